@@ -1,0 +1,43 @@
+# Everything runs from .venv, which `make` creates from pyproject.toml and the lock of the target.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+RUN ?=
+ARGS ?=
+
+.PHONY: help setup train test test-fast check format cluster-up cluster-down clean
+
+help:  ## What can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+setup: $(READY)  ## Create .venv (CPU target) with the exact versions of requirements-cpu.lock
+
+# The lock is complete and installed without resolving: vLLM's CPU build names torchvision,
+# torchaudio and torchcodec, whose builds need CUDA and break `import transformers` without it;
+# text models need none of the three.
+$(READY): pyproject.toml requirements-cpu.lock
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV): a few minutes the first time"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-cpu.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+train: $(READY)  ## The whole recipe (SFT, three RL stages, report); ARGS="--seed 1 --run-dir ..." to change it
+	source ./cluster.sh env && $(BIN)/python recipes/train.py $(ARGS)
+
+test: $(READY)  ## All tests that run on a CPU
+	source ./cluster.sh env && $(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
+
+test-fast: $(READY)  ## The tests that start neither Ray nor vLLM nor DeepSpeed
+	$(BIN)/python -m pytest -q -m "not slow and not gpu and not real" $(ARGS)
+
+check: $(READY)  ## Format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: $(READY)  ## Put the format right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .

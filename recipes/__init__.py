@@ -1,0 +1,1 @@
+"""One run each: what differs, the wiring, and main()."""

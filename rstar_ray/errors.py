@@ -1,0 +1,47 @@
+"""What can become of *us*. What becomes of a model's program is data: see `rstar_ray.outcome`."""
+
+
+class RStarError(Exception):
+    """A fault of the system: retried elsewhere or ends the run; never shown to the model."""
+
+
+class ConfigError(ValueError):
+    """A setting, path or dataset row a user can mend; one line naming the field and the mend."""
+
+    def __init__(self, field: str, problem: str, mend: str) -> None:
+        super().__init__(f"{field}: {problem}; {mend}")
+        self.field = field
+        self.problem = problem
+        self.mend = mend
+
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, str, str]]:
+        return (type(self), (self.field, self.problem, self.mend))
+
+
+class SandboxError(RStarError):
+    """The sandbox failed to run a program; says nothing about the program."""
+
+
+class EngineError(RStarError):
+    """A generation engine died or refused a request."""
+
+
+class LearnerError(RStarError):
+    """A learner rank failed or reported a state it cannot train from."""
+
+
+class DeadlineExceeded(RStarError):
+    """A wait on another process ran out of time.
+
+    Attributes name who waited, for whom, why, and for how many seconds.
+    """
+
+    def __init__(self, waiter: str, owner: str, reason: str, seconds: float) -> None:
+        super().__init__(f"{waiter} waited {seconds:g} s for {owner} ({reason}) and gave up")
+        self.waiter = waiter
+        self.owner = owner
+        self.reason = reason
+        self.seconds = seconds
+
+    def __reduce__(self) -> tuple[type["DeadlineExceeded"], tuple[str, str, str, float]]:
+        return (type(self), (self.waiter, self.owner, self.reason, self.seconds))

@@ -1,0 +1,20 @@
+"""What became of a model's program, as data (GRPO-RoC counts it, arXiv:2508.20722 Eq. 4)."""
+
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """How a tool call ended; read from the kernel and our own clock, never from the program's text."""
+
+    OK = "ok"
+    ERROR = "error"  # the program raised or exited non-zero
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    OUTPUT_LIMIT = "output_limit"  # ended for printing without end
+    KILLED = "killed"  # ended by a signal
+    INVALID = "invalid"  # could not be parsed or run at all
+
+    @property
+    def failed(self) -> bool:
+        """True where the call counts as an error in Eq. 4: every outcome but `ok`."""
+        return self is not Outcome.OK

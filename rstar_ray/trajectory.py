@@ -1,0 +1,143 @@
+"""The records of a rollout. Legend: P prompt tokens, T tokens after the prompt, C tokens of one completion."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rstar_ray.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One question with its ground truth."""
+
+    id: str
+    problem: str
+    answer: str
+    family: str = ""  # tiny world: which generator made it
+    difficulty: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn; frozen, so that no rollout can change it for another."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutLimits:
+    """Budgets of one rollout; the length budget counts everything after the prompt (PAPER: tool text too)."""
+
+    max_response_tokens: int
+    max_turns: int
+    max_context_tokens: int  # the engine's context: prompt and response together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRequest:
+    """One rollout to run; `seed` is derived from (run seed, step, prompt, sibling)."""
+
+    rollout_id: str  # unique in a run: "<phase>/<step>/<problem id>/<sibling>"
+    group_id: str  # siblings of one prompt share it
+    problem: Problem
+    seed: int
+    limits: RolloutLimits
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call as parsed from a completion; `parse_error` is set when it could not be."""
+
+    code: str = ""
+    stdin: str = ""
+    parse_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What the model is shown of a call, and what GRPO-RoC counts."""
+
+    outcome: Outcome
+    text: str
+    wall_s: float = 0.0  # issue to result
+
+
+class StopReason(StrEnum):
+    """Why a rollout ended."""
+
+    ANSWERED = "answered"  # a turn without a tool call
+    TRUNCATED = "truncated"  # the length budget or the context ran out
+    MAX_TURNS = "max_turns"  # the last allowed turn still called a tool
+    REFUSED = "refused"  # the prompt alone exceeds the context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One turn as the engine sampled it."""
+
+    token_ids: list[int]  # [C], with the end-of-turn token where it was sampled
+    logprobs: list[float]  # [C], at sampling time
+    policy_version: int
+    ended: bool  # True at the end-of-turn token, False where max_tokens cut it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One completion by the policy and the sandbox's answers to its tool calls."""
+
+    num_tokens: int  # C
+    policy_version: int
+    tool_results: tuple[ToolResult, ...] = ()
+    generate_s: float = 0.0
+    tool_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectorySummary:
+    """What resampling, metrics and the driver need of a trajectory: no tokens."""
+
+    rollout_id: str
+    group_id: str
+    problem_id: str
+    reward: float
+    num_calls: int
+    num_failed: int
+    num_answers: int  # <answer> tags the policy wrote
+    num_turns: int
+    num_prompt_tokens: int
+    num_response_tokens: int  # everything after the prompt
+    num_sampled_tokens: int  # of those, what the policy sampled: the tokens trained on
+    stop_reason: StopReason
+    outcomes: tuple[Outcome, ...] = ()
+    policy_version_min: int = 0
+    policy_version_max: int = 0
+    generate_s: float = 0.0
+    tool_s: float = 0.0
+    verify_s: float = 0.0
+
+    @property
+    def truncated(self) -> bool:
+        return self.stop_reason is StopReason.TRUNCATED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """The full record of one rollout, as numpy arrays; travels by object ref."""
+
+    summary: TrajectorySummary
+    problem: Problem
+    prompt_ids: NDArray[np.int32]  # [P]
+    response_ids: NDArray[np.int32]  # [T]
+    loss_mask: NDArray[np.bool_]  # [T] True exactly where the policy sampled
+    rollout_logprobs: NDArray[np.float32]  # [T] from the engine at sampling; 0 where the mask is False
+    policy_versions: NDArray[np.int32]  # [T] weights that sampled the token; -1 where the mask is False
+    turns: tuple[Turn, ...]
+
+    def __post_init__(self) -> None:
+        length = len(self.response_ids)
+        assert len(self.loss_mask) == len(self.rollout_logprobs) == len(self.policy_versions) == length

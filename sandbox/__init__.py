@@ -1,0 +1,1 @@
+"""Running untrusted Python on one machine, each call in its own kernel cage."""
