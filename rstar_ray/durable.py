@@ -1,0 +1,120 @@
+"""Files that survive a crash: written whole or not at all, and rows of JSON whose torn end is mended."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Put `data` at `path` whole: a reader, or a crash, sees the old file or the new one, never a part."""
+    staged = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    try:
+        with staged.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write `value` as indented JSON, whole; numbers that are not finite become null."""
+    write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Raises `ValueError` naming the file when it is not JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as broken:
+        raise ValueError(f"{path}: not JSON ({broken})") from broken
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the folder's own entries (names, renames) to disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush every file and folder below `folder`, and `folder` itself, to disk."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            descriptor = os.open(Path(root, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_folder(Path(root))
+
+
+def to_row(row: Mapping[str, object]) -> str:
+    """One line of JSON with its newline; numbers that are not finite become null."""
+    return json.dumps(_finite(row), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All whole rows; a last line without its newline was torn by a crash and is left out.
+
+    No file is no rows. Raises `ValueError` naming the line where an earlier one is not JSON.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is empty or torn
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as broken:
+            raise ValueError(f"{path}, line {number}: not JSON ({broken})") from broken
+    return rows
+
+
+def append_row(path: Path, row: Mapping[str, object]) -> None:
+    """Add one row and flush it; a torn last line is cut off first, so that it never ends up in the middle."""
+    mend_rows(path)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(to_row(row))
+
+
+def mend_rows(path: Path) -> None:
+    """Cut a torn last line off."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    if data and not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
+
+
+def cut_rows(path: Path, *, stage: str, after_step: int) -> int:
+    """Drop the rows of `stage` whose step is beyond `after_step`, in one atomic rewrite; returns how many went."""
+    mend_rows(path)
+    rows = read_rows(path)
+    kept = [row for row in rows if row.get("stage") != stage or row["step"] <= after_step]
+    if len(kept) < len(rows):
+        write_text(path, "".join(map(to_row, kept)))
+    return len(rows) - len(kept)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null stands for both."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

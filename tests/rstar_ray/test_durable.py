@@ -1,0 +1,46 @@
+from pathlib import Path
+
+import pytest
+
+from rstar_ray import durable
+from rstar_ray.durable import append_row, cut_rows, read_rows, write_bytes, write_json
+
+
+def test_a_crash_while_writing_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "config.json"
+    write_json(path, {"seed": 1})
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(durable.os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_bytes(path, b"half")
+    assert path.read_text() == '{\n  "seed": 1\n}\n'
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_torn_last_row_is_left_out_and_mended_by_the_next_append(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    append_row(path, {"step": 1})
+    with path.open("a") as file:
+        file.write('{"step": 2, "lo')
+    assert read_rows(path) == [{"step": 1}]
+    append_row(path, {"step": 2})
+    assert read_rows(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_broken_row_in_the_middle_is_named_by_line(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"step": 1}\noops\n{"step": 3}\n')
+    with pytest.raises(ValueError, match="line 2"):
+        read_rows(path)
+
+
+def test_cutting_touches_one_stage_and_an_absent_file_is_empty(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    assert cut_rows(path, stage="a", after_step=0) == 0
+    for row in ({"stage": "a", "step": 1}, {"stage": "a", "step": 2}, {"stage": "b", "step": 2}):
+        append_row(path, row)
+    assert cut_rows(path, stage="a", after_step=1) == 1
+    assert read_rows(path) == [{"stage": "a", "step": 1}, {"stage": "b", "step": 2}]
