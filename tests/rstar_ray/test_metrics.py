@@ -1,0 +1,133 @@
+import json
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rstar_ray.durable import read_rows
+from rstar_ray.metrics import (
+    MetricsLog,
+    SftMetrics,
+    StepMetrics,
+    StepTimings,
+    UpdateFigures,
+    progress_line,
+    share_rollout_time,
+    step_metrics,
+    tool_error_share_correct,
+)
+from rstar_ray.trajectory import StopReason
+from tests.rstar_ray.fabricate import summary
+
+TIMINGS = StepTimings(rollout_s=4.0, learn_s=2.0, publish_s=0.5, step_s=7.0)
+UPDATE = UpdateFigures(
+    loss=-0.01, grad_norm=0.5, entropy=0.3, clip_share=0.01, logprob_diff_mean=1e-6, logprob_diff_max=1e-5, lr=1e-4
+)
+
+
+def metrics(step: int = 1, stage: str = "stage1", **kwargs) -> StepMetrics:
+    summaries = kwargs.pop("summaries", [summary("a", 0), summary("a", 1, reward=0.0)])
+    arguments = {"kept_ids": ["a/0", "a/1"], "timings": TIMINGS, "update": UPDATE, "policy_version": step} | kwargs
+    return step_metrics(summaries, stage=stage, step=step, **arguments)
+
+
+def test_a_step_counts_rollouts_groups_and_tokens():
+    summaries = [
+        summary("a", 0, calls=2, failed=1, sampled=100, response=150),
+        summary("a", 1, reward=0.0, calls=4, failed=4, sampled=50, response=250, stop=StopReason.TRUNCATED),
+        summary("b", 0, calls=2, sampled=30, response=100),
+        summary("b", 1, calls=0, sampled=20, response=100),
+    ]
+    row = metrics(summaries=summaries)
+    assert (row.reward_mean, row.pass_rate) == (0.75, 0.75)
+    assert row.tool_error_share_correct == 1 / 4
+    assert (row.response_tokens_mean, row.share_truncated, row.calls_mean, row.turns_mean) == (150, 0.25, 2, 3)
+    assert (row.groups_kept, row.groups_equal_dropped, row.rollouts, row.trained_trajectories) == (1, 1, 4, 2)
+    assert (row.tokens_generated, row.tokens_per_s) == (200, 50.0)
+    assert (row.loss, row.lr) == (-0.01, 1e-4)
+
+
+def test_a_step_with_nothing_to_train_on_is_logged_without_an_update():
+    row = metrics(kept_ids=[], update=None)
+    assert (row.groups_kept, row.groups_equal_dropped, row.trained_trajectories) == (0, 1, 0)
+    assert row.loss is None and row.lr is None
+
+
+def test_a_kept_id_that_was_never_rolled_out_is_refused():
+    with pytest.raises(ValueError, match="kept_ids"):
+        metrics(kept_ids=["z/9"])
+
+
+def test_tool_errors_in_wrong_trajectories_do_not_count():
+    assert tool_error_share_correct([summary(calls=4), summary(reward=0.0, calls=4, failed=4)]) == 0
+
+
+def test_without_a_correct_call_the_error_share_has_no_value():
+    assert tool_error_share_correct([summary(calls=0), summary(reward=0.0, calls=2)]) is None
+    assert tool_error_share_correct([]) is None
+
+
+def test_phases_of_the_rollout_add_up_to_its_wall_time():
+    shares = share_rollout_time(10.0, [summary(generate_s=3, tool_s=1), summary(generate_s=3, tool_s=2, verify_s=1)])
+    assert shares == (6.0, 3.0, 1.0)
+    assert share_rollout_time(2.0, []) == (2.0, 0.0, 0.0)
+
+
+def test_the_progress_line_shows_every_figure_a_watcher_needs():
+    line = progress_line(metrics(step=3), num_steps=40)
+    for part in ("stage1  3/40", "reward 0.500", "pass  50%", "tool errors 0.0%", "80 tok", "cut 0.0%", "30 tok/s"):
+        assert part in line
+    assert "generate 4.0  tools 0.0  verify 0.0  learn 2.0  publish 0.5 s" in line
+
+
+def test_rows_are_on_disk_and_in_tensorboard_as_soon_as_they_are_written(tmp_path: Path):
+    lines: list[str] = []
+    with MetricsLog(tmp_path, stage="stage1", after_step=0, num_steps=2, show=lines.append) as log:
+        log.write(metrics(step=1))
+        assert read_rows(tmp_path / "metrics.jsonl")[0]["pass_rate"] == 0.5
+        log.write(metrics(step=2, update=None))
+    assert len(lines) == 2
+    board = EventAccumulator(str(tmp_path / "tensorboard" / "stage1"))
+    board.Reload()
+    assert [(event.step, event.value) for event in board.Scalars("pass_rate")] == [(1, 0.5), (2, 0.5)]
+    assert len(board.Scalars("loss")) == 1
+    assert "step" not in board.Tags()["scalars"]
+
+
+def test_going_on_from_a_checkpoint_never_doubles_a_step(tmp_path: Path):
+    with MetricsLog(tmp_path, stage="sft", after_step=0, num_steps=9) as log:
+        for step in (1, 2, 3):
+            log.write(SftMetrics(step=step, loss=1.0, lr=1e-3, tokens_per_s=10, step_s=1))
+    with MetricsLog(tmp_path, stage="stage1", after_step=0, num_steps=9) as log:
+        for step in (1, 2, 3):
+            log.write(metrics(step=step))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"stage": "stage1", "step": 4, "rew')  # killed while writing
+    with MetricsLog(tmp_path, stage="stage1", after_step=1, num_steps=9) as log:
+        log.write(metrics(step=2))
+    rows = [(row["stage"], row["step"]) for row in read_rows(tmp_path / "metrics.jsonl")]
+    assert rows == [("sft", 1), ("sft", 2), ("sft", 3), ("stage1", 1), ("stage1", 2)]
+    board = EventAccumulator(str(tmp_path / "tensorboard" / "stage1"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("reward_mean")] == [1, 2]
+
+
+def test_a_step_cannot_be_logged_twice(tmp_path: Path):
+    with MetricsLog(tmp_path, stage="stage1", after_step=4, num_steps=9) as log, pytest.raises(AssertionError):
+        log.write(metrics(step=4))
+
+
+def test_a_figure_that_is_not_finite_is_kept_as_null(tmp_path: Path):
+    with MetricsLog(tmp_path, stage="sft", after_step=0, num_steps=1) as log:
+        log.write(SftMetrics(step=1, loss=float("nan"), lr=1e-3, tokens_per_s=10, step_s=1))
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] is None
+
+
+def test_sft_prints_every_nth_step_the_ends_and_what_was_validated(tmp_path: Path):
+    lines: list[str] = []
+    with MetricsLog(tmp_path, stage="sft", after_step=0, num_steps=25, print_every=10, show=lines.append) as log:
+        for step in range(1, 26):
+            val_loss = 0.5 if step == 13 else None
+            log.write(SftMetrics(step=step, loss=1.0, lr=1e-3, tokens_per_s=10, step_s=1, val_loss=val_loss))
+    assert [line.split()[1] for line in lines] == ["1/25", "10/25", "13/25", "20/25", "25/25"]
+    assert "val loss 0.5000" in lines[2]
