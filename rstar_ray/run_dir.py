@@ -44,19 +44,25 @@ class RunDir:
     @staticmethod
     @contextmanager
     def open(
-        path: Path | str, config: Mapping[str, Any], *, may_differ: Collection[str] = ()
+        path: Path | str,
+        stage: str,
+        config: Mapping[str, Any],
+        *,
+        may_differ: Collection[str] = (),
+        shared: Collection[str] = ("scale", "seed"),
     ) -> "Generator[RunDir, None, None]":
-        """Hold the directory for one run, new or gone on with.
+        """Hold the directory for one stage of a run, new or gone on with; no other process gets it meanwhile.
 
-        `config` is the run's whole configuration as JSON values; it is written once and never
-        overwritten. Dotted names in `may_differ` (`"checkpoint_every"`, `"report"` for a whole
-        branch) may change from one launch to the next. Raises `ConfigError` when the directory
-        belongs to another configuration, holds something else, or is in use.
+        `config` is the stage's whole configuration as JSON values (`asdict`); config.json keeps it
+        under the stage's name and never changes it. Dotted names, or whole branches, in `may_differ`
+        (`"checkpoint"`) may change from one launch to the next; those in `shared` must be the same in
+        all stages. Raises `ConfigError` when the directory belongs to another configuration, holds
+        something else, or is in use.
         """
         run_dir = RunDir(Path(path))
         run_dir._refuse_foreign_folder()
         with run_dir._locked():
-            run_dir._claim(config, may_differ)
+            run_dir._claim(stage, json.loads(json.dumps(config, default=str)), may_differ, shared)
             for stale in run_dir.checkpoints_path.glob(".tmp-*"):
                 shutil.rmtree(stale)
             yield run_dir
@@ -195,29 +201,23 @@ class RunDir:
             lock.flush()
             yield
 
-    def _claim(self, config: Mapping[str, Any], may_differ: Collection[str]) -> None:
-        config = json.loads(json.dumps(config, default=str))  # as a reader of config.json will see it
-        if not self.config_path.exists():
-            write_json(self.config_path, config)
-            return
-        now = flatten(config)
-        there = flatten(read_json(self.config_path))
-        differing = [
-            name
-            for name in sorted(there.keys() | now.keys())
-            if there.get(name, "absent") != now.get(name, "absent") and not _is_under(name, may_differ)
+    def _claim(self, stage: str, config: dict[str, Any], may_differ: Collection[str], shared: Collection[str]) -> None:
+        stages: dict[str, dict[str, Any]] = read_json(self.config_path) if self.config_path.exists() else {}
+        found = [
+            f"{'' if other == stage else f'{other} '}{name}: {_shown(theirs)} there, {_shown(ours)} now"
+            for other, there in stages.items()
+            for name, theirs, ours in differing_fields(there, config)
+            if not _is_under(name, may_differ) and (other == stage or _is_under(name, shared))
         ]
-        if differing:
-            fields = "; ".join(
-                f"{name}: {there.get(name, 'absent')!r} there, {now.get(name, 'absent')!r} now"
-                for name in differing[:5]
-            )
-            more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
+        if found:
+            more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
             raise ConfigError(
                 "run_dir",
-                f"{self.path} belongs to another configuration ({fields}{more})",
+                f"{self.path} belongs to another configuration ({'; '.join(found[:5])}{more})",
                 "give the same settings to go on with it, or name a new directory",
             )
+        if stage not in stages:
+            write_json(self.config_path, {**stages, stage: config})
 
     def _prune(self, stage: str, keep_last: int) -> None:
         marker = self.path / "finished" / f"{stage}.json"
@@ -251,6 +251,14 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def differing_fields(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(dotted name, value there, value now) of every leaf that differs; `...` where a side has none."""
+    flat_there, flat_now = flatten(there), flatten(now)
+    names = sorted(flat_there.keys() | flat_now.keys())
+    pairs = [(name, flat_there.get(name, ...), flat_now.get(name, ...)) for name in names]
+    return [(name, theirs, ours) for name, theirs, ours in pairs if theirs != ours]
+
+
 def _read_checkpoint(folder: Path) -> Checkpoint | None:
     """None unless the manifest is there and every file it lists has its size."""
     if folder.name.startswith(".") or not (folder / MANIFEST).is_file():
@@ -263,6 +271,10 @@ def _read_checkpoint(folder: Path) -> Checkpoint | None:
         return Checkpoint(folder, manifest["stage"], manifest["step"])
     except (OSError, ValueError, KeyError):
         return None
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is ... else repr(value)
 
 
 def _is_under(name: str, branches: Collection[str]) -> bool:

@@ -26,67 +26,82 @@ def steps(run_dir: RunDir, stage: str) -> list[int]:
 
 
 def test_a_new_directory_records_its_configuration_once(tmp_path: Path):
-    with RunDir.open(tmp_path / "runs" / "a", CONFIG) as run_dir:
+    with RunDir.open(tmp_path / "runs" / "a", "stage1", CONFIG) as run_dir:
         assert run_dir.path.is_absolute()
     before = run_dir.config_path.read_text()
-    with RunDir.open(run_dir.path, CONFIG):
+    with RunDir.open(run_dir.path, "stage1", CONFIG):
         pass
     assert run_dir.config_path.read_text() == before
-    assert json.loads(before)["rollout"]["max_turns"] == 4
+    assert json.loads(before)["stage1"]["rollout"]["max_turns"] == 4
 
 
 def test_another_configuration_is_refused_by_the_names_of_its_fields(tmp_path: Path):
-    with RunDir.open(tmp_path, CONFIG) as run_dir:
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         pass
     before = run_dir.config_path.read_text()
     other = CONFIG | {"seed": 2, "rollout": {"max_turns": 8, "temperature": 1.0}}
     refused = pytest.raises(
         ConfigError, match=r"rollout.max_turns: 4 there, 8 now; seed: 1 there, 2 now.*new directory"
     )
-    with refused, RunDir.open(tmp_path, other):
+    with refused, RunDir.open(tmp_path, "stage1", other):
         pass
     assert run_dir.config_path.read_text() == before
 
 
+def test_each_stage_has_a_configuration_of_its_own_with_some_fields_shared(tmp_path: Path):
+    with RunDir.open(tmp_path, "stage1", CONFIG):
+        pass
+    longer = CONFIG | {"rollout": {"max_turns": 8, "temperature": 1.0}}
+    with RunDir.open(tmp_path, "stage2", longer) as run_dir:
+        pass
+    assert sorted(json.loads(run_dir.config_path.read_text())) == ["stage1", "stage2"]
+    refused = pytest.raises(ConfigError, match=r"stage1 seed: 1 there, 7 now")
+    with refused, RunDir.open(tmp_path, "stage3", {"seed": 7}):
+        pass
+
+
 def test_fields_that_may_differ_do_not_make_it_another_run(tmp_path: Path):
-    with RunDir.open(tmp_path, CONFIG):
+    with RunDir.open(tmp_path, "stage1", CONFIG):
         pass
     changed = CONFIG | {"rollout": {"max_turns": 5, "temperature": 0.5}}
-    with RunDir.open(tmp_path, changed, may_differ=["rollout"]):
+    with RunDir.open(tmp_path, "stage1", changed, may_differ=["rollout"]):
         pass
     with (
         pytest.raises(ConfigError, match="temperature"),
-        RunDir.open(tmp_path, changed, may_differ=["rollout.max_turns"]),
+        RunDir.open(tmp_path, "stage1", changed, may_differ=["rollout.max_turns"]),
     ):
         pass
 
 
 def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path: Path):
     (tmp_path / "thesis.tex").write_text("dear")
-    with pytest.raises(ConfigError, match="thesis"), RunDir.open(tmp_path, CONFIG):
+    with pytest.raises(ConfigError, match="thesis"), RunDir.open(tmp_path, "stage1", CONFIG):
         pass
     assert names(tmp_path) == ["thesis.tex"]
-    with pytest.raises(ConfigError, match="is a file"), RunDir.open(tmp_path / "thesis.tex", CONFIG):
+    with pytest.raises(ConfigError, match="is a file"), RunDir.open(tmp_path / "thesis.tex", "stage1", CONFIG):
         pass
 
 
 def test_two_runs_never_share_a_directory(tmp_path: Path):
     code = (
         "import sys; from rstar_ray.run_dir import RunDir\n"
-        "with RunDir.open(sys.argv[1], {'seed': 1}): print('held', flush=True); sys.stdin.read()"
+        "with RunDir.open(sys.argv[1], 'stage1', {'seed': 1}): print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
-        with pytest.raises(ConfigError, match=f"in use by process {other.pid}"), RunDir.open(tmp_path, {"seed": 1}):
+        with (
+            pytest.raises(ConfigError, match=f"in use by process {other.pid}"),
+            RunDir.open(tmp_path, "stage1", {"seed": 1}),
+        ):
             pass
         other.kill()
-    with RunDir.open(tmp_path, {"seed": 1}):
+    with RunDir.open(tmp_path, "stage1", {"seed": 1}):
         pass  # a killed run leaves no lock behind
 
 
 def test_the_newest_whole_checkpoint_is_found(tmp_path: Path):
-    with RunDir.open(tmp_path, CONFIG) as run_dir:
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         assert run_dir.newest_checkpoint("stage1") is None
         write(run_dir, "stage1", 9)
         write(run_dir, "stage1", 10)
@@ -98,7 +113,7 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path: Path):
 
 
 def test_a_crash_while_writing_leaves_the_older_checkpoint_whole(tmp_path: Path):
-    with RunDir.open(tmp_path, CONFIG) as run_dir:
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         write(run_dir, "stage1", 10)
         with pytest.raises(OSError, match="disk full"), run_dir.write_checkpoint("stage1", 20) as folder:
             (folder / "state.pt").write_text("half")
@@ -107,14 +122,14 @@ def test_a_crash_while_writing_leaves_the_older_checkpoint_whole(tmp_path: Path)
     killed = tmp_path / "checkpoints" / ".tmp-stage1-step-000030"
     killed.mkdir()
     (killed / "state.pt").write_text("half")
-    with RunDir.open(tmp_path, CONFIG) as run_dir:
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         assert steps(run_dir, "stage1") == [10]
         assert not killed.exists()
 
 
 @pytest.mark.parametrize("damage", ["shorter", "missing", "no manifest", "torn manifest"])
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str):
-    with RunDir.open(tmp_path, CONFIG) as run_dir:
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         write(run_dir, "stage1", 10)
         write(run_dir, "stage1", 20)
         folder = tmp_path / "checkpoints" / "stage1-step-000020"
@@ -134,7 +149,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str):
 
 
 def test_old_checkpoints_go_but_the_last_ones_and_stage_ends_stay(tmp_path: Path):
-    with RunDir.open(tmp_path, CONFIG) as run_dir:
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         write(run_dir, "sft", 400)
         run_dir.finish_stage("sft", 400)
         for step in range(1, 6):
@@ -149,7 +164,7 @@ def test_old_checkpoints_go_but_the_last_ones_and_stage_ends_stay(tmp_path: Path
 
 
 def test_a_stage_is_finished_only_with_a_whole_checkpoint(tmp_path: Path):
-    with RunDir.open(tmp_path, CONFIG) as run_dir:
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         with pytest.raises(RStarError, match="no such checkpoint"):
             run_dir.finish_stage("stage1", 10)
         assert run_dir.finished_checkpoint("stage1") is None
@@ -163,7 +178,7 @@ def test_a_stage_is_finished_only_with_a_whole_checkpoint(tmp_path: Path):
 
 
 def test_every_launch_is_recorded_with_versions(tmp_path: Path):
-    with RunDir.open(tmp_path, CONFIG) as run_dir:
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         run_dir.log_launch(scale="tiny", resumed_from=None)
         run_dir.log_launch(scale="tiny", resumed_from="stage1-step-000010")
     launches = [json.loads(line) for line in run_dir.launches_path.read_text().splitlines()]
