@@ -1,0 +1,175 @@
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import combinations
+from pathlib import Path
+
+import pyarrow as arrow
+import pyarrow.parquet as parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rstar_ray.errors import ConfigError
+from rstar_ray.evaluation import bootstrap_interval, evaluate, load_problems, pass_at_k
+from rstar_ray.trajectory import Problem, StopReason, TrajectorySummary
+from tests.rstar_ray.fabricate import summary
+
+SHARED_DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
+GOOD = {"id": "a", "problem": "1 + 1 = ?", "answer": "2"}
+
+
+def problem(name: str, family: str = "", difficulty: float = 0.0) -> Problem:
+    return Problem(id=name, problem="?", answer="1", family=family, difficulty=difficulty)
+
+
+def rollouts(name: str, rewards: Sequence[float]) -> list[TrajectorySummary]:
+    return [summary(name, sibling, reward=reward) for sibling, reward in enumerate(rewards)]
+
+
+def write_rows(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@given(st.integers(1, 7), st.data())
+def test_pass_at_k_is_the_share_of_draws_that_hold_a_correct_one(num_rollouts: int, data: st.DataObject):
+    num_correct = data.draw(st.integers(0, num_rollouts))
+    k = data.draw(st.integers(1, num_rollouts))
+    draws = list(combinations([1] * num_correct + [0] * (num_rollouts - num_correct), k))
+    assert pass_at_k(num_rollouts, num_correct, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_pass_at_more_than_was_rolled_out_is_refused():
+    with pytest.raises(ValueError, match="pass@5"):
+        pass_at_k(4, 1, 5)
+
+
+def test_avg_at_k_and_pass_at_k_by_hand():
+    problems = [problem("a"), problem("b")]
+    result = evaluate(problems, rollouts("a", [1, 0, 0, 0]) + rollouts("b", [0] * 4), stage="stage1", step=40)
+    assert (result.k, result.num_problems, result.avg_at_k, result.pass_at_k) == (4, 2, 1 / 8, 0.5)
+    assert result.pass_at == pytest.approx({1: 1 / 8, 2: 1 / 4, 4: 1 / 2})
+    assert result.ci_low == 0 and result.ci_high == 0.25
+
+
+def test_one_rollout_per_problem_is_plain_pass_at_1():
+    result = evaluate([problem("a"), problem("b")], rollouts("a", [1]) + rollouts("b", [0]), stage="sft", step=1)
+    assert result.pass_at == {1: 0.5} and result.avg_at_k == result.pass_at_k == 0.5
+
+
+def test_figures_are_broken_down_by_family_and_difficulty():
+    problems = [problem("a", "gcd", 1), problem("b", "gcd", 3), problem("c", "sum", 3)]
+    done = rollouts("a", [1, 1]) + rollouts("b", [1, 0]) + rollouts("c", [0, 0])
+    done[-1] = replace(done[-1], stop_reason=StopReason.TRUNCATED)
+    result = evaluate(problems, done, stage="stage1", step=1)
+    assert {name: (score.num_problems, score.avg_at_k) for name, score in result.by_family.items()} == {
+        "gcd": (2, 0.75),
+        "sum": (1, 0.0),
+    }
+    assert {name: score.avg_at_k for name, score in result.by_difficulty.items()} == {"1": 1.0, "3": 0.25}
+    assert result.share_truncated == pytest.approx(1 / 6)
+
+
+def test_a_missing_or_foreign_rollout_is_not_averaged_over():
+    with pytest.raises(ValueError, match="problem b has 1 rollouts where others have 2"):
+        evaluate([problem("a"), problem("b")], rollouts("a", [1, 1]) + rollouts("b", [1]), stage="sft", step=1)
+    with pytest.raises(ValueError, match="not evaluated"):
+        evaluate([problem("a")], rollouts("b", [1]), stage="sft", step=1)
+    with pytest.raises(ValueError, match="no problem"):
+        evaluate([], [], stage="sft", step=1)
+
+
+def test_the_row_of_an_evaluation_has_the_names_that_reports_read():
+    row = evaluate([problem("a", "gcd")], rollouts("a", [1, 0]), stage="stage1", step=3).as_row()
+    wanted = "stage step set k num_problems avg_at_k pass_at_k ci_low ci_high tool_error_share_correct"
+    assert set(wanted.split()) | {"response_tokens_mean", "share_truncated", "by_family"} <= row.keys()
+    assert row["set"] == "held-out" and row["by_family"]["gcd"]["avg_at_k"] == 0.5
+    assert json.loads(json.dumps(row)) is not None
+
+
+def test_the_bootstrap_interval_is_that_of_the_mean_and_the_same_every_time():
+    rates = [0.0] * 60 + [1.0] * 40
+    low, high = bootstrap_interval(rates)
+    assert (low, high) == bootstrap_interval(rates)
+    assert (low, high) == (pytest.approx(0.4 - 0.096, abs=0.015), pytest.approx(0.4 + 0.096, abs=0.015))
+    assert bootstrap_interval([1.0, 1.0]) == (1.0, 1.0)
+
+
+def test_problems_are_read_from_jsonl_and_parquet_alike(tmp_path: Path):
+    rows = [
+        GOOD | {"family": None, "difficulty": None},
+        GOOD | {"id": "b", "answer": "-17", "family": "sum", "difficulty": 4.5},
+    ]
+    jsonl = write_rows(tmp_path / "set.jsonl", *rows)
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "set.parquet")
+    problems = load_problems(jsonl, integer_answers=True)
+    assert problems == load_problems(tmp_path / "set.parquet", integer_answers=True)
+    assert asdict(problems[1]) == rows[1] and problems[0].family == ""
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"id": "b", "problem": "?"}, "row 2: has no answer"),
+        ({"id": "b", "answer": "1"}, "row 2: has no problem"),
+        ({"problem": "?", "answer": "1"}, "row 2: has no id"),
+        (GOOD | {"id": "b", "answer": None}, "row 2: has no answer"),
+        (GOOD | {"id": "b", "answer": "  "}, "row 2: answer is empty"),
+        (GOOD | {"id": "b", "problem": ""}, "row 2: problem is empty"),
+        (GOOD | {"id": "b", "answer": 7}, "row 2: answer 7 is not a string"),
+        (GOOD | {"id": "b", "answer": r"\frac12"}, "row 2: answer .* is not an integer"),
+        (GOOD | {"id": "b", "answer": "2.5"}, "row 2: answer '2.5' is not an integer"),
+        (GOOD | {"id": "b", "difficulty": "hard"}, "row 2: difficulty 'hard' is not a number"),
+        (GOOD, "row 2: id 'a' is also that of row 1"),
+        ([1, 2], "row 2: is not an object"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named_by_its_number(tmp_path: Path, row: object, message: str):
+    path = write_rows(tmp_path / "set.jsonl", GOOD, row)
+    with pytest.raises(ConfigError, match=f"set.jsonl, {message}"):
+        load_problems(path, integer_answers=True)
+
+
+def test_other_answers_are_taken_where_integers_are_not_asked_for(tmp_path: Path):
+    path = write_rows(tmp_path / "set.jsonl", GOOD | {"answer": r"\left( 3, \frac{\pi}{2} \right)"})
+    assert load_problems(path, integer_answers=False)[0].answer == r"\left( 3, \frac{\pi}{2} \right)"
+
+
+def test_files_that_hold_no_problems_are_refused(tmp_path: Path):
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(json.dumps(GOOD) + '\n{"id": "b", "prob')
+    with pytest.raises(ConfigError, match=r"broken.jsonl, row 2: is not JSON"):
+        load_problems(broken, integer_answers=True)
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(ConfigError, match=r"empty.jsonl: holds no problem"):
+        load_problems(tmp_path / "empty.jsonl", integer_answers=True)
+    (tmp_path / "bad.parquet").write_text("no")
+    with pytest.raises(ConfigError, match=r"bad.parquet: is not parquet"):
+        load_problems(tmp_path / "bad.parquet", integer_answers=True)
+    with pytest.raises(ConfigError, match="no such file"):
+        load_problems(tmp_path / "absent.jsonl", integer_answers=True)
+    (tmp_path / "set.csv").write_text("id,problem,answer\n")
+    with pytest.raises(ConfigError, match="no known format"):
+        load_problems(tmp_path / "set.csv", integer_answers=True)
+
+
+def test_a_byte_that_is_no_text_is_named_by_its_row(tmp_path: Path):
+    (tmp_path / "set.jsonl").write_bytes(json.dumps(GOOD).encode() + b'\n{"id": "\xff"}\n')
+    with pytest.raises(ConfigError, match="row 2: is not JSON"):
+        load_problems(tmp_path / "set.jsonl", integer_answers=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "first_not_integer"), [("aime2024", 30, None), ("aime2025", 30, 20), ("math500", 500, 1)]
+)
+def test_the_real_benchmarks_load(name: str, count: int, first_not_integer: int | None):
+    path = SHARED_DATA / f"{name}.jsonl"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    assert len(load_problems(path, integer_answers=False)) == count
+    if first_not_integer is None:
+        assert len(load_problems(path, integer_answers=True)) == count
+    else:
+        with pytest.raises(ConfigError, match=rf"row {first_not_integer}: .* is not an integer"):
+            load_problems(path, integer_answers=True)
