@@ -1,0 +1,55 @@
+from pathlib import Path
+
+import pytest
+
+from rstar_ray.durable import read_rows
+from rstar_ray.outcome import Outcome
+from rstar_ray.trajectory import Problem
+from rstar_ray.trajectory_log import readable, split_turns, write_trajectories
+from tests.rstar_ray.fabricate import decode, encode, trajectory
+
+PROBLEM = Problem(id="sum-1", problem="What is 2 + 3?", answer="5", family="sum", difficulty=1)
+RECOVERED = trajectory(
+    PROBLEM,
+    [
+        ("<tool_call>\nprin(2+3)\n</tool_call><|im_end|>", "NameError: prin", Outcome.ERROR),
+        ("<tool_call>\nprint(2+3)\n</tool_call><|im_end|>", "5", Outcome.OK),
+        ("<answer>\\boxed{5}</answer><|im_end|>", "", None),
+    ],
+    reward=1.0,
+)
+
+
+def test_a_readable_trajectory_tells_its_turns_and_outcomes_in_order():
+    row = readable(RECOVERED, decode, stage="stage1", step=10)
+    assert list(row)[:2] == ["stage", "step"]
+    assert (row["answer"], row["reward"], row["stop_reason"], row["num_failed"]) == ("5", 1.0, "answered", 1)
+    assert [turn["outcomes"] for turn in row["turns"]] == [["error"], ["ok"], []]
+    assert row["turns"][0]["completion"].startswith("<tool_call>\nprin(")
+    assert "NameError" in row["turns"][0]["tool_response"]
+    assert row["turns"][2]["tool_response"] is None
+    assert row["prompt"].startswith("<|im_start|>user\nWhat is 2 + 3?")
+
+
+def test_completions_and_tool_texts_make_up_the_whole_response():
+    ids = [token for completion, tool in split_turns(RECOVERED) for token in (*completion, *tool)]
+    assert ids == RECOVERED.response_ids.tolist()
+
+
+def test_adjacent_completions_are_told_apart_by_their_lengths():
+    cut_short = trajectory(PROBLEM, [("first", "", None), ("second", "", None)], reward=0.0)
+    assert split_turns(cut_short) == [(encode("first"), []), (encode("second"), [])]
+
+
+def test_trajectories_are_written_one_per_line_in_place_of_earlier_ones(tmp_path: Path):
+    path = tmp_path / "trajectories" / "stage1-step-000010.jsonl"
+    write_trajectories(path, [RECOVERED, RECOVERED], decode, stage="stage1", step=10)
+    write_trajectories(path, [RECOVERED], decode, stage="stage1", step=10)
+    assert [row["rollout_id"] for row in read_rows(path)] == ["sum-1/0"]
+
+
+@pytest.mark.parametrize("text", ["∑ naïve 数", "line\nbreak\u2028and more"])
+def test_any_text_survives_a_line_of_json(tmp_path: Path, text: str):
+    path = tmp_path / "log.jsonl"
+    write_trajectories(path, [trajectory(PROBLEM, [(text, "", None)], reward=0.0)], decode)
+    assert read_rows(path)[0]["turns"][0]["completion"] == text
