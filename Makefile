@@ -4,8 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-RUN ?=
 ARGS ?=
+
+# Left open, a test run turns Ray's authentication on for the whole account; see actors/cluster.py.
+export RAY_AUTH_MODE ?= disabled
+export RAY_USAGE_STATS_ENABLED ?= 0
+export PYTHONPATH := $(CURDIR)
 
 .PHONY: help setup train test test-fast check format cluster-up cluster-down clean
 
@@ -25,10 +29,10 @@ $(READY): pyproject.toml requirements-cpu.lock
 	@touch $@
 
 train: $(READY)  ## The whole recipe (SFT, three RL stages, report); ARGS="--seed 1 --run-dir ..." to change it
-	source ./cluster.sh env && $(BIN)/python recipes/train.py $(ARGS)
+	$(BIN)/python recipes/train.py $(ARGS)
 
 test: $(READY)  ## All tests that run on a CPU
-	source ./cluster.sh env && $(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
 
 test-fast: $(READY)  ## The tests that start neither Ray nor vLLM nor DeepSpeed
 	$(BIN)/python -m pytest -q -m "not slow and not gpu and not real" $(ARGS)
@@ -41,3 +45,12 @@ check: $(READY)  ## Format, lint and types
 format: $(READY)  ## Put the format right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+cluster-up: $(READY)  ## A Ray head with dashboard on 127.0.0.1:8265
+	@$(BIN)/python -m actors.cluster up
+
+cluster-down: $(READY)  ## Stop the head that cluster-up started, and no other
+	@$(BIN)/python -m actors.cluster down
+
+clean:  ## Remove the environment and caches; runs stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

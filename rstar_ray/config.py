@@ -112,7 +112,7 @@ class EngineConfig:
     """GPUs one replica is split over"""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """precision of the weights in the engine"""
-    max_context_tokens: int = 16_384
+    max_context_tokens: int = 32_768
     """prompt and response together [tokens]"""
     kv_tokens: int = 0
     """KV cache per replica [tokens]; 0 lets the engine take what memory allows"""
@@ -206,6 +206,8 @@ class DataConfig:
     """refuse training problems whose answer is no integer (arXiv:2508.20722 section 4.2)"""
     num_train: int = 4_000
     """problems generated where no path is given"""
+    num_filtered: int = 0
+    """problems looked at where solved ones are dropped (--drop-solved); 0 looks at all"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +293,7 @@ class RunConfig:
     drop_solved: bool = False
     """first roll out every problem 8 times with the latest policy and drop those solved 8/8 (stage 3)"""
     reset_optimizer: bool = False
-    """start with fresh optimizer state (stage 3)"""
+    """start with fresh optimizer state and a warm-up (stages 1 and 3)"""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -6,12 +6,12 @@ import numpy as np
 
 
 def derive_seed(run_seed: int, *name: str | int) -> int:
-    """A 31-bit seed fixed by the run's seed and a name such as ("stage1", step, problem id, sibling).
+    """A 63-bit seed fixed by the run's seed and a name such as ("stage1", step, problem id, sibling).
 
     Hashed, not added up: neighbouring names give unrelated streams, and no two names collide by arithmetic.
     """
     text = "\x1f".join(str(part) for part in (run_seed, *name))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") & 0x7FFFFFFF
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def named_generator(run_seed: int, *name: str | int) -> np.random.Generator:

@@ -1,0 +1,130 @@
+"""A Ray head on this machine: `python -m actors.cluster up` starts one, `down` stops that one and no other.
+
+The mode of Ray's authentication is always set in so many words: left open, a test run turns it on for the whole
+account and `ray job submit` fails with 401. On the loopback it is off; for anything wider set RAY_AUTH_MODE=token.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+
+from rstar_ray.errors import ConfigError, DeadlineExceeded
+
+HOST, DASHBOARD_PORT = "127.0.0.1", 8265
+STATE = Path(".cluster")
+START_DEADLINE_S = 90.0
+
+
+def cluster_environment(runs: Path) -> dict[str, str]:
+    """The environment of the head, which every job's driver inherits."""
+    return {
+        **os.environ,
+        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled"),
+        "RAY_DASHBOARD_ENABLE_PROFILING": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RSTAR_RAY_RUNS": str(runs),  # a job's own folder is thrown away with its session
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+def up() -> None:
+    """Start the head and wait until its dashboard answers. Raises `ConfigError` where the port is taken."""
+    if _recorded() is not None:
+        raise ConfigError("cluster", "it is up already", "run `make cluster-down` first")
+    refuse_taken_port(DASHBOARD_PORT)
+    STATE.mkdir(exist_ok=True)
+    ray = shutil.which("ray", path=str(Path(sys.executable).parent)) or "ray"
+    command = [ray, "start", "--head", "--block", "--disable-usage-stats", f"--node-ip-address={HOST}"]
+    command += [f"--dashboard-host={HOST}", f"--dashboard-port={DASHBOARD_PORT}", "--port=0"]
+    with (STATE / "head.log").open("w") as log:
+        head = subprocess.Popen(
+            command,
+            env=cluster_environment(Path.cwd() / "runs"),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    created = psutil.Process(head.pid).create_time()
+    (STATE / "head.json").write_text(json.dumps({"pid": head.pid, "created": created}))
+    _wait_for_dashboard(head)
+    print(f"cluster up: dashboard http://{HOST}:{DASHBOARD_PORT}")
+    print(f"submit:     ray job submit --address http://{HOST}:{DASHBOARD_PORT} --working-dir . -- python recipes/stage1.py")
+
+
+def down() -> None:
+    """Stop the head that `up` started, with its children, by their recorded ids."""
+    head = _recorded()
+    if head is None:
+        print("no cluster of this folder is up")
+        return
+    family = [head, *head.children(recursive=True)]
+    head.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(family, timeout=20)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=10)
+    (STATE / "head.json").unlink(missing_ok=True)
+    print("cluster down")
+
+
+def refuse_taken_port(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as taken:
+            raise ConfigError(
+                f"port {port}", "it is in use", "stop what listens there; the dashboard and `ray job submit` need it"
+            ) from taken
+
+
+def _recorded() -> psutil.Process | None:
+    """The head that `up` recorded, if that very process still runs."""
+    try:
+        saved = json.loads((STATE / "head.json").read_text())
+        head = psutil.Process(saved["pid"])
+        return head if abs(head.create_time() - saved["created"]) < 1 else None
+    except (OSError, ValueError, psutil.NoSuchProcess):
+        return None
+
+
+def _wait_for_dashboard(head: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + START_DEADLINE_S
+    while time.monotonic() < deadline:
+        if head.poll() is not None:
+            log = (STATE / "head.log").read_text().strip().splitlines()
+            raise ConfigError("cluster", f"ray start ended with {head.returncode}: {log[-1:]}", "see .cluster/head.log")
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{DASHBOARD_PORT}/api/version", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.3)
+    raise DeadlineExceeded("cluster up", "the Ray dashboard", f"port {DASHBOARD_PORT}", START_DEADLINE_S)
+
+
+def main() -> int:
+    actions = {"up": up, "down": down}
+    if len(sys.argv) != 2 or sys.argv[1] not in actions:
+        print("usage: python -m actors.cluster up|down", file=sys.stderr)
+        return 2
+    try:
+        actions[sys.argv[1]]()
+    except (ConfigError, DeadlineExceeded) as refused:
+        print(refused, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""Stand-ins at the Protocol seams: a chat of single characters, a policy with one skill, a sandbox that adds."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rstar_ray.durable import read_json, write_json
+from rstar_ray.errors import EngineError, SandboxError
+from rstar_ray.outcome import Outcome
+from rstar_ray.rollout import RolloutState, run_rollout, score
+from rstar_ray.stages import Crew
+from rstar_ray.train_loop import DroppedRollout, FinishedRollout, TrainingRow, TrajectoryRef
+from rstar_ray.trajectory import (
+    Completion,
+    Problem,
+    RolloutLimits,
+    RolloutRequest,
+    Sampling,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    TrajectorySummary,
+)
+from rstar_ray.update import SftExample, UpdateResult
+
+END = 0  # the end-of-turn token
+
+
+class CharChat:
+    """One token per character; token 0 ends a turn."""
+
+    def prompt_ids(self, problem: Problem) -> list[int]:
+        return [ord(c) for c in f"U:{problem.problem}\nA:"]
+
+    def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]:
+        return [ord(c) for c in "\nT:" + "|".join(result.text for result in results) + "\nA:"]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(chr(i) for i in token_ids if i != END)
+
+
+def call(code: str) -> str:
+    return f"<tool_call>\n{json.dumps({'name': 'python', 'arguments': {'code': code}})}\n</tool_call>"
+
+
+def answer(text: str) -> str:
+    return f"<answer>\\boxed{{{text}}}</answer>"
+
+
+@dataclass
+class ScriptedEngine:
+    """Says what its script says, turn by turn."""
+
+    completions: list[str]
+    policy_version: int = 0
+    prompts: list[list[int]] = field(default_factory=list)
+    fails_at: int | None = None
+
+    async def __call__(
+        self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
+    ) -> Completion:
+        if self.fails_at == len(self.prompts):
+            raise EngineError("the engine died")
+        self.prompts.append(list(prompt_ids))
+        return as_completion(self.completions[len(self.prompts) - 1], max_tokens, self.policy_version)
+
+
+def as_completion(text: str, max_tokens: int, policy_version: int = 0) -> Completion:
+    ids = [*[ord(c) for c in text], END]
+    ended = len(ids) <= max_tokens
+    ids = ids[:max_tokens]
+    return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), policy_version=policy_version, ended=ended)
+
+
+@dataclass
+class SkilledPolicy:
+    """Adds two numbers with the tool; with chance 1 - `skill` it subtracts, with `slip` its first call raises."""
+
+    skill: float = 0.4
+    slip: float = 0.3
+    policy_version: int = 0
+
+    async def __call__(
+        self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
+    ) -> Completion:
+        text, rng = CharChat().decode(prompt_ids), random.Random(seed)
+        await asyncio.sleep(0)
+        answers = text.split("\nT:")[1:]
+        if answers and "Error" not in answers[-1]:
+            said = answer(answers[-1].split("\n")[0])
+        elif not answers and rng.random() < self.slip:
+            said = call("oops")
+        else:
+            a, b = text.split("U:")[1].split("\n")[0].split("+")
+            said = call(f"{a}+{b}" if rng.random() < self.skill else f"{a}-{b}")
+        return as_completion(said, max_tokens, self.policy_version)
+
+
+class AddingSandbox:
+    """Knows a+b and a-b; anything else raises."""
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        await asyncio.sleep(0)
+        for sign in "+-":
+            a, found, b = call.code.partition(sign)
+            if found and a.isdigit() and b.isdigit():
+                return ToolResult(outcome=Outcome.OK, text=str(int(a) + int(b) * (1 if sign == "+" else -1)))
+        return ToolResult(outcome=Outcome.ERROR, text="NameError")
+
+
+class BrokenSandbox:
+    """Ours failed: never a result."""
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        raise SandboxError("no executor left")
+
+
+async def same_text(answer: str, truth: str) -> bool:
+    return answer == truth
+
+
+@dataclass
+class LocalRollouts:
+    """Runs the real agent loop on a fake engine and a fake sandbox, out of order, in this process."""
+
+    policy: SkilledPolicy
+    execute: AddingSandbox | BrokenSandbox = field(default_factory=AddingSandbox)
+
+    async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
+        order = list(requests)
+        random.Random(len(order)).shuffle(order)
+        for request in order:
+            state = RolloutState.start(request, CharChat().prompt_ids(request.problem))
+            try:
+                state = await run_rollout(state, generate=self.policy, execute=self.execute, chat=CharChat())
+            except SandboxError as failed:
+                yield DroppedRollout(rollout_id=request.rollout_id, group_id=request.group_id, reason=str(failed))
+                continue
+            trajectory = await score(state, same_text)
+            yield FinishedRollout(summary=trajectory.summary, ref=TrajectoryRef([trajectory], 0))
+
+
+@dataclass
+class SkillLearner:
+    """Its whole model is the policy's skill and slip: they move with the advantages of what was done."""
+
+    policy: SkilledPolicy
+    rate: float = 0.05
+    steps: int = 0
+    batches: list[list[TrainingRow]] = field(default_factory=list)
+
+    async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult:
+        self.batches.append(list(rows))
+        added = subtracted = slipped = 0.0
+        for row in rows:
+            trajectory: Trajectory = row.ref.batch[row.ref.index]
+            text = CharChat().decode(trajectory.response_ids.tolist())
+            added += row.advantage * ("+" in text.split("</tool_call>")[-2])
+            subtracted += row.advantage * ("-" in text.split("</tool_call>")[-2])
+            slipped += row.advantage * ("oops" in text)
+        self.policy.skill = min(0.99, max(0.01, self.policy.skill + self.rate * (added - subtracted) / len(rows)))
+        self.policy.slip = min(0.99, max(0.0, self.policy.slip + self.rate * slipped / len(rows)))
+        self.steps += 1
+        return update_result(self.steps, tokens=sum(row.num_sampled_tokens for row in rows), lr=lr)
+
+    async def train_sft(self, examples: Sequence[SftExample], lr: float) -> UpdateResult:
+        self.steps += 1
+        return update_result(self.steps, tokens=sum(int(example.loss_mask.sum()) for example in examples), lr=lr)
+
+    async def evaluate_sft(self, examples: Sequence[SftExample]) -> float:
+        return 1.0 / (1 + self.steps)
+
+    async def reset_optimizer(self) -> None: ...
+
+    async def set_policy(self, folder: Path) -> None:
+        await self.load_checkpoint(folder)
+
+    async def save_checkpoint(self, folder: Path) -> None:
+        write_json(folder / "skill.json", [self.policy.skill, self.policy.slip, self.steps])
+
+    async def load_checkpoint(self, folder: Path) -> None:
+        self.policy.skill, self.policy.slip, self.steps = read_json(folder / "skill.json")
+
+    async def export(self, folder: Path) -> None:
+        folder.mkdir()
+        write_json(folder / "config.json", {})
+
+
+def update_result(step: int, *, tokens: int, lr: float, applied: bool = True) -> UpdateResult:
+    return UpdateResult(
+        loss=0.1, grad_norm=0.2, entropy=0.3, clip_share=0.0, logprob_diff_mean=0.0, logprob_diff_max=0.0, lr=lr,
+        applied=applied, reason="", step=step, tokens=tokens, input_tokens=tokens, padding_waste=0.0, seconds=0.01,
+    )  # fmt: skip
+
+
+def fake_crew(policy: SkilledPolicy, shown: list[str] | None = None, **rollouts: object) -> Crew:
+    """A whole crew in this process."""
+
+    async def publish(policy_version: int) -> None:
+        policy.policy_version = policy_version
+
+    async def record(refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{ref.batch[ref.index].summary.rollout_id}\n" for ref in refs))
+
+    return Crew(
+        learner=SkillLearner(policy),
+        rollouts=LocalRollouts(policy, **rollouts),  # type: ignore[arg-type]
+        publish=publish,
+        record=record,
+        show=(shown if shown is not None else []).append,
+    )
+
+
+def adding_problems(count: int, seed: int = 0) -> list[Problem]:
+    rng = random.Random(seed)
+    drawn = [(rng.randint(1, 99), rng.randint(1, 99)) for _ in range(count)]
+    return [Problem(id=f"add-{i}", problem=f"{a}+{b}", answer=str(a + b)) for i, (a, b) in enumerate(drawn)]
+
+
+LIMITS = RolloutLimits(max_response_tokens=400, max_turns=4, max_context_tokens=1_000)
+
+
+def request(problem: Problem | None = None, *, limits: RolloutLimits = LIMITS, rollout_id: str = "r") -> RolloutRequest:
+    problem = problem or Problem(id="p", problem="1+2", answer="3")
+    return RolloutRequest(
+        rollout_id=rollout_id, group_id="g", problem=problem, seed=7, limits=limits, sampling=Sampling()
+    )
+
+
+def summary(rollout_id: str = "r", **changes: object) -> TrajectorySummary:
+    plain = TrajectorySummary(
+        rollout_id=rollout_id, group_id="g", problem_id="p", reward=1.0, num_calls=1, num_failed=0, num_answers=1,
+        num_turns=2, num_prompt_tokens=5, num_response_tokens=20, num_sampled_tokens=15,
+        stop_reason=StopReason.ANSWERED,
+    )  # fmt: skip
+    return replace(plain, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,121 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rstar_ray.resample import Candidate, ReleaseRule, error_penalty, format_penalty, resample_on_correct, total_penalty
+
+RNG = np.random.default_rng
+
+
+def right(num_failed: int = 0, num_calls: int = 4, num_answers: int = 1) -> Candidate:
+    return Candidate(reward=1.0, num_calls=num_calls, num_failed=num_failed, num_answers=num_answers, num_turns=5)
+
+
+WRONG = Candidate(reward=0.0, num_calls=1, num_failed=0, num_answers=1, num_turns=2)
+
+
+def test_penalties_follow_equations_4_and_5():
+    assert error_penalty(0, 0) == 0.5
+    assert error_penalty(4, 1) == 0.25
+    assert format_penalty(0, 3) == 1.0
+    assert format_penalty(1, 3) == 0.0
+    assert format_penalty(2, 4) == 0.25
+    assert format_penalty(9, 4) == 1.0
+    assert total_penalty(right(num_calls=0)) == 0.5
+
+
+def test_half_of_the_failures_rounded_down_are_kept_and_successes_fill_the_group():
+    candidates = [WRONG] * 5 + [right()] * 11
+    kept = resample_on_correct(candidates, 8, RNG(0))
+    assert len(kept) == 8
+    assert sum(candidates[i].reward == 0 for i in kept) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "correct", "keep", "wrong_kept"),
+    [
+        (4, 4, 7, 3),  # an odd target: the successes do not suffice, failures fill up
+        (8, 0, 4, 4),  # no positives
+        (0, 8, 4, 0),  # no negatives
+        (15, 1, 8, 7),  # one success is kept whatever its flaws
+        (1, 15, 8, 0),  # floor(1 / 2)
+        (3, 4, 7, 3),  # nothing to choose
+        (3, 2, 8, 3),  # fewer candidates than keep: all stay
+        (20, 12, 4, 2),  # far below half: the failures' share
+    ],
+)
+def test_every_odd_case_has_a_defined_answer(wrong: int, correct: int, keep: int, wrong_kept: int):
+    candidates = [WRONG] * wrong + [right(num_failed=i % 3) for i in range(correct)]
+    for mode in ("paper", "release"):
+        kept = resample_on_correct(candidates, keep, RNG(1), mode)
+        assert len(kept) == min(keep, len(candidates)) == len(set(kept))
+        if mode == "paper":
+            assert sum(candidates[i].reward == 0 for i in kept) == wrong_kept
+
+
+def test_successes_are_drawn_with_probability_inverse_to_their_penalty():
+    candidates = [right(num_failed=1), right(num_failed=2), right(num_failed=4)]  # p = 1/4, 1/2, 1
+    rng = RNG(2)
+    drawn = Counter(resample_on_correct(candidates, 1, rng)[0] for _ in range(20_000))
+    for index, share in enumerate((4 / 7, 2 / 7, 1 / 7)):
+        assert drawn[index] / 20_000 == pytest.approx(share, abs=0.015)
+
+
+def test_flawless_successes_come_first_and_uniformly():
+    candidates = [right(), right(), right(), right(num_failed=1), right(num_failed=2)]
+    rng = RNG(3)
+    drawn = Counter(i for _ in range(6_000) for i in resample_on_correct(candidates, 2, rng))
+    assert set(drawn) == {0, 1, 2}
+    assert all(count == pytest.approx(4_000, rel=0.06) for count in drawn.values())
+
+
+def test_failures_are_drawn_uniformly():
+    candidates = [WRONG] * 6 + [right()] * 2
+    rng = RNG(4)
+    drawn = Counter(i for _ in range(6_000) for i in resample_on_correct(candidates, 4, rng) if i < 6)
+    assert all(count == pytest.approx(3_000, rel=0.06) for count in drawn.values())
+
+
+def test_the_release_sorts_and_cuts_and_keeps_two_a_side():
+    candidates = [WRONG] * 3 + [right(num_failed=i) for i in (3, 0, 2, 1, 4)]
+    kept = resample_on_correct(candidates, 4, RNG(5), "release")
+    assert kept == [0, 1, 4, 6]
+    one_side = resample_on_correct(
+        candidates, 4, RNG(5), "release", ReleaseRule(min_zero_reward_trace_num=0, min_non_zero_reward_trace_num=3)
+    )
+    assert one_side == [0, 4, 5, 6]
+
+
+def test_the_same_generator_state_keeps_the_same_candidates():
+    candidates = [WRONG, right(1), right(2), right(3), WRONG, right(1)]
+    assert resample_on_correct(candidates, 3, RNG(6)) == resample_on_correct(candidates, 3, RNG(6))
+
+
+def test_keeping_less_than_one_is_refused():
+    with pytest.raises(ValueError, match="keep must be at least 1"):
+        resample_on_correct([WRONG], 0, RNG(0))
+
+
+@given(
+    st.lists(
+        st.builds(
+            Candidate,
+            reward=st.sampled_from([0.0, 1.0]),
+            num_calls=st.just(5),
+            num_failed=st.integers(0, 5),
+            num_answers=st.integers(0, 4),
+            num_turns=st.integers(1, 6),
+        ),
+        max_size=40,
+    ),
+    st.integers(1, 40),
+    st.sampled_from(["paper", "release"]),
+)
+def test_whatever_the_group_exactly_keep_distinct_ones_stay(candidates: list[Candidate], keep: int, mode: str):
+    kept = resample_on_correct(candidates, keep, RNG(0), mode)  # type: ignore[arg-type]
+    assert kept == sorted(set(kept))
+    assert len(kept) == min(keep, len(candidates))
+    assert all(0 <= index < len(candidates) for index in kept)

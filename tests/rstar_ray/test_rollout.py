@@ -1,0 +1,133 @@
+import pytest
+
+from rstar_ray.errors import EngineError, SandboxError
+from rstar_ray.outcome import Outcome
+from rstar_ray.rollout import RolloutState, run_rollout, score
+from rstar_ray.trajectory import RolloutLimits, StopReason
+from tests.fakes import (
+    LIMITS,
+    AddingSandbox,
+    BrokenSandbox,
+    CharChat,
+    ScriptedEngine,
+    answer,
+    call,
+    request,
+    same_text,
+)
+
+CHAT = CharChat()
+
+
+async def play(completions: list[str], limits: RolloutLimits = LIMITS, **engine: object) -> RolloutState:
+    wanted = request(limits=limits)
+    return await run_rollout(
+        RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem)),
+        generate=ScriptedEngine(completions, **engine),  # type: ignore[arg-type]
+        execute=AddingSandbox(),
+        chat=CHAT,
+    )
+
+
+async def test_a_rollout_calls_the_tool_reads_the_answer_and_ends():
+    state = await play([call("1+2"), answer("3")])
+    trajectory = await score(state, same_text)
+    assert trajectory.summary.reward == 1.0
+    assert trajectory.summary.stop_reason is StopReason.ANSWERED
+    assert (trajectory.summary.num_calls, trajectory.summary.num_failed, trajectory.summary.num_turns) == (1, 0, 2)
+
+
+async def test_the_loss_mask_is_true_exactly_where_the_policy_sampled():
+    said = [call("1+2"), answer("3")]
+    trajectory = await score(await play(said), same_text)
+    sampled = CHAT.decode(trajectory.response_ids[trajectory.loss_mask].tolist())
+    told = CHAT.decode(trajectory.response_ids[~trajectory.loss_mask].tolist())
+    assert sampled == "".join(said)
+    assert told == "\nT:3\nA:"
+    assert (trajectory.rollout_logprobs[trajectory.loss_mask] == -0.5).all()
+    assert (trajectory.rollout_logprobs[~trajectory.loss_mask] == 0).all()
+    assert (trajectory.policy_versions[~trajectory.loss_mask] == -1).all()
+    assert trajectory.summary.num_sampled_tokens == trajectory.loss_mask.sum()
+
+
+async def test_every_turn_is_sampled_from_exactly_the_tokens_so_far():
+    engine = ScriptedEngine([call("1+2"), answer("3")])
+    wanted = request()
+    start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
+    state = await run_rollout(start, generate=engine, execute=AddingSandbox(), chat=CHAT)
+    assert engine.prompts[1] == state.prompt_ids + state.response_ids[: len(engine.prompts[1]) - len(state.prompt_ids)]
+
+
+async def test_a_failed_call_is_counted_by_its_outcome_not_its_text():
+    state = await play([call("oops"), call("1+2"), answer("3")])
+    trajectory = await score(state, same_text)
+    assert trajectory.summary.outcomes == (Outcome.ERROR, Outcome.OK)
+    assert trajectory.summary.num_failed == 1
+
+
+async def test_a_call_that_cannot_be_parsed_gets_its_error_back_and_the_rollout_goes_on():
+    state = await play(["<tool_call>{oops</tool_call>", answer("3")])
+    assert state.turns[0].tool_results[0].outcome is Outcome.INVALID
+    assert "could not be read" in CHAT.decode(state.response_ids)
+    assert (await score(state, same_text)).summary.reward == 1.0
+
+
+async def test_several_calls_of_one_turn_are_all_answered():
+    state = await play([call("1+2") + call("5-2"), answer("3")])
+    assert [result.text for result in state.turns[0].tool_results] == ["3", "3"]
+
+
+async def test_a_completion_cut_by_the_budget_truncates_the_rollout_and_scores_zero():
+    limits = RolloutLimits(max_response_tokens=10, max_turns=4, max_context_tokens=1_000)
+    trajectory = await score(await play([answer("3")], limits), same_text)
+    assert trajectory.summary.truncated and trajectory.summary.reward == 0.0
+    assert trajectory.summary.num_response_tokens == 10
+
+
+async def test_tool_text_that_would_overflow_the_budget_is_not_appended():
+    budget = len(call("1+2")) + 1 + 3
+    limits = RolloutLimits(max_response_tokens=budget, max_turns=4, max_context_tokens=1_000)
+    state = await play([call("1+2"), answer("3")], limits)
+    assert state.stop_reason is StopReason.TRUNCATED
+    assert all(state.loss_mask)
+    assert (await score(state, same_text)).summary.num_calls == 1
+
+
+async def test_the_last_turn_may_answer_but_not_call():
+    limits = RolloutLimits(max_response_tokens=400, max_turns=1, max_context_tokens=1_000)
+    assert (await play([answer("3")], limits)).stop_reason is StopReason.ANSWERED
+    assert (await play([call("1+2")], limits)).stop_reason is StopReason.MAX_TURNS
+
+
+async def test_a_prompt_above_the_context_is_refused_without_a_token():
+    limits = RolloutLimits(max_response_tokens=400, max_turns=1, max_context_tokens=4)
+    trajectory = await score(await play([], limits), same_text)
+    assert trajectory.summary.stop_reason is StopReason.REFUSED
+    assert trajectory.summary.num_response_tokens == 0 and trajectory.summary.reward == 0.0
+
+
+async def test_an_answer_in_tool_output_is_no_answer():
+    state = await play([call("1+2"), "the tool said <answer>"])
+    assert (await score(state, same_text)).summary.reward == 0.0
+
+
+async def test_a_rollout_goes_on_elsewhere_from_its_last_finished_turn():
+    said = [call("oops"), call("1+2"), answer("3")]
+    wanted = request()
+    whole = await play(said)
+    first = ScriptedEngine(said)
+    start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
+    moved = await run_rollout(start, generate=first, execute=AddingSandbox(), chat=CHAT, go_on=lambda _: False)
+    assert moved.stop_reason is None and len(moved.turns) == 1
+    resumed = await run_rollout(moved, generate=ScriptedEngine(said[1:]), execute=AddingSandbox(), chat=CHAT)
+    assert resumed.response_ids == whole.response_ids
+    assert resumed.loss_mask == whole.loss_mask
+
+
+async def test_our_own_failures_are_exceptions_and_never_data():
+    with pytest.raises(EngineError):
+        await play([call("1+2"), answer("3")], fails_at=1)
+    wanted = request()
+    start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
+    with pytest.raises(SandboxError):
+        await run_rollout(start, generate=ScriptedEngine([call("1+2")]), execute=BrokenSandbox(), chat=CHAT)

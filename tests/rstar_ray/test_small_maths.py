@@ -1,0 +1,124 @@
+import math
+
+import numpy as np
+import pytest
+
+from rstar_ray.advantage import group_advantages, rewards_differ
+from rstar_ray.data_order import DataPosition, draw
+from rstar_ray.reward import answer_reward, as_integer, boxed_answer, count_answers
+from rstar_ray.schedule import cosine, warmed_up
+from rstar_ray.seeds import derive_seed, named_generator
+from rstar_ray.tool_calls import parse_tool_calls
+
+
+def test_advantages_are_the_standardised_rewards_of_the_group():
+    rewards = [1.0, 0.0, 0.0, 1.0, 1.0]
+    mean = sum(rewards) / 5
+    std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / 5)
+    assert group_advantages(rewards) == pytest.approx([(r - mean) / std for r in rewards], abs=1e-12)
+    assert group_advantages(rewards, divide_by_std=False) == pytest.approx([r - mean for r in rewards])
+
+
+def test_equal_rewards_carry_no_signal():
+    assert not rewards_differ([1.0, 1.0]) and not rewards_differ([])
+    assert (group_advantages([1.0, 1.0]) == 0).all()
+    assert group_advantages([]).shape == (0,)
+
+
+def test_every_item_is_drawn_once_per_epoch_and_drawing_goes_on_from_a_saved_position():
+    items = list(range(7))
+    whole, _ = draw(items, 14, DataPosition(), seed=1, stage="s")
+    assert sorted(whole[:7]) == sorted(whole[7:]) == items
+    first, position = draw(items, 5, DataPosition(), seed=1, stage="s")
+    rest, _ = draw(items, 9, position, seed=1, stage="s")
+    assert first + rest == whole
+    assert draw(items, 7, DataPosition(), seed=2, stage="s")[0] != whole[:7]
+    with pytest.raises(ValueError, match="nothing to draw"):
+        draw([], 1, DataPosition(), seed=1, stage="s")
+
+
+def test_seeds_are_fixed_by_their_names():
+    assert derive_seed(1, "a", 2) == derive_seed(1, "a", 2) != derive_seed(1, "a2")
+    assert 0 <= derive_seed(0) < 2**63
+    assert named_generator(1, "x").random() == named_generator(1, "x").random()
+    assert len({derive_seed(0, "s", i) for i in range(10_000)}) == 10_000
+
+
+def test_learning_rates_warm_up_and_then_stay_or_fall():
+    assert warmed_up(1, peak=2.0, warmup_steps=4) == 0.5
+    assert warmed_up(9, peak=2.0, warmup_steps=4) == 2.0
+    assert warmed_up(1, peak=2.0, warmup_steps=0) == 2.0
+    assert cosine(2, peak=1.0, warmup_steps=2, total_steps=10) == 1.0
+    assert cosine(6, peak=1.0, warmup_steps=2, total_steps=10) == pytest.approx(0.5)
+    assert cosine(10, peak=1.0, warmup_steps=2, total_steps=10) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "boxed"),
+    [
+        ("<answer>\\boxed{42}</answer>", "42"),
+        ("<answer>\\boxed{\\frac{1}{2}}</answer>", "\\frac{1}{2}"),
+        ("<answer>\\boxed{1}</answer> no <answer>\\boxed{2}</answer>", "2"),
+        ("<answer>\\boxed{1} or \\boxed{2}</answer>", "2"),
+        ("\\boxed{42}", None),
+        ("<answer>42</answer>", None),
+        ("<answer>\\boxed{42</answer>", None),
+        ("<answer>\\boxed{42}", None),
+        ("", None),
+    ],
+)
+def test_the_answer_is_what_stands_boxed_inside_the_answer_tags(text: str, boxed: str | None):
+    assert boxed_answer(text) == boxed
+
+
+def test_integers_are_read_with_signs_and_commas_only():
+    assert as_integer(" 1,234 ") == 1234
+    assert as_integer("-7") == -7
+    assert as_integer("007") == 7
+    assert as_integer("12,34") is None
+    assert as_integer("3.0") is None
+    assert as_integer("٣") is None
+    assert as_integer("9" * 100_000) is None
+    assert count_answers("<answer></answer><answer>") == 2
+
+
+async def test_integers_are_compared_without_the_verifier_and_the_rest_with_it():
+    asked: list[tuple[str, str]] = []
+
+    async def verify(answer: str, truth: str) -> bool:
+        asked.append((answer, truth))
+        return True
+
+    assert await answer_reward("204", "204", verify) == 1.0
+    assert await answer_reward("205", "204", verify) == 0.0
+    assert await answer_reward(None, "204", verify) == 0.0
+    assert not asked
+    assert await answer_reward("\\frac{1}{2}", "0.5", verify) == 1.0
+    assert asked == [("\\frac{1}{2}", "0.5")]
+
+
+def test_calls_are_parsed_and_what_cannot_be_is_still_a_call():
+    body = '{"name": "python", "arguments": {"code": "print(1)", "input": "x"}}'
+    (parsed,) = parse_tool_calls(f"let me see <tool_call>\n{body}\n</tool_call>")
+    assert (parsed.code, parsed.stdin, parsed.parse_error) == ("print(1)", "x", None)
+    assert parse_tool_calls("no call at all") == []
+    broken = [
+        "<tool_call>",
+        "<tool_call>nonsense</tool_call>",
+        "<tool_call>[1]</tool_call>",
+        '<tool_call>{"name": "bash", "arguments": {"code": "ls"}}</tool_call>',
+        '<tool_call>{"name": "python"}</tool_call>',
+        '<tool_call>{"name": "python", "arguments": {"code": 1}}</tool_call>',
+        '<tool_call>{"name": "python", "arguments": {"code": "1", "input": 1}}</tool_call>',
+        "<tool_call>" + "[" * 100_000 + "</tool_call>",
+    ]
+    for text in broken:
+        (only,) = parse_tool_calls(text)
+        assert only.parse_error, text[:60]
+    two = parse_tool_calls(f"<tool_call>oops <tool_call>{body}</tool_call>")
+    assert [call.parse_error is None for call in two] == [False, True]
+
+
+def test_advantages_have_no_weight_on_order():
+    rewards = np.array([1.0, 0.0, 1.0, 0.0])
+    assert group_advantages(list(rewards))[::-1] == pytest.approx(group_advantages(list(rewards[::-1])))

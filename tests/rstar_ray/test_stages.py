@@ -1,0 +1,141 @@
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rstar_ray.config import RunConfig, with_values
+from rstar_ray.durable import read_rows
+from rstar_ray.errors import DeadlineExceeded, RStarError
+from rstar_ray.run_dir import RunDir
+from rstar_ray.stages import evaluated, run_evaluation, run_rl, run_sft
+from rstar_ray.train_loop import Ledger, TrainingSystem, roll_out, rollout_requests, train_step
+from rstar_ray.update import SftExample
+from tests.fakes import BrokenSandbox, SkilledPolicy, adding_problems, fake_crew
+
+SMALL = with_values(
+    RunConfig(),
+    {
+        "steps": 12,
+        "prompts_per_step": 8,
+        "engine.max_context_tokens": 2_000,
+        "rollout.max_response_tokens": 400,
+        "rollout.deadline_s": 5.0,
+        "algorithm.rollouts_per_prompt": 16,
+        "algorithm.keep": 8,
+        "evaluate.max_response_tokens": 400,
+        "evaluate.samples": 4,
+        "checkpoint.every_steps": 4,
+        "sft.steps": 6,
+        "sft.batch_size": 4,
+    },
+)
+STAGES = ("stage1", "stage2", "stage3")
+
+
+def stage(name: str, **values: object) -> RunConfig:
+    return with_values(SMALL, {"stage": name, **{key.replace("__", "."): value for key, value in values.items()}})
+
+
+async def run_stage(config: RunConfig, policy: SkilledPolicy, path: Path, shown: list[str] | None = None) -> None:
+    crew = fake_crew(policy, shown)
+    with RunDir.open(path, config.stage, asdict(config)) as run_dir:
+        checkpoint = await run_rl(config, adding_problems(40), crew, run_dir)
+        if not evaluated(run_dir, config.stage):
+            await run_evaluation(
+                config, adding_problems(30, seed=1), crew, run_dir, step=checkpoint.step, problem_set="held-out"
+            )
+
+
+async def test_a_whole_recipe_learns_to_solve_and_to_call_without_errors(tmp_path: Path):
+    policy, shown = SkilledPolicy(), list[str]()
+    config = stage("sft")
+    examples = [SftExample(np.arange(9, dtype=np.int32), np.ones(9, dtype=bool)) for _ in range(20)]
+    with RunDir.open(tmp_path / "run", "sft", asdict(config)) as run_dir:
+        crew = fake_crew(policy, shown)
+        await run_sft(config, examples[2:], examples[:2], crew, run_dir)
+        await run_evaluation(config, adding_problems(30, seed=1), crew, run_dir, step=6, problem_set="held-out")
+    for name in STAGES:
+        await run_stage(stage(name, drop_solved=name == "stage3"), policy, tmp_path / "run", shown)
+    rows = read_rows(tmp_path / "run" / "evaluations.jsonl")
+    assert [row["stage"] for row in rows] == ["sft", *STAGES]
+    assert rows[0]["avg_at_k"] < 0.6 and rows[-1]["avg_at_k"] > 0.9
+    steps = [(row["stage"], row["step"]) for row in read_rows(tmp_path / "run" / "metrics.jsonl")]
+    assert steps == [("sft", i) for i in range(1, 7)] + [(name, i) for name in STAGES for i in range(1, 13)]
+    assert any("not solved in 8 of 8" in line for line in shown)
+
+
+async def test_a_stopped_stage_goes_on_to_the_same_end_as_one_that_was_not(tmp_path: Path):
+    whole, stopped = SkilledPolicy(), SkilledPolicy()
+    await run_stage(stage("stage1"), whole, tmp_path / "whole")
+
+    class Stop(Exception): ...
+
+    def stop_at_six(line: str) -> None:
+        if " 6/12" in line:
+            raise Stop
+
+    from dataclasses import replace
+
+    config = stage("stage1")
+    with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir, pytest.raises(Stop):
+        await run_rl(config, adding_problems(40), replace(fake_crew(stopped), show=stop_at_six), run_dir)
+    shown: list[str] = []
+    await run_stage(config, SkilledPolicy(), tmp_path / "run", shown)
+    assert "stage1: going on after step 4" in shown
+    ours, theirs = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("whole", "run"))
+    same = ("step", "policy_version", "reward_mean", "trained_trajectories", "tokens_generated")
+    assert [[row[key] for key in same] for row in ours] == [[row[key] for key in same] for row in theirs]
+
+
+async def test_equal_rewards_everywhere_are_a_logged_step_that_changes_nothing(tmp_path: Path):
+    policy, shown = SkilledPolicy(skill=1.0, slip=0.0), list[str]()
+    await run_stage(stage("stage1", steps=2), policy, tmp_path / "run", shown)
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    assert [row["trained_trajectories"] for row in rows] == [0, 0]
+    assert [row["groups_equal_dropped"] for row in rows] == [8, 8]
+    assert [row["policy_version"] for row in rows] == [0, 0]
+    assert sum("equal rewards" in line for line in shown) == 2
+
+
+async def test_rollouts_that_our_failures_end_are_dropped_with_a_reason_and_never_scored():
+    crew = fake_crew(SkilledPolicy(), execute=BrokenSandbox())
+    system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
+    record = await train_step(adding_problems(2), system, SMALL, step=1, policy_version=0)
+    assert record.ledger == Ledger(requested=32, dropped=32, resampled_away=0, in_equal_groups=0, trained=0)
+    assert {dropped.reason for dropped in record.dropped} == {"no executor left"}
+    assert record.metrics.reward_mean == 0.0 and record.metrics.rollouts == 0
+
+
+async def test_plain_grpo_trains_on_as_many_as_resampling_keeps():
+    crew = fake_crew(SkilledPolicy())
+    system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
+    plain = with_values(SMALL, {"algorithm.resample": "none"})
+    record = await train_step(adding_problems(4), system, plain, step=1, policy_version=0)
+    assert record.ledger.requested == 4 * 8 and record.ledger.resampled_away == 0
+    roc = await train_step(adding_problems(4), system, SMALL, step=1, policy_version=0)
+    assert roc.ledger.requested == 4 * 16 and roc.ledger.resampled_away == 4 * 8
+
+
+async def test_a_wait_for_rollouts_that_never_finish_ends_with_their_names():
+    class Silent:
+        async def run(self, requests: object):
+            import asyncio
+
+            await asyncio.sleep(60)
+            yield None
+
+    requests = rollout_requests(adding_problems(1), SMALL, name=3, siblings=2)
+    with pytest.raises(DeadlineExceeded, match="stage1/3/0-add-0/0"):
+        await roll_out(requests, Silent(), deadline_s=0.05)  # type: ignore[arg-type]
+
+
+def test_a_ledger_that_does_not_add_up_ends_the_run():
+    with pytest.raises(RStarError, match="does not add up"):
+        Ledger(requested=3, dropped=0, resampled_away=1, in_equal_groups=0, trained=1)
+
+
+def test_every_sibling_has_its_own_seed_and_the_same_in_the_next_run():
+    first = rollout_requests(adding_problems(3), SMALL, name=1, siblings=4)
+    assert len({request.seed for request in first}) == len({request.rollout_id for request in first}) == 12
+    assert first == rollout_requests(adding_problems(3), SMALL, name=1, siblings=4)
