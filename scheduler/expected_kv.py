@@ -1,0 +1,419 @@
+"""Our policy: admit while the residents' KV demand, now and later, stays below capacity at a given risk.
+
+Legend: H horizons (tokens of growth from now), R residents of one replica, G prompt groups of one stage, S fleet slots.
+
+Running rollouts grow in lock-step, one token per decode step, so "h tokens from now" is one moment for all of them. At
+it, resident i with response a_i is alive with probability P_i(h) (scheduler/estimate.py) and then holds a_i + h tokens
+beside its prompt:
+
+    demand(h) = sum_i (a_i + h) P_i(h)      variance(h) = sum_i (a_i + h)^2 P_i(h) (1 - P_i(h))
+
+A rollout is admitted where demand + z sqrt(variance) + prompts <= capacity at every h, itself included. Prompts count
+once per group and replica. `z` starts at the normal quantile of the risk and follows what happens: a preemption raises
+it, each rollout that ends lowers it a little, so that in the long run `risk` of them are preempted.
+"""
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+from scheduler.estimate import Floats, LengthEstimate
+from scheduler.fleet import BLOCK_TOKENS, Fleet, Replica, Rollout
+from scheduler.load import Move, RolloutLoad
+
+NUM_HORIZONS = 20
+PROBES = 4  # siblings of each group that start before groups are ranked by length
+OLDEST_EVERY = 32  # every so many admissions the longest-waiting rollout goes first
+LEARN_EVERY = 128  # observations between two refreshes of the estimate
+REFRESH_STEPS = 16  # decode steps after which a replica's profile is computed anew
+Z_STEP = 0.5  # how far one preemption moves the safety factor
+MOVE_SHARE = 0.004  # tokens computed again because of moves, at most, of all generated
+MOVE_GAIN = 4.0  # a token decoded costs at least this many tokens prefilled
+
+
+class Profile:
+    """Expected KV demand of one replica's residents over the horizons, a row per resident."""
+
+    def __init__(self, num_horizons: int) -> None:
+        self.rollouts: list[Rollout] = []
+        self.demand_RH: Floats = np.zeros((8, num_horizons))
+        self.variance_RH: Floats = np.zeros((8, num_horizons))
+        self.demand_H: Floats = np.zeros(num_horizons)
+        self.variance_H: Floats = np.zeros(num_horizons)
+        self.prompt_tokens = 0  # of the groups present, once each
+        self.fresh_at = 0.0  # decode step of the last full computation
+
+    def append(self, rollout: Rollout, demand_H: Floats, variance_H: Floats) -> None:
+        rollout.row = len(self.rollouts)
+        self.rollouts.append(rollout)
+        if rollout.row == len(self.demand_RH):
+            self.demand_RH = np.concatenate([self.demand_RH, np.zeros_like(self.demand_RH)])
+            self.variance_RH = np.concatenate([self.variance_RH, np.zeros_like(self.variance_RH)])
+        self.demand_RH[rollout.row] = demand_H
+        self.variance_RH[rollout.row] = variance_H
+        self.demand_H += demand_H
+        self.variance_H += variance_H
+
+    def pop(self, rollout: Rollout) -> None:
+        last = self.rollouts.pop()
+        row = rollout.row
+        self.demand_H -= self.demand_RH[row]
+        self.variance_H -= self.variance_RH[row]
+        if last is not rollout:
+            self.rollouts[row] = last
+            last.row = row
+            self.demand_RH[row] = self.demand_RH[len(self.rollouts)]
+            self.variance_RH[row] = self.variance_RH[len(self.rollouts)]
+        rollout.row = -1
+        if not self.rollouts:
+            self.demand_H = np.zeros_like(self.demand_H)
+            self.variance_H = np.zeros_like(self.variance_H)
+
+    def replace(self, demand_RH: Floats, variance_RH: Floats) -> None:
+        count = len(self.rollouts)
+        self.demand_RH[:count] = demand_RH
+        self.variance_RH[:count] = variance_RH
+        self.demand_H = demand_RH.sum(axis=0)
+        self.variance_H = variance_RH.sum(axis=0)
+
+
+class Group:
+    """One prompt group: who waits, how many siblings have started and where they are."""
+
+    def __init__(self, stage: LengthEstimate, index: int, prompt_tokens: int) -> None:
+        self.stage = stage
+        self.index = index  # in the stage's estimate
+        self.prompt_tokens = -(-prompt_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
+        self.fresh: OrderedDict[str, Rollout] = OrderedDict()
+        self.started = 0
+        self.live = 0
+        self.homes: dict[int, int] = {}  # fleet slot -> residents there
+
+
+class ExpectedKV:
+    """Fill every replica to the brim of its expected KV; the longest-expected groups start first."""
+
+    name = "expected_kv"
+
+    def __init__(self, fleet: Fleet, *, risk: float = 0.01) -> None:
+        if not 0.0 < risk < 0.5:
+            raise ValueError(f"risk {risk} must lie between 0 and 0.5: the share of rollouts an engine may preempt")
+        self.fleet = fleet
+        self.risk = risk
+        self.z = NormalDist().inv_cdf(1.0 - risk)
+        self._z_least = 0.5 * self.z
+        self.horizons_H: Floats = np.zeros(NUM_HORIZONS)
+        self._stages: dict[tuple[int, int], LengthEstimate] = {}
+        self._groups: dict[str, Group] = {}
+        self._order: list[tuple[int, float, int, Group]] = []  # heap: probes done, minus expected length, tie
+        self._resumed: OrderedDict[str, Rollout] = OrderedDict()
+        self._arrivals: deque[Rollout] = deque()  # fresh ones, oldest first; those that have started are skipped
+        self._profiles: dict[str, Profile] = {}
+        self._room_S: Floats = np.zeros(0)  # capacity left at the worst horizon; -inf: closed
+        self._picks = 0
+        self._learnt_at = -1
+        self._fresh_rows: dict[int, tuple[Floats, Floats]] = {}  # by id of the stage: demand and variance [G, H]
+        self._turned: list[Rollout] = []  # rollouts at a turn boundary, since the last look for moves
+        self._moved_tokens = 0
+
+    # -- who goes next --------------------------------------------------------------------------------------------
+    def submitted(self, rollouts: Sequence[Rollout]) -> None:
+        for rollout in rollouts:
+            group = self._know(rollout)
+            load = rollout.load
+            if load.context_tokens == load.prompt_tokens and rollout.prefer is None:
+                group.fresh[load.rollout_id] = rollout
+                self._arrivals.append(rollout)
+            else:
+                self._resumed[load.rollout_id] = rollout
+        self._learnt_at = -1  # new groups must be ranked
+
+    def _know(self, rollout: Rollout) -> Group:
+        load = rollout.load
+        group = self._groups.get(load.group_id)
+        if group is None:
+            limits = (load.max_response_tokens, load.max_turns)
+            stage = self._stages.get(limits)
+            if stage is None:
+                stage = self._stages[limits] = LengthEstimate(load.max_response_tokens)
+                if load.max_response_tokens > self.horizons_H[-1]:
+                    self._stretch(load.max_response_tokens)
+            group = self._groups[load.group_id] = Group(stage, stage.add_group(load.group_id), load.prompt_tokens)
+        if rollout.slot < 0:
+            rollout.slot = group.stage.start(group.index, load.response_tokens)
+            group.live += 1
+        return group
+
+    def unqueue(self, rollout: Rollout) -> None:
+        self._resumed.pop(rollout.load.rollout_id, None)
+        if self._groups[rollout.load.group_id].fresh.pop(rollout.load.rollout_id, None) is not None:
+            self._groups[rollout.load.group_id].started += 1
+
+    def withdrawn(self, rollout: Rollout) -> None:
+        self.unqueue(rollout)
+        group = self._groups[rollout.load.group_id]
+        group.stage.drop(rollout.slot)
+        self._forget(rollout, group)
+
+    def _forget(self, rollout: Rollout, group: Group) -> None:
+        rollout.slot = -1
+        group.live -= 1
+        if group.live == 0:
+            del self._groups[rollout.load.group_id]
+
+    def pick(self) -> tuple[Rollout, Replica] | None:
+        self._learn()
+        rollout = self._next()
+        if rollout is None:
+            return None
+        replica = self._place(rollout)
+        if replica is None:
+            return None
+        self._picks += 1
+        rollout.prefer = None
+        if self._resumed.pop(rollout.load.rollout_id, None) is None:
+            group = self._groups[rollout.load.group_id]
+            del group.fresh[rollout.load.rollout_id]
+            group.started += 1
+            if self._order and self._order[0][3] is group:
+                _, length, tie, _ = heapq.heappop(self._order)
+                if group.fresh:
+                    heapq.heappush(self._order, (min(group.started, PROBES), length, tie, group))
+        return rollout, replica
+
+    def _next(self) -> Rollout | None:
+        """Interrupted ones; now and then the oldest; else the group with fewest probes, then the longest-expected."""
+        if self._resumed:
+            return next(iter(self._resumed.values()))
+        if self._picks % OLDEST_EVERY == OLDEST_EVERY - 1:
+            while self._arrivals:
+                rollout = self._arrivals[0]
+                if rollout.replica is None and rollout.slot >= 0:
+                    return rollout
+                self._arrivals.popleft()
+        while self._order and not self._order[0][3].fresh:
+            heapq.heappop(self._order)
+        return next(iter(self._order[0][3].fresh.values())) if self._order else None
+
+    def _learn(self) -> None:
+        """Refresh the estimate and the ranking, where enough has been seen since the last time."""
+        seen = sum(stage.observations for stage in self._stages.values())
+        if self._learnt_at >= 0 and seen < self._learnt_at + LEARN_EVERY:
+            return
+        self._learnt_at = seen
+        lengths: dict[int, Floats] = {}
+        for stage in self._stages.values():
+            stage.refresh()
+            groups_G = np.arange(stage.num_groups)
+            ages_G = np.zeros(stage.num_groups)
+            lengths[id(stage)] = stage.mean_remaining(groups_G, ages_G)
+            alive_GH = stage.survival(groups_G, ages_G, self.horizons_H)
+            self._fresh_rows[id(stage)] = _rows(ages_G, self.horizons_H, alive_GH)
+        self._order = [
+            (min(group.started, PROBES), -float(lengths[id(group.stage)][group.index]), tie, group)
+            for tie, group in enumerate(self._groups.values())
+            if group.fresh
+        ]
+        heapq.heapify(self._order)
+
+    # -- where it goes --------------------------------------------------------------------------------------------
+    def _place(self, rollout: Rollout) -> Replica | None:
+        """The replica with most room after admission, counting a cached prompt as room; ties rotate."""
+        if len(self._room_S) == 0:
+            return None
+        load = rollout.load
+        group = self._groups[load.group_id]
+        rows = self._rows_of(rollout, group)
+        if rollout.prefer is not None:
+            preferred = self.fleet.by_id.get(rollout.prefer)
+            if preferred is not None and preferred.open and self._fits(preferred, rollout, group, rows):
+                return preferred
+        start = self._picks % len(self._room_S)
+        best = start + int(self._room_S[start:].argmax())
+        if start and self._room_S[before := int(self._room_S[:start].argmax())] > self._room_S[best]:
+            best = before
+        room = self._room_S[best]
+        for slot in group.homes:
+            if slot != best and self._room_S[slot] + group.prompt_tokens > room:
+                best, room = slot, self._room_S[slot] + group.prompt_tokens
+        replica = self.fleet.slots[best]
+        if replica is None or room == -np.inf or not self._fits(replica, rollout, group, rows):
+            return None
+        return replica
+
+    def _fits(self, replica: Replica, rollout: Rollout, group: Group, rows: tuple[Floats, Floats]) -> bool:
+        if not replica.has_slot or replica.kv_capacity_tokens < self.needed_tokens(rollout.load):
+            return False
+        if not replica.residents:
+            return True
+        profile = self._profiles[replica.replica_id]
+        prompt = 0 if replica.index in group.homes else group.prompt_tokens
+        peak = (profile.demand_H + rows[0] + self.z * np.sqrt(profile.variance_H + rows[1])).max()
+        return bool(peak + prompt + self._beside(replica, profile) <= replica.kv_capacity_tokens)
+
+    def _rows_of(self, rollout: Rollout, group: Group) -> tuple[Floats, Floats]:
+        response = rollout.load.response_tokens
+        if response == 0:
+            demand_GH, variance_GH = self._fresh_rows[id(group.stage)]
+            return demand_GH[group.index], variance_GH[group.index]
+        age_1 = np.array([float(response)])
+        alive_1H = group.stage.survival(np.array([group.index]), age_1, self.horizons_H)
+        demand_1H, variance_1H = _rows(age_1, self.horizons_H, alive_1H)
+        return demand_1H[0], variance_1H[0]
+
+    def needed_tokens(self, load: RolloutLoad) -> int:
+        return load.context_tokens + 1
+
+    def _beside(self, replica: Replica, profile: Profile) -> float:
+        """Tokens that the profile's rows do not show: prompts, growth since, and what the engine reports on top."""
+        growth = len(profile.rollouts) * max(0.0, replica.decode_step - profile.fresh_at)
+        unexplained = replica.load.kv_used_tokens - (profile.demand_H[0] + profile.prompt_tokens + growth)
+        return profile.prompt_tokens + growth + max(0.0, unexplained)
+
+    def _measure(self, replica: Replica) -> None:
+        """Note how much room this replica has."""
+        profile = self._profiles[replica.replica_id]
+        if not replica.open or not replica.has_slot:
+            self._room_S[replica.index] = -np.inf
+            return
+        peak = (profile.demand_H + self.z * np.sqrt(np.maximum(profile.variance_H, 0.0))).max()
+        self._room_S[replica.index] = replica.kv_capacity_tokens - peak - self._beside(replica, profile)
+
+    # -- what happens ---------------------------------------------------------------------------------------------
+    def admitted(self, rollout: Rollout) -> None:
+        replica = rollout.replica
+        assert replica is not None
+        group = self._know(rollout)
+        profile = self._profiles[replica.replica_id]
+        if id(group.stage) not in self._fresh_rows:
+            self._learn()
+        profile.append(rollout, *self._rows_of(rollout, group))
+        if replica.index not in group.homes:
+            profile.prompt_tokens += group.prompt_tokens
+        group.homes[replica.index] = group.homes.get(replica.index, 0) + 1
+        self._measure(replica)
+
+    def grown(self, rollout: Rollout) -> None:
+        group = self._groups[rollout.load.group_id]
+        group.stage.grow(rollout.slot, rollout.load.response_tokens)
+        self._turned.append(rollout)
+
+    def released(self, rollout: Rollout, *, ended: bool, truncated: bool) -> None:
+        replica = rollout.replica
+        assert replica is not None
+        group = self._groups[rollout.load.group_id]
+        profile = self._profiles[replica.replica_id]
+        profile.pop(rollout)
+        group.homes[replica.index] -= 1
+        if group.homes[replica.index] == 0:
+            del group.homes[replica.index]
+            profile.prompt_tokens -= group.prompt_tokens
+        if ended:
+            group.stage.end(rollout.slot, rollout.load.response_tokens, truncated=truncated)
+            self._forget(rollout, group)
+            self.z = max(self._z_least, self.z - Z_STEP * self.risk)
+        self._measure(replica)
+
+    def reported(self, replica: Replica, new_preemptions: int) -> None:
+        self.z = min(self.z + Z_STEP * new_preemptions, 3.0 * NormalDist().inv_cdf(1.0 - self.risk))
+        profile = self._profiles[replica.replica_id]
+        if profile.rollouts and replica.decode_step >= profile.fresh_at + REFRESH_STEPS:
+            self._refresh(replica, profile)
+        self._measure(replica)
+
+    def _refresh(self, replica: Replica, profile: Profile) -> None:
+        """All residents' rows anew, from their ages now."""
+        step = replica.decode_step
+        groups = [self._groups[rollout.load.group_id] for rollout in profile.rollouts]
+        age_R = np.array([
+            min(r.load.response_tokens + step - r.step_seen, r.load.max_response_tokens - 1) for r in profile.rollouts
+        ])  # fmt: skip
+        index_R = np.array([group.index for group in groups])
+        stages = {id(group.stage): group.stage for group in groups}
+        if len(stages) == 1:
+            alive_RH = groups[0].stage.survival(index_R, age_R, self.horizons_H)
+        else:
+            alive_RH = np.zeros((len(groups), NUM_HORIZONS))
+            for key, stage in stages.items():
+                rows = np.array([row for row, group in enumerate(groups) if id(group.stage) == key])
+                alive_RH[rows] = stage.survival(index_R[rows], age_R[rows], self.horizons_H)
+        profile.replace(*_rows(age_R, self.horizons_H, alive_RH))
+        profile.fresh_at = step
+
+    def replicas_changed(self) -> None:
+        if len(self._room_S) < len(self.fleet.slots):
+            closed = np.full(len(self.fleet.slots) - len(self._room_S), -np.inf)
+            self._room_S = np.concatenate([self._room_S, closed])
+        for replica_id in self._profiles.keys() - self.fleet.by_id.keys():
+            del self._profiles[replica_id]
+        for index, replica in enumerate(self.fleet.slots):
+            if replica is None:
+                self._room_S[index] = -np.inf
+                continue
+            self._profiles.setdefault(replica.replica_id, Profile(NUM_HORIZONS))
+            self._measure(replica)
+
+    def new_policy_version(self) -> None:
+        """The weights changed: what was learned of lengths fades."""
+        for stage in self._stages.values():
+            stage.forget_finished()
+        for group_id, group in self._groups.items():
+            group.index = group.stage.add_group(group_id)
+        self._learnt_at = -1
+
+    def _stretch(self, max_response_tokens: int) -> None:
+        """Horizons reach to the longest life: dense at first, where most is certain."""
+        self.horizons_H = max_response_tokens * (np.arange(NUM_HORIZONS) / (NUM_HORIZONS - 1)) ** 1.5
+        self._learnt_at = -1
+        for replica_id, profile in self._profiles.items():
+            if profile.rollouts:
+                self._refresh(self.fleet.by_id[replica_id], profile)
+
+    # -- between turns --------------------------------------------------------------------------------------------
+    def moves(self) -> Sequence[Move]:
+        """Once nothing waits: from a full replica to one less than half as full, if enough is still to come.
+
+        A move computes the context again, so it must be repaid by faster tokens, and all of them stay within a small
+        share of the tokens generated.
+        """
+        turned, self._turned = self._turned, []
+        if not turned or self._order or self._resumed:
+            return ()
+        moves: list[Move] = []
+        used = {r.replica_id: self._used(r) for r in self.fleet.open()}
+        for rollout in turned:
+            source = rollout.replica
+            if source is None or rollout.prefer is not None or len(used) < 2 or source.replica_id not in used:
+                continue
+            context = rollout.load.context_tokens
+            if self._moved_tokens + context > MOVE_SHARE * self.fleet.generated_tokens:
+                break
+            target = min(used, key=used.__getitem__)
+            if used[target] + context > 0.5 * (used[source.replica_id] - context):
+                continue
+            group = self._groups[rollout.load.group_id]
+            age_1 = np.array([float(rollout.load.response_tokens)])
+            if MOVE_GAIN * group.stage.mean_remaining(np.array([group.index]), age_1)[0] < context:
+                continue
+            if not self._fits(self.fleet.by_id[target], rollout, group, self._rows_of(rollout, group)):
+                continue
+            rollout.prefer = target
+            self._moved_tokens += context
+            used[target] += context
+            used[source.replica_id] -= context
+            moves.append(Move(rollout.load.rollout_id, source.replica_id, target))
+        return moves
+
+    def _used(self, replica: Replica) -> float:
+        profile = self._profiles[replica.replica_id]
+        return float(profile.demand_H[0]) + profile.prompt_tokens
+
+
+def _rows(age_N: Floats, horizon_H: Floats, alive_NH: Floats) -> tuple[Floats, Floats]:
+    """Demand and variance [N, H]; half a block is lost to rounding by every rollout."""
+    size_NH = age_N[:, None] + horizon_H[None, :] + BLOCK_TOKENS / 2
+    demand_NH = size_NH * alive_NH
+    return demand_NH, demand_NH * size_NH * (1.0 - alive_NH)

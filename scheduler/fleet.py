@@ -1,0 +1,104 @@
+"""The balancer's memory: replicas and the rollouts on them, mutable, owned by one `Balancer`."""
+
+from dataclasses import dataclass, field
+
+from scheduler.load import ReplicaLoad, ReplicaSnapshot, RolloutLoad
+
+BLOCK_TOKENS = 16  # vLLM's default; reservations are whole blocks
+
+
+@dataclass(slots=True, eq=False)
+class Rollout:
+    """One live rollout: what was last reported of it, and where it is."""
+
+    load: RolloutLoad
+    sequence: int  # order of submission, for ties and for fairness
+    submitted_s: float = 0.0
+    replica: "Replica | None" = None  # None: waiting
+    step_seen: float = 0.0  # the replica's decode clock when `load` was reported
+    prefer: str | None = None  # a move's target, tried first
+    reserved_tokens: int = 0  # what the policy set aside for it, where it reserves
+    row: int = -1  # the policy's own index of it on its replica
+    slot: int = -1  # the estimate's own index of it
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One engine: its capacity, what it last said, and who is resident."""
+
+    replica_id: str
+    index: int  # position in `Fleet.slots`
+    kv_capacity_tokens: int
+    max_running: int
+    serving: bool = True
+    set_aside: str | None = None
+    load: ReplicaLoad = field(default_factory=ReplicaLoad)
+    residents: dict[str, Rollout] = field(default_factory=dict[str, Rollout])
+    groups: dict[str, int] = field(default_factory=dict[str, int])  # residents per prompt group
+    reserved_tokens: int = 0
+    admissions: int = 0
+    admitted_since_report: int = 0
+    decode_step: float = 0.0  # tokens each running rollout has grown by since the start, as far as reports tell
+    policy_version: int = 0
+
+    @property
+    def open(self) -> bool:
+        return self.serving and self.set_aside is None
+
+    @property
+    def has_slot(self) -> bool:
+        return len(self.residents) < self.max_running
+
+    def context_of(self, rollout: Rollout) -> float:
+        """Expected context now: the last report, and one token for every decode step since."""
+        grown = rollout.load.context_tokens + self.decode_step - rollout.step_seen
+        return min(grown, float(rollout.load.worst_case_tokens))
+
+    def snapshot(self) -> ReplicaSnapshot:
+        return ReplicaSnapshot(
+            replica_id=self.replica_id,
+            kv_capacity_tokens=self.kv_capacity_tokens,
+            kv_used_tokens=self.load.kv_used_tokens,
+            in_flight=len(self.residents),
+            running=self.load.running,
+            engine_waiting=self.load.waiting,
+            preemptions=self.load.preemptions,
+            admissions=self.admissions,
+            policy_version=self.policy_version,
+            serving=self.serving,
+            set_aside=self.set_aside,
+        )
+
+
+class Fleet:
+    """All replicas, by name and in a stable order."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, Replica] = {}
+        self.slots: list[Replica | None] = []
+        self.generated_tokens = 0  # by all rollouts, as reported
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def add(self, replica_id: str, kv_capacity_tokens: int, max_running: int, policy_version: int) -> Replica:
+        index = self.slots.index(None) if None in self.slots else len(self.slots)
+        replica = Replica(replica_id, index, kv_capacity_tokens, max_running, policy_version=policy_version)
+        self.by_id[replica_id] = replica
+        if index == len(self.slots):
+            self.slots.append(replica)
+        else:
+            self.slots[index] = replica
+        return replica
+
+    def remove(self, replica_id: str) -> Replica:
+        replica = self.by_id.pop(replica_id)
+        self.slots[replica.index] = None
+        return replica
+
+    def open(self) -> list[Replica]:
+        return [replica for replica in self.slots if replica is not None and replica.open]
+
+    @property
+    def largest_capacity_tokens(self) -> int:
+        return max((replica.kv_capacity_tokens for replica in self.by_id.values()), default=0)

@@ -1,0 +1,162 @@
+"""What the scheduler is told and what it answers: small frozen records, lengths in tokens.
+
+A rollout's *context* is its prompt and everything after it (sampled and tool text); its *response* is everything
+after the prompt. KV is counted in tokens; an engine holds it in blocks, so a few tokens per rollout are lost to
+rounding (`block_size`).
+"""
+
+from dataclasses import dataclass, field
+
+from rstar_ray.errors import RStarError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutLoad:
+    """One rollout as the scheduler sees it, at the end of its last finished turn."""
+
+    rollout_id: str
+    group_id: str  # siblings of one prompt share it
+    prompt_tokens: int
+    max_response_tokens: int  # budget for everything after the prompt
+    max_turns: int
+    context_tokens: int = 0  # prompt and response so far; 0 means a fresh rollout: the prompt alone
+    generated_tokens: int = 0  # of those, what the policy sampled
+    turn: int = 0  # turns finished
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 1 or self.max_response_tokens < 1 or self.max_turns < 1:
+            raise ValueError(
+                f"rollout {self.rollout_id!r}: prompt_tokens {self.prompt_tokens}, max_response_tokens "
+                f"{self.max_response_tokens} and max_turns {self.max_turns} must all be at least 1"
+            )
+        if self.context_tokens == 0:
+            object.__setattr__(self, "context_tokens", self.prompt_tokens)
+        if self.context_tokens < self.prompt_tokens or self.generated_tokens < 0 or self.turn < 0:
+            raise ValueError(
+                f"rollout {self.rollout_id!r}: context_tokens {self.context_tokens} below its prompt "
+                f"({self.prompt_tokens}), or a negative count (generated {self.generated_tokens}, turn {self.turn})"
+            )
+
+    @property
+    def response_tokens(self) -> int:
+        return self.context_tokens - self.prompt_tokens
+
+    @property
+    def worst_case_tokens(self) -> int:
+        """Context at the end of the longest life this rollout may have."""
+        return self.prompt_tokens + self.max_response_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLoad:
+    """What an engine says of itself at one moment."""
+
+    kv_used_tokens: int = 0  # blocks in use times block size
+    running: int = 0  # requests in the batch
+    waiting: int = 0  # requests in the engine's own queue
+    preemptions: int = 0  # since the engine started
+    policy_version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnReport:
+    """A turn ended and the rollout goes on; lengths are totals after the tool's answer, where it is known."""
+
+    rollout_id: str
+    context_tokens: int
+    generated_tokens: int
+    turn: int  # turns finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A rollout ended on a replica; lengths are totals. `truncated`: its budget cut it, not the policy."""
+
+    rollout_id: str
+    context_tokens: int
+    generated_tokens: int
+    turn: int
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Start (or go on with) this rollout on this replica."""
+
+    rollout_id: str
+    replica_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """At its next turn boundary the rollout leaves `from_replica`; it is admitted to `to_replica` once handed back."""
+
+    rollout_id: str
+    from_replica: str
+    to_replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What to do now, in order."""
+
+    admissions: tuple[Admission, ...] = ()
+    moves: tuple[Move, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSnapshot:
+    """One replica, for metrics and for people."""
+
+    replica_id: str
+    kv_capacity_tokens: int
+    kv_used_tokens: int
+    in_flight: int  # rollouts resident, in a turn or at a tool
+    running: int
+    engine_waiting: int
+    preemptions: int
+    admissions: int
+    policy_version: int
+    serving: bool
+    set_aside: str | None  # why it gets no more work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalancerSnapshot:
+    """All counters; submitted = finished + cancelled + waiting + in_flight at every moment."""
+
+    policy: str
+    waiting: int
+    in_flight: int
+    submitted: int
+    admitted: int
+    finished: int
+    cancelled: int
+    requeued: int  # came back after a death or a move
+    moves: int
+    preemptions: int
+    stale_reports: int  # about rollouts that the reporter does not hold
+    replicas: tuple[ReplicaSnapshot, ...] = field(default=())
+
+
+class NeverFits(RStarError, ValueError):
+    """A rollout larger than every replica's cache: no waiting would help."""
+
+    def __init__(self, rollout_id: str, needed_tokens: int, largest_capacity_tokens: int) -> None:
+        super().__init__(
+            f"rollout {rollout_id!r} needs at least {needed_tokens} KV tokens (its context and one more), "
+            f"the largest replica holds {largest_capacity_tokens}; shorten the prompt or give the engines more KV"
+        )
+        self.rollout_id = rollout_id
+        self.needed_tokens = needed_tokens
+        self.largest_capacity_tokens = largest_capacity_tokens
+
+    def __reduce__(self) -> tuple[type["NeverFits"], tuple[str, int, int]]:
+        return (type(self), (self.rollout_id, self.needed_tokens, self.largest_capacity_tokens))
+
+
+class UnknownReplica(RStarError, KeyError):
+    """A call names a replica that is not registered (any more): register again, with what is resident."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""

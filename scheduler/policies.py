@@ -1,0 +1,252 @@
+"""Where a rollout runs: every rule behind one interface, so that they can be compared.
+
+A policy is told of every change and asked for one admission at a time until it has none. It sees reports only, never
+a rollout's future. `worst_case` and `expected_kv` hold rollouts back until they fit; the others hand them out at once,
+as routers do, and leave queueing and eviction to the engine.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+from zlib import crc32
+
+from scheduler.fleet import BLOCK_TOKENS, Fleet, Replica, Rollout
+from scheduler.load import Move, RolloutLoad
+
+
+class Policy(Protocol):
+    """The balancer calls these; a rollout's `replica` is set before `admitted` and cleared after `released`."""
+
+    name: str
+
+    def submitted(self, rollouts: Sequence[Rollout]) -> None:
+        """These wait now: new ones, or ones that lost their replica."""
+        ...
+
+    def unqueue(self, rollout: Rollout) -> None:
+        """No longer waiting: it runs already, somewhere."""
+        ...
+
+    def withdrawn(self, rollout: Rollout) -> None:
+        """No longer waiting: cancelled."""
+        ...
+
+    def pick(self) -> tuple[Rollout, Replica] | None:
+        """The next admission; None: nothing may start now."""
+        ...
+
+    def admitted(self, rollout: Rollout) -> None: ...
+
+    def grown(self, rollout: Rollout) -> None:
+        """A turn ended; `rollout.load` has the new lengths."""
+        ...
+
+    def released(self, rollout: Rollout, *, ended: bool, truncated: bool) -> None:
+        """It leaves its replica: for good (`ended`), or to wait again."""
+        ...
+
+    def replicas_changed(self) -> None: ...
+
+    def reported(self, replica: Replica, new_preemptions: int) -> None:
+        """An engine's own report has been noted."""
+        ...
+
+    def moves(self) -> Sequence[Move]: ...
+
+    def needed_tokens(self, load: RolloutLoad) -> int:
+        """The least capacity of a replica that could ever hold it."""
+        ...
+
+    def new_policy_version(self) -> None:
+        """The weights changed."""
+        ...
+
+
+class QueuePolicy:
+    """First come, first served; a subclass says where in `choose`."""
+
+    name = ""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.waiting: OrderedDict[str, Rollout] = OrderedDict()
+
+    def submitted(self, rollouts: Sequence[Rollout]) -> None:
+        for rollout in rollouts:
+            self.waiting[rollout.load.rollout_id] = rollout
+
+    def unqueue(self, rollout: Rollout) -> None:
+        self.waiting.pop(rollout.load.rollout_id, None)
+
+    def withdrawn(self, rollout: Rollout) -> None:
+        self.unqueue(rollout)
+
+    def pick(self) -> tuple[Rollout, Replica] | None:
+        if not self.waiting:
+            return None
+        rollout = next(iter(self.waiting.values()))
+        replica = self.choose(rollout)
+        if replica is None:
+            return None
+        del self.waiting[rollout.load.rollout_id]
+        return rollout, replica
+
+    def choose(self, rollout: Rollout) -> Replica | None:
+        raise NotImplementedError
+
+    def candidates(self, rollout: Rollout) -> list[Replica]:
+        """Open replicas that could ever hold it."""
+        needed = self.needed_tokens(rollout.load)
+        return [replica for replica in self.fleet.open() if replica.kv_capacity_tokens >= needed]
+
+    def admitted(self, rollout: Rollout) -> None:
+        pass
+
+    def grown(self, rollout: Rollout) -> None:
+        pass
+
+    def released(self, rollout: Rollout, *, ended: bool, truncated: bool) -> None:
+        pass
+
+    def replicas_changed(self) -> None:
+        pass
+
+    def reported(self, replica: Replica, new_preemptions: int) -> None:
+        pass
+
+    def moves(self) -> Sequence[Move]:
+        return ()
+
+    def needed_tokens(self, load: RolloutLoad) -> int:
+        return load.context_tokens + 1
+
+    def new_policy_version(self) -> None:
+        pass
+
+
+class Static(QueuePolicy):
+    """Each batch of submissions is cut into equal runs, one per replica, before anything starts."""
+
+    name = "static"
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet)
+        self._share: dict[str, tuple[int, int]] = {}  # place in its batch, and the batch's size
+
+    def submitted(self, rollouts: Sequence[Rollout]) -> None:
+        super().submitted(rollouts)
+        for place, rollout in enumerate(rollouts):
+            self._share[rollout.load.rollout_id] = (place, len(rollouts))
+
+    def choose(self, rollout: Rollout) -> Replica | None:
+        replicas = self.candidates(rollout)
+        if not replicas:
+            return None
+        place, size = self._share.pop(rollout.load.rollout_id)
+        return replicas[place * len(replicas) // size]
+
+    def unqueue(self, rollout: Rollout) -> None:
+        super().unqueue(rollout)
+        self._share.pop(rollout.load.rollout_id, None)
+
+
+class RoundRobin(QueuePolicy):
+    """Replicas in turn."""
+
+    name = "round_robin"
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet)
+        self._turn = 0
+
+    def choose(self, rollout: Rollout) -> Replica | None:
+        replicas = self.candidates(rollout)
+        if not replicas:
+            return None
+        self._turn += 1
+        return replicas[(self._turn - 1) % len(replicas)]
+
+
+class ConsistentHash(QueuePolicy):
+    """The replica with the highest hash of (rollout, replica): few rollouts move when the fleet changes."""
+
+    name = "consistent_hash"
+
+    def choose(self, rollout: Rollout) -> Replica | None:
+        key = rollout.load.rollout_id
+        return max(
+            self.candidates(rollout), key=lambda replica: crc32(f"{replica.replica_id}/{key}".encode()), default=None
+        )
+
+
+class LeastRequests(QueuePolicy):
+    """Sticky; a rollout starts where the engine has fewest requests, by its last report and what was sent since."""
+
+    name = "least_requests"
+
+    def choose(self, rollout: Rollout) -> Replica | None:
+        def requests(replica: Replica) -> int:
+            return replica.load.running + replica.load.waiting + replica.admitted_since_report
+
+        return min(self.candidates(rollout), key=requests, default=None)
+
+
+class LeastSessions(QueuePolicy):
+    """Sticky; a rollout starts where fewest rollouts live, at a tool or not."""
+
+    name = "least_sessions"
+
+    def choose(self, rollout: Rollout) -> Replica | None:
+        return min(self.candidates(rollout), key=lambda replica: len(replica.residents), default=None)
+
+
+class PrefixAware(QueuePolicy):
+    """Where the prompt is cached, unless that replica is well ahead of the idlest; then the idlest."""
+
+    name = "prefix_aware"
+    imbalance_rollouts = 32
+    imbalance_ratio = 1.1
+
+    def choose(self, rollout: Rollout) -> Replica | None:
+        replicas = self.candidates(rollout)
+        if not replicas:
+            return None
+        idlest = min(replicas, key=lambda replica: len(replica.residents))
+        group = rollout.load.group_id
+        cached = max(replicas, key=lambda replica: replica.groups.get(group, 0))
+        lead = len(cached.residents) - len(idlest.residents)
+        if cached.groups.get(group, 0) == 0:
+            return idlest
+        if lead > self.imbalance_rollouts and len(cached.residents) > self.imbalance_ratio * len(idlest.residents):
+            return idlest
+        return cached
+
+
+class WorstCase(QueuePolicy):
+    """Reserve prompt and maximum response for a rollout's whole life, on the freest replica; wait where none has room.
+
+    What the authors of arXiv:2508.20722 describe (section 3.2). Never overflows, and leaves most of the cache unused.
+    """
+
+    name = "worst_case"
+
+    def choose(self, rollout: Rollout) -> Replica | None:
+        def free(replica: Replica) -> int:
+            return replica.kv_capacity_tokens - replica.reserved_tokens
+
+        freest = max((r for r in self.candidates(rollout) if r.has_slot), key=free, default=None)
+        return freest if freest is not None and free(freest) >= self.needed_tokens(rollout.load) else None
+
+    def admitted(self, rollout: Rollout) -> None:
+        assert rollout.replica is not None
+        rollout.reserved_tokens = self.needed_tokens(rollout.load)
+        rollout.replica.reserved_tokens += rollout.reserved_tokens
+
+    def released(self, rollout: Rollout, *, ended: bool, truncated: bool) -> None:
+        assert rollout.replica is not None
+        rollout.replica.reserved_tokens -= rollout.reserved_tokens
+        rollout.reserved_tokens = 0
+
+    def needed_tokens(self, load: RolloutLoad) -> int:
+        """Whole blocks: an engine never gives half of one."""
+        return -(-load.worst_case_tokens // BLOCK_TOKENS) * BLOCK_TOKENS

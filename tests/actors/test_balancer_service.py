@@ -1,0 +1,175 @@
+"""The balancer's RPCs, without Ray: payloads, numbered grants, deaths and rebirths."""
+
+import asyncio
+
+import pytest
+
+from actors.balancer import BalancerService
+from rstar_ray.errors import DeadlineExceeded
+from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
+
+
+def load(name: str, *, group: str = "g", prompt: int = 10, most: int = 90) -> RolloutLoad:
+    return RolloutLoad(rollout_id=name, group_id=group, prompt_tokens=prompt, max_response_tokens=most, max_turns=4)
+
+
+def end(name: str, tokens: int = 50) -> Finished:
+    return Finished(rollout_id=name, context_tokens=10 + tokens, generated_tokens=tokens, turn=1)
+
+
+async def granted(service: BalancerService, replica: str, ack: int = 0, wait_s: float = 1.0) -> tuple[int, list[str]]:
+    grants = await service.next_grants(replica, ack, wait_s)
+    return grants.number, [grant.load.rollout_id for grant in grants.admissions]
+
+
+async def test_a_payload_comes_out_with_its_grant():
+    service = BalancerService()
+    await service.register("r0", 1000, 8)
+    await service.submit([(load("a"), {"seed": 7})])
+    grants = await service.next_grants("r0", 0, 1.0)
+    assert [(grant.load.rollout_id, grant.payload) for grant in grants.admissions] == [("a", {"seed": 7})]
+
+
+async def test_grants_are_delivered_again_until_acknowledged():
+    service = BalancerService()
+    await service.register("r0", 1000, 8)
+    await service.submit([(load("a"), None)])
+    number, first = await granted(service, "r0")
+    assert (await granted(service, "r0"))[1] == first == ["a"]
+    assert (await granted(service, "r0", ack=number, wait_s=0.01))[1] == []
+
+
+async def test_a_waiting_worker_is_woken_by_a_submission():
+    service = BalancerService()
+    await service.register("r0", 1000, 8)
+    poll = asyncio.create_task(granted(service, "r0", wait_s=30.0))
+    await asyncio.sleep(0.01)
+    await service.submit([(load("a"), None)])
+    assert (await asyncio.wait_for(poll, 2.0))[1] == ["a"]
+
+
+async def test_a_rollout_is_granted_when_another_ends():
+    service = BalancerService("worst_case")
+    await service.register("r0", 120, 8)
+    await service.submit([(load("a"), None), (load("b"), None)])
+    number, first = await granted(service, "r0")
+    assert first == ["a"]
+    poll = asyncio.create_task(granted(service, "r0", ack=number, wait_s=30.0))
+    await service.report("r0", [], [end("a")])
+    assert (await asyncio.wait_for(poll, 2.0))[1] == ["b"]
+
+
+async def test_a_dead_replicas_rollouts_are_granted_elsewhere_with_their_payload():
+    service = BalancerService()
+    await service.register("r0", 1000, 8)
+    await service.submit([(load("a"), "payload")])
+    await granted(service, "r0")
+    await service.register("r1", 1000, 8)
+    turn = TurnReport(rollout_id="a", context_tokens=40, generated_tokens=30, turn=1)
+    await service.report("r0", [turn], [])
+    assert await service.replica_lost("r0") == ["a"]
+    grants = await service.next_grants("r1", 0, 1.0)
+    assert grants.admissions[0].payload == "payload"
+    assert grants.admissions[0].load.context_tokens == 40
+
+
+async def test_handed_back_rollouts_go_on_from_their_new_payload():
+    service = BalancerService()
+    await service.register("r0", 1000, 8)
+    await service.submit([(load("a"), "fresh")])
+    await granted(service, "r0")
+    await service.set_serving("r0", False)
+    await service.register("r1", 1000, 8)
+    later = RolloutLoad(
+        rollout_id="a", group_id="g", prompt_tokens=10, max_response_tokens=90, max_turns=4, context_tokens=50,
+        generated_tokens=30, turn=2,
+    )  # fmt: skip
+    await service.return_rollouts("r0", [(later, "resumed")])
+    grants = await service.next_grants("r1", 0, 1.0)
+    assert [(g.payload, g.load.turn) for g in grants.admissions] == [("resumed", 2)]
+
+
+async def test_a_result_from_a_replica_that_lost_the_rollout_is_stale():
+    service = BalancerService()
+    await service.register("r0", 1000, 8)
+    await service.submit([(load("a"), None)])
+    await granted(service, "r0")
+    await service.replica_lost("r0")
+    await service.register("r0", 1000, 8)
+    await service.register("r1", 1000, 8)
+    snapshot = await service.snapshot()
+    assert snapshot.finished == 0
+    holder = "r0" if (await granted(service, "r0", wait_s=0.05))[1] else "r1"
+    other = "r1" if holder == "r0" else "r0"
+    await service.report(other, [], [end("a")])
+    assert (await service.snapshot()).stale_reports == 1
+    await service.report(holder, [], [end("a")])
+    assert (await service.snapshot()).finished == 1
+
+
+async def test_a_reborn_balancer_is_rebuilt_from_what_is_resident():
+    service = BalancerService(settle_s=0.05)
+    with pytest.raises(UnknownReplica):
+        await service.report("r0", [], [])
+    await service.register("r0", 1000, 8, resident=[load("a")])
+    await service.submit([(load("a"), "again"), (load("b"), None)])
+    assert (await granted(service, "r0"))[1] == ["b"]
+    await service.replica_lost("r0")
+    await service.register("r1", 1000, 8)
+    assert sorted((await granted(service, "r1"))[1]) == ["a", "b"]
+
+
+async def test_a_late_return_of_a_rollout_that_runs_elsewhere_is_stopped():
+    service = BalancerService()
+    await service.register("r0", 1000, 8)
+    await service.submit([(load("a"), None)])
+    await granted(service, "r0")
+    reply = await service.register("r1", 1000, 8, resident=[load("a")])
+    assert reply.cancels == ("a",)
+
+
+async def test_a_cancelled_rollout_is_stopped_where_it_runs():
+    service = BalancerService()
+    await service.register("r0", 1000, 8)
+    await service.submit([(load("a"), None)])
+    number, _ = await granted(service, "r0")
+    await service.cancel(["a"])
+    assert (await service.next_grants("r0", number, 1.0)).cancels == ("a",)
+    assert (await service.snapshot()).in_flight == 0
+
+
+async def test_what_can_never_fit_is_refused_with_the_numbers():
+    service = BalancerService()
+    await service.register("r0", 100, 8)
+    with pytest.raises(NeverFits, match=r"needs at least 101 KV tokens.*holds 100"):
+        await service.submit([(load("a", prompt=100), None)])
+
+
+async def test_a_submission_without_any_replica_ends_at_its_deadline():
+    with pytest.raises(DeadlineExceeded, match="first replica"):
+        await BalancerService().submit([(load("a"), None)], wait_s=0.02)
+
+
+async def test_a_replica_that_reports_nonsense_gets_no_more_work():
+    service = BalancerService()
+    await service.register("r0", 1000, 8)
+    await service.register("r1", 1000, 8)
+    await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=1001))
+    await service.submit([(load(f"x{i}"), None) for i in range(4)])
+    assert len((await granted(service, "r1"))[1]) == 4
+    reasons = {replica.replica_id: replica.set_aside for replica in (await service.snapshot()).replicas}
+    assert reasons == {"r0": "reports 1001 KV tokens in use of 1000", "r1": None}
+
+
+async def test_a_drain_ends_when_the_last_rollout_does():
+    service = BalancerService()
+    await service.register("r0", 1000, 8)
+    await service.submit([(load("a"), None)])
+    await granted(service, "r0")
+    drain = asyncio.create_task(service.drain(5.0))
+    await asyncio.sleep(0)
+    with pytest.raises(ValueError, match="draining"):
+        await service.submit([(load("b"), None)])
+    await service.report("r0", [], [end("a")])
+    assert await drain is True
+    assert (await service.wait_times()).p50_s < 1.0
