@@ -86,9 +86,11 @@ def unpack(buckets: Iterable[WeightBucket]) -> Iterator[NamedArray]:
             yield NamedArray(entry.name, flat.reshape(entry.shape), entry.dtype)
 
 
-def checksum(buckets: Iterable[WeightBucket]) -> int:
-    """One crc32 over names, shapes, types and bytes in entry order; where buckets end does not matter."""
-    total = 0
+def checksum(buckets: Iterable[WeightBucket], total: int = 0) -> int:
+    """One crc32 over names, shapes, types and bytes in entry order; where buckets end does not matter.
+
+    `total` goes on from the checksum of the buckets before.
+    """
     for bucket in buckets:
         for entry in bucket.entries:
             of_bytes = zlib.crc32(_entry_bytes(bucket, entry).data)
