@@ -1,0 +1,37 @@
+"""A Qwen3 of about 0.6M random weights, as an ordinary Hugging Face folder."""
+
+from pathlib import Path
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from rstar_ray.tiny.tokenizer import save_tokenizer
+
+CONTEXT_TOKENS = 2048
+
+
+def make_tiny_model(folder: Path, seed: int) -> Path:
+    """Write model and tokenizer to `folder`; the same seed gives the same weights, whatever ran before."""
+    tokenizer = save_tokenizer(folder)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=CONTEXT_TOKENS,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        initializer_range=0.05,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    model.save_pretrained(folder)
+    return folder
