@@ -123,11 +123,11 @@ class LearnerRank:
             return
         os.environ.update(RANK=str(self.rank), WORLD_SIZE=str(settings.world_size), LOCAL_RANK="0")
         if settings.world_size == 1:
-            store: Any = torch.distributed.distributed_c10d.HashStore()
+            store: Any = dist.HashStore()
         else:
             os.environ.update(MASTER_ADDR=master_address, MASTER_PORT=str(master_port))
             deadline = timedelta(seconds=settings.start_deadline_s)
-            store = torch.distributed.distributed_c10d.TCPStore(
+            store = dist.TCPStore(
                 master_address, master_port, settings.world_size, is_master=self.rank == 0, timeout=deadline
             )
         dist.init_process_group(
