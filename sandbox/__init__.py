@@ -1,1 +1,1 @@
-"""Running untrusted Python on one machine, each call in its own kernel cage."""
+"""Runs untrusted Python programs in kernel cages on one machine; importing it starts nothing."""

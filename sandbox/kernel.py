@@ -1,0 +1,116 @@
+"""The few Linux calls that Python has no function for, each raising OSError on failure."""
+
+import ctypes
+import os
+import platform
+import struct
+from typing import Any
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 4096
+MS_REC, MS_PRIVATE = 1 << 14, 1 << 18
+MNT_DETACH = 2
+PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 4, 8, 22, 24
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
+CAP_DAC_READ_SEARCH, CAP_SYS_RESOURCE = 2, 24
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_CAPSET = {"x86_64": 126, "aarch64": 91}
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
+_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def syscall(number: int, *arguments: Any, what: str) -> int:
+    """Make a system call by its number."""
+    return _check(_libc.syscall(ctypes.c_long(number), *arguments), what)
+
+
+_prctl = _libc.prctl
+
+
+def prctl(option: int, argument: int, pointer: Any = 0) -> None:
+    """prctl(2) with up to two arguments."""
+    _check(_prctl(option, argument, pointer, 0, 0), "prctl")
+
+
+def prctl3(option: int, first: int, second: int) -> int:
+    """prctl(2) whose third argument matters and whose answer is returned, errors included."""
+    return _prctl(option, ctypes.c_ulong(first), ctypes.c_ulong(second), 0, 0)
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces named by `flags`."""
+    _check(_libc.unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """mount(2)."""
+    done = _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
+    _check(done, f"mount {kind or source} on {target}")
+
+
+def unmount(target: str, flags: int) -> None:
+    """umount2(2)."""
+    _check(_libc.umount2(target.encode(), flags), f"umount {target}")
+
+
+def pivot_root(new_root: str, old_root: str) -> None:
+    """Make `new_root` the root of this mount namespace."""
+    syscall(_PIVOT_ROOT[platform.machine()], new_root.encode(), old_root.encode(), what="pivot_root")
+
+
+def clone_tree(path: str) -> int:
+    """Return a detached, recursive copy of the mounts at `path`, as a descriptor."""
+    flags = _OPEN_TREE_CLONE | _AT_RECURSIVE | os.O_CLOEXEC
+    return syscall(_OPEN_TREE, _AT_FDCWD, path.encode(), flags, what=f"open_tree {path}")
+
+
+def seal_tree(tree: int, *, read_only: bool, devices: bool) -> None:
+    """Make a detached tree nosuid, and read-only or without devices as asked."""
+    attributes = _MOUNT_ATTR_NOSUID
+    attributes |= _MOUNT_ATTR_RDONLY if read_only else 0
+    attributes |= 0 if devices else _MOUNT_ATTR_NODEV
+    record = ctypes.create_string_buffer(struct.pack("<QQQQ", attributes, 0, 0, 0), 32)
+    flags = _AT_EMPTY_PATH | _AT_RECURSIVE
+    syscall(_MOUNT_SETATTR, tree, b"", flags, record, ctypes.c_size_t(32), what="mount_setattr")
+
+
+def attach_tree(tree: int, target: str) -> None:
+    """Mount a detached tree on `target`."""
+    flags = _MOVE_MOUNT_F_EMPTY_PATH
+    syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, target.encode(), flags, what=f"move_mount {target}")
+
+
+def set_capabilities(keep: int) -> None:
+    """Make `keep` (a bit set) the permitted and effective set, and nothing inheritable."""
+    header = ctypes.create_string_buffer(struct.pack("<Ii", 0x20080522, 0), 8)
+    low, high = keep & 0xFFFFFFFF, keep >> 32
+    data = ctypes.create_string_buffer(struct.pack("<IIIIII", low, low, 0, high, high, 0), 24)
+    syscall(_CAPSET[platform.machine()], header, data, what="capset")
+
+
+def empty_bounding_set() -> None:
+    """Give up every capability that an exec could bring back; needs CAP_SETPCAP, so it may refuse."""
+    for capability in range(64):
+        if prctl3(PR_CAPBSET_DROP, capability, 0) < 0:
+            break
+
+
+def effective_capabilities() -> int:
+    """The bit set of this process's effective capabilities."""
+    with open("/proc/self/status", encoding="ascii") as status:  # noqa: PTH123
+        for line in status:
+            if line.startswith("CapEff:"):
+                return int(line.split()[1], 16)
+    return 0

@@ -1,0 +1,41 @@
+"""What one program may use."""
+
+import math
+from dataclasses import dataclass
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one call; the defaults are those of the paper's released code (arXiv:2508.20722).
+
+    A program times out once it has used `cpu_s` of its own CPU time (all threads), or when
+    `wall_s` have passed on the clock since it started; waiting in a queue counts for neither.
+    So on a busy machine a working program is judged by its work, while a sleeping one still ends.
+    """
+
+    cpu_s: float = 4.0
+    wall_s: float = 5.0
+    memory_bytes: int = 256 * MIB  # address space on top of the warm interpreter ...
+    interpreter_bytes: int = 128 * MIB  # ... and of this allowance for what it still imports
+    stdout_chars: int = 1000  # kept of stdout (and of the last expression's value); the middle goes
+    stderr_chars: int = 1000  # kept of stderr; the end is worth more and keeps three quarters
+    output_bytes: int = 4 * MIB  # more than this on either stream ends the program
+
+    def __post_init__(self) -> None:
+        for field, low, high in (
+            ("cpu_s", 0.01, 3600.0),
+            ("wall_s", 0.01, 3600.0),
+            ("memory_bytes", MIB, 1 << 42),
+            ("interpreter_bytes", 0, 1 << 42),
+            ("stdout_chars", 0, 16 * MIB),
+            ("stderr_chars", 0, 16 * MIB),
+            ("output_bytes", 1024, 1 << 32),
+        ):
+            value = getattr(self, field)
+            whole = not field.endswith("_s")
+            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+                raise ValueError(f"limits.{field}: {value!r} is not a number")
+            if not math.isfinite(value) or not low <= value <= high:
+                raise ValueError(f"limits.{field}: {value!r} is outside {low} to {high}")

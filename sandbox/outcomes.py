@@ -1,0 +1,84 @@
+"""From what a cell saw to the result a caller gets."""
+
+import os
+import signal
+
+from rstar_ray.outcome import Outcome
+from sandbox import cut, wire
+from sandbox.request import ExecutionRequest, ExecutionResult
+
+_REASONS = {
+    wire.CPU_TIME: (Outcome.TIMEOUT, "used all of its CPU time"),
+    wire.WALL_TIME: (Outcome.TIMEOUT, "ran for too long"),
+    wire.OUTPUT: (Outcome.OUTPUT_LIMIT, "printed too much"),
+    wire.STORAGE: (Outcome.OUT_OF_MEMORY, "left too many or too large files"),
+}
+
+
+def kept_bytes(chars: int, head_share: float) -> tuple[int, int]:
+    """How many bytes of both ends of a stream hold `chars` characters in any case."""
+    head, tail = cut.head_and_tail(chars, head_share)
+    return 4 * head, 4 * tail
+
+
+def read_result(request: ExecutionRequest, data: memoryview) -> ExecutionResult:
+    """Decode a RESULT message. Raises struct.error or ValueError where it is malformed."""
+    seen = wire.unpack_result(data)
+    parts: list[bytes] = []
+    at = wire.RESULT_BYTES
+    for length in (seen.out_head, seen.out_tail, seen.err_head, seen.err_tail, seen.value):
+        parts.append(bytes(data[at : at + length]))
+        at += length
+    if at != len(data):
+        raise ValueError(f"a result of {len(data)} bytes claims {at}")
+    limits = request.limits
+    out, out_cut = _text(parts[0], parts[1], seen.out_chars, limits.stdout_chars, cut.STDOUT_HEAD_SHARE)
+    err, err_cut = _text(parts[2], parts[3], seen.err_chars, limits.stderr_chars, cut.STDERR_HEAD_SHARE)
+    outcome, reason = judge(seen)
+    value = parts[4].decode("utf-8", "replace") if seen.out_bytes == 0 else ""
+    signaled = os.WIFSIGNALED(seen.wait_status)
+    return ExecutionResult(
+        outcome=outcome,
+        stdout=out,
+        stderr=err,
+        value=value,
+        exit_status=None if signaled else os.waitstatus_to_exitcode(seen.wait_status),
+        signal=os.WTERMSIG(seen.wait_status) if signaled else None,
+        reason=reason,
+        wall_s=seen.wall_s,
+        cpu_s=seen.cpu_s,
+        peak_memory_bytes=seen.peak_memory_bytes,
+        stdout_cut_chars=out_cut,
+        stderr_cut_chars=err_cut,
+        value_cut_chars=seen.value_cut if value else 0,
+        call_id=request.call_id,
+    )
+
+
+def judge(seen: wire.Result) -> tuple[Outcome, str]:
+    """The outcome, from the wait status and the bound that was crossed, if one was."""
+    if os.WIFSIGNALED(seen.wait_status):
+        number = os.WTERMSIG(seen.wait_status)
+        if number == signal.SIGKILL and seen.ended_for in _REASONS:
+            return _REASONS[seen.ended_for]
+        if number == signal.SIGXCPU:
+            return _REASONS[wire.CPU_TIME]
+        return Outcome.KILLED, f"ended by {_signal_name(number)}"
+    if os.waitstatus_to_exitcode(seen.wait_status) == 0:
+        return Outcome.OK, ""
+    if seen.flags & wire.MEMORY_ERROR:
+        return Outcome.OUT_OF_MEMORY, "asked for more memory than it may have"
+    return Outcome.ERROR, ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _text(head: bytes, tail: bytes, total_chars: int, limit: int, head_share: float) -> tuple[str, int]:
+    if total_chars:
+        return cut.join_kept(head, tail, total_chars, limit, head_share)
+    return cut.cut_text(head.decode("utf-8", "replace"), limit, head_share)

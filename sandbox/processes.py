@@ -1,0 +1,287 @@
+"""The pool's handles on its processes: warm servers and cells, each behind a non-blocking channel."""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sandbox import wire
+from sandbox.cage import CageSpec
+
+ROOT = str(Path(__file__).resolve().parent.parent)
+MAX_INLINE_BYTES = 32 * 1024  # always fits an empty channel; longer payloads go in sealed files
+MAX_REPLY_BYTES = 256 * 1024 * 1024
+_F_ADD_SEALS, _ALL_SEALS = 1033, 0xF
+_BOOT = (
+    "import sys,socket,json;c=socket.socket(fileno=int(sys.argv[1]));f=c.makefile('rb');g=json.loads(f.readline());"
+    "sys.path.insert(0,g['root']);from sandbox.worker import main;f.detach() and main(c,g)"
+)
+# Nothing else: the server's own environment may hold secrets, and programs see this one.
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "USER": "tool",
+    "PYTHONHASHSEED": "0",  # same program, same order of its sets
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",
+}
+
+
+class Channel:
+    """One end of a socket pair, read by the event loop and cut into messages."""
+
+    def __init__(self, on_message: Callable[[int, memoryview], None], on_end: Callable[[], None]) -> None:
+        self._on_message = on_message
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self.ours, self.theirs = socket.socketpair()
+        self.ours.setblocking(False)
+        self._buffer = bytearray(64 * 1024)
+        self._filled = 0
+        self._wants_pidfd = False
+        self.pidfd = -1
+        self._loop.add_reader(self.ours.fileno(), self._read)
+
+    def expect_pidfd(self) -> None:
+        """The first byte to come carries a descriptor of the process on the other side."""
+        self._wants_pidfd = True
+
+    def hand_over(self) -> None:
+        """Forget the other end once a process has it."""
+        self.theirs.close()
+
+    def _read(self) -> None:
+        try:
+            if self._wants_pidfd:
+                got = self._receive_pidfd()
+            else:
+                got = self.ours.recv_into(memoryview(self._buffer)[self._filled :])
+        except BlockingIOError:
+            return
+        except OSError:
+            got = 0
+        if got == 0:
+            self._end()
+            return
+        if got > 0:
+            self._filled += got
+            self._cut_messages()
+
+    def _receive_pidfd(self) -> int:
+        data, files, _, _ = socket.recv_fds(self.ours, 1, 1)
+        if not data:
+            return 0
+        self._wants_pidfd = False
+        if files:
+            self.pidfd = files[0]
+            return -1
+        self._buffer[:1] = data  # it failed before it had a process to tell of
+        return 1
+
+    def _cut_messages(self) -> None:
+        at = 0
+        view = memoryview(self._buffer)
+        while self._filled - at >= wire.REPLY_BYTES:
+            kind, length = wire.unpack_reply(view[at:])
+            if length > MAX_REPLY_BYTES:
+                self._end()
+                return
+            end = at + wire.REPLY_BYTES + length
+            if end > len(self._buffer):
+                self._buffer = bytearray(self._buffer[at : self._filled]) + bytes(end - self._filled + 64 * 1024)
+                self._filled -= at
+                return
+            if end > self._filled:
+                break
+            self._on_message(kind, view[at + wire.REPLY_BYTES : end])
+            if self.ours.fileno() < 0:
+                return
+            at = end
+        if at:
+            rest = self._buffer[at : self._filled]
+            self._buffer[: len(rest)] = rest
+            self._filled = len(rest)
+
+    def _end(self) -> None:
+        self.close()
+        self._on_end()
+
+    def close(self) -> None:
+        """Let go of the process; it ends when it notices."""
+        if self.ours.fileno() >= 0:
+            self._loop.remove_reader(self.ours.fileno())
+            self.ours.close()
+        self.theirs.close()
+
+    def kill(self) -> None:
+        """End the process whatever state it is in, and close."""
+        if self.pidfd >= 0:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            os.close(self.pidfd)
+            self.pidfd = -1
+        self.close()
+
+
+class WarmServer:
+    """A process with libraries imported that forks cells."""
+
+    def __init__(
+        self,
+        flavor: str,
+        python: str,
+        sys_path: list[str],
+        spec: CageSpec,
+        on_ready: Callable[[], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self.flavor = flavor
+        self.ready = False
+        self.last_heard = asyncio.get_running_loop().time()
+        self.pinged = False
+        self.memory_bytes = 0
+        self._on_ready = on_ready
+        self._on_end = on_end
+        self._reason = "it ended without a word"
+        self.channel = Channel(self._hear, self._ended)
+        number = self.channel.theirs.fileno()
+        self._process = subprocess.Popen(
+            [python, "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _BOOT, str(number)],
+            env=ENVIRONMENT,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(number,),
+            start_new_session=True,
+        )
+        self.channel.hand_over()
+        self.channel.pidfd = os.pidfd_open(self._process.pid)
+        config: dict[str, Any] = {"root": ROOT, "flavor": flavor, "sys_path": sys_path, "cage": spec._asdict()}
+        self.channel.ours.send(json.dumps(config).encode() + b"\n")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fork_cell(self, number: int, home: str, channel: Channel) -> None:
+        """Ask for one more cell on the other end of `channel`. Raises OSError."""
+        order = json.dumps({"number": number, "home": home}).encode()
+        channel.expect_pidfd()
+        socket.send_fds(self.channel.ours, [order], [channel.theirs.fileno()])
+        channel.hand_over()
+
+    def ping(self) -> None:
+        self.pinged = True
+        with contextlib.suppress(OSError):
+            self.channel.ours.send(b"?")
+
+    def _hear(self, kind: int, payload: memoryview) -> None:
+        self.last_heard = asyncio.get_running_loop().time()
+        self.pinged = False
+        if kind == wire.FAILED:
+            self._reason = bytes(payload).decode("utf-8", "replace")
+            return
+        self.memory_bytes = int(bytes(payload) or b"0")
+        if kind == wire.HELLO:
+            self.ready = True
+            self._on_ready()
+
+    def _ended(self) -> None:
+        self.kill()
+        self._on_end(self._reason)
+
+    def kill(self) -> None:
+        """End it; its cells live on until they are let go."""
+        self.channel.kill()
+        try:
+            self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            pass
+
+
+class CellHandle:
+    """One cell as the pool sees it."""
+
+    def __init__(self, number: int, flavor: str, on_event: Callable[["CellHandle", int, memoryview], None]) -> None:
+        self.number = number
+        self.flavor = flavor
+        self.ready = False
+        self.pinged = False
+        self.calls = 0
+        self.call: Any = None  # what it works on; the pool's own record
+        self.failure = ""
+        self.facts: dict[str, Any] = {}
+        self.last_heard = asyncio.get_running_loop().time()
+        self._on_event = on_event
+        self.channel = Channel(self._hear, self._ended)
+
+    def _hear(self, kind: int, payload: memoryview) -> None:
+        self.last_heard = asyncio.get_running_loop().time()
+        self.pinged = False
+        if kind == wire.FAILED:
+            self.failure = bytes(payload).decode("utf-8", "replace")
+        elif kind == wire.HELLO:
+            self.ready = True
+            self.facts = json.loads(bytes(payload))
+            self._on_event(self, kind, payload)
+        elif kind == wire.RESULT:
+            self._on_event(self, kind, payload)
+
+    def _ended(self) -> None:
+        self.channel.kill()
+        self._on_event(self, wire.FAILED, memoryview(b""))
+
+    def send(self, call: wire.Call, code: bytes, stdin: bytes) -> None:
+        """Give an idle cell a program. Raises OSError where the cell does not take it."""
+        files: list[int] = []
+        try:
+            flags = call.flags
+            if len(code) > MAX_INLINE_BYTES // 2:
+                files.append(sealed_file(code))
+                flags |= wire.CODE_IN_FD
+                code = b""
+            if len(stdin) > MAX_INLINE_BYTES // 2:
+                files.append(sealed_file(stdin))
+                flags |= wire.STDIN_IN_FD
+                stdin = b""
+            message = call._replace(flags=flags).pack() + code + stdin
+            if files:
+                sent = socket.send_fds(self.channel.ours, [message], files)
+            else:
+                sent = self.channel.ours.send(message)
+        finally:
+            for descriptor in files:
+                os.close(descriptor)
+        if sent < len(message):
+            raise BlockingIOError("the cell does not read")
+
+    def say(self, kind: int) -> None:
+        """Send PING or CANCEL."""
+        with contextlib.suppress(OSError):
+            self.channel.ours.send(wire.bare(kind))
+
+
+def sealed_file(data: bytes) -> int:
+    """A descriptor of a file in memory that nobody can change any more, at its beginning."""
+    descriptor = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        fcntl.fcntl(descriptor, _F_ADD_SEALS, _ALL_SEALS)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

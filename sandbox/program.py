@@ -1,0 +1,211 @@
+"""The child: one program, from a fresh fork of a warm interpreter to its exit.
+
+Everything used here is bound before the fork, because a program may ruin any module.
+"""
+
+import __future__
+
+import ast
+import atexit
+import gc
+import io
+import linecache
+import mmap
+import os
+import random
+import resource
+import signal
+import struct
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any
+
+from sandbox import cut, display, wire
+from sandbox.seccomp import Filter
+
+NAME = "<tool>"
+SHARED_BYTES = 256 * 1024
+SHARED_HEADER = struct.Struct("<II")  # bytes of the value's text, flags
+_BROKEN = 70  # exit status where our own code failed in the child
+_exit = os._exit
+_shutdown_threads: Callable[[], None] = threading._shutdown  # type: ignore[attr-defined]  # joins all but daemons
+_run_exit_functions = atexit._run_exitfuncs
+
+
+class Warmth:
+    """What a warm server prepares once for all programs forked from it."""
+
+    def __init__(self, reseed: list[Callable[[int | None], None]]) -> None:
+        self.reseed = reseed
+        self.main = types.ModuleType("__main__")
+        self.main.__dict__.update(__builtins__=__builtins__, __annotations__={})
+        # Unbuffered, so that a program ended by its limit has shown all it printed.
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
+        sys.stdout = _writer(1)
+        sys.stderr = _writer(2)
+        sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+
+
+def _writer(descriptor: int) -> io.TextIOWrapper:
+    raw: Any = io.FileIO(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", newline="\n", write_through=True)
+
+
+def reseed_random(seed: int | None) -> None:
+    """Without a seed nothing is to do: `random` seeds itself anew after a fork."""
+    if seed is not None:
+        random.seed(seed)
+
+
+def run(
+    code: bytes, call: wire.Call, shared: mmap.mmap, warmth: Warmth, cage_filter: Filter | None, space: int
+) -> None:
+    """Run one program in this process and end it; never returns.
+
+    Descriptors 0 to 2 are the program's already. `space` is the address space in use before it.
+    """
+    status = _BROKEN
+    try:
+        _bind(call, warmth, cage_filter, space)
+        status = _run_program(code, call, shared, warmth)
+    except BaseException:
+        status = _BROKEN
+    finally:
+        _exit(status)
+
+
+def _bind(call: wire.Call, warmth: Warmth, cage_filter: Filter | None, space: int) -> None:
+    limit = space + call.memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    seconds = int(call.cpu_s) + 2  # the cell ends it before; this holds if the cell cannot
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    seed = None if call.seed < 0 else call.seed
+    for reseed in warmth.reseed:
+        reseed(seed)
+    if cage_filter is not None:
+        cage_filter.install()
+    gc.enable()
+
+
+def _run_program(code: bytes, call: wire.Call, shared: mmap.mmap, warmth: Warmth) -> int:
+    main = warmth.main
+    sys.modules["__main__"] = main
+    sys.excepthook = report
+    status = 0
+    try:
+        source = code.decode("utf-8", "surrogatepass")
+        linecache.cache[NAME] = (len(source), None, source.splitlines(True), NAME)
+        body, last = _compile(source)
+        names = main.__dict__
+        if body is not None:
+            exec(body, names)
+        if last is not None:
+            value = eval(last, names)
+            if value is not None:
+                _offer(value, call, shared)
+    except SystemExit as request:
+        status = _exit_status(request)
+    except BaseException as error:
+        status = _fail(error, shared)
+    return _finish(status, shared)
+
+
+def _compile(source: str) -> tuple[types.CodeType | None, types.CodeType | None]:
+    """Split off the last expression, unless a semicolon silences it (as in IPython)."""
+    tree = ast.parse(source, NAME)
+    body = tree.body
+    if not body or not isinstance(body[-1], ast.Expr) or source.rstrip().endswith(";"):
+        return compile(tree, NAME, "exec", dont_inherit=True), None
+    last = ast.Expression(body.pop().value)
+    flags = _future_flags(body)
+    rest = compile(tree, NAME, "exec", flags, dont_inherit=True) if body else None
+    return rest, compile(last, NAME, "eval", flags, dont_inherit=True)
+
+
+def _future_flags(body: list[ast.stmt]) -> int:
+    flags = 0
+    for statement in body:
+        if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
+            for alias in statement.names:
+                flags |= getattr(__future__, alias.name).compiler_flag
+    return flags
+
+
+def _offer(value: Any, call: wire.Call, shared: mmap.mmap) -> None:
+    """Leave the value's text where the cell finds it; the pool shows it if nothing was printed."""
+    if _printed_something():
+        return
+    text = display.show(value)
+    limit = min(call.out_head + call.out_tail, SHARED_BYTES // 4 - 256) // 4
+    kept, missing = cut.cut_text(text, limit, cut.STDOUT_HEAD_SHARE)
+    data = kept.encode("utf-8", "backslashreplace")[: SHARED_BYTES - 64]
+    shared[SHARED_HEADER.size : SHARED_HEADER.size + len(data)] = data
+    SHARED_HEADER.pack_into(shared, 0, len(data), missing << 1)
+
+
+def _printed_something() -> bool:
+    """True where bytes wait in the pipe; what the cell has read already it knows itself."""
+    import fcntl
+
+    waiting = bytearray(4)
+    try:
+        sys.stdout.flush()
+        fcntl.ioctl(1, 0x541B, waiting)
+    except (OSError, ValueError, AttributeError):
+        return False
+    return any(waiting)
+
+
+def report(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    """Print a traceback of the program's own frames to descriptor 2 (as `sys.excepthook`)."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != NAME:
+        trace = trace.tb_next
+    try:
+        lines = traceback.TracebackException(kind, error, trace, compact=True).format()
+        text = "".join(lines)
+    except BaseException:
+        text = f"{kind.__name__}\n"
+    data = text.encode("utf-8", "backslashreplace")
+    while data:
+        data = data[os.write(2, data) :]
+
+
+def _fail(error: BaseException, shared: mmap.mmap) -> int:
+    if isinstance(error, MemoryError):
+        # A hint that can only make an error more precise: the outcome is the exit status.
+        shared[4:8] = wire.MEMORY_ERROR.to_bytes(4, "little")
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException:
+        report(type(error), error, error.__traceback__)
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _exit_status(request: SystemExit) -> int:
+    if request.code is None:
+        return 0
+    if isinstance(request.code, int):
+        return request.code & 0xFF
+    os.write(2, f"{request.code}\n".encode("utf-8", "backslashreplace"))
+    return 1
+
+
+def _finish(status: int, shared: mmap.mmap) -> int:
+    """What the interpreter does at its end: join threads, run exit functions, flush."""
+    try:
+        _shutdown_threads()
+        _run_exit_functions()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    except SystemExit as request:
+        return _exit_status(request)
+    except (OSError, ValueError, AttributeError):
+        return status  # the program closed or replaced its streams
+    except BaseException as error:
+        return _fail(error, shared)
+    return status

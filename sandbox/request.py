@@ -1,0 +1,68 @@
+"""What goes into the sandbox and what comes out."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rstar_ray.outcome import Outcome
+from sandbox.limits import MIB, Limits
+
+MAX_CODE_CHARS = MIB  # a longer source is refused with `invalid`: its syntax tree alone would not fit
+MAX_STDIN_CHARS = 64 * MIB
+
+Language = Literal["python", "cpp"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionRequest:
+    """One program to run. Any string is acceptable code: what cannot run gives an outcome.
+
+    Raises ValueError, naming the field, for values of a wrong type or beyond all bounds.
+    """
+
+    code: str
+    stdin: str | bytes = ""
+    limits: Limits = field(default_factory=Limits)
+    call_id: str = ""  # the caller's own; comes back in the result
+    language: Language = "python"
+    seed: int | None = None  # None: the program's generators start from the kernel's entropy
+    trusted: bool = False  # our own code (answer checking): its warm server has our libraries
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.code, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"code: expected a string, got {type(self.code).__name__}")
+        if not isinstance(self.stdin, (str, bytes)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"stdin: expected a string, got {type(self.stdin).__name__}")
+        if len(self.stdin) > MAX_STDIN_CHARS:
+            raise ValueError(f"stdin: {len(self.stdin)} characters, more than {MAX_STDIN_CHARS}")
+        if not isinstance(self.limits, Limits):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"limits: expected Limits, got {type(self.limits).__name__}")
+        if not isinstance(self.call_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"call_id: expected a string, got {type(self.call_id).__name__}")
+        if self.language not in ("python", "cpp"):
+            raise ValueError(f"language: {self.language!r} is not 'python' or 'cpp'")
+        if self.seed is not None and not 0 <= self.seed < 1 << 32:
+            raise ValueError(f"seed: {self.seed} is outside 0 to {(1 << 32) - 1}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionResult:
+    """How one program ended, as the kernel and our own clock saw it.
+
+    Texts hold at most the limit's characters plus a mark that says how many are missing; bytes
+    that are not UTF-8 became U+FFFD.
+    """
+
+    outcome: Outcome
+    stdout: str = ""
+    stderr: str = ""
+    value: str = ""  # the last expression as IPython shows it; only where nothing was printed
+    exit_status: int | None = None  # None where a signal ended the program
+    signal: int | None = None
+    reason: str = ""  # which bound was crossed, for people; empty where none was
+    wall_s: float = 0.0  # from fork to the end, without any queue
+    cpu_s: float = 0.0  # user and system time of the program and its children
+    peak_memory_bytes: int = 0  # resident, the warm interpreter's own pages included
+    stdout_cut_chars: int = 0
+    stderr_cut_chars: int = 0
+    value_cut_chars: int = 0
+    call_id: str = ""

@@ -1,0 +1,99 @@
+"""Messages between a pool and its cells: fixed binary headers, then raw bytes.
+
+Imported by the warm server, so it needs nothing but `struct`. The pool sends CALL, CANCEL and
+PING; a cell answers with HELLO, BEAT, PONG and RESULT.
+"""
+
+import struct
+from typing import NamedTuple
+
+CALL, CANCEL, PING = 1, 2, 3
+HELLO, BEAT, PONG, RESULT, FAILED = 11, 12, 13, 14, 15
+
+# Flags of a CALL.
+CODE_IN_FD, STDIN_IN_FD, PROCESSES_ALLOWED = 1, 2, 4
+# Why a cell ended a program itself.
+NOT_ENDED, CPU_TIME, WALL_TIME, OUTPUT, STORAGE, CANCELLED = 0, 1, 2, 3, 4, 5
+# Flags of a RESULT.
+MEMORY_ERROR, RETIRE = 1, 2
+
+_CALL = struct.Struct("<BBxxxxxxQddQQqQQIIII")
+CALL_BYTES = _CALL.size
+_REPLY = struct.Struct("<BxxxI")
+REPLY_BYTES = _REPLY.size
+_RESULT = struct.Struct("<QiBBxxIddQQQQQIIIII")
+RESULT_BYTES = _RESULT.size
+
+
+class Call(NamedTuple):
+    """One program for a cell; the header's `code_bytes` and `stdin_bytes` follow inline or in a file."""
+
+    kind: int
+    flags: int
+    call_id: int
+    wall_s: float
+    cpu_s: float
+    memory_bytes: int  # address space on top of the warm interpreter
+    output_bytes: int
+    seed: int  # -1: from the kernel's entropy
+    code_bytes: int
+    stdin_bytes: int
+    out_head: int  # bytes kept of the beginning of stdout
+    out_tail: int
+    err_head: int
+    err_tail: int
+
+    def pack(self) -> bytes:
+        return _CALL.pack(*self)
+
+
+def bare(kind: int) -> bytes:
+    """A CALL-sized header without a program: PING or CANCEL."""
+    return Call(kind, 0, 0, 0.0, 0.0, 0, 0, -1, 0, 0, 0, 0, 0, 0).pack()
+
+
+def unpack_call(data: bytes | bytearray | memoryview) -> Call:
+    return Call._make(_CALL.unpack_from(data))
+
+
+def reply_header(kind: int, length: int) -> bytes:
+    return _REPLY.pack(kind, length)
+
+
+def reply(kind: int, payload: bytes = b"") -> bytes:
+    return _REPLY.pack(kind, len(payload)) + payload
+
+
+def unpack_reply(data: bytes | bytearray | memoryview) -> tuple[int, int]:
+    """Return the kind and the length of what follows."""
+    kind, length = _REPLY.unpack_from(data)
+    return kind, length
+
+
+class Result(NamedTuple):
+    """What a cell saw; five byte strings follow: stdout head, tail, stderr head, tail, value."""
+
+    call_id: int
+    wait_status: int
+    ended_for: int
+    flags: int
+    value_cut: int
+    wall_s: float
+    cpu_s: float
+    peak_memory_bytes: int
+    out_bytes: int
+    out_chars: int
+    err_bytes: int
+    err_chars: int
+    out_head: int
+    out_tail: int
+    err_head: int
+    err_tail: int
+    value: int
+
+    def pack(self) -> bytes:
+        return _RESULT.pack(*self)
+
+
+def unpack_result(data: bytes | bytearray | memoryview) -> Result:
+    return Result._make(_RESULT.unpack_from(data))

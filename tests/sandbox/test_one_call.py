@@ -1,0 +1,79 @@
+"""One program in, one result out."""
+
+import pytest
+
+from rstar_ray.outcome import Outcome
+from sandbox.limits import Limits
+from sandbox.pool import SandboxPool
+from sandbox.request import ExecutionRequest, ExecutionResult
+from sandbox.tool_text import tool_text
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def run(pool: SandboxPool, code: str, stdin: str = "", **limits: float) -> ExecutionResult:
+    return await pool.run(ExecutionRequest(code=code, stdin=stdin, limits=Limits(**limits)))  # type: ignore[arg-type]
+
+
+async def test_a_program_shows_what_it_prints(pool: SandboxPool):
+    result = await run(pool, "print(1 + 1)")
+    assert (result.outcome, result.stdout, result.exit_status) == (Outcome.OK, "2\n", 0)
+    assert tool_text(result) == "2"
+
+
+async def test_a_program_that_prints_nothing_shows_its_last_value(pool: SandboxPool):
+    assert tool_text(await run(pool, "x = 6\nx * 7")) == "42"
+    assert tool_text(await run(pool, "'a' + 'b'")) == "'ab'"
+    assert tool_text(await run(pool, "None")) == ""
+    assert tool_text(await run(pool, "1 + 1;")) == ""
+    assert tool_text(await run(pool, "print('p')\n5")) == "p"
+
+
+async def test_long_containers_are_broken_like_in_ipython(pool: SandboxPool):
+    assert tool_text(await run(pool, "list(range(30))")).startswith("[0,\n 1,\n 2,")
+    assert tool_text(await run(pool, "{3, 1, 2}")) == "{1, 2, 3}"
+
+
+async def test_a_traceback_names_only_the_programs_own_lines(pool: SandboxPool):
+    result = await run(pool, "def f():\n    return 1 / 0\nf()")
+    assert result.outcome is Outcome.ERROR
+    assert 'File "<tool>", line 2, in f' in result.stderr
+    assert "sandbox" not in result.stderr and "exec(" not in result.stderr
+    assert result.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+async def test_a_timeout_keeps_what_was_printed_even_unflushed(pool: SandboxPool):
+    result = await run(pool, "print('so far', end='')\nwhile True: pass", wall_s=0.5)
+    assert (result.outcome, result.stdout) == (Outcome.TIMEOUT, "so far")
+    assert tool_text(result) == "so far\nExecution timed out."
+
+
+async def test_cpu_time_decides_for_a_working_program(pool: SandboxPool):
+    result = await run(pool, "while True: pass", cpu_s=0.3, wall_s=20)
+    assert result.outcome is Outcome.TIMEOUT
+    assert 0.25 < result.cpu_s < 0.45
+
+
+async def test_cut_output_says_how_much_is_missing(pool: SandboxPool):
+    result = await run(pool, "print('é' * 5000)", stdout_chars=100)
+    assert result.stdout_cut_chars == 4901
+    assert "4901 characters cut" in result.stdout and "�" not in result.stdout
+
+
+async def test_bytes_that_are_not_text_survive(pool: SandboxPool):
+    result = await run(pool, "import os\nos.write(1, b'a\\xff\\x00b')\nprint('\\ud800')")
+    assert result.outcome is Outcome.OK
+    assert result.stdout == "a�\x00b\\ud800\n"
+
+
+async def test_stdin_is_read_and_ends(pool: SandboxPool):
+    assert (await run(pool, "print(input()[::-1])", "abc\n")).stdout == "cba\n"
+    assert "EOFError" in (await run(pool, "input()")).stderr
+
+
+async def test_each_call_draws_its_own_random_numbers_unless_seeded(pool: SandboxPool):
+    code = "import random, numpy\nprint(random.random(), numpy.random.rand())"
+    free = {(await run(pool, code)).stdout for _ in range(4)}
+    assert len(free) == 4
+    seeded = {(await pool.run(ExecutionRequest(code=code, seed=7))).stdout for _ in range(3)}
+    assert len(seeded) == 1
