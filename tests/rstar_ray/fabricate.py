@@ -1,11 +1,20 @@
 """Plausible trajectories and run directories, made up for tests."""
 
+import json
+import math
+import random
 from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 
+from rstar_ray.durable import append_row, to_row, write_json, write_text
+from rstar_ray.evaluation import evaluate
+from rstar_ray.metrics import SftMetrics, StepMetrics, StepTimings, UpdateFigures, step_metrics
 from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import Problem, StopReason, ToolResult, Trajectory, TrajectorySummary, Turn
+from rstar_ray.trajectory_log import write_trajectories
 
 
 def encode(text: str) -> list[int]:
@@ -100,3 +109,151 @@ def summary(
         tool_s=tool_s,
         verify_s=verify_s,
     )
+
+
+FAMILIES = ("arithmetic", "remainder", "gcd", "lcm", "power", "sum", "count_primes", "divisors", "linear")
+UPDATE = UpdateFigures(
+    loss=-0.01, grad_norm=0.4, entropy=0.2, clip_share=0.0, logprob_diff_mean=1e-7, logprob_diff_max=1e-6, lr=1e-4
+)
+STAGES = {"stage1": 30, "stage2": 20, "stage3": 16}
+
+
+def run_directory(path: Path, *, seed: int = 0, resample: str = "paper", stages: dict[str, int] | None = None) -> Path:
+    """A run that went well: pass@1 rises to about 90 %, tool errors fall under 1 % (to 12 % under `none`)."""
+    rng = random.Random(seed)
+    stages = STAGES if stages is None else stages
+    path.mkdir(parents=True)
+    config = {"seed": seed, "scale": "tiny", "algorithm": {"rollouts_per_prompt": 16, "keep": 8, "resample": resample}}
+    write_json(path / "config.json", {stage: config | {"stage": stage} for stage in ("sft", *stages)})
+    launch = {"started_at": "2026-01-05T10:00:00+00:00", "platform": "Linux", "cpus": 2}
+    append_row(path / "launches.jsonl", launch | {"versions": {"python": "3.11.9", "torch": "2.13.0"}})
+    rows: list[object] = []
+    for step in range(1, 101):
+        loss = 4.9 * math.exp(-step / 18) + 0.06 + rng.random() * 0.02
+        val_loss = loss * 1.05 if step % 20 == 0 else None
+        rows.append(SftMetrics(step=step, loss=loss, lr=1e-3, tokens_per_s=9_000, step_s=0.4, val_loss=val_loss))
+    _append_evaluation(path, rng, "sft", 100, solved=0.45, errors=0.19)
+    done, num_steps = 0, sum(stages.values())
+    for stage, steps in stages.items():
+        for step in range(1, steps + 1):
+            done += 1
+            solved, errors = _skill(done / num_steps, resample)
+            rows.append(_step(rng, stage, step, solved, errors))
+            if step % 10 == 0 or step == steps:
+                _append_evaluation(path, rng, stage, step, solved=solved, errors=errors)
+    write_text(path / "metrics.jsonl", "".join(to_row(asdict(row)) for row in rows))
+    for stage, step, reward in (("sft", 100, 0.0), (list(stages)[-1] if stages else "sft", 16, 1.0)):
+        write_trajectories(
+            path / "trajectories" / f"{stage}-step-{step:06d}.jsonl",
+            example_trajectories(reward),
+            decode,
+            stage=stage,
+            step=step,
+        )
+    return path
+
+
+def _skill(progress: float, resample: str) -> tuple[float, float]:
+    """(pass rate, tool-error share) after this part of the RL steps."""
+    solved = 0.45 + 0.49 * (1 - math.exp(-3 * progress))
+    return solved, 0.19 * math.exp(-5 * progress) if resample != "none" else 0.12 + 0.07 * math.exp(-4 * progress)
+
+
+def _draw(rng: random.Random, group: str, sibling: int, solved: float, errors: float) -> TrajectorySummary:
+    calls = rng.choice((1, 1, 2))
+    failed = sum(rng.random() < errors for _ in range(calls))
+    return replace(
+        summary(group, sibling, reward=float(rng.random() < solved), calls=calls, failed=failed),
+        num_response_tokens=rng.randint(60, 90) + 45 * failed,
+        stop_reason=StopReason.TRUNCATED if rng.random() < 0.02 else StopReason.ANSWERED,
+        generate_s=2.0,
+        tool_s=0.35,
+        verify_s=0.05,
+    )
+
+
+def _step(rng: random.Random, stage: str, step: int, solved: float, errors: float) -> StepMetrics:
+    rollouts = [_draw(rng, f"g{group}", sibling, solved, errors) for group in range(16) for sibling in range(16)]
+    wall_s = 5 + rng.random()
+    return step_metrics(
+        rollouts,
+        stage=stage,
+        step=step,
+        policy_version=step,
+        kept_ids=[rollout.rollout_id for rollout in rollouts[::2]],
+        timings=StepTimings(rollout_s=wall_s, learn_s=2.2, publish_s=0.15, step_s=wall_s + 2.6),
+        update=UpdateFigures(
+            loss=-0.01,
+            grad_norm=0.4,
+            entropy=0.2,
+            clip_share=0.0,
+            logprob_diff_mean=1e-7,
+            logprob_diff_max=1e-6,
+            lr=1e-4,
+        ),
+    )
+
+
+def _append_evaluation(path: Path, rng: random.Random, stage: str, step: int, *, solved: float, errors: float) -> None:
+    problems = [
+        Problem(id=f"{family}-{number}", problem="?", answer="1", family=family, difficulty=1 + number % 3)
+        for family in FAMILIES
+        for number in range(12)
+    ]
+    rollouts = [
+        _draw(rng, problem.id, sibling, solved - 0.04 * FAMILIES.index(problem.family) * (1 - solved) * 3, errors)
+        for problem in problems
+        for sibling in range(4)
+    ]
+    append_row(path / "evaluations.jsonl", evaluate(problems, rollouts, stage=stage, step=step).as_row())
+
+
+def example_trajectories(reward: float) -> list[Trajectory]:
+    """A straight one, one that recovers from an error, one without a tool, and one whose text tries to be HTML."""
+    gcd = Problem(id="gcd-17", problem="What is the gcd of 84 and 126?", answer="42", family="gcd", difficulty=2)
+    total = Problem(
+        id="sum-3", problem="Sum the squares from 1 to 12.", answer="650", family="sum_over_range", difficulty=3
+    )
+    evil = Problem(id="evil", problem="Is 1 < 2 & 3 > 2? <script>alert(1)</script>", answer="1", family="gcd")
+    wrong = "0" if reward == 0 else ""
+    return [
+        trajectory(
+            gcd,
+            [
+                (_call("import math\nprint(math.gcd(84, 126))"), "42", Outcome.OK),
+                (f"The tool says 42. <answer>\\boxed{{42{wrong}}}</answer><|im_end|>", "", None),
+            ],
+            reward=reward,
+        ),
+        trajectory(
+            total,
+            [
+                (
+                    _call("print(sum(i**2 for i in rang(1, 13)))"),
+                    "NameError: name 'rang' is not defined",
+                    Outcome.ERROR,
+                ),
+                (_call("print(sum(i**2 for i in range(1, 13)))"), "650", Outcome.OK),
+                ("<answer>\\boxed{650}</answer><|im_end|>", "", None),
+            ],
+            reward=1.0,
+        ),
+        trajectory(gcd, [("I guess <answer>\\boxed{7}</answer><|im_end|>", "", None)], reward=0.0, sibling=1),
+        trajectory(
+            evil,
+            [
+                (
+                    "<tool_call>\n{broken ```json\n</tool_call><|im_end|>",
+                    "Error: <b>could</b> not be read ```",
+                    Outcome.INVALID,
+                ),
+                ("</details><script>alert(2)</script><answer>\\boxed{1}</answer><|im_end|>", "", None),
+            ],
+            reward=reward,
+        ),
+    ]
+
+
+def _call(code: str) -> str:
+    arguments = json.dumps({"name": "python", "arguments": {"code": code}})
+    return f"Let me compute it.\n<tool_call>\n{arguments}\n</tool_call><|im_end|>"

@@ -1,0 +1,41 @@
+"""`python -m rstar_ray.report RUN_DIR` reports on one run; with several it compares them."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rstar_ray.errors import ConfigError
+from rstar_ray.report.compare import compare_runs
+from rstar_ray.report.write import write_report
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m rstar_ray.report", description=__doc__)
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="[NAME=]RUN_DIR[,RUN_DIR...]",
+        help="one run directory to report on, or several to compare; runs without a NAME are grouped by algorithm",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("comparison"), help="where a comparison goes (default: %(default)s)"
+    )
+    options = parser.parse_args(arguments)
+    groups: dict[str, list[str]] = {}
+    for run in options.runs:
+        name, _, paths = run.rpartition("=")
+        groups.setdefault(name, []).extend(paths.split(","))
+    try:
+        if sum(map(len, groups.values())) == 1:
+            report = write_report(next(iter(groups.values()))[0])
+            print(f"{report.headline}\n{report.markdown_path}\n{report.html_path}")
+        else:
+            print(compare_runs(groups, options.out))
+    except ConfigError as refused:
+        print(refused, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

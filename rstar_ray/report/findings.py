@@ -1,0 +1,225 @@
+"""What a run's figures say, in words and in tables; every plot's title and every line of the report comes from here."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rstar_ray.report.record import Row, RunRecord, ends, seconds_by_phase, stage_title
+
+PHASE_NAMES = {
+    "generate_s": "generation",
+    "tools_s": "tools",
+    "verify_s": "verification",
+    "learn_s": "learning",
+    "publish_s": "publishing",
+    "other_s": "other",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTime:
+    """Seconds of one phase, over all RL steps of a stage or of the run."""
+
+    phase: str
+    seconds: float
+    share: float
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{100 * value:.{digits}f} %"
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5_400:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3_600:.1f} h"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure from where it started to where it ended."""
+
+    what: str
+    before: float | None  # None where too little is known
+    after: float | None
+    show: Callable[[float | None], str]
+    unit: str = ""
+
+    @property
+    def title(self) -> str:
+        """For a plot: "Response length: 84 → 75 tokens"."""
+        unit = f" {self.unit}" if self.unit else ""
+        if self.before is None or self.show(self.before) == self.show(self.after):
+            return f"{self.what}: {self.show(self.after)}{unit}" if self.after is not None else self.what
+        return f"{self.what}: {self.show(self.before)} → {self.show(self.after)}{unit}"
+
+    @property
+    def sentence(self) -> str:
+        """For a reader: "Response length fell from 84 to 75 tokens."."""
+        unit = f" {self.unit}" if self.unit else ""
+        if self.after is None:
+            return ""
+        if self.before is None:
+            return f"{self.what}: {self.show(self.after)}{unit}."
+        if self.show(self.before) == self.show(self.after):
+            return f"{self.what} stayed at {self.show(self.after)}{unit}."
+        verb = "rose" if self.after > self.before else "fell"
+        return f"{self.what} {verb} from {self.show(self.before)} to {self.show(self.after)}{unit}."
+
+
+def heldout_change(run: RunRecord) -> Change:
+    scores = [row["avg_at_k"] for row in run.heldout]
+    before, after = (scores[0] if len(scores) > 1 else None), (scores[-1] if scores else None)
+    return Change("Held-out pass@1", before, after, percent)
+
+
+def reward_change(run: RunRecord) -> Change:
+    return _change("Training reward", run.column("reward_mean"), lambda value: f"{value:.2f}")
+
+
+def tool_error_change(run: RunRecord) -> Change:
+    return _change("Tool errors in correct answers", run.column("tool_error_share_correct"), percent)
+
+
+def length_change(run: RunRecord) -> Change:
+    return _change("Response length", run.column("response_tokens_mean"), number, "tokens")
+
+
+def sft_change(run: RunRecord) -> Change:
+    losses = [math.nan if row["loss"] is None else row["loss"] for row in run.sft]
+    return _change("SFT loss", losses, lambda value: f"{value:.3g}", "nats per token")
+
+
+def _change(what: str, values: Sequence[float], show: Callable[[float | None], str], unit: str = "") -> Change:
+    """Between the means of the first and of the last few steps."""
+    before, after = ends(values) or (None, None)
+    return Change(what, before, after, show, unit)
+
+
+def time_title(run: RunRecord) -> str:
+    most = max(phase_times(run.steps), key=lambda phase: phase.seconds)
+    return f"Seconds per step: {percent(most.share, 0)} go into {PHASE_NAMES[most.phase]}"
+
+
+def phase_times(steps: Sequence[Row]) -> list[PhaseTime]:
+    """Where the wall time of these steps went."""
+    seconds = {phase: sum(layer) for phase, layer in seconds_by_phase(steps).items()}
+    total = sum(seconds.values()) or 1.0
+    return [PhaseTime(phase, spent, spent / total) for phase, spent in seconds.items()]
+
+
+def headline(run: RunRecord) -> str:
+    """The run in a few sentences."""
+    changes = [heldout_change(run)]
+    if run.steps:
+        changes += [tool_error_change(run), length_change(run)]
+    elif run.sft:
+        changes.append(sft_change(run))
+    return " ".join(change.sentence for change in changes if change.sentence)
+
+
+def before_after(run: RunRecord, problem_set: str = "held-out") -> list[Row]:
+    """The last evaluation of each stage, in the order they were trained."""
+    last: dict[str, Row] = {}
+    for row in run.evaluations:
+        if row["set"] == problem_set:
+            last[row["stage"]] = row
+    order = {span.name: span.end for span in run.spans}
+    return sorted(last.values(), key=lambda row: order.get(row["stage"], 0))
+
+
+def other_sets(run: RunRecord) -> list[str]:
+    return sorted({row["set"] for row in run.evaluations} - {"held-out"})
+
+
+def family_changes(run: RunRecord) -> list[tuple[str, float, float]]:
+    """(family, pass@1 at the first held-out evaluation, at the last), hardest at first on top."""
+    if len(run.heldout) < 2:
+        return []
+    first, last = run.heldout[0]["by_family"], run.heldout[-1]["by_family"]
+    changes = [(name, first[name]["avg_at_k"], last[name]["avg_at_k"]) for name in first if name in last]
+    return sorted(changes, key=lambda change: change[1])
+
+
+def evaluation_head(rows: Sequence[Row]) -> list[str]:
+    k = rows[-1]["k"]
+    return ["after", "pass@1", "95 % interval", f"pass@{k}", "tool errors when correct", "tokens", "truncated"]
+
+
+def evaluation_cells(row: Row) -> list[str]:
+    return [
+        stage_title(row["stage"]),
+        percent(row["avg_at_k"]),
+        f"{100 * row['ci_low']:.1f} to {100 * row['ci_high']:.1f}",
+        percent(row["pass_at_k"]),
+        percent(row["tool_error_share_correct"]),
+        number(row["response_tokens_mean"]),
+        percent(row["share_truncated"]),
+    ]
+
+
+def time_rows(run: RunRecord) -> list[list[str]]:
+    """Stage, steps, time, then each phase's share; a last row for all stages where there are several."""
+    by_stage = [(stage_title(span.name), [row for row in run.steps if row["stage"] == span.name]) for span in run.spans]
+    if len(by_stage) > 1:
+        by_stage.append(("All stages", run.steps))
+    return [
+        [
+            name,
+            str(len(steps)),
+            duration(sum(row["step_s"] for row in steps)),
+            *(percent(phase.share, 0) for phase in phase_times(steps)),
+        ]
+        for name, steps in by_stage
+    ]
+
+
+def facts(run: RunRecord) -> list[tuple[str, str]]:
+    """What ran where, as (name, value)."""
+    found: list[tuple[str, str]] = []
+    for label, setting in (
+        ("Scale", "scale"),
+        ("Model", "model"),
+        ("Seed", "seed"),
+        ("Prompts per step", "prompts_per_step"),
+        ("Rollouts per prompt", "algorithm.rollouts_per_prompt"),
+        ("Kept per prompt", "algorithm.keep"),
+        ("Generation replicas", "engine.replicas"),
+        ("Learner ranks", "learner.ranks"),
+        ("Sandbox executors", "sandbox.executors"),
+    ):
+        if values := run.setting(setting):
+            found.append((label, ", ".join(map(str, values))))
+    if run.steps:
+        found.append(("Algorithm", run.algorithm))
+        stages = ", ".join(f"{stage_title(span.name)}: {span.end - span.start}" for span in run.spans)
+        found.append(("RL steps", stages))
+        rollouts, tokens = (sum(row[name] for row in run.steps) for name in ("rollouts", "tokens_generated"))
+        found.append(("Rollouts", f"{rollouts:,}, {tokens:,} tokens sampled"))
+    if run.sft:
+        found.append(("SFT steps", str(run.sft[-1]["step"])))
+    if run.launches:
+        found += _launch_facts(run.launches)
+    return found
+
+
+def _launch_facts(launches: Sequence[Row]) -> list[tuple[str, str]]:
+    first, last = launches[0], launches[-1]
+    again = f", gone on with {len(launches) - 1} times" if len(launches) > 1 else ""
+    versions = ", ".join(f"{package} {version}" for package, version in last["versions"].items())
+    usual = ("started_at", "command", "host", "platform", "cpus", "versions")
+    more = [(name.replace("_", " ").capitalize(), str(value)) for name, value in last.items() if name not in usual]
+    return [
+        ("Started", f"{first['started_at']}{again}"),
+        ("Machine", f"{last['platform']}, {last['cpus']} CPU cores"),
+        *((name, value) for name, value in more if value not in ("", "None")),
+        ("Versions", versions),
+    ]

@@ -1,0 +1,103 @@
+"""`report.md`: the findings, the plots, the tables and a few trajectories, for reading where the code is read."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from rstar_ray.report.examples import Example, Segment, examples, segments
+from rstar_ray.report.findings import (
+    PHASE_NAMES,
+    before_after,
+    evaluation_cells,
+    evaluation_head,
+    facts,
+    headline,
+    other_sets,
+    time_rows,
+)
+from rstar_ray.report.record import Row, RunRecord
+
+ALT_TEXTS = {
+    "overview": "Held-out pass@1, tool errors in correct answers, training reward and response length over all stages",
+    "time": "Seconds of every phase per step",
+    "families": "Held-out pass@1 by family before RL and at the end",
+    "sft": "SFT loss",
+}
+
+
+def markdown_report(run: RunRecord, plots: Sequence[Path]) -> str:
+    """The whole report; plots are linked relative to the run directory."""
+    pictures = {plot.stem: f"![{ALT_TEXTS[plot.stem]}](plots/{plot.name})" for plot in plots}
+    parts = [f"# {run.name}", headline(run), pictures.get("overview", "")]
+    if rows := before_after(run):
+        parts += ["## Before and after", evaluation_table(rows)]
+    for problem_set in other_sets(run):
+        parts += [f"### {problem_set}", evaluation_table(before_after(run, problem_set))]
+    parts.append(pictures.get("families", ""))
+    if run.steps:
+        head = ["stage", "steps", "time", *PHASE_NAMES.values()]
+        parts += ["## Where the time went", table(head, time_rows(run)), pictures.get("time", "")]
+    if run.sft:
+        parts += ["## Supervised fine-tuning", pictures.get("sft", "")]
+    if chosen := examples(run):
+        parts += ["## Trajectories to read", *map(example_section, chosen)]
+    if known := facts(run):
+        parts += ["## What ran where", table(["", ""], known)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """First column to the left, the others to the right where there are more than two."""
+    rule = [":--", *["--:" if len(head) > 2 else ":--"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *map(_cells, rows)))
+
+
+def _cells(row: Sequence[str]) -> list[str]:
+    return [cell.replace("|", "\\|").replace("\n", " ") for cell in row]
+
+
+def evaluation_table(rows: Sequence[Row]) -> str:
+    return table(evaluation_head(rows), [evaluation_cells(row) for row in rows])
+
+
+def example_section(example: Example) -> str:
+    row = example.row
+    verdict = "right" if row["reward"] >= 1 else "wrong"
+    calls = f"{row['num_calls']} call{'' if row['num_calls'] == 1 else 's'}, {row['num_failed']} failed"
+    parts = [
+        f"### {example.title}: {verdict}",
+        _quote(row["problem"]),
+        f"Truth `{row['answer']}` · reward {row['reward']:g} · {calls} · {row['num_response_tokens']} tokens",
+    ]
+    for turn in row["turns"]:
+        parts += [_segment(segment) for segment in segments(turn)]
+    return "\n\n".join(parts)
+
+
+def _segment(segment: Segment) -> str:
+    match segment.kind:
+        case "text":
+            return _quote(segment.text)
+        case "code":
+            return fenced(segment.text, "python")
+        case "stdin":
+            return f"with input\n\n{fenced(segment.text)}"
+        case "broken call":
+            return f"a call that cannot be read\n\n{fenced(segment.text)}"
+        case "response":
+            verdict = f"tool: ✗ {segment.outcome.replace('_', ' ')}" if segment.failed else "tool: ✓"
+            return f"{verdict}\n\n{fenced(segment.text)}"
+        case "answer":
+            return f"**Answer** {fenced(segment.text) if '`' in segment.text else f'`{segment.text}`'}"
+
+
+def fenced(text: str, language: str = "") -> str:
+    """A code block whose fence is longer than any run of backticks inside."""
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall(r"`+", text))])
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _quote(text: str) -> str:
+    """The policy's own words: quoted, and with nothing in them that Markdown or HTML would act on."""
+    escaped = re.sub(r"([\\`*_{}\[\]<>#|~$!])", r"\\\1", text)
+    return "\n".join(f"> {line}" for line in escaped.splitlines())

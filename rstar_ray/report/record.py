@@ -1,0 +1,169 @@
+"""A run directory read back: steps on one axis over all RL stages, evaluations, launches, trajectories.
+
+Nothing here needs the run's process, model or code paths; a run that is still going, or that stopped early, reads too.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar_ray.durable import read_json, read_rows
+from rstar_ray.errors import ConfigError
+from rstar_ray.run_dir import flatten
+
+Row = dict[str, Any]
+PHASES = ("generate_s", "tools_s", "verify_s", "learn_s", "publish_s")
+ALGORITHMS = {"paper": "GRPO-RoC", "release": "GRPO-RoC, released rule", "none": "plain GRPO"}
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpan:
+    """Where an RL stage lies on the axis of all RL steps: after `start`, up to and with `end`."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """All that a report needs of one run."""
+
+    path: Path
+    config: dict[str, Row]  # by stage
+    sft: list[Row]
+    steps: list[Row]  # of all RL stages, each with its `rl_step`
+    spans: tuple[StageSpan, ...]
+    evaluations: list[Row]  # each with its `rl_step`, oldest first; one per stage, step and set
+    launches: list[Row]
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def heldout(self) -> list[Row]:
+        return [row for row in self.evaluations if row["set"] == "held-out"]
+
+    @property
+    def algorithm(self) -> str:
+        """Which algorithm the RL stages trained with, in words."""
+        known = {ALGORITHMS.get(str(value), str(value)) for value in self.setting("algorithm.resample")}
+        return " / ".join(sorted(known)) or "GRPO"
+
+    def column(self, name: str) -> list[float]:
+        """One figure of every RL step; NaN where it has no value."""
+        return [math.nan if row.get(name) is None else float(row[name]) for row in self.steps]
+
+    def setting(self, name: str) -> list[Any]:
+        """The distinct values of a dotted setting over the stages, in their order."""
+        values: list[Any] = []
+        for stage, config in self.config.items():
+            value = flatten(config).get(name)
+            rl_only = name.startswith("algorithm.") and self.spans and stage not in [span.name for span in self.spans]
+            if value not in (None, "") and value not in values and not rl_only:
+                values.append(value)
+        return values
+
+
+def read_run(path: Path | str) -> RunRecord:
+    """Raises `ConfigError` where there is no run."""
+    path = Path(path).absolute()
+    rows = read_rows(path / "metrics.jsonl")
+    evaluations = read_rows(path / "evaluations.jsonl")
+    if not rows and not evaluations:
+        raise ConfigError("run_dir", f"{path} holds no metrics and no evaluations", "name the directory of a run")
+    steps = [row for row in rows if "reward_mean" in row]
+    spans = stage_spans(steps)
+    starts = {span.name: span.start for span in spans}
+    config = path / "config.json"
+    return RunRecord(
+        path=path,
+        config=read_json(config) if config.exists() else {},
+        sft=[row for row in rows if "reward_mean" not in row],
+        steps=[row | {"rl_step": starts[row["stage"]] + row["step"]} for row in steps],
+        spans=spans,
+        evaluations=_newest_evaluations(evaluations, starts),
+        launches=read_rows(path / "launches.jsonl"),
+    )
+
+
+def stage_spans(steps: Sequence[Row]) -> tuple[StageSpan, ...]:
+    """RL stages one after the other, in the order of their first rows."""
+    last: dict[str, int] = {}
+    for row in steps:
+        last[row["stage"]] = max(row["step"], last.get(row["stage"], 0))
+    spans: list[StageSpan] = []
+    for name, num_steps in last.items():
+        start = spans[-1].end if spans else 0
+        spans.append(StageSpan(name, start, start + num_steps))
+    return tuple(spans)
+
+
+def _newest_evaluations(rows: Sequence[Row], starts: dict[str, int]) -> list[Row]:
+    """A repeated evaluation replaces the earlier one; what is before RL lies at step 0 of its axis."""
+    newest: dict[tuple[str, int, str], Row] = {}
+    for row in rows:
+        rl_step = starts[row["stage"]] + row["step"] if row["stage"] in starts else 0
+        newest[row["stage"], row["step"], row["set"]] = row | {"rl_step": rl_step}
+    return sorted(newest.values(), key=lambda row: row["rl_step"])
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryFile:
+    """The readable trajectories of one step."""
+
+    path: Path
+    stage: str
+    step: int
+    rl_step: int  # 0 before RL
+
+    def rows(self) -> list[Row]:
+        return read_rows(self.path)
+
+
+def trajectory_files(run: RunRecord) -> list[TrajectoryFile]:
+    """Oldest first."""
+    return sorted(_trajectory_files(run), key=lambda file: (file.rl_step, file.stage, file.step))
+
+
+def _trajectory_files(run: RunRecord) -> Iterator[TrajectoryFile]:
+    starts = {span.name: span.start for span in run.spans}
+    for path in (run.path / "trajectories").glob("*.jsonl"):
+        if named := re.fullmatch(r"(\w+)-step-(\d+)", path.stem):
+            stage, step = named[1], int(named[2])
+            yield TrajectoryFile(path, stage, step, starts[stage] + step if stage in starts else 0)
+
+
+def stage_title(stage: str) -> str:
+    """`stage1` as people write it."""
+    return "SFT" if stage == "sft" else re.sub(r"^stage(\d+)$", r"Stage \1", stage)
+
+
+def seconds_by_phase(steps: Sequence[Row]) -> dict[str, list[float]]:
+    """Seconds of every phase in each step, bottom layer first; `other_s` is what no phase claims of the step."""
+    layers: dict[str, list[float]] = {phase: [float(row[phase]) for row in steps] for phase in PHASES}
+    layers["other_s"] = [max(0.0, row["step_s"] - sum(row[phase] for phase in PHASES)) for row in steps]
+    return layers
+
+
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """Centred mean over `window` values, leaving NaN out; shorter at the ends."""
+    smoothed: list[float] = []
+    for position in range(len(values)):
+        reach = min(window // 2, position, len(values) - 1 - position)
+        near = [value for value in values[position - reach : position + reach + 1] if not math.isnan(value)]
+        smoothed.append(sum(near) / len(near) if near else math.nan)
+    return smoothed
+
+
+def ends(values: Sequence[float], width: int = 5) -> tuple[float, float] | None:
+    """Means of the first and last `width` values that are not NaN (fewer, at most a third, in a short series)."""
+    known = [value for value in values if not math.isnan(value)]
+    if len(known) < 2:
+        return None
+    width = max(1, min(width, len(known) // 3))
+    return sum(known[:width]) / width, sum(known[-width:]) / width

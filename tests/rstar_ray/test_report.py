@@ -1,0 +1,232 @@
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from rstar_ray.durable import append_row
+from rstar_ray.errors import ConfigError
+from rstar_ray.report.__main__ import main
+from rstar_ray.report.compare import group_runs, mean_course
+from rstar_ray.report.examples import examples, segments, viewer_rows
+from rstar_ray.report.findings import Change, before_after, duration, family_changes, headline, percent, phase_times
+from rstar_ray.report.markdown import fenced, markdown_report
+from rstar_ray.report.page import html_report
+from rstar_ray.report.record import ends, read_run, smooth, stage_spans, trajectory_files
+from rstar_ray.report.write import write_report
+from tests.rstar_ray.fabricate import run_directory
+
+PNG = b"\x89PNG\r\n"
+
+
+@pytest.fixture(scope="module")
+def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_directory(tmp_path_factory.mktemp("runs") / "tiny")
+
+
+def embedded(page: str) -> dict:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_a_report_is_made_from_the_directory_alone(run_path: Path):
+    report = write_report(run_path)
+    assert re.match(r"Held-out pass@1 rose from [12]\d\.\d % to 8\d\.\d %\. Tool errors .* fell from", report.headline)
+    for name in ("overview", "time", "families", "sft"):
+        assert (run_path / "plots" / f"{name}.png").read_bytes().startswith(PNG)
+        assert f"(plots/{name}.png)" in report.markdown_path.read_text()
+    figures = json.loads((run_path / "report.json").read_text())
+    assert figures["changes"]["heldout_pass_at_1"]["after"] > 0.85
+    assert [row["stage"] for row in figures["evaluations"]["held-out"]] == ["sft", "stage1", "stage2", "stage3"]
+    assert figures["stages"][1] == {"stage": "stage2", "first_rl_step": 31, "last_rl_step": 50}
+
+
+def test_stages_follow_each_other_on_one_axis(run_path: Path):
+    run = read_run(run_path)
+    assert [(span.name, span.start, span.end) for span in run.spans] == [
+        ("stage1", 0, 30),
+        ("stage2", 30, 50),
+        ("stage3", 50, 66),
+    ]
+    assert run.column("rl_step") == [float(step) for step in range(1, 67)]
+    assert [row["rl_step"] for row in run.heldout] == [0, 10, 20, 30, 40, 50, 60, 66]
+    assert stage_spans([]) == ()
+
+
+def test_a_repeated_evaluation_replaces_the_earlier_one(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 10})
+    again = read_run(path).heldout[-1] | {"avg_at_k": 0.123}
+    append_row(path / "evaluations.jsonl", again)
+    assert [row["avg_at_k"] for row in read_run(path).heldout][1:] == [0.123]
+
+
+def test_the_table_has_one_row_per_stage_with_its_last_evaluation(run_path: Path):
+    rows = before_after(read_run(run_path))
+    assert [(row["stage"], row["step"]) for row in rows] == [
+        ("sft", 100),
+        ("stage1", 30),
+        ("stage2", 20),
+        ("stage3", 16),
+    ]
+
+
+def test_examples_show_the_same_problem_before_and_after_and_a_recovery(run_path: Path):
+    before, after, mended = examples(read_run(run_path))
+    assert before.row["problem_id"] == after.row["problem_id"]
+    assert (before.row["reward"], after.row["reward"]) == (0.0, 1.0)
+    assert before.title == "Before RL (SFT, step 100)"
+    assert [turn["outcomes"] for turn in mended.row["turns"]] == [["error"], ["ok"], []]
+
+
+def test_a_turn_falls_into_thoughts_program_and_tool_response():
+    turn = {
+        "completion": 'Try.\n<tool_call>\n{"name": "python", "arguments": {"code": "print(1)", "input": "2"}}\n'
+        "</tool_call>"
+        "<tool_call>oops</tool_call><|im_end|>",
+        "tool_response": "<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\nno\n</tool_response>"
+        "<|im_end|>\n<|im_start|>assistant\n",
+        "outcomes": ["ok", "invalid"],
+    }
+    assert [(piece.kind, piece.text, piece.failed) for piece in segments(turn)] == [
+        ("text", "Try.", False),
+        ("code", "print(1)", False),
+        ("stdin", "2", False),
+        ("broken call", "oops", False),
+        ("response", "1", False),
+        ("response", "no", True),
+    ]
+
+
+@pytest.mark.parametrize("call", ["[1]", '{"arguments": null}', '{"arguments": {"code": 7}}', "{", ""])
+def test_any_call_a_model_may_write_can_be_shown(call: str):
+    turn = {"completion": f"<tool_call>{call}", "tool_response": None, "outcomes": []}
+    assert len(segments(turn)) == 1
+
+
+def test_what_a_model_wrote_is_data_on_the_page_and_never_markup(run_path: Path):
+    page = html_report(read_run(run_path))
+    assert "<script>alert" not in page and page.count("</script>") == 2
+    texts = json.dumps(embedded(page)["trajectories"])
+    assert "<script>alert(2)</script>" in texts
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+    assert "default-src 'none'" in page
+
+
+def test_what_a_model_wrote_cannot_break_out_of_the_markdown(run_path: Path):
+    assert fenced("a ```` b").startswith("`````\n")
+    run = read_run(run_path)
+    evil = next(row for file in trajectory_files(run) for row in file.rows() if row["problem_id"] == "evil")
+    (run_path / "trajectories" / "sft-step-000100.jsonl").rename(run_path / "kept")
+    try:
+        append_row(run_path / "trajectories" / "sft-step-000100.jsonl", evil)
+        text = markdown_report(read_run(run_path), [])
+    finally:
+        (run_path / "kept").replace(run_path / "trajectories" / "sft-step-000100.jsonl")
+    assert "alert(2)" in text and "<script>" not in text and "\n</details>" not in text
+
+
+@pytest.mark.parametrize("stages", [{}, {"stage1": 1}])
+def test_a_run_that_has_hardly_begun_can_be_reported(tmp_path: Path, stages: dict[str, int]):
+    report = write_report(run_directory(tmp_path / "run", stages=stages))
+    assert "Held-out pass@1" in report.headline
+    assert embedded(report.html_path.read_text())["name"] == "run"
+
+
+def test_a_run_without_correct_calls_updates_or_evaluations_can_be_reported(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 4})
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    empty = {"tool_error_share_correct": None, "loss": None, "reward_mean": 0.0}
+    (path / "metrics.jsonl").write_text(
+        "".join(json.dumps(row | empty) + "\n" for row in rows if row["stage"] != "sft")
+    )
+    for name in ("evaluations.jsonl", "launches.jsonl", "config.json"):
+        (path / name).unlink()
+    report = write_report(path)
+    assert report.headline.startswith("Response length")
+    assert "NaN" not in report.html_path.read_text()
+
+
+def test_a_torn_last_line_does_not_stop_the_report(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 3})
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"stage": "stage1", "st')
+    assert len(read_run(path).steps) == 3
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(ConfigError, match="holds no metrics"):
+        read_run(tmp_path)
+    assert main([str(tmp_path)]) == 2
+    assert "run_dir:" in capsys.readouterr().err
+
+
+def test_phases_add_up_to_the_time_of_the_steps(run_path: Path):
+    steps = read_run(run_path).steps
+    phases = phase_times(steps)
+    assert sum(phase.seconds for phase in phases) == pytest.approx(sum(row["step_s"] for row in steps))
+    assert sum(phase.share for phase in phases) == pytest.approx(1)
+
+
+def test_families_are_listed_from_the_hardest_at_first(run_path: Path):
+    before = [change[1] for change in family_changes(read_run(run_path))]
+    assert before == sorted(before) and len(before) == 9
+
+
+def test_a_change_is_told_in_words_and_in_a_title():
+    length = Change("Response length", 84.2, 75.0, lambda value: f"{value:.0f}", "tokens")
+    assert length.title == "Response length: 84 → 75 tokens"
+    assert length.sentence == "Response length fell from 84 to 75 tokens."
+    assert Change("pass@1", 0.5, 0.5004, percent).sentence == "pass@1 stayed at 50.0 %."
+    assert Change("pass@1", None, None, percent).title == "pass@1"
+    assert (duration(45), duration(600), duration(7_200)) == ("45 s", "10.0 min", "2.0 h")
+
+
+def test_smoothing_is_centred_and_leaves_gaps_out():
+    assert smooth([1.0, 2.0, 6.0, math.nan, 4.0], 3) == [1.0, 3.0, 4.0, 5.0, 4.0]
+    assert ends([0.0, 0.2, 0.4, 0.6, math.nan, 0.8, 1.0]) == (0.1, 0.9)
+    assert ends([math.nan, 1.0]) is None
+
+
+def test_the_viewer_holds_a_bounded_part_of_a_long_run(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 5})
+    source = path / "trajectories" / "sft-step-000100.jsonl"
+    for step in range(1, 40):
+        source.with_name(f"stage1-step-{step:06d}.jsonl").write_text(source.read_text() * 20)
+    shown = viewer_rows(read_run(path))
+    assert len(shown) == 6 and all(len(rows) <= 24 for _, rows in shown)
+    assert (shown[0][0].stage, shown[-1][0].step) == ("sft", 39)
+
+
+def test_runs_are_compared_by_algorithm_with_every_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for seed in (0, 1):
+        run_directory(tmp_path / f"roc{seed}", seed=seed, stages={"stage1": 12})
+        run_directory(tmp_path / f"plain{seed}", seed=seed, resample="none", stages={"stage1": 12})
+    runs = [str(tmp_path / name) for name in ("roc0", "roc1", "plain0", "plain1")]
+    assert main([*runs, "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.strip().endswith("compare.md")
+    found = json.loads((tmp_path / "out" / "compare.json").read_text())
+    errors = {row["group"]: row["mean"] for row in found if row["figure"] == "tool errors when correct"}
+    assert errors["GRPO-RoC"] < 0.05 < 0.08 < errors["plain GRPO"]
+    assert all(len(row["ends"]) == 2 for row in found)
+    assert (tmp_path / "out" / "compare.png").read_bytes().startswith(PNG)
+    assert "# GRPO-RoC against plain GRPO" in (tmp_path / "out" / "compare.md").read_text()
+    assert main([f"A={runs[0]},{runs[1]}", f"B={runs[2]}", "--out", str(tmp_path / "named")]) == 0
+    assert "| A | 2 |" in (tmp_path / "named" / "compare.md").read_text()
+
+
+def test_one_run_cannot_be_compared(run_path: Path):
+    with pytest.raises(ConfigError, match="only one run"):
+        group_runs({"": [read_run(run_path)]})
+
+
+def test_the_mean_course_covers_the_steps_that_all_runs_have():
+    assert mean_course([[(1, 0.0), (2, 1.0), (3, 1.0)], [(1, 1.0), (2, 1.0)]]) == [(1, 0.5), (2, 1.0)]
+    assert mean_course([]) == []
+
+
+def test_the_headline_of_sft_alone_is_about_its_loss(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={})
+    (path / "evaluations.jsonl").unlink()
+    assert re.match(r"SFT loss fell from 4\.\d+ to 0\.\d+ nats per token\.", headline(read_run(path)))
