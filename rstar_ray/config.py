@@ -35,6 +35,8 @@ class RolloutConfig:
     """softmax temperature of training rollouts"""
     top_p: float = 1.0
     """nucleus mass; 1 samples from the whole distribution, which the loss assumes"""
+    instruct: bool = True
+    """put the tool's schema and the answer format before the problem; off in the tiny world, where SFT teaches them"""
     deadline_s: float = 1_800.0
     """longest a step may wait for its rollouts without one finishing [s]"""
 
@@ -224,6 +226,8 @@ class EvaluationConfig:
     """length budget [tokens]"""
     max_turns: int = 30
     """turn budget"""
+    files: tuple[str, ...] = ()
+    """for recipes/evaluate.py: problem files to evaluate on; none evaluates on the held-out problems"""
 
     def __post_init__(self) -> None:
         _at_least(1, evaluate__num_problems=self.num_problems, evaluate__samples=self.samples)
@@ -327,6 +331,7 @@ class RunConfig:
             ("--data.train", self.data.train),
             ("--data.heldout", self.data.heldout),
             ("--sft.data", self.sft.data),
+            *(("--evaluate.files", path) for path in self.evaluate.files),
         ):
             _require(not path or Path(path).exists(), option, f"{path} does not exist", "give an existing path")
         if self.model:

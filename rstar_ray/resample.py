@@ -110,7 +110,11 @@ def _by_penalty(indices: list[int], penalties: list[float], count: int, rng: np.
 
 
 def _release(
-    candidates: Sequence[Candidate | TrajectorySummary], positives: list[int], negatives: list[int], keep: int, rule: ReleaseRule
+    candidates: Sequence[Candidate | TrajectorySummary],
+    positives: list[int],
+    negatives: list[int],
+    keep: int,
+    rule: ReleaseRule,
 ) -> list[int]:
     """The released rule: halve each side, at least `min_*` of it, positives sorted by penalty, negatives the first."""
 

@@ -96,9 +96,7 @@ async def run_rollout(
     return state
 
 
-async def play_turn(
-    state: RolloutState, *, generate: GenerateFn, execute: ExecuteFn, chat: ChatFormat
-) -> RolloutState:
+async def play_turn(state: RolloutState, *, generate: GenerateFn, execute: ExecuteFn, chat: ChatFormat) -> RolloutState:
     """One completion and, if it calls the tool, the answers to its calls."""
     if state.room_tokens <= 0:
         return replace(state, stop_reason=StopReason.TRUNCATED)

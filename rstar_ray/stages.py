@@ -15,9 +15,9 @@ from rstar_ray.data_order import DataPosition, draw
 from rstar_ray.durable import append_row, cut_rows, read_json, read_rows, write_json
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.evaluation import EvaluationResult, evaluate
+from rstar_ray.lr_schedule import LrSchedule
 from rstar_ray.metrics import MetricsLog, SftMetrics
 from rstar_ray.run_dir import Checkpoint, RunDir, checkpoint_name
-from rstar_ray.schedule import cosine
 from rstar_ray.train_loop import (
     DroppedRollout,
     Rollouts,
@@ -81,6 +81,12 @@ async def run_sft(
     """Supervised steps with a cosine schedule, then the stage's checkpoint; goes on where a stopped run left off."""
     sft, stage = config.sft, config.stage
     progress = await _start(config, crew, run_dir)
+    schedule = LrSchedule(
+        learning_rate=sft.learning_rate,
+        warmup_steps=round(sft.warmup_share * sft.steps),
+        shape="cosine",
+        total_steps=sft.steps,
+    )
     with MetricsLog(
         run_dir.path, stage=stage, after_step=progress.step, num_steps=sft.steps, print_every=20, show=crew.show
     ) as log:
@@ -88,8 +94,7 @@ async def run_sft(
             started_s = time.monotonic()
             step = progress.step + 1
             batch, position = draw(train, sft.batch_size, progress.position, seed=config.seed, stage=stage)
-            warmup_steps = round(sft.warmup_share * sft.steps)
-            lr = cosine(step, peak=sft.learning_rate, warmup_steps=warmup_steps, total_steps=sft.steps)
+            lr = schedule.at(step - 1)
             update = await crew.learner.train_sft(batch, lr)
             if not update.applied:
                 raise RStarError(f"{stage} step {step} was not applied: {update.reason}")
@@ -113,9 +118,7 @@ async def run_sft(
     return _finished(run_dir, stage)
 
 
-async def run_rl(
-    config: RunConfig, problems: Sequence[Problem], crew: Crew, run_dir: RunDir
-) -> Checkpoint:
+async def run_rl(config: RunConfig, problems: Sequence[Problem], crew: Crew, run_dir: RunDir) -> Checkpoint:
     """GRPO-RoC steps, logged and saved around; goes on where a stopped run left off."""
     progress = await _start(config, crew, run_dir)
     await crew.publish(progress.policy_version)
@@ -127,7 +130,8 @@ async def run_rl(
     with MetricsLog(
         run_dir.path, stage=config.stage, after_step=progress.step, num_steps=config.steps, show=crew.show
     ) as log:
-        async for record, progress in train_steps(problems, system, config, progress):
+        async for record, reached in train_steps(problems, system, config, progress):
+            progress = reached
             log.write(record.metrics)
             _show_odd(record, crew)
             await _record(record, config, crew, run_dir)
@@ -213,9 +217,7 @@ def previous_checkpoint(run_dir: RunDir, stage: str) -> Checkpoint | None:
     return run_dir.finished_checkpoint(STAGES[position - 1]) if position else None
 
 
-async def _save(
-    config: RunConfig, progress: StageProgress, crew: Crew, run_dir: RunDir, *, finishes: bool
-) -> None:
+async def _save(config: RunConfig, progress: StageProgress, crew: Crew, run_dir: RunDir, *, finishes: bool) -> None:
     """A whole checkpoint, or none: learner state, progress, and the policy as a Hugging Face folder."""
     with run_dir.write_checkpoint(config.stage, progress.step, keep_last=config.checkpoint.keep) as folder:
         await crew.learner.save_checkpoint(folder)
@@ -250,7 +252,9 @@ async def _drop_solved(
 
 def _show_odd(record: StepRecord, crew: Crew) -> None:
     if record.metrics.trained_trajectories == 0:
-        crew.show(f"step {record.metrics.step}: every group has equal rewards; nothing to learn from, weights unchanged")
+        crew.show(
+            f"step {record.metrics.step}: every group has equal rewards; nothing to learn from, weights unchanged"
+        )
     if record.dropped:
         crew.show(f"step {record.metrics.step}: {len(record.dropped)} rollouts dropped: {record.dropped[0].reason}")
 

@@ -1,4 +1,4 @@
-"""Tool calls in the hermes style: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (arXiv:2508.20722 section 3.1).
+"""Tool calls, hermes style: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (arXiv:2508.20722 section 3.1).
 
 What cannot be parsed is still a call: it gets its error back as a tool answer and counts as failed.
 """

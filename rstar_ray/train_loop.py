@@ -5,7 +5,7 @@ It holds refs and summaries, never tokens. Legend: G trajectories kept per promp
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from rstar_ray.advantage import group_advantages, rewards_differ
@@ -13,12 +13,16 @@ from rstar_ray.config import AlgorithmConfig, RunConfig
 from rstar_ray.data_order import DataPosition, draw
 from rstar_ray.deadline import within
 from rstar_ray.errors import RStarError
+from rstar_ray.lr_schedule import LrSchedule
 from rstar_ray.metrics import StepMetrics, StepTimings, step_metrics
 from rstar_ray.resample import resample_on_correct
-from rstar_ray.schedule import warmed_up
 from rstar_ray.seeds import derive_seed, named_generator
 from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling, TrajectorySummary
 from rstar_ray.update import UpdateResult
+
+
+MOST_DROPPED = 0.5
+"""Share of a step's rollouts that our own failures may end before the run does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,8 @@ async def train_step(
     requests = rollout_requests(problems, config, name=step, siblings=config.algorithm.num_rollouts)
     groups, dropped = await roll_out(requests, system.rollouts, deadline_s=config.rollout.deadline_s)
     rolled_out_s = time.monotonic()
+    if len(dropped) > MOST_DROPPED * len(requests):
+        raise RStarError(f"step {step}: {len(dropped)} of {len(requests)} rollouts were dropped: {dropped[0].reason}")
 
     kept = [resample(group, config.algorithm, seed=config.seed, stage=config.stage, step=step) for group in groups]
     telling = [group for group in kept if rewards_differ([rollout.summary.reward for rollout in group])]
@@ -163,7 +169,7 @@ async def train_step(
 def learning_rate(step: int, config: RunConfig) -> float:
     """Constant after a warm-up, which only fresh optimizer state needs."""
     warmup_steps = config.optimizer.warmup_steps if config.reset_optimizer else 0
-    return warmed_up(step, peak=config.optimizer.learning_rate, warmup_steps=warmup_steps)
+    return LrSchedule(learning_rate=config.optimizer.learning_rate, warmup_steps=warmup_steps).at(step - 1)
 
 
 def rollout_requests(
@@ -176,9 +182,7 @@ def rollout_requests(
         max_context_tokens=config.engine.max_context_tokens,
     )
     sampling = Sampling(temperature=config.rollout.temperature, top_p=config.rollout.top_p)
-    return sibling_requests(
-        problems, siblings, limits, sampling, seed=config.seed, name=f"{config.stage}/{name}"
-    )
+    return sibling_requests(problems, siblings, limits, sampling, seed=config.seed, name=f"{config.stage}/{name}")
 
 
 def sibling_requests(
@@ -270,7 +274,7 @@ class StageProgress:
 
     step: int = 0  # steps done
     policy_version: int = 0
-    position: DataPosition = DataPosition()
+    position: DataPosition = field(default_factory=DataPosition)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -112,11 +112,18 @@ class AddingSandbox:
         return ToolResult(outcome=Outcome.ERROR, text="NameError")
 
 
-class BrokenSandbox:
-    """Ours failed: never a result."""
+class UnreliableSandbox(AddingSandbox):
+    """Our own failure on every n-th call: no result."""
+
+    def __init__(self, *, fails_every: int) -> None:
+        self._fails_every = fails_every
+        self._calls = 0
 
     async def __call__(self, call: ToolCall) -> ToolResult:
-        raise SandboxError("no executor left")
+        self._calls += 1
+        if self._calls % self._fails_every == 0:
+            raise SandboxError("no executor left")
+        return await super().__call__(call)
 
 
 async def same_text(answer: str, truth: str) -> bool:
@@ -128,7 +135,7 @@ class LocalRollouts:
     """Runs the real agent loop on a fake engine and a fake sandbox, out of order, in this process."""
 
     policy: SkilledPolicy
-    execute: AddingSandbox | BrokenSandbox = field(default_factory=AddingSandbox)
+    execute: AddingSandbox = field(default_factory=AddingSandbox)
 
     async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
         order = list(requests)

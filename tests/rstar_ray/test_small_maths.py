@@ -6,7 +6,6 @@ import pytest
 from rstar_ray.advantage import group_advantages, rewards_differ
 from rstar_ray.data_order import DataPosition, draw
 from rstar_ray.reward import answer_reward, as_integer, boxed_answer, count_answers
-from rstar_ray.schedule import cosine, warmed_up
 from rstar_ray.seeds import derive_seed, named_generator
 from rstar_ray.tool_calls import parse_tool_calls
 
@@ -42,15 +41,6 @@ def test_seeds_are_fixed_by_their_names():
     assert 0 <= derive_seed(0) < 2**63
     assert named_generator(1, "x").random() == named_generator(1, "x").random()
     assert len({derive_seed(0, "s", i) for i in range(10_000)}) == 10_000
-
-
-def test_learning_rates_warm_up_and_then_stay_or_fall():
-    assert warmed_up(1, peak=2.0, warmup_steps=4) == 0.5
-    assert warmed_up(9, peak=2.0, warmup_steps=4) == 2.0
-    assert warmed_up(1, peak=2.0, warmup_steps=0) == 2.0
-    assert cosine(2, peak=1.0, warmup_steps=2, total_steps=10) == 1.0
-    assert cosine(6, peak=1.0, warmup_steps=2, total_steps=10) == pytest.approx(0.5)
-    assert cosine(10, peak=1.0, warmup_steps=2, total_steps=10) == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(

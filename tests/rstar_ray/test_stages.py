@@ -11,7 +11,7 @@ from rstar_ray.run_dir import RunDir
 from rstar_ray.stages import evaluated, run_evaluation, run_rl, run_sft
 from rstar_ray.train_loop import Ledger, TrainingSystem, roll_out, rollout_requests, train_step
 from rstar_ray.update import SftExample
-from tests.fakes import BrokenSandbox, SkilledPolicy, adding_problems, fake_crew
+from tests.fakes import SkilledPolicy, UnreliableSandbox, adding_problems, fake_crew
 
 SMALL = with_values(
     RunConfig(),
@@ -99,12 +99,19 @@ async def test_equal_rewards_everywhere_are_a_logged_step_that_changes_nothing(t
 
 
 async def test_rollouts_that_our_failures_end_are_dropped_with_a_reason_and_never_scored():
-    crew = fake_crew(SkilledPolicy(), execute=BrokenSandbox())
+    crew = fake_crew(SkilledPolicy(), execute=UnreliableSandbox(fails_every=5))
     system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
-    record = await train_step(adding_problems(2), system, SMALL, step=1, policy_version=0)
-    assert record.ledger == Ledger(requested=32, dropped=32, resampled_away=0, in_equal_groups=0, trained=0)
+    record = await train_step(adding_problems(4), system, SMALL, step=1, policy_version=0)
+    assert record.ledger.requested == 64 and 0 < record.ledger.dropped < 32
     assert {dropped.reason for dropped in record.dropped} == {"no executor left"}
-    assert record.metrics.reward_mean == 0.0 and record.metrics.rollouts == 0
+    assert record.metrics.rollouts == 64 - record.ledger.dropped
+
+
+async def test_a_step_that_loses_most_of_its_rollouts_ends_the_run_with_the_reason():
+    crew = fake_crew(SkilledPolicy(), execute=UnreliableSandbox(fails_every=1))
+    system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
+    with pytest.raises(RStarError, match="32 of 32 rollouts were dropped: no executor left"):
+        await train_step(adding_problems(2), system, SMALL, step=1, policy_version=0)
 
 
 async def test_plain_grpo_trains_on_as_many_as_resampling_keeps():

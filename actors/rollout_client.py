@@ -1,0 +1,108 @@
+"""The driver's view of generation: hands rollouts to the balancer and collects what the workers finish.
+
+Holds refs and summaries, never tokens. Every request comes back exactly once, whatever dies on the way.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import ray
+
+from actors.generation_worker import rollout_load
+from rstar_ray.chat import ChatFormat
+from rstar_ray.deadline import within
+from rstar_ray.errors import RStarError
+from rstar_ray.rollout import RolloutState, score
+from rstar_ray.train_loop import DroppedRollout, FinishedRollout, TrajectoryRef
+from rstar_ray.trajectory import RolloutRequest, StopReason, TrajectorySummary
+
+SUBMIT_BATCH = 256
+CALL_DEADLINE_S = 120.0
+
+
+class RolloutClient:
+    """`Rollouts` (see rstar_ray.train_loop) over the balancer and the workers' result streams."""
+
+    def __init__(self, balancer: Any, chat: ChatFormat, *, on_worker_lost: Callable[[str, Exception], Any]) -> None:
+        self._balancer = balancer
+        self._chat = chat
+        self._on_worker_lost = on_worker_lost
+        self._finished: asyncio.Queue[FinishedRollout | DroppedRollout | BaseException] = asyncio.Queue()
+        self._waiting: dict[str, RolloutRequest] = {}
+        self._readers: dict[str, asyncio.Task[None]] = {}
+
+    def follow(self, replica_id: str, worker: Any) -> None:
+        """Collect what this worker finishes, until it is lost."""
+        reader = asyncio.create_task(self._read(replica_id, worker))
+        self._readers[replica_id] = reader
+
+    async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
+        """Yield each request's end once. Prompts above the context end here, as refused."""
+        fitting: list[RolloutRequest] = []
+        for request in requests:
+            state = self._start(request)
+            if state.stop_reason is StopReason.REFUSED:
+                yield await _refused(state)
+            else:
+                fitting.append(request)
+        self._waiting |= {request.rollout_id: request for request in fitting}
+        await self._submit(fitting)
+        for _ in range(len(fitting)):
+            done = await self._finished.get()
+            if isinstance(done, BaseException):
+                raise done
+            yield done
+
+    async def resubmit(self) -> None:
+        """Hand every unfinished request in again; those the balancer knows are left alone there."""
+        await self._submit(list(self._waiting.values()))
+
+    async def close(self) -> None:
+        for reader in self._readers.values():
+            reader.cancel()
+        await asyncio.gather(*self._readers.values(), return_exceptions=True)
+
+    def _start(self, request: RolloutRequest) -> RolloutState:
+        return RolloutState.start(request, self._chat.prompt_ids(request.problem))
+
+    async def _submit(self, requests: Sequence[RolloutRequest]) -> None:
+        for first in range(0, len(requests), SUBMIT_BATCH):
+            batch = requests[first : first + SUBMIT_BATCH]
+            items = [(rollout_load(self._start(request)), request) for request in batch]
+            await within(
+                self._balancer.submit.remote(items),
+                CALL_DEADLINE_S,
+                waiter="driver",
+                owner="balancer",
+                reason=f"submitting {len(items)} rollouts",
+            )
+
+    async def _read(self, replica_id: str, worker: Any) -> None:
+        stream = worker.results.options(num_returns="streaming").remote()
+        try:
+            while True:
+                summaries: list[TrajectorySummary | DroppedRollout] = await (await anext(stream))
+                batch = await anext(stream)
+                self._take(summaries, batch)
+        except ray.exceptions.RayActorError as lost:
+            await self._on_worker_lost(replica_id, lost)
+        except Exception as fault:
+            self._finished.put_nowait(RStarError(f"{replica_id}: {str(fault).strip().splitlines()[-1]}"))
+
+    def _take(self, summaries: Sequence[TrajectorySummary | DroppedRollout], batch: Any) -> None:
+        for index, summary in enumerate(summaries):
+            if self._waiting.pop(summary.rollout_id, None) is None:
+                continue  # finished twice: its worker was lost after it had finished here
+            if isinstance(summary, DroppedRollout):
+                self._finished.put_nowait(summary)
+            else:
+                self._finished.put_nowait(FinishedRollout(summary=summary, ref=TrajectoryRef(batch, index)))
+
+
+async def _refused(state: RolloutState) -> FinishedRollout:
+    async def nothing_to_verify(answer: str, truth: str) -> bool:
+        raise AssertionError("a refused rollout has no answer")
+
+    trajectory = await score(state, nothing_to_verify)
+    return FinishedRollout(summary=trajectory.summary, ref=TrajectoryRef(ray.put([trajectory]), 0))

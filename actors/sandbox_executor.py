@@ -1,0 +1,248 @@
+"""Ray's side of the sandbox: executors that own a pool, and the client that spreads calls over them.
+
+Calls go out in batches, of up to 64 or what has gathered in two milliseconds; results come back one by one as they
+finish, so that a slow program holds nobody up. A call whose executor died is repeated on another one.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rstar_ray.config import SandboxConfig
+from rstar_ray.deadline import within
+from rstar_ray.errors import DeadlineExceeded, SandboxError
+from rstar_ray.trajectory import ToolCall, ToolResult
+from sandbox.limits import MIB, Limits
+from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.request import ExecutionRequest, ExecutionResult
+from sandbox.tool_text import tool_text
+
+MAX_BATCH_CALLS = 64
+GATHER_S = 0.002
+MAX_TRIES = 3
+"""On how many executors a call is tried before our failure becomes the rollout's end."""
+REST_S = 5.0
+"""How long an executor that failed is passed over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """Are these two answers equivalent? Trusted code, run in the same pool under limits of its own."""
+
+    answer: str
+    truth: str
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    equivalent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The executor could not run a call; says nothing about the program."""
+
+    reason: str
+
+
+Work = ExecutionRequest | Verification
+Answer = ExecutionResult | Verdict | Failure
+
+
+class SandboxExecutor:
+    """One pool's address; every rule lives in sandbox/."""
+
+    def __init__(self, name: str, pool: PoolConfig) -> None:
+        self._name = name
+        self._pool = SandboxPool(pool)
+
+    def __repr__(self) -> str:
+        return self._name
+
+    async def start(self) -> str:
+        """Start the pool; returns the isolation level it achieved."""
+        report = await self._pool.start()
+        return str(report.level)
+
+    async def run(self, batch: Sequence[tuple[int, Work]], caller: str) -> AsyncIterator[list[tuple[int, Answer]]]:
+        """Answers by their number as they finish; what finished together leaves together."""
+        finished: asyncio.Queue[tuple[int, Answer]] = asyncio.Queue()
+
+        async def answer(number: int, work: Work) -> None:
+            finished.put_nowait((number, await self._answer(work, caller)))
+
+        tasks = [asyncio.create_task(answer(number, work)) for number, work in batch]
+        left = len(tasks)
+        while left:
+            ready = [await finished.get()]
+            while not finished.empty():
+                ready.append(finished.get_nowait())
+            left -= len(ready)
+            yield ready
+
+    async def stats(self) -> Any:
+        return self._pool.stats()
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def _answer(self, work: Work, caller: str) -> Answer:
+        try:
+            if isinstance(work, Verification):
+                from sandbox.verify import verify_answer
+
+                return Verdict(equivalent=await verify_answer(self._pool, work.answer, work.truth))
+            return await self._pool.run(work, caller=caller)
+        except Exception as failed:  # whatever it was, it was ours, and the caller is owed an answer
+            return Failure(f"{type(failed).__name__}: {failed}")
+
+
+@dataclass(slots=True)
+class _Executor:
+    """One executor as this client sees it."""
+
+    handle: Any
+    name: str
+    outstanding: int = 0
+    rests_until_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Call:
+    work: Work
+    done: asyncio.Future[Answer]
+    tries: int = 0
+    tried: set[str] = field(default_factory=set)
+
+
+class SandboxClient:
+    """The tool and the verifier for agent loops: picks the least loaded executor, batches, retries elsewhere."""
+
+    def __init__(self, executors: dict[str, Any], config: SandboxConfig, *, caller: str) -> None:
+        self._executors = [_Executor(handle, name) for name, handle in executors.items()]
+        self._config = config
+        self._caller = caller
+        self._limits = execution_limits(config)
+        self._gathering: list[_Call] = []
+        self._numbers = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def execute(self, call: ToolCall) -> ToolResult:
+        """Run one tool call. Raises `SandboxError` where our side failed on every try."""
+        started_s = time.monotonic()
+        request = ExecutionRequest(code=call.code, stdin=call.stdin, limits=self._limits)
+        result = await self._answer(request)
+        assert isinstance(result, ExecutionResult)
+        return ToolResult(outcome=result.outcome, text=tool_text(result), wall_s=time.monotonic() - started_s)
+
+    async def verify(self, answer: str, truth: str) -> bool:
+        """Whether the answers are equivalent, by math-verify in the sandbox."""
+        verdict = await self._answer(Verification(answer=answer, truth=truth))
+        assert isinstance(verdict, Verdict)
+        return verdict.equivalent
+
+    async def _answer(self, work: Work) -> Answer:
+        call = _Call(work, asyncio.get_running_loop().create_future())
+        self._add(call)
+        try:
+            return await within(
+                call.done,
+                self._config.deadline_s,
+                waiter=self._caller,
+                owner="sandbox",
+                reason=type(work).__name__,
+            )
+        except DeadlineExceeded as late:
+            raise SandboxError(str(late)) from late
+
+    def _add(self, call: _Call) -> None:
+        self._gathering.append(call)
+        if len(self._gathering) == 1:
+            asyncio.get_running_loop().call_later(GATHER_S, self._send)
+        elif len(self._gathering) >= MAX_BATCH_CALLS:
+            self._send()
+
+    def _send(self) -> None:
+        if not self._gathering:
+            return
+        calls, self._gathering = self._gathering, []
+        shares: dict[str, list[_Call]] = {}
+        for call in calls:
+            executor = self._least_loaded(call)
+            executor.outstanding += 1
+            call.tries += 1
+            call.tried.add(executor.name)
+            shares.setdefault(executor.name, []).append(call)
+        for executor in self._executors:
+            if share := shares.get(executor.name):
+                task = asyncio.create_task(self._run(executor, share))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    def _least_loaded(self, call: _Call) -> _Executor:
+        """Fewest outstanding; one that failed lately, or failed this call, only where there is no other."""
+        now = time.monotonic()
+        return min(
+            self._executors, key=lambda e: (e.name in call.tried, e.rests_until_s > now, e.outstanding, e.rests_until_s)
+        )
+
+    async def _run(self, executor: _Executor, calls: list[_Call]) -> None:
+        waiting = {next(self._numbers): call for call in calls}
+        batch = [(number, call.work) for number, call in waiting.items()]
+        reason = "it ended without an answer"
+        try:
+            stream = executor.handle.run.options(num_returns="streaming").remote(batch, self._caller)
+            while waiting:
+                answers = await within(
+                    _next_answers(stream),
+                    self._config.deadline_s,
+                    waiter=self._caller,
+                    owner=executor.name,
+                    reason=f"{len(waiting)} calls",
+                )
+                for number, answer in answers:
+                    if isinstance(answer, Failure):
+                        reason = answer.reason
+                        continue
+                    executor.outstanding -= 1
+                    _settle(waiting.pop(number).done, answer)
+                failed = [number for number, answer in answers if isinstance(answer, Failure)]
+                for number in failed:
+                    executor.outstanding -= 1
+                    self._again(waiting.pop(number), f"{executor.name}: {reason}")
+        except Exception as lost:  # the actor died, or took too long: each is a reason to go elsewhere
+            executor.rests_until_s = time.monotonic() + REST_S
+            executor.outstanding -= len(waiting)
+            for call in waiting.values():
+                self._again(call, f"{executor.name}: {type(lost).__name__}: {str(lost).splitlines()[0]}")
+
+    def _again(self, call: _Call, reason: str) -> None:
+        if call.tries < MAX_TRIES:
+            self._add(call)
+        elif not call.done.done():
+            call.done.set_exception(SandboxError(f"failed {MAX_TRIES} times, last on {reason}"))
+
+
+async def _next_answers(stream: Any) -> list[tuple[int, Answer]]:
+    return await (await anext(stream))
+
+
+def _settle(done: asyncio.Future[Answer], answer: Answer) -> None:
+    if not done.done():  # the rollout may have been cancelled meanwhile
+        done.set_result(answer)
+
+
+def execution_limits(config: SandboxConfig) -> Limits:
+    """The limits of one call; the wall clock gets half as much again, and a second, above the CPU time."""
+    return Limits(
+        cpu_s=config.time_limit_s,
+        wall_s=config.time_limit_s * 1.5 + 1.0,
+        memory_bytes=config.memory_mb * MIB,
+        interpreter_bytes=0,
+        stdout_chars=config.max_output_chars,
+        stderr_chars=config.max_output_chars,
+    )

@@ -1,0 +1,102 @@
+"""From a command line to checked settings: `--help` shows every field with its unit and default."""
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tyro
+
+from recipes.scales import SCALES, at_scale, detect_scale, local_resources
+from rstar_ray.config import RunConfig, differences, with_values
+from rstar_ray.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One stage: what the paper sets, and what the tiny world sets differently."""
+
+    paper: RunConfig
+    tiny: dict[str, Any]
+
+    @property
+    def stage(self) -> str:
+        return self.paper.stage
+
+
+def parse(recipes: Sequence[Recipe], argv: Sequence[str], *, show: Callable[[str], None] = print) -> list[RunConfig]:
+    """The settings of each stage: its own, with what the command line changes changed in all of them.
+
+    Raises `ConfigError` in one line that names the option and the mend.
+    """
+    scale = _scale(argv, show)
+    defaults = [at_scale(recipe.paper, scale, recipe.tiny) for recipe in recipes]
+    shown = defaults[min(1, len(defaults) - 1)]
+    changed = differences(_parse_one(shown, argv), shown)
+    changed.pop("scale", None)
+    changed.pop("stage", None)
+    return [with_values(default, changed) for default in defaults]
+
+
+def _scale(argv: Sequence[str], show: Callable[[str], None]) -> str:
+    chosen = "auto"
+    for position, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name == "--scale":
+            chosen = value if equals else next(iter(argv[position + 1 :]), "")
+    if chosen not in ("auto", *SCALES):
+        raise ConfigError("--scale", f"{chosen!r} is no scale", f"choose auto, {', '.join(SCALES)}")
+    if chosen != "auto":
+        return chosen
+    resources = _cluster_resources() if os.environ.get("RAY_ADDRESS") else local_resources()
+    scale, reason = detect_scale(resources)
+    if "-h" not in argv and "--help" not in argv:
+        show(f"scale: {scale} ({reason})")
+    return scale
+
+
+def _cluster_resources() -> dict[str, float]:
+    import ray
+
+    from recipes.session import connect
+
+    connect()
+    return ray.cluster_resources()
+
+
+def _parse_one(default: RunConfig, argv: Sequence[str]) -> RunConfig:
+    """Tyro, with its framed message made one line."""
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(RunConfig, default=default, args=list(argv), prog=_program(), description=_program())
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise _as_config_error(complaint.getvalue()) from None
+
+
+def _as_config_error(complaint: str) -> ConfigError:
+    lines = [line.strip(" │|╭╮╰╯─") for line in complaint.splitlines()]
+    rule = next((i for i, line in enumerate(complaint.splitlines()) if i and set(line) <= set("│ ─")), len(lines))
+    text = " ".join(line for line in lines[1:rule] if line)
+    text = re.sub(r"^Error parsing \S+: (?=--)", "", text)
+    if match := re.match(r"Unrecognized options: (\S+?),? ", text + " "):
+        meant = re.findall(r"--[\w.-]+", " ".join(lines[rule:]))
+        mend = f"perhaps {meant[0]}" if meant and meant[0] != "--help" else "see --help"
+        return ConfigError(match[1], "no such option", f"{mend}; --help lists all")
+    if match := re.match(r"(--[\w.-]+): (.*); (.*)", text):
+        return ConfigError(match[1], match[2], match[3])
+    if match := re.match(r"Error parsing (--[\w.-]+): (.*)", text):
+        return ConfigError(match[1], match[2], "see --help for its type")
+    if match := re.match(r"invalid choice (.*) for argument '(--[\w.-]+)'\. (.*)", text):
+        return ConfigError(match[2], f"{match[1]} is no choice", match[3].rstrip(". ").lower())
+    return ConfigError("command line", text or "it could not be read", "see --help")
+
+
+def _program() -> str:
+    return os.path.basename(sys.argv[0] or "recipe")  # noqa: PTH119

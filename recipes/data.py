@@ -1,0 +1,77 @@
+"""What a run trains and is measured on: files the user names, or the tiny world's own, made from the seed."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rstar_ray.config import RunConfig
+from rstar_ray.errors import ConfigError
+from rstar_ray.evaluation import load_problems
+from rstar_ray.rollout import ExecuteFn
+from rstar_ray.sft import load_conversations, to_example
+from rstar_ray.tiny.conversations import generate_conversations
+from rstar_ray.tiny.model import make_tiny_model
+from rstar_ray.tiny.problems import Split, generate_problems
+from rstar_ray.trajectory import Problem
+from rstar_ray.update import SftExample
+
+SFT_VALIDATION = 256
+"""Conversations held back for the validation loss; at most a tenth of all."""
+
+
+def training_problems(config: RunConfig) -> list[Problem]:
+    if config.data.train:
+        return load_problems(config.data.train, integer_answers=config.data.integer_answers)
+    _refuse_without_tiny(config, "--data.train", "give a problem file")
+    return generate_problems(config.seed, Split.TRAIN, config.data.num_train)
+
+
+def heldout_problems(config: RunConfig) -> list[Problem]:
+    """At most `evaluate.num_problems`. The tiny world's are the same for every seed, so that runs compare."""
+    if config.data.heldout:
+        return load_problems(config.data.heldout, integer_answers=False)[: config.evaluate.num_problems]
+    if config.scale != "tiny":
+        return []
+    return generate_problems(0, Split.HELD_OUT, config.evaluate.num_problems)
+
+
+def problem_sets(config: RunConfig) -> dict[str, list[Problem]]:
+    """By name, for recipes/evaluate.py."""
+    if not config.evaluate.files:
+        return {"held-out": heldout_problems(config)}
+    return {
+        Path(path).stem: load_problems(path, integer_answers=False)[: config.evaluate.num_problems]
+        for path in config.evaluate.files
+    }
+
+
+async def sft_examples(
+    config: RunConfig, tokenizer: Any, execute: ExecuteFn
+) -> tuple[list[SftExample], list[SftExample]]:
+    """(training, validation) conversations as tokens; in the tiny world their programs run in the sandbox."""
+    if config.sft.data:
+        conversations = load_conversations(config.sft.data)
+    else:
+        _refuse_without_tiny(config, "--sft.data", "give a file of conversations")
+        conversations = await generate_conversations(config.seed, config.sft.num_conversations, execute)
+    examples = [to_example(conversation, tokenizer, row) for row, conversation in enumerate(conversations, 1)]
+    random.Random(f"{config.seed} sft split").shuffle(examples)
+    held_back = min(SFT_VALIDATION, len(examples) // 10)
+    return examples[held_back:], examples[:held_back]
+
+
+def start_model(config: RunConfig, run_path: Path, finished: Path | None) -> Path:
+    """The Hugging Face folder whose architecture and tokenizer the run uses."""
+    if config.model:
+        return Path(config.model)
+    if finished is not None:
+        return finished / "model"
+    _refuse_without_tiny(config, "--model", "give a Hugging Face model folder, or run the stage before")
+    folder = run_path / "start-model"
+    return folder if (folder / "config.json").exists() else make_tiny_model(folder, config.seed)
+
+
+def _refuse_without_tiny(config: RunConfig, field: str, mend: str) -> None:
+    if config.scale != "tiny":
+        raise ConfigError(field, f"it is empty, and scale {config.scale} has none of its own", mend)

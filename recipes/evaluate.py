@@ -1,0 +1,16 @@
+"""avg@k and pass@k of a policy (arXiv:2508.20722 section 5) on held-out problems or on files of problems."""
+
+from recipes.command_line import Recipe
+from rstar_ray.config import EvaluationConfig, RunConfig
+
+PAPER = RunConfig(
+    stage="evaluate",
+    evaluate=EvaluationConfig(samples=16, temperature=0.6, max_response_tokens=30_720, max_turns=30),
+)
+TINY = {"evaluate.max_response_tokens": 512, "evaluate.max_turns": 6}
+EVALUATE = Recipe(paper=PAPER, tiny=TINY)
+
+if __name__ == "__main__":
+    from recipes.session import launch_evaluation
+
+    launch_evaluation(EVALUATE)

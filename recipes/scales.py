@@ -1,0 +1,98 @@
+"""The three scales: model, placement and budgets. Everything else of a recipe is the same at all of them."""
+
+from pathlib import Path
+from typing import Any
+
+from rstar_ray.config import RunConfig, with_values
+
+TINY: dict[str, Any] = {
+    "engine.replicas": 2,
+    "engine.cpus_per_replica": 0.4,
+    "engine.dtype": "float32",
+    "engine.max_context_tokens": 2_048,
+    "engine.kv_tokens": 32_768,
+    "engine.max_running": 128,
+    "learner.ranks": 2,
+    "learner.cpus_per_rank": 0.4,
+    "learner.zero_stage": 1,
+    "learner.dtype": "float32",
+    "learner.micro_batch_tokens": 2_048,
+    "learner.activation_checkpointing": False,
+    "sandbox.slots": 2,
+    "sandbox.time_limit_s": 2.0,
+    "sandbox.memory_mb": 256,
+    "rollout.instruct": False,
+    "rollout.max_response_tokens": 256,
+    "rollout.max_turns": 4,
+    "rollout.deadline_s": 180.0,
+    "prompts_per_step": 16,
+    "algorithm.rollouts_per_prompt": 16,
+    "algorithm.keep": 8,
+    "optimizer.learning_rate": 3e-4,
+    "optimizer.warmup_steps": 5,
+    "sft.steps": 400,
+    "sft.batch_size": 64,
+    "sft.learning_rate": 3e-3,
+    "sft.num_conversations": 8_000,
+    "evaluate.num_problems": 240,
+    "evaluate.samples": 4,
+    "evaluate.temperature": 1.0,
+    "evaluate.max_response_tokens": 512,
+    "evaluate.max_turns": 6,
+    "checkpoint.every_steps": 10,
+}
+"""Two cores, no GPU, no download: Qwen3's architecture with 0.6M random weights."""
+
+GPU: dict[str, Any] = {
+    "engine.replicas": 1,
+    "engine.gpus_per_replica": 0.5,
+    "engine.cpus_per_replica": 2.0,
+    "engine.gpu_memory_share": 0.45,
+    "learner.ranks": 1,
+    "learner.gpus_per_rank": 0.5,
+    "learner.cpus_per_rank": 2.0,
+    "sandbox.slots": 8,
+    "prompts_per_step": 32,
+    "sft.batch_size": 128,
+}
+"""One GPU shared by an engine and a learner rank; more GPUs by --engine.replicas and --learner.ranks."""
+
+MI300X_64: dict[str, Any] = {
+    "model": "Qwen/Qwen3-14B-Base",
+    "engine.replicas": 64,
+    "engine.gpus_per_replica": 0.5,
+    "engine.cpus_per_replica": 4.0,
+    "engine.gpu_memory_share": 0.68,
+    "learner.ranks": 64,
+    "learner.gpus_per_rank": 0.5,
+    "learner.cpus_per_rank": 2.0,
+    "learner.zero_stage": 3,
+    "sandbox.executors": 8,
+    "sandbox.slots": 64,
+}
+"""8 nodes x 8 MI300X: every GPU holds a learner rank and a TP-1 engine, without sleep mode."""
+
+SCALES = {"tiny": TINY, "gpu": GPU, "mi300x-64": MI300X_64}
+
+
+def at_scale(paper: RunConfig, scale: str, tiny: dict[str, Any]) -> RunConfig:
+    """The paper's stage at a scale; `tiny` holds what the stage itself changes there."""
+    values = {**SCALES[scale], "scale": scale, **(tiny if scale == "tiny" else {})}
+    return with_values(paper, values)
+
+
+def detect_scale(resources: dict[str, float]) -> tuple[str, str]:
+    """The scale that fits what a Ray cluster offers, and why."""
+    gpus = resources.get("GPU", 0.0)
+    if gpus >= 64:
+        return "mi300x-64", f"the cluster has {gpus:g} GPUs"
+    if gpus >= 1:
+        return "gpu", f"the cluster has {gpus:g} GPUs"
+    return "tiny", "the cluster has no GPU"
+
+
+def local_resources() -> dict[str, float]:
+    """What a Ray started here would see, without starting one."""
+    nvidia = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
+    amd = len(list(Path("/dev/dri").glob("renderD*"))) if Path("/dev/kfd").exists() else 0
+    return {"GPU": float(nvidia or amd)}

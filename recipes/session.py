@@ -1,0 +1,227 @@
+"""One command from start to end: refuse early, hold the run directory, start the actors, run the stages, report."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipes.command_line import Recipe, parse
+from recipes.data import heldout_problems, problem_sets, sft_examples, start_model, training_problems
+from recipes.scales import at_scale, local_resources
+from recipes.sft import SFT
+from rstar_ray.chat import TokenizerChat
+from rstar_ray.config import RunConfig, with_values
+from rstar_ray.durable import read_json
+from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.run_dir import RunDir
+from rstar_ray.stages import STAGES, evaluated, previous_checkpoint, run_evaluation, run_rl, run_sft
+from rstar_ray.train_loop import StageProgress
+from rstar_ray.trajectory import Problem
+
+if TYPE_CHECKING:
+    from actors.system import TrainingActors
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+MAY_DIFFER = ("run_dir", "checkpoint", "engine", "sandbox", "learner", "evaluate.files")
+"""Settings that may change when a run goes on: where it runs and what it keeps, not what it computes."""
+
+
+def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None) -> None:
+    """The `main` of every recipe. Exit status: 0 done, 1 the run failed, 2 refused before anything started."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        configs = parse(recipes, argv, show=say)
+        run(configs)
+    except ConfigError as refused:
+        sys.exit(_complain(refused, 2))
+    except RStarError as failed:
+        sys.exit(_complain(failed, 1))
+    except KeyboardInterrupt:
+        sys.exit(_complain("stopped; the same command goes on from the newest checkpoint", 130))
+
+
+def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None:
+    """The `main` of recipes/evaluate.py; exit statuses as `launch`."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        (config,) = parse([recipe], argv, show=say)
+        config.check_paths()
+        sets = problem_sets(config)
+        path = run_path(config)
+        model = _policy_to_evaluate(config, path)
+        connect()
+        asyncio.run(_evaluate(config, sets, model, path))
+    except ConfigError as refused:
+        sys.exit(_complain(refused, 2))
+    except RStarError as failed:
+        sys.exit(_complain(failed, 1))
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _complain(what: object, status: int) -> int:
+    print(f"error: {what}", file=sys.stderr, flush=True)
+    return status
+
+
+def run(configs: Sequence[RunConfig]) -> None:
+    """Check everything that can be checked, then start and go through the stages that are not done."""
+    path = run_path(configs[0])
+    configs = _with_sft_before(configs, path)
+    for config in configs:
+        config.check_paths()
+    problems = {config.stage: training_problems(config) for config in configs if config.stage != "sft"}
+    heldout = heldout_problems(configs[0])
+    for config in configs:  # claims the directory for every stage, or refuses before anything starts
+        with _open(path, config):
+            pass
+    say(f"run directory: {path}")
+    if all(_done(config, RunDir(path), heldout) for config in configs):
+        say("every stage is done already")
+    else:
+        connect()
+        asyncio.run(_run_stages(configs, problems, heldout, path))
+    from rstar_ray.report import write_report
+
+    write_report(path)
+    say(f"report: {path / 'report.md'}")
+
+
+def run_path(config: RunConfig) -> Path:
+    """Absolute: a job's own folder is thrown away with its session."""
+    if config.run_dir:
+        return Path(config.run_dir).expanduser().absolute()
+    in_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    runs = os.environ.get("RSTAR_RAY_RUNS") or (Path.home() / "rstar_ray_runs" if in_job else Path.cwd() / "runs")
+    return Path(runs).absolute() / config.scale
+
+
+def connect() -> None:
+    """Join the cluster a job runs on, or start a Ray of our own on the loopback."""
+    import ray
+
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    from actors.system import quiet_environment
+
+    runtime = {"env_vars": quiet_environment()}
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(namespace="rstar_ray", runtime_env=runtime, log_to_driver=False)
+        return
+    runtime["env_vars"]["PYTHONPATH"] = str(REPOSITORY)
+    ray.init(
+        address="local",
+        namespace="rstar_ray",
+        num_cpus=max(2, os.cpu_count() or 1),
+        include_dashboard=False,
+        object_store_memory=256 * 2**20 if not local_resources()["GPU"] else None,
+        runtime_env=runtime,
+        log_to_driver=False,
+    )
+
+
+def _open(path: Path, config: RunConfig) -> AbstractContextManager[RunDir]:
+    return RunDir.open(path, config.stage, asdict(config), may_differ=MAY_DIFFER)
+
+
+def _with_sft_before(configs: Sequence[RunConfig], path: Path) -> list[RunConfig]:
+    """In the tiny world a stage run by itself brings the policy it needs: SFT comes first where nothing else has."""
+    first = configs[0]
+    if first.stage == "sft" or first.model or previous_checkpoint(RunDir(path), first.stage) is not None:
+        return list(configs)
+    if first.scale != "tiny":
+        before = STAGES[STAGES.index(first.stage) - 1]
+        raise ConfigError("--model", f"{before} is not finished in {path}", f"give a policy, or run {before} first")
+    say(f"{first.stage}: no policy to start from in {path}; SFT comes first")
+    sft = with_values(at_scale(SFT.paper, "tiny", SFT.tiny), {"seed": first.seed, "run_dir": first.run_dir})
+    return [sft, *configs]
+
+
+def _done(config: RunConfig, run_dir: RunDir, heldout: Sequence[Problem]) -> bool:
+    finished = run_dir.finished_checkpoint(config.stage) is not None
+    return finished and (not heldout or evaluated(run_dir, config.stage))
+
+
+async def _run_stages(
+    configs: Sequence[RunConfig], problems: dict[str, list[Problem]], heldout: list[Problem], path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    from actors.system import TrainingActors
+
+    first = next(config for config in configs if not _done(config, RunDir(path), heldout))
+    before = previous_checkpoint(RunDir(path), first.stage)
+    model = start_model(first, path, before.path if before else None)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    actors = TrainingActors(first, model, TokenizerChat(tokenizer, instruct=first.rollout.instruct), say)
+    try:
+        await actors.start()
+        for config in configs:
+            with _open(path, config) as run_dir:
+                if not _done(config, run_dir, heldout):
+                    run_dir.log_launch(stage=config.stage, scale=config.scale)
+                    await _run_stage(config, problems.get(config.stage, []), heldout, actors, tokenizer, run_dir)
+    finally:
+        await actors.close()
+
+
+async def _run_stage(
+    config: RunConfig,
+    problems: list[Problem],
+    heldout: list[Problem],
+    actors: "TrainingActors",
+    tokenizer: Any,
+    run_dir: RunDir,
+) -> None:
+    """One stage to its checkpoint, and what it is worth on held-out problems."""
+    crew = actors.crew()
+    checkpoint = run_dir.finished_checkpoint(config.stage)
+    if checkpoint is not None:
+        await crew.learner.load_checkpoint(checkpoint.path)
+    elif config.stage == "sft":
+        train, validation = await sft_examples(config, tokenizer, actors.tools.execute)
+        say(f"sft: {len(train)} conversations")
+        checkpoint = await run_sft(config, train, validation, crew, run_dir)
+    else:
+        checkpoint = await run_rl(config, problems, crew, run_dir)
+    if heldout:
+        progress = StageProgress.from_json(read_json(checkpoint.path / "progress.json"))
+        await crew.publish(progress.policy_version)
+        await run_evaluation(config, heldout, crew, run_dir, step=checkpoint.step, problem_set="held-out")
+
+
+def _policy_to_evaluate(config: RunConfig, path: Path) -> Path:
+    """The folder asked for, or the newest finished stage of the run directory."""
+    if config.model:
+        return Path(config.model)
+    for stage in reversed(STAGES):
+        if (checkpoint := RunDir(path).finished_checkpoint(stage)) is not None:
+            say(f"evaluating {checkpoint.path.name}")
+            return checkpoint.path / "model"
+    raise ConfigError("--model", f"{path} has no finished stage", "give a Hugging Face model folder, or train first")
+
+
+async def _evaluate(config: RunConfig, sets: dict[str, list[Problem]], model: Path, path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from actors.system import TrainingActors
+
+    chat = TokenizerChat(AutoTokenizer.from_pretrained(model), instruct=config.rollout.instruct)
+    actors = TrainingActors(config, model, chat, say)
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        await actors.start(learner=False)
+        await actors.serving()
+        for name, problems in sets.items():
+            await run_evaluation(config, problems, actors.crew(), RunDir(path), step=0, problem_set=name)
+    finally:
+        await actors.close()

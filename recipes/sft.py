@@ -1,0 +1,13 @@
+"""Non-reasoning SFT before RL (arXiv:2508.20722 section 4.1): format, tool calls, instructions; not the maths."""
+
+from recipes.command_line import Recipe
+from rstar_ray.config import RunConfig, SftConfig
+
+PAPER = RunConfig(stage="sft", sft=SftConfig(batch_size=128, learning_rate=5e-6, warmup_share=0.04, steps=5_200))
+TINY = {"checkpoint.every_steps": 100}
+SFT = Recipe(paper=PAPER, tiny=TINY)
+
+if __name__ == "__main__":
+    from recipes.session import launch
+
+    launch([SFT])

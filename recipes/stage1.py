@@ -1,0 +1,18 @@
+"""RL stage 1 (arXiv:2508.20722 Table 2): all problems, short responses, so that the policy learns to be brief."""
+
+from recipes.command_line import Recipe
+from rstar_ray.config import RolloutConfig, RunConfig
+
+PAPER = RunConfig(
+    stage="stage1",
+    steps=300,
+    reset_optimizer=True,
+    rollout=RolloutConfig(max_response_tokens=8_192, max_turns=10),
+)
+TINY = {"steps": 30, "rollout.max_response_tokens": 192, "rollout.max_turns": 4}
+STAGE_1 = Recipe(paper=PAPER, tiny=TINY)
+
+if __name__ == "__main__":
+    from recipes.session import launch
+
+    launch([STAGE_1])

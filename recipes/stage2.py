@@ -1,0 +1,17 @@
+"""RL stage 2 (arXiv:2508.20722 Table 2): the same problems with a longer budget, once about 10 % are truncated."""
+
+from recipes.command_line import Recipe
+from rstar_ray.config import RolloutConfig, RunConfig
+
+PAPER = RunConfig(
+    stage="stage2",
+    steps=85,
+    rollout=RolloutConfig(max_response_tokens=12_288, max_turns=10),
+)
+TINY = {"steps": 15, "rollout.max_response_tokens": 256, "rollout.max_turns": 4}
+STAGE_2 = Recipe(paper=PAPER, tiny=TINY)
+
+if __name__ == "__main__":
+    from recipes.session import launch
+
+    launch([STAGE_2])

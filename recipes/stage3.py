@@ -1,0 +1,19 @@
+"""RL stage 3 (arXiv:2508.20722 Table 2): only what the latest policy does not solve in 8 of 8 rollouts, more turns."""
+
+from recipes.command_line import Recipe
+from rstar_ray.config import RolloutConfig, RunConfig
+
+PAPER = RunConfig(
+    stage="stage3",
+    steps=125,
+    drop_solved=True,
+    reset_optimizer=True,
+    rollout=RolloutConfig(max_response_tokens=12_288, max_turns=15),
+)
+TINY = {"steps": 20, "rollout.max_response_tokens": 256, "rollout.max_turns": 6, "data.num_filtered": 400}
+STAGE_3 = Recipe(paper=PAPER, tiny=TINY)
+
+if __name__ == "__main__":
+    from recipes.session import launch
+
+    launch([STAGE_3])
