@@ -13,14 +13,11 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How micro batches are cut.
-
-    `overhead_tokens` is what one more micro batch costs, in tokens of padding that would cost as much:
-    it trades padding against the number of passes.
-    """
+    """How micro batches are cut: as few as `overhead_tokens` makes worth while, with padding bounded."""
 
     micro_batch_tokens: int = 2_048  # padded tokens of a micro batch; one longer row gets a micro batch of its own
-    overhead_tokens: int = 64
+    max_padding: float = 0.05  # share of a rank's padded tokens that may be padding
+    overhead_tokens: int = 1_024  # what one more pass costs (launches, ZeRO-3's gathers), in tokens of padding
     attention_tokens: float = float("inf")  # length at which attention costs as much as the rest of the model
 
 
@@ -61,27 +58,42 @@ def balance(lengths: Sequence[int], world_size: int, attention_tokens: float) ->
 
 
 def cut(lengths: Sequence[int], indices: Sequence[int], limits: BatchLimits) -> list[list[int]]:
-    """Micro batches of rows next to each other in length, longest first, with the least padding.
+    """Micro batches of rows next to each other in length, longest first.
 
-    Exact: over all cuts of the sorted rows, the least sum of padded tokens plus `overhead_tokens` a cut.
+    Padding is traded against passes at `overhead_tokens` a pass, or at the largest half, quarter, ...
+    of it that keeps padding within `max_padding`.
     """
     order = sorted(indices, key=lambda i: (-lengths[i], i))
-    sizes = np.array([lengths[i] for i in order], np.int64)
-    best = np.zeros(len(order) + 1, np.int64)  # best[i]: least cost of the rows from i on
-    end = np.zeros(len(order), np.int64)
-    for start in range(len(order) - 1, -1, -1):
-        most_rows = max(1, limits.micro_batch_tokens // max(int(sizes[start]), 1))
-        stop = min(start + most_rows, len(order))
+    overhead = limits.overhead_tokens
+    while True:
+        batches = cheapest_cut([lengths[i] for i in order], limits.micro_batch_tokens, overhead)
+        planned = [[order[i] for i in batch] for batch in batches]
+        if overhead == 0 or padding_waste(lengths, [planned]) <= limits.max_padding:
+            return planned
+        overhead //= 2
+
+
+def cheapest_cut(descending: Sequence[int], max_tokens: int, overhead: int) -> list[range]:
+    """The cut of sorted lengths with the least sum of padded tokens and `overhead` a part: exact.
+
+    A part holds at most `max_tokens` padded tokens, or one length.
+    """
+    sizes = np.array(descending, np.int64)
+    best = np.zeros(len(sizes) + 1, np.int64)  # best[i]: least cost of the lengths from i on
+    end = np.zeros(len(sizes), np.int64)
+    for start in range(len(sizes) - 1, -1, -1):
+        most = max(1, max_tokens // max(int(sizes[start]), 1))
+        stop = min(start + most, len(sizes))
         costs = np.arange(1, stop - start + 1) * sizes[start] + best[start + 1 : stop + 1]
         chosen = int(np.argmin(costs))
-        best[start] = costs[chosen] + limits.overhead_tokens
+        best[start] = costs[chosen] + overhead
         end[start] = start + chosen + 1
-    batches: list[list[int]] = []
+    parts: list[range] = []
     start = 0
-    while start < len(order):
-        batches.append(order[start : int(end[start])])
+    while start < len(sizes):
+        parts.append(range(start, int(end[start])))
         start = int(end[start])
-    return batches
+    return parts
 
 
 def padding_waste(lengths: Sequence[int], plan: Sequence[Sequence[Sequence[int]]]) -> float:
