@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from rstar_ray.report.record import Row, RunRecord, TrajectoryFile, stage_title, trajectory_files
+from rstar_ray.report.record import Row, RunRecord, TrajectoryFile, trajectory_files
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL)
@@ -34,8 +34,6 @@ class Example:
 
     title: str
     row: Row
-    stage: str
-    step: int
 
 
 def segments(turn: Row) -> list[Segment]:
@@ -84,10 +82,11 @@ def recovered(row: Row) -> bool:
 
 def examples(run: RunRecord) -> list[Example]:
     """One before RL, one at the end (of the same problem where there is one), one that recovers from a tool error."""
-    files = trajectory_files(run)
+    files = [file for file in trajectory_files(run) if file.problem_set in ("", "held-out")]
     if not files:
         return []
-    first, last = files[0], files[-1]
+    compared = [file for file in files if file.problem_set] or files
+    first, last = compared[0], compared[-1]
     before, after = first.rows(), last.rows() if last != first else []
     wrong_then_right = next(((a, b) for a in _wrong(before) for b in _right(after) if _same_problem(a, b)), None)
     chosen: list[Example] = []
@@ -105,7 +104,7 @@ def examples(run: RunRecord) -> list[Example]:
     return chosen
 
 
-def viewer_rows(run: RunRecord, *, max_files: int = 6, per_file: int = 24) -> list[tuple[TrajectoryFile, list[Row]]]:
+def viewer_rows(run: RunRecord, *, max_files: int = 8, per_file: int = 24) -> list[tuple[TrajectoryFile, list[Row]]]:
     """Trajectories for the page: files spread over the run, first and last among them, some of each."""
     files = trajectory_files(run)
     if len(files) > max_files:
@@ -118,7 +117,7 @@ def _spread(rows: list[Row], count: int) -> list[Row]:
 
 
 def _example(title: str, file: TrajectoryFile, row: Row) -> Example:
-    return Example(f"{title} ({stage_title(file.stage)}, step {file.step})", row, file.stage, file.step)
+    return Example(f"{title} ({file.title})", row)
 
 
 def _same_problem(one: Row, other: Row) -> bool:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from rstar_ray.report.record import Row, RunRecord, ends, seconds_by_phase, stage_title
 
@@ -128,12 +129,9 @@ def headline(run: RunRecord) -> str:
 
 def before_after(run: RunRecord, problem_set: str = "held-out") -> list[Row]:
     """The last evaluation of each stage, in the order they were trained."""
-    last: dict[str, Row] = {}
-    for row in run.evaluations:
-        if row["set"] == problem_set:
-            last[row["stage"]] = row
-    order = {span.name: span.end for span in run.spans}
-    return sorted(last.values(), key=lambda row: order.get(row["stage"], 0))
+    rows = run.heldout if problem_set == "held-out" else run.evaluations
+    last = {row["stage"]: row for row in rows if row["set"] == problem_set}  # rows lie in order of their RL step
+    return list(last.values())
 
 
 def other_sets(run: RunRecord) -> list[str]:
@@ -206,19 +204,31 @@ def facts(run: RunRecord) -> list[tuple[str, str]]:
         found.append(("Rollouts", f"{rollouts:,}, {tokens:,} tokens sampled"))
     if run.sft:
         found.append(("SFT steps", str(run.sft[-1]["step"])))
+    if run.heldout:
+        last = run.heldout[-1]
+        found.append(("Held-out", f"{last['num_problems']} problems, {last['k']} rollouts of each"))
     if run.launches:
-        found += _launch_facts(run.launches)
+        found += _launch_facts(run)
     return found
 
 
-def _launch_facts(launches: Sequence[Row]) -> list[tuple[str, str]]:
-    first, last = launches[0], launches[-1]
-    again = f", gone on with {len(launches) - 1} times" if len(launches) > 1 else ""
+def _launch_facts(run: RunRecord) -> list[tuple[str, str]]:
+    """Every stage logs its starts; a stage that started twice went on after a stop."""
+    first, last = run.launches[0], run.launches[-1]
+    times_resumed = len(run.launches) - len({launch.get("stage") for launch in run.launches})
+    resumed = f", resumed {'once' if times_resumed == 1 else f'{times_resumed} times'}" if times_resumed else ""
     versions = ", ".join(f"{package} {version}" for package, version in last["versions"].items())
-    usual = ("started_at", "command", "host", "platform", "cpus", "versions")
+    usual = ("started_at", "command", "host", "platform", "cpus", "versions", "stage", "scale")
     more = [(name.replace("_", " ").capitalize(), str(value)) for name, value in last.items() if name not in usual]
+    found = [("Started", f"{first['started_at']}{resumed}")]
+    if run.finished:
+        ended = run.finished[-1]
+        taken_s = (
+            datetime.fromisoformat(ended["finished_at"]) - datetime.fromisoformat(first["started_at"])
+        ).total_seconds()
+        found.append(("Finished", f"{stage_title(ended['stage'])} after {duration(taken_s)}"))
     return [
-        ("Started", f"{first['started_at']}{again}"),
+        *found,
         ("Machine", f"{last['platform']}, {last['cpus']} CPU cores"),
         *((name, value) for name, value in more if value not in ("", "None")),
         ("Versions", versions),

@@ -124,7 +124,7 @@ def _lines(run: RunRecord) -> list[dict[str, Any]]:
 def _trajectory(file: TrajectoryFile, row: Row) -> dict[str, Any]:
     return {
         "place": file.path.stem,
-        "place_title": f"{stage_title(file.stage)}, step {file.step}",
+        "place_title": file.title,
         "id": row["rollout_id"],
         "problem": row["problem"],
         "answer": row["answer"],

@@ -3,6 +3,7 @@
 Nothing here needs the run's process, model or code paths; a run that is still going, or that stopped early, reads too.
 """
 
+import json
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,7 @@ class RunRecord:
     spans: tuple[StageSpan, ...]
     evaluations: list[Row]  # each with its `rl_step`, oldest first; one per stage, step and set
     launches: list[Row]
+    finished: list[Row]  # stages that ended, in the order they did
 
     @property
     def name(self) -> str:
@@ -46,7 +48,10 @@ class RunRecord:
 
     @property
     def heldout(self) -> list[Row]:
-        return [row for row in self.evaluations if row["set"] == "held-out"]
+        """On the held-out set after each stage; a later evaluation on its own counts where there is nothing else."""
+        rows = [row for row in self.evaluations if row["set"] == "held-out"]
+        stages = {"sft", *(span.name for span in self.spans)}
+        return [row for row in rows if row["stage"] in stages] or rows
 
     @property
     def algorithm(self) -> str:
@@ -86,8 +91,9 @@ def read_run(path: Path | str) -> RunRecord:
         sft=[row for row in rows if "reward_mean" not in row],
         steps=[row | {"rl_step": starts[row["stage"]] + row["step"]} for row in steps],
         spans=spans,
-        evaluations=_newest_evaluations(evaluations, starts),
+        evaluations=_newest_evaluations(evaluations, spans),
         launches=read_rows(path / "launches.jsonl"),
+        finished=sorted(map(read_json, (path / "finished").glob("*.json")), key=lambda row: row["finished_at"]),
     )
 
 
@@ -103,39 +109,59 @@ def stage_spans(steps: Sequence[Row]) -> tuple[StageSpan, ...]:
     return tuple(spans)
 
 
-def _newest_evaluations(rows: Sequence[Row], starts: dict[str, int]) -> list[Row]:
-    """A repeated evaluation replaces the earlier one; what is before RL lies at step 0 of its axis."""
+def _newest_evaluations(rows: Sequence[Row], spans: Sequence[StageSpan]) -> list[Row]:
+    """A repeated evaluation replaces the earlier one."""
     newest: dict[tuple[str, int, str], Row] = {}
     for row in rows:
-        rl_step = starts[row["stage"]] + row["step"] if row["stage"] in starts else 0
+        rl_step = _rl_step(row["stage"], row["step"], spans)
         newest[row["stage"], row["step"], row["set"]] = row | {"rl_step": rl_step}
     return sorted(newest.values(), key=lambda row: row["rl_step"])
 
 
+def _rl_step(stage: str, step: int, spans: Sequence[StageSpan]) -> int:
+    """SFT lies at 0; what belongs to no stage of the run was done with its last policy."""
+    for span in spans:
+        if span.name == stage:
+            return span.start + step
+    return 0 if stage == "sft" or not spans else spans[-1].end
+
+
 @dataclass(frozen=True, slots=True)
 class TrajectoryFile:
-    """The readable trajectories of one step."""
+    """The readable trajectories of one training step or one evaluation."""
 
     path: Path
     stage: str
     step: int
+    problem_set: str  # empty for a training step
     rl_step: int  # 0 before RL
+
+    @property
+    def title(self) -> str:
+        return f"{stage_title(self.stage)}, {self.problem_set or f'step {self.step}'}"
 
     def rows(self) -> list[Row]:
         return read_rows(self.path)
 
 
 def trajectory_files(run: RunRecord) -> list[TrajectoryFile]:
-    """Oldest first."""
-    return sorted(_trajectory_files(run), key=lambda file: (file.rl_step, file.stage, file.step))
+    """Oldest first; an evaluation follows the training step whose weights it looked at."""
+    files = _trajectory_files(run)
+    return sorted(files, key=lambda file: (file.rl_step, file.problem_set != "", file.path.name))
 
 
 def _trajectory_files(run: RunRecord) -> Iterator[TrajectoryFile]:
-    starts = {span.name: span.start for span in run.spans}
+    """Files named `<stage>-step-<step>` or `<stage>-<problem set>`, whose rows tell the stage and step."""
     for path in (run.path / "trajectories").glob("*.jsonl"):
-        if named := re.fullmatch(r"(\w+)-step-(\d+)", path.stem):
-            stage, step = named[1], int(named[2])
-            yield TrajectoryFile(path, stage, step, starts[stage] + step if stage in starts else 0)
+        with path.open("rb") as lines:
+            first = lines.readline()
+        if not first.endswith(b"\n"):
+            continue  # empty, or torn in its first row
+        row = json.loads(first)
+        stage, step = row["stage"], row["step"]
+        rest = path.stem.removeprefix(f"{stage}-")
+        problem_set = "" if re.fullmatch(r"step-\d+", rest) else rest
+        yield TrajectoryFile(path, stage, step, problem_set, _rl_step(stage, step, run.spans))
 
 
 def stage_title(stage: str) -> str:

@@ -125,7 +125,7 @@ def run_directory(path: Path, *, seed: int = 0, resample: str = "paper", stages:
     path.mkdir(parents=True)
     config = {"seed": seed, "scale": "tiny", "algorithm": {"rollouts_per_prompt": 16, "keep": 8, "resample": resample}}
     write_json(path / "config.json", {stage: config | {"stage": stage} for stage in ("sft", *stages)})
-    launch = {"started_at": "2026-01-05T10:00:00+00:00", "platform": "Linux", "cpus": 2}
+    launch = {"stage": "sft", "started_at": "2026-01-05T10:00:00+00:00", "platform": "Linux", "cpus": 2}
     append_row(path / "launches.jsonl", launch | {"versions": {"python": "3.11.9", "torch": "2.13.0"}})
     rows: list[object] = []
     for step in range(1, 101):
@@ -142,14 +142,18 @@ def run_directory(path: Path, *, seed: int = 0, resample: str = "paper", stages:
             if step % 10 == 0 or step == steps:
                 _append_evaluation(path, rng, stage, step, solved=solved, errors=errors)
     write_text(path / "metrics.jsonl", "".join(to_row(asdict(row)) for row in rows))
-    for stage, step, reward in (("sft", 100, 0.0), (list(stages)[-1] if stages else "sft", 16, 1.0)):
-        write_trajectories(
-            path / "trajectories" / f"{stage}-step-{step:06d}.jsonl",
-            example_trajectories(reward),
-            decode,
-            stage=stage,
-            step=step,
-        )
+    last, num_last = list(stages.items())[-1] if stages else ("sft", 100)
+    for name, stage, step, reward in (
+        ("sft-held-out", "sft", 100, 0.0),
+        (f"{last}-step-000001", last, 1, 1.0),
+        (f"{last}-held-out", last, num_last, 1.0),
+    ):
+        shown = example_trajectories(reward)
+        write_trajectories(path / "trajectories" / f"{name}.jsonl", shown, decode, stage=stage, step=step)
+    if stages:
+        (path / "finished").mkdir()
+        ended = {"stage": last, "step": num_last, "finished_at": "2026-01-05T10:11:30+00:00"}
+        write_json(path / "finished" / f"{last}.json", ended)
     return path
 
 

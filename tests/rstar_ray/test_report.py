@@ -10,7 +10,16 @@ from rstar_ray.errors import ConfigError
 from rstar_ray.report.__main__ import main
 from rstar_ray.report.compare import group_runs, mean_course
 from rstar_ray.report.examples import examples, segments, viewer_rows
-from rstar_ray.report.findings import Change, before_after, duration, family_changes, headline, percent, phase_times
+from rstar_ray.report.findings import (
+    Change,
+    before_after,
+    duration,
+    facts,
+    family_changes,
+    headline,
+    percent,
+    phase_times,
+)
 from rstar_ray.report.markdown import fenced, markdown_report
 from rstar_ray.report.page import html_report
 from rstar_ray.report.record import ends, read_run, smooth, stage_spans, trajectory_files
@@ -76,7 +85,7 @@ def test_examples_show_the_same_problem_before_and_after_and_a_recovery(run_path
     before, after, mended = examples(read_run(run_path))
     assert before.row["problem_id"] == after.row["problem_id"]
     assert (before.row["reward"], after.row["reward"]) == (0.0, 1.0)
-    assert before.title == "Before RL (SFT, step 100)"
+    assert (before.title, after.title) == ("Before RL (SFT, held-out)", "At the end (Stage 3, held-out)")
     assert [turn["outcomes"] for turn in mended.row["turns"]] == [["error"], ["ok"], []]
 
 
@@ -118,12 +127,12 @@ def test_what_a_model_wrote_cannot_break_out_of_the_markdown(run_path: Path):
     assert fenced("a ```` b").startswith("`````\n")
     run = read_run(run_path)
     evil = next(row for file in trajectory_files(run) for row in file.rows() if row["problem_id"] == "evil")
-    (run_path / "trajectories" / "sft-step-000100.jsonl").rename(run_path / "kept")
+    (run_path / "trajectories" / "sft-held-out.jsonl").rename(run_path / "kept")
     try:
-        append_row(run_path / "trajectories" / "sft-step-000100.jsonl", evil)
+        append_row(run_path / "trajectories" / "sft-held-out.jsonl", evil)
         text = markdown_report(read_run(run_path), [])
     finally:
-        (run_path / "kept").replace(run_path / "trajectories" / "sft-step-000100.jsonl")
+        (run_path / "kept").replace(run_path / "trajectories" / "sft-held-out.jsonl")
     assert "alert(2)" in text and "<script>" not in text and "\n</details>" not in text
 
 
@@ -191,12 +200,40 @@ def test_smoothing_is_centred_and_leaves_gaps_out():
 
 def test_the_viewer_holds_a_bounded_part_of_a_long_run(tmp_path: Path):
     path = run_directory(tmp_path / "run", stages={"stage1": 5})
-    source = path / "trajectories" / "sft-step-000100.jsonl"
+    source = path / "trajectories" / "sft-held-out.jsonl"
     for step in range(1, 40):
-        source.with_name(f"stage1-step-{step:06d}.jsonl").write_text(source.read_text() * 20)
+        lines = source.read_text().replace('{"stage": "sft", "step": 100', f'{{"stage": "stage1", "step": {step}')
+        source.with_name(f"stage1-step-{step:06d}.jsonl").write_text(lines * 20)
     shown = viewer_rows(read_run(path))
-    assert len(shown) == 6 and all(len(rows) <= 24 for _, rows in shown)
-    assert (shown[0][0].stage, shown[-1][0].step) == ("sft", 39)
+    assert len(shown) == 8 and all(len(rows) <= 24 for _, rows in shown)
+    assert (shown[0][0].title, shown[-1][0].title) == ("SFT, held-out", "Stage 1, step 39")
+
+
+def test_trajectories_lie_in_the_order_they_were_made(run_path: Path):
+    titles = [file.title for file in trajectory_files(read_run(run_path))]
+    assert titles == ["SFT, held-out", "Stage 3, step 1", "Stage 3, held-out"]
+
+
+def test_an_evaluation_on_its_own_does_not_move_the_curve(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 10})
+    row = read_run(path).heldout[-1] | {"stage": "evaluate", "step": 0, "avg_at_k": 0.5}
+    append_row(path / "evaluations.jsonl", row)
+    append_row(path / "evaluations.jsonl", row | {"set": "aime2024"})
+    run = read_run(path)
+    assert [row["stage"] for row in run.heldout] == ["sft", "stage1"]
+    assert [row["rl_step"] for row in before_after(run, "aime2024")] == [10]
+    assert "### aime2024" in markdown_report(run, [])
+
+
+def test_facts_tell_how_long_it_took_and_how_often_it_went_on(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 3})
+    first = read_run(path).launches[0]
+    for stage in ("stage1", "stage1"):
+        append_row(path / "launches.jsonl", first | {"stage": stage})
+    known = dict(facts(read_run(path)))
+    assert known["Started"].endswith(", resumed once")
+    assert known["Finished"] == "Stage 1 after 11.5 min"
+    assert known["Held-out"] == "108 problems, 4 rollouts of each"
 
 
 def test_runs_are_compared_by_algorithm_with_every_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
