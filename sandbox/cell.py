@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 
-from sandbox import program, wire
+from sandbox import kernel, program, wire
 from sandbox.cage import Cage
 from sandbox.cut import CONTINUATION
 from sandbox.seccomp import Filter, program_filter
@@ -97,6 +97,7 @@ class Cell:
         self._channel = channel
         self._cage = cage
         self._warmth = warmth
+        self._caged = caged
         self._space = space
         self._inbox = bytearray(wire.CALL_BYTES + MAX_INLINE_BYTES)
         self._view = memoryview(self._inbox)
@@ -163,7 +164,7 @@ class Cell:
         out_read, out_write = os.pipe2(os.O_CLOEXEC)
         err_read, err_write = os.pipe2(os.O_CLOEXEC)
         started = time.monotonic()
-        child = os.fork()
+        child = kernel.lean_fork()
         if child == 0:
             self._become_program(call, code_file, stdin_file, out_write, err_write)
         os.close(out_write)
@@ -183,6 +184,8 @@ class Cell:
             cpu_of_others = _end_everybody()
         else:
             cpu_of_others = 0.0
+            if not self._caged:
+                _end_group(child)
         ended_for = watch.drain() or ended_for
         os.close(out_read)
         os.close(err_read)
@@ -210,7 +213,7 @@ class Cell:
             os.dup2(out, 1)
             os.dup2(err, 2)
             os.closerange(3, 256)
-            if not self._cage.first_process:
+            if not self._caged:
                 os.setpgid(0, 0)
             cage_filter = self._filters[bool(call.flags & wire.PROCESSES_ALLOWED)]
             program.run(code, call, self._shared, self._warmth, cage_filter, self._space)
@@ -361,6 +364,14 @@ class _Watch:
                     waiting.unregister(pipe)
                     del self._open[pipe]
         return wire.NOT_ENDED
+
+
+def _end_group(leader: int) -> None:
+    """End what a program without a cage started, as far as it stayed in its group."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
 
 
 def _end_everybody() -> float:

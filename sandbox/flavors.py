@@ -47,7 +47,72 @@ def warm(flavor: str) -> list[Callable[[int | None], None]]:
     return reseed
 
 
-_STDLIB = ["abc", "array", "ast", "base64", "bisect", "calendar", "cmath", "collections", "collections.abc", "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "io", "itertools", "json", "keyword", "locale", "logging", "math", "numbers", "operator", "os", "pathlib", "pickle", "platform", "pprint", "queue", "random", "re", "secrets", "shutil", "signal", "statistics", "string", "struct", "subprocess", "sys", "tempfile", "textwrap", "threading", "time", "timeit", "traceback", "types", "typing", "unicodedata", "uuid", "warnings", "weakref", "zlib", "__future__", "concurrent.futures", "concurrent.futures.thread", "_strptime", "encodings.idna"]
+_STDLIB = [
+    "abc",
+    "array",
+    "ast",
+    "base64",
+    "bisect",
+    "calendar",
+    "cmath",
+    "collections",
+    "collections.abc",
+    "contextlib",
+    "copy",
+    "csv",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "enum",
+    "fractions",
+    "functools",
+    "hashlib",
+    "heapq",
+    "inspect",
+    "io",
+    "itertools",
+    "json",
+    "keyword",
+    "locale",
+    "logging",
+    "math",
+    "numbers",
+    "operator",
+    "os",
+    "pathlib",
+    "pickle",
+    "platform",
+    "pprint",
+    "queue",
+    "random",
+    "re",
+    "secrets",
+    "shutil",
+    "signal",
+    "statistics",
+    "string",
+    "struct",
+    "subprocess",
+    "sys",
+    "tempfile",
+    "textwrap",
+    "threading",
+    "time",
+    "timeit",
+    "traceback",
+    "types",
+    "typing",
+    "unicodedata",
+    "uuid",
+    "warnings",
+    "weakref",
+    "zlib",
+    "__future__",
+    "concurrent.futures",
+    "concurrent.futures.thread",
+    "_strptime",
+    "encodings.idna",
+]
 
 
 def _import(names: list[str]) -> None:
@@ -60,7 +125,18 @@ def _warm_sympy() -> Callable[[int | None], None]:
     from sympy.core.random import seed as reseed
 
     _import(
-        ["sympy.abc", "sympy.parsing.sympy_parser", "sympy.ntheory", "sympy.combinatorics", "sympy.geometry", "sympy.stats", "sympy.solvers.diophantine", "sympy.polys.numberfields", "sympy.physics.units", "sympy.integrals.risch"]
+        [
+            "sympy.abc",
+            "sympy.parsing.sympy_parser",
+            "sympy.ntheory",
+            "sympy.combinatorics",
+            "sympy.geometry",
+            "sympy.stats",
+            "sympy.solvers.diophantine",
+            "sympy.polys.numberfields",
+            "sympy.physics.units",
+            "sympy.integrals.risch",
+        ]
     )
     x, y = sympy.symbols("x y")
     n = sympy.symbols("n", integer=True, positive=True)

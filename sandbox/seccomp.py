@@ -63,8 +63,8 @@ _CLONE_NEW_ANY = 0x7E020080
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
 # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: all that files and pipes need.
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-# PR_GET_DUMPABLE, PR_SET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_SET_SECCOMP, PR_GET_NO_NEW_PRIVS, PR_SET_VMA.
-_PRCTLS = (3, 4, 15, 16, 22, 39, 0x53564D41)
+# PR_SET_PDEATHSIG (not for programs), PR_GET_DUMPABLE, PR_SET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_SET_SECCOMP, PR_GET_NO_NEW_PRIVS, PR_SET_VMA.
+_PRCTLS = (1, 3, 4, 15, 16, 22, 39, 0x53564D41)
 
 Instruction = tuple[int, int, int, int]
 
@@ -183,6 +183,11 @@ def program_filter(*, processes_allowed: bool, signals_to_others: bool) -> Filte
     # Another process's limits; a process's own are asked for as 0 or by its id.
     program += _when(numbers["prlimit64"], _one_of(0, (0, OWN_PID), errno.EPERM))
     program += _when(numbers["pidfd_open"], [_refuse(errno.EPERM)])
+    # PR_SET_PDEATHSIG: the program ends with its cell.
+    program += _when(
+        judged["prctl"],
+        [(_LD_W_ABS, 0, 0, _argument(0)), (_JEQ, 0, 1, 1), _refuse(errno.EPERM), (_RET, 0, 0, _ALLOW)],
+    )
     if not processes_allowed:
         for name in ("fork", "vfork", "execve"):
             if name in numbers:

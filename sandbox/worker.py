@@ -71,8 +71,8 @@ def _warm_up(flavor: str, sys_path: list[str]) -> program.Warmth:
         del sys.modules[name]
     sys.path_importer_cache.clear()
     gc.collect()
-    gc.disable()
     gc.freeze()
+    kernel.use_huge_pages()
     return warmth
 
 
