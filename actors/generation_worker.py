@@ -374,14 +374,16 @@ class WorkerSettings:
     engine: EngineSettings
     instruct: bool  # put the tool's schema and the answer format before the problem
     sandbox: SandboxConfig
+    executors: tuple[str, ...]  # names, by which a restarted actor finds them again
 
 
 class GenerationActor:
     """Ray's view of one `GenerationWorker`; every rule lives there."""
 
-    def __init__(self, settings: WorkerSettings, balancer: Any, executors: dict[str, Any]) -> None:
+    def __init__(self, settings: WorkerSettings) -> None:
         from transformers import AutoTokenizer
 
+        executors = {name: ray.get_actor(name) for name in settings.executors}
         tools = SandboxClient(executors, settings.sandbox, caller=settings.replica_id)
         self._name = settings.replica_id
         self._worker = GenerationWorker(
@@ -389,7 +391,7 @@ class GenerationActor:
             engine=Engine(settings.engine),
             max_running=settings.engine.max_num_seqs,
             chat=TokenizerChat(AutoTokenizer.from_pretrained(settings.engine.model), instruct=settings.instruct),
-            balancer=BalancerClient(balancer),
+            balancer=BalancerClient(ray.get_actor("balancer")),
             execute=tools.execute,
             verify=tools.verify,
         )

@@ -79,16 +79,19 @@ class RolloutClient:
             )
 
     async def _read(self, replica_id: str, worker: Any) -> None:
+        try:
+            await self._read_until_lost(replica_id, worker)
+        except Exception as fault:  # nobody awaits a reader: what it met ends the run through `run`
+            self._finished.put_nowait(RStarError(f"{replica_id}: {_last_line(fault)}"))
+
+    async def _read_until_lost(self, replica_id: str, worker: Any) -> None:
         stream = worker.results.options(num_returns="streaming").remote()
         try:
             while True:
                 summaries: list[TrajectorySummary | DroppedRollout] = await (await anext(stream))
-                batch = await anext(stream)
-                self._take(summaries, batch)
+                self._take(summaries, await anext(stream))
         except ray.exceptions.RayActorError as lost:
             await self._on_worker_lost(replica_id, lost)
-        except Exception as fault:
-            self._finished.put_nowait(RStarError(f"{replica_id}: {str(fault).strip().splitlines()[-1]}"))
 
     def _take(self, summaries: Sequence[TrajectorySummary | DroppedRollout], batch: Any) -> None:
         for index, summary in enumerate(summaries):
@@ -98,6 +101,12 @@ class RolloutClient:
                 self._finished.put_nowait(summary)
             else:
                 self._finished.put_nowait(FinishedRollout(summary=summary, ref=TrajectoryRef(batch, index)))
+
+
+def _last_line(fault: Exception) -> str:
+    """A remote traceback ends with what went wrong."""
+    lines = str(fault).strip().splitlines()
+    return lines[-1] if lines else type(fault).__name__
 
 
 async def _refused(state: RolloutState) -> FinishedRollout:

@@ -169,6 +169,7 @@ class TrainingActors:
             engine=engine_settings(self._config, self._model),
             instruct=self._config.rollout.instruct,
             sandbox=self._config.sandbox,
+            executors=tuple(self._executors),
         )
         bundle = self._layout.replica_bundles[replica]
         self._workers[name] = (
@@ -182,7 +183,7 @@ class TrainingActors:
                 max_concurrency=1_000,
                 **self._in_bundle(bundle),
             )
-            .remote(settings, self._balancer, self._executors)
+            .remote(settings)
         )
 
     async def _start_workers(self, names: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from recipes.command_line import Recipe, parse
 from recipes.data import heldout_problems, problem_sets, sft_examples, start_model, training_problems
@@ -87,7 +88,7 @@ def run(configs: Sequence[RunConfig]) -> None:
     else:
         connect()
         asyncio.run(_run_stages(configs, problems, heldout, path))
-    from rstar_ray.report import write_report
+    from rstar_ray.report.write import write_report
 
     write_report(path)
     say(f"report: {path / 'report.md'}")
@@ -113,14 +114,15 @@ def connect() -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     from actors.system import quiet_environment
 
+    namespace = f"rstar_ray-{uuid4().hex[:8]}"  # actor names are a run's own
     runtime = {"env_vars": quiet_environment()}
     if os.environ.get("RAY_ADDRESS"):
-        ray.init(namespace="rstar_ray", runtime_env=runtime, log_to_driver=False)
+        ray.init(namespace=namespace, runtime_env=runtime, log_to_driver=False)
         return
     runtime["env_vars"]["PYTHONPATH"] = str(REPOSITORY)
     ray.init(
         address="local",
-        namespace="rstar_ray",
+        namespace=namespace,
         num_cpus=max(2, os.cpu_count() or 1),
         include_dashboard=False,
         object_store_memory=256 * 2**20 if not local_resources()["GPU"] else None,

@@ -1,0 +1,208 @@
+"""The worker with fakes in place of engine, balancer and sandbox; no Ray."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from actors.balancer import BalancerService
+from actors.engine import EngineFacts, EngineLoad, WeightUpdate
+from actors.generation_worker import GenerationWorker, rollout_load
+from rstar_ray.errors import EngineError
+from rstar_ray.rollout import RolloutState
+from rstar_ray.train_loop import DroppedRollout
+from rstar_ray.trajectory import Completion, RolloutRequest, Sampling, Trajectory, TrajectorySummary
+from scheduler.load import Move
+from tests.fakes import (
+    AddingSandbox,
+    CharChat,
+    SkilledPolicy,
+    UnreliableSandbox,
+    adding_problems,
+    request,
+    same_text,
+)
+
+CHAT = CharChat()
+
+
+@dataclass
+class FakeEngine:
+    """`SkilledPolicy` with the surface of an engine; dies after `lives` completions."""
+
+    policy: SkilledPolicy = field(default_factory=SkilledPolicy)
+    lives: int = 10**9
+    policy_version: int = 0
+    turn_ends: Callable[[], Awaitable[Any]] | None = None
+
+    async def start(self) -> EngineFacts:
+        return EngineFacts(kv_capacity_tokens=100_000, block_size=16, max_model_len=1_000)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
+    ) -> Completion:
+        self.lives -= 1
+        if self.lives < 0:
+            raise EngineError("the engine died")
+        if self.turn_ends is not None:
+            await self.turn_ends()
+        return await self.policy(
+            prompt_ids, request_id=request_id, max_tokens=max_tokens, seed=seed, sampling=sampling
+        )
+
+    async def update_weights(self, version: int, buckets: Sequence[Any]) -> WeightUpdate:
+        self.policy_version = version
+        return WeightUpdate(policy_version=version, checksum=7, staged_s=0.0, paused_s=0.0)
+
+    def load(self) -> EngineLoad:
+        return EngineLoad()
+
+    async def close(self) -> None: ...
+
+
+def worker(balancer: BalancerService, name: str = "generation/0", **parts: Any) -> GenerationWorker:
+    return GenerationWorker(
+        name,
+        max_running=64,
+        chat=CHAT,
+        balancer=balancer,
+        verify=same_text,
+        **{"engine": FakeEngine(), "execute": AddingSandbox(), **parts},
+    )
+
+
+def requests(count: int) -> list[RolloutRequest]:
+    return [request(problem, rollout_id=f"r{i}") for i, problem in enumerate(adding_problems(count))]
+
+
+async def submit(balancer: BalancerService, wanted: Sequence[RolloutRequest]) -> None:
+    starts = [RolloutState.start(one, CHAT.prompt_ids(one.problem)) for one in wanted]
+    await balancer.submit([(rollout_load(state), state.request) for state in starts])
+
+
+async def collect(one: GenerationWorker, count: int) -> dict[str, TrajectorySummary | DroppedRollout]:
+    found: dict[str, TrajectorySummary | DroppedRollout] = {}
+
+    async def read() -> None:
+        results = one.results()
+        async for summaries in results:
+            trajectories = await anext(results)
+            for position, summary in enumerate(summaries):
+                assert not isinstance(summary, Trajectory)
+                if isinstance(summary, TrajectorySummary):
+                    assert trajectories[position].summary is summary  # type: ignore[union-attr]
+                found[summary.rollout_id] = summary
+            if len(found) >= count:
+                return
+
+    await asyncio.wait_for(read(), 10)
+    return found
+
+
+async def test_granted_rollouts_are_played_and_delivered_once_each():
+    balancer = BalancerService()
+    one = worker(balancer)
+    await one.start()
+    await one.serve()
+    await submit(balancer, requests(40))
+    found = await collect(one, 40)
+    assert found.keys() == {f"r{i}" for i in range(40)}
+    await asyncio.sleep(0.05)
+    snapshot = await balancer.snapshot()
+    assert (snapshot.finished, snapshot.waiting, snapshot.in_flight) == (40, 0, 0)
+    await one.close()
+
+
+async def test_a_rollout_that_is_moved_goes_on_on_another_replica_from_its_last_turn():
+    balancer, moved = BalancerService(), asyncio.Event()
+
+    async def hold() -> None:
+        await moved.wait()
+
+    first = worker(balancer, "generation/0", engine=FakeEngine(SkilledPolicy(slip=1.0), turn_ends=hold))
+    await first.start()
+    await first.serve()
+    await submit(balancer, requests(1))
+    await asyncio.sleep(0.05)
+    second = worker(balancer, "generation/1", engine=FakeEngine(SkilledPolicy(skill=1.0), policy_version=0))
+    await second.start()
+    await second.serve()
+    first._leaving.add("r0")  # as a `Move` in the grants does
+    assert Move("r0", "generation/0", "generation/1").rollout_id in first._playing
+    moved.set()
+    await asyncio.sleep(0.05)
+    if not (found := {}):
+        await balancer.set_serving("generation/0", False)
+        winner = second if "r0" in second._playing or second._done else first
+        found = await collect(winner, 1)
+    assert isinstance(found["r0"], TrajectorySummary) and found["r0"].num_turns >= 2
+    await first.close()
+    await second.close()
+
+
+async def test_a_dead_engine_hands_its_rollouts_back_before_the_worker_ends():
+    balancer, ended = BalancerService(), asyncio.Event()
+    dying = worker(balancer, "generation/0", engine=FakeEngine(SkilledPolicy(), lives=12), die=ended.set)
+    await dying.start()
+    await dying.serve()
+    await submit(balancer, requests(16))
+    await asyncio.wait_for(ended.wait(), 10)
+    healthy = worker(balancer, "generation/1")
+    await healthy.start()
+    await healthy.serve()
+    await balancer.replica_lost("generation/0")
+    delivered = {done.summary.rollout_id for done in dying._done if isinstance(done, Trajectory)}
+    found = await collect(healthy, 16 - len(delivered))
+    assert found.keys() | delivered == {f"r{i}" for i in range(16)}
+    await healthy.close()
+
+
+async def test_a_sandbox_that_fails_ends_a_rollout_as_dropped_with_its_reason():
+    balancer = BalancerService()
+    one = worker(balancer, execute=UnreliableSandbox(fails_every=1))
+    await one.start()
+    await one.serve()
+    await submit(balancer, requests(3))
+    found = await collect(one, 3)
+    assert all(isinstance(end, DroppedRollout) and "no executor left" in end.reason for end in found.values())
+    await one.close()
+
+
+async def test_a_fault_of_our_own_ends_the_stream_instead_of_the_run_waiting_for_ever():
+    class Buggy(AddingSandbox):
+        async def __call__(self, call: object) -> Any:
+            raise ZeroDivisionError("a bug")
+
+    balancer = BalancerService()
+    one = worker(balancer, execute=Buggy())
+    await one.start()
+    await one.serve()
+    await submit(balancer, requests(1))
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        await collect(one, 1)
+    await one.close()
+
+
+async def test_a_worker_registers_again_after_the_balancer_came_back_empty():
+    class Reborn:
+        """A balancer that loses its memory once."""
+
+        def __init__(self) -> None:
+            self.now = BalancerService()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.now, name)
+
+    balancer = Reborn()
+    one = worker(balancer)  # type: ignore[arg-type]
+    await one.start()
+    await one.serve()
+    await submit(balancer, requests(4))  # type: ignore[arg-type]
+    await collect(one, 4)
+    old, balancer.now = balancer.now, BalancerService()
+    await old.replica_lost("generation/0")  # wakes the open question, as the death of the actor does
+    await submit(balancer, [request(p, rollout_id=f"s{i}") for i, p in enumerate(adding_problems(4))])  # type: ignore[arg-type]
+    assert (await collect(one, 4)).keys() >= {f"s{i}" for i in range(4)}
+    await one.close()
