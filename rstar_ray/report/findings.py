@@ -96,7 +96,11 @@ def length_change(run: RunRecord) -> Change:
 
 def sft_change(run: RunRecord) -> Change:
     losses = [math.nan if row["loss"] is None else row["loss"] for row in run.sft]
-    return _change("SFT loss", losses, lambda value: f"{value:.3g}", "nats per token")
+    return _change("SFT loss", losses, _loss, "nats per token")
+
+
+def _loss(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
 def _change(what: str, values: Sequence[float], show: Callable[[float | None], str], unit: str = "") -> Change:

@@ -23,6 +23,7 @@ from rstar_ray.report.findings import (
     other_sets,
     phase_times,
     reward_change,
+    sft_change,
     time_rows,
     time_title,
     tool_error_change,
@@ -63,6 +64,7 @@ def page_data(run: RunRecord) -> dict[str, Any]:
             {"name": PHASE_NAMES[phase], "colour": PHASE_COLOURS[phase], "values": seconds, "share": shares[phase]}
             for phase, seconds in layers.items()
         ],
+        "sft": _sft(run),
         "results": [
             {
                 "title": "Before and after" if name == "held-out" else name,
@@ -85,6 +87,8 @@ def page_data(run: RunRecord) -> dict[str, Any]:
 
 def _tiles(run: RunRecord) -> list[dict[str, str]]:
     tiles = [_tile(heldout_change(run), GREEN)] if run.heldout else []
+    if not run.steps and run.sft:
+        tiles.append(_tile(sft_change(run), BLUE))
     if run.steps:
         tiles += [_tile(tool_error_change(run), RED), _tile(length_change(run), PURPLE)]
         wall_s = sum(row["step_s"] for row in [*run.sft, *run.steps])
@@ -107,7 +111,7 @@ def _lines(run: RunRecord) -> list[dict[str, Any]]:
         ("response_tokens_mean", length_change(run), PURPLE, "tokens"),
     ):
         values = run.column(name)
-        highest = max([value for value in values if not math.isnan(value)], default=1.0)
+        highest = max([value for value in values if not math.isnan(value)], default=0.0)
         lines.append(
             {
                 "title": change.title,
@@ -119,6 +123,19 @@ def _lines(run: RunRecord) -> list[dict[str, Any]]:
             }
         )
     return lines
+
+
+def _sft(run: RunRecord) -> dict[str, Any] | None:
+    if not run.sft:
+        return None
+    validated = [(row["step"], row["val_loss"]) for row in run.sft if row["val_loss"] is not None]
+    return {
+        "title": sft_change(run).title,
+        "training": [(row["step"], row["loss"]) for row in run.sft if row["loss"] is not None],
+        "validation": validated,
+        "training_colour": BLUE,
+        "validation_colour": RED,
+    }
 
 
 def _trajectory(file: TrajectoryFile, row: Row) -> dict[str, Any]:

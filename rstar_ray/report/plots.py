@@ -175,23 +175,31 @@ def draw_families(axes: Axes, run: RunRecord) -> None:
 
 
 def draw_sft(axes: Axes, run: RunRecord) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     steps = [row["step"] for row in run.sft]
     losses = [math.nan if row["loss"] is None else row["loss"] for row in run.sft]
     set_title(axes, sft_change(run).title)
     axes.plot(steps, losses, color=BLUE, linewidth=1.4, label="training")
-    axes.set_yscale("log")
-    axes.set_xlabel("SFT step")
-    axes.yaxis.set_major_formatter(_plainly)
-    axes.set_xlim(0, steps[-1])
-    if measured := [(row["step"], row["val_loss"]) for row in run.sft if row.get("val_loss") is not None]:
-        axes.plot(*zip(*measured, strict=True), color=RED, marker="o", markersize=4, linewidth=1.2, label="validation")
+    if measured := [(row["step"], row["val_loss"]) for row in run.sft if row["val_loss"] is not None]:
+        axes.plot(
+            *zip(*measured, strict=True), color=RED, marker="o", markersize=3.5, linewidth=1.2, label="validation",
+            clip_on=False,
+        )  # fmt: skip
         axes.legend(frameon=False, loc="upper right")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(_plainly)
+    axes.set_xlabel("SFT step")
+    axes.set_xlim(0, steps[-1])
 
 
 def _frame(axes: Axes, run: RunRecord, title: str, *, bands: bool = True) -> None:
     """Title, stages and axis shared by every plot over RL steps."""
     set_title(axes, title, pad=17)
     axes.set_xlabel("RL step, all stages")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlim(0, max([1, *(span.end for span in run.spans)]))
     if bands:
         for position, span in enumerate(run.spans):
