@@ -1,55 +1,35 @@
 """One generation engine: tokens in, tokens and log-probs out, weights swapped between two decode steps.
 
 A plain class around vLLM's `AsyncLLM`, without Ray. vLLM runs in processes of its own; this one only talks to them.
-Every wait on them has a deadline, and every way they can die becomes an `EngineError`.
+Every wait on them has a deadline, and every way they can die becomes an `EngineError` within a second.
 """
 
 import asyncio
 import contextlib
-import json
-import os
 import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from actors.weight_staging import StagedWeights, stage
+from actors.vllm_start import EngineSettings, eos_token_ids, start_vllm
+from actors.weight_staging import refuse_other_parameters, stage
 from rstar_ray.deadline import within
-from rstar_ray.errors import EngineError
+from rstar_ray.errors import DeadlineExceeded, EngineError
 from rstar_ray.trajectory import Completion, Sampling
 from rstar_ray.weights import WeightBucket
 
 if TYPE_CHECKING:
-    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
+
+__all__ = ["Engine", "EngineFacts", "EngineLoad", "EngineSettings", "WeightUpdate"]
 
 T = TypeVar("T")
 
 CHECKSUM_POLL_S = 0.002
+LIVENESS_POLL_S = 0.25
 CLOSE_GRACE_S = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """What an engine is started with; the same fields on CPU, CUDA and ROCm."""
-
-    model: str  # a Hugging Face folder
-    dtype: str = "float32"
-    max_model_len: int = 2048  # prompt and response together [tokens]
-    kv_tokens: int | None = None  # room of the KV cache [tokens]; None: what `gpu_memory_utilization` leaves
-    block_size: int = 32  # tokens in a KV block; vLLM's CPU kernels want a multiple of 32
-    max_num_seqs: int = 128  # sequences decoded at once
-    enforce_eager: bool = True  # False: torch.compile and, on GPUs, graphs
-    tensor_parallel_size: int = 1
-    gpu_memory_utilization: float = 0.9  # share of the device's memory, weights included
-    seed: int = 0  # of what no request seeds
-    num_threads: int = 1  # CPU threads of a worker; unused on GPUs
-    weight_backend: Literal["object_store", "nccl", "ipc"] = "object_store"
-    start_deadline_s: float = 900.0
-    generate_deadline_s: float = 3600.0  # for one completion, its time in the engine's queue included
-    control_deadline_s: float = 120.0  # for any other answer of the engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +48,7 @@ class EngineLoad:
     kv_used_tokens: int = 0
     running: int = 0  # sequences being decoded
     waiting: int = 0  # requests vLLM holds back for want of room
-    preemptions: int = 0  # since the start: sequences thrown out of the KV cache and computed again
+    preemptions: int = 0  # sequences thrown out of the KV cache for want of room, since the start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,23 +56,26 @@ class WeightUpdate:
     """How one swap went."""
 
     policy_version: int
-    checksum: int  # of the weights as the workers loaded them (rstar_ray.weights.checksum)
-    staged_s: float  # laying the weights out, while decoding went on
-    paused_s: float  # from asking for the pause until decoding was free to go on
+    checksum: int | None  # of the weights as the workers loaded them (rstar_ray.weights.checksum); see `end_transfer`
+    paused_s: float  # from the pause's beginning until decoding was free to go on
+    staged_s: float = 0.0  # laying the weights out, while decoding went on
 
 
 class Engine:
-    """One replica. `start` first, `close` last; everything else from the same event loop."""
+    """One replica. `start` first, `close` last; all calls from the same event loop."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
-        self._eos_ids = _eos_token_ids(Path(settings.model))
+        self._eos_ids = eos_token_ids(Path(settings.model))
         self._llm: AsyncLLM | None = None
         self._facts: EngineFacts | None = None
         self._load = EngineLoad()
+        self._recomputed = 0  # preemptions that a swap caused and vLLM has not yet reported
         self._policy_version = 0
-        self._dead: str | None = None
         self._swap = asyncio.Lock()
+        self._paused_at = 0.0
+        self._death: asyncio.Future[str] | None = None  # why the engine does not serve any more
+        self._watch: asyncio.Task[None] | None = None
 
     @property
     def policy_version(self) -> int:
@@ -102,12 +85,14 @@ class Engine:
     async def start(self) -> EngineFacts:
         """Start vLLM's processes. Raises `EngineError` where they do not come up."""
         assert self._llm is None
-        starting = asyncio.to_thread(_start_vllm, self.settings, self._observe)
+        starting = asyncio.to_thread(start_vllm, self.settings, self._observe)
         try:
             self._llm = await self._within(starting, self.settings.start_deadline_s, "start")
-            await self._ask(self._llm.update_weight_version("0"), "name the first weights")
         except (RuntimeError, ValueError, OSError) as failed:
             raise EngineError(f"the engine for {self.settings.model} did not start: {failed}") from failed
+        self._death = asyncio.get_running_loop().create_future()
+        self._watch = asyncio.create_task(self._watch_for_death(self._llm))
+        await self._ask(self._llm.update_weight_version("0"), "name its first weights")
         cache = self._llm.vllm_config.cache_config
         assert cache.num_gpu_blocks is not None
         self._facts = EngineFacts(
@@ -120,67 +105,108 @@ class Engine:
     async def close(self) -> None:
         """End vLLM's processes; safe to call twice."""
         llm, self._llm = self._llm, None
-        self._dead = self._dead or "it was closed"
-        if llm is not None:
-            if llm.output_handler is not None:
-                llm.output_handler.cancel()  # or it reports the end of vLLM's process as a fault
-            shutting = asyncio.to_thread(llm.shutdown, timeout=CLOSE_GRACE_S)
-            await self._within(shutting, self.settings.control_deadline_s, "shut down")
+        if llm is None:
+            return
+        self._mark_dead("it was closed")
+        assert self._watch is not None
+        self._watch.cancel()
+        if llm.output_handler is not None:
+            llm.output_handler.cancel()  # or it reports the end of vLLM's process as a fault
+        shutting = asyncio.to_thread(llm.shutdown, timeout=CLOSE_GRACE_S)
+        await self._within(shutting, self.settings.control_deadline_s, "shut down")
 
     async def generate(
         self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
     ) -> Completion:
         """Sample until the end-of-turn token, which the completion then includes, or until `max_tokens`.
 
-        Log-probs are those of the distribution sampled from, temperature and top-p included. A request that is under
-        way when the weights change goes on under the new ones: see `update_weights`.
+        Log-probs are those of the distribution sampled from, temperature and top-p included. Raises `ValueError` for
+        a request that can never run, `EngineError` when the engine is gone.
         """
         llm = self._alive()
-        params = self._sampling_params(max_tokens, seed, sampling)
+        assert self._facts is not None
+        if not 0 < len(prompt_ids) < self._facts.max_model_len or max_tokens < 1:
+            raise ValueError(
+                f"{request_id}: {len(prompt_ids)} prompt tokens and max_tokens {max_tokens} leave nothing to sample "
+                f"in a context of {self._facts.max_model_len}"
+            )
         prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
-        output = await self._ask(
-            _last(llm.generate(prompt, params, request_id)), f"complete {request_id}", self.settings.generate_deadline_s
-        )
+        outputs = llm.generate(prompt, self._sampling_params(max_tokens, seed, sampling), request_id)
+        output = await self._ask(_last(outputs), f"complete {request_id}", self.settings.generate_deadline_s)
         return self._completion(output, request_id)
 
     async def update_weights(self, version: int, buckets: Sequence[WeightBucket]) -> WeightUpdate:
-        """Serve the weights in `buckets` from the next decode step on.
+        """Serve the weights in `buckets`, which must hold every parameter, from the next decode step on.
 
-        Decoding is paused for the swap alone. The prefix cache is emptied, and every request under way keeps its
-        tokens and their log-probs but has its KV computed again under the new weights: no KV of older weights is ever
-        read. A request under way therefore holds tokens of several versions; `Completion.policy_version` is the oldest.
+        Raises `EngineError` for parameters the model does not have, and goes on serving the old weights.
         """
         llm = self._alive()
         async with self._swap:
             began = time.monotonic()
+            await asyncio.to_thread(refuse_other_parameters, Path(self.settings.model), buckets)
             staging = stage(buckets)
             staged = await asyncio.to_thread(staging.__enter__)
             try:
                 staged_s = time.monotonic() - began
-                paused_s = await self._swap_weights(llm, version, staged)
+                await self.begin_transfer()
+                await self.receive_transfer(staged.payload())
+                paused_s = await self._end_pause(llm, version)
                 checksum = await self._checksum(llm)
             finally:
                 await asyncio.to_thread(staging.__exit__, None, None, None)
-        self._policy_version = version
-        return WeightUpdate(policy_version=version, checksum=checksum, staged_s=staged_s, paused_s=paused_s)
+        return WeightUpdate(policy_version=version, checksum=checksum, paused_s=paused_s, staged_s=staged_s)
+
+    async def join_transfer(self, init_info: dict[str, Any]) -> None:
+        """Meet the learner in vLLM's `nccl` (RCCL on ROCm) or `ipc` backend; returns once all have met.
+
+        With `begin_`, `receive_` and `end_transfer` this is the engine's side of vLLM's trainer engines, which need
+        the learner to enter the same collective at the same time. Untested: it needs GPUs.
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._ask(
+            self._alive().init_weight_transfer_engine(WeightTransferInitRequest(init_info)), "meet the learner"
+        )
+
+    async def begin_transfer(self) -> None:
+        """Pause decoding and forget all KV, so that none of the old weights' is ever read again.
+
+        The prefix cache is emptied. A request under way keeps its tokens and their log-probs, waits, and has its KV
+        computed again under the new weights; its tokens are then of several versions.
+        """
+        llm = self._alive()
+        await self._ask(llm.pause_generation(mode="keep", clear_cache=True), "pause for new weights")
+        self._paused_at = time.monotonic()
+        self._recomputed += self._load.running
+        await self._swapping(llm.start_weight_update(), "begin a weight update")
+
+    async def receive_transfer(self, update_info: dict[str, Any]) -> None:
+        """Load one part of the new weights, described as the backend wants it."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._swapping(self._alive().update_weights(WeightTransferUpdateRequest(update_info)), "load new weights")
+
+    async def end_transfer(self, version: int) -> WeightUpdate:
+        """Serve what was received. No checksum: on GPUs the bytes come by a collective and are not read back."""
+        paused_s = await self._end_pause(self._alive(), version)
+        return WeightUpdate(policy_version=version, checksum=None, paused_s=paused_s)
 
     def load(self) -> EngineLoad:
         return self._load
 
-    async def _swap_weights(self, llm: "AsyncLLM", version: int, staged: StagedWeights) -> float:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-        began = time.monotonic()
-        await self._ask(llm.pause_generation(mode="keep", clear_cache=True), "pause for new weights")
-        try:
-            await self._ask(llm.start_weight_update(), "begin a weight update")
-            await self._ask(llm.update_weights(WeightTransferUpdateRequest(staged.payload())), "load new weights")
-            await self._ask(llm.finish_weight_update(str(version)), "finish a weight update")
-        except BaseException as failed:
-            self._dead = f"a swap to version {version} failed half-way: {failed!r}"
-            raise EngineError(self._dead) from failed
+    async def _end_pause(self, llm: "AsyncLLM", version: int) -> float:
+        await self._swapping(llm.finish_weight_update(str(version)), "finish a weight update")
         await self._ask(llm.resume_generation(), "go on after new weights")
-        return time.monotonic() - began
+        self._policy_version = version
+        return time.monotonic() - self._paused_at
+
+    async def _swapping(self, awaitable: Awaitable[T], what: str) -> T:
+        """A step of a swap: an engine whose weights are half old and half new must not serve."""
+        try:
+            return await self._ask(awaitable, what)
+        except BaseException as failed:
+            self._mark_dead(f"a swap of weights failed half-way: {failed}")
+            raise
 
     async def _checksum(self, llm: "AsyncLLM") -> int:
         """Poll: hashing runs in a thread of the worker, beside decoding."""
@@ -190,7 +216,8 @@ class Engine:
                 break
             await asyncio.sleep(CHECKSUM_POLL_S)
         if len(set(sums)) != 1:
-            raise EngineError(f"the ranks of one engine loaded different weights: {sums}")
+            self._mark_dead(f"its ranks loaded different weights: checksums {sums}")
+            self._alive()
         return sums[0]
 
     def _sampling_params(self, max_tokens: int, seed: int, sampling: Sampling) -> Any:
@@ -224,143 +251,63 @@ class Engine:
         )
 
     def _observe(self, scheduler_stats: Any, iteration_stats: Any) -> None:
-        """vLLM's statistics of one step."""
+        """vLLM's statistics of one step. What a swap put back in the queue is not want of room."""
         before, stats = self._load, scheduler_stats
         preempted = iteration_stats.num_preempted_reqs if iteration_stats else 0
+        by_swap = min(preempted, self._recomputed)
+        self._recomputed -= by_swap
         capacity = self._facts.kv_capacity_tokens if self._facts else 0
         self._load = EngineLoad(
             kv_used_tokens=round(stats.kv_cache_usage * capacity) if stats else before.kv_used_tokens,
             running=stats.num_running_reqs if stats else before.running,
             waiting=stats.num_waiting_reqs + stats.num_skipped_waiting_reqs if stats else before.waiting,
-            preemptions=before.preemptions + preempted,
+            preemptions=before.preemptions + preempted - by_swap,
         )
 
+    async def _watch_for_death(self, llm: "AsyncLLM") -> None:
+        """vLLM notices the end of its processes but leaves some calls waiting for ever."""
+        while not llm.errored:
+            await asyncio.sleep(LIVENESS_POLL_S)
+        self._mark_dead("vLLM's engine process died")
+
+    def _mark_dead(self, why: str) -> None:
+        assert self._death is not None
+        if not self._death.done():
+            self._death.set_result(why)
+
     def _alive(self) -> "AsyncLLM":
-        if self._llm is None or self._dead is not None:
-            raise EngineError(f"the engine does not serve: {self._dead or 'it was not started'}")
+        if self._death is None:
+            raise EngineError("the engine was not started")
+        if self._death.done() or self._llm is None:
+            raise EngineError(f"the engine does not serve: {self._death.result()}")
         return self._llm
 
     async def _ask(self, awaitable: Awaitable[T], what: str, seconds: float | None = None) -> T:
         """Wait for the engine's answer; its death becomes an `EngineError`."""
-        from vllm.exceptions import VLLMError
-
         try:
-            return await self._within(awaitable, seconds or self.settings.control_deadline_s, what)
-        except VLLMError as failed:
-            if self._llm is not None and self._llm.errored:
-                self._dead = f"vLLM's engine process died ({failed})"
-            raise EngineError(f"could not {what}: {failed}") from failed
+            return await self._within(self._or_death(awaitable), seconds or self.settings.control_deadline_s, what)
+        except (EngineError, DeadlineExceeded):
+            raise
+        except Exception as failed:
+            raise EngineError(f"the engine could not {what}: {failed}") from failed
+
+    async def _or_death(self, awaitable: Awaitable[T]) -> T:
+        assert self._death is not None
+        answer = asyncio.ensure_future(awaitable)
+        try:
+            await asyncio.wait({answer, self._death}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not answer.done():
+                answer.cancel()
+        if answer.cancelled() or not answer.done():
+            self._alive()
+        return await answer
 
     async def _within(self, awaitable: Awaitable[T], seconds: float, what: str) -> T:
         return await within(awaitable, seconds, waiter="engine", owner="vLLM's engine process", reason=what)
 
 
-def _start_vllm(settings: EngineSettings, observe: Any) -> "AsyncLLM":
-    """Blocks for seconds: importing vLLM, starting its processes, loading the model."""
-    os.environ.update(_environment(settings))
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    return AsyncLLM.from_engine_args(_engine_args(settings), stat_loggers=[_stat_logger(observe)])
-
-
-def _environment(settings: EngineSettings) -> dict[str, str]:
-    """Read by vLLM at its import here and in the processes it starts."""
-    everywhere = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-    everywhere["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
-    return everywhere | (_cpu_environment(settings) if _on_cpu() else {})
-
-
-def _cpu_environment(settings: EngineSettings) -> dict[str, str]:
-    """Several engines share a machine's cores, so none is bound to any; one rank needs no worker process."""
-    one_rank = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if settings.tensor_parallel_size == 1 else {}
-    return one_rank | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(settings.num_threads)}
-
-
-def _on_cpu() -> bool:
-    import torch
-
-    return torch.version.cuda is None and torch.version.hip is None
-
-
-def _engine_args(settings: EngineSettings) -> "AsyncEngineArgs":
-    from vllm.config.weight_transfer import WeightTransferConfig
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
-    blocks = None if settings.kv_tokens is None else -(-settings.kv_tokens // settings.block_size) + 1
-    return AsyncEngineArgs(
-        model=settings.model,
-        skip_tokenizer_init=True,
-        generation_config="vllm",  # sampling comes from the request alone
-        dtype=settings.dtype,  # type: ignore[arg-type]
-        seed=settings.seed,
-        max_model_len=settings.max_model_len,
-        block_size=settings.block_size,
-        num_gpu_blocks_override=blocks,
-        max_num_seqs=settings.max_num_seqs,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        enforce_eager=settings.enforce_eager,
-        tensor_parallel_size=settings.tensor_parallel_size,
-        enable_prefix_caching=True,
-        logprobs_mode="processed_logprobs",
-        disable_log_stats=True,  # of vLLM's own loggers; ours is asked for by name
-        weight_transfer_config=WeightTransferConfig(backend=settings.weight_backend),
-        worker_extension_cls="actors.weight_sync.WorkerExtension",
-        **(_cpu_args(settings) if _on_cpu() else {}),
-    )
-
-
-def _cpu_args(settings: EngineSettings) -> dict[str, Any]:
-    """What the CPU backend needs on top.
-
-    Chunked prefill is off: vLLM 0.32 rewinds a seeded request's generator after a partial prefill, which torch's CPU
-    generators cannot do, and the engine dies of it.
-    """
-    one_rank = {"distributed_executor_backend": "uni"} if settings.tensor_parallel_size == 1 else {}
-    return one_rank | {
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": settings.max_model_len + settings.max_num_seqs,
-        "kv_cache_memory_bytes": None if settings.kv_tokens is None else _kv_bytes(settings),
-    }
-
-
-def _kv_bytes(settings: EngineSettings) -> int:
-    """Enough for `kv_tokens`; the number of blocks decides what is allocated. Skips vLLM's warm-up run."""
-    config = json.loads((Path(settings.model) / "config.json").read_text())
-    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    blocks = -(-(settings.kv_tokens or 0) // settings.block_size) + 1
-    return 2 * 4 * heads * head_dim * config["num_hidden_layers"] * settings.block_size * blocks
-
-
-def _stat_logger(observe: Any) -> Any:
-    from vllm.v1.metrics.loggers import StatLoggerBase
-
-    class LoadLogger(StatLoggerBase):
-        """Hands every step's statistics on; keeps nothing."""
-
-        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
-
-        def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
-            observe(scheduler_stats, iteration_stats)
-
-        def log_engine_initialized(self) -> None: ...
-
-    return LoadLogger
-
-
 async def _last(outputs: Any) -> Any:
-    """The only output of a request that asks for its final one."""
+    """The only output of a request that asks for its final one; the request is aborted where we stop waiting."""
     async with contextlib.aclosing(outputs):
-        output = None
-        async for output in outputs:
-            pass
-        return output
-
-
-def _eos_token_ids(model: Path) -> list[int]:
-    """The end-of-turn tokens the folder names: all that ever stops a completion early."""
-    for name in ("generation_config.json", "config.json"):
-        path = model / name
-        if path.is_file() and (eos := json.loads(path.read_text()).get("eos_token_id")) is not None:
-            return [eos] if isinstance(eos, int) else list(eos)
-    raise EngineError(f"{model} names no eos_token_id in generation_config.json or config.json")
+        return [output async for output in outputs][-1]

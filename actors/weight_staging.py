@@ -10,10 +10,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
+from rstar_ray.errors import EngineError
 from rstar_ray.weights import WeightBucket, WeightEntry
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -76,6 +78,31 @@ def stage(buckets: Sequence[WeightBucket]) -> Iterator[StagedWeights]:
         yield StagedWeights(path, tuple(staged))
     finally:
         Path(path).unlink(missing_ok=True)
+
+
+def refuse_other_parameters(model: Path, buckets: Sequence[WeightBucket]) -> None:
+    """Raise `EngineError` unless the buckets hold the parameters of the model folder, in the same shapes.
+
+    A folder without safetensors is not checked here; the workers still refuse names they do not know.
+    """
+    expected = _saved_shapes(model)
+    given = {entry.name: entry.shape for bucket in buckets for entry in bucket.entries}
+    if not expected or given == expected:
+        return
+    missing, unknown = sorted(expected.keys() - given.keys()), sorted(given.keys() - expected.keys())
+    reshaped = sorted(name for name in given.keys() & expected.keys() if given[name] != expected[name])
+    raise EngineError(f"not the weights of {model}: missing {missing}, unknown {unknown}, of another shape {reshaped}")
+
+
+@lru_cache(maxsize=4)
+def _saved_shapes(model: Path) -> dict[str, tuple[int, ...]]:
+    from safetensors import safe_open
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(model.glob("*.safetensors")):
+        with safe_open(path, "np") as saved:
+            shapes |= {name: tuple(saved.get_slice(name).get_shape()) for name in saved.keys()}  # noqa: SIM118
+    return shapes
 
 
 def _bucket(offset_bytes: int, num_bytes: int, entries: Sequence[tuple[str, Sequence[int], str, int]]) -> StagedBucket:

@@ -7,12 +7,14 @@ but the checksum.
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
 
 from actors.weight_staging import from_payload, open_buckets
 from rstar_ray.weights import checksum, unpack
@@ -45,6 +47,7 @@ class ObjectStoreTransfer(WeightTransferEngine[ObjectStoreInit, ObjectStoreUpdat
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._parameters = {name for name, _ in self.model.named_parameters()}  # of tied ones only the first
         self._hashing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-checksum")
         self._checksum: Future[int] | None = None
 
@@ -63,7 +66,10 @@ class ObjectStoreTransfer(WeightTransferEngine[ObjectStoreInit, ObjectStoreUpdat
 
     def receive_weights(self, update_info: ObjectStoreUpdate) -> None:
         buckets = open_buckets(from_payload(update_info.path, update_info.buckets))
-        self.model.load_weights((p.name, _tensor(p.array, p.dtype).to(self.device)) for p in unpack(buckets))
+        weights = ((p.name, _tensor(p.array, p.dtype).to(self.device)) for p in unpack(buckets))
+        loaded = self.model.load_weights(weights)
+        if missing := self._parameters - set(loaded):
+            raise ValueError(f"no weights came for {sorted(missing)}")
         self._checksum = self._hashing.submit(checksum, buckets)
 
     def finish_weight_update(self) -> None:
@@ -96,3 +102,5 @@ def _tensor(array: Any, dtype: str) -> torch.Tensor:
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, ObjectStoreTransfer)
+if current_platform.is_cpu():
+    import_module("actors.cpu_layers")
