@@ -22,7 +22,7 @@ from types import TracebackType
 
 from rstar_ray.errors import ConfigError, SandboxError
 from rstar_ray.outcome import Outcome
-from sandbox import cut, flavors, wire
+from sandbox import cpp_program, cut, flavors, wire
 from sandbox.errors import SandboxClosed, SandboxFull, SandboxLate, SandboxLost
 from sandbox.fair_queue import FairQueue
 from sandbox.isolation import IsolationLevel, IsolationReport, cage_spec, program_path
@@ -239,7 +239,7 @@ class SandboxPool:
             self._counts["refused"] += 1
             raise SandboxFull(f"{self._waiting} calls wait already; the queue holds no more")
         loop = asyncio.get_running_loop()
-        invalid = _refusal(request)
+        invalid = self._refusal(request)
         if invalid:
             self._counts["accepted"] += 1
             self._finished[Outcome.INVALID] += 1
@@ -248,7 +248,9 @@ class SandboxPool:
                 ExecutionResult(outcome=Outcome.INVALID, reason=invalid, stderr=invalid, call_id=request.call_id)
             )
             return refused
-        flavor = flavors.VERIFY if request.trusted else flavors.choose(request.code)
+        flavor = flavors.VERIFY if request.trusted else flavors.LEAN
+        if request.language == "python" and not request.trusted:
+            flavor = flavors.choose(request.code)
         self._next_call += 1
         call = _Call(request, caller, flavor, self._next_call, loop.create_future(), time.monotonic())
         limit = self.config.deadline_s if deadline_s is None else deadline_s
@@ -260,6 +262,16 @@ class SandboxPool:
         kind.queue.push(caller, call)
         self._dispatch()
         return call.answer
+
+    def _refusal(self, request: ExecutionRequest) -> str:
+        """Why a program cannot be run at all; empty where it can."""
+        if len(request.code) > MAX_CODE_CHARS:
+            return f"The source has {len(request.code)} characters; at most {MAX_CODE_CHARS} are run."
+        if request.language == "cpp" and self._level is not IsolationLevel.NAMESPACES:
+            return f"C++ needs processes, which level {self._level} cannot contain."
+        if request.language == "cpp" and cpp_program.compiler() is None:
+            return "g++ is not installed."
+        return ""
 
     def _settle(self, call: _Call, timer: asyncio.TimerHandle) -> None:
         """Whatever ended the call, its program ends too."""
@@ -287,7 +299,10 @@ class SandboxPool:
 
     def _give(self, kind: _Flavor, cell: CellHandle, call: _Call) -> None:
         request, limits = call.request, call.request.limits
-        code = request.code.encode("utf-8", "surrogatepass")
+        source = request.code
+        if request.language == "cpp":
+            source = cpp_program.wrap(source, cpp_program.compiler() or "g++")
+        code = source.encode("utf-8", "surrogatepass")
         stdin = request.stdin if isinstance(request.stdin, bytes) else request.stdin.encode("utf-8", "surrogatepass")
         out_head, out_tail = kept_bytes(limits.stdout_chars, cut.STDOUT_HEAD_SHARE)
         err_head, err_tail = kept_bytes(limits.stderr_chars, cut.STDERR_HEAD_SHARE)
@@ -574,13 +589,6 @@ class SandboxPool:
             timed_out_s=self._seconds["timed_out"],
             servers_memory_bytes=sum(server.memory_bytes for server in servers),
         )
-
-
-def _refusal(request: ExecutionRequest) -> str:
-    """Why a program cannot be run at all; empty where it can."""
-    if len(request.code) > MAX_CODE_CHARS:
-        return f"The source has {len(request.code)} characters; at most {MAX_CODE_CHARS} are run."
-    return ""
 
 
 def _oldest(kind: _Flavor) -> int:

@@ -1,0 +1,63 @@
+"""ExecutionRequest and ExecutionResult as plain data, for our own wire and files."""
+
+from dataclasses import asdict, fields
+from typing import Any, cast
+
+from rstar_ray.outcome import Outcome
+from sandbox.limits import Limits
+from sandbox.request import ExecutionRequest, ExecutionResult
+
+_LIMITS = {entry.name for entry in fields(Limits)}
+_REQUEST = {entry.name for entry in fields(ExecutionRequest)} - {"limits", "trusted"}
+_RESULT = {entry.name for entry in fields(ExecutionResult)}
+
+
+def request_to_data(request: ExecutionRequest) -> dict[str, Any]:
+    """Plain data of a request; `trusted` stays behind: nobody is trusted over a wire."""
+    data = asdict(request)
+    del data["trusted"]
+    return data
+
+
+def request_from_data(data: object) -> ExecutionRequest:
+    """Read a request. Raises ValueError, naming the field, for anything that is not one."""
+    if not isinstance(data, dict):
+        raise ValueError(f"a request is an object, not {type(data).__name__}")
+    given = cast(dict[str, Any], data)
+    unknown = [str(name)[:40] for name in given if name not in _REQUEST and name != "limits"]
+    if unknown:
+        raise ValueError(f"unknown fields: {', '.join(unknown[:5])}")
+    if "code" not in given:
+        raise ValueError("code: missing")
+    values = {name: value for name, value in given.items() if name != "limits"}
+    seed = values.get("seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise ValueError(f"seed: expected a whole number, got {type(seed).__name__}")
+    return ExecutionRequest(**values, limits=_limits(given.get("limits")))
+
+
+def _limits(data: object) -> Limits:
+    if data is None:
+        return Limits()
+    if not isinstance(data, dict):
+        raise ValueError(f"limits: expected an object, got {type(data).__name__}")
+    given = cast(dict[str, Any], data)
+    unknown = [str(name)[:40] for name in given if name not in _LIMITS]
+    if unknown:
+        raise ValueError(f"limits: unknown fields {', '.join(unknown[:5])}")
+    return Limits(**given)
+
+
+def result_to_data(result: ExecutionResult) -> dict[str, Any]:
+    """Plain data of a result."""
+    data = asdict(result)
+    data["outcome"] = str(result.outcome)
+    return data
+
+
+def result_from_data(data: object) -> ExecutionResult:
+    """Read a result. Raises ValueError."""
+    if not isinstance(data, dict) or set(cast(dict[str, Any], data)) - _RESULT:
+        raise ValueError("not an execution result")
+    given = cast(dict[str, Any], data)
+    return ExecutionResult(**{**given, "outcome": Outcome(given["outcome"])})
