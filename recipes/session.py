@@ -79,9 +79,7 @@ def run(configs: Sequence[RunConfig]) -> None:
         config.check_paths()
     problems = {config.stage: training_problems(config) for config in configs if config.stage != "sft"}
     heldout = heldout_problems(configs[0])
-    for config in configs:  # claims the directory for every stage, or refuses before anything starts
-        with _open(path, config):
-            pass
+    _claim(path, configs)
     say(f"run directory: {path}")
     if all(_done(config, RunDir(path), heldout) for config in configs):
         say("every stage is done already")
@@ -133,6 +131,15 @@ def connect() -> None:
 
 def _open(path: Path, config: RunConfig) -> AbstractContextManager[RunDir]:
     return RunDir.open(path, config.stage, asdict(config), may_differ=MAY_DIFFER)
+
+
+def _claim(path: Path, configs: Sequence[RunConfig]) -> None:
+    """Claim the run directory for every stage; those it already has come first, so that a refusal changes nothing."""
+    claimed = RunDir(path).config_path
+    there = read_json(claimed) if claimed.exists() else {}
+    for config in sorted(configs, key=lambda config: config.stage not in there):
+        with _open(path, config):
+            pass
 
 
 def _with_sft_before(configs: Sequence[RunConfig], path: Path) -> list[RunConfig]:

@@ -1,0 +1,154 @@
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import pytest
+
+from recipes.command_line import parse
+from recipes.evaluate import EVALUATE
+from recipes.scales import SCALES, at_scale, detect_scale
+from recipes.session import run, run_path
+from recipes.sft import SFT
+from recipes.stage1 import STAGE_1
+from recipes.stage2 import STAGE_2
+from recipes.stage3 import STAGE_3
+from rstar_ray.config import RunConfig, differences, with_values
+from rstar_ray.errors import ConfigError
+from rstar_ray.run_dir import RunDir
+
+ALL = [SFT, STAGE_1, STAGE_2, STAGE_3]
+TINY = ["--scale", "tiny"]
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        parse([STAGE_1], [*TINY, *arguments])
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "mend"),
+    [
+        (["--rollout.max-respons-tokens", "5"], "--rollout.max-respons-tokens", "--rollout.max-response-tokens"),
+        (["--nonsense"], "--nonsense", "--help"),
+        (["--rollout.max-response-tokens", "many"], "--rollout.max-response-tokens", "--help"),
+        (["--rollout.max-response-tokens", "-5"], "--rollout.max-response-tokens", "at least 1"),
+        (["--algorithm.keep", "99"], "--algorithm.keep", "--algorithm.rollouts-per-prompt"),
+        (["--algorithm.keep", "0"], "--algorithm.keep", "at least 1"),
+        (["--algorithm.resample", "best"], "--algorithm.resample", "paper"),
+        (["--rollout.max-response-tokens", "4096"], "--rollout.max-response-tokens", "--engine.max-context-tokens"),
+        (["--optimizer.learning-rate", "-1"], "--optimizer.learning-rate", "at least 0"),
+        (["--sandbox.deadline-s", "1"], "--sandbox.deadline-s", "--sandbox.time-limit-s"),
+        (["--steps", "-3"], "--steps", "at least 0"),
+    ],
+)
+def test_a_bad_option_is_refused_in_one_line_that_names_it_and_the_mend(arguments: list[str], named: str, mend: str):
+    line = refusal(*arguments)
+    assert line.startswith(named) and mend in line and "\n" not in line
+
+
+def test_an_unknown_scale_is_refused_with_the_choices():
+    with pytest.raises(ConfigError, match=r"--scale: 'huge' is no scale; choose auto, tiny, gpu, mi300x-64"):
+        parse([STAGE_1], ["--scale", "huge"])
+
+
+def test_an_option_holds_for_every_stage_and_only_it_changes():
+    plain, changed = parse(ALL, TINY), parse(ALL, [*TINY, "--algorithm.resample", "none", "--seed", "3"])
+    for before, after in zip(plain, changed, strict=True):
+        assert differences(after, before) == {"algorithm.resample": "none", "seed": 3}
+    assert [config.stage for config in changed] == ["sft", "stage1", "stage2", "stage3"]
+
+
+def test_the_papers_stages_are_those_of_table_2():
+    stages = [at_scale(recipe.paper, "mi300x-64", recipe.tiny) for recipe in (STAGE_1, STAGE_2, STAGE_3)]
+    assert [stage.rollout.max_response_tokens for stage in stages] == [8_192, 12_288, 12_288]
+    assert [stage.rollout.max_turns for stage in stages] == [10, 10, 15]
+    assert [stage.steps for stage in stages] == [300, 85, 125]
+    for stage in stages:
+        assert (stage.prompts_per_step, stage.algorithm.rollouts_per_prompt, stage.algorithm.keep) == (512, 32, 16)
+        assert (stage.optimizer.learning_rate, stage.optimizer.warmup_steps) == (1e-6, 20)
+        assert (stage.algorithm.clip_low, stage.algorithm.clip_high) == (0.2, 0.28)
+
+
+def test_every_recipe_stands_at_every_scale():
+    for scale in SCALES:
+        for recipe in (*ALL, EVALUATE):
+            assert at_scale(recipe.paper, scale, recipe.tiny).scale == scale
+
+
+def test_the_scale_follows_from_what_the_cluster_offers():
+    assert detect_scale({"CPU": 2.0})[0] == "tiny"
+    assert detect_scale({"GPU": 1.0})[0] == "gpu"
+    assert detect_scale({"GPU": 64.0})[0] == "mi300x-64"
+
+
+def test_help_shows_every_field_with_its_default(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        parse([STAGE_1], [*TINY, "--help"])
+    assert end.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for name in flat_names(RunConfig()):
+        assert "--" + name.replace("_", "-") in shown, name
+    assert "[tokens]" in shown and "(default: 192)" in shown
+
+
+def flat_names(config: object, prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for item in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, item.name)
+        nested = hasattr(value, "__dataclass_fields__")
+        names += flat_names(value, f"{prefix}{item.name}.") if nested else [prefix + item.name]
+    return names
+
+
+def test_changes_are_found_and_applied_by_dotted_names():
+    base = RunConfig()
+    changed = with_values(base, {"steps": 4, "rollout.max_turns": 3, "algorithm.keep": 2})
+    assert differences(changed, base) == {"steps": 4, "rollout.max_turns": 3, "algorithm.keep": 2}
+    assert with_values(base, differences(changed, base)) == changed
+
+
+def test_run_directories_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RSTAR_RAY_RUNS", raising=False)
+    (config,) = parse([STAGE_1], TINY)
+    assert run_path(config) == tmp_path / "runs" / "tiny"
+    monkeypatch.setenv("RSTAR_RAY_RUNS", "/elsewhere")
+    assert run_path(config) == Path("/elsewhere/tiny")
+    assert run_path(with_values(config, {"run_dir": "mine"})) == tmp_path / "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "named"),
+    [
+        (["--model", "/no/such/model"], None, "--model"),
+        (["--data.train", "/no/such/file.jsonl"], None, "--data.train"),
+        ([], '{"id": "a", "problem": "1+1"}\n', "row 1"),
+        ([], '{"id": "a", "problem": "1+1", "answer": "one half"}\n', "row 1"),
+        ([], "", "train.jsonl"),
+    ],
+)
+def test_missing_and_broken_inputs_are_refused_before_any_actor_starts(
+    options: list[str], rows: str | None, named: str, tmp_path: Path
+):
+    if rows is not None:
+        (tmp_path / "train.jsonl").write_text(rows)
+        options = [*options, "--data.train", str(tmp_path / "train.jsonl")]
+    with pytest.raises(ConfigError) as refused:
+        run(parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path / "run"), *options]))
+    assert named in str(refused.value).replace(":1", "row 1") and "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_directory_of_another_configuration_is_refused_and_left_as_it_was(tmp_path: Path):
+    (config,) = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path / "run")])
+    with RunDir.open(tmp_path / "run", "stage1", asdict(config)):
+        pass
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"prompts_per_step"):
+        run([with_values(config, {"prompts_per_step": 3})])
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+def test_a_stage_at_a_larger_scale_asks_for_its_policy(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"--model: sft is not finished"):
+        run(parse([STAGE_1], ["--scale", "gpu", "--run-dir", str(tmp_path / "run")]))
