@@ -229,6 +229,11 @@ class LearnerRank:
             device=torch.cuda.get_device_name(self.device) if on_gpu else "cpu",
         )
 
+    def release(self) -> None:
+        """Let go of the model and the optimizer; the rank cannot be used after it."""
+        self.engine.destroy()
+        del self.engine, self.policy, self.optimizer, self.state, self.reference
+
     def close(self) -> None:
         """Leave the group; the process is of no further use for learning."""
         if dist.is_initialized():

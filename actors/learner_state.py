@@ -3,7 +3,7 @@
 Everything here that reads or writes a parameter is a collective: all ranks call it, in the same order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import deepspeed
@@ -38,15 +38,14 @@ class RefusingAdamW(torch.optim.AdamW):
             self.refused = self.refused or not torch.isfinite(torch.tensor(self.grad_norm)).item()
         return None if self.refused else super().step(closure)
 
-    def fill_state(self) -> None:
-        """Make the moments exist, as zeros, where no step has made them yet."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if "step" not in self.state[parameter]:
-                    at = parameter.device if group["fused"] else "cpu"
-                    self.state[parameter]["step"] = torch.zeros((), dtype=torch.float32, device=at)
-                    for moment in MOMENTS:
-                        self.state[parameter][moment] = torch.zeros_like(parameter)
+    def fill_state(self, parameters: Iterable[Tensor]) -> None:
+        """Make the moments of these exist, as zeros, where no step has made them yet."""
+        for parameter in parameters:
+            if "step" not in self.state[parameter]:
+                at = parameter.device if self.defaults["fused"] else "cpu"
+                self.state[parameter]["step"] = torch.zeros((), dtype=torch.float32, device=at)
+                for moment in MOMENTS:
+                    self.state[parameter][moment] = torch.zeros_like(parameter)
 
     def set_steps(self, step: int) -> None:
         """Adam's own count, which its bias correction uses."""
@@ -72,7 +71,11 @@ class LearnerState:
 
     def prepare_moments(self) -> None:
         """Make the optimizer's state readable and writable before its first step."""
-        self._optimizer.fill_state()
+        if self._stage == 3:
+            # ZeRO-3 lends its partitions to the optimizer's groups only during a step.
+            self._optimizer.fill_state(self._engine.optimizer.fp32_partitioned_groups_flat)
+        else:
+            self._optimizer.fill_state(p for group in self._optimizer.param_groups for p in group["params"])
         if self._stage > 0 and hasattr(self._engine.optimizer, "_lazy_init_hp_params_optimizer_state"):
             self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 

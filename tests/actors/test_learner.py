@@ -1,0 +1,219 @@
+"""The learner as Ray actors: ranks together, and what happens when they cannot go on."""
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.learner import Learner, Publication
+from actors.learner_settings import LearnerSettings
+from rstar_ray.batch import TokenRow
+from rstar_ray.batch_plan import BatchLimits
+from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError
+from rstar_ray.lr_schedule import LrSchedule
+from rstar_ray.train_loop import TrainingRow, TrajectoryRef
+from rstar_ray.trajectory import Problem, StopReason, Trajectory, TrajectorySummary
+from rstar_ray.update import SftExample
+from rstar_ray.weights import checksum, unpack
+from tests.actors.policies import draw_rows, num_sampled, save_policy
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    import ray
+
+    ray.init(num_cpus=4, include_dashboard=False, namespace="learner", object_store_memory=100 * 2**20)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("policy"))
+
+
+@asynccontextmanager
+async def learning(folder: Path, **changes: Any) -> AsyncIterator[Learner]:
+    settings = LearnerSettings(
+        model=str(folder),
+        device="cpu",
+        zero_stage=0,
+        grad_clip=0.0,
+        schedule=LrSchedule(learning_rate=1e-3, warmup_steps=0),
+        batch=BatchLimits(micro_batch_tokens=256),
+    )
+    options = [{"num_cpus": 0.1}] * changes.get("world_size", 1)
+    learner = Learner(replace(settings, **changes), rank_options=options)
+    try:
+        await learner.start()
+        yield learner
+    finally:
+        await learner.close()
+
+
+def trajectory(row: TokenRow) -> Trajectory:
+    """A trajectory whose row is this one: four tokens of prompt."""
+    assert row.rollout_logprobs is not None
+    response = row.token_ids[4:]
+    return Trajectory(
+        summary=TrajectorySummary(
+            rollout_id=row.name,
+            group_id="group",
+            problem_id="problem",
+            reward=1.0,
+            num_calls=0,
+            num_failed=0,
+            num_answers=1,
+            num_turns=1,
+            num_prompt_tokens=4,
+            num_response_tokens=len(response),
+            num_sampled_tokens=row.num_sampled_tokens,
+            stop_reason=StopReason.ANSWERED,
+        ),
+        problem=Problem(id="problem", problem="", answer="1"),
+        prompt_ids=row.token_ids[:4],
+        response_ids=response,
+        loss_mask=row.loss_mask[4:],
+        rollout_logprobs=row.rollout_logprobs[4:],
+        policy_versions=np.zeros(len(response), np.int32),
+        turns=(),
+    )
+
+
+def training_rows(rows: Sequence[TokenRow], ray: Any) -> list[TrainingRow]:
+    """In the object store, three trajectories to a batch."""
+    made: list[TrainingRow] = []
+    for start in range(0, len(rows), 3):
+        part = rows[start : start + 3]
+        batch = ray.put([trajectory(row) for row in part])
+        made += [
+            TrainingRow(
+                rollout_id=row.name,
+                ref=TrajectoryRef(batch, index),
+                advantage=row.advantage,
+                num_tokens=len(row.token_ids),
+                num_sampled_tokens=row.num_sampled_tokens,
+            )
+            for index, row in enumerate(part)
+        ]
+    return made
+
+
+def moments(folder: Path) -> dict[str, Any]:
+    """Gradients of the first update, from a checkpoint: Adam's first moment is a tenth of them."""
+    from safetensors import safe_open
+
+    with safe_open(folder / "state-00000.safetensors", framework="pt") as saved:
+        return {name: saved.get_tensor(name) / 0.1 for name in saved.keys() if name.endswith("/exp_avg")}  # noqa: SIM118
+
+
+def published(publication: Publication, ray: Any) -> dict[str, Any]:
+    return {parameter.name: parameter.array for parameter in unpack(ray.get(list(publication.refs)))}
+
+
+ROWS = draw_rows(9)
+
+
+async def test_two_ranks_under_zero_3_do_what_one_rank_does_and_go_on_from_its_checkpoint(
+    cluster: Any, folder: Path, tmp_path: Path
+):
+    rows = training_rows(ROWS, cluster)
+    examples = [SftExample(row.token_ids, row.loss_mask, row.name) for row in ROWS]
+    async with learning(folder) as one:
+        alone = await one.train_rl(rows)
+        await one.save_checkpoint(tmp_path / "one", {"stage": "sft"})
+        next_alone = await one.train_rl(rows)
+        sft_alone = await one.evaluate_sft(examples)
+        weights_alone = published(await one.publish(2), cluster)
+    async with learning(folder, world_size=2, zero_stage=3) as two:
+        together = await two.train_rl(rows)
+        await two.save_checkpoint(tmp_path / "two")
+        assert await two.load_checkpoint(tmp_path / "one") == {"stage": "sft"}
+        next_together = await two.train_rl(rows)
+        publication = await two.publish(2)
+        assert publication.checksum == checksum(cluster.get(list(publication.refs)))
+        weights_together = published(publication, cluster)
+        assert await two.evaluate_sft(examples) == pytest.approx(sft_alone, abs=1e-6)
+        await two.export(tmp_path / "model")
+        await two.set_policy(tmp_path / "model")
+        assert (await two.publish(3)).checksum == publication.checksum
+
+        # Fewer rows than ranks, and none to train on.
+        assert (await two.train_rl(rows[:1])).applied
+        masked = [replace(row, num_sampled_tokens=0) for row in rows]
+        assert not (await two.train_rl(masked)).applied
+        too_long = await two.train_rl([replace(rows[0], num_tokens=513)])
+        assert (too_long.applied, "context" in too_long.reason) == (False, True)
+        assert not (await two.train_sft([SftExample(np.zeros(3, np.int32), np.zeros(3, np.bool_))])).applied
+        assert math.isnan(await two.evaluate_sft([]))
+
+    for one_result, other in ((alone, together), (next_alone, next_together)):
+        assert other.tokens == one_result.tokens == num_sampled(ROWS)
+        for name in ("loss", "grad_norm", "entropy", "logprob_diff_mean", "logprob_diff_max"):
+            assert getattr(other, name) == pytest.approx(getattr(one_result, name), abs=1e-6)
+    gradients, others = moments(tmp_path / "one"), moments(tmp_path / "two")
+    assert gradients.keys() == others.keys()
+    assert max(float((gradients[name] - others[name]).abs().max()) for name in gradients) < 1e-6
+    assert max(float(np.abs(weights_alone[name] - weights_together[name]).max()) for name in weights_alone) < 1e-6
+
+
+async def test_a_rank_that_dies_ends_the_gang_at_once_and_is_named(cluster: Any, folder: Path):
+    rows = training_rows(ROWS, cluster)
+    async with learning(folder, world_size=2, zero_stage=1) as learner:
+        assert (await learner.train_rl(rows)).applied
+        doomed = cluster.get_actor("learner/rank-1")
+        cluster.kill(doomed)
+        started = time.monotonic()
+        with pytest.raises(LearnerError, match="learner/rank-1 died"):
+            await learner.train_rl(rows)
+        assert time.monotonic() - started < 30
+        with pytest.raises(LearnerError, match="not running"):
+            await learner.publish(1)
+
+
+async def test_what_a_rank_refuses_or_cannot_finish_reaches_the_driver_by_name(
+    cluster: Any, folder: Path, tmp_path: Path
+):
+    with pytest.raises(ConfigError, match=r"learner\.model"):
+        async with learning(tmp_path):
+            pass
+    async with learning(folder, max_bad_updates=1) as learner:
+        with pytest.raises(ConfigError, match="cannot read"):
+            await learner.load_checkpoint(tmp_path / "nowhere")
+        rows = training_rows(ROWS, cluster)
+        wrong = [replace(rows[0], num_sampled_tokens=1), *rows[1:]]
+        with pytest.raises(LearnerError, match="rollout-0 has"):
+            await learner.train_rl(wrong)
+    async with learning(folder, max_bad_updates=1, step_deadline_s=30.0) as learner:
+        with pytest.raises(LearnerError, match="rollout-0"):
+            await learner.train_rl([replace(rows[0], advantage=math.nan), *rows[1:]])
+
+
+async def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_the_deadline(cluster: Any, folder: Path):
+    @cluster.remote(num_cpus=0)
+    class Silent:
+        async def publish(self) -> None:
+            await asyncio.sleep(60)
+
+    learner = Learner(LearnerSettings(model=str(folder), step_deadline_s=0.3))
+    learner._ranks = [Silent.remote()]
+    with pytest.raises(DeadlineExceeded, match=r"driver waited 0\.3 s for learner/rank-0 \(the weights\)"):
+        await learner.publish(1)
+
+
+def test_importing_the_learner_imports_neither_torch_nor_deepspeed():
+    import subprocess
+    import sys
+
+    code = "import sys, actors.learner; sys.exit(bool({'torch', 'deepspeed', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=False).returncode == 0

@@ -1,0 +1,415 @@
+"""One rank in this process: DeepSpeed's result against plain torch, and everything in and out."""
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.learner_settings import LearnerSettings
+from rstar_ray.batch import TokenRow
+from rstar_ray.errors import ConfigError, LearnerError
+from rstar_ray.loss_settings import Correction, LossSettings, Normalisation
+from rstar_ray.lr_schedule import LrSchedule
+from rstar_ray.weights import checksum, unpack
+from tests.actors.policies import draw_rows, micro_batches, num_sampled, save_policy
+
+pytestmark = pytest.mark.real
+
+STAGES = (0, 1, 2, 3)
+CONSTANT = LrSchedule(learning_rate=1e-3, warmup_steps=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """The rank names itself in the environment; nothing after these tests may see it."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Start]:
+    """Starts a rank with changed settings, and ends it with the test."""
+    ranks: list[Any] = []
+
+    def started(**changes: Any) -> Any:
+        from actors.learner_rank import LearnerRank
+
+        settings = LearnerSettings(model=str(folder), device="cpu", schedule=CONSTANT, grad_clip=0.0, zero_stage=0)
+        rank = LearnerRank(replace(settings, **changes))
+        rank.start()
+        ranks.append(rank)
+        return rank
+
+    yield started
+    for rank in ranks:
+        rank.release()
+
+
+ROWS = draw_rows(12)
+
+
+def update(rank: Any, rows: list[TokenRow] = ROWS, tokens: int = 512, **more: Any) -> Any:
+    return rank.train_rl([micro_batches(rows, tokens)], [num_sampled(rows)], **more)
+
+
+def gradients(rank: Any) -> dict[str, Any]:
+    """Of the first update: Adam's first moment is (1 - beta1) times the gradient."""
+    return {name: rank.state.get(name, "exp_avg").clone() / 0.1 for name in rank.state.shapes}
+
+
+def weights(rank: Any) -> dict[str, Any]:
+    return {name: rank.state.get(name).clone() for name in rank.state.shapes}
+
+
+def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def plain_gradients(folder: Path, rows: list[TokenRow]) -> dict[str, Any]:
+    """Eq. 6 at ratio 1 by transformers and torch alone, row by row in float64."""
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    loss = torch.zeros((), dtype=torch.float64)
+    for row in rows:
+        ids = torch.from_numpy(row.token_ids.astype(np.int64))
+        logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+        ratio = (logprobs - logprobs.detach()).exp()
+        loss = loss - (ratio * row.advantage)[torch.from_numpy(row.loss_mask[1:])].sum()
+    (loss / num_sampled(rows)).backward()
+    return {name: parameter.grad.float() for name, parameter in model.named_parameters()}
+
+
+# ---------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_gradient_is_that_of_plain_torch_in_float64(start: Start, folder: Path, stage: int):
+    rank = start(zero_stage=stage)
+    assert update(rank).applied
+    assert largest_difference(gradients(rank), plain_gradients(folder, ROWS)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens": 1},
+        {"tokens": 150},
+        {"packing": True},
+        {"activation_checkpointing": True},
+        {"logprob_chunk_tokens": 7},
+        {"loss": LossSettings(normalisation=Normalisation.SEQUENCE)},
+    ],
+)
+def test_the_gradient_does_not_depend_on_micro_batches_packing_checkpointing_or_chunks(
+    start: Start, changes: dict[str, Any]
+):
+    tokens = changes.pop("tokens", 600)
+    loss = changes.get("loss", LossSettings())
+    count = num_sampled(ROWS) if loss.normalisation is Normalisation.TOKEN else len(ROWS)
+    whole, other = start(loss=loss), start(**changes)
+    whole.train_rl([micro_batches(ROWS, 10_000)], [count])
+    other.train_rl([micro_batches(ROWS, tokens)], [count])
+    assert largest_difference(gradients(whole), gradients(other)) < 1e-6
+
+
+def test_clipping_by_zero_and_by_us_agree(start: Start):
+    norms = []
+    results = []
+    for stage in STAGES:
+        rank = start(zero_stage=stage, grad_clip=0.05)
+        norms.append(update(rank).grad_norm)
+        results.append(gradients(rank))
+    assert norms == pytest.approx([norms[0]] * 4, rel=1e-5)
+    assert norms[0] > 0.05
+    length = math.sqrt(sum(float((gradient**2).sum()) for gradient in results[0].values()))
+    assert length == pytest.approx(0.05, rel=1e-4)
+    assert max(largest_difference(results[0], other) for other in results[1:]) < 1e-6
+
+
+# ---------------------------------------------------------------- log-probs and the ratio
+
+
+def test_log_probs_are_those_of_transformers(start: Start, folder: Path):
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).requires_grad_(False)
+    (got,) = start().logprobs([ROWS[:1]])
+    ids = torch.from_numpy(ROWS[0].token_ids.astype(np.int64))
+    want = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+    assert float((got - want[torch.from_numpy(ROWS[0].loss_mask[1:])]).abs().max()) < 1e-5
+
+
+def test_with_one_update_a_pass_of_its_own_for_old_logprobs_finds_no_difference(start: Start):
+    rank = start(check_old_logprobs_every=2)
+    first, second = update(rank), update(rank)
+    assert (first.old_logprobs_checked, second.old_logprobs_checked) == (False, True)
+    assert second.old_logprobs_drift < 1e-6
+    assert (second.ratio_mean, second.clip_share) == (pytest.approx(1.0, abs=1e-6), 0.0)
+
+
+def test_with_several_updates_the_ratio_is_taken_to_the_policy_before_the_first(start: Start):
+    halves = [ROWS[::2], ROWS[1::2]]
+    rank = start()
+    together = rank.train_rl([micro_batches(half) for half in halves], [num_sampled(half) for half in halves])
+    assert rank.step == together.step == 2
+    assert together.ratio_max > 1.0
+    assert together.tokens == num_sampled(ROWS)
+
+
+def test_the_gap_between_engine_and_learner_is_reported(start: Start):
+    rank = start(loss=LossSettings(correction=Correction.TOKEN, correction_cap=1.0))
+    truth = [logprobs.numpy() for logprobs in rank.logprobs([[row] for row in ROWS])]
+    gap = 0.25
+    rows = []
+    for row, logprobs in zip(ROWS, truth, strict=True):
+        rollout = np.zeros(len(row.token_ids), np.float32)
+        rollout[1:][row.loss_mask[1:]] = logprobs + gap
+        rows.append(replace(row, rollout_logprobs=rollout))
+    result = update(rank, rows)
+    assert result.logprob_diff_mean == pytest.approx(gap, abs=1e-5)
+    assert result.logprob_diff_max == pytest.approx(gap, abs=1e-4)
+    assert result.correction_mean == pytest.approx(math.exp(-gap), abs=1e-4)
+
+
+def test_a_kl_term_to_the_policy_itself_changes_nothing_at_first(start: Start, folder: Path):
+    rank = start(loss=LossSettings(kl_coefficient=0.1), reference_model=str(folder))
+    first = update(rank)
+    assert first.kl == pytest.approx(0.0, abs=1e-9)
+    assert update(rank).kl > 0
+
+
+def test_a_learning_rate_of_zero_changes_no_weight(start: Start):
+    rank = start(zero_stage=3)
+    before = weights(rank)
+    assert update(rank, lr=0.0).applied
+    assert largest_difference(before, weights(rank)) == 0.0
+
+
+def test_the_learning_rate_follows_the_schedule(start: Start):
+    rank = start(schedule=LrSchedule(learning_rate=1e-3, warmup_steps=4))
+    assert [update(rank).lr for _ in range(5)] == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3])
+
+
+def test_weight_decay_leaves_norms_alone(start: Start):
+    rank = start(weight_decay=0.5)
+    before = weights(rank)
+    assert update(rank, [replace(row, advantage=0.0) for row in ROWS]).applied
+    after = weights(rank)
+    assert (
+        largest_difference(
+            {n: w for n, w in before.items() if w.dim() == 1}, {n: w for n, w in after.items() if w.dim() == 1}
+        )
+        == 0.0
+    )
+    embedding = "model.embed_tokens.weight"
+    assert float((after[embedding] / before[embedding]).mean()) == pytest.approx(1 - 1e-3 * 0.5, abs=1e-6)
+
+
+# ---------------------------------------------------------------- SFT
+
+
+def test_the_sft_loss_is_cross_entropy_and_its_update_lowers_it(start: Start):
+    rank = start()
+    rows = [TokenRow(row.name, row.token_ids, row.loss_mask) for row in ROWS]
+    batches, count = micro_batches(rows), num_sampled(rows)
+    want = -float(sum(logprobs.sum() for logprobs in rank.logprobs(batches))) / count
+    first = rank.evaluate_sft(batches, count)
+    result = rank.train_sft(batches, count, 1e-3)
+    assert (first, result.loss) == (pytest.approx(want, rel=1e-6), pytest.approx(want, rel=1e-6))
+    assert rank.evaluate_sft(batches, count) < first
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_update_that_is_not_finite_leaves_the_weights_and_says_which_rollout(
+    start: Start, stage: int, tmp_path: Path
+):
+    rank = start(zero_stage=stage, max_bad_updates=2, inspect_dir=str(tmp_path))
+    update(rank)
+    before, moments = weights(rank), gradients(rank)
+    bad = [replace(row, advantage=math.nan) if row.name == "rollout-3" else row for row in ROWS]
+    result = update(rank, bad)
+    assert not result.applied and "rollout-3" in result.reason and "rollout-4" not in result.reason
+    assert rank.step == 1
+    assert largest_difference(before, weights(rank)) == 0.0
+    assert largest_difference(moments, gradients(rank)) == 0.0
+    with np.load(tmp_path / "update-000002-rank-0.npz") as saved:
+        assert sorted(saved["names"]) == sorted(row.name for row in ROWS)
+        assert len(saved["ids-0"]) == len(saved["mask-0"])
+    assert update(rank).applied
+    assert math.isfinite(largest_difference(before, weights(rank)))
+
+
+def test_the_run_stops_after_several_such_updates_in_a_row(start: Start):
+    rank = start(zero_stage=1, max_bad_updates=2)
+    bad = [replace(ROWS[0], advantage=math.inf), *ROWS[1:]]
+    assert not update(rank, bad).applied
+    with pytest.raises(LearnerError, match=r"step 1, rank 0: .*rollout-0"):
+        update(rank, bad)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_micro_batches_without_a_token_to_train_on_take_part_and_add_nothing(start: Start, stage: int):
+    plain, padded = start(zero_stage=stage), start(zero_stage=stage)
+    masked = TokenRow("masked", np.arange(5, dtype=np.int32), np.zeros(5, np.bool_))
+    plain.train_rl([[ROWS]], [num_sampled(ROWS)])
+    padded.train_rl([[[], ROWS, [masked]]], [num_sampled(ROWS)])
+    assert largest_difference(gradients(plain), gradients(padded)) < 1e-6
+
+
+def test_a_folder_without_a_model_is_refused(start: Start, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"learner\.model"):
+        start(model=str(tmp_path))
+
+
+# ---------------------------------------------------------------- out and in
+
+
+@pytest.mark.parametrize(("saved_by", "loaded_by"), [(0, 0), (1, 1), (2, 2), (3, 3), (3, 0), (1, 3)])
+def test_a_run_that_goes_on_from_a_checkpoint_is_the_run_that_never_stopped(
+    start: Start, saved_by: int, loaded_by: int, tmp_path: Path
+):
+    import torch
+
+    first = start(zero_stage=saved_by)
+    update(first)
+    first.save_checkpoint(tmp_path, {"note": [1, 2]})
+    draw = torch.rand(3).tolist(), np.random.random(3).tolist()
+    update(first)
+
+    second = start(zero_stage=loaded_by, seed=9)
+    assert second.load_checkpoint(tmp_path) == {"note": [1, 2]}
+    assert (torch.rand(3).tolist(), np.random.random(3).tolist()) == draw
+    update(second)
+    assert (second.step, second.calls) == (first.step, first.calls)
+    allowed = 0.0 if saved_by == loaded_by else 1e-6
+    assert largest_difference(weights(first), weights(second)) <= allowed
+
+
+def test_a_checkpoint_can_be_taken_before_the_first_update(start: Start, tmp_path: Path):
+    first, second = start(zero_stage=1), start(zero_stage=1)
+    first.save_checkpoint(tmp_path, {})
+    second.load_checkpoint(tmp_path)
+    update(first)
+    update(second)
+    assert largest_difference(weights(first), weights(second)) == 0.0
+
+
+def test_a_checkpoint_of_another_architecture_is_refused_with_both_names(start: Start, tmp_path: Path):
+    start(model=str(save_policy(tmp_path / "other", num_hidden_layers=2))).save_checkpoint(tmp_path / "saved", {})
+    rank = start()
+    before = weights(rank)
+    with pytest.raises(ConfigError, match=r"layers 2.*layers 3"):
+        rank.load_checkpoint(tmp_path / "saved")
+    with pytest.raises(ConfigError, match=r"other.*layers 3"):
+        rank.set_policy(tmp_path / "other")
+    with pytest.raises(ConfigError, match="cannot read"):
+        rank.load_checkpoint(tmp_path / "nowhere")
+    assert largest_difference(before, weights(rank)) == 0.0
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_the_exported_folder_is_one_that_transformers_loads_with_equal_weights(
+    start: Start, stage: int, folder: Path, tmp_path: Path
+):
+    import torch
+    import transformers
+
+    (folder / "tokenizer_config.json").write_text("{}")
+    rank = start(zero_stage=stage)
+    update(rank)
+    rank.export(tmp_path / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), rank.state.get(name), rtol=0, atol=0)
+    assert (tmp_path / "model" / "generation_config.json").is_file()
+    assert (tmp_path / "model" / "tokenizer_config.json").is_file()
+    (folder / "tokenizer_config.json").unlink()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_weights_taken_over_and_a_fresh_optimizer_make_a_fresh_learner(start: Start, stage: int, tmp_path: Path):
+    other = save_policy(tmp_path / "other", seed=5)
+    rank, fresh = start(zero_stage=stage), start(zero_stage=stage, model=str(other))
+    update(rank)
+    rank.set_policy(other)
+    rank.reset_optimizer()
+    assert checksum(rank.weight_buckets()) == checksum(fresh.weight_buckets())
+    update(rank)
+    update(fresh)
+    assert largest_difference(weights(rank), weights(fresh)) == 0.0
+
+
+@pytest.mark.parametrize(("stage", "bucket_bytes"), [(0, 2**28), (1, 300_000), (3, 1), (3, 300_000)])
+def test_what_is_published_is_every_weight_once_in_buckets(start: Start, stage: int, bucket_bytes: int):
+    rank = start(zero_stage=stage, bucket_bytes=bucket_bytes)
+    buckets = list(rank.weight_buckets())
+    assert all(bucket.num_bytes <= bucket_bytes or len(bucket.entries) == 1 for bucket in buckets)
+    published = {parameter.name: parameter.array for parameter in unpack(buckets)}
+    assert published.keys() == rank.state.shapes.keys()
+    for name, array in published.items():
+        np.testing.assert_array_equal(array, rank.state.get(name).numpy())
+
+
+# ---------------------------------------------------------------- precision, memory
+
+
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
+def test_bfloat16_keeps_float32_master_weights_and_publishes_bfloat16(start: Start, stage: int, tmp_path: Path):
+    rank = start(zero_stage=stage, dtype="bfloat16", schedule=LrSchedule(learning_rate=1e-6, warmup_steps=0))
+    before = weights(rank)
+    assert update(rank).applied
+    assert 0 < largest_difference(before, weights(rank)) < 2e-6  # finer than bfloat16 can hold
+    assert {entry.dtype for bucket in rank.weight_buckets() for entry in bucket.entries} == {"bfloat16"}
+    rank.save_checkpoint(tmp_path, {})
+    second = start(zero_stage=stage, dtype="bfloat16")
+    second.load_checkpoint(tmp_path)
+    assert largest_difference(weights(rank), weights(second)) == 0.0
+    assert checksum(rank.weight_buckets()) == checksum(second.weight_buckets())
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_offloaded_optimizer_state_gives_the_same_update(start: Start, stage: int):
+    plain, offloaded = start(zero_stage=stage), start(zero_stage=stage, offload=True)
+    update(plain)
+    update(offloaded)
+    assert largest_difference(weights(plain), weights(offloaded)) < 1e-7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_memory_stays_flat_over_a_thousand_steps(start: Start, stage: int):
+    rank = start(zero_stage=stage)
+    rows = draw_rows(4, low=8, high=24)
+    page = os.sysconf("SC_PAGE_SIZE")
+
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * page
+
+    for _ in range(200):
+        update(rank, rows)
+    before = resident_bytes()
+    for _ in range(1_000):
+        update(rank, rows)
+    assert (resident_bytes() - before) / 10 < 2**20
