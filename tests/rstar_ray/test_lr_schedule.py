@@ -1,0 +1,29 @@
+import pytest
+
+from rstar_ray.lr_schedule import LrSchedule
+
+
+def test_a_constant_schedule_warms_up_in_equal_steps_and_stays():
+    schedule = LrSchedule(learning_rate=1.0, warmup_steps=4)
+    assert [schedule.at(step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_a_cosine_falls_from_the_peak_to_its_final_share_and_stays_there():
+    schedule = LrSchedule(learning_rate=2.0, warmup_steps=2, shape="cosine", total_steps=12, final_share=0.1)
+    rates = [schedule.at(step) for step in range(20)]
+    assert rates[1] == rates[2] == 2.0
+    assert rates[7] == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))
+    assert rates[12:] == pytest.approx([0.2] * 8)
+    assert rates[2:13] == sorted(rates[2:13], reverse=True)
+
+
+def test_without_warm_up_the_first_step_is_at_the_peak():
+    assert LrSchedule(learning_rate=1.0, warmup_steps=0).at(0) == 1.0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"learning_rate": -1.0}, {"warmup_steps": -1}, {"shape": "cosine", "total_steps": 20, "warmup_steps": 20}]
+)
+def test_a_schedule_without_a_meaning_is_refused(wrong: dict[str, object]):
+    with pytest.raises(ValueError):
+        LrSchedule(**wrong)  # type: ignore[arg-type]
