@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rstar_ray.errors import ConfigError, SandboxError
@@ -63,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _pool_config(options: argparse.Namespace, **more: int) -> PoolConfig:
-    return PoolConfig(level=options.level, allow_landlock=options.allow_landlock, slots=options.workers, **more)
+def _pool_config(options: argparse.Namespace) -> PoolConfig:
+    return PoolConfig(level=options.level, allow_landlock=options.allow_landlock, slots=options.workers)
 
 
 async def _serve(options: argparse.Namespace) -> int:
@@ -72,7 +73,7 @@ async def _serve(options: argparse.Namespace) -> int:
 
     token = options.token or os.environ.get(TOKEN_VARIABLE, "")
     config = ServerConfig(host=options.host, port=options.port, token=token)
-    async with SandboxPool(_pool_config(options, queue_size=options.queue_size)) as pool:
+    async with SandboxPool(replace(_pool_config(options), queue_size=options.queue_size)) as pool:
         runner, port = await start_server(pool, config)
         print(f"sandbox: http://{config.host}:{port} level {pool.report.level}", flush=True)
         stop = asyncio.Event()
@@ -92,8 +93,9 @@ async def _run(options: argparse.Namespace) -> int:
         result = await pool.run(request)
     print(tool_text(result))
     print(
-        f"-- {result.outcome} {result.reason} | exit {result.exit_status} signal {result.signal} | wall {result.wall_s:.3f} s "
-        f"cpu {result.cpu_s:.3f} s peak {result.peak_memory_bytes / MIB:.0f} MiB | {pool.report.level}",
+        f"-- {result.outcome} {result.reason} | exit {result.exit_status} signal {result.signal} "
+        f"| wall {result.wall_s:.3f} s cpu {result.cpu_s:.3f} s peak {result.peak_memory_bytes / MIB:.0f} MiB "
+        f"| {pool.report.level}",
         file=sys.stderr,
     )
     return 1 if result.outcome.failed else 0

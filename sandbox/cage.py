@@ -5,6 +5,8 @@ root made of read-only trees and one small tmpfs. `landlock`: same namespaces as
 uid where we are root, and Landlock rules. `process`: a session of its own, nothing more.
 """
 
+# Plain strings and descriptors, as the system calls take them.
+# ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH110, PTH112, PTH114, PTH115, PTH116, PTH120, PTH208, PTH211
 import errno
 import os
 import resource
@@ -140,9 +142,9 @@ def _map_ids_when_asked(answers: socket.socket, proc: int, pid: int, uid: int) -
 
 def _build_root(spec: CageSpec, uid: int) -> bool:
     """Make the private root and move into it; True where it has a /proc (of this namespace)."""
-    links = {path: os.readlink(path) for path in _SYSTEM_TREES if os.path.islink(path)}  # noqa: PTH114, PTH115
+    links = {path: os.readlink(path) for path in _SYSTEM_TREES if os.path.islink(path)}
     wanted = [*spec.trees, *_SYSTEM_TREES, *_SYSTEM_FILES]
-    paths = outermost([path for path in wanted if path not in links and os.path.exists(path)])  # noqa: PTH110
+    paths = outermost([path for path in wanted if path not in links and os.path.exists(path)])
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     trees: list[tuple[str, int]] = []
     for path in paths:
@@ -153,13 +155,13 @@ def _build_root(spec: CageSpec, uid: int) -> bool:
         tree = kernel.clone_tree(f"/dev/{name}")
         kernel.seal_tree(tree, read_only=False, devices=True)
         trees.append((f"/dev/{name}", tree))
-    stage = next(path for path in ("/tmp", "/run", "/mnt", "/var") if os.path.isdir(path))  # noqa: PTH112
+    stage = next(path for path in ("/tmp", "/run", "/mnt", "/var") if os.path.isdir(path))
     plain = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("tmpfs", stage, "tmpfs", plain, _SKELETON_OPTIONS)
     kinds = [os.stat(tree).st_mode for _, tree in trees]
     for (path, tree), mode in zip(trees, kinds, strict=True):
         target = stage + path
-        os.makedirs(target if stat.S_ISDIR(mode) else os.path.dirname(target), 0o755, exist_ok=True)  # noqa: PTH103, PTH120
+        os.makedirs(target if stat.S_ISDIR(mode) else os.path.dirname(target), 0o755, exist_ok=True)
         if not stat.S_ISDIR(mode):
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
         kernel.attach_tree(tree, target)
@@ -167,12 +169,12 @@ def _build_root(spec: CageSpec, uid: int) -> bool:
     for path, aim in links.items():
         os.symlink(aim, stage + path)
     for folder in ("/etc", "/proc", HOME):
-        os.makedirs(stage + folder, 0o755, exist_ok=True)  # noqa: PTH103
+        os.makedirs(stage + folder, 0o755, exist_ok=True)
     _write(f"{stage}/etc/passwd", _PASSWD, os.O_CREAT)
     _write(f"{stage}/etc/group", f"tool:x:{INSIDE_UID}:\n", os.O_CREAT)
     for name, aim in (("shm", HOME), ("fd", "/proc/self/fd")):
         os.symlink(aim, f"{stage}/dev/{name}")
-    if not os.path.exists(f"{stage}/tmp"):  # noqa: PTH110
+    if not os.path.exists(f"{stage}/tmp"):
         os.symlink(HOME, f"{stage}/tmp")
     options = f"mode=700,size={spec.scratch_bytes},nr_inodes={spec.scratch_files},uid={uid},gid={uid}"
     kernel.mount("tmpfs", stage + HOME, "tmpfs", plain, options)

@@ -48,7 +48,7 @@ class SandboxClient:
         """Run one program there. Raises SandboxFull, SandboxLost or, for a bad request, ValueError."""
         assert self._session is not None, "use it as an async context manager"
         call_id = request.call_id or uuid.uuid4().hex
-        body = msgpack.packb(request_to_data(replace(request, call_id=call_id)), unicode_errors="surrogatepass")
+        body: bytes = msgpack.packb(request_to_data(replace(request, call_id=call_id)), unicode_errors="surrogatepass")  # pyright: ignore[reportAssignmentType]
         trouble: Exception | None = None
         for attempt in range(self._attempts):
             try:

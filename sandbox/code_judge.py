@@ -11,7 +11,7 @@ from typing import Any, cast
 from rstar_ray.outcome import Outcome
 from sandbox.cut import STDOUT_HEAD_SHARE, cut_text
 from sandbox.limits import MIB, Limits
-from sandbox.request import ExecutionRequest, ExecutionResult, Language
+from sandbox.request import ExecutionRequest, ExecutionResult
 
 MAX_BATCH = 50_000
 COMPARED_CHARS = MIB  # of stdout, against an expected output
@@ -57,7 +57,7 @@ def read_submission(data: object, limits: Limits) -> Submission:
             code=solution,
             stdin=_text(fields, "input") or "",
             limits=limits,
-            language=cast(Language, language),
+            language=language,
         )
     except ValueError as error:
         raise BadInput(str(error)) from error

@@ -60,4 +60,5 @@ def result_from_data(data: object) -> ExecutionResult:
     if not isinstance(data, dict) or set(cast(dict[str, Any], data)) - _RESULT:
         raise ValueError("not an execution result")
     given = cast(dict[str, Any], data)
-    return ExecutionResult(**{**given, "outcome": Outcome(given["outcome"])})
+    values: dict[str, Any] = {**given, "outcome": Outcome(given.get("outcome", ""))}
+    return ExecutionResult(**values)

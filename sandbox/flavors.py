@@ -27,15 +27,15 @@ def warm(flavor: str) -> list[Callable[[int | None], None]]:
     from sandbox.program import reseed_random
 
     _import(_STDLIB)
-    reseed = [reseed_random]
+    reseed: list[Callable[[int | None], None]] = [reseed_random]
     if flavor in (NUMPY, SYMPY, SCIPY):
         import numpy
 
         _import(["numpy.linalg", "numpy.fft", "numpy.random", "numpy.polynomial", "numpy.ma"])
-        numpy.ones((2, 2)) @ numpy.ones((2, 2))
+        numpy.matmul(numpy.ones((2, 2)), numpy.ones((2, 2)))
         numpy.linalg.solve(numpy.eye(2), numpy.ones(2))
         str(numpy.arange(3.0))
-        reseed.append(numpy.random.seed)
+        reseed.append(_reseed_numpy)
     if flavor in (SYMPY, SCIPY, VERIFY):
         reseed.append(_warm_sympy())
     if flavor == SCIPY:
@@ -118,6 +118,12 @@ _STDLIB = [
 def _import(names: list[str]) -> None:
     for name in names:
         __import__(name)
+
+
+def _reseed_numpy(seed: int | None) -> None:
+    import numpy
+
+    numpy.random.seed(seed)
 
 
 def _warm_sympy() -> Callable[[int | None], None]:

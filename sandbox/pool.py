@@ -10,7 +10,6 @@ a call whose cell dies is given to another, so a program may run twice, its resu
 import asyncio
 import contextlib
 import os
-import shutil
 import struct
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from sandbox.isolation import IsolationLevel, IsolationReport, cage_spec, progra
 from sandbox.outcomes import kept_bytes, read_result
 from sandbox.processes import CellHandle, WarmServer
 from sandbox.request import MAX_CODE_CHARS, ExecutionRequest, ExecutionResult
+from sandbox.scratch import clear_away
 from sandbox.self_test import PROBES, read_probes
 
 TICK_S = 0.25
@@ -180,7 +180,7 @@ class SandboxPool:
             for name in self.config.flavors:
                 self._flavor(name)
             return self._report
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_folder()
         raise SandboxError(f"the sandbox does not start: {'; '.join(declined)}. {_mend(wanted)}")
 
     async def close(self, drain_s: float = 0.0) -> None:
@@ -196,8 +196,14 @@ class SandboxPool:
                 await self._supervisor
             self._supervisor = None
         await self._stop_everything()
+        await asyncio.to_thread(self._remove_folder)
+
+    def _remove_folder(self) -> None:
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            for home in Path(self._folder).iterdir():
+                clear_away(str(home))
+            Path(self._folder).rmdir()
+            self._folder = ""
 
     async def _stop_everything(self) -> None:
         self._open = False
@@ -411,7 +417,7 @@ class SandboxPool:
             kind.idle.remove(cell)
         self._free_numbers.append(cell.number)
         if self._level is not IsolationLevel.NAMESPACES:
-            shutil.rmtree(self._home(cell.number), ignore_errors=True)
+            asyncio.get_running_loop().run_in_executor(None, clear_away, self._home(cell.number))
         if self._open:
             self._fill(kind)
 

@@ -204,10 +204,8 @@ class WarmServer:
     def kill(self) -> None:
         """End it; its cells live on until they are let go."""
         self.channel.kill()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            pass
 
 
 class CellHandle:
@@ -256,10 +254,8 @@ class CellHandle:
                 flags |= wire.STDIN_IN_FD
                 stdin = b""
             message = call._replace(flags=flags).pack() + code + stdin
-            if files:
-                sent = socket.send_fds(self.channel.ours, [message], files)
-            else:
-                sent = self.channel.ours.send(message)
+            channel = self.channel.ours
+            sent = socket.send_fds(channel, [message], files) if files else channel.send(message)
         finally:
             for descriptor in files:
                 os.close(descriptor)

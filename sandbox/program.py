@@ -6,7 +6,7 @@ Everything used here is bound before the fork, because a program may ruin any mo
 import __future__
 
 import _random
-import _signal
+import _signal  # pyright: ignore[reportMissingImports]
 import _thread
 import ast
 import atexit
@@ -31,14 +31,14 @@ from sandbox.seccomp import Filter
 NAME = "<tool>"
 SHARED_BYTES = 256 * 1024
 SHARED_HEADER = struct.Struct("<II")  # bytes of the value's text, flags
-_BROKEN = 70  # exit status where our own code failed in the child
+BROKEN = 70  # exit status where our own code failed in the child
 _exit = os._exit
 _generator: Any = random._inst  # type: ignore[attr-defined]
 _seed: Any = _random.Random.seed
-_num_threads: Callable[[], int] = _thread._count
-_num_exit_functions: Callable[[], int] = atexit._ncallbacks
+_num_threads: Callable[[], int] = _thread._count  # pyright: ignore[reportPrivateUsage]
+_num_exit_functions: Callable[[], int] = atexit._ncallbacks  # pyright: ignore[reportPrivateUsage]
 _shutdown_threads: Callable[[], None] = threading._shutdown  # type: ignore[attr-defined]  # joins all but daemons
-_run_exit_functions = atexit._run_exitfuncs
+_run_exit_functions = atexit._run_exitfuncs  # pyright: ignore[reportPrivateUsage]
 
 
 class Warmth:
@@ -47,7 +47,7 @@ class Warmth:
     def __init__(self, reseed: list[Callable[[int | None], None]]) -> None:
         self.reseed = reseed
         # What the libraries left for the end of an interpreter is not for the end of a program.
-        atexit._clear()
+        atexit._clear()  # pyright: ignore[reportPrivateUsage]
         weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
         self.main = types.ModuleType("__main__")
         self.main.__dict__.update(__builtins__=__builtins__, __annotations__={})
@@ -78,12 +78,12 @@ def run(
 
     Descriptors 0 to 2 are the program's already. `space` is the address space in use before it.
     """
-    status = _BROKEN
+    status = BROKEN
     try:
         _bind(call, warmth, cage_filter, space)
         status = _run_program(code, call, shared, warmth)
     except BaseException:
-        status = _BROKEN
+        status = BROKEN
     finally:
         _exit(status)
 
@@ -159,7 +159,8 @@ def _compile(source: str) -> tuple[types.CodeType | None, types.CodeType | None]
     body = tree.body
     if not body or not isinstance(body[-1], ast.Expr) or source.rstrip().endswith(";"):
         return compile(tree, NAME, "exec", dont_inherit=True), None
-    last = ast.Expression(body.pop().value)
+    last = ast.Expression(body[-1].value)
+    del body[-1]
     flags = _future_flags(body)
     rest = compile(tree, NAME, "exec", flags, dont_inherit=True) if body else None
     return rest, compile(last, NAME, "eval", flags, dont_inherit=True)
