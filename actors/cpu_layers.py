@@ -17,9 +17,11 @@ class CpuRMSNorm(RMSNorm):
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         if self.variance_size_override is not None or not self.has_weight or x.dtype != self.weight.dtype:
             return self.forward_native(x, residual)
+        x = x.contiguous()  # the kernels read rows side by side; queries and keys arrive as slices of one tensor
         if residual is not None:
             torch.ops._C.fused_add_rms_norm(x, residual, self.weight, self.variance_epsilon)
             return x, residual
-        out = torch.empty(x.shape, dtype=x.dtype)
+        x = x.contiguous()  # the operation reads rows end to end; queries and keys are slices of a wider projection
+        out = torch.empty_like(x)
         torch.ops._C.rms_norm(out, x, self.weight, self.variance_epsilon)
         return out

@@ -435,5 +435,8 @@ class GenerationActor:
     async def load(self) -> ReplicaLoad:
         return self._worker.load()
 
+    async def pid(self) -> int:
+        return os.getpid()
+
     async def close(self) -> None:
         await self._worker.close()

@@ -1,0 +1,122 @@
+"""The client that spreads calls over executors, with fakes in place of actors."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from actors import sandbox_executor
+from actors.sandbox_executor import Answer, Failure, SandboxClient, Verdict, Verification, Work
+from rstar_ray.config import SandboxConfig
+from rstar_ray.errors import SandboxError
+from rstar_ray.outcome import Outcome
+from rstar_ray.trajectory import ToolCall
+from sandbox.request import ExecutionRequest, ExecutionResult
+
+CONFIG = SandboxConfig(time_limit_s=0.1, deadline_s=5.0)
+
+
+class FakeExecutor:
+    """Echoes code; sleeps for "slow", fails for our reasons while `broken`, dies while `dead`."""
+
+    def __init__(self, *, broken: bool = False, dead: bool = False) -> None:
+        self.broken, self.dead = broken, dead
+        self.batches: list[list[Work]] = []
+        self.run = self
+
+    def options(self, **_: Any) -> "FakeExecutor":
+        return self
+
+    def remote(self, batch: Sequence[tuple[int, Work]], caller: str) -> AsyncIterator[Any]:
+        self.batches.append([work for _, work in batch])
+        return self._stream(batch)
+
+    async def _stream(self, batch: Sequence[tuple[int, Work]]) -> AsyncIterator[Any]:
+        if self.dead:
+            raise ConnectionError("the actor died")
+        slow = [item for item in batch if isinstance(item[1], ExecutionRequest) and item[1].code == "slow"]
+        yield _ready([(number, self._answer(work)) for number, work in batch if (number, work) not in slow])
+        if slow:
+            await asyncio.sleep(0.3)
+            yield _ready([(number, self._answer(work)) for number, work in slow])
+
+    def _answer(self, work: Work) -> Answer:
+        if self.broken:
+            return Failure("no cell")
+        if isinstance(work, Verification):
+            return Verdict(equivalent=work.answer == work.truth)
+        return ExecutionResult(outcome=Outcome.OK, stdout=work.code)
+
+
+async def _ready(answers: Any) -> Any:
+    return answers
+
+
+def client(**executors: FakeExecutor) -> SandboxClient:
+    return SandboxClient(executors, CONFIG, caller="generation/0")
+
+
+async def test_calls_go_out_in_batches_and_come_back_to_their_callers():
+    executor = FakeExecutor()
+    tools = client(a=executor)
+    results = await asyncio.gather(*(tools.execute(ToolCall(code=f"print({i})")) for i in range(150)))
+    assert [result.text for result in results] == [f"print({i})" for i in range(150)]
+    assert [len(batch) for batch in executor.batches] == [64, 64, 22]
+
+
+async def test_a_slow_call_holds_nobody_up():
+    tools = client(a=FakeExecutor())
+    slow = asyncio.create_task(tools.execute(ToolCall(code="slow")))
+    quick = asyncio.create_task(tools.execute(ToolCall(code="quick")))
+    assert (await asyncio.wait_for(quick, 0.2)).text == "quick"
+    assert not slow.done()
+    assert (await slow).text == "slow"
+
+
+@pytest.mark.parametrize("trouble", ["broken", "dead"])
+async def test_a_call_whose_executor_fails_is_repeated_on_another_and_the_model_never_sees_it(trouble: str):
+    bad, good = FakeExecutor(**{trouble: True}), FakeExecutor()
+    tools = client(a=bad, b=good)
+    results = await asyncio.gather(*(tools.execute(ToolCall(code=str(i))) for i in range(20)))
+    assert [result.text for result in results] == [str(i) for i in range(20)]
+    assert all(result.outcome is Outcome.OK for result in results)
+
+
+async def test_a_call_that_fails_everywhere_is_our_error_and_no_outcome():
+    tools = client(a=FakeExecutor(broken=True), b=FakeExecutor(dead=True))
+    with pytest.raises(SandboxError, match="failed 3 times"):
+        await tools.execute(ToolCall(code="1"))
+
+
+async def test_a_call_without_an_answer_ends_at_its_deadline_as_our_error():
+    tools = SandboxClient({"a": FakeExecutor()}, SandboxConfig(time_limit_s=0.05, deadline_s=0.1), caller="g")
+    with pytest.raises(SandboxError, match="waited"):
+        await tools.execute(ToolCall(code="slow"))
+
+
+async def test_calls_go_to_the_least_loaded_executor():
+    first, second = FakeExecutor(), FakeExecutor()
+    tools = client(a=first, b=second)
+    await asyncio.gather(*(tools.execute(ToolCall(code=str(i))) for i in range(40)))
+    assert sum(map(len, first.batches)) == sum(map(len, second.batches)) == 20
+
+
+async def test_answers_are_verified_in_the_same_executors():
+    tools = client(a=FakeExecutor())
+    assert await tools.verify("1/2", "1/2") and not await tools.verify("1/2", "1/3")
+
+
+async def test_every_call_of_an_executor_gets_one_answer_whatever_goes_wrong_inside():
+    class Pool:
+        async def run(self, request: ExecutionRequest, caller: str) -> ExecutionResult:
+            if request.code == "bug":
+                raise KeyError("a bug")
+            return ExecutionResult(outcome=Outcome.OK, stdout=request.code)
+
+    executor = sandbox_executor.SandboxExecutor.__new__(sandbox_executor.SandboxExecutor)
+    executor._pool = Pool()  # type: ignore[assignment]
+    batch = [(0, ExecutionRequest(code="bug")), (1, ExecutionRequest(code="1"))]
+    answers = [answer async for part in executor.run(batch, "g") for answer in part]
+    assert sorted(number for number, _ in answers) == [0, 1]
+    assert isinstance(dict(answers)[0], Failure)

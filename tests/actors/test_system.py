@@ -1,0 +1,134 @@
+"""All actors of a run, real: Ray, vLLM, two DeepSpeed ranks under ZeRO-3, the caged sandbox, the balancer."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import ray
+
+from actors.system import TrainingActors
+from recipes.scales import at_scale
+from recipes.session import connect
+from recipes.stage1 import STAGE_1
+from rstar_ray.chat import TokenizerChat
+from rstar_ray.config import RunConfig, with_values
+from rstar_ray.rollout import ToolCall
+from rstar_ray.outcome import Outcome
+from rstar_ray.tiny.model import make_tiny_model
+from rstar_ray.tiny.problems import Split, generate_problems
+from rstar_ray.train_loop import FinishedRollout, TrainingRow, rollout_requests
+from rstar_ray.trajectory import Trajectory
+
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
+
+CONFIG = with_values(
+    at_scale(STAGE_1.paper, "tiny", STAGE_1.tiny),
+    {
+        "learner.ranks": 2,
+        "learner.zero_stage": 3,
+        "engine.replicas": 2,
+        "engine.kv_tokens": 8_192,
+        "rollout.max_response_tokens": 96,
+    },
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TrainingActors]:
+    from transformers import AutoTokenizer
+
+    model = make_tiny_model(tmp_path_factory.mktemp("model"), seed=0)
+    connect()
+    chat = TokenizerChat(AutoTokenizer.from_pretrained(model), instruct=False)
+    actors = TrainingActors(CONFIG, model, chat)
+    try:
+        await actors.start()
+        await actors.serving()
+        yield actors
+    finally:
+        await actors.close()
+        ray.shutdown()
+
+
+async def roll_out(system: TrainingActors, name: str, *, prompts: int = 6, siblings: int = 8) -> list[FinishedRollout]:
+    requests = rollout_requests(generate_problems(0, Split.TRAIN, prompts), CONFIG, name=name, siblings=siblings)
+    found = [done async for done in system.rollouts.run(requests)]
+    assert sorted(done.summary.rollout_id for done in found) == sorted(r.rollout_id for r in requests)  # type: ignore[union-attr]
+    return found  # type: ignore[return-value]
+
+
+def rows(rollouts: list[FinishedRollout]) -> list[TrainingRow]:
+    return [
+        TrainingRow(
+            rollout_id=done.summary.rollout_id,
+            ref=done.ref,
+            advantage=1.0 if position % 2 else -1.0,
+            num_tokens=done.summary.num_prompt_tokens + done.summary.num_response_tokens,
+            num_sampled_tokens=done.summary.num_sampled_tokens,
+        )
+        for position, done in enumerate(rollouts)
+    ]
+
+
+async def test_actors_are_found_by_the_names_the_dashboard_shows(system: TrainingActors):
+    names = set(ray.util.list_named_actors())
+    assert names == {
+        "balancer", "generation/0", "generation/1", "learner/rank-0", "learner/rank-1", "sandbox/0",
+    }  # fmt: skip
+
+
+async def test_the_sandbox_runs_a_call_in_its_cage(system: TrainingActors):
+    result = await system.tools.execute(ToolCall(code="import os; print(6*7, os.getuid() != 0)"))
+    assert (result.outcome, result.text) == (Outcome.OK, "42 True")
+    assert (await system.tools.execute(ToolCall(code="1/0"))).outcome is Outcome.ERROR
+    assert await system.tools.verify("\\frac{1}{2}", "0.5")
+
+
+async def test_engine_and_learner_agree_on_log_probs_over_several_publishes(system: TrainingActors):
+    for version in range(1, 4):
+        rollouts = await roll_out(system, f"agree-{version}")
+        assert {done.summary.policy_version_max for done in rollouts} == {version - 1}
+        update = await system.learner.train_rl(rows(rollouts), 1e-3)
+        assert update.applied and update.grad_norm > 0
+        assert update.logprob_diff_mean <= 1e-5 and update.logprob_diff_max <= 1e-4
+        await system.publish(version)
+
+
+async def test_trajectories_stay_behind_refs_and_are_whole(system: TrainingActors):
+    rollouts = await roll_out(system, "refs", prompts=2)
+    batch: list[Trajectory] = await rollouts[0].ref.batch
+    trajectory = batch[rollouts[0].ref.index]
+    assert trajectory.summary == rollouts[0].summary
+    assert trajectory.loss_mask.sum() == trajectory.summary.num_sampled_tokens
+
+
+async def test_the_same_seeds_sample_the_same_tokens(system: TrainingActors):
+    async def tokens() -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for done in await roll_out(system, "again", prompts=2):
+            found[done.summary.rollout_id] = (await done.ref.batch)[done.ref.index].response_ids.tolist()
+        return found
+
+    assert await tokens() == await tokens()
+
+
+async def test_a_generation_worker_that_dies_loses_no_rollout_and_comes_back_with_todays_weights(
+    system: TrainingActors, tmp_path: Path
+):
+    worker: Any = system._workers["generation/1"]
+    pid = await worker.pid.remote()
+    rollouts = asyncio.create_task(roll_out(system, "death", prompts=12, siblings=16))
+    await asyncio.sleep(0.4)
+    os.kill(pid, signal.SIGKILL)
+    found = await asyncio.wait_for(rollouts, 180)
+    assert len(found) == 12 * 16
+    await system.publish(9)
+    after = await roll_out(system, "after")
+    assert {done.summary.policy_version_min for done in after} == {9}
+
+
