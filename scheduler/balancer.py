@@ -102,6 +102,10 @@ class Balancer:
         for replica in self._fleet.by_id.values():
             replica.policy_version = max(replica.policy_version, policy_version)
 
+    def remember(self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]]) -> None:
+        """Teach the estimate lengths of an earlier step or run: (group, response tokens, truncated by its budget)."""
+        self._policy.remember(max_response_tokens, max_turns, ended)
+
     def adopt(self, replica_id: str, loads: Iterable[RolloutLoad]) -> list[str]:
         """These run on the replica already: after our own death. Returns those it must stop: another holds them."""
         replica = self._replica(replica_id)

@@ -12,14 +12,17 @@ Siblings of a prompt are alike. Each group has a frailty, a factor on the hazard
 and the chance to survive a further hazard `x` is ((k + e) / (k + e + x)) ** (k + d). Closed forms, nothing sampled.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
 NUM_BINS = 48
-PRIOR_ROLLOUTS = 4.0  # weight of the prior: a constant hazard with its mean at half the budget
-FRAILTY_SHAPES: Floats = np.array([0.5, 1.0, 2.0, 4.0, 8.0, 32.0])
+PRIOR_ROLLOUTS = 4.0  # weight of the prior in every bin: the hazard over all bins so far
+PRIOR_MEAN = 0.75  # of the budget: the mean length assumed before anything has ended, with the weight of one rollout
+FRAILTY_SHAPES: Floats = np.array([2.0, 4.0, 8.0, 32.0])  # none below 2: it would read too much into a few early ends
 
 
 class LengthEstimate:
@@ -77,6 +80,10 @@ class LengthEstimate:
         self._age_R[slot] = age
         self.observations += 1
 
+    def survive(self, slot_N: NDArray[np.int64], age_N: Floats) -> None:
+        """These have come this far, and live."""
+        self._age_R[slot_N] = age_N
+
     def end(self, slot: int, age: float, *, truncated: bool) -> None:
         """The rollout ended at `age`; it stays as evidence until its group is forgotten."""
         self._age_R[slot] = age
@@ -89,6 +96,13 @@ class LengthEstimate:
         self._members[int(self._group_R[slot])] -= 1
         self._group_R[slot] = -1
         self._free.append(slot)
+
+    def remember(self, ended: Sequence[tuple[str, float, bool]]) -> None:
+        """Lengths from before: (group, response tokens, truncated), of an earlier step or run."""
+        for group_id, age, truncated in ended:
+            self.end(self.start(self.add_group(f"past/{group_id}"), 0.0), age, truncated=truncated)
+        self.refresh()
+        self.forget_finished(keep=1.0)
 
     def forget_finished(self, keep: float = 0.5) -> None:
         """A new policy version: fold groups without a live rollout into the past, which counts `keep` from now on."""
@@ -128,7 +142,9 @@ class LengthEstimate:
         ended_R = self._ended_R[: self._size][known_R]
         deaths_B, tokens_B = self._evidence(known_R)
         prior_tokens_B = PRIOR_ROLLOUTS * self._widths_B
-        prior_deaths_B = prior_tokens_B * 2.0 / self.max_response_tokens
+        seen_deaths = 1.0 + float(deaths_B.sum() + self._past_deaths_B.sum())
+        seen_tokens = PRIOR_MEAN * self.max_response_tokens + float(tokens_B.sum() + self._past_tokens_B.sum())
+        prior_deaths_B = prior_tokens_B * seen_deaths / seen_tokens
         rate_B = (deaths_B + self._past_deaths_B + prior_deaths_B) / (tokens_B + self._past_tokens_B + prior_tokens_B)
         marginal_B1 = np.concatenate([[0.0], np.cumsum(rate_B * self._widths_B)])
         num_groups = len(self._members)
@@ -164,16 +180,26 @@ class LengthEstimate:
 
     def survival(self, group_N: NDArray[np.int64], age_N: Floats, horizon_H: Floats) -> Floats:
         """[N, H]: the chance that a rollout of this group and age is alive `horizon` response tokens later."""
+        return self.survivals(group_N, age_N, horizon_H, pairs=False)[0]
+
+    def survivals(
+        self, group_N: NDArray[np.int64], age_N: Floats, horizon_H: Floats, *, pairs: bool = True
+    ) -> tuple[Floats, Floats]:
+        """[N, H] twice: survival, and its covariance between two siblings of this age (they share a frailty)."""
         if len(self.deaths_G) < len(self._members):  # groups that came after the last refresh
             unseen = np.zeros(len(self._members) - len(self.deaths_G))
             self.deaths_G = np.concatenate([self.deaths_G, unseen])
             self.survived_G = np.concatenate([self.survived_G, unseen])
-        shape_N = self.shape + self.deaths_G[group_N]
-        rate_N = self.shape + self.survived_G[group_N]
+        shape_N1 = (self.shape + self.deaths_G[group_N])[:, None]
+        rate_N1 = (self.shape + self.survived_G[group_N])[:, None]
         later_NH = age_N[:, None] + horizon_H[None, :]
-        further_NH = self.hazard(later_NH) - self.hazard(age_N)[:, None]
-        alive_NH = (rate_N[:, None] / (rate_N[:, None] + np.maximum(further_NH, 0.0))) ** shape_N[:, None]
-        return np.where(later_NH < self.max_response_tokens, alive_NH, 0.0)
+        further_NH = np.maximum(self.hazard(later_NH) - self.hazard(age_N)[:, None], 0.0)
+        within_NH = later_NH < self.max_response_tokens
+        alive_NH = np.where(within_NH, (rate_N1 / (rate_N1 + further_NH)) ** shape_N1, 0.0)
+        if not pairs:
+            return alive_NH, alive_NH
+        both_NH = (rate_N1 / (rate_N1 + 2.0 * further_NH)) ** shape_N1
+        return alive_NH, np.where(within_NH, both_NH, 0.0) - alive_NH * alive_NH
 
     def mean_remaining(self, group_N: NDArray[np.int64], age_N: Floats) -> Floats:
         """[N]: expected response tokens still to come."""

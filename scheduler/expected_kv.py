@@ -6,11 +6,12 @@ Running rollouts grow in lock-step, one token per decode step, so "h tokens from
 it, resident i with response a_i is alive with probability P_i(h) (scheduler/estimate.py) and then holds a_i + h tokens
 beside its prompt:
 
-    demand(h) = sum_i (a_i + h) P_i(h)      variance(h) = sum_i (a_i + h)^2 P_i(h) (1 - P_i(h))
+    demand(h) = sum_i (a_i + h) P_i(h)      variance(h) = sum_i (a_i + h)^2 (P_i(h) (1 - P_i(h)) + (m_i - 1) C_i(h))
 
-A rollout is admitted where demand + z sqrt(variance) + prompts <= capacity at every h, itself included. Prompts count
-once per group and replica. `z` starts at the normal quantile of the risk and follows what happens: a preemption raises
-it, each rollout that ends lowers it a little, so that in the long run `risk` of them are preempted.
+where m_i siblings share the replica and C is the covariance of their survival. A rollout is admitted where
+demand + z sqrt(variance) + prompts <= capacity at every h, itself included. Prompts count once per group and replica.
+`z` starts at the normal quantile of the risk; a report of preemptions raises it, and each rollout that ends lets it
+sink back a little, so that while more than `risk` of them are preempted it stays up.
 """
 
 import heapq
@@ -29,7 +30,8 @@ PROBES = 4  # siblings of each group that start before groups are ranked by leng
 OLDEST_EVERY = 32  # every so many admissions the longest-waiting rollout goes first
 LEARN_EVERY = 128  # observations between two refreshes of the estimate
 REFRESH_STEPS = 16  # decode steps after which a replica's profile is computed anew
-Z_STEP = 0.5  # how far one preemption moves the safety factor
+Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `risk` of it back with every end
+Z_SPAN = 1.5  # how far it may go above the normal quantile
 MOVE_SHARE = 0.004  # tokens computed again because of moves, at most, of all generated
 MOVE_GAIN = 4.0  # a token decoded costs at least this many tokens prefilled
 
@@ -104,7 +106,7 @@ class ExpectedKV:
         self.fleet = fleet
         self.risk = risk
         self.z = NormalDist().inv_cdf(1.0 - risk)
-        self._z_least = 0.5 * self.z
+        self._z_least = self.z
         self.horizons_H: Floats = np.zeros(NUM_HORIZONS)
         self._stages: dict[tuple[int, int], LengthEstimate] = {}
         self._groups: dict[str, Group] = {}
@@ -115,7 +117,7 @@ class ExpectedKV:
         self._room_S: Floats = np.zeros(0)  # capacity left at the worst horizon; -inf: closed
         self._picks = 0
         self._learnt_at = -1
-        self._fresh_rows: dict[int, tuple[Floats, Floats]] = {}  # by id of the stage: demand and variance [G, H]
+        self._fresh_rows: dict[int, tuple[Floats, Floats, Floats]] = {}  # by id of the stage, as `_rows_of`, [G, H]
         self._turned: list[Rollout] = []  # rollouts at a turn boundary, since the last look for moves
         self._moved_tokens = 0
 
@@ -135,12 +137,7 @@ class ExpectedKV:
         load = rollout.load
         group = self._groups.get(load.group_id)
         if group is None:
-            limits = (load.max_response_tokens, load.max_turns)
-            stage = self._stages.get(limits)
-            if stage is None:
-                stage = self._stages[limits] = LengthEstimate(load.max_response_tokens)
-                if load.max_response_tokens > self.horizons_H[-1]:
-                    self._stretch(load.max_response_tokens)
+            stage = self._stage(load.max_response_tokens, load.max_turns)
             group = self._groups[load.group_id] = Group(stage, stage.add_group(load.group_id), load.prompt_tokens)
         if rollout.slot < 0:
             rollout.slot = group.stage.start(group.index, load.response_tokens)
@@ -151,6 +148,14 @@ class ExpectedKV:
         self._resumed.pop(rollout.load.rollout_id, None)
         if self._groups[rollout.load.group_id].fresh.pop(rollout.load.rollout_id, None) is not None:
             self._groups[rollout.load.group_id].started += 1
+
+    def _stage(self, max_response_tokens: int, max_turns: int) -> LengthEstimate:
+        stage = self._stages.get((max_response_tokens, max_turns))
+        if stage is None:
+            stage = self._stages[max_response_tokens, max_turns] = LengthEstimate(max_response_tokens)
+            if max_response_tokens > self.horizons_H[-1]:
+                self._stretch(max_response_tokens)
+        return stage
 
     def withdrawn(self, rollout: Rollout) -> None:
         self.unqueue(rollout)
@@ -210,8 +215,13 @@ class ExpectedKV:
             groups_G = np.arange(stage.num_groups)
             ages_G = np.zeros(stage.num_groups)
             lengths[id(stage)] = stage.mean_remaining(groups_G, ages_G)
-            alive_GH = stage.survival(groups_G, ages_G, self.horizons_H)
-            self._fresh_rows[id(stage)] = _rows(ages_G, self.horizons_H, alive_GH)
+            alive_GH, shared_GH = stage.survivals(groups_G, ages_G, self.horizons_H)
+            demand_GH, variance_GH = _rows(ages_G, self.horizons_H, alive_GH, shared_GH, np.zeros((1, 1)))
+            self._fresh_rows[id(stage)] = (
+                demand_GH,
+                variance_GH,
+                shared_GH * (self.horizons_H + BLOCK_TOKENS / 2) ** 2,
+            )
         self._order = [
             (min(group.started, PROBES), -float(lengths[id(group.stage)][group.index]), tie, group)
             for tie, group in enumerate(self._groups.values())
@@ -244,25 +254,28 @@ class ExpectedKV:
             return None
         return replica
 
-    def _fits(self, replica: Replica, rollout: Rollout, group: Group, rows: tuple[Floats, Floats]) -> bool:
+    def _fits(self, replica: Replica, rollout: Rollout, group: Group, rows: tuple[Floats, Floats, Floats]) -> bool:
         if not replica.has_slot or replica.kv_capacity_tokens < self.needed_tokens(rollout.load):
             return False
         if not replica.residents:
             return True
         profile = self._profiles[replica.replica_id]
-        prompt = 0 if replica.index in group.homes else group.prompt_tokens
-        peak = (profile.demand_H + rows[0] + self.z * np.sqrt(profile.variance_H + rows[1])).max()
+        prompt, variance_H = group.prompt_tokens, rows[1]
+        if siblings := group.homes.get(replica.index, 0):
+            prompt, variance_H = 0, variance_H + 2.0 * siblings * rows[2]
+        peak = (profile.demand_H + rows[0] + self.z * np.sqrt(profile.variance_H + variance_H)).max()
         return bool(peak + prompt + self._beside(replica, profile) <= replica.kv_capacity_tokens)
 
-    def _rows_of(self, rollout: Rollout, group: Group) -> tuple[Floats, Floats]:
+    def _rows_of(self, rollout: Rollout, group: Group) -> tuple[Floats, Floats, Floats]:
+        """[H] each: demand, variance alone, and covariance with one sibling of its age."""
         response = rollout.load.response_tokens
         if response == 0:
-            demand_GH, variance_GH = self._fresh_rows[id(group.stage)]
-            return demand_GH[group.index], variance_GH[group.index]
+            demand_GH, variance_GH, shared_GH = self._fresh_rows[id(group.stage)]
+            return demand_GH[group.index], variance_GH[group.index], shared_GH[group.index]
         age_1 = np.array([float(response)])
-        alive_1H = group.stage.survival(np.array([group.index]), age_1, self.horizons_H)
-        demand_1H, variance_1H = _rows(age_1, self.horizons_H, alive_1H)
-        return demand_1H[0], variance_1H[0]
+        alive_1H, shared_1H = group.stage.survivals(np.array([group.index]), age_1, self.horizons_H)
+        demand_1H, variance_1H = _rows(age_1, self.horizons_H, alive_1H, shared_1H, np.zeros((1, 1)))
+        return demand_1H[0], variance_1H[0], shared_1H[0] * (response + self.horizons_H + BLOCK_TOKENS / 2) ** 2
 
     def needed_tokens(self, load: RolloutLoad) -> int:
         return load.context_tokens + 1
@@ -290,7 +303,8 @@ class ExpectedKV:
         profile = self._profiles[replica.replica_id]
         if id(group.stage) not in self._fresh_rows:
             self._learn()
-        profile.append(rollout, *self._rows_of(rollout, group))
+        demand_H, variance_H, shared_H = self._rows_of(rollout, group)
+        profile.append(rollout, demand_H, variance_H + 2.0 * group.homes.get(replica.index, 0) * shared_H)
         if replica.index not in group.homes:
             profile.prompt_tokens += group.prompt_tokens
         group.homes[replica.index] = group.homes.get(replica.index, 0) + 1
@@ -318,7 +332,8 @@ class ExpectedKV:
         self._measure(replica)
 
     def reported(self, replica: Replica, new_preemptions: int) -> None:
-        self.z = min(self.z + Z_STEP * new_preemptions, 3.0 * NormalDist().inv_cdf(1.0 - self.risk))
+        if new_preemptions > 0:
+            self.z = min(self.z + Z_STEP, self._z_least + Z_SPAN)
         profile = self._profiles[replica.replica_id]
         if profile.rollouts and replica.decode_step >= profile.fresh_at + REFRESH_STEPS:
             self._refresh(replica, profile)
@@ -332,15 +347,19 @@ class ExpectedKV:
             min(r.load.response_tokens + step - r.step_seen, r.load.max_response_tokens - 1) for r in profile.rollouts
         ])  # fmt: skip
         index_R = np.array([group.index for group in groups])
+        siblings_R1 = np.array([[float(group.homes[replica.index] - 1)] for group in groups])
         stages = {id(group.stage): group.stage for group in groups}
+        slot_R = np.array([rollout.slot for rollout in profile.rollouts])
         if len(stages) == 1:
-            alive_RH = groups[0].stage.survival(index_R, age_R, self.horizons_H)
+            groups[0].stage.survive(slot_R, age_R)
+            alive_RH, shared_RH = groups[0].stage.survivals(index_R, age_R, self.horizons_H)
         else:
-            alive_RH = np.zeros((len(groups), NUM_HORIZONS))
+            alive_RH, shared_RH = np.zeros((2, len(groups), NUM_HORIZONS))
             for key, stage in stages.items():
                 rows = np.array([row for row, group in enumerate(groups) if id(group.stage) == key])
-                alive_RH[rows] = stage.survival(index_R[rows], age_R[rows], self.horizons_H)
-        profile.replace(*_rows(age_R, self.horizons_H, alive_RH))
+                stage.survive(slot_R[rows], age_R[rows])
+                alive_RH[rows], shared_RH[rows] = stage.survivals(index_R[rows], age_R[rows], self.horizons_H)
+        profile.replace(*_rows(age_R, self.horizons_H, alive_RH, shared_RH, siblings_R1))
         profile.fresh_at = step
 
     def replicas_changed(self) -> None:
@@ -355,6 +374,11 @@ class ExpectedKV:
                 continue
             self._profiles.setdefault(replica.replica_id, Profile(NUM_HORIZONS))
             self._measure(replica)
+
+    def remember(self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]]) -> None:
+        """Lengths of an earlier step or run: (group, response tokens, truncated)."""
+        self._stage(max_response_tokens, max_turns).remember(ended)
+        self._learnt_at = -1
 
     def new_policy_version(self) -> None:
         """The weights changed: what was learned of lengths fades."""
@@ -374,46 +398,67 @@ class ExpectedKV:
 
     # -- between turns --------------------------------------------------------------------------------------------
     def moves(self) -> Sequence[Move]:
-        """Once nothing waits: from a full replica to one less than half as full, if enough is still to come.
+        """For rollouts at a turn boundary: away from a replica about to overflow, and, once nothing waits, from a full
+        one to one less than half as full, where enough is still to come.
 
-        A move computes the context again, so it must be repaid by faster tokens, and all of them stay within a small
-        share of the tokens generated.
+        A move computes the context again, so it must be repaid by faster tokens, and all of them together stay within
+        a small share of the tokens generated.
         """
         turned, self._turned = self._turned, []
-        if not turned or self._order or self._resumed:
-            return ()
+        idle = not self._order and not self._resumed
         moves: list[Move] = []
-        used = {r.replica_id: self._used(r) for r in self.fleet.open()}
+        used: dict[str, float] = {}
         for rollout in turned:
             source = rollout.replica
-            if source is None or rollout.prefer is not None or len(used) < 2 or source.replica_id not in used:
+            if source is None or rollout.prefer is not None:
+                continue
+            pressed = self._about_to_overflow(source)
+            if not idle and not pressed:
+                continue
+            if self._moved_tokens + rollout.load.context_tokens > MOVE_SHARE * self.fleet.generated_tokens:
+                break
+            used = used or {replica.replica_id: self._used(replica) for replica in self.fleet.open()}
+            target = self._move_target(rollout, source, used, pressed=pressed)
+            if target is None:
                 continue
             context = rollout.load.context_tokens
-            if self._moved_tokens + context > MOVE_SHARE * self.fleet.generated_tokens:
-                break
-            target = min(used, key=used.__getitem__)
-            if used[target] + context > 0.5 * (used[source.replica_id] - context):
-                continue
-            group = self._groups[rollout.load.group_id]
-            age_1 = np.array([float(rollout.load.response_tokens)])
-            if MOVE_GAIN * group.stage.mean_remaining(np.array([group.index]), age_1)[0] < context:
-                continue
-            if not self._fits(self.fleet.by_id[target], rollout, group, self._rows_of(rollout, group)):
-                continue
             rollout.prefer = target
             self._moved_tokens += context
             used[target] += context
-            used[source.replica_id] -= context
+            used[source.replica_id] = used.get(source.replica_id, 0.0) - context
             moves.append(Move(rollout.load.rollout_id, source.replica_id, target))
         return moves
+
+    def _move_target(self, rollout: Rollout, source: Replica, used: dict[str, float], *, pressed: bool) -> str | None:
+        """The emptiest other replica, where moving there is worth it."""
+        target = min((name for name in used if name != source.replica_id), key=used.__getitem__, default=None)
+        if target is None:
+            return None
+        context = rollout.load.context_tokens
+        limit = 0.9 if pressed else 0.5
+        if used[target] + context > limit * (self._used(source) - context):
+            return None
+        group = self._groups[rollout.load.group_id]
+        age_1 = np.array([float(rollout.load.response_tokens)])
+        if MOVE_GAIN * group.stage.mean_remaining(np.array([group.index]), age_1)[0] < context:
+            return None
+        fits = self._fits(self.fleet.by_id[target], rollout, group, self._rows_of(rollout, group))
+        return target if fits else None
+
+    def _about_to_overflow(self, replica: Replica) -> bool:
+        """Expected demand exceeds the cache, soon or later, without any margin."""
+        profile = self._profiles[replica.replica_id]
+        return float(profile.demand_H.max()) + self._beside(replica, profile) > replica.kv_capacity_tokens
 
     def _used(self, replica: Replica) -> float:
         profile = self._profiles[replica.replica_id]
         return float(profile.demand_H[0]) + profile.prompt_tokens
 
 
-def _rows(age_N: Floats, horizon_H: Floats, alive_NH: Floats) -> tuple[Floats, Floats]:
+def _rows(
+    age_N: Floats, horizon_H: Floats, alive_NH: Floats, shared_NH: Floats, siblings_N1: Floats
+) -> tuple[Floats, Floats]:
     """Demand and variance [N, H]; half a block is lost to rounding by every rollout."""
     size_NH = age_N[:, None] + horizon_H[None, :] + BLOCK_TOKENS / 2
     demand_NH = size_NH * alive_NH
-    return demand_NH, demand_NH * size_NH * (1.0 - alive_NH)
+    return demand_NH, size_NH * size_NH * (alive_NH * (1.0 - alive_NH) + siblings_N1 * shared_NH)

@@ -61,6 +61,10 @@ class Policy(Protocol):
         """The weights changed."""
         ...
 
+    def remember(self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]]) -> None:
+        """Lengths of an earlier step or run: (group, response tokens, truncated)."""
+        ...
+
 
 class QueuePolicy:
     """First come, first served; a subclass says where in `choose`."""
@@ -121,6 +125,9 @@ class QueuePolicy:
         return load.context_tokens + 1
 
     def new_policy_version(self) -> None:
+        pass
+
+    def remember(self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]]) -> None:
         pass
 
 

@@ -1,0 +1,424 @@
+"""The twin: the same balancer over modelled engines and tools in virtual time. All its figures are *simulated*.
+
+    python -m scheduler.twin --trace stage1.jsonl --replicas 64 --kv-tokens 650000 --policy expected_kv --json
+
+The policy sees what it would see of real engines: turn reports, ends, and the engines' own load.
+"""
+
+import argparse
+import heapq
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scheduler.balancer import POLICIES, Balancer
+from scheduler.bound import lower_bound
+from scheduler.engine_model import EngineCost, EngineShape, ModelledEngine, Request
+from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.picture import Activity, KvSample, Span, draw_step
+from scheduler.traces import STAGES, TraceRollout, cut, read_trace
+
+MI300X_14B = EngineCost(
+    # Computed, not measured: Qwen3-14B in bf16 (29.6 GB, 14.8e9 parameters, 160 KiB of KV per token) on 5.3 TB/s at
+    # 70 % and 1307 TFLOP/s at 40 %, and 1 ms of host time per step.
+    fixed_s=9.0e-3,
+    per_sequence_s=20.0e-6,
+    per_context_s=44.0e-9,
+    per_prefill_s=57.0e-6,
+    per_prefill_context_s=1.6e-9,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwinSettings:
+    """What is simulated."""
+
+    replicas: int
+    shape: EngineShape
+    cost: EngineCost
+    max_response_tokens: int
+    max_turns: int
+    risk: float = 0.01
+    rpc_s: float = 0.002  # from a decision to the engine
+    tool_workers: int | None = None  # None: as many as are asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwinResult:
+    """One simulated step."""
+
+    policy: str
+    makespan_s: float
+    lower_bound_s: float
+    longest_rollout_s: float
+    work_s: float
+    kv_area_s: float
+    rollouts: int
+    generated_tokens: int
+    recomputed_tokens: int
+    preemptions: int
+    moves: int
+    kv_utilisation: float  # mean share of all replicas' KV in use until the end
+    wait_s_p50: float  # submission until the engine first computes
+    wait_s_p99: float
+    decisions: int
+    decisions_per_s: float  # admissions over the time spent inside the balancer
+
+    def as_json(self) -> dict[str, str | float | int]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {
+            "simulated": True,
+            "over_bound": self.makespan_s / self.lower_bound_s,
+        }
+
+
+class _Life:
+    """A rollout on its way through the twin."""
+
+    __slots__ = ("context", "first_s", "generated", "home", "load", "rollout", "since_s", "turn")
+
+    def __init__(self, load: RolloutLoad, rollout: TraceRollout) -> None:
+        self.load = load
+        self.rollout = rollout
+        self.turn = 0
+        self.context = rollout.prompt_tokens
+        self.generated = 0
+        self.home = -1
+        self.first_s = -1.0
+        self.since_s = 0.0
+
+
+class Twin:
+    """One step in virtual time. `on_span` and `on_kv` are called as it goes, for pictures.
+
+    `history`: rollouts of an earlier step, whose lengths the balancer has seen; without it the step is the run's first.
+    """
+
+    def __init__(
+        self,
+        rollouts: Sequence[TraceRollout],
+        policy: str,
+        settings: TwinSettings,
+        *,
+        history: Sequence[TraceRollout] = (),
+        on_span: Callable[[Span], None] | None = None,
+        on_kv: Callable[[KvSample], None] | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.settings = settings
+        self.policy = policy
+        self.balancer = Balancer(policy, risk=settings.risk)
+        self.names = [f"replica-{index:02d}" for index in range(settings.replicas)]
+        self._index = {name: index for index, name in enumerate(self.names)}
+        self.engines = [ModelledEngine(settings.cost, settings.shape) for _ in self.names]
+        self._on_span, self._on_kv, self._clock = on_span, on_kv, clock
+        self._history = history
+        self._lives: dict[str, _Life] = {}
+        self._moving: dict[str, str] = {}
+        self._tools_busy_until: list[float] = [0.0] * (settings.tool_workers or 0)
+        self._events: list[tuple[float, int, int, int, str]] = []  # time, order, engine or -1, version, rollout
+        self._order = 0
+        self._balancer_s = 0.0
+        self._decisions = 0
+        self.rollouts = [cut(rollout, settings.max_response_tokens, settings.max_turns) for rollout in rollouts]
+        largest = max(rollout.prompt_tokens + rollout.response_tokens for rollout in self.rollouts)
+        if largest + settings.shape.block_tokens > settings.shape.kv_tokens:
+            raise ValueError(f"a rollout of {largest} tokens does not fit into {settings.shape.kv_tokens} KV tokens")
+        for number, rollout in enumerate(self.rollouts):
+            load = RolloutLoad(
+                rollout_id=f"{rollout.group}/{number}",
+                group_id=rollout.group,
+                prompt_tokens=rollout.prompt_tokens,
+                max_response_tokens=settings.max_response_tokens,
+                max_turns=settings.max_turns,
+            )
+            self._lives[load.rollout_id] = _Life(load, rollout)
+
+    def run(self) -> TwinResult:
+        """Until every rollout has ended."""
+        for name in self.names:
+            self.balancer.add_replica(name, self.settings.shape.kv_tokens, max_running=self.settings.shape.max_running)
+        limits = (self.settings.max_response_tokens, self.settings.max_turns)
+        if self._history:
+            past = [cut(rollout, *limits) for rollout in self._history]
+            self.balancer.remember(
+                *limits, [(r.group, float(r.response_tokens), r.response_tokens >= limits[0]) for r in past]
+            )
+        started = self._clock()
+        self.balancer.submit([life.load for life in self._lives.values()])
+        self._balancer_s += self._clock() - started
+        self._decide(0.0)
+        now = 0.0
+        left = len(self._lives)
+        while self._events:
+            at, _, index, version, rollout_id = heapq.heappop(self._events)
+            if index < 0:
+                self._arrive(at, rollout_id)
+                continue
+            engine = self.engines[index]
+            if engine.version != version:
+                continue
+            now = at
+            done = engine.advance(at)
+            self._schedule(index)
+            if done:
+                left -= self._turns_ended(at, index, done)
+        if left:
+            raise AssertionError(f"{left} rollouts never ended under {self.policy}")
+        return self._result(now)
+
+    # -- events ---------------------------------------------------------------------------------------------------
+    def _push(self, at_s: float, index: int, version: int, rollout_id: str) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (at_s, self._order, index, version, rollout_id))
+
+    def _schedule(self, index: int) -> None:
+        engine = self.engines[index]
+        if engine.next_event_s != float("inf"):
+            self._push(engine.next_event_s, index, engine.version, "")
+
+    def _arrive(self, now_s: float, rollout_id: str) -> None:
+        """The rollout's next turn reaches its engine."""
+        life = self._lives[rollout_id]
+        if life.turn and self._on_span:
+            self._on_span(Span(self.names[life.home], rollout_id, Activity.TOOL, life.since_s, now_s))
+        life.since_s = now_s
+        answer = life.rollout.turns[life.turn - 1].tool_tokens if life.turn else 0
+        life.context += answer
+        request = Request(
+            rollout_id,
+            life.load.group_id,
+            life.load.prompt_tokens,
+            life.context,
+            life.rollout.turns[life.turn].completion_tokens,
+            life.context - answer if life.turn else 0,
+        )
+        engine = self.engines[life.home]
+        version = engine.version
+        engine.submit(now_s, request)
+        if engine.version != version:
+            self._schedule(life.home)
+
+    def _turns_ended(self, now_s: float, index: int, done: Sequence[Request]) -> int:
+        """Report them as a worker would, and act on what the balancer decides; returns how many rollouts ended."""
+        engine, name = self.engines[index], self.names[index]
+        ended = 0
+        going_on: list[_Life] = []
+        started = self._clock()
+        for request in done:
+            life = self._lives[request.key]
+            self._record(life, request, name, now_s)
+            turn = life.rollout.turns[life.turn]
+            life.turn += 1
+            life.context = request.context
+            life.generated += turn.completion_tokens
+            if life.turn == len(life.rollout.turns):
+                ended += 1
+                response = life.context - life.load.prompt_tokens
+                self.balancer.finished(
+                    name,
+                    Finished(
+                        rollout_id=request.key,
+                        context_tokens=life.context,
+                        generated_tokens=life.generated,
+                        turn=life.turn,
+                        truncated=response >= self.settings.max_response_tokens or life.turn >= self.settings.max_turns,
+                    ),
+                )
+                continue
+            report = TurnReport(
+                rollout_id=request.key,
+                context_tokens=life.context,
+                generated_tokens=life.generated,
+                turn=life.turn,
+            )
+            self.balancer.turn_finished(name, report)
+            going_on.append(life)
+        load = ReplicaLoad(
+            kv_used_tokens=engine.kv_used_tokens,
+            running=len(engine.running),
+            waiting=len(engine.waiting),
+            preemptions=engine.preemptions,
+        )
+        reason = self.balancer.replica_report(name, load)
+        assert reason is None, reason
+        self._balancer_s += self._clock() - started
+        if self._on_kv:
+            self._on_kv(KvSample(name, now_s, engine.kv_used_tokens))
+        self._decide(now_s)
+        for life in going_on:
+            self._go_on(now_s, index, life)
+        if self._moving:
+            self._hand_back(now_s, index)
+        return ended
+
+    def _record(self, life: _Life, request: Request, name: str, now_s: float) -> None:
+        if life.first_s < 0:
+            life.first_s = request.admitted_s
+        if self._on_span:
+            if request.admitted_s > life.since_s:
+                self._on_span(Span(name, request.key, Activity.QUEUED, life.since_s, request.admitted_s))
+            self._on_span(Span(name, request.key, Activity.GENERATE, request.admitted_s, now_s))
+        life.since_s = now_s
+
+    def _go_on(self, now_s: float, index: int, life: _Life) -> None:
+        """The tool runs; then the next turn starts, here or where the rollout is moved to."""
+        if life.load.rollout_id in self._moving:
+            return
+        self._push(self._tool_end(now_s, life), -1, 0, life.load.rollout_id)
+
+    def _tool_end(self, now_s: float, life: _Life) -> float:
+        seconds = life.rollout.turns[life.turn - 1].tool_seconds
+        if not self._tools_busy_until:
+            return now_s + seconds
+        start = max(now_s, heapq.heappop(self._tools_busy_until))
+        heapq.heappush(self._tools_busy_until, start + seconds)
+        return start + seconds
+
+    def _hand_back(self, now_s: float, index: int) -> None:
+        """Moved rollouts leave at this turn boundary, with their state."""
+        for rollout_id in list(self._moving):
+            life = self._lives[rollout_id]
+            if life.home != index:
+                continue
+            del self._moving[rollout_id]
+            self.engines[index].abort(rollout_id)
+            load = life.load
+            back = RolloutLoad(
+                rollout_id=rollout_id,
+                group_id=load.group_id,
+                prompt_tokens=load.prompt_tokens,
+                max_response_tokens=load.max_response_tokens,
+                max_turns=load.max_turns,
+                context_tokens=life.context,
+                generated_tokens=life.generated,
+                turn=life.turn,
+            )
+            self.balancer.returned(self.names[index], [back])
+            life.load = back
+        self._decide(now_s)
+
+    def _decide(self, now_s: float) -> None:
+        started = self._clock()
+        decisions = self.balancer.decide()
+        self._balancer_s += self._clock() - started
+        self._decisions += len(decisions.admissions)
+        for admission in decisions.admissions:
+            life = self._lives[admission.rollout_id]
+            life.home = self._index[admission.replica_id]
+            at = self._tool_end(now_s, life) if life.turn else now_s
+            self._push(at + self.settings.rpc_s, -1, 0, admission.rollout_id)
+        for move in decisions.moves:
+            self._moving[move.rollout_id] = move.to_replica
+
+    def _result(self, makespan_s: float) -> TwinResult:
+        shape = self.settings.shape
+        bound = lower_bound(self.rollouts, replicas=self.settings.replicas, cost=self.settings.cost, shape=shape)
+        waits = sorted(life.first_s for life in self._lives.values())
+        area = sum(engine.kv_area for engine in self.engines)
+        snapshot = self.balancer.snapshot()
+        assert snapshot.finished == len(self._lives) and snapshot.waiting == snapshot.in_flight == 0
+        return TwinResult(
+            policy=self.policy,
+            makespan_s=makespan_s,
+            lower_bound_s=bound.lower_bound_s,
+            longest_rollout_s=bound.longest_rollout_s,
+            work_s=bound.work_s,
+            kv_area_s=bound.kv_area_s,
+            rollouts=len(self._lives),
+            generated_tokens=sum(rollout.generated_tokens for rollout in self.rollouts),
+            recomputed_tokens=sum(engine.recomputed_tokens for engine in self.engines),
+            preemptions=sum(engine.preemptions for engine in self.engines),
+            moves=snapshot.moves,
+            kv_utilisation=area / (makespan_s * len(self.engines) * self.engines[0].capacity),
+            wait_s_p50=waits[len(waits) // 2],
+            wait_s_p99=waits[len(waits) * 99 // 100],
+            decisions=self._decisions,
+            decisions_per_s=self._decisions / self._balancer_s if self._balancer_s else 0.0,
+        )
+
+
+def limits_of(rollouts: Sequence[TraceRollout]) -> tuple[int, int]:
+    """Budgets to assume for a trace that comes without: its longest response, and its most turns."""
+    return max(rollout.response_tokens for rollout in rollouts), max(len(rollout.turns) for rollout in rollouts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m scheduler.twin", description="Simulate one step; every figure printed is simulated."
+    )
+    parser.add_argument("--trace", type=Path, required=True)
+    parser.add_argument("--history", type=Path, help="trace of an earlier step, known to the balancer; default: none")
+    parser.add_argument("--replicas", type=int, default=64)
+    parser.add_argument("--kv-tokens", type=int, default=650_000, help="KV capacity of one replica")
+    parser.add_argument("--policy", choices=[*POLICIES, "all"], default="expected_kv")
+    parser.add_argument("--stage", choices=STAGES, help="take the budgets from this stage, not from the trace")
+    parser.add_argument("--max-running", type=int, default=1_024)
+    parser.add_argument("--block-tokens", type=int, default=16)
+    parser.add_argument("--risk", type=float, default=0.01)
+    parser.add_argument("--cost", type=Path, help="a fitted engine model (JSON), instead of the computed MI300X")
+    parser.add_argument("--picture", type=Path, help="write the picture of the step here")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    try:
+        rollouts = read_trace(args.trace)
+        picture: Path | None = args.picture
+        history = [] if args.history is None else read_trace(args.history)
+        cost = MI300X_14B if args.cost is None else EngineCost(**json.loads(args.cost.read_text()))
+        budget, turns = limits_of(rollouts)
+        if args.stage:
+            budget, turns = STAGES[args.stage].max_response_tokens, STAGES[args.stage].max_turns
+        settings = TwinSettings(
+            replicas=args.replicas,
+            shape=EngineShape(kv_tokens=args.kv_tokens, block_tokens=args.block_tokens, max_running=args.max_running),
+            cost=cost,
+            max_response_tokens=budget,
+            max_turns=turns,
+            risk=args.risk,
+        )
+        results: list[TwinResult] = []
+        for policy in POLICIES if args.policy == "all" else [args.policy]:
+            spans: list[Span] = []
+            samples: list[KvSample] = []
+            drawn = picture is not None and policy == (args.policy if args.policy != "all" else "expected_kv")
+            twin = Twin(
+                rollouts,
+                policy,
+                settings,
+                history=history,
+                clock=time.perf_counter,
+                on_span=spans.append if drawn else None,
+                on_kv=samples.append if drawn else None,
+            )
+            results.append(twin.run())
+            if picture is not None and drawn:
+                title = f"one step under {policy}, simulated"
+                draw_step(picture, spans, samples, kv_capacity_tokens=args.kv_tokens, title=title)
+    except (ValueError, OSError, TypeError) as error:
+        sys.exit(f"scheduler.twin: {error}")
+    if args.policy != "all":
+        print(json.dumps(results[0].as_json()) if args.json else table(results))
+    else:
+        print(json.dumps([result.as_json() for result in results]) if args.json else table(results))
+
+
+def table(results: Sequence[TwinResult]) -> str:
+    """All policies side by side."""
+    lines = [
+        f"simulated; lower bound {results[0].lower_bound_s:.1f} s, {results[0].generated_tokens} tokens generated",
+        f"{'policy':<16}{'makespan_s':>11}{'x bound':>9}{'preempted':>10}{'recomputed':>11}{'KV use':>8}"
+        f"{'wait p50':>10}{'wait p99':>10}{'decisions/s':>13}",
+    ]
+    lines += [
+        f"{r.policy:<16}{r.makespan_s:>11.1f}{r.makespan_s / r.lower_bound_s:>9.3f}{r.preemptions:>10}"
+        f"{r.recomputed_tokens / r.generated_tokens:>11.2%}{r.kv_utilisation:>8.1%}{r.wait_s_p50:>10.1f}"
+        f"{r.wait_s_p99:>10.1f}{r.decisions_per_s:>13.0f}"
+        for r in results
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
