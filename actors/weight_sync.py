@@ -74,12 +74,20 @@ class ObjectStoreTransfer(WeightTransferEngine[ObjectStoreInit, ObjectStoreUpdat
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            self._repack_tied_head()
 
     def checksum(self) -> int | None:
         """None while it is still being computed."""
         if self._checksum is None:
             raise RuntimeError("no weights have been loaded through the object store")
         return self._checksum.result() if self._checksum.done() else None
+
+    def _repack_tied_head(self) -> None:
+        """vLLM 0.32 packs a tied output head for oneDNN on its own, and its reload leaves the head the old weights."""
+        head = getattr(self.model, "lm_head", None)
+        if self.model_config.hf_config.tie_word_embeddings and hasattr(head, "quant_method"):
+            head.quant_method.process_weights_after_loading(head)
 
     def shutdown(self) -> None:
         self._hashing.shutdown(wait=False)

@@ -1,0 +1,216 @@
+"""The engine, real: vLLM on CPU with a model of random weights, held against a transformers forward in float32."""
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from actors.engine import Engine, EngineSettings
+from rstar_ray.errors import EngineError
+from rstar_ray.trajectory import Completion, Sampling
+from rstar_ray.weights import NamedArray, WeightBucket, checksum, pack
+
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
+
+EOS = 1
+VOCABULARY = 96
+TOLERANCE = 1e-5
+MODEL_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.1,
+    "bos_token_id": None,
+    "eos_token_id": EOS,
+    "pad_token_id": 0,
+    "dtype": "float32",
+}
+ids = itertools.count()
+
+
+def policy(seed: int) -> torch.nn.Module:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(Qwen3Config(**MODEL_SHAPE)).eval()
+
+
+def weights(model: torch.nn.Module, max_bytes: int = 2**20) -> list[WeightBucket]:
+    """Several buckets, as a learner publishes them."""
+    return list(pack((NamedArray(n, p.detach().numpy()) for n, p in model.named_parameters()), max_bytes))
+
+
+@torch.no_grad()
+def logprobs_of(model: torch.nn.Module, prompt: Sequence[int], completion: Sequence[int]) -> np.ndarray:
+    """What the model itself gives the completion's tokens."""
+    logits = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0].numpy()
+
+
+async def complete(engine: Engine, prompt: Sequence[int], *, seed: int = 0, max_tokens: int = 64) -> Completion:
+    return await engine.generate(
+        prompt, request_id=f"request-{next(ids)}", max_tokens=max_tokens, seed=seed, sampling=Sampling()
+    )
+
+
+def prompts(count: int, length: int = 70, seed: int = 0) -> list[list[int]]:
+    return np.random.default_rng(seed).integers(2, VOCABULARY, (count, length)).tolist()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("policy")
+    policy(seed=0).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+async def engine(folder: Path) -> AsyncIterator[Engine]:
+    running = Engine(EngineSettings(model=str(folder), max_model_len=1024, kv_tokens=32_000))
+    await running.start()
+    yield running
+    await running.close()
+
+
+async def test_log_probs_equal_the_learners_over_several_publishes_and_turns(engine: Engine):
+    """The same first prompts in every round, so that a stale prefix block would show."""
+    differences: list[float] = []
+    for version in (1, 2, 3):
+        model = policy(seed=version)
+        buckets = weights(model)
+        update = await engine.update_weights(version, buckets)
+        assert (update.policy_version, update.checksum) == (version, checksum(buckets))
+        contexts = prompts(8)
+        for turn in range(3):
+            turns = [complete(engine, context, seed=100 * turn + i) for i, context in enumerate(contexts)]
+            completions = await asyncio.gather(*turns)
+            assert {completion.policy_version for completion in completions} == {version}
+            for context, completion in zip(contexts, completions, strict=True):
+                expected = logprobs_of(model, context, completion.token_ids)
+                differences.append(float(np.abs(expected - np.array(completion.logprobs)).max()))
+            tool_text = prompts(8, length=20, seed=turn + 1)
+            contexts = [c + d.token_ids + t for c, d, t in zip(contexts, completions, tool_text, strict=True)]
+    assert engine.policy_version == 3
+    assert max(differences) <= TOLERANCE
+
+
+async def test_a_request_under_way_goes_on_under_the_new_weights(engine: Engine):
+    """Each of its log-probs is the old policy's up to one token and the new one's from there on."""
+    old, new = policy(seed=10), policy(seed=11)
+    await engine.update_weights(10, weights(old))
+    started = [asyncio.create_task(complete(engine, p, seed=i, max_tokens=900)) for i, p in enumerate(prompts(24))]
+    await asyncio.sleep(0.3)
+    under_way = engine.load()
+    update = await engine.update_weights(11, weights(new))
+    completions = await asyncio.gather(*started)
+    assert under_way.running > 0 and under_way.kv_used_tokens > 0
+    assert update.paused_s < 5
+    crossed = 0
+    for prompt, completion in zip(prompts(24), completions, strict=True):
+        seen = np.array(completion.logprobs)
+        by_old = np.abs(seen - logprobs_of(old, prompt, completion.token_ids)) <= TOLERANCE
+        by_new = np.abs(seen - logprobs_of(new, prompt, completion.token_ids)) <= TOLERANCE
+        switch = len(seen) if by_old.all() else int(np.argmin(by_old))
+        assert by_new[switch:].all()
+        assert completion.policy_version == (10 if switch else 11)
+        crossed += 0 < switch < len(seen)
+    assert crossed > 0
+    assert engine.load().preemptions == 0  # what a swap puts back in the queue is not want of room
+
+
+async def test_a_seed_decides_a_completion_whatever_runs_beside_it(engine: Engine):
+    prompt = prompts(1)[0]
+    alone = await complete(engine, prompt, seed=5)
+    together = await asyncio.gather(*(complete(engine, prompt, seed=seed) for seed in (5, 6, 7, 8)))
+    assert together[0].token_ids == alone.token_ids
+    assert len({tuple(completion.token_ids) for completion in together}) == 4
+
+
+async def test_a_completion_ends_with_the_end_of_turn_token_or_is_cut(engine: Engine):
+    completions = await asyncio.gather(*(complete(engine, p, seed=i, max_tokens=80) for i, p in enumerate(prompts(48))))
+    ended = [completion for completion in completions if completion.ended]
+    cut = [completion for completion in completions if not completion.ended]
+    assert ended and cut
+    assert all(c.token_ids[-1] == EOS and c.token_ids.count(EOS) == 1 for c in ended)
+    assert all(len(c.token_ids) == 80 and EOS not in c.token_ids for c in cut)
+    assert all(len(c.logprobs) == len(c.token_ids) for c in completions)
+
+
+async def test_a_request_that_can_never_run_is_refused(engine: Engine):
+    with pytest.raises(ValueError, match="leave nothing to sample"):
+        await complete(engine, [2] * 1024)
+
+
+async def test_weights_of_another_model_are_refused_and_the_old_ones_serve_on(engine: Engine):
+    model = policy(seed=20)
+    before = engine.policy_version
+    renamed = list(pack(NamedArray(f"other.{n}", p.detach().numpy()) for n, p in model.named_parameters()))
+    with pytest.raises(EngineError, match=r"missing \['model.embed_tokens.weight'.*unknown \['other\."):
+        await engine.update_weights(20, renamed)
+    assert engine.policy_version == before
+    assert (await complete(engine, prompts(1)[0])).policy_version == before
+
+
+async def test_a_cancelled_request_leaves_the_engine(engine: Engine):
+    long = asyncio.create_task(complete(engine, prompts(1)[0], max_tokens=900, seed=3))
+    await asyncio.sleep(0.05)
+    long.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await long
+    await complete(engine, prompts(1)[0], max_tokens=4)
+    assert engine.load().running == 0
+
+
+async def test_a_scarce_kv_cache_preempts_and_a_killed_process_is_an_engine_error(folder: Path):
+    scarce = Engine(EngineSettings(model=str(folder), max_model_len=512, kv_tokens=640, max_num_seqs=16))
+    facts = await scarce.start()
+    family = psutil.Process().children(recursive=True)
+    assert facts.kv_capacity_tokens == 640
+
+    completions = await asyncio.gather(
+        *(complete(scarce, p, seed=i, max_tokens=200) for i, p in enumerate(prompts(12, length=40)))
+    )
+    assert scarce.load().preemptions > 0
+    model = policy(seed=0)
+    for prompt, completion in zip(prompts(12, length=40), completions, strict=True):
+        seen, expected = np.array(completion.logprobs), logprobs_of(model, prompt, completion.token_ids)
+        assert np.abs(seen - expected).max() <= TOLERANCE
+
+    under_way = asyncio.create_task(complete(scarce, prompts(1, length=40)[0], max_tokens=400, seed=1))
+    await asyncio.sleep(0.05)
+    assert scarce._llm is not None
+    os.kill(scarce._llm.engine_core.resources.engine_manager.processes[0].pid, signal.SIGKILL)
+    killed = time.monotonic()
+    with pytest.raises(EngineError, match=r"died|does not serve|could not complete"):
+        await under_way
+    assert time.monotonic() - killed < 10
+    with pytest.raises(EngineError, match="does not serve"):
+        await complete(scarce, prompts(1)[0])
+    await scarce.close()
+    await scarce.close()
+    left = [p for p in family if p.is_running() and "EngineCore" in " ".join(p.cmdline() or [p.name()])]
+    assert len(left) <= 1  # that of the other tests' engine
+
+
+async def test_a_closed_engine_leaves_no_process_behind(engine: Engine):
+    """Last in this file: it closes the engine the others share."""
+    core = psutil.Process(engine._llm.engine_core.resources.engine_manager.processes[0].pid)  # type: ignore[union-attr]
+    assert core.is_running()
+    await engine.close()
+    assert not core.is_running() or core.status() == psutil.STATUS_ZOMBIE
+    with pytest.raises(EngineError, match="closed"):
+        await complete(engine, prompts(1)[0])
