@@ -6,7 +6,7 @@ uid where we are root, and Landlock rules. `process`: a session of its own, noth
 """
 
 # Plain strings and descriptors, as the system calls take them.
-# ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH110, PTH112, PTH114, PTH115, PTH116, PTH120, PTH208, PTH211
+# ruff: noqa: PTH103, PTH110, PTH112, PTH114, PTH115, PTH116, PTH120, PTH211
 import errno
 import os
 import resource

@@ -121,14 +121,19 @@ def _import(names: list[str]) -> None:
 
 
 def _reseed_numpy(seed: int | None) -> None:
+    import os
+
     import numpy
 
-    numpy.random.seed(seed)
+    # A whole number takes the short way; without one numpy would touch a hundred pages more.
+    numpy.random.seed(int.from_bytes(os.urandom(4), "little") if seed is None else seed)
 
 
 def _warm_sympy() -> Callable[[int | None], None]:
+    import _random
+
     import sympy
-    from sympy.core.random import seed as reseed
+    from sympy.core.random import rng
 
     _import(
         [
@@ -164,6 +169,14 @@ def _warm_sympy() -> Callable[[int | None], None]:
     sympy.diff(sympy.log(x) / x, x)
     sympy.latex(sympy.sqrt(x) / 2)
     str(sympy.N(sympy.pi, 30))
+    begin_anew: Any = _random.Random.seed
+
+    def reseed(seed: int | None) -> None:
+        if seed is None:
+            begin_anew(rng)
+        else:
+            rng.seed(seed)
+
     return reseed
 
 

@@ -22,7 +22,7 @@ import threading
 import traceback
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sandbox import cut, display, kernel, wire
@@ -41,6 +41,32 @@ _shutdown_threads: Callable[[], None] = threading._shutdown  # type: ignore[attr
 _run_exit_functions = atexit._run_exitfuncs  # pyright: ignore[reportPrivateUsage]
 
 
+class _Lines(list[str]):
+    """The program's lines for tracebacks, split only when somebody looks."""
+
+    source = ""
+
+    def _split(self) -> None:
+        if self.source:
+            self[:] = self.source.splitlines(True)
+            self.source = ""
+
+    def __len__(self) -> int:
+        self._split()
+        return super().__len__()
+
+    def __getitem__(self, index: Any) -> Any:
+        self._split()
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[str]:
+        self._split()
+        return super().__iter__()
+
+
+LINES = _Lines()
+
+
 class Warmth:
     """What a warm server prepares once for all programs forked from it."""
 
@@ -49,6 +75,7 @@ class Warmth:
         # What the libraries left for the end of an interpreter is not for the end of a program.
         atexit._clear()  # pyright: ignore[reportPrivateUsage]
         weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+        linecache.cache[NAME] = (0, None, LINES, NAME)
         self.main = types.ModuleType("__main__")
         self.main.__dict__.update(__builtins__=__builtins__, __annotations__={})
         # Unbuffered, so that a program ended by its limit has shown all it printed.
@@ -132,7 +159,7 @@ def _run_program(code: bytes, call: wire.Call, shared: mmap.mmap, warmth: Warmth
     status = 0
     try:
         source = code.decode("utf-8", "surrogatepass")
-        linecache.cache[NAME] = (len(source), None, source.splitlines(True), NAME)
+        LINES.source = source
         body, last = _compile(source)
         names = main.__dict__
         if body is not None:

@@ -1,7 +1,7 @@
 """The working folder between two programs."""
 
 # Plain strings: thousands of entries, in a process that is copied for every call.
-# ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH110, PTH112, PTH114, PTH115, PTH116, PTH120, PTH208, PTH211
+# ruff: noqa: PTH101, PTH104, PTH106, PTH108, PTH112, PTH114, PTH208
 import contextlib
 import os
 
