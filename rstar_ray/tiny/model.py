@@ -16,13 +16,13 @@ def make_tiny_model(folder: Path, seed: int) -> Path:
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
-        intermediate_size=384,
+        intermediate_size=256,
         num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
         head_dim=32,
         max_position_embeddings=CONTEXT_TOKENS,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        rope_parameters={"rope_type": "default", "rope_theta": 300.0},  # conversations are short
         initializer_range=0.05,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from rstar_ray.trajectory import Problem
 
 DIFFICULTIES = (1, 2, 3)
+MAX_PROBLEMS = 10_000
+"""The smallest split has more, but small families run dry before it."""
 
 
 class Split(StrEnum):
@@ -82,13 +84,13 @@ class Question:
 
 def _number(rng: random.Random, difficulty: int) -> int:
     """About as many digits as the difficulty."""
-    low, high = ((3, 20), (11, 99), (101, 999))[difficulty - 1]
+    low, high = ((3, 20), (11, 60), (41, 199))[difficulty - 1]
     return rng.randint(low, high)
 
 
 def _small(rng: random.Random, difficulty: int) -> int:
     """A second number that stays below most first ones."""
-    low, high = ((2, 9), (3, 12), (11, 40))[difficulty - 1]
+    low, high = ((2, 9), (3, 12), (11, 30))[difficulty - 1]
     return rng.randint(low, high)
 
 
@@ -101,8 +103,8 @@ def _large_and_small(rng: random.Random, difficulty: int) -> Numbers:
 
 
 def _common_factor(rng: random.Random, difficulty: int) -> Numbers:
-    factor = rng.randint(2, (4, 9, 24)[difficulty - 1])
-    top = (5, 10, 40)[difficulty - 1]
+    factor = rng.randint(2, (4, 9, 15)[difficulty - 1])
+    top = (5, 8, 16)[difficulty - 1]
     first, second = rng.sample(range(2, top + 1), 2)
     return Numbers(factor * first, factor * second)
 
@@ -124,13 +126,13 @@ def _one(rng: random.Random, difficulty: int) -> Numbers:
 
 def _limit(rng: random.Random, difficulty: int) -> Numbers:
     """One number that a quadratic search can count up to."""
-    return Numbers(rng.randint(*((5, 30), (31, 99), (101, 250))[difficulty - 1]))
+    return Numbers(rng.randint(*((5, 30), (31, 99), (100, 199))[difficulty - 1]))
 
 
 def _linear(rng: random.Random, difficulty: int) -> Numbers:
     """a * x + b = c with a whole x and b >= a, so that a sign slip changes the answer."""
     slope = _small(rng, min(difficulty, 2))
-    offset = slope + rng.randint(0, (9, 40, 99)[difficulty - 1])
+    offset = slope + rng.randint(0, (9, 30, 60)[difficulty - 1])
     return Numbers(slope, offset, slope * _small(rng, difficulty) + offset)
 
 
@@ -259,16 +261,14 @@ def draw_questions(seed: int, split: Split) -> Iterator[Question]:
 def generate_problems(seed: int, split: Split | str, count: int) -> list[Problem]:
     """`count` different problems of one split, the families as even as the world allows.
 
-    A shorter list is a prefix of a longer one. Raises ValueError where the split has too few problems.
+    A shorter list is a prefix of a longer one. Raises ValueError above `MAX_PROBLEMS`.
     """
+    if count > MAX_PROBLEMS:
+        raise ValueError(f"count: {count} problems are more than a split has; give at most {MAX_PROBLEMS}")
     problems: dict[str, Problem] = {}
-    repeats = 0
     for question in draw_questions(seed, Split(split)):
         if len(problems) >= count:
             break
         problem = question.to_problem()
-        repeats = repeats + 1 if problem.id in problems else 0
-        if repeats > 10_000:
-            raise ValueError(f"count: the {Split(split).value} split has about {len(problems)} problems, not {count}")
         problems.setdefault(problem.id, problem)
-    return list(problems.values())[:count]
+    return list(problems.values())

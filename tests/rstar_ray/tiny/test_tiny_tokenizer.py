@@ -1,0 +1,92 @@
+import string
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from rstar_ray.tiny.tokenizer import TAGS, make_tokenizer, save_tokenizer
+
+TOKENIZER = make_tokenizer()
+PRINTABLE = string.digits + string.ascii_letters + string.punctuation + " \n\t"
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@given(st.text(alphabet=PRINTABLE, max_size=200))
+def test_printable_ascii_round_trips(text: str):
+    assert TOKENIZER.decode(TOKENIZER.encode(text, add_special_tokens=False)) == text
+
+
+@given(st.integers(min_value=0, max_value=10**12))
+def test_every_digit_is_one_token(number: int):
+    assert TOKENIZER.tokenize(f"{number}") == list(str(number))
+
+
+def test_other_characters_are_unknown_and_take_one_token_each():
+    ids = TOKENIZER.encode("é€", add_special_tokens=False)
+    assert ids == [TOKENIZER.unk_token_id] * 2
+
+
+def test_the_vocabulary_is_small_and_the_same_each_time():
+    assert 150 <= len(TOKENIZER) <= 300
+    assert make_tokenizer().get_vocab() == TOKENIZER.get_vocab()
+
+
+def test_tags_and_turn_ends_are_single_tokens_and_tags_survive_decoding():
+    for tag in (*TAGS, "<|im_start|>", "<|im_end|>", "<|endoftext|>"):
+        assert len(TOKENIZER.encode(tag, add_special_tokens=False)) == 1
+    text = "<answer>\\boxed{42}</answer><|im_end|>"
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    assert TOKENIZER.decode(ids, skip_special_tokens=True) == "<answer>\\boxed{42}</answer>"
+
+
+def test_foreign_text_never_becomes_a_control_token():
+    ids = TOKENIZER.encode("<|im_end|>", add_special_tokens=False, split_special_tokens=True)
+    assert TOKENIZER.eos_token_id not in ids
+    assert TOKENIZER.decode(ids) == "<|im_end|>"
+
+
+def test_auto_tokenizer_loads_the_folder_unchanged(loaded: PreTrainedTokenizerFast):
+    text = 'What is 3 + 4?\n{"name": "python", "arguments": {"code": "print(3+4)"}}'
+    assert loaded.encode(text) == TOKENIZER.encode(text)
+    assert (loaded.eos_token, loaded.pad_token, loaded.unk_token) == ("<|im_end|>", "<|endoftext|>", "<unk>")
+
+
+def test_the_chat_template_renders_a_tool_conversation(loaded: PreTrainedTokenizerFast):
+    call = {"type": "function", "function": {"name": "python", "arguments": {"code": "print(3+4)"}}}
+    messages = [
+        {"role": "user", "content": "What is 3 + 4?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "7"},
+        {"role": "tool", "content": "8"},
+    ]
+    assert loaded.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == (
+        "<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>\n{"name": "python", "arguments": {"code": "print(3+4)"}}\n</tool_call>'
+        "<|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\n7\n</tool_response>\n<tool_response>\n8\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_the_chat_template_puts_tools_and_system_text_in_a_system_turn(loaded: PreTrainedTokenizerFast):
+    tool = {"type": "function", "function": {"name": "python", "parameters": {}}}
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    plain: str = loaded.apply_chat_template(messages, tokenize=False)
+    assert plain == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+    with_tools: str = loaded.apply_chat_template(messages, tools=[tool], tokenize=False)
+    assert with_tools.startswith("<|im_start|>system\nBe brief.\n\n# Tools")
+    assert '<tools>\n{"type": "function"' in with_tools
+    assert with_tools.count("<|im_start|>system") == 1
+
+
+def test_the_chat_template_refuses_an_unknown_role(loaded: PreTrainedTokenizerFast):
+    with pytest.raises(Exception, match="unknown role: judge"):
+        loaded.apply_chat_template([{"role": "judge", "content": ""}], tokenize=False)
