@@ -17,6 +17,8 @@ sink back a little, so that while more than `risk` of them are preempted it stay
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
 from statistics import NormalDist
 
 import numpy as np
@@ -28,6 +30,7 @@ from scheduler.load import Move, RolloutLoad
 NUM_HORIZONS = 20
 PROBES = 4  # siblings of each group that start before groups are ranked by length
 OLDEST_EVERY = 32  # every so many admissions the longest-waiting rollout goes first
+SIBLINGS_BOUNDED = 4  # siblings on a replica up to which a precomputed bound on the need holds
 LEARN_EVERY = 128  # observations between two refreshes of the estimate
 REFRESH_STEPS = 16  # decode steps after which a replica's profile is computed anew
 Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `risk` of it back with every end
@@ -45,21 +48,30 @@ class Profile:
         self.variance_RH: Floats = np.zeros((8, num_horizons))
         self.demand_H: Floats = np.zeros(num_horizons)
         self.variance_H: Floats = np.zeros(num_horizons)
+        self.pending: list[Rollout] = []  # appended, but their rows are not computed yet
         self.prompt_tokens = 0  # of the groups present, once each
         self.fresh_at = 0.0  # decode step of the last full computation
 
-    def append(self, rollout: Rollout, demand_H: Floats, variance_H: Floats) -> None:
+    def append(self, rollout: Rollout) -> None:
         rollout.row = len(self.rollouts)
         self.rollouts.append(rollout)
-        if rollout.row == len(self.demand_RH):
-            self.demand_RH = np.concatenate([self.demand_RH, np.zeros_like(self.demand_RH)])
-            self.variance_RH = np.concatenate([self.variance_RH, np.zeros_like(self.variance_RH)])
-        self.demand_RH[rollout.row] = demand_H
-        self.variance_RH[rollout.row] = variance_H
-        self.demand_H += demand_H
-        self.variance_H += variance_H
+        self.pending.append(rollout)
+
+    def fill(self, demand_RH: Floats, variance_RH: Floats) -> None:
+        """The pending rollouts' rows, which are the last ones."""
+        first, count = len(self.rollouts) - len(self.pending), len(self.rollouts)
+        if count > len(self.demand_RH):
+            more = np.zeros((max(count, 2 * len(self.demand_RH)) - len(self.demand_RH), self.demand_RH.shape[1]))
+            self.demand_RH = np.concatenate([self.demand_RH, more])
+            self.variance_RH = np.concatenate([self.variance_RH, more])
+        self.demand_RH[first:count] = demand_RH
+        self.variance_RH[first:count] = variance_RH
+        self.demand_H += demand_RH.sum(axis=0)
+        self.variance_H += variance_RH.sum(axis=0)
+        self.pending = []
 
     def pop(self, rollout: Rollout) -> None:
+        assert not self.pending
         last = self.rollouts.pop()
         row = rollout.row
         self.demand_H -= self.demand_RH[row]
@@ -76,10 +88,22 @@ class Profile:
 
     def replace(self, demand_RH: Floats, variance_RH: Floats) -> None:
         count = len(self.rollouts)
+        assert not self.pending
         self.demand_RH[:count] = demand_RH
         self.variance_RH[:count] = variance_RH
         self.demand_H = demand_RH.sum(axis=0)
         self.variance_H = variance_RH.sum(axis=0)
+
+
+@dataclass(slots=True)
+class FreshRows:
+    """What a fresh rollout of each group would add to a replica; the needs bound it from above by one number."""
+
+    demand_GH: Floats
+    variance_GH: Floats
+    shared_GH: Floats  # covariance with one sibling there
+    need_G: list[float]  # without a sibling there
+    need_beside_G: list[float]  # beside at most `SIBLINGS_BOUNDED`
 
 
 class Group:
@@ -114,10 +138,15 @@ class ExpectedKV:
         self._resumed: OrderedDict[str, Rollout] = OrderedDict()
         self._arrivals: deque[Rollout] = deque()  # fresh ones, oldest first; those that have started are skipped
         self._profiles: dict[str, Profile] = {}
-        self._room_S: Floats = np.zeros(0)  # capacity left at the worst horizon; -inf: closed
+        self._room_S: list[float] = []  # capacity left at the worst horizon, or less; -inf: closed
+        self._exact_S: list[bool] = []  # whether it is exact, or a lower bound
+        self._stamp_S: list[int] = []
+        self._by_room: list[tuple[float, int, int]] = []  # heap: minus room, stamp, slot; old stamps are skipped
+        self._stamp = 0
         self._picks = 0
         self._learnt_at = -1
-        self._fresh_rows: dict[int, tuple[Floats, Floats, Floats]] = {}  # by id of the stage, as `_rows_of`, [G, H]
+        self._observed = 0
+        self._fresh: dict[int, FreshRows] = {}  # by id of the stage
         self._turned: list[Rollout] = []  # rollouts at a turn boundary, since the last look for moves
         self._moved_tokens = 0
 
@@ -205,22 +234,23 @@ class ExpectedKV:
 
     def _learn(self) -> None:
         """Refresh the estimate and the ranking, where enough has been seen since the last time."""
-        seen = sum(stage.observations for stage in self._stages.values())
-        if self._learnt_at >= 0 and seen < self._learnt_at + LEARN_EVERY:
+        if self._learnt_at >= 0 and self._observed < self._learnt_at + LEARN_EVERY:
             return
-        self._learnt_at = seen
+        self._learnt_at = self._observed
         lengths: dict[int, Floats] = {}
         for stage in self._stages.values():
             stage.refresh()
             groups_G = np.arange(stage.num_groups)
             ages_G = np.zeros(stage.num_groups)
             lengths[id(stage)] = stage.mean_remaining(groups_G, ages_G)
-            alive_GH, shared_GH = stage.survivals(groups_G, ages_G, self.horizons_H)
-            demand_GH, variance_GH = _rows(ages_G, self.horizons_H, alive_GH, shared_GH, np.zeros((1, 1)))
-            self._fresh_rows[id(stage)] = (
-                demand_GH,
-                variance_GH,
-                shared_GH * (self.horizons_H + BLOCK_TOKENS / 2) ** 2,
+            alive_GH, covariance_GH = stage.survivals(groups_G, ages_G, self.horizons_H)
+            demand_GH, variance_GH = _rows(ages_G, self.horizons_H, alive_GH, covariance_GH, np.zeros((1, 1)))
+            shared_GH = covariance_GH * (self.horizons_H + BLOCK_TOKENS / 2) ** 2
+            need_G = (demand_GH + self.z * np.sqrt(variance_GH)).max(axis=1)
+            beside_GH = variance_GH + 2.0 * SIBLINGS_BOUNDED * np.maximum(shared_GH, 0.0)
+            need_beside_G = (demand_GH + self.z * np.sqrt(beside_GH)).max(axis=1)
+            self._fresh[id(stage)] = FreshRows(
+                demand_GH, variance_GH, shared_GH, need_G.tolist(), need_beside_G.tolist()
             )
         self._order = [
             (min(group.started, PROBES), -float(lengths[id(group.stage)][group.index]), tie, group)
@@ -232,50 +262,115 @@ class ExpectedKV:
     # -- where it goes --------------------------------------------------------------------------------------------
     def _place(self, rollout: Rollout) -> Replica | None:
         """The replica with most room after admission, counting a cached prompt as room; ties rotate."""
-        if len(self._room_S) == 0:
-            return None
-        load = rollout.load
-        group = self._groups[load.group_id]
-        rows = self._rows_of(rollout, group)
+        group = self._groups[rollout.load.group_id]
         if rollout.prefer is not None:
             preferred = self.fleet.by_id.get(rollout.prefer)
-            if preferred is not None and preferred.open and self._fits(preferred, rollout, group, rows):
+            if preferred is not None and preferred.open and self._fits(preferred, rollout, group):
                 return preferred
-        start = self._picks % len(self._room_S)
-        best = start + int(self._room_S[start:].argmax())
-        if start and self._room_S[before := int(self._room_S[:start].argmax())] > self._room_S[best]:
-            best = before
-        room = self._room_S[best]
-        for slot in group.homes:
-            if slot != best and self._room_S[slot] + group.prompt_tokens > room:
-                best, room = slot, self._room_S[slot] + group.prompt_tokens
-        replica = self.fleet.slots[best]
-        if replica is None or room == -np.inf or not self._fits(replica, rollout, group, rows):
-            return None
-        return replica
+        while True:
+            best = self._roomiest()
+            if best < 0:
+                return None
+            room = self._room_S[best]
+            for slot in group.homes:
+                if self._room_S[slot] + group.prompt_tokens > room:
+                    best, room = slot, self._room_S[slot] + group.prompt_tokens
+            replica = self.fleet.slots[best]
+            assert replica is not None
+            if self._need(rollout, group, best) <= self._room_S[best] and replica.kv_capacity_tokens >= (
+                self.needed_tokens(rollout.load)
+            ):
+                return replica
+            if self._exact_S[best]:
+                if self._fits(replica, rollout, group):
+                    return replica
+                if not self._measure_loose():
+                    return None
+            else:
+                self._measure(replica)
 
-    def _fits(self, replica: Replica, rollout: Rollout, group: Group, rows: tuple[Floats, Floats, Floats]) -> bool:
+    def _roomiest(self) -> int:
+        """The open slot with most room, -1 where there is none."""
+        while self._by_room:
+            less_room, stamp, slot = self._by_room[0]
+            if self._stamp_S[slot] == stamp:
+                return slot if less_room != inf else -1
+            heapq.heappop(self._by_room)
+        return -1
+
+    def _set_room(self, slot: int, room: float, *, exact: bool) -> None:
+        self._stamp += 1
+        self._room_S[slot], self._exact_S[slot], self._stamp_S[slot] = room, exact, self._stamp
+        heapq.heappush(self._by_room, (-room, self._stamp, slot))
+        if len(self._by_room) > 64 + 16 * len(self._room_S):
+            self._by_room = [entry for entry in self._by_room if self._stamp_S[entry[2]] == entry[1]]
+            heapq.heapify(self._by_room)
+
+    def _need(self, rollout: Rollout, group: Group, slot: int) -> float:
+        """An upper bound on the room it takes: the spread of a sum is at most the sum of the spreads."""
+        siblings = group.homes.get(slot, 0)
+        if rollout.load.response_tokens == 0 and siblings <= SIBLINGS_BOUNDED:
+            fresh = self._fresh[id(group.stage)]
+            if siblings:
+                return fresh.need_beside_G[group.index]
+            return fresh.need_G[group.index] + group.prompt_tokens
+        demand_H, variance_H, shared_H = self._rows_of(rollout, group)
+        variance_H = variance_H + 2.0 * siblings * np.maximum(shared_H, 0.0)
+        peak = float((demand_H + self.z * np.sqrt(variance_H)).max())
+        return peak + (0 if siblings else group.prompt_tokens)
+
+    def _fits(self, replica: Replica, rollout: Rollout, group: Group) -> bool:
+        """Exactly, against the replica's profile; an empty replica takes whatever its cache can hold."""
         if not replica.has_slot or replica.kv_capacity_tokens < self.needed_tokens(rollout.load):
             return False
         if not replica.residents:
             return True
-        profile = self._profiles[replica.replica_id]
-        prompt, variance_H = group.prompt_tokens, rows[1]
+        profile = self._profile(replica)
+        prompt, (demand_H, variance_H, shared_H) = group.prompt_tokens, self._rows_of(rollout, group)
         if siblings := group.homes.get(replica.index, 0):
-            prompt, variance_H = 0, variance_H + 2.0 * siblings * rows[2]
-        peak = (profile.demand_H + rows[0] + self.z * np.sqrt(profile.variance_H + variance_H)).max()
-        return bool(peak + prompt + self._beside(replica, profile) <= replica.kv_capacity_tokens)
+            prompt, variance_H = 0, variance_H + 2.0 * siblings * shared_H
+        spread_H = np.sqrt(np.maximum(profile.variance_H + variance_H, 0.0))
+        peak = float((profile.demand_H + demand_H + self.z * spread_H).max())
+        return peak + prompt + self._beside(replica, profile) <= replica.kv_capacity_tokens
 
     def _rows_of(self, rollout: Rollout, group: Group) -> tuple[Floats, Floats, Floats]:
         """[H] each: demand, variance alone, and covariance with one sibling of its age."""
         response = rollout.load.response_tokens
         if response == 0:
-            demand_GH, variance_GH, shared_GH = self._fresh_rows[id(group.stage)]
-            return demand_GH[group.index], variance_GH[group.index], shared_GH[group.index]
-        age_1 = np.array([float(response)])
+            fresh = self._fresh[id(group.stage)]
+            return fresh.demand_GH[group.index], fresh.variance_GH[group.index], fresh.shared_GH[group.index]
+        age_1 = np.array([float(min(response, rollout.load.max_response_tokens - 1))])
         alive_1H, shared_1H = group.stage.survivals(np.array([group.index]), age_1, self.horizons_H)
         demand_1H, variance_1H = _rows(age_1, self.horizons_H, alive_1H, shared_1H, np.zeros((1, 1)))
         return demand_1H[0], variance_1H[0], shared_1H[0] * (response + self.horizons_H + BLOCK_TOKENS / 2) ** 2
+
+    def _profile(self, replica: Replica) -> Profile:
+        """The replica's profile, with the rows of all residents."""
+        profile = self._profiles[replica.replica_id]
+        if profile.pending:
+            self._ensure_fresh(profile)
+            rows = [self._rows_of(rollout, self._groups[rollout.load.group_id]) for rollout in profile.pending]
+            beside = [self._groups[rollout.load.group_id].homes[replica.index] - 1 for rollout in profile.pending]
+            variance_RH = np.array([row[1] for row in rows])
+            shared_RH = np.array([row[2] for row in rows])
+            profile.fill(np.array([row[0] for row in rows]), variance_RH + np.array(beside)[:, None] * shared_RH)
+        return profile
+
+    def _ensure_fresh(self, profile: Profile) -> None:
+        """Rows exist for every pending rollout's group, those adopted without a ranking among them."""
+        for rollout in profile.pending:
+            group = self._groups[rollout.load.group_id]
+            fresh = self._fresh.get(id(group.stage))
+            if fresh is None or group.index >= len(fresh.need_G):
+                self._learnt_at = -1
+                self._learn()
+
+    def _measure_loose(self) -> bool:
+        """Measure every replica of which only a bound is known; False: there was none."""
+        loose = [r for r in self.fleet.slots if r is not None and not self._exact_S[r.index]]
+        for replica in loose:
+            self._measure(replica)
+        return bool(loose)
 
     def needed_tokens(self, load: RolloutLoad) -> int:
         return load.context_tokens + 1
@@ -287,30 +382,34 @@ class ExpectedKV:
         return profile.prompt_tokens + growth + max(0.0, unexplained)
 
     def _measure(self, replica: Replica) -> None:
-        """Note how much room this replica has."""
-        profile = self._profiles[replica.replica_id]
-        if not replica.open or not replica.has_slot:
-            self._room_S[replica.index] = -np.inf
-            return
-        peak = (profile.demand_H + self.z * np.sqrt(np.maximum(profile.variance_H, 0.0))).max()
-        self._room_S[replica.index] = replica.kv_capacity_tokens - peak - self._beside(replica, profile)
+        """Note exactly how much room this replica has."""
+        room = -inf
+        if replica.open and replica.has_slot:
+            profile = self._profile(replica)
+            peak = float((profile.demand_H + self.z * np.sqrt(np.maximum(profile.variance_H, 0.0))).max())
+            room = replica.kv_capacity_tokens - peak - self._beside(replica, profile)
+        self._set_room(replica.index, room, exact=True)
 
     # -- what happens ---------------------------------------------------------------------------------------------
     def admitted(self, rollout: Rollout) -> None:
         replica = rollout.replica
         assert replica is not None
         group = self._know(rollout)
+        fresh = self._fresh.get(id(group.stage))
+        known = fresh is not None and group.index < len(fresh.need_G)
+        room = self._room_S[replica.index] - self._need(rollout, group, replica.index) if known else -inf
         profile = self._profiles[replica.replica_id]
-        if id(group.stage) not in self._fresh_rows:
-            self._learn()
-        demand_H, variance_H, shared_H = self._rows_of(rollout, group)
-        profile.append(rollout, demand_H, variance_H + 2.0 * group.homes.get(replica.index, 0) * shared_H)
+        profile.append(rollout)
         if replica.index not in group.homes:
             profile.prompt_tokens += group.prompt_tokens
         group.homes[replica.index] = group.homes.get(replica.index, 0) + 1
-        self._measure(replica)
+        if replica.has_slot:
+            self._set_room(replica.index, room, exact=False)
+        else:
+            self._set_room(replica.index, -inf, exact=True)
 
     def grown(self, rollout: Rollout) -> None:
+        self._observed += 1
         group = self._groups[rollout.load.group_id]
         group.stage.grow(rollout.slot, rollout.load.response_tokens)
         self._turned.append(rollout)
@@ -319,7 +418,8 @@ class ExpectedKV:
         replica = rollout.replica
         assert replica is not None
         group = self._groups[rollout.load.group_id]
-        profile = self._profiles[replica.replica_id]
+        self._observed += 1
+        profile = self._profile(replica)
         profile.pop(rollout)
         group.homes[replica.index] -= 1
         if group.homes[replica.index] == 0:
@@ -334,8 +434,9 @@ class ExpectedKV:
     def reported(self, replica: Replica, new_preemptions: int) -> None:
         if new_preemptions > 0:
             self.z = min(self.z + Z_STEP, self._z_least + Z_SPAN)
-        profile = self._profiles[replica.replica_id]
-        if profile.rollouts and replica.decode_step >= profile.fresh_at + REFRESH_STEPS:
+        profile = self._profile(replica)
+        patience = REFRESH_STEPS if self._order or self._resumed else 4 * REFRESH_STEPS
+        if profile.rollouts and replica.decode_step >= profile.fresh_at + patience:
             self._refresh(replica, profile)
         self._measure(replica)
 
@@ -363,14 +464,15 @@ class ExpectedKV:
         profile.fresh_at = step
 
     def replicas_changed(self) -> None:
-        if len(self._room_S) < len(self.fleet.slots):
-            closed = np.full(len(self.fleet.slots) - len(self._room_S), -np.inf)
-            self._room_S = np.concatenate([self._room_S, closed])
+        missing = len(self.fleet.slots) - len(self._room_S)
+        self._room_S += [-inf] * missing
+        self._exact_S += [True] * missing
+        self._stamp_S += [0] * missing
         for replica_id in self._profiles.keys() - self.fleet.by_id.keys():
             del self._profiles[replica_id]
         for index, replica in enumerate(self.fleet.slots):
             if replica is None:
-                self._room_S[index] = -np.inf
+                self._set_room(index, -inf, exact=True)
                 continue
             self._profiles.setdefault(replica.replica_id, Profile(NUM_HORIZONS))
             self._measure(replica)
@@ -394,7 +496,7 @@ class ExpectedKV:
         self._learnt_at = -1
         for replica_id, profile in self._profiles.items():
             if profile.rollouts:
-                self._refresh(self.fleet.by_id[replica_id], profile)
+                self._refresh(self.fleet.by_id[replica_id], self._profile(self.fleet.by_id[replica_id]))
 
     # -- between turns --------------------------------------------------------------------------------------------
     def moves(self) -> Sequence[Move]:
@@ -442,16 +544,16 @@ class ExpectedKV:
         age_1 = np.array([float(rollout.load.response_tokens)])
         if MOVE_GAIN * group.stage.mean_remaining(np.array([group.index]), age_1)[0] < context:
             return None
-        fits = self._fits(self.fleet.by_id[target], rollout, group, self._rows_of(rollout, group))
+        fits = self._fits(self.fleet.by_id[target], rollout, group)
         return target if fits else None
 
     def _about_to_overflow(self, replica: Replica) -> bool:
         """Expected demand exceeds the cache, soon or later, without any margin."""
-        profile = self._profiles[replica.replica_id]
+        profile = self._profile(replica)
         return float(profile.demand_H.max()) + self._beside(replica, profile) > replica.kv_capacity_tokens
 
     def _used(self, replica: Replica) -> float:
-        profile = self._profiles[replica.replica_id]
+        profile = self._profile(replica)
         return float(profile.demand_H[0]) + profile.prompt_tokens
 
 
