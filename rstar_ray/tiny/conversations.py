@@ -169,9 +169,10 @@ def sample_texts() -> Iterator[str]:
     yield "user\nassistant\nsystem\n"
     yield '{"name": "python", "arguments": {"code": "'
     yield "\\boxed{"
-    yield 'Traceback (most recent call last):\n  File "<tool>", line 1, in <module>\n    print(\n          ^\n'
-    yield "NameError: name 'a' is not defined\nSyntaxError: '(' was never closed\n"
+    yield 'Traceback (most recent call last):\n  File "<tool>", line 1, in <module>\n' + " " * 12 + "^\n"
+    yield "  File \"<tool>\", line 1\nNameError: name 'a' is not defined\nSyntaxError: '(' was never closed\n"
     for draft in draft_conversations(0, 3000, ConversationMix()):
         yield draft.prompt
         for code in draft.codes:
             yield f'{code}"}}}}'
+            yield f"    {code}\n"

@@ -25,9 +25,21 @@ TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<
 SPELLED = string.digits + string.ascii_letters + string.punctuation + " \n\t"
 MAX_WORDS = 160
 
-# The opening of a call is one token: it is the same in every call, and the tiny model has better uses for its time.
-PRE_TOKENS = (
-    r'\{"name": "python", "arguments": \{"code": "|\\boxed\{| ?[A-Za-z_.]*[A-Za-z_]\(?|[0-9]|\s| ?[^A-Za-z0-9_\s]+'
+# What every call opens with and what every traceback repeats is one token, and so are indents: a tiny model has
+# better uses for its time.
+PRE_TOKENS = "|".join(
+    (
+        r'\{"name": "python", "arguments": \{"code": "',
+        r'Traceback \(most recent call last\):\n  File "<tool>", line ',
+        r'  File "<tool>", line ',
+        r", in <module>\n",
+        r"\\boxed\{",
+        r" {8}| {4}",
+        r" ?[A-Za-z_.]*[A-Za-z_]\(?",  # a word, a name called
+        r"[0-9]",
+        r"\s",
+        r" ?[^A-Za-z0-9_\s]+",  # operators and brackets in a row
+    )
 )
 
 CHAT_TEMPLATE = """\
