@@ -32,7 +32,8 @@ from sandbox.scratch import clear_away
 from sandbox.self_test import PROBES, read_probes
 
 TICK_S = 0.25
-SILENCE_S = 1.5  # a process that says nothing for so long, although asked, is wedged
+SILENCE_S = 1.5  # a process that says nothing for so long, although asked, is wedged ...
+STARVING_S = 15.0  # ... unless it is ready to run and merely gets no core
 PING_AFTER_S = 0.5
 START_S = 60.0  # for a warm server to import everything on a busy machine
 CELL_START_S = 10.0
@@ -548,7 +549,8 @@ class SandboxPool:
             if silent_s > CELL_START_S:
                 self._lose(kind, cell)
         elif silent_s > SILENCE_S and (cell.call is not None or cell.pinged):
-            self._lose(kind, cell)
+            if silent_s > STARVING_S or not cell.channel.wants_to_run():
+                self._lose(kind, cell)
         elif silent_s > PING_AFTER_S and cell.call is None and not cell.pinged:
             cell.pinged = True
             cell.last_heard = now
@@ -562,8 +564,9 @@ class SandboxPool:
         if late:
             server.last_heard = max(server.last_heard, now - PING_AFTER_S)
         elif silent_s > (START_S if not server.ready else SILENCE_S) and (server.pinged or not server.ready):
-            server.kill()
-            self._server_lost(kind, "it stopped answering")
+            if silent_s > max(STARVING_S, START_S * (not server.ready)) or not server.channel.wants_to_run():
+                server.kill()
+                self._server_lost(kind, "it stopped answering")
         elif server.ready and silent_s > PING_AFTER_S and not server.pinged:
             server.last_heard = now
             server.ping()

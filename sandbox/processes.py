@@ -116,6 +116,16 @@ class Channel:
         self.close()
         self._on_end()
 
+    def wants_to_run(self) -> bool:
+        """True where the process waits for a core or a page, so that silence is not its fault."""
+        try:
+            about = Path(f"/proc/self/fdinfo/{self.pidfd}").read_text("ascii")
+            pid = next(line.split()[1] for line in about.splitlines() if line.startswith("Pid:"))
+            state = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rsplit(")", 1)[1].split()[0]
+        except (OSError, StopIteration):
+            return False
+        return state in "RD"
+
     def close(self) -> None:
         """Let go of the process; it ends when it notices."""
         if self.ours.fileno() >= 0:
@@ -168,7 +178,8 @@ class WarmServer:
         self.channel.hand_over()
         self.channel.pidfd = os.pidfd_open(self._process.pid)
         config: dict[str, Any] = {"root": ROOT, "flavor": flavor, "sys_path": sys_path, "cage": spec._asdict()}
-        self.channel.ours.send(json.dumps(config).encode() + b"\n")
+        with contextlib.suppress(OSError):  # it is gone already; the channel tells
+            self.channel.ours.send(json.dumps(config).encode() + b"\n")
 
     @property
     def pid(self) -> int:

@@ -193,7 +193,7 @@ async def read_body(request: web.Request) -> object:
     body = await request.read()
     try:
         if request.content_type in (MSGPACK, "application/x-msgpack"):
-            return msgpack.unpackb(body, unicode_errors="surrogatepass", max_buffer_size=MAX_BODY_BYTES)
+            return msgpack.unpackb(body, unicode_errors="surrogatepass")
         return json.loads(body)
     except RecursionError as error:
         raise ValueError("the body is nested too deeply") from error

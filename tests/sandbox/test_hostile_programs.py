@@ -1,0 +1,109 @@
+"""Attacks: every case is contained, and the next honest program runs."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rstar_ray.outcome import Outcome
+from sandbox.case_check import check_case, read_cases
+from sandbox.limits import Limits
+from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.request import ExecutionRequest
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+CASES = Path(__file__).parent / "data" / "sandbox_cases.json"
+BRIEF = Limits(cpu_s=1.5, wall_s=3.0)
+
+
+@pytest.mark.parametrize("level", ["namespaces", "landlock"])
+async def test_every_case_is_contained(level: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SANDBOX_TEST_SECRET", "hunter2")
+    cases = [replace(case, request=replace(case.request, limits=BRIEF)) for case in read_cases(CASES)]
+    async with SandboxPool(PoolConfig(level=level, slots=4, flavors=("lean", "numpy"))) as pool:
+        checked = await asyncio.gather(*[check_case(pool, case, case.name, patience=20.0) for case in cases])
+        stats = pool.stats()
+    wrong = {case.name: trouble for case, (_, trouble) in zip(cases, checked, strict=True) if trouble}
+    assert wrong == {}
+    assert stats.cells_lost == stats.failed == 0
+
+
+async def test_the_secrets_of_the_server_are_out_of_reach(pool: SandboxPool, tmp_path: Path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("hunter2")
+    beside = Path(__file__).parent / "data" / "sandbox_cases.json"
+    code = f"""
+import os, glob
+def look(path):
+    try: return open(path, errors="replace").read()
+    except OSError as error: return type(error).__name__
+print([look(p) for p in ({str(secret)!r}, {str(beside)!r}, "/proc/self/environ", "/proc/1/environ", "/etc/passwd")])
+print("SECRET" in str(os.environ), glob.glob("/work*"), os.listdir("/root") if os.path.isdir("/root") else [])
+"""
+    result = await pool.run(ExecutionRequest(code=code))
+    assert result.outcome is Outcome.OK
+    assert "hunter2" not in result.stdout and "False" in result.stdout
+
+
+# The pattern matches what earlier programs left, and not its own source.
+SEARCH = r"""
+import ctypes, re
+own = "LEFT-BEHI" + "ND-self"
+left = []
+for line in open("/proc/self/maps"):
+    place, mode, *rest = line.split()
+    if mode.startswith("rw") and "[v" not in line:
+        low, high = (int(end, 16) for end in place.split("-"))
+        left += re.findall(rb"LEFT[-]BEHIND[-][a-z]+", ctypes.string_at(low, high - low))
+print("found", sorted(set(left)))
+"""
+
+
+async def test_a_programs_memory_holds_nothing_of_the_programs_before_it():
+    mark = "LEFT-BEHIND"
+    async with SandboxPool(PoolConfig(slots=1, spare_cells=0, flavors=("lean",))) as pool:
+        for _ in range(3):
+            await pool.run(ExecutionRequest(code=f"# {mark}-code\nprint('{mark}-print' * 9000)"))
+            await pool.run(ExecutionRequest(code=f"x = '{mark}-value'\nx", stdin=f"{mark}-stdin"))
+            await pool.run(ExecutionRequest(code=f"raise ValueError('{mark}-error')"))
+        result = await pool.run(ExecutionRequest(code=SEARCH, limits=Limits(memory_bytes=1 << 30)))
+    assert result.stdout == "found [b'LEFT-BEHIND-self']\n", result
+
+
+async def test_open_files_and_modules_of_the_server_are_not_inherited(pool: SandboxPool):
+    code = (
+        "import os, sys\nprint(os.listdir('/proc/self/fd')[:9], [m for m in sys.modules if 'sandbox' in m], sys.argv)"
+    )
+    result = await pool.run(ExecutionRequest(code=code))
+    assert result.stdout == "['0', '1', '2', '3'] [] ['<tool>']\n"  # 3 is the listing itself
+
+
+async def test_a_program_cannot_lift_its_own_bounds(pool: SandboxPool):
+    code = """
+import resource
+for which in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC):
+    soft, hard = resource.getrlimit(which)
+    assert soft == hard and hard > 0, (which, soft, hard)
+    try:
+        resource.setrlimit(which, (hard + 1, hard + 1))
+        print("LIFTED", which)
+    except (ValueError, OSError):
+        pass
+"""
+    assert (await pool.run(ExecutionRequest(code=code))).outcome is Outcome.OK
+
+
+async def test_deadlines_hold_whatever_a_program_does_to_signals(pool: SandboxPool):
+    code = """
+import signal, threading, time
+for number in range(1, 65):
+    try: signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+threading.Thread(target=time.sleep, args=(60,)).start()
+time.sleep(60)
+"""
+    result = await pool.run(ExecutionRequest(code=code, limits=Limits(wall_s=0.6)))
+    assert result.outcome is Outcome.TIMEOUT
+    assert 0.6 <= result.wall_s < 1.1  # 0.1 s on a quiet machine

@@ -1,0 +1,184 @@
+"""The pool's promises: one answer per call, fairness, room, deadlines, and no lost processes."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from rstar_ray.errors import ConfigError, SandboxError
+from rstar_ray.outcome import Outcome
+from sandbox.errors import SandboxClosed, SandboxFull, SandboxLate, SandboxLost
+from sandbox.limits import Limits
+from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.request import ExecutionRequest
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+LEAN = ("lean",)
+SLEEP = ExecutionRequest(code="import time\ntime.sleep(60)", limits=Limits(wall_s=30.0))
+
+
+def sleeping(seconds: float) -> ExecutionRequest:
+    return ExecutionRequest(code=f"import time\ntime.sleep({seconds})\nprint('slept')")
+
+
+def descendants(root: int) -> set[int]:
+    """Process ids below `root`, read from /proc."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                parents[int(entry.name)] = int(fields[1])
+    below = {root}
+    while True:
+        more = {child for child, parent in parents.items() if parent in below} - below
+        if not more:
+            return below - {root}
+        below |= more
+
+
+async def until(condition, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        await asyncio.sleep(0.02)
+
+
+async def test_a_lost_cell_costs_a_second_run_and_nothing_else():
+    async with SandboxPool(PoolConfig(slots=1, flavors=LEAN)) as pool:
+        call = asyncio.ensure_future(pool.run(sleeping(1.0)))
+        await until(lambda: any(cell.call for kind in pool._flavors.values() for cell in kind.cells))
+        await asyncio.sleep(0.2)
+        busy = next(cell for kind in pool._flavors.values() for cell in kind.cells if cell.call)
+        signal.pidfd_send_signal(busy.channel.pidfd, signal.SIGKILL)
+        result = await call
+        stats = pool.stats()
+    assert (result.outcome, result.stdout) == (Outcome.OK, "slept\n")
+    assert (stats.retried, stats.cells_lost, sum(stats.finished.values())) == (1, 1, 2)  # with the self-test
+
+
+async def test_a_wedged_cell_is_replaced_within_two_seconds_and_its_call_repeated():
+    async with SandboxPool(PoolConfig(slots=1, flavors=LEAN)) as pool:
+        call = asyncio.ensure_future(pool.run(sleeping(0.8)))
+        await until(lambda: any(cell.call for kind in pool._flavors.values() for cell in kind.cells))
+        busy = next(cell for kind in pool._flavors.values() for cell in kind.cells if cell.call)
+        signal.pidfd_send_signal(busy.channel.pidfd, signal.SIGSTOP)
+        result = await asyncio.wait_for(call, 20)
+        assert (result.stdout, pool.stats().retried) == ("slept\n", 1)
+
+
+async def test_a_dead_server_is_started_again_and_its_cells_serve_on():
+    async with SandboxPool(PoolConfig(slots=1, flavors=LEAN)) as pool:
+        server = pool._flavors["lean"].server
+        assert server is not None
+        os.kill(server.pid, signal.SIGKILL)
+        assert (await pool.run(ExecutionRequest(code="print(1)"))).stdout == "1\n"
+        await until(lambda: pool.stats().servers_lost == 1 and pool._flavors["lean"].server not in (None, server))
+
+
+async def test_a_call_that_loses_every_cell_is_our_error_not_the_programs():
+    async with SandboxPool(PoolConfig(slots=1, attempts=1, flavors=LEAN)) as pool:
+        call = asyncio.ensure_future(pool.run(SLEEP))
+        await until(lambda: any(cell.call for kind in pool._flavors.values() for cell in kind.cells))
+        busy = next(cell for kind in pool._flavors.values() for cell in kind.cells if cell.call)
+        signal.pidfd_send_signal(busy.channel.pidfd, signal.SIGKILL)
+        with pytest.raises(SandboxLost):
+            await call
+
+
+async def test_a_full_queue_refuses_at_once():
+    async with SandboxPool(PoolConfig(slots=1, queue_size=2, flavors=LEAN)) as pool:
+        calls = [asyncio.ensure_future(pool.run(SLEEP)) for _ in range(3)]  # one runs, two wait
+        await asyncio.sleep(0)
+        with pytest.raises(SandboxFull):
+            await pool.run(SLEEP)
+        assert (pool.stats().running, pool.stats().waiting) == (1, 2)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert (await pool.run(ExecutionRequest(code="print('free')"))).stdout == "free\n"
+
+
+async def test_callers_take_turns():
+    async with SandboxPool(PoolConfig(slots=1, flavors=LEAN)) as pool:
+        order: list[str] = []
+
+        async def call(caller: str) -> None:
+            await pool.run(ExecutionRequest(code="1"), caller)
+            order.append(caller)
+
+        await asyncio.gather(*[call("greedy") for _ in range(12)], *[call("modest") for _ in range(2)])
+    assert max(index for index, caller in enumerate(order) if caller == "modest") < 6
+
+
+async def test_a_deadline_counts_the_wait():
+    async with SandboxPool(PoolConfig(slots=1, flavors=LEAN)) as pool:
+        first = asyncio.ensure_future(pool.run(SLEEP))
+        await asyncio.sleep(0)
+        with pytest.raises(SandboxLate):
+            await pool.run(ExecutionRequest(code="1"), deadline_s=0.2)
+        first.cancel()
+
+
+async def test_cancelling_a_call_ends_its_program():
+    async with SandboxPool(PoolConfig(slots=1, flavors=LEAN)) as pool:
+        call = asyncio.ensure_future(pool.run(SLEEP))
+        await until(lambda: pool.stats().running == 1)
+        await asyncio.sleep(0.1)
+        call.cancel()
+        await until(lambda: pool.stats().running == 0)
+        assert pool.stats().cells_lost == 0
+
+
+async def test_closing_drains_then_ends_every_process():
+    before = descendants(os.getpid())
+    pool = SandboxPool(PoolConfig(slots=2, flavors=LEAN))
+    await pool.start()
+    short = asyncio.ensure_future(pool.run(sleeping(0.3)))
+    await asyncio.sleep(0)
+    assert descendants(os.getpid()) > before
+    await pool.close(drain_s=30)
+    assert (await short).stdout == "slept\n"
+    with pytest.raises(SandboxClosed):
+        await pool.run(ExecutionRequest(code="1"))
+    await until(lambda: not descendants(os.getpid()) - before)
+
+
+async def test_without_draining_waiting_calls_end_in_an_error():
+    pool = SandboxPool(PoolConfig(slots=1, flavors=LEAN))
+    await pool.start()
+    calls = [asyncio.ensure_future(pool.run(SLEEP)) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    await pool.close()
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(end, SandboxClosed) for end in ends)
+
+
+async def test_a_burst_is_answered_once_each(pool: SandboxPool):
+    results = await asyncio.gather(*[pool.run(ExecutionRequest(code=f"print({i})")) for i in range(300)])
+    assert [result.stdout for result in results] == [f"{i}\n" for i in range(300)]
+
+
+async def test_cells_are_replaced_after_their_share_of_calls():
+    async with SandboxPool(PoolConfig(slots=1, calls_per_cell=5, flavors=LEAN)) as pool:
+        for i in range(12):
+            assert (await pool.run(ExecutionRequest(code=f"print({i})"))).stdout == f"{i}\n"
+        assert pool.stats().cells_replaced >= 2
+
+
+async def test_an_impossible_level_refuses_to_start_with_the_mend():
+    with pytest.raises(ConfigError, match="isolation level"):
+        PoolConfig(level="wishful")
+    with pytest.raises(SandboxError, match="does not start"):
+        await SandboxPool(PoolConfig(python="/bin/false", flavors=LEAN)).start()
+
+
+async def test_a_source_that_is_too_long_is_refused_not_run(pool: SandboxPool):
+    result = await pool.run(ExecutionRequest(code="x=1\n" * 500_000))
+    assert result.outcome is Outcome.INVALID and "characters" in result.reason
