@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import psutil
+
 from actors.vllm_start import EngineSettings, eos_token_ids, start_vllm
 from actors.weight_staging import refuse_other_parameters, stage
 from rstar_ray.deadline import within
@@ -29,7 +31,7 @@ T = TypeVar("T")
 
 CHECKSUM_POLL_S = 0.002
 LIVENESS_POLL_S = 0.25
-CLOSE_GRACE_S = 5.0
+CLOSE_GRACE_S = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class Engine:
         self._paused_at = 0.0
         self._death: asyncio.Future[str] | None = None  # why the engine does not serve any more
         self._watch: asyncio.Task[None] | None = None
+        self._processes: list[psutil.Process] = []
 
     @property
     def policy_version(self) -> int:
@@ -90,6 +93,7 @@ class Engine:
             self._llm = await self._within(starting, self.settings.start_deadline_s, "start")
         except (RuntimeError, ValueError, OSError) as failed:
             raise EngineError(f"the engine for {self.settings.model} did not start: {failed}") from failed
+        self._processes = _processes(self._llm)
         self._death = asyncio.get_running_loop().create_future()
         self._watch = asyncio.create_task(self._watch_for_death(self._llm))
         await self._ask(self._llm.update_weight_version("0"), "name its first weights")
@@ -112,7 +116,7 @@ class Engine:
         self._watch.cancel()
         if llm.output_handler is not None:
             llm.output_handler.cancel()  # or it reports the end of vLLM's process as a fault
-        shutting = asyncio.to_thread(llm.shutdown, timeout=CLOSE_GRACE_S)
+        shutting = asyncio.to_thread(_end_processes, llm, self._processes)
         await self._within(shutting, self.settings.control_deadline_s, "shut down")
 
     async def generate(
@@ -268,7 +272,11 @@ class Engine:
         """vLLM notices the end of its processes but leaves some calls waiting for ever."""
         while not llm.errored:
             await asyncio.sleep(LIVENESS_POLL_S)
-        self._mark_dead("vLLM's engine process died")
+        self._notice_death()
+
+    def _notice_death(self) -> None:
+        if self._llm is not None and self._llm.errored:
+            self._mark_dead("vLLM's engine process died")
 
     def _mark_dead(self, why: str) -> None:
         assert self._death is not None
@@ -278,6 +286,7 @@ class Engine:
     def _alive(self) -> "AsyncLLM":
         if self._death is None:
             raise EngineError("the engine was not started")
+        self._notice_death()
         if self._death.done() or self._llm is None:
             raise EngineError(f"the engine does not serve: {self._death.result()}")
         return self._llm
@@ -289,6 +298,7 @@ class Engine:
         except (EngineError, DeadlineExceeded):
             raise
         except Exception as failed:
+            self._notice_death()
             raise EngineError(f"the engine could not {what}: {failed}") from failed
 
     async def _or_death(self, awaitable: Awaitable[T]) -> T:
@@ -305,6 +315,22 @@ class Engine:
 
     async def _within(self, awaitable: Awaitable[T], seconds: float, what: str) -> T:
         return await within(awaitable, seconds, waiter="engine", owner="vLLM's engine process", reason=what)
+
+
+def _processes(llm: "AsyncLLM") -> list[psutil.Process]:
+    """vLLM's engine processes and their workers, as they are after the start."""
+    manager = llm.engine_core.resources.engine_manager
+    cores = [psutil.Process(process.pid) for process in getattr(manager, "processes", ()) if process.pid]
+    return [process for core in cores for process in (core, *core.children(recursive=True))]
+
+
+def _end_processes(llm: "AsyncLLM", processes: list[psutil.Process]) -> None:
+    """vLLM asks its processes to end and may return while they still do; what outlives the grace time is killed."""
+    llm.shutdown(timeout=CLOSE_GRACE_S)
+    _, alive = psutil.wait_procs(processes, timeout=CLOSE_GRACE_S)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=CLOSE_GRACE_S)
 
 
 async def _last(outputs: Any) -> Any:
