@@ -1,0 +1,185 @@
+"""The balancer's rules, one at a time."""
+
+import pytest
+
+from scheduler.balancer import POLICIES, Balancer
+from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
+
+
+def load(name: str, *, group: str = "g", prompt: int = 16, most: int = 84, context: int = 0) -> RolloutLoad:
+    return RolloutLoad(
+        rollout_id=name, group_id=group, prompt_tokens=prompt, max_response_tokens=most, max_turns=4,
+        context_tokens=context,
+    )  # fmt: skip
+
+
+def end(name: str, tokens: int, *, truncated: bool = False) -> Finished:
+    return Finished(rollout_id=name, context_tokens=16 + tokens, generated_tokens=tokens, turn=1, truncated=truncated)
+
+
+def fleet(policy: str, replicas: int = 2, capacity: int = 1_000, max_running: int = 64) -> Balancer:
+    balancer = Balancer(policy)
+    for index in range(replicas):
+        balancer.add_replica(f"r{index}", capacity, max_running=max_running)
+    return balancer
+
+
+def homes(balancer: Balancer) -> dict[str, str]:
+    return {admission.rollout_id: admission.replica_id for admission in balancer.decide().admissions}
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="one of static, round_robin"):
+        Balancer("fastest")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_rollout_that_can_never_fit_is_refused_with_the_numbers(policy: str):
+    balancer = fleet(policy, capacity=100)
+    with pytest.raises(NeverFits, match="holds 100") as refusal:
+        balancer.submit([load("fits"), load("huge", prompt=100)])
+    assert refusal.value.largest_capacity_tokens == 100
+    assert balancer.snapshot().submitted == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_replica_that_is_set_aside_or_pauses_gets_nothing_new(policy: str):
+    balancer = fleet(policy, replicas=3)
+    balancer.set_serving("r0", False)
+    assert "policy version 0 after 1" in str(
+        balancer.replica_report("r1", ReplicaLoad(policy_version=1))
+        or balancer.replica_report("r1", ReplicaLoad(policy_version=0))
+    )
+    balancer.submit([load(f"x{i}", group=f"g{i}") for i in range(9)])
+    assert set(homes(balancer).values()) == {"r2"}
+
+
+def test_worst_case_reserves_whole_lives_and_waits():
+    balancer = fleet("worst_case", replicas=1, capacity=250)
+    balancer.submit([load("a"), load("b"), load("c")])
+    assert set(homes(balancer)) == {"a", "b"}
+    assert balancer.finished("r0", end("a", 3))
+    assert set(homes(balancer)) == {"c"}
+
+
+def test_expected_kv_admits_more_than_the_worst_case_once_it_has_seen_short_ones():
+    cautious, learned = fleet("expected_kv", replicas=1), fleet("expected_kv", replicas=1)
+    learned.remember(84, 4, [(f"old{i}", 10.0 + i % 5, False) for i in range(200)])
+    batch = [load(f"x{i}", group=f"g{i}") for i in range(60)]
+    cautious.submit(batch)
+    learned.submit(batch)
+    assert len(homes(learned)) > 1.3 * len(homes(cautious))
+
+
+def test_expected_kv_starts_the_longest_expected_group_first_after_its_probes():
+    balancer = fleet("expected_kv", replicas=1, capacity=100_000, max_running=12)
+    rollouts = [load(f"{group}{i}", group=group, most=8_000) for group in ("short", "long") for i in range(16)]
+    balancer.submit(rollouts)
+    started = homes(balancer)
+    assert sum(name.startswith("short") for name in started) >= 4, "every group is probed"
+    for name in started:
+        if name.startswith("short"):
+            balancer.finished("r0", end(name, 50))
+        else:
+            report = TurnReport(rollout_id=name, context_tokens=4_016, generated_tokens=4_000, turn=1)
+            balancer.turn_finished("r0", report)
+    assert {name[:4] for name in homes(balancer)} == {"long"}
+
+
+def test_expected_kv_puts_siblings_together_only_while_that_saves_prefill():
+    balancer = fleet("expected_kv", replicas=2, capacity=100_000)
+    balancer.submit([load(f"p{i}", group="p", prompt=30_000, most=200) for i in range(2)])
+    assert len(set(homes(balancer).values())) == 1
+    balancer = fleet("expected_kv", replicas=2, capacity=100_000)
+    balancer.submit([load(f"p{i}", group="p", prompt=16, most=8_000) for i in range(2)])
+    assert len(set(homes(balancer).values())) == 2
+
+
+def test_an_empty_replica_takes_whatever_its_cache_can_hold():
+    balancer = fleet("expected_kv", replicas=1, capacity=120)
+    balancer.submit([load("a", most=500)])
+    assert homes(balancer) == {"a": "r0"}
+
+
+def test_a_preemption_is_counted_and_makes_admission_more_careful():
+    calm, shaken = fleet("expected_kv", replicas=1), fleet("expected_kv", replicas=1)
+    for preemptions in range(1, 15):
+        shaken.replica_report("r0", ReplicaLoad(preemptions=preemptions))
+    for balancer in (calm, shaken):
+        balancer.submit([load(f"x{i}", group=f"g{i}") for i in range(60)])
+    assert shaken.snapshot().preemptions == 14
+    assert len(homes(shaken)) < len(homes(calm))
+
+
+def test_the_tail_is_moved_from_a_full_replica_to_an_idle_one():
+    balancer = fleet("expected_kv", replicas=2, capacity=1_000_000)
+    balancer.remember(8_000, 4, [(f"old{i}", 7_000.0, False) for i in range(300)])
+    balancer.submit([load(f"x{i}", group=f"g{i}", most=8_000) for i in range(300)])
+    placed = homes(balancer)
+    assert set(placed.values()) == {"r0", "r1"}
+    for name in [name for name, home in placed.items() if home == "r1"]:
+        balancer.finished("r1", end(name, 7_000))
+    stayed = next(name for name, home in placed.items() if home == "r0")
+    balancer.turn_finished("r0", TurnReport(rollout_id=stayed, context_tokens=316, generated_tokens=300, turn=1))
+    (move,) = balancer.decide().moves
+    assert (move.rollout_id, move.from_replica, move.to_replica) == (stayed, "r0", "r1")
+    assert balancer.returned("r0", [load(stayed, group="g0", most=8_000, context=316)]) == [stayed]
+    assert homes(balancer) == {stayed: "r1"}
+    assert balancer.snapshot().moves == 1
+
+
+def test_prefix_aware_follows_the_prompt_until_its_replica_is_well_ahead():
+    balancer = fleet("prefix_aware")
+    balancer.submit([load(f"x{i}") for i in range(40)])
+    placed = list(homes(balancer).values())
+    assert placed[:33] == ["r0"] * 33
+    assert "r1" in placed
+
+
+def test_static_cuts_a_batch_into_equal_runs():
+    balancer = fleet("static")
+    balancer.submit([load(f"x{i}") for i in range(4)])
+    assert homes(balancer) == {"x0": "r0", "x1": "r0", "x2": "r1", "x3": "r1"}
+
+
+def test_most_hashes_stay_where_they_were_when_a_replica_joins():
+    few, more = fleet("consistent_hash", replicas=4), fleet("consistent_hash", replicas=5)
+    for balancer in (few, more):
+        balancer.submit([load(f"x{i}") for i in range(200)])
+    before, after = homes(few), homes(more)
+    assert 20 <= sum(before[name] != after[name] for name in before) <= 60
+
+
+def test_least_requests_counts_what_was_sent_since_the_engines_report():
+    balancer = fleet("least_requests")
+    balancer.replica_report("r0", ReplicaLoad(running=3))
+    balancer.submit([load(f"x{i}") for i in range(5)])
+    assert sorted(homes(balancer).values()) == ["r0", "r1", "r1", "r1", "r1"]
+
+
+def test_known_rollouts_are_left_alone_when_submitted_again():
+    balancer = fleet("expected_kv")
+    balancer.submit([load("a")])
+    assert set(homes(balancer)) == {"a"}
+    balancer.submit([load("a")])
+    assert homes(balancer) == {}
+    assert balancer.snapshot().submitted == 1
+
+
+def test_a_call_about_an_unknown_replica_says_so():
+    with pytest.raises(UnknownReplica, match="'r9' is not registered"):
+        fleet("static").remove_replica("r9")
+
+
+def test_a_new_policy_version_keeps_live_rollouts_and_lets_old_lengths_fade():
+    balancer = fleet("expected_kv", replicas=1, capacity=10_000)
+    balancer.submit([load(f"{g}{i}", group=g) for g in ("a", "b") for i in range(4)])
+    assert len(homes(balancer)) == 8
+    for i in range(4):
+        balancer.finished("r0", end(f"a{i}", 20))
+    balancer.set_policy_version(1)
+    balancer.submit([load("late", group="c")])
+    assert set(homes(balancer)) == {"late"}
+    for i in range(4):
+        assert balancer.finished("r0", end(f"b{i}", 20))
+    assert balancer.finished("r0", end("late", 20))

@@ -1,0 +1,184 @@
+"""Random orders of events: every rollout ends exactly once, nothing is lost, nothing starves, the books close."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scheduler.balancer import POLICIES, Balancer
+from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport
+
+REPLICAS = ("r0", "r1", "r2")
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            (
+                "submit",
+                "submit",
+                "turn",
+                "turn",
+                "finish",
+                "finish",
+                "die",
+                "return",
+                "resize",
+                "cancel",
+                "pause",
+                "nonsense",
+            )
+        ),
+        st.integers(0, 10_000),
+    ),
+    min_size=1,
+    max_size=80,
+)
+
+
+class World:
+    """A balancer and what its workers hold, driven by drawn numbers."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self.balancer = Balancer(policy)
+        self.capacity = dict.fromkeys(REPLICAS, 1_000)
+        self.live: dict[str, RolloutLoad] = {}
+        self.home: dict[str, str] = {}
+        self.ended: list[str] = []
+        self.granted = 0
+        self.count = 0
+        for replica in REPLICAS:
+            self.balancer.add_replica(replica, 1_000, max_running=8)
+
+    def decide(self) -> None:
+        decisions = self.balancer.decide()
+        for admission in decisions.admissions:
+            assert admission.rollout_id in self.live, "granted after its end"
+            assert admission.rollout_id not in self.home, "granted twice"
+            self.home[admission.rollout_id] = admission.replica_id
+            self.granted += 1
+        if self.policy == "worst_case" and decisions.admissions:
+            for admission in decisions.admissions:
+                reserved = self.balancer.reserved_tokens(admission.replica_id)
+                assert reserved <= self.capacity[admission.replica_id]
+
+    def pick(self, number: int) -> str | None:
+        names = sorted(self.home)
+        return names[number % len(names)] if names else None
+
+    def grown(self, name: str, tokens: int) -> RolloutLoad:
+        load = self.live[name]
+        tokens = min(tokens, load.worst_case_tokens - load.context_tokens)
+        self.live[name] = RolloutLoad(
+            rollout_id=name,
+            group_id=load.group_id,
+            prompt_tokens=load.prompt_tokens,
+            max_response_tokens=load.max_response_tokens,
+            max_turns=load.max_turns,
+            context_tokens=load.context_tokens + tokens,
+            generated_tokens=load.generated_tokens + tokens,
+            turn=load.turn + 1,
+        )
+        return self.live[name]
+
+    def event(self, kind: str, number: int) -> None:
+        replica = REPLICAS[number % len(REPLICAS)]
+        name = self.pick(number)
+        if kind == "submit":
+            loads = []
+            for _ in range(1 + number % 7):
+                self.count += 1
+                load = RolloutLoad(
+                    rollout_id=f"x{self.count}",
+                    group_id=f"g{self.count // 4}",
+                    prompt_tokens=1 + number % 60,
+                    max_response_tokens=200,
+                    max_turns=4,
+                )
+                loads.append(load)
+                self.live[load.rollout_id] = load
+            self.balancer.submit(loads)
+        elif kind == "turn" and name:
+            load = self.grown(name, number % 90)
+            report = TurnReport(
+                rollout_id=name,
+                context_tokens=load.context_tokens,
+                generated_tokens=load.generated_tokens,
+                turn=load.turn,
+            )
+            assert self.balancer.turn_finished(self.home[name], report)
+        elif kind == "finish" and name:
+            self.finish(name, number)
+        elif kind == "die":
+            for orphan in self.balancer.remove_replica(replica):
+                assert self.home.pop(orphan) == replica
+            self.balancer.add_replica(replica, self.capacity[replica], max_running=8)
+        elif kind == "return" and name:
+            assert self.balancer.returned(self.home[name], [self.grown(name, number % 30)]) == [name]
+            del self.home[name]
+        elif kind == "resize":
+            self.capacity[replica] = 300 + number % 1_200
+            for orphan in self.balancer.add_replica(replica, self.capacity[replica], max_running=8):
+                assert self.home.pop(orphan) == replica
+        elif kind == "cancel" and name:
+            assert self.balancer.cancel(name) == self.home.pop(name)
+            del self.live[name]
+            self.ended.append(name)
+        elif kind == "pause":
+            self.balancer.set_serving(replica, number % 2 == 0)
+        elif kind == "nonsense":
+            self.balancer.replica_report(replica, ReplicaLoad(kv_used_tokens=10_000))
+        self.decide()
+
+    def finish(self, name: str, number: int) -> None:
+        load = self.grown(name, number % 90)
+        end = Finished(
+            rollout_id=name,
+            context_tokens=load.context_tokens,
+            generated_tokens=load.generated_tokens,
+            turn=load.turn,
+            truncated=load.response_tokens >= load.max_response_tokens,
+        )
+        holder = self.home.pop(name)
+        other = next(replica for replica in REPLICAS if replica != holder)
+        assert not self.balancer.finished(other, end), "accepted from a replica that does not hold it"
+        assert self.balancer.finished(holder, end)
+        assert not self.balancer.finished(holder, end), "ended twice"
+        del self.live[name]
+        self.ended.append(name)
+
+    def settle(self) -> None:
+        """All replicas serve again and rollouts end one by one: everything must come to its end."""
+        for replica in REPLICAS:
+            for orphan in self.balancer.add_replica(replica, self.capacity[replica], max_running=8):
+                self.home.pop(orphan)
+        self.decide()
+        for number in range(len(self.live) + 1):
+            snapshot = self.balancer.snapshot()
+            if not self.live:
+                break
+            assert snapshot.in_flight > 0, f"{snapshot.waiting} wait for ever while every replica is empty"
+            name = self.pick(number)
+            assert name is not None
+            self.finish(name, number)
+            self.decide()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(events=EVENTS)
+def test_whatever_happens_every_rollout_ends_exactly_once_and_the_books_close(
+    policy: str, events: list[tuple[str, int]]
+):
+    world = World(policy)
+    for kind, number in events:
+        world.event(kind, number)
+        snapshot = world.balancer.snapshot()
+        assert snapshot.submitted == snapshot.finished + snapshot.cancelled + snapshot.waiting + snapshot.in_flight
+        assert snapshot.in_flight == len(world.home)
+        assert snapshot.waiting == len(world.live) - len(world.home)
+    world.settle()
+    snapshot = world.balancer.snapshot()
+    assert not world.live
+    assert len(world.ended) == len(set(world.ended)) == world.count
+    assert snapshot.waiting == snapshot.in_flight == 0
+    assert all(world.balancer.reserved_tokens(replica) == 0 for replica in REPLICAS)
+    assert all(not world.balancer.residents(replica) for replica in REPLICAS)

@@ -1,0 +1,147 @@
+"""The twin, its traces and its bound, on small fleets; all figures are simulated."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scheduler.balancer import POLICIES
+from scheduler.bound import lower_bound
+from scheduler.engine_model import EngineShape
+from scheduler.picture import Activity, KvSample, Span, draw_step, rows_of
+from scheduler.traces import STAGES, TraceRollout, TraceTurn, cut, read_trace, synthetic, write_trace
+from scheduler.twin import MI300X_14B, Twin, TwinSettings
+
+STAGE = STAGES["stage1"]
+ROLLOUTS = synthetic(STAGE, groups=8, siblings=16, seed=3)
+
+
+def settings(kv_tokens: int, replicas: int = 2) -> TwinSettings:
+    return TwinSettings(
+        replicas=replicas,
+        shape=EngineShape(kv_tokens=kv_tokens),
+        cost=MI300X_14B,
+        max_response_tokens=STAGE.max_response_tokens,
+        max_turns=STAGE.max_turns,
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_ends_every_rollout_no_sooner_than_the_bound(policy: str):
+    result = Twin(ROLLOUTS, policy, settings(60_000)).run()
+    assert result.rollouts == len(ROLLOUTS)
+    assert result.makespan_s >= result.lower_bound_s
+    assert 0.0 < result.kv_utilisation <= 1.0
+
+
+def test_the_same_trace_gives_the_same_step():
+    assert (
+        Twin(ROLLOUTS, "expected_kv", settings(60_000)).run() == Twin(ROLLOUTS, "expected_kv", settings(60_000)).run()
+    )
+
+
+def test_worst_case_never_preempts_and_expected_kv_beats_it_where_kv_is_scarce():
+    worst = Twin(ROLLOUTS, "worst_case", settings(60_000)).run()
+    ours = Twin(ROLLOUTS, "expected_kv", settings(60_000)).run()
+    assert worst.preemptions == 0
+    assert ours.makespan_s < worst.makespan_s / 1.3
+
+
+def test_lengths_of_an_earlier_step_are_used():
+    history = synthetic(STAGE, groups=32, siblings=16, seed=9)
+    first = Twin(ROLLOUTS, "expected_kv", settings(60_000)).run()
+    later = Twin(ROLLOUTS, "expected_kv", settings(60_000), history=history).run()
+    assert later.makespan_s != first.makespan_s
+
+
+def test_a_rollout_larger_than_the_cache_is_refused():
+    with pytest.raises(ValueError, match="does not fit into 160 KV tokens"):
+        Twin([TraceRollout("g", 100, (TraceTurn(100),))], "static", settings(160))
+
+
+def test_the_bound_of_a_single_rollout_is_its_own_time():
+    rollout = TraceRollout("g", 100, (TraceTurn(50, 20, 0.5), TraceTurn(30)))
+    result = Twin([rollout], "static", settings(60_000, replicas=1)).run()
+    assert result.longest_rollout_s <= result.makespan_s <= result.longest_rollout_s * 1.05
+
+
+def test_more_replicas_or_more_kv_never_raise_the_bound():
+    shape = EngineShape(kv_tokens=60_000)
+    few = lower_bound(ROLLOUTS, replicas=2, cost=MI300X_14B, shape=shape)
+    many = lower_bound(ROLLOUTS, replicas=4, cost=MI300X_14B, shape=shape)
+    roomy = lower_bound(ROLLOUTS, replicas=2, cost=MI300X_14B, shape=EngineShape(kv_tokens=600_000))
+    assert many.lower_bound_s < few.lower_bound_s
+    assert roomy.lower_bound_s <= few.lower_bound_s
+
+
+def test_spans_of_a_step_cover_generation_and_tools(tmp_path: Path):
+    spans: list[Span] = []
+    samples: list[KvSample] = []
+    Twin(ROLLOUTS[:32], "expected_kv", settings(60_000), on_span=spans.append, on_kv=samples.append).run()
+    assert {span.activity for span in spans} >= {Activity.GENERATE, Activity.TOOL}
+    assert all(span.start_s <= span.end_s for span in spans)
+    draw_step(tmp_path / "step.png", spans, samples, kv_capacity_tokens=60_000, title="a step, simulated")
+    assert (tmp_path / "step.png").stat().st_size > 10_000
+
+
+def test_rollouts_that_live_together_get_rows_of_their_own():
+    spans = [
+        Span("r0", "a", Activity.GENERATE, 0.0, 2.0),
+        Span("r0", "b", Activity.GENERATE, 1.0, 3.0),
+        Span("r0", "c", Activity.GENERATE, 2.0, 4.0),
+    ]
+    assert rows_of(spans) == {"r0/a": 0, "r0/b": 1, "r0/c": 0}
+
+
+def test_a_trace_survives_its_file(tmp_path: Path):
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, ROLLOUTS)
+    assert read_trace(path) == ROLLOUTS
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"prompt_tokens": 5, "turns": []}, "'group' is missing"),
+        ({"group": "g", "prompt_tokens": -5, "turns": [{}]}, "'prompt_tokens' is -5"),
+        ({"group": "g", "prompt_tokens": 5, "turns": []}, "'turns' is missing"),
+        (
+            {"group": "g", "prompt_tokens": 5, "turns": [{"completion_tokens": 3, "tool_tokens": 0}]},
+            "'tool_seconds' is None",
+        ),
+        (
+            {
+                "group": "g",
+                "prompt_tokens": 5,
+                "turns": [{"completion_tokens": 0, "tool_tokens": 0, "tool_seconds": 0}],
+            },
+            "'completion_tokens' is 0",
+        ),
+    ],
+)
+def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path, row: dict[str, object], problem: str):
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, ROLLOUTS[:1])
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match=rf"trace\.jsonl:2: {problem}"):
+        read_trace(path)
+
+
+def test_the_agent_loops_limits_cut_a_rollout():
+    long = TraceRollout("g", 10, (TraceTurn(50, 30, 0.1), TraceTurn(50, 30, 0.1), TraceTurn(50)))
+    assert cut(long, 100, 10).response_tokens == 100
+    assert cut(long, 100, 10).turns[-1] == TraceTurn(20)
+    assert len(cut(long, 1_000, 2).turns) == 2
+    overflowing = TraceRollout("g", 10, (TraceTurn(50, 60, 0.1), TraceTurn(50)))
+    assert cut(overflowing, 100, 10).response_tokens == 50
+
+
+def test_synthetic_traces_have_the_stages_lengths():
+    for stage in STAGES.values():
+        rollouts = synthetic(stage, groups=64, siblings=16, seed=1)
+        mean = sum(rollout.response_tokens for rollout in rollouts) / len(rollouts)
+        assert 0.7 * stage.mean_response_tokens < mean < 1.05 * stage.mean_response_tokens
+        assert max(rollout.response_tokens for rollout in rollouts) <= stage.max_response_tokens
+    with pytest.raises(ValueError, match="neither"):
+        synthetic(STAGE, tail="fat")
