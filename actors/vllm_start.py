@@ -131,7 +131,7 @@ def _cpu_args(settings: EngineSettings) -> dict[str, Any]:
     one_rank = {"distributed_executor_backend": "uni"} if settings.tensor_parallel_size == 1 else {}
     sized = {} if settings.num_blocks is None else {"kv_cache_memory_bytes": _kv_bytes(settings, settings.num_blocks)}
     prefill = settings.max_model_len + settings.max_num_seqs  # the longest prompt beside a full batch of decodes
-    return one_rank | sized | {"enable_chunked_prefill": False, "max_num_batched_tokens": max(prefill, 4096)}
+    return one_rank | sized | {"enable_chunked_prefill": False, "max_num_batched_tokens": max(prefill, 2048)}
 
 
 def _kv_bytes(settings: EngineSettings, num_blocks: int) -> int:
