@@ -432,6 +432,8 @@ class LearnerRank:
         for pattern in NOT_WEIGHTS:
             for source in sorted(Path(self.settings.model).glob(pattern)):
                 shutil.copyfile(source, folder / source.name)
+        for written in folder.glob("*.safetensors"):
+            written.chmod(0o644)  # safetensors leaves them readable by their owner alone
 
     def set_policy(self, folder: Path) -> None:
         """Take over the weights of a Hugging Face folder of the same architecture; the optimizer stays."""

@@ -21,6 +21,11 @@ class Correction(StrEnum):
     ICEPOP = "icepop"  # the token's importance weight inside a band, 0 outside (arXiv:2510.18855)
 
 
+def default_correction(engine_dtype: str, learner_dtype: str) -> Correction:
+    """Truncated weights by token where engine and learner compute in different precisions, else none."""
+    return Correction.NONE if engine_dtype == learner_dtype else Correction.TOKEN
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:
     """The loss of an RL update. The defaults are arXiv:2508.20722 Eq. 6: no KL term, no entropy bonus."""

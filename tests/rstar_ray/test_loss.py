@@ -17,7 +17,7 @@ from rstar_ray.loss import (
     token_logprobs,
     token_weights,
 )
-from rstar_ray.loss_settings import Correction, LossSettings, Normalisation
+from rstar_ray.loss_settings import Correction, LossSettings, Normalisation, default_correction
 
 LENGTHS = [5, 1, 7, 0, 3]
 ROWS = [row for row, length in enumerate(LENGTHS) for _ in range(length)]
@@ -274,6 +274,11 @@ def test_cross_entropy_is_torchs_own():
     loss, stats = likelihood_loss(logprobs, torch.zeros(9), torch.full((9,), 1 / 9).double())
     assert float(loss) == pytest.approx(float(torch.nn.functional.cross_entropy(logits, targets)), abs=1e-7)
     assert float(stats.sums[0]) == float(loss)
+
+
+def test_precisions_that_differ_are_corrected_unless_told_otherwise():
+    assert default_correction("float32", "float32") is Correction.NONE
+    assert default_correction("bfloat16", "float32") is Correction.TOKEN
 
 
 @pytest.mark.parametrize("wrong", [{"dual_clip": 1.0}, {"temperature": 0.0}])

@@ -1,0 +1,128 @@
+"""The same tensors through our loss and through that of TRL's GRPOTrainer; skipped where TRL is not installed."""
+
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rstar_ray.loss import policy_loss, rollout_correction, token_weights
+from rstar_ray.loss_settings import Correction, LossSettings, Normalisation
+
+pytestmark = pytest.mark.slow  # importing TRL takes long
+
+ROWS, TOKENS = 6, 11
+NAMES = {Normalisation.TOKEN: "dapo", Normalisation.SEQUENCE: "grpo", Normalisation.CONSTANT: "dr_grpo"}
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Any:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("trl")
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from trl.trainer.grpo_trainer import GRPOTrainer
+    return GRPOTrainer
+
+
+def trl_loss(trainer: Any, settings: LossSettings, tensors: dict[str, Any]) -> Any:
+    """`GRPOTrainer._compute_loss` with a model that answers with given log-probs."""
+    stand_in = SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (tensors["logprobs"], tensors["entropy"], None),
+        aux_loss_enabled=False,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        importance_sampling_level="token",
+        loss_type=NAMES[settings.normalisation],
+        beta=settings.kl_coefficient,
+        epsilon_low=settings.clip_low,
+        epsilon_high=settings.clip_high,
+        args=SimpleNamespace(use_bias_correction_kl=False, delta=settings.dual_clip, steps_per_generation=1),
+        use_vllm=settings.correction is not Correction.NONE,
+        vllm_importance_sampling_correction=True,
+        current_gradient_accumulation_steps=1,
+        max_completion_length=settings.constant_tokens,
+        _entropy_bonus_enabled=False,
+        model=SimpleNamespace(training=True),
+        accelerator=SimpleNamespace(num_processes=1, sync_gradients=True, gather=lambda x: x, reduce=lambda x, **_: x),
+        _metrics=defaultdict(lambda: defaultdict(list)),
+    )
+    inputs = {
+        "prompt_ids": torch.zeros(ROWS, 1),
+        "prompt_mask": torch.ones(ROWS, 1),
+        "completion_ids": torch.zeros(ROWS, TOKENS),
+        "completion_mask": tensors["mask"].int(),
+        "advantages": tensors["advantages"],
+        "old_per_token_logps": tensors["old"],
+        "ref_per_token_logps": tensors["ref"],
+        "num_items_in_batch": tensors["mask"].sum(),
+        "importance_sampling_ratio": (tensors["old"] - tensors["rollout"]).exp().clamp(max=settings.correction_cap),
+    }
+    return trainer._compute_loss(stand_in, None, inputs)
+
+
+def our_loss(settings: LossSettings, tensors: dict[str, Any]) -> Any:
+    mask = tensors["mask"]
+    lengths = mask.sum(-1)
+    rows = torch.arange(ROWS)[:, None].expand(ROWS, TOKENS)[mask]
+    count = int(lengths.sum()) if settings.normalisation is Normalisation.TOKEN else ROWS
+    weights = token_weights(lengths, settings.normalisation, count=count, constant=settings.constant_tokens)
+    return policy_loss(
+        tensors["logprobs"][mask],
+        tensors["entropy"][mask],
+        tensors["old"][mask],
+        tensors["rollout"][mask],
+        tensors["advantages"][rows],
+        weights[rows],
+        rows,
+        settings,
+        tensors["ref"][mask],
+    )[0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        LossSettings(),
+        LossSettings(clip_low=0.1, clip_high=0.1),
+        LossSettings(dual_clip=1.6),
+        LossSettings(kl_coefficient=0.1),
+        LossSettings(normalisation=Normalisation.SEQUENCE),
+        LossSettings(normalisation=Normalisation.SEQUENCE, kl_coefficient=0.1),
+        LossSettings(normalisation=Normalisation.CONSTANT, constant_tokens=17),
+        LossSettings(correction=Correction.TOKEN, correction_cap=1.2),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_and_gradient_are_those_of_trl(trainer: Any, settings: LossSettings, seed: int):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    base = draw(ROWS, TOKENS) - 3
+    lengths = torch.randint(1, TOKENS + 1, (ROWS, 1), generator=generator)
+    tensors: dict[str, Any] = {
+        "old": base + 0.3 * draw(ROWS, TOKENS),
+        "ref": base + 0.3 * draw(ROWS, TOKENS),
+        "rollout": base + 0.3 * draw(ROWS, TOKENS),
+        "entropy": draw(ROWS, TOKENS).abs(),
+        "advantages": draw(ROWS),
+        "mask": torch.arange(TOKENS)[None] < lengths,
+    }
+    leaves = [base.clone().requires_grad_(), base.clone().requires_grad_()]
+    theirs = trl_loss(trainer, settings, {**tensors, "logprobs": leaves[0]})
+    ours = our_loss(settings, {**tensors, "logprobs": leaves[1]})
+    theirs.backward()
+    ours.backward()
+    assert float(ours.detach()) == pytest.approx(float(theirs.detach()), abs=1e-6)
+    assert float((leaves[0].grad - leaves[1].grad).abs().max()) < 1e-6
+
+
+def test_the_correction_is_a_truncated_ratio_as_trls():
+    old, rollout = torch.tensor([-1.0, -1.0]), torch.tensor([-3.0, -0.5])
+    weights = rollout_correction(old, rollout, torch.tensor([0, 0]), Correction.TOKEN, cap=2.0)
+    assert weights.tolist() == pytest.approx([2.0, 0.60653], abs=1e-5)
