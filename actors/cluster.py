@@ -58,10 +58,9 @@ def up() -> None:
     created = psutil.Process(head.pid).create_time()
     (STATE / "head.json").write_text(json.dumps({"pid": head.pid, "created": created}))
     _wait_for_dashboard(head)
-    print(f"cluster up: dashboard http://{HOST}:{DASHBOARD_PORT}")
-    print(
-        f"submit:     ray job submit --address http://{HOST}:{DASHBOARD_PORT} --working-dir . -- python recipes/stage1.py"
-    )
+    dashboard = f"http://{HOST}:{DASHBOARD_PORT}"
+    print(f"cluster up: dashboard {dashboard}")
+    print(f"submit:     ray job submit --address {dashboard} --working-dir . -- python recipes/stage1.py")
 
 
 def down() -> None:

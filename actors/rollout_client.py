@@ -16,6 +16,9 @@ from rstar_ray.errors import RStarError
 from rstar_ray.rollout import RolloutState, score
 from rstar_ray.train_loop import DroppedRollout, FinishedRollout, TrajectoryRef
 from rstar_ray.trajectory import RolloutRequest, StopReason, TrajectorySummary
+from scheduler.load import RolloutLoad
+
+_Submission = tuple[RolloutLoad, RolloutRequest]
 
 SUBMIT_BATCH = 256
 CALL_DEADLINE_S = 120.0
@@ -29,7 +32,7 @@ class RolloutClient:
         self._chat = chat
         self._on_worker_lost = on_worker_lost
         self._finished: asyncio.Queue[FinishedRollout | DroppedRollout | BaseException] = asyncio.Queue()
-        self._waiting: dict[str, RolloutRequest] = {}
+        self._waiting: dict[str, _Submission] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
 
     def follow(self, replica_id: str, worker: Any) -> None:
@@ -39,15 +42,19 @@ class RolloutClient:
 
     async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
         """Yield each request's end once. Prompts above the context end here, as refused."""
-        fitting: list[RolloutRequest] = []
+        fitting: dict[str, _Submission] = {}
+        prompts: dict[str, list[int]] = {}  # by problem: siblings share theirs
         for request in requests:
-            state = self._start(request)
+            problem = request.problem
+            if problem.id not in prompts:
+                prompts[problem.id] = self._chat.prompt_ids(problem)
+            state = RolloutState.start(request, prompts[problem.id])
             if state.stop_reason is StopReason.REFUSED:
                 yield await _refused(state)
             else:
-                fitting.append(request)
-        self._waiting |= {request.rollout_id: request for request in fitting}
-        await self._submit(fitting)
+                fitting[request.rollout_id] = (rollout_load(state), request)
+        self._waiting |= fitting
+        await self._submit(list(fitting.values()))
         for _ in range(len(fitting)):
             done = await self._finished.get()
             if isinstance(done, BaseException):
@@ -63,13 +70,9 @@ class RolloutClient:
             reader.cancel()
         await asyncio.gather(*self._readers.values(), return_exceptions=True)
 
-    def _start(self, request: RolloutRequest) -> RolloutState:
-        return RolloutState.start(request, self._chat.prompt_ids(request.problem))
-
-    async def _submit(self, requests: Sequence[RolloutRequest]) -> None:
-        for first in range(0, len(requests), SUBMIT_BATCH):
-            batch = requests[first : first + SUBMIT_BATCH]
-            items = [(rollout_load(self._start(request)), request) for request in batch]
+    async def _submit(self, submissions: Sequence[_Submission]) -> None:
+        for first in range(0, len(submissions), SUBMIT_BATCH):
+            items = submissions[first : first + SUBMIT_BATCH]
             await within(
                 self._balancer.submit.remote(items),
                 CALL_DEADLINE_S,

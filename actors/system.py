@@ -254,6 +254,7 @@ def learner_settings(config: RunConfig, model: Path) -> LearnerSettings:
         activation_checkpointing=learner.activation_checkpointing,
         num_threads=learner.num_threads,
         seed=config.seed,
+        betas=(0.9, config.optimizer.beta2),
         weight_decay=config.optimizer.weight_decay,
         grad_clip=config.optimizer.grad_clip,
         loss=LossSettings(

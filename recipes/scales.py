@@ -28,8 +28,9 @@ TINY: dict[str, Any] = {
     "prompts_per_step": 16,
     "algorithm.rollouts_per_prompt": 16,
     "algorithm.keep": 8,
-    "optimizer.learning_rate": 3e-4,
+    "optimizer.learning_rate": 4e-4,
     "optimizer.warmup_steps": 5,
+    "optimizer.beta2": 0.95,  # a run of a few hundred steps has no time for a long memory
     "sft.steps": 400,
     "sft.batch_size": 64,
     "sft.learning_rate": 3e-3,

@@ -33,10 +33,27 @@ class TokenizerChat:
     def __init__(self, tokenizer: Any, *, instruct: bool) -> None:
         self._tokenizer = tokenizer
         self._instruct = instruct
-        self._answer_head, self._answer_tail = self._tool_answer_frame()
+        self._prompt_head, self._prompt_tail = map(self._encode, self._prompt_frame())
+        self._answer_head, self._answer_tail = map(self._encode, self._tool_answer_frame())
+        self._answer_separator = self._encode("\n</tool_response>\n<tool_response>\n")
 
     def prompt_ids(self, problem: Problem) -> list[int]:
         """The rendered problem up to where the policy begins, shape [P]."""
+        return [*self._prompt_head, *self._encode_plain(problem.problem), *self._prompt_tail]
+
+    def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]:
+        """All answers of one turn in one user message, up to where the policy goes on."""
+        ids = list(self._answer_head)
+        for position, result in enumerate(results):
+            ids += self._answer_separator if position else []
+            ids += self._encode_plain(result.text)
+        return ids + self._answer_tail
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def _prompt_frame(self) -> tuple[str, str]:
+        """What the template writes around a problem, found by rendering one."""
         messages = [{"role": "user", "content": _MARK}]
         if self._instruct:
             messages.insert(0, {"role": "system", "content": INSTRUCTIONS})
@@ -44,19 +61,7 @@ class TokenizerChat:
             messages, tools=[TOOL_SCHEMA] if self._instruct else None, add_generation_prompt=True, tokenize=False
         )
         head, tail = rendered.split(_MARK)
-        return self._encode(head) + self._encode_plain(problem.problem) + self._encode(tail)
-
-    def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]:
-        """All answers of one turn in one user message, up to where the policy goes on."""
-        separator = "\n</tool_response>\n<tool_response>\n"
-        ids = self._encode(self._answer_head)
-        for position, result in enumerate(results):
-            ids += self._encode(separator) if position else []
-            ids += self._encode_plain(result.text)
-        return ids + self._encode(self._answer_tail)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return head, tail
 
     def _tool_answer_frame(self) -> tuple[str, str]:
         """What the template writes around a tool's answer, found by rendering one."""

@@ -90,6 +90,8 @@ class OptimizerConfig:
     """peak learning rate"""
     warmup_steps: int = 20
     """linear warm-up [optimizer steps]"""
+    beta2: float = 0.999
+    """AdamW's decay of the second moment; not published, torch's default here"""
     weight_decay: float = 0.0
     """decoupled weight decay; not published, 0 here"""
     grad_clip: float = 1.0
@@ -97,6 +99,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         _at_least(0, optimizer__learning_rate=self.learning_rate, optimizer__warmup_steps=self.warmup_steps)
+        _require(0 < self.beta2 < 1, "--optimizer.beta2", f"{self.beta2} is no decay", "give one in (0, 1)")
         _at_least(0, optimizer__weight_decay=self.weight_decay, optimizer__grad_clip=self.grad_clip)
 
 

@@ -20,7 +20,6 @@ from rstar_ray.seeds import derive_seed, named_generator
 from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling, TrajectorySummary
 from rstar_ray.update import UpdateResult
 
-
 MOST_DROPPED = 0.5
 """Share of a step's rollouts that our own failures may end before the run does."""
 

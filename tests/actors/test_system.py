@@ -16,9 +16,9 @@ from recipes.scales import at_scale
 from recipes.session import connect
 from recipes.stage1 import STAGE_1
 from rstar_ray.chat import TokenizerChat
-from rstar_ray.config import RunConfig, with_values
-from rstar_ray.rollout import ToolCall
+from rstar_ray.config import with_values
 from rstar_ray.outcome import Outcome
+from rstar_ray.rollout import ToolCall
 from rstar_ray.tiny.model import make_tiny_model
 from rstar_ray.tiny.problems import Split, generate_problems
 from rstar_ray.train_loop import FinishedRollout, TrainingRow, rollout_requests
@@ -130,5 +130,3 @@ async def test_a_generation_worker_that_dies_loses_no_rollout_and_comes_back_wit
     await system.publish(9)
     after = await roll_out(system, "after")
     assert {done.summary.policy_version_min for done in after} == {9}
-
-

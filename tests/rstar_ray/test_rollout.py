@@ -130,4 +130,6 @@ async def test_our_own_failures_are_exceptions_and_never_data():
     wanted = request()
     start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
     with pytest.raises(SandboxError):
-        await run_rollout(start, generate=ScriptedEngine([call("1+2")]), execute=UnreliableSandbox(fails_every=1), chat=CHAT)
+        await run_rollout(
+            start, generate=ScriptedEngine([call("1+2")]), execute=UnreliableSandbox(fails_every=1), chat=CHAT
+        )
