@@ -80,6 +80,10 @@ def _enter_namespaces(spec: CageSpec, uid: int, channel: socket.socket) -> dict[
         except PermissionError:
             pass
     if not privileged:
+        if os.geteuid() == 0:  # root without CAP_SYS_ADMIN, as in most containers: no program runs as root
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
         _unshare_as_user(apart)
     asks, answers = socket.socketpair()
     proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)  # the cell is about to replace the root of us both

@@ -22,6 +22,7 @@ from sandbox.watch import Watch, end_everybody, end_group, read_rest
 
 MAX_INLINE_BYTES = 64 * 1024  # longer code and input come in files
 MAX_DESCRIPTORS = 256
+MAX_GROWTH_BYTES = 96 * 1024 * 1024  # of the cell itself; then it asks to be replaced
 
 
 class Cell:
@@ -39,6 +40,7 @@ class Cell:
         self._shared = mmap.mmap(-1, program.SHARED_BYTES)
         self._out, self._err = Stream(), Stream()
         self._watch = Watch(channel, "" if cage.first_process else cage.home)
+        self._peak_at_start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._filters: dict[bool, Filter | None] = {
             allowed: program_filter(processes_allowed=allowed, signals_to_others=cage.first_process) if caged else None
             for allowed in (False, True)
@@ -119,8 +121,12 @@ class Cell:
         read_rest(streams, call.output_bytes, others_may_live=had_processes)
         os.close(out_read)
         os.close(err_read)
-        retire = not leave_empty(self._cage.home)
+        retire = not leave_empty(self._cage.home) or self._has_grown()
         self._report(call, status, ended_for, retire, wall_s, cpu_s, usage.ru_maxrss * 1024)
+
+    def _has_grown(self) -> bool:
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - self._peak_at_start
+        return grown > MAX_GROWTH_BYTES
 
     def _small_stdin(self, call: wire.Call) -> int:
         """A descriptor that gives the input of the call and then ends."""

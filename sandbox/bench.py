@@ -1,0 +1,232 @@
+"""Calls per second, latency and memory: `python -m sandbox.bench` prints one JSON line.
+
+With REFERENCE=URL, a running Code Judge (0xWJ/code-judge), every measurement alternates between
+the two, round by round, and ratios are given; machines differ and drift, so ratios count.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from rstar_ray.outcome import Outcome
+from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.request import ExecutionRequest
+
+PROGRAMS = {
+    "print": "print(1 + 1)",
+    "numpy": "import numpy as np\na = np.arange(16.0).reshape(4, 4)\nprint((a @ a).sum())",
+    "sympy": "import sympy as s\nx = s.symbols('x')\nprint(s.solve(x**2 - 5*x + 6, x))",
+    "scipy": "from scipy.optimize import minimize\nprint(round(minimize(lambda v: (v[0] - 1)**2, [0.0]).x[0], 3))",
+}
+MIX = ["print"] * 7 + ["numpy"] * 2 + ["sympy"]
+WORKLOADS = [*PROGRAMS, "mix"]
+
+Call = Callable[[str], Awaitable[bool]]
+
+
+def code_of(workload: str, number: int) -> str:
+    """The program of call `number`; the mix is 70 % print, 20 % numpy, 10 % sympy."""
+    return PROGRAMS[MIX[number * 3 % 10] if workload == "mix" else workload]
+
+
+async def load(call: Call, workload: str, callers: int, seconds: float, most: int = 10**9) -> dict[str, float]:
+    """Keep `callers` calls in flight for `seconds` or `most` calls; returns rates and latencies."""
+    latencies: list[float] = []
+    failed = started = 0
+    begin = time.perf_counter()
+
+    async def caller() -> None:
+        nonlocal failed, started
+        while time.perf_counter() - begin < seconds and started < most:
+            number, started = started, started + 1
+            sent = time.perf_counter()
+            good = await call(code_of(workload, number))
+            latencies.append(time.perf_counter() - sent)
+            failed += not good
+
+    await asyncio.gather(*[caller() for _ in range(callers)])
+    took = time.perf_counter() - begin
+    latencies.sort()
+    return {
+        "calls_per_s": (len(latencies) - failed) / took,
+        "p50_ms": 1e3 * latencies[len(latencies) // 2],
+        "p99_ms": 1e3 * latencies[int(len(latencies) * 0.99)],
+        "answered": len(latencies),
+        "failed": failed,
+    }
+
+
+def over_http(session: aiohttp.ClientSession, url: str) -> Call:
+    """A call through Code Judge's `/run`."""
+
+    async def call(code: str) -> bool:
+        try:
+            async with session.post(f"{url}/run", json={"type": "python", "solution": code}) as answer:
+                return bool((await answer.json()).get("success"))
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    return call
+
+
+def through(pool: SandboxPool) -> Call:
+    """A call through the pool's own interface."""
+
+    async def call(code: str) -> bool:
+        return (await pool.run(ExecutionRequest(code=code))).outcome is Outcome.OK
+
+    return call
+
+
+class OwnServer:
+    """`python -m sandbox serve` as a process of its own, on any port."""
+
+    def __init__(self, level: str, workers: int) -> None:
+        self._command = [sys.executable, "-m", "sandbox", "serve", "--port", "0", "--level", level]
+        self._command += ["--workers", str(workers)]
+
+    def __enter__(self) -> "OwnServer":
+        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().split()
+        if len(line) < 2:
+            raise SystemExit("the sandbox server did not start; try `python -m sandbox serve`")
+        self.url = line[1]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+
+    def resident_bytes(self) -> int:
+        """Proportional memory of the server and everything below it (shared pages counted once)."""
+        return sum(_pss(pid) for pid in _tree(self.process.pid))
+
+
+def _tree(root: int) -> set[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+    found = {root}
+    while True:
+        more = {child for child, parent in parents.items() if parent in found} - found
+        if not more:
+            return found
+        found |= more
+
+
+def _pss(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
+
+
+def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
+    """Medians over the rounds, and the spread of the rate."""
+    rates = [row["calls_per_s"] for row in rows]
+    return {
+        "calls_per_s": round(statistics.median(rates), 1),
+        "spread": [round(min(rates), 1), round(max(rates), 1)],
+        "p50_ms": round(statistics.median(row["p50_ms"] for row in rows), 2),
+        "p99_ms": round(statistics.median(row["p99_ms"] for row in rows), 2),
+        "failed": int(sum(row["failed"] for row in rows)),
+    }
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Everything, in the order of the output."""
+    out: dict[str, Any] = {
+        "bench": "sandbox",
+        "level": options.level,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+    reference = os.environ.get("REFERENCE", "").rstrip("/")
+    timeout = aiohttp.ClientTimeout(total=120)
+    with OwnServer(options.level, options.workers) as server:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+            ours = over_http(session, server.url)
+            theirs = over_http(session, reference) if reference else None
+            for workload in WORKLOADS:  # every server warm before anything is timed
+                await load(ours, workload, 4, 60.0, most=8)
+            out["http"] = {}
+            for workload in WORKLOADS:
+                out["http"][workload] = await _alternate(ours, theirs, workload, 16, options)
+            out["one_caller"] = await _alternate(ours, theirs, "print", 1, options)
+            out["callers_1024"] = summary([await load(ours, "print", 1024, options.seconds * 2)])
+            if options.burst:
+                row = await load(ours, "print", options.burst, 3600.0, most=options.burst)
+                out["burst"] = {"calls": options.burst, **summary([row])}
+            out["memory_mb"] = round(server.resident_bytes() / 2**20)
+    out["pool"] = await _levels(options)
+    return out
+
+
+async def _alternate(
+    ours: Call, theirs: Call | None, workload: str, callers: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    mine: list[dict[str, float]] = []
+    other: list[dict[str, float]] = []
+    for _ in range(options.rounds):
+        mine.append(await load(ours, workload, callers, options.seconds))
+        if theirs is not None:
+            other.append(await load(theirs, workload, callers, options.seconds))
+    row = summary(mine)
+    if other:
+        ratios = [a["calls_per_s"] / max(b["calls_per_s"], 1e-9) for a, b in zip(mine, other, strict=True)]
+        row["reference"] = summary(other)
+        row["ratio"] = round(statistics.median(ratios), 1)
+        row["ratio_spread"] = [round(min(ratios), 1), round(max(ratios), 1)]
+    return row
+
+
+async def _levels(options: argparse.Namespace) -> dict[str, Any]:
+    """The pool without HTTP, at the level asked for and at `process`, alternating."""
+    levels = dict.fromkeys([options.level, "process"])
+    rows: dict[str, list[dict[str, float]]] = {level: [] for level in levels}
+    for _ in range(options.rounds):
+        for level in levels:
+            config = PoolConfig(level=level, slots=options.workers, flavors=("lean",))
+            async with SandboxPool(config) as pool:
+                await load(through(pool), "print", 4, 60.0, most=20)
+                rows[level].append(await load(through(pool), "print", 16, options.seconds))
+    out: dict[str, Any] = {level: summary(found) for level, found in rows.items()}
+    pairs = zip(rows[options.level], rows["process"], strict=True)
+    kept = [caged["calls_per_s"] / free["calls_per_s"] for caged, free in pairs]
+    out["isolation_costs_percent"] = round(100 * (1 - statistics.median(kept)), 1)
+    return out
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(prog="python -m sandbox.bench", description=__doc__)
+    parser.add_argument("--level", default="namespaces")
+    parser.add_argument("--workers", type=int, default=0, help="programs at once (default: one per core)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="per workload, round and side")
+    parser.add_argument("--burst", type=int, default=45_000, help="calls sent at once; 0 for none")
+    print(json.dumps(asyncio.run(measure(parser.parse_args()))))
+
+
+if __name__ == "__main__":
+    main()

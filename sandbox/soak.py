@@ -1,0 +1,143 @@
+"""Many calls in one go, 5 % of them hostile: `python -m sandbox.soak` prints one JSON line.
+
+What must come out: every call answered with the outcome its kind allows, memory flat, and no
+process, descriptor, temporary file or mount more than before.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from sandbox.bench import MIX, PROGRAMS
+from sandbox.isolation import FIRST_UID
+from sandbox.limits import Limits
+from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.request import ExecutionRequest
+
+HOSTILE_SHARE = 0.05
+IN_FLIGHT = 64
+BRIEF = Limits(cpu_s=0.3, wall_s=1.0)
+# Programs and the outcomes they may have.
+HOSTILE: list[tuple[str, set[str]]] = [
+    ("while True: pass", {"timeout"}),
+    ("import os\nwhile True:\n  try: os.fork()\n  except OSError: pass", {"timeout"}),
+    ("a = []\nwhile True: a.append(bytearray(10**7))", {"out_of_memory", "timeout"}),
+    ("import ctypes\nctypes.string_at(0)", {"killed"}),
+    ("while True: print('A' * 1000)", {"output_limit"}),
+    ("import os\nos.kill(os.getpid(), 9)", {"killed"}),
+    ("import os\nfor i in range(300): open(f'f{i}', 'w').write('x' * 1000)", {"ok"}),
+    ("import os\nfor i in range(50):\n  os.mkdir('d')\n  os.chdir('d')\nopen('f', 'w').close()", {"ok"}),
+    ("import os\nos.mkdir('a')\nos.chmod('a', 0)\nos.symlink('/', 'root')", {"ok"}),
+    ("import threading, time\nfor _ in range(20): threading.Thread(target=time.sleep, args=(9,)).start()", {"timeout"}),
+    ("import os\nos.closerange(0, 256)", {"ok"}),
+    ("import sys\nsys.modules.clear()\nimport builtins\nbuiltins.print = None", {"ok", "error"}),
+    ("def f(: pass", {"error"}),
+    ("raise SystemExit(3)", {"error"}),
+]
+
+
+def footprint() -> dict[str, int]:
+    """What could leak, counted now, for this machine and this process."""
+    processes = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return {
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "temporary": len([p for p in Path(tempfile.gettempdir()).iterdir() if p.name.startswith("sandbox-")]),
+        "processes": sum(_ours(entry) for entry in processes),
+        "resident_kb": _resident_kb(),
+    }
+
+
+def _ours(entry: Path) -> bool:
+    """True for children of this process, and for whatever runs under a cell's uid."""
+    try:
+        fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+        uid = entry.stat().st_uid
+    except OSError:
+        return False
+    return int(fields[1]) == os.getpid() or FIRST_UID <= uid < FIRST_UID + 1_000_000
+
+
+def _resident_kb() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() // 1024
+
+
+async def soak(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the calls; the result says what was wrong, if anything was."""
+    chooser = random.Random(options.seed)
+    before = footprint()
+    outcomes: Counter[str] = Counter()
+    wrong: list[str] = []
+    memory: list[int] = []
+    started = time.monotonic()
+    async with SandboxPool(PoolConfig(level=options.level, slots=options.workers)) as pool:
+        left = options.calls
+
+        async def caller() -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                if chooser.random() < HOSTILE_SHARE:
+                    code, allowed = chooser.choice(HOSTILE)
+                    request = ExecutionRequest(code=code, limits=BRIEF)
+                else:
+                    code, allowed = PROGRAMS[chooser.choice(MIX)], {"ok"}
+                    request = ExecutionRequest(code=code)
+                result = await pool.run(request)
+                outcomes[result.outcome] += 1
+                if result.outcome not in allowed and len(wrong) < 20:
+                    wrong.append(f"{code[:60]!r}: {result.outcome} {result.reason} {result.stderr[-100:]}")
+                if sum(outcomes.values()) % max(options.calls // 20, 1) == 0:
+                    memory.append(_resident_kb())
+                    print(
+                        f"{options.calls - left} calls, {memory[-1]} kB, {pool.stats().cells_lost} lost",
+                        file=sys.stderr,
+                    )
+
+        await asyncio.gather(*[caller() for _ in range(IN_FLIGHT)])
+        stats = pool.stats()
+    await asyncio.sleep(1.0)
+    took = time.monotonic() - started
+    after = footprint()
+    return {
+        "soak": "sandbox",
+        "level": options.level,
+        "calls": options.calls,
+        "answered": sum(outcomes.values()),
+        "calls_per_s": round(options.calls / took, 1),
+        "outcomes": {str(outcome): count for outcome, count in sorted(outcomes.items())},
+        "wrong": wrong,
+        "retried": stats.retried,
+        "cells_lost": stats.cells_lost,
+        "cells_replaced": stats.cells_replaced,
+        "timed_out_share": round(stats.timed_out_s / max(stats.running_s, 1e-9), 3),
+        "memory_kb": memory,
+        "leaked": {name: after[name] - before[name] for name in before if name != "resident_kb"},
+    }
+
+
+def main() -> int:
+    """Parse the command line, run, print; exit status 1 where something was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m sandbox.soak", description=__doc__)
+    parser.add_argument("--calls", type=int, default=200_000)
+    parser.add_argument("--level", default="namespaces")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    found = asyncio.run(soak(parser.parse_args()))
+    print(json.dumps(found))
+    leaked = any(count > 0 for count in found["leaked"].values())
+    return 1 if found["wrong"] or leaked or found["answered"] != found["calls"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
