@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-TOKENS, VOCABULARY, HIDDEN, CHUNK = 1_024, 150_000, 16, 64
+TOKENS, VOCABULARY, HIDDEN, CHUNK = 512, 150_000, 16, 32
 
 PROBE = f"""
 import resource, torch
