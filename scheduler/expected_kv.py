@@ -35,6 +35,7 @@ LEARN_EVERY = 128  # observations between two refreshes of the estimate, fewer w
 REFRESH_STEPS = 16  # decode steps after which a replica's profile is computed anew
 Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `risk` of it back with every end
 Z_SPAN = 1.5  # how far it may go above the normal quantile
+PROMPT_WORTH = 2  # a cached prompt saves its KV, and its prefill
 MOVE_SHARE = 0.004  # tokens computed again because of moves, at most, of all generated
 MOVE_GAIN = 4.0  # a token decoded costs at least this many tokens prefilled
 
@@ -273,9 +274,10 @@ class ExpectedKV:
             if best < 0:
                 return None
             room = self._room_S[best]
+            saved = PROMPT_WORTH * group.prompt_tokens
             for slot in group.homes:
-                if self._room_S[slot] + group.prompt_tokens > room:
-                    best, room = slot, self._room_S[slot] + group.prompt_tokens
+                if self._room_S[slot] + saved > room:
+                    best, room = slot, self._room_S[slot] + saved
             replica = self.fleet.slots[best]
             assert replica is not None
             if self._need(rollout, group, best) <= self._room_S[best] and replica.kv_capacity_tokens >= (

@@ -180,10 +180,17 @@ class ConsistentHash(QueuePolicy):
     name = "consistent_hash"
 
     def choose(self, rollout: Rollout) -> Replica | None:
-        key = rollout.load.rollout_id
+        key = crc32(rollout.load.rollout_id.encode())
         return max(
-            self.candidates(rollout), key=lambda replica: crc32(f"{replica.replica_id}/{key}".encode()), default=None
+            self.candidates(rollout), key=lambda replica: _mixed(key ^ crc32(replica.replica_id.encode())), default=None
         )
+
+
+def _mixed(value: int) -> int:
+    """MurmurHash3's finaliser: crc32 alone is linear, and would favour some replicas."""
+    value = (value ^ value >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    value = (value ^ value >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return value ^ value >> 16
 
 
 class LeastRequests(QueuePolicy):

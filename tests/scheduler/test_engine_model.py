@@ -38,7 +38,9 @@ def test_many_steps_at_once_equal_single_steps():
     model = engine()
     for key, prompt, tokens in (("a", 100, 50), ("b", 37, 20), ("c", 5, 33)):
         model.submit(0.0, request(key, prompt, tokens))
-    now, contexts, left = 3 * 0.1 + 1.0 + 142 * 0.01, {"a": 101, "b": 38, "c": 6}, {"a": 49, "b": 19, "c": 32}
+    now = 1.0 + 0.1 + 100 * 0.01  # the first prefill starts at once,
+    now += 1.0 + 0.1 + 0.101 + 2 * 0.1 + 42 * 0.01  # the other two join at the next boundary
+    contexts, left = {"a": 102, "b": 38, "c": 6}, {"a": 48, "b": 19, "c": 32}
     expected: list[tuple[str, float]] = []
     while left:
         now += 1.0 + 0.1 * len(left) + 0.001 * sum(contexts[key] for key in left)
@@ -96,7 +98,7 @@ def test_a_later_turn_finds_its_earlier_ones_in_the_cache():
 def test_blocks_in_use_are_never_more_than_there_are():
     model = engine(kv_tokens=960)
     for number in range(12):
-        model.submit(0.0, request(f"r{number}", 30 + number, 40 + 13 * number, group=f"g{number // 3}"))
+        model.submit(0.0, request(f"r{number}", 30 + number // 3, 40 + 13 * number, group=f"g{number // 3}"))
     done = 0
     while model.next_event_s != float("inf"):
         done += len(model.advance(model.next_event_s))
