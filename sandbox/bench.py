@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -219,6 +220,7 @@ async def _levels(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Parse the command line, measure, print."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server goes with us
     parser = argparse.ArgumentParser(prog="python -m sandbox.bench", description=__doc__)
     parser.add_argument("--level", default="namespaces")
     parser.add_argument("--workers", type=int, default=0, help="programs at once (default: one per core)")

@@ -9,6 +9,7 @@ a call whose cell dies is given to another, so a program may run twice, its resu
 
 import asyncio
 import contextlib
+import logging
 import os
 import struct
 import sys
@@ -37,6 +38,8 @@ STARVING_S = 15.0  # ... unless it is ready to run and merely gets no core
 PING_AFTER_S = 0.5
 START_S = 60.0  # for a warm server to import everything on a busy machine
 CELL_START_S = 10.0
+MAX_FAILURES = 3  # of one kind of server in a row, or of its cells
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +131,7 @@ class SandboxPool:
         self._report: IsolationReport | None = None
         self._level = IsolationLevel(self.config.level)
         self._folder = ""
+        self._instead: dict[str, str] = {}  # flavors that cannot be had, and what serves for them
         self._free_numbers: list[int] = []
         self._next_number = 0
         self._next_call = 0
@@ -258,6 +262,9 @@ class SandboxPool:
         flavor = flavors.VERIFY if request.trusted else flavors.LEAN
         if request.language == "python" and not request.trusted:
             flavor = flavors.choose(request.code)
+        kind = self._flavor(flavor)
+        if kind.server is None and kind.failures >= MAX_FAILURES:
+            raise SandboxError(f"no {kind.name} server: {kind.reason}")
         self._next_call += 1
         call = _Call(request, caller, flavor, self._next_call, loop.create_future(), time.monotonic())
         limit = self.config.deadline_s if deadline_s is None else deadline_s
@@ -265,7 +272,6 @@ class SandboxPool:
         call.answer.add_done_callback(lambda _: self._settle(call, timer))
         self._counts["accepted"] += 1
         self._waiting += 1
-        kind = self._flavor(flavor)
         kind.queue.push(caller, call)
         self._dispatch()
         return call.answer
@@ -351,7 +357,7 @@ class SandboxPool:
         if kind is None or cell not in kind.cells:
             return
         if event == wire.HELLO:
-            kind.cell_failures = 0
+            kind.cell_failures = kind.failures = 0
             kind.idle.append(cell)
             self._changed.set()
             self._dispatch()
@@ -396,6 +402,10 @@ class SandboxPool:
             kind.cell_failures += 1
             kind.reason = cell.failure or "a cell did not start"
             self._changed.set()
+            if self._open and kind.cell_failures >= MAX_FAILURES and kind.server is not None:
+                kind.cell_failures = 0
+                kind.server.kill()
+                self._server_lost(kind, kind.reason)
         else:
             self._counts["cells_lost"] += 1
         if call is not None:
@@ -437,7 +447,7 @@ class SandboxPool:
     def _fill(self, kind: _Flavor) -> None:
         """Have as many cells as may run at once, and the spare ones."""
         server = kind.server
-        if server is None or not server.ready or kind.cell_failures >= 3:
+        if server is None or not server.ready or kind.cell_failures >= MAX_FAILURES:
             return
         if kind.forked >= self.config.cells_per_server:
             kind.retired.append(server)
@@ -465,6 +475,7 @@ class SandboxPool:
     def _flavor(self, name: str) -> _Flavor:
         if name not in self.config.flavors and name != flavors.VERIFY:
             name = flavors.LEAN
+        name = self._instead.get(name, name)
         kind = self._flavors.get(name)
         if kind is None:
             kind = self._flavors[name] = _Flavor(name)
@@ -475,7 +486,6 @@ class SandboxPool:
         kind.forked = 0
 
         def on_ready() -> None:
-            kind.failures = 0
             if self._flavors.get(kind.name) is kind and kind.server is server:
                 for old in kind.retired:
                     old.kill()
@@ -495,12 +505,20 @@ class SandboxPool:
         kind.reason = reason
         kind.failures += 1
         self._changed.set()
-        if kind.failures < 3:
+        if kind.failures < MAX_FAILURES:
             self._start_server(kind)
-            return
-        while kind.queue:
-            call = kind.queue.pop()
-            self._fail(call, SandboxError(f"no {kind.name} server: {reason}"))
+        elif kind.name in (flavors.LEAN, flavors.VERIFY):
+            while kind.queue:
+                self._fail(kind.queue.pop(), SandboxError(f"no {kind.name} server: {reason}"))
+        else:
+            # A library is missing, say: the lean server runs what it can and shows the rest's ImportError.
+            _log.warning("no %s server (%s); its programs go to the lean one", kind.name, reason)
+            self._instead[kind.name] = flavors.LEAN
+            lean = self._flavor(flavors.LEAN)
+            while kind.queue:
+                call = kind.queue.pop()
+                lean.queue.push(call.caller, call)
+            self._dispatch()
 
     async def _try_level(self, level: IsolationLevel, declined: tuple[str, ...]) -> IsolationReport:
         """Bring up the lean server at `level` and attack it. Raises SandboxError with the reason."""

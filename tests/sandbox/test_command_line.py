@@ -1,0 +1,36 @@
+"""The sandbox for people, and what happens where a library is missing."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rstar_ray.outcome import Outcome
+from sandbox import flavors
+from sandbox.__main__ import main
+from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.request import ExecutionRequest
+
+
+def test_run_shows_what_a_model_would_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    program = tmp_path / "program.py"
+    program.write_text("x = 6\nx * 7")
+    assert main(["run", str(program), "--workers", "1"]) == 0
+    assert capsys.readouterr().out == "42\n"
+
+
+def test_check_counts_what_was_contained(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    good = {"name": "good", "code": "print(1)", "stdin": None, "expect": {"status": ["ok"], "max_seconds": 60}}
+    bad = {"name": "bad", "code": "print(1)", "stdin": None, "expect": {"status": ["killed"], "max_seconds": 60}}
+    cases = tmp_path / "cases.json"
+    cases.write_text(json.dumps([good, bad]))
+    assert main(["check", str(cases), "--workers", "1"]) == 1
+    assert capsys.readouterr().out.endswith("contained 1 of 2\n")
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_without_its_server_a_program_runs_on_the_lean_one():
+    config = PoolConfig(slots=1, flavors=(flavors.LEAN,))
+    async with SandboxPool(config) as pool:
+        result = await pool.run(ExecutionRequest(code="import numpy\nprint(numpy.arange(3).sum())"))
+    assert (result.outcome, result.stdout) == (Outcome.OK, "3\n")
