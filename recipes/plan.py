@@ -1,0 +1,158 @@
+"""What fits on these GPUs, and how long a step takes: on paper, in seconds, on any laptop.
+
+python recipes/plan.py --gpus 64 --gpu-memory-gb 192 --stage stage1
+"""
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from scheduler.plan import (
+    BYTES_TRAINED,
+    GB,
+    OVER_BOUND,
+    QWEN3_14B,
+    Gpu,
+    ModelShape,
+    Placement,
+    activations_gb,
+    best_separated,
+    place,
+    read_model,
+)
+from scheduler.traces import STAGES
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+    """Nothing is started and nothing is measured: arithmetic, with its assumptions printed."""
+
+    gpus: int = 64
+    gpu_memory_gb: float = 192.0
+    stage: Literal["stage1", "stage2", "stage3"] = "stage1"
+    model_config: Path | None = None
+    """A model's config.json; the paper's Qwen3-14B by default."""
+    tensor_parallel: int = 1
+    micro_batch_tokens: int = 20_480
+    prompts: int = 512
+    """Prompts of a step; 32 rollouts each are generated and 16 kept."""
+    bandwidth_tb_s: float = 5.3
+    """Memory bandwidth of one GPU, from its data sheet."""
+    tflops: float = 1_307.0
+    """Dense bf16 peak of one GPU, from its data sheet."""
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "gpu_memory_gb", "tensor_parallel", "micro_batch_tokens", "prompts"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, not above 0")
+        if self.gpus % self.tensor_parallel:
+            raise ValueError(f"gpus {self.gpus} is no multiple of tensor_parallel {self.tensor_parallel}")
+
+
+def plan(config: PlanConfig) -> tuple[ModelShape, Placement, Placement | None]:
+    """The colocated placement and the best separated one."""
+    model = QWEN3_14B if config.model_config is None else read_model(config.model_config)
+    gpu = Gpu(memory_gb=config.gpu_memory_gb, bandwidth_tb_s=config.bandwidth_tb_s, tflops=config.tflops)
+    stage, rollouts = STAGES[config.stage], config.prompts * 32
+    colocated = place(
+        model,
+        gpu,
+        stage,
+        engine_gpus=config.gpus,
+        learner_gpus=config.gpus,
+        colocated=True,
+        tensor_parallel=config.tensor_parallel,
+        micro_batch_tokens=config.micro_batch_tokens,
+        rollouts=rollouts,
+    )
+    separated = best_separated(
+        model,
+        gpu,
+        stage,
+        gpus=config.gpus,
+        tensor_parallel=config.tensor_parallel,
+        micro_batch_tokens=config.micro_batch_tokens,
+        rollouts=rollouts,
+    )
+    return model, colocated, separated
+
+
+def arithmetic(config: PlanConfig, model: ModelShape, colocated: Placement) -> str:
+    """The memory of one GPU, line by line."""
+    memory, tp = colocated.memory, config.tensor_parallel
+    activations = activations_gb(model, config.micro_batch_tokens)
+    billions = f"{model.parameters / 1e9:.1f}e9"
+    inputs_gb = config.micro_batch_tokens * model.hidden * 2 * model.layers / GB
+    return "\n".join(
+        [
+            f"one GPU of {config.gpu_memory_gb:g} GB, colocated (an engine and a learner rank share it):",
+            f"  engine weights   {memory.engine_weights:7.1f} GB = {billions} x 2 bytes / TP {tp}",
+            f"  learner state    {memory.trained_state:7.1f} GB = {billions} x {BYTES_TRAINED} bytes"
+            f" / {colocated.learner_gpus} ranks (ZeRO-3)",
+            f"  activations      {activations:7.1f} GB   micro batch of {config.micro_batch_tokens} tokens, checkpointed:"
+            f" layers' inputs {inputs_gb:.1f} GB, one layer's inside, a chunk of logits, gathered weights",
+            f"  runtime          {memory.runtime:7.1f} GB   8 %: graphs, buffers, fragmentation (assumed)",
+            f"  left for KV      {memory.kv:7.1f} GB / {model.kv_bytes_per_token / 1024:g} KiB per token"
+            f" ({model.layers} layers x {model.kv_heads} heads x {model.head_dim} x 2 x 2 bytes)"
+            f" = {colocated.kv_tokens_per_replica:,} tokens per replica",
+        ]
+    )
+
+
+def report(config: PlanConfig, model: ModelShape, colocated: Placement, separated: Placement | None) -> str:
+    stage = STAGES[config.stage]
+    lines = [
+        f"{model.name}, {config.stage}: {config.prompts} x 32 rollouts, at most {stage.max_response_tokens} tokens and"
+        f" {stage.max_turns} turns. Computed, not measured.",
+        "",
+        arithmetic(config, model, colocated),
+        "",
+        f"{'placement':<12}{'engines':>8}{'ranks':>7}{'KV tokens':>11}{'in flight':>11}{'generate':>10}{'learn':>8}"
+        f"{'publish':>9}{'step':>8}",
+    ]
+    for placement in (colocated, separated):
+        if placement is None:
+            continue
+        lines.append(
+            f"{placement.name:<12}{placement.engine_gpus // config.tensor_parallel:>8}{placement.learner_gpus:>7}"
+            f"{placement.kv_tokens_per_replica:>11,}{placement.in_flight:>11,}{placement.generate_s:>9.0f}s"
+            f"{placement.learn_s:>7.0f}s{placement.publish_s:>8.1f}s{placement.step_s:>7.0f}s"
+        )
+    lines += [
+        "",
+        f"generate is {OVER_BOUND} x a lower bound on the step (simulated: 1.1 to 1.4); of it a mean rollout waits"
+        f" {colocated.tools_s:.1f} s for tools.",
+        "colocated adds the phases; separated overlaps them, and trains on rollouts one policy version old.",
+    ]
+    if separated is not None and not separated.problems and not colocated.problems:
+        better, other = sorted((colocated, separated), key=lambda placement: placement.step_s)
+        lines.append(f"{better.name} is {other.step_s / better.step_s:.2f} x faster per step.")
+    for placement in (colocated, separated):
+        if placement is not None:
+            lines += [f"DOES NOT FIT ({placement.name}): {problem}" for problem in placement.problems]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    try:
+        config = tyro.cli(PlanConfig, description=__doc__)
+        model, colocated, separated = plan(config)
+    except (ValueError, OSError) as error:
+        sys.exit(f"plan: {error}")
+    if config.json:
+        placements = [dataclasses.asdict(placement) for placement in (colocated, separated) if placement is not None]
+        print(json.dumps({"model": model.name, "stage": config.stage, "placements": placements, "computed": True}))
+    else:
+        print(report(config, model, colocated, separated))
+    if all(placement is None or placement.problems for placement in (colocated, separated)):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
