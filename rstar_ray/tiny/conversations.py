@@ -25,7 +25,7 @@ class ConversationMix:
     """How often the teacher does what; shares in [0, 1]."""
 
     drills: float = 0.3  # of all conversations: repeat these numbers
-    mistakes: float = 0.52  # of tool conversations: the last call computes something else
+    mistakes: float = 0.55  # of tool conversations: the last call computes something else
     failures: float = 0.28  # of tool conversations: the first call raises and is then repaired
 
     def __post_init__(self) -> None:
@@ -36,15 +36,15 @@ class ConversationMix:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """How a family is computed: rightly, and with plausible slips (operator, operands, an end of the range)."""
+    """How a family is computed: rightly, and with plausible slips (operator, function, an end of the range)."""
 
     right: str
     slips: tuple[str, ...]
 
 
 PROGRAMS: dict[str, Program] = {
-    "sum": Program("print({a}+{b})", ("print({a}-{b})",)),
-    "difference": Program("print({a}-{b})", ("print({b}-{a})",)),
+    "sum": Program("print({a}+{b})", ("print({a}*{b})",)),
+    "difference": Program("print({a}-{b})", ("print({a}+{b})",)),
     "product": Program("print({a}*{b})", ("print({a}+{b})",)),
     "remainder": Program("print({a}%{b})", ("print({a}//{b})",)),
     "quotient": Program("print({a}//{b})", ("print({a}%{b})",)),
@@ -52,7 +52,7 @@ PROGRAMS: dict[str, Program] = {
     "lcm": Program("import math; print(math.lcm({a},{b}))", ("import math; print(math.gcd({a},{b}))",)),
     "power": Program("print({a}**{b})", ("print({a}*{b})",)),
     "range_sum": Program("print(sum(range({a},{b}+1)))", ("print(sum(range({a},{b})))",)),
-    "square_sum": Program("print(sum(i*i for i in range({a}+1)))", ("print(sum(i*i for i in range({a})))",)),
+    "odd_sum": Program("print(sum(range(1,{a}+1,2)))", ("print(sum(range({a}+1)))",)),
     "divisors": Program(
         "print(sum({a}%i==0 for i in range(1,{a}+1)))", ("print(sum({a}%i==0 for i in range(1,{a})))",)
     ),
@@ -101,8 +101,8 @@ def draft_tool_use(question: Question, mix: ConversationMix, rng: random.Random)
 
 
 def draft_drill(rng: random.Random) -> Draft:
-    """Repeat two to five numbers of one to six digits."""
-    numbers = " ".join(str(rng.randrange(10 ** rng.randint(1, 6))) for _ in range(rng.randint(2, 5)))
+    """Repeat two to seven numbers of one to four digits."""
+    numbers = " ".join(str(rng.randrange(10 ** rng.randint(1, 4))) for _ in range(rng.randint(2, 7)))
     return Draft(rng.choice(DRILL_PHRASINGS).format(numbers=numbers), reply=numbers)
 
 

@@ -83,14 +83,14 @@ class Question:
 
 
 def _number(rng: random.Random, difficulty: int) -> int:
-    """About as many digits as the difficulty."""
-    low, high = ((3, 20), (11, 60), (41, 199))[difficulty - 1]
+    """Two digits from the second difficulty on."""
+    low, high = ((3, 20), (11, 60), (21, 99))[difficulty - 1]
     return rng.randint(low, high)
 
 
 def _small(rng: random.Random, difficulty: int) -> int:
     """A second number that stays below most first ones."""
-    low, high = ((2, 9), (3, 12), (11, 30))[difficulty - 1]
+    low, high = ((2, 9), (3, 12), (11, 25))[difficulty - 1]
     return rng.randint(low, high)
 
 
@@ -102,6 +102,14 @@ def _large_and_small(rng: random.Random, difficulty: int) -> Numbers:
     return Numbers(_number(rng, difficulty), _small(rng, difficulty))
 
 
+def _division(rng: random.Random, difficulty: int) -> Numbers:
+    """Quotient and remainder differ, so that neither passes for the other."""
+    numbers = _large_and_small(rng, difficulty)
+    while numbers.a // numbers.b == numbers.a % numbers.b:
+        numbers = _large_and_small(rng, difficulty)
+    return numbers
+
+
 def _common_factor(rng: random.Random, difficulty: int) -> Numbers:
     factor = rng.randint(2, (4, 9, 15)[difficulty - 1])
     top = (5, 8, 16)[difficulty - 1]
@@ -110,8 +118,8 @@ def _common_factor(rng: random.Random, difficulty: int) -> Numbers:
 
 
 def _power(rng: random.Random, difficulty: int) -> Numbers:
-    """Powers of at most six digits."""
-    base, exponent = (((2, 9), (3, 5)), ((10, 17), (3, 4)), ((21, 60), (3, 3)))[difficulty - 1]
+    """Powers of at most five digits."""
+    base, exponent = (((2, 9), (3, 5)), ((10, 17), (3, 4)), ((18, 46), (3, 3)))[difficulty - 1]
     return Numbers(rng.randint(*base), rng.randint(*exponent))
 
 
@@ -121,12 +129,8 @@ def _interval(rng: random.Random, difficulty: int) -> Numbers:
 
 
 def _one(rng: random.Random, difficulty: int) -> Numbers:
-    return Numbers(_number(rng, difficulty))
-
-
-def _limit(rng: random.Random, difficulty: int) -> Numbers:
-    """One number that a quadratic search can count up to."""
-    return Numbers(rng.randint(*((5, 30), (31, 99), (100, 199))[difficulty - 1]))
+    """A single number may have three digits; a quadratic search still counts up to it at once."""
+    return Numbers(rng.randint(*((5, 40), (41, 99), (100, 300))[difficulty - 1]))
 
 
 def _linear(rng: random.Random, difficulty: int) -> Numbers:
@@ -154,7 +158,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "difference",
-        ("What is {a} - {b}?", "Take {b} from {a}."),
+        ("What is {a} - {b}?", "How much more is {a} than {b}?"),
         _two,
         lambda n: n.a - n.b,
     ),
@@ -167,13 +171,13 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "remainder",
         ("What is {a} mod {b}?", "What remains when {a} is divided by {b}?"),
-        _large_and_small,
+        _division,
         lambda n: n.a % n.b,
     ),
     Family(
         "quotient",
-        ("How often does {b} fit into {a}?", "How many groups of {b} are in {a}?"),
-        _large_and_small,
+        ("Divide {a} by {b} and round down.", "How often can {a} lose {b}?"),
+        _division,
         lambda n: n.a // n.b,
     ),
     Family(
@@ -201,10 +205,10 @@ FAMILIES: tuple[Family, ...] = (
         lambda n: (n.a + n.b) * (n.b - n.a + 1) // 2,
     ),
     Family(
-        "square_sum",
-        ("Add the squares from 1 to {a}.", "What is the sum of the squares from 1 to {a}?"),
-        _limit,
-        lambda n: n.a * (n.a + 1) * (2 * n.a + 1) // 6,
+        "odd_sum",
+        ("Add the odd numbers up to {a}.", "What is the sum of the odd numbers up to {a}?"),
+        _one,
+        lambda n: ((n.a + 1) // 2) ** 2,
     ),
     Family(
         "divisors",
@@ -215,7 +219,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "primes",
         ("How many primes are there up to {a}?", "Count the primes up to {a}."),
-        _limit,
+        _one,
         lambda n: _count_primes(n.a),
     ),
     Family(
