@@ -11,7 +11,8 @@ export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PYTHONPATH := $(CURDIR)
 
-.PHONY: help setup train test test-fast check format cluster-up cluster-down clean
+.PHONY: help setup train test test-fast check format bench bench-sandbox soak-sandbox bench-balancer bench-learner
+.PHONY: cluster-up cluster-down clean
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -45,6 +46,20 @@ check: $(READY)  ## Format, lint and types
 format: $(READY)  ## Put the format right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: bench-sandbox bench-balancer bench-learner  ## All benchmarks; each prints one JSON line
+
+bench-sandbox: $(READY)  ## Sandbox calls/s; REFERENCE=URL names a running Code Judge to alternate with
+	$(BIN)/python -m sandbox.bench $(ARGS)
+
+soak-sandbox: $(READY)  ## 200,000 mixed calls, 5 % hostile, watching memory and leaks
+	$(BIN)/python -m sandbox.soak $(ARGS)
+
+bench-balancer: $(READY)  ## The balancer in the twin, against other policies and the lower bound (simulated)
+	$(BIN)/python -m scheduler.bench $(ARGS)
+
+bench-learner: $(READY)  ## Learner tokens/s against a bare DeepSpeed loop
+	$(BIN)/python -m actors.bench_learner $(ARGS)
 
 cluster-up: $(READY)  ## A Ray head with dashboard on 127.0.0.1:8265
 	@$(BIN)/python -m actors.cluster up

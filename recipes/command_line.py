@@ -73,7 +73,13 @@ def _parse_one(default: RunConfig, argv: Sequence[str]) -> RunConfig:
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(RunConfig, default=default, args=list(argv), prog=_program(), description=sys.modules["__main__"].__doc__)
+            return tyro.cli(
+                RunConfig,
+                default=default,
+                args=list(argv),
+                prog=_program(),
+                description=sys.modules["__main__"].__doc__,
+            )
     except SystemExit as end:
         if not end.code:
             raise

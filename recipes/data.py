@@ -1,7 +1,6 @@
 """What a run trains and is measured on: files the user names, or the tiny world's own, made from the seed."""
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 

@@ -31,8 +31,8 @@ TINY: dict[str, Any] = {
     "optimizer.learning_rate": 4e-4,
     "optimizer.warmup_steps": 5,
     "optimizer.beta2": 0.95,  # a run of a few hundred steps has no time for a long memory
-    "sft.steps": 400,
-    "sft.batch_size": 64,
+    "sft.steps": 700,
+    "sft.batch_size": 32,
     "sft.learning_rate": 3e-3,
     "sft.num_conversations": 8_000,
     "evaluate.num_problems": 240,

@@ -48,9 +48,7 @@ class FakeEngine:
             raise EngineError("the engine died")
         if self.turn_ends is not None:
             await self.turn_ends()
-        return await self.policy(
-            prompt_ids, request_id=request_id, max_tokens=max_tokens, seed=seed, sampling=sampling
-        )
+        return await self.policy(prompt_ids, request_id=request_id, max_tokens=max_tokens, seed=seed, sampling=sampling)
 
     async def update_weights(self, version: int, buckets: Sequence[Any]) -> WeightUpdate:
         self.policy_version = version
