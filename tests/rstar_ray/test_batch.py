@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rstar_ray.batch import TokenRow, collate, rl_row, sft_row
@@ -19,6 +19,7 @@ from tests.rstar_ray.fabricate import trajectory
 LIMITS = BatchLimits(micro_batch_tokens=2_048)
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 3_000), max_size=60),
     world_size=st.integers(1, 7),
