@@ -1,6 +1,7 @@
 """A Qwen3 of about 0.6M random weights, as an ordinary Hugging Face folder."""
 
 from pathlib import Path
+from typing import cast
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -25,8 +26,8 @@ def make_tiny_model(folder: Path, seed: int) -> Path:
         rope_parameters={"rope_type": "default", "rope_theta": 300.0},  # conversations are short
         initializer_range=0.05,
         tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=cast(int, tokenizer.eos_token_id),
+        pad_token_id=cast(int, tokenizer.pad_token_id),
         bos_token_id=None,
         dtype="float32",
     )
