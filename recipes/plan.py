@@ -95,7 +95,7 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: Placement) -> s
             f"  engine weights   {memory.engine_weights:7.1f} GB = {billions} x 2 bytes / TP {tp}",
             f"  learner state    {memory.trained_state:7.1f} GB = {billions} x {BYTES_TRAINED} bytes"
             f" / {colocated.learner_gpus} ranks (ZeRO-3)",
-            f"  activations      {activations:7.1f} GB   micro batch of {config.micro_batch_tokens} tokens, checkpointed:"
+            f"  activations      {activations:7.1f} GB   {config.micro_batch_tokens} tokens at once, checkpointed:"
             f" layers' inputs {inputs_gb:.1f} GB, one layer's inside, a chunk of logits, gathered weights",
             f"  runtime          {memory.runtime:7.1f} GB   8 %: graphs, buffers, fragmentation (assumed)",
             f"  left for KV      {memory.kv:7.1f} GB / {model.kv_bytes_per_token / 1024:g} KiB per token"
