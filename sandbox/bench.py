@@ -218,9 +218,13 @@ async def _levels(options: argparse.Namespace) -> dict[str, Any]:
     return out
 
 
+def _end(signum: int, frame: object) -> None:
+    sys.exit(128 + signum)
+
+
 def main() -> None:
     """Parse the command line, measure, print."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server goes with us
+    signal.signal(signal.SIGTERM, _end)  # so that the server goes with us
     parser = argparse.ArgumentParser(prog="python -m sandbox.bench", description=__doc__)
     parser.add_argument("--level", default="namespaces")
     parser.add_argument("--workers", type=int, default=0, help="programs at once (default: one per core)")
