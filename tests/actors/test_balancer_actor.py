@@ -14,7 +14,7 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray.init(num_cpus=2, include_dashboard=False, namespace="balancer-test", log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, namespace="balancer-test", log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.real
 def cluster() -> Iterator[Any]:
     import ray
 
-    ray.init(num_cpus=4, include_dashboard=False, namespace="learner", object_store_memory=100 * 2**20)
+    ray.init(address="local", num_cpus=4, include_dashboard=False, namespace="learner", object_store_memory=100 * 2**20)
     yield ray
     ray.shutdown()
 
