@@ -286,6 +286,7 @@ class BalancerService:
     def _decide(self) -> tuple[Move, ...]:
         now = self._clock()
         if now < self._admit_from:
+            self._wake()  # timers may fire a little early
             return ()
         decisions = self._balancer.decide(limit=DECISIONS_AT_ONCE)
         self._deliver(decisions, now)

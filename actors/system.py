@@ -192,7 +192,7 @@ class TrainingActors:
         async def start(name: str) -> None:
             worker = self._workers[name]
             deadline_s = self._config.engine.start_deadline_s
-            facts = await within(worker.start.remote(), deadline_s, waiter="driver", owner=name, reason="its engine")
+            facts = await within(_start_engine(worker), deadline_s, waiter="driver", owner=name, reason="its engine")
             if self._published is not None:
                 await self._pull(name, self._published)
             await self._ask(worker.serve.remote(), name, "its loops")
@@ -225,6 +225,15 @@ class TrainingActors:
 
     async def _ask(self, answer: Awaitable[Any], owner: str, reason: str) -> Any:
         return await within(answer, CALL_DEADLINE_S, waiter="driver", owner=owner, reason=reason)
+
+
+async def _start_engine(worker: Any) -> Any:
+    """Ask until the actor answers: one that Ray is starting again is unavailable for a while."""
+    while True:
+        try:
+            return await worker.start.remote()
+        except ray.exceptions.ActorUnavailableError:
+            await asyncio.sleep(0.5)
 
 
 def engine_settings(config: RunConfig, model: Path) -> EngineSettings:

@@ -272,6 +272,8 @@ class ExpectedKV:
         while True:
             best = self._roomiest()
             if best < 0:
+                if self._measure_loose():
+                    continue
                 return None
             room = self._room_S[best]
             saved = PROMPT_WORTH * group.prompt_tokens
