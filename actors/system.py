@@ -58,6 +58,7 @@ class TrainingActors:
         self._balancer: Any = None
         self._workers: dict[str, Any] = {}
         self._restarts: dict[str, int] = {}
+        self._coming_back: set[str] = set()  # lost workers; they take the newest weights before they serve
         self._engines_up: asyncio.Task[None] | None = None
         self._published: Published | None = None
         self.learner: Learner
@@ -111,7 +112,8 @@ class TrainingActors:
         await self.serving()
         weights = await self.learner.publish(policy_version)
         self._published = Published(policy_version, list(weights.refs), weights.checksum)
-        await asyncio.gather(*(self._pull(name, self._published) for name in self._workers))
+        serving = [name for name in self._workers if name not in self._coming_back]
+        await asyncio.gather(*(self._pull_unless_lost(name, self._published) for name in serving))
         await self._ask(self._balancer.set_policy_version.remote(policy_version), "balancer", "the policy version")
 
     async def record(self, refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int) -> None:
@@ -193,8 +195,11 @@ class TrainingActors:
             worker = self._workers[name]
             deadline_s = self._config.engine.start_deadline_s
             facts = await within(_start_engine(worker), deadline_s, waiter="driver", owner=name, reason="its engine")
-            if self._published is not None:
-                await self._pull(name, self._published)
+            pulled: Published | None = None
+            while self._published is not None and pulled is not self._published:
+                pulled = self._published
+                await self._pull(name, pulled)
+            self._coming_back.discard(name)
             await self._ask(worker.serve.remote(), name, "its loops")
             self.rollouts.follow(name, worker)
             self._show(f"{name}: {facts.kv_capacity_tokens:,} KV tokens")
@@ -203,6 +208,7 @@ class TrainingActors:
 
     async def _worker_lost(self, name: str, lost: Exception) -> None:
         """Its rollouts go on elsewhere; Ray has started the actor again and it gets today's weights."""
+        self._coming_back.add(name)
         self._restarts[name] = self._restarts.get(name, 0) + 1
         self._show(f"{name} was lost ({type(lost).__name__}); start {self._restarts[name] + 1}")
         if self._restarts[name] > MAX_WORKER_RESTARTS:
@@ -210,6 +216,13 @@ class TrainingActors:
         await self._ask(self._balancer.replica_lost.remote(name), "balancer", f"the rollouts of {name}")
         await self.rollouts.resubmit()
         await self._start_workers([name])
+
+    async def _pull_unless_lost(self, name: str, published: Published) -> None:
+        """A worker that dies meanwhile takes the newest weights when it comes back."""
+        try:
+            await self._pull(name, published)
+        except ray.exceptions.RayActorError as lost:
+            self._show(f"{name} did not take version {published.policy_version}: {type(lost).__name__}")
 
     async def _pull(self, name: str, published: Published) -> None:
         checksum = await self._ask(
