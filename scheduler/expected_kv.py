@@ -36,7 +36,9 @@ REFRESH_STEPS = 16  # decode steps after which a replica's profile is computed a
 Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `risk` of it back with every end
 Z_SPAN = 1.5  # how far it may go above the normal quantile
 PROMPT_WORTH = 2  # a cached prompt saves its KV, and its prefill
-MOVE_SHARE = 0.004  # tokens computed again because of moves, at most, of all generated
+MOVE_SHARE = 0.003  # tokens computed again because of moves, at most, of all generated
+PRESSED_SHARE = 0.008  # the same, where the alternative is an engine's preemption, which wastes more
+PRESSED_Z = 0.5  # a replica is pressed when its demand exceeds its cache with this margin
 MOVE_GAIN = 4.0  # a token decoded costs at least this many tokens prefilled
 
 
@@ -522,8 +524,9 @@ class ExpectedKV:
             pressed = self._about_to_overflow(source)
             if not idle and not pressed:
                 continue
-            if self._moved_tokens + rollout.load.context_tokens > MOVE_SHARE * self.fleet.generated_tokens:
-                break
+            share = PRESSED_SHARE if pressed else MOVE_SHARE
+            if self._moved_tokens + rollout.load.context_tokens > share * self.fleet.generated_tokens:
+                continue
             used = used or {replica.replica_id: self._used(replica) for replica in self.fleet.open()}
             target = self._move_target(rollout, source, used, pressed=pressed)
             if target is None:
@@ -553,9 +556,11 @@ class ExpectedKV:
         return target if fits else None
 
     def _about_to_overflow(self, replica: Replica) -> bool:
-        """Expected demand exceeds the cache, soon or later, without any margin."""
+        """Demand is likely to exceed the cache, soon or later."""
         profile = self._profile(replica)
-        return float(profile.demand_H.max()) + self._beside(replica, profile) > replica.kv_capacity_tokens
+        spread_H = np.sqrt(np.maximum(profile.variance_H, 0.0))
+        peak = float((profile.demand_H + PRESSED_Z * spread_H).max())
+        return peak + self._beside(replica, profile) > replica.kv_capacity_tokens
 
     def _used(self, replica: Replica) -> float:
         profile = self._profile(replica)
