@@ -44,7 +44,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8088
     token: str = ""  # required of every client where the address is not loopback
-    queue_s: float = 60.0  # a call
+    queue_s: float = 600.0  # a call
     long_queue_s: float = 3600.0  # a call of a long batch
     limits: Limits = field(default_factory=Limits)
 
