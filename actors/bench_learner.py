@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ class BenchSettings:
     zero_stage: int = 1
     """DeepSpeed ZeRO stage of both"""
     micro_batch_tokens: int = 2_048
-    """padded tokens of a micro batch; the bare loop takes as many rows as fit at the longest"""
+    """tokens of a micro batch; the bare loop takes as many rows as fit at the longest"""
     threads: int = 1
     """CPU threads"""
 
@@ -85,7 +85,7 @@ def compare(rank: LearnerRank, bare: "BareLoop", lengths: Any, bench: BenchSetti
         for number, length in enumerate(lengths.tolist())
     ]
     sizes = [len(row.token_ids) for row in rows]
-    plan = plan_ranks(sizes, 1, rank.settings.batch)
+    plan = plan_ranks(sizes, 1, replace(rank.settings.batch, packed=rank.settings.packed))
     micro_batches = [[rows[i] for i in batch] for batch in plan[0]]
     count = sum(row.num_sampled_tokens for row in rows)
     per_batch = max(1, bench.micro_batch_tokens // max(sizes))
@@ -105,7 +105,7 @@ def compare(rank: LearnerRank, bare: "BareLoop", lengths: Any, bench: BenchSetti
         "bare_tokens_per_s": round(tokens / statistics.median(theirs_s)),
         "ratio": round(statistics.median(ratios), 3),
         "ratio_min_max": [round(min(ratios), 3), round(max(ratios), 3)],
-        "padding_waste": round(padding_waste(sizes, plan), 4),
+        "padding_waste": 0.0 if rank.settings.packed else round(padding_waste(sizes, plan), 4),
         "bare_padding_waste": round(1 - tokens / sum(batch["input_ids"].numel() for batch in padded), 4),
     }
 

@@ -31,6 +31,9 @@ from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, Unkno
 
 GRANT_WAIT_S = 20.0
 """How long one question for work stays open before it is asked again."""
+REPORT_GATHER_S = 0.02
+"""Turns that finish within this time are reported together: a call to the balancer costs as much as a decode step."""
+
 CALL_DEADLINE_S = 60.0
 """Longest wait for any answer of the balancer."""
 RESTART_PATIENCE_S = 45.0
@@ -282,6 +285,7 @@ class GenerationWorker:
     async def _send_reports(self) -> None:
         while True:
             await self._reporting.wait()
+            await asyncio.sleep(REPORT_GATHER_S)
             self._reporting.clear()
             outbox, self._outbox = self._outbox, _Outbox()
             try:

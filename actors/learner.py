@@ -7,7 +7,6 @@ through it. The ranks are a gang: when one fails, all are ended.
 import asyncio
 import logging
 import math
-import socket
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,11 +65,9 @@ class LearnerActor:
         return self._name
 
     def address(self) -> tuple[str, int]:
-        """Where the ranks may meet: this node and a port free at this moment."""
+        """Where the ranks meet: a port of this node that listens from now on."""
         host = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return host, probe.getsockname()[1]
+        return host, self._rank.open_store(host)
 
     def start(self, master_address: str, master_port: int) -> Any:
         self._rank.start(master_address, master_port)
@@ -165,7 +162,7 @@ class Learner:
     @property
     def limits(self) -> BatchLimits:
         """Micro-batch limits, with attention's cost as the model has it."""
-        limits = self.settings.batch
+        limits = replace(self.settings.batch, packed=self.settings.packed)
         return (
             limits
             if math.isfinite(limits.attention_tokens)

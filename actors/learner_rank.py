@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from actors import row_attention
 from actors.learner_settings import LearnerSettings
 from rstar_ray.batch import MicroBatch, TokenRow, collate
 from rstar_ray.errors import ConfigError, LearnerError
@@ -66,8 +67,10 @@ class Policy(nn.Module):
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of each sampled token: two float32 [N]."""
+        ours = self.language_model.config._attn_implementation == row_attention.NAME
+        rows = {"row_lengths": batch.row_lengths} if ours else {}
         hidden_BTH = self.language_model.base_model(
-            input_ids=batch.input_ids_BT, position_ids=batch.position_ids_BT, use_cache=False
+            input_ids=batch.input_ids_BT, position_ids=batch.position_ids_BT, use_cache=False, **rows
         ).last_hidden_state
         hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, batch.positions_N)
         return self.language_model.get_output_embeddings()(hidden_NH, batch.targets_N)
@@ -101,6 +104,7 @@ class LearnerRank:
         self.step = 0  # optimizer steps applied
         self.calls = 0  # of train_rl
         self.bad_updates = 0  # in a row
+        self._store: dist.TCPStore | None = None  # held by the rank that the others meet at
 
     # ------------------------------------------------------------ start and end
 
@@ -115,6 +119,15 @@ class LearnerRank:
         self._join(master_address, master_port, "nccl" if on_gpu else "gloo")
         self._build()
 
+    def open_store(self, host: str) -> int:
+        """Listen for the other ranks; returns the port. It is never let go in between, so nobody else can take it."""
+        settings = self.settings
+        deadline = timedelta(seconds=settings.start_deadline_s)
+        self._store = dist.TCPStore(
+            host, 0, settings.world_size, is_master=True, timeout=deadline, wait_for_workers=False
+        )
+        return self._store.port
+
     def _join(self, master_address: str, master_port: int, backend: str) -> None:
         settings = self.settings
         if dist.is_initialized():
@@ -127,8 +140,8 @@ class LearnerRank:
         else:
             os.environ.update(MASTER_ADDR=master_address, MASTER_PORT=str(master_port))
             deadline = timedelta(seconds=settings.start_deadline_s)
-            store = dist.TCPStore(
-                master_address, master_port, settings.world_size, is_master=self.rank == 0, timeout=deadline
+            store = self._store or dist.TCPStore(
+                master_address, master_port, settings.world_size, is_master=False, timeout=deadline
             )
         dist.init_process_group(
             backend,
@@ -310,7 +323,7 @@ class LearnerRank:
         return [self._logprobs(self._collate(rows, Normalisation.TOKEN, 1)).cpu() for rows in micro_batches]
 
     def _collate(self, rows: Sequence[TokenRow], mode: Normalisation, count: int, constant: int = 1) -> MicroBatch:
-        packed = self.settings.packing
+        packed = self.settings.packed
         return collate(rows, mode, count=count, constant=constant, packed=packed).to(self.device)
 
     def _logprobs(self, batch: MicroBatch, policy: Policy | None = None) -> Tensor:
@@ -565,8 +578,9 @@ def _load(folder: str, settings: LearnerSettings, dtype: torch.dtype | None = No
 
     if not (Path(folder) / "config.json").is_file():
         raise ConfigError("learner.model", f"no model in {folder!r}", "name a Hugging Face folder with a config.json")
+    attention = row_attention.register() if settings.attention == row_attention.NAME else settings.attention
     return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype or getattr(torch, settings.dtype), attn_implementation=settings.attention
+        folder, dtype=dtype or getattr(torch, settings.dtype), attn_implementation=attention
     )
 
 

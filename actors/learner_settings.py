@@ -21,8 +21,7 @@ class LearnerSettings:
     zero_stage: Literal[0, 1, 2, 3] = 1
     offload: bool = False  # optimizer state and master weights in host memory
     activation_checkpointing: bool = False
-    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
-    packing: bool = False  # rows end to end instead of padded; worth it only with flash_attention_2
+    attention: Literal["rows", "sdpa", "flash_attention_2"] = "rows"  # "sdpa" pads, the others pack rows end to end
     num_threads: int = 1  # CPU threads of a rank
     seed: int = 0
 
@@ -44,6 +43,11 @@ class LearnerSettings:
     bucket_bytes: int = BUCKET_BYTES
     start_deadline_s: float = 900.0
     step_deadline_s: float = 1_800.0  # of an update, a publish, a checkpoint
+
+    @property
+    def packed(self) -> bool:
+        """Whether the rows of a micro batch lie end to end, without padding."""
+        return self.attention != "sdpa"
 
     def __post_init__(self) -> None:
         if self.world_size < 1:

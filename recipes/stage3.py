@@ -10,7 +10,13 @@ PAPER = RunConfig(
     reset_optimizer=True,
     rollout=RolloutConfig(max_response_tokens=12_288, max_turns=15),
 )
-TINY = {"steps": 25, "rollout.max_response_tokens": 256, "rollout.max_turns": 6, "data.num_filtered": 400}
+TINY = {
+    "steps": 10,
+    "rollout.max_response_tokens": 256,
+    "rollout.max_turns": 6,
+    "data.num_filtered": 400,
+    "optimizer.learning_rate": 1e-4,
+}
 STAGE_3 = Recipe(paper=PAPER, tiny=TINY)
 
 if __name__ == "__main__":

@@ -64,10 +64,11 @@ def sft_row(example: SftExample) -> TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Padded input, and the sampled tokens of all rows laid end to end."""
+    """Rows padded or packed into one line, and the sampled tokens of all of them laid end to end."""
 
     input_ids_BT: Tensor  # int64; a row's last token is not an input: it predicts nothing
     position_ids_BT: Tensor | None  # set where rows are packed into one: each starts at 0
+    row_lengths: tuple[int, ...] | None  # of the packed rows, in their order; adds up to T
     positions_N: Tensor  # int64: where in the flattened input the token before each sampled token lies
     targets_N: Tensor  # int64
     advantages_N: Tensor  # float32
@@ -85,6 +86,7 @@ class MicroBatch:
         return MicroBatch(
             self.input_ids_BT.to(device),
             None if self.position_ids_BT is None else self.position_ids_BT.to(device),
+            self.row_lengths,
             self.positions_N.to(device),
             self.targets_N.to(device),
             self.advantages_N.to(device),
@@ -137,6 +139,7 @@ def collate(
     return MicroBatch(
         input_ids_BT=torch.from_numpy(input_ids),
         position_ids_BT=position_ids,
+        row_lengths=None if position_ids is None else tuple(int(n) for n in lengths),
         positions_N=torch.from_numpy(offsets[rows_N] + places_N),
         targets_N=torch.from_numpy(np.concatenate([*targets, np.zeros(0, np.int32)]).astype(np.int64)),
         advantages_N=advantages_R[row_of_token],

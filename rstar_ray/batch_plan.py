@@ -18,6 +18,7 @@ class BatchLimits:
     micro_batch_tokens: int = 2_048  # padded tokens of a micro batch; one longer row gets a micro batch of its own
     max_padding: float = 0.05  # share of a rank's padded tokens that may be padding
     overhead_tokens: int = 1_024  # what one more pass costs (launches, ZeRO-3's gathers), in tokens of padding
+    packed: bool = False  # rows lie end to end: nothing is padded, and the padding limits say nothing
     attention_tokens: float = float("inf")  # length at which attention costs as much as the rest of the model
 
 
@@ -32,7 +33,8 @@ def plan_ranks(lengths: Sequence[int], world_size: int, limits: BatchLimits) -> 
     A rank that would have fewer cuts its largest micro batches in two; with too few rows for that it
     gets empty ones.
     """
-    by_rank = [cut(lengths, indices, limits) for indices in balance(lengths, world_size, limits.attention_tokens)]
+    shares = balance(lengths, range(len(lengths)), world_size, limits.attention_tokens)
+    by_rank = [cut(lengths, indices, limits) for indices in shares]
     most = max(len(batches) for batches in by_rank)
     for batches in by_rank:
         while len(batches) < most:
@@ -45,16 +47,16 @@ def plan_ranks(lengths: Sequence[int], world_size: int, limits: BatchLimits) -> 
     return by_rank
 
 
-def balance(lengths: Sequence[int], world_size: int, attention_tokens: float) -> list[list[int]]:
-    """Row indices of each rank: the row with most work left goes to the rank with least work so far."""
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    ranks: list[list[int]] = [[] for _ in range(world_size)]
-    loads = [(0.0, rank) for rank in range(world_size)]
+def balance(lengths: Sequence[int], indices: Sequence[int], parts: int, attention_tokens: float) -> list[list[int]]:
+    """`indices` in even parts: the row with most work left goes to the part with least work so far."""
+    order = sorted(indices, key=lambda i: (-lengths[i], i))
+    found: list[list[int]] = [[] for _ in range(parts)]
+    loads = [(0.0, part) for part in range(parts)]
     for index in order:
-        work, rank = heapq.heappop(loads)
-        ranks[rank].append(index)
-        heapq.heappush(loads, (work + row_work(lengths[index], attention_tokens), rank))
-    return ranks
+        work, part = heapq.heappop(loads)
+        found[part].append(index)
+        heapq.heappush(loads, (work + row_work(lengths[index], attention_tokens), part))
+    return found
 
 
 def cut(lengths: Sequence[int], indices: Sequence[int], limits: BatchLimits) -> list[list[int]]:
@@ -63,6 +65,8 @@ def cut(lengths: Sequence[int], indices: Sequence[int], limits: BatchLimits) -> 
     Padding is traded against passes at `overhead_tokens` a pass, or at the largest half, quarter, ...
     of it that keeps padding within `max_padding`.
     """
+    if limits.packed:
+        return fill(lengths, indices, limits.micro_batch_tokens)
     order = sorted(indices, key=lambda i: (-lengths[i], i))
     overhead = limits.overhead_tokens
     while True:
@@ -71,6 +75,16 @@ def cut(lengths: Sequence[int], indices: Sequence[int], limits: BatchLimits) -> 
         if overhead == 0 or padding_waste(lengths, [planned]) <= limits.max_padding:
             return planned
         overhead //= 2
+
+
+def fill(lengths: Sequence[int], indices: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """As few packed micro batches as even filling allows, fullest first; a row above `max_tokens` has its own."""
+    count = -(-sum(lengths[i] for i in indices) // max_tokens)
+    while True:
+        parts = [part for part in balance(lengths, indices, count, float("inf")) if part]
+        if all(len(part) == 1 or sum(lengths[i] for i in part) <= max_tokens for part in parts):
+            return parts
+        count += 1
 
 
 def cheapest_cut(descending: Sequence[int], max_tokens: int, overhead: int) -> list[range]:

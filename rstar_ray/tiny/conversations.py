@@ -26,7 +26,7 @@ class ConversationMix:
 
     drills: float = 0.3  # of all conversations: repeat these numbers
     mistakes: float = 0.55  # of tool conversations: the last call computes something else
-    failures: float = 0.28  # of tool conversations: the first call raises and is then repaired
+    failures: float = 0.2  # of tool conversations: the first call raises and is then repaired
 
     def __post_init__(self) -> None:
         for name in ("drills", "mistakes", "failures"):
@@ -36,21 +36,24 @@ class ConversationMix:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """How a family is computed: rightly, and with plausible slips (operator, function, an end of the range)."""
+    """How a family is computed: rightly, and with plausible slips (an operator, the order, one too many or too few).
+
+    No slip is another family's right program: what is learned of one family then never works against another.
+    """
 
     right: str
     slips: tuple[str, ...]
 
 
 PROGRAMS: dict[str, Program] = {
-    "sum": Program("print({a}+{b})", ("print({a}*{b})",)),
-    "difference": Program("print({a}-{b})", ("print({a}+{b})",)),
-    "product": Program("print({a}*{b})", ("print({a}+{b})",)),
-    "remainder": Program("print({a}%{b})", ("print({a}//{b})",)),
-    "quotient": Program("print({a}//{b})", ("print({a}%{b})",)),
-    "gcd": Program("import math; print(math.gcd({a},{b}))", ("import math; print(math.lcm({a},{b}))",)),
-    "lcm": Program("import math; print(math.lcm({a},{b}))", ("import math; print(math.gcd({a},{b}))",)),
-    "power": Program("print({a}**{b})", ("print({a}*{b})",)),
+    "sum": Program("print({a}+{b})", ("print({a}+{b}+1)",)),
+    "difference": Program("print({a}-{b})", ("print({b}-{a})",)),
+    "product": Program("print({a}*{b})", ("print({a}*({b}-1))",)),
+    "remainder": Program("print({a}%{b})", ("print({b}%{a})",)),
+    "quotient": Program("print({a}//{b})", ("print({a}//{b}+1)",)),
+    "gcd": Program("import math; print(math.gcd({a},{b}))", ("import math; print(math.gcd({a},{b}-1))",)),
+    "lcm": Program("import math; print(math.lcm({a},{b}))", ("import math; print(math.lcm({a},{b}-1))",)),
+    "power": Program("print({a}**{b})", ("print({a}**({b}-1))",)),
     "range_sum": Program("print(sum(range({a},{b}+1)))", ("print(sum(range({a},{b})))",)),
     "odd_sum": Program("print(sum(range(1,{a}+1,2)))", ("print(sum(range({a}+1)))",)),
     "divisors": Program(
@@ -62,7 +65,7 @@ PROGRAMS: dict[str, Program] = {
     ),
     "linear": Program("print(({c}-{b})//{a})", ("print(({c}+{b})//{a})",)),
     "bags": Program("print({a}*{b}-{c})", ("print({a}*{b}+{c})",)),
-    "perimeter": Program("print(2*({a}+{b}))", ("print({a}*{b})",)),
+    "perimeter": Program("print(2*({a}+{b}))", ("print(2*{a}+{b})",)),
 }
 assert PROGRAMS.keys() == {family.name for family in FAMILIES}
 

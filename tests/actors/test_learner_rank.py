@@ -112,7 +112,7 @@ def test_the_gradient_is_that_of_plain_torch_in_float64(start: Start, folder: Pa
     [
         {"tokens": 1},
         {"tokens": 150},
-        {"packing": True},
+        {"attention": "sdpa"},
         {"activation_checkpointing": True},
         {"logprob_chunk_tokens": 7},
         {"loss": LossSettings(normalisation=Normalisation.SEQUENCE)},

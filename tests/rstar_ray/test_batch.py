@@ -61,6 +61,23 @@ def test_fewer_passes_are_made_where_padding_allows():
     assert (few, many) == ([[0, 1, 2, 3, 4]], [[0, 1, 2], [3, 4]])
 
 
+@given(st.lists(st.integers(1, 90), max_size=40), st.integers(20, 200))
+def test_packed_micro_batches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int):
+    limits = BatchLimits(micro_batch_tokens=budget, packed=True)
+    batches = cut(lengths, range(len(lengths)), limits)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    assert all(len(batch) == 1 or sum(lengths[i] for i in batch) <= budget for batch in batches)
+    assert batches == cut(lengths, range(len(lengths)), limits)
+
+
+def test_packed_micro_batches_are_few_and_even():
+    lengths = tiny_lengths(64)
+    batches = cut(lengths, range(64), BatchLimits(micro_batch_tokens=2_048, packed=True))
+    sizes = [sum(lengths[i] for i in batch) for batch in batches]
+    assert len(batches) == -(-sum(lengths) // 2_048)
+    assert max(sizes) - min(sizes) < 100
+
+
 def tiny_lengths(count: int) -> list[int]:
     return np.random.default_rng(1).normal(110, 30, count).clip(40, 250).astype(int).tolist()
 

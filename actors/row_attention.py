@@ -1,0 +1,69 @@
+"""Attention over rows that lie end to end in one line: causal within each row, none across, and no padding."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+NAME = "rows"
+
+
+def attend_rows(
+    module: Any,
+    query_BHTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    row_lengths: tuple[int, ...] | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """PyTorch's fused attention, a row at a time: [B, T, H, D].
+
+    `row_lengths` add up to T where B is 1; without them each of the B lines is one row. In transformers' attention
+    interface `attention_mask` is what the mask function made, which for this attention is nothing.
+    """
+    lengths = [query_BHTD.shape[2]] if row_lengths is None else list(row_lengths)
+    heads = zip(*(part.split(lengths, dim=2) for part in (query_BHTD, key_BKTD, value_BKTD)), strict=True)
+    grouped = query_BHTD.shape[1] != key_BKTD.shape[1]
+    rows = [
+        scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=(window := _window(query, sliding_window)),
+            is_causal=window is None,
+            dropout_p=dropout,
+            scale=scaling,
+            enable_gqa=grouped,
+        )
+        for query, key, value in heads
+    ]
+    return torch.cat(rows, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _window(query_BHTD: Tensor, sliding_window: int | None) -> Tensor | None:
+    """Which earlier places each place sees, where that is not all of them: bool [T, T]."""
+    length = query_BHTD.shape[2]
+    if sliding_window is None or length <= sliding_window:
+        return None
+    place = torch.arange(length, device=query_BHTD.device)
+    behind = place[:, None] - place[None, :]
+    return (behind >= 0) & (behind < sliding_window)
+
+
+def register() -> str:
+    """Make it known to transformers; returns the name for `attn_implementation`."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attend_rows)  # type: ignore[arg-type]
+    AttentionMaskInterface.register(NAME, _no_mask)
+    return NAME
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None

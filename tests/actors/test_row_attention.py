@@ -1,0 +1,38 @@
+"""Rows end to end attend as they would alone."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from actors.row_attention import attend_rows
+
+LENGTHS = (5, 1, 9, 3)
+
+
+def heads(number: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(1, number, sum(LENGTHS), 8, generator=generator, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_no_row_sees_another_and_none_sees_ahead(window: int | None):
+    """Against one dense attention whose mask is written out, values and gradients."""
+    query, key, value = heads(4, 0), heads(2, 1), heads(2, 2)
+    row = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
+    place = torch.arange(sum(LENGTHS))
+    behind = place[:, None] - place[None, :]
+    seen = (row[:, None] == row[None, :]) & (behind >= 0) & (behind < (window or 100))
+    dense = scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=0.3, enable_gqa=True)
+    ours, _ = attend_rows(None, query, key, value, None, row_lengths=LENGTHS, scaling=0.3, sliding_window=window)
+    torch.testing.assert_close(ours, dense.transpose(1, 2))
+    direction = torch.randn(ours.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    expected = torch.autograd.grad((dense.transpose(1, 2) * direction).sum(), (query, key, value))
+    found = torch.autograd.grad((ours * direction).sum(), (query, key, value))
+    for left, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(left, right)
+
+
+def test_without_lengths_each_line_is_a_row():
+    query = torch.randn(3, 4, 6, 8, generator=torch.Generator().manual_seed(0))
+    ours, _ = attend_rows(None, query, query, query, None)
+    torch.testing.assert_close(ours, scaled_dot_product_attention(query, query, query, is_causal=True).transpose(1, 2))
