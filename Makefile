@@ -58,8 +58,9 @@ soak-sandbox: $(READY)  ## 200,000 mixed calls, 5 % hostile, watching memory and
 bench-balancer: $(READY)  ## The balancer in the twin, against other policies and the lower bound (simulated)
 	$(BIN)/python -m scheduler.bench $(ARGS)
 
-bench-learner: $(READY)  ## Learner tokens/s against a bare DeepSpeed loop
+bench-learner: $(READY)  ## Learner tokens/s against a bare DeepSpeed loop and TRL; publishing to an engine
 	$(BIN)/python -m actors.bench_learner $(ARGS)
+	$(BIN)/python -m actors.bench_publish
 
 cluster-up: $(READY)  ## A Ray head with dashboard on 127.0.0.1:8265
 	@$(BIN)/python -m actors.cluster up

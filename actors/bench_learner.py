@@ -1,8 +1,9 @@
-"""Learner throughput against a bare DeepSpeed loop, as one JSON line: `python -m actors.bench_learner`.
+"""Learner throughput against a bare DeepSpeed loop and TRL, as one JSON line: `python -m actors.bench_learner`.
 
-Both train the same random policy on the same rows in this process, run after run in turn; a figure is the median of
-the ratios of neighbouring runs, with the smallest and the largest beside it. The bare loop pads a fixed
-number of rows in the order given, takes the log-softmax of all logits, and masks.
+Each pair trains the same random policy on the same rows in this process, run after run in turn; a figure is the
+median of the ratios of neighbouring runs, with the smallest and the largest beside it. The bare loop pads a fixed
+number of rows in the order given, takes the log-softmax of all logits, and masks; TRL's GRPOTrainer is given tensors
+padded as it pads them.
 """
 
 import json
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +25,18 @@ from actors.learner_rank import LearnerRank
 from actors.learner_settings import LearnerSettings
 from rstar_ray.batch import TokenRow
 from rstar_ray.batch_plan import BatchLimits, padding_waste, plan_ranks
+from rstar_ray.tiny.model import make_tiny_model
 from rstar_ray.weights import checksum
+
+Batch = dict[str, torch.Tensor]
+
+
+class Loop(Protocol):
+    """An update to compare with."""
+
+    def batches(self, rows: Sequence[TokenRow], per_batch: int) -> list[Batch]: ...
+    def padded_tokens(self, batch: Batch) -> int: ...
+    def update(self, batches: Sequence[Batch], count: int) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +57,7 @@ class BenchSettings:
 
 def main(bench: BenchSettings) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        make_policy(Path(folder))
+        make_tiny_model(Path(folder), seed=0)
         settings = LearnerSettings(
             model=folder,
             device="cpu",
@@ -56,6 +68,7 @@ def main(bench: BenchSettings) -> dict[str, Any]:
         rank = LearnerRank(settings)
         rank.start()
         bare = BareLoop(folder, settings)
+        trl = TrlLoop(folder, bench)
         rng = np.random.default_rng(0)
         equal = np.full(bench.rows, 128)
         spread = np.exp(rng.normal(np.log(110), 0.6, bench.rows)).clip(32, 500).astype(int)
@@ -67,12 +80,13 @@ def main(bench: BenchSettings) -> dict[str, Any]:
             "parameters": rank.facts().num_parameters,
             "equal_lengths": compare(rank, bare, equal, bench),
             "log_normal_lengths": compare(rank, bare, spread, bench),
+            "against_trl": compare(rank, trl, spread, bench),
             "publish": publish(rank, bench.repeats),
         }
     return figures
 
 
-def compare(rank: LearnerRank, bare: "BareLoop", lengths: Any, bench: BenchSettings) -> dict[str, Any]:
+def compare(rank: LearnerRank, other: "Loop", lengths: Any, bench: BenchSettings) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     rows = [
         TokenRow(
@@ -89,24 +103,24 @@ def compare(rank: LearnerRank, bare: "BareLoop", lengths: Any, bench: BenchSetti
     micro_batches = [[rows[i] for i in batch] for batch in plan[0]]
     count = sum(row.num_sampled_tokens for row in rows)
     per_batch = max(1, bench.micro_batch_tokens // max(sizes))
-    padded = [bare.pad(rows[start : start + per_batch]) for start in range(0, len(rows), per_batch)]
+    padded = other.batches(rows, per_batch)
 
     def ours() -> None:
         assert rank.train_rl([micro_batches], [count], 0.0).applied
 
     def theirs() -> None:
-        bare.update(padded, count)
+        other.update(padded, count)
 
     ours_s, theirs_s = alternate(ours, theirs, bench.repeats)
     ratios = [their / our for our, their in zip(ours_s, theirs_s, strict=True)]
     tokens = sum(sizes)
     return {
         "tokens_per_s": round(tokens / statistics.median(ours_s)),
-        "bare_tokens_per_s": round(tokens / statistics.median(theirs_s)),
+        "reference_tokens_per_s": round(tokens / statistics.median(theirs_s)),
         "ratio": round(statistics.median(ratios), 3),
         "ratio_min_max": [round(min(ratios), 3), round(max(ratios), 3)],
         "padding_waste": 0.0 if rank.settings.packed else round(padding_waste(sizes, plan), 4),
-        "bare_padding_waste": round(1 - tokens / sum(batch["input_ids"].numel() for batch in padded), 4),
+        "reference_padding_waste": round(1 - tokens / sum(other.padded_tokens(batch) for batch in padded), 4),
     }
 
 
@@ -143,6 +157,14 @@ def publish(rank: LearnerRank, repeats: int) -> dict[str, Any]:
     }
 
 
+def padded(values: Sequence[Any], width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of `width`, filled up with 0 on the right."""
+    out = torch.zeros(len(values), width, dtype=dtype)
+    for index, value in enumerate(values):
+        out[index, : len(value)] = torch.from_numpy(np.asarray(value))
+    return out
+
+
 class BareLoop:
     """What one would write first: DeepSpeed around transformers, fixed micro batches, full logits."""
 
@@ -164,23 +186,23 @@ class BareLoop:
             dist_init_required=False,
         )[0]
 
-    def pad(self, rows: Sequence[TokenRow]) -> dict[str, torch.Tensor]:
+    def batches(self, rows: Sequence[TokenRow], per_batch: int) -> list[Batch]:
+        """Rows as they come, each micro batch padded to its longest."""
+        return [self._pad(rows[start : start + per_batch]) for start in range(0, len(rows), per_batch)]
+
+    def padded_tokens(self, batch: Batch) -> int:
+        return batch["input_ids"].numel()
+
+    def _pad(self, rows: Sequence[TokenRow]) -> Batch:
         width = max(len(row.token_ids) for row in rows)
-
-        def padded(values: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-            out = torch.zeros(len(rows), width, dtype=dtype)
-            for index, value in enumerate(values):
-                out[index, : len(value)] = torch.from_numpy(np.asarray(value))
-            return out
-
         return {
-            "input_ids": padded([row.token_ids for row in rows], torch.int64),
-            "attention_mask": padded([np.ones(len(row.token_ids)) for row in rows], torch.int64),
-            "loss_mask": padded([row.loss_mask for row in rows], torch.bool),
+            "input_ids": padded([row.token_ids for row in rows], width, torch.int64),
+            "attention_mask": padded([np.ones(len(row.token_ids)) for row in rows], width, torch.int64),
+            "loss_mask": padded([row.loss_mask for row in rows], width, torch.bool),
             "advantages": torch.tensor([row.advantage for row in rows])[:, None],
         }
 
-    def update(self, batches: Sequence[dict[str, torch.Tensor]], count: int) -> None:
+    def update(self, batches: Sequence[Batch], count: int) -> None:
         for index, batch in enumerate(batches):
             self.engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
             logits = self.engine(
@@ -194,26 +216,73 @@ class BareLoop:
         self.engine.step()
 
 
-def make_policy(folder: Path) -> None:
-    """A random Qwen3 of the tiny scale's shape."""
-    import transformers
+class TrlLoop:
+    """The update of TRL's GRPOTrainer on its own padded tensors: the whole batch to its longest, then cut."""
 
-    transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(0)
-    config = transformers.Qwen3Config(
-        vocab_size=200,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
+    def __init__(self, folder: str, bench: BenchSettings) -> None:
+        import transformers
+        from datasets import Dataset
+        from trl import GRPOConfig, GRPOTrainer
+
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        arguments = GRPOConfig(
+            output_dir=folder,
+            use_cpu=True,
+            bf16=False,
+            num_generations=8,
+            per_device_train_batch_size=8,
+            gradient_accumulation_steps=max(1, bench.rows // 8),
+            gradient_checkpointing=False,
+            beta=0.0,
+            epsilon_high=0.28,
+            loss_type="dapo",
+            learning_rate=0.0,
+            max_grad_norm=1.0,
+            report_to=[],
+        )
+        self.trainer = GRPOTrainer(
+            model=folder,
+            reward_funcs=_no_reward,
+            args=arguments,
+            train_dataset=Dataset.from_list([{"prompt": "1"}] * 8),
+            processing_class=tokenizer,
+        )
+        self.model = self.trainer.model.train()
+        self.trainer.create_optimizer()
+        # Its train loop sets this.
+        self.trainer.current_gradient_accumulation_steps = arguments.gradient_accumulation_steps
+
+    def batches(self, rows: Sequence[TokenRow], per_batch: int) -> list[Batch]:
+        prompts = [int(row.loss_mask.argmax()) for row in rows]
+        completions = [row.token_ids[start:] for row, start in zip(rows, prompts, strict=True)]
+        width = max(map(len, completions))
+        whole = {
+            "prompt_ids": padded([row.token_ids[:n] for row, n in zip(rows, prompts, strict=True)], 20, torch.int64),
+            "prompt_mask": padded([np.ones(n) for n in prompts], 20, torch.int64),
+            "completion_ids": padded(completions, width, torch.int64),
+            "completion_mask": padded([np.ones(len(ids)) for ids in completions], width, torch.int64),
+            "advantages": torch.tensor([row.advantage for row in rows]),
+        }
+        sampled = whole["completion_mask"].sum()
+        return [
+            {name: tensor[start : start + per_batch] for name, tensor in whole.items()}
+            | {"num_items_in_batch": sampled}
+            for start in range(0, len(rows), per_batch)
+        ]
+
+    def padded_tokens(self, batch: Batch) -> int:
+        return batch["prompt_ids"].numel() + batch["completion_ids"].numel()
+
+    def update(self, batches: Sequence[Batch], count: int) -> None:
+        for batch in batches:
+            self.trainer.accelerator.backward(self.trainer.compute_loss(self.model, batch))
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.trainer.optimizer.step()
+        self.trainer.optimizer.zero_grad()
+
+
+def _no_reward(completions: Sequence[str], **_: Any) -> list[float]:
+    return [0.0] * len(completions)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from rstar_ray.tiny.problems import Split, generate_problems
 from rstar_ray.train_loop import FinishedRollout, TrainingRow, rollout_requests
 from rstar_ray.trajectory import Trajectory
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
 CONFIG = with_values(
     at_scale(STAGE_1.paper, "tiny", STAGE_1.tiny),
