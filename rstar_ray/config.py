@@ -263,7 +263,9 @@ class SftConfig:
     batch_size: int = 128
     """conversations per step"""
     learning_rate: float = 5e-6
-    """peak of the cosine schedule"""
+    """peak of the schedule"""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """after warm-up: half a cosine down, or constant for 60 % and then linearly down"""
     warmup_share: float = 0.04
     """share of the steps that warm up"""
     data: str = ""

@@ -7,19 +7,25 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LrSchedule:
-    """Linear warm-up, then constant (arXiv:2508.20722 section 5.1) or half a cosine down (section 4.1)."""
+    """Linear warm-up, then constant (arXiv:2508.20722 section 5.1), half a cosine down (section 4.1), or constant and
+    then linearly down (`wsd`, warm-up, stable, decay; arXiv:2404.06395)."""
 
     learning_rate: float = 1e-6  # peak
     warmup_steps: int = 20
-    shape: Literal["constant", "cosine"] = "constant"
-    total_steps: int = 0  # where the cosine ends, warm-up included; unused by `constant`
-    final_share: float = 0.0  # of the peak, at the cosine's end
+    shape: Literal["constant", "cosine", "wsd"] = "constant"
+    total_steps: int = 0  # where it ends, warm-up included; unused by `constant`
+    final_share: float = 0.0  # of the peak, at the end
+    stable_share: float = 0.6  # of the steps after warm-up, where `wsd` starts to fall
 
     def __post_init__(self) -> None:
         if self.learning_rate < 0 or self.warmup_steps < 0:
             raise ValueError("learning_rate and warmup_steps must not be negative")
-        if self.shape == "cosine" and self.total_steps <= self.warmup_steps:
-            raise ValueError(f"cosine needs total_steps ({self.total_steps}) above warmup_steps ({self.warmup_steps})")
+        if self.shape != "constant" and self.total_steps <= self.warmup_steps:
+            raise ValueError(
+                f"{self.shape} needs total_steps ({self.total_steps}) above warmup_steps ({self.warmup_steps})"
+            )
+        if not 0 <= self.stable_share < 1:
+            raise ValueError(f"stable_share {self.stable_share} must lie in [0, 1)")
 
     def at(self, step: int) -> float:
         """For the update after `step` applied ones; the first of `n` warm-up steps gets 1/n of the peak."""
@@ -28,5 +34,9 @@ class LrSchedule:
         if self.shape == "constant":
             return self.learning_rate
         done = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
-        share = self.final_share + (1 - self.final_share) * 0.5 * (1 + math.cos(math.pi * done))
+        if self.shape == "cosine":
+            height = 0.5 * (1 + math.cos(math.pi * done))
+        else:
+            height = min(1.0, (1 - done) / (1 - self.stable_share))
+        share = self.final_share + (1 - self.final_share) * height
         return self.learning_rate * share

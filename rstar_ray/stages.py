@@ -78,13 +78,13 @@ class Crew:
 async def run_sft(
     config: RunConfig, train: Sequence[SftExample], validation: Sequence[SftExample], crew: Crew, run_dir: RunDir
 ) -> Checkpoint:
-    """Supervised steps with a cosine schedule, then the stage's checkpoint; goes on where a stopped run left off."""
+    """Supervised steps, then the stage's checkpoint; goes on where a stopped run left off."""
     sft, stage = config.sft, config.stage
     progress = await _start(config, crew, run_dir)
     schedule = LrSchedule(
         learning_rate=sft.learning_rate,
         warmup_steps=round(sft.warmup_share * sft.steps),
-        shape="cosine",
+        shape=sft.schedule,
         total_steps=sft.steps,
     )
     with MetricsLog(

@@ -1,28 +1,34 @@
 """How long will a rollout get? Learned online, from finished and from running rollouts alike.
 
-Legend: B bins of response length, R rollouts seen, G prompt groups, H horizons, all lengths in response tokens
-(everything after the prompt).
+Legend: B bins of response length, R rollouts seen, G prompt groups, H horizons, U grid points of a group's common
+factor, all lengths in response tokens (everything after the prompt).
 
 Counting only finished rollouts would be wrong early in a step, when only the short ones have ended. So the estimate
 is a hazard per bin of length, deaths over rollouts at risk (Kaplan and Meier 1958), to which a rollout still running
 contributes what it has survived. A rollout cut by its budget counts as survived: the budget is known anyway.
 
-Siblings of a prompt are alike. Each group has a frailty, a factor on the hazard, Gamma-distributed around 1 with shape
-`k` (Clayton 1978): after `d` deaths and a survived cumulative hazard of `e` in the group, it is Gamma(k + d, k + e),
-and the chance to survive a further hazard `x` is ((k + e) / (k + e + x)) ** (k + d). Closed forms, nothing sampled.
+Siblings of a prompt are alike. Lengths are turned into normal scores by the population's own survival, and a sibling's
+score is `r u + sqrt(1 - r^2) e` with `u` common to its group and `e` its own, both standard normal: the one-factor
+Gaussian copula (Li 2000). Whatever the population's shape, nothing else is assumed of it. A group's `u` is known by its
+posterior on a grid, from ends and from survival; `r^2` is the likeliest of a few values.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_ndtr, ndtri
 
 Floats = NDArray[np.float64]
 
 NUM_BINS = 48
 PRIOR_ROLLOUTS = 4.0  # weight of the prior in every bin: the hazard over all bins so far
 PRIOR_MEAN = 0.75  # of the budget: the mean length assumed before anything has ended, with the weight of one rollout
-FRAILTY_SHAPES: Floats = np.array([2.0, 4.0, 8.0, 32.0])  # none below 2: it would read too much into a few early ends
+ALIKENESS: Floats = np.array([0.05, 0.2, 0.35, 0.5, 0.65, 0.8])  # r^2 that are tried
+FIRST_ALIKENESS = 0.35  # until enough has ended to tell
+FACTOR_U: Floats = np.linspace(-3.0, 3.0, 25)
+PRIOR_U: Floats = np.exp(-0.5 * FACTOR_U**2) / np.exp(-0.5 * FACTOR_U**2).sum()
+LEAST_LOG = -60.0  # a survival this small is none
 
 
 class LengthEstimate:
@@ -42,11 +48,10 @@ class LengthEstimate:
         self._ended_R: NDArray[np.bool_] = np.zeros(64, dtype=bool)  # by the policy's own choice
         self._size = 0
         self.observations = 0  # since the start; callers refresh when it has moved on enough
-        self.shape = 2.0  # of the groups' frailty; small: siblings are much alike
-        self._fit_at = 64.0  # deaths seen when the shape is fitted next
-        self.hazard_B1: Floats = np.zeros(NUM_BINS + 1)  # cumulative, at the edges
-        self.deaths_G: Floats = np.zeros(0)
-        self.survived_G: Floats = np.zeros(0)
+        self.alikeness = FIRST_ALIKENESS  # r^2: 0: siblings tell nothing of each other, 1: all
+        self._fit_at = 64.0  # deaths seen when it is fitted next
+        self._survival_BU: Floats = np.zeros((NUM_BINS + 1, len(FACTOR_U)))  # log survival at the edges
+        self._factor_GU: Floats = np.zeros((0, len(FACTOR_U)))  # posterior of each group's factor
         self.refresh()
 
     # -- what happens ---------------------------------------------------------------------------------------------
@@ -147,36 +152,50 @@ class LengthEstimate:
         prior_deaths_B = prior_tokens_B * seen_deaths / seen_tokens
         rate_B = (deaths_B + self._past_deaths_B + prior_deaths_B) / (tokens_B + self._past_tokens_B + prior_tokens_B)
         marginal_B1 = np.concatenate([[0.0], np.cumsum(rate_B * self._widths_B)])
-        num_groups = len(self._members)
-        self.deaths_G = np.bincount(group_R[ended_R], minlength=num_groups).astype(np.float64)
-        marginal_R = np.interp(age_R, self.edges_B1, marginal_B1)
-        if self.deaths_G.sum() >= self._fit_at:
-            self._fit_at = 1.5 * float(self.deaths_G.sum())
-            self.shape = self._likeliest_shape(group_R, marginal_R, ended_R)
-        # The population's survival is the mixture over frailties: S = (1 + H / k) ** -k, so H = k (S ** (-1/k) - 1).
-        self.hazard_B1 = self.shape * np.expm1(marginal_B1 / self.shape)
-        survived_R = np.interp(age_R, self.edges_B1, self.hazard_B1)
-        self.survived_G = np.bincount(group_R, weights=survived_R, minlength=num_groups).astype(np.float64)
+        seen = (group_R, age_R, self._bins(age_R), ended_R)
+        if float(ended_R.sum()) >= self._fit_at:
+            self._fit_at = 1.5 * float(ended_R.sum())
+            evidence = [self._posterior(marginal_B1, float(alike), *seen)[2] for alike in ALIKENESS]
+            self.alikeness = float(ALIKENESS[int(np.argmax(evidence))])
+        self._survival_BU, self._factor_GU, _ = self._posterior(marginal_B1, self.alikeness, *seen)
 
-    def _likeliest_shape(self, group_R: NDArray[np.int64], marginal_R: Floats, ended_R: NDArray[np.bool_]) -> float:
-        """The frailty shape under which the groups' lengths are likeliest, on a coarse grid."""
-        died_G = self.deaths_G.astype(np.int64)
-        scores: list[float] = []
-        for k in FRAILTY_SHAPES:
-            survived_G = np.bincount(group_R, weights=k * np.expm1(marginal_R / k), minlength=len(died_G))
-            rising = np.concatenate([[0.0], np.cumsum(np.log(k + np.arange(int(died_G.max()))))])
-            likelihood_G = rising[died_G] + k * np.log(k) - (k + died_G) * np.log(k + survived_G)
-            scores.append(float(likelihood_G.sum() + marginal_R[ended_R].sum() / k))
-        return float(FRAILTY_SHAPES[int(np.argmax(scores))])
+    def _bins(self, age: Floats) -> NDArray[np.int64]:
+        return np.clip(np.searchsorted(self.edges_B1, age, side="right") - 1, 0, NUM_BINS - 1)
+
+    def _posterior(
+        self,
+        marginal_B1: Floats,
+        alikeness: float,
+        group_R: NDArray[np.int64],
+        age_R: Floats,
+        bin_R: NDArray[np.int64],
+        ended_R: NDArray[np.bool_],
+    ) -> tuple[Floats, Floats, float]:
+        """Log survival [B + 1, U] given a group's factor, the factors' posterior [G, U], and the log evidence."""
+        score_B = ndtri(-np.expm1(-np.clip(marginal_B1[1:], 1e-12, 30.0)))
+        own_BU = (score_B[:, None] - np.sqrt(alikeness) * FACTOR_U) / np.sqrt(1.0 - alikeness)
+        survival_BU = np.concatenate([np.zeros((1, len(FACTOR_U))), np.maximum(log_ndtr(-own_BU), LEAST_LOG)])
+        # An end counts with the chance to end in its bin; a survivor with the chance to come as far as it has.
+        drop_BU = np.maximum(survival_BU[:-1] - survival_BU[1:], 1e-12)
+        death_BU = survival_BU[:-1] + np.log(-np.expm1(-drop_BU))
+        into_R1 = np.minimum((age_R - self.edges_B1[bin_R]) / self._widths_B[bin_R], 1.0)[:, None]
+        alive_RU = survival_BU[bin_R] - into_R1 * drop_BU[bin_R]
+        score_RU = np.where(ended_R[:, None], death_BU[bin_R], alive_RU)
+        score_GU = np.tile(np.log(PRIOR_U), (len(self._members), 1))
+        if len(group_R):
+            order = np.argsort(group_R, kind="stable")
+            sorted_R = group_R[order]
+            first = np.flatnonzero(np.concatenate([[True], sorted_R[1:] != sorted_R[:-1]]))
+            score_GU[sorted_R[first]] += np.add.reduceat(score_RU[order], first, axis=0)
+        most_G1 = score_GU.max(axis=1, keepdims=True)
+        factor_GU = np.exp(score_GU - most_G1)
+        total_G1 = factor_GU.sum(axis=1, keepdims=True)
+        return survival_BU, factor_GU / total_G1, float((most_G1 + np.log(total_G1)).sum())
 
     # -- what is asked --------------------------------------------------------------------------------------------
     @property
     def num_groups(self) -> int:
         return len(self._members)
-
-    def hazard(self, age: Floats) -> Floats:
-        """Cumulative hazard at `age`, any shape."""
-        return np.interp(age, self.edges_B1, self.hazard_B1)
 
     def survival(self, group_N: NDArray[np.int64], age_N: Floats, horizon_H: Floats) -> Floats:
         """[N, H]: the chance that a rollout of this group and age is alive `horizon` response tokens later."""
@@ -185,21 +204,25 @@ class LengthEstimate:
     def survivals(
         self, group_N: NDArray[np.int64], age_N: Floats, horizon_H: Floats, *, pairs: bool = True
     ) -> tuple[Floats, Floats]:
-        """[N, H] twice: survival, and its covariance between two siblings of this age (they share a frailty)."""
-        if len(self.deaths_G) < len(self._members):  # groups that came after the last refresh
-            unseen = np.zeros(len(self._members) - len(self.deaths_G))
-            self.deaths_G = np.concatenate([self.deaths_G, unseen])
-            self.survived_G = np.concatenate([self.survived_G, unseen])
-        shape_N1 = (self.shape + self.deaths_G[group_N])[:, None]
-        rate_N1 = (self.shape + self.survived_G[group_N])[:, None]
+        """[N, H] twice: survival, and its covariance between two siblings of this age (they share a factor)."""
+        if len(self._factor_GU) < len(self._members):  # groups that came after the last refresh
+            unseen = np.broadcast_to(PRIOR_U, (len(self._members) - len(self._factor_GU), len(PRIOR_U)))
+            self._factor_GU = np.concatenate([self._factor_GU, unseen])
         later_NH = age_N[:, None] + horizon_H[None, :]
-        further_NH = np.maximum(self.hazard(later_NH) - self.hazard(age_N)[:, None], 0.0)
+        further_NHU = np.exp(self._log_survival(later_NH) - self._log_survival(age_N)[:, None, :])
+        factor_NU1 = self._factor_GU[group_N][:, :, None]
         within_NH = later_NH < self.max_response_tokens
-        alive_NH = np.where(within_NH, (rate_N1 / (rate_N1 + further_NH)) ** shape_N1, 0.0)
+        alive_NH = np.where(within_NH, np.minimum((further_NHU @ factor_NU1)[:, :, 0], 1.0), 0.0)
         if not pairs:
             return alive_NH, alive_NH
-        both_NH = (rate_N1 / (rate_N1 + 2.0 * further_NH)) ** shape_N1
-        return alive_NH, np.where(within_NH, both_NH, 0.0) - alive_NH * alive_NH
+        both_NH = ((further_NHU * further_NHU) @ factor_NU1)[:, :, 0]
+        return alive_NH, np.maximum(np.where(within_NH, both_NH, 0.0) - alive_NH * alive_NH, 0.0)
+
+    def _log_survival(self, age: Floats) -> Floats:
+        """[..., U]: log survival from birth to `age`, for every factor."""
+        bins = np.minimum((NUM_BINS * (age / self.max_response_tokens) ** (1 / 1.5)).astype(np.int64), NUM_BINS - 1)
+        into = np.clip((age - self.edges_B1[bins]) / self._widths_B[bins], 0.0, 1.0)[..., None]
+        return self._survival_BU[bins] * (1.0 - into) + self._survival_BU[bins + 1] * into
 
     def mean_remaining(self, group_N: NDArray[np.int64], age_N: Floats) -> Floats:
         """[N]: expected response tokens still to come."""

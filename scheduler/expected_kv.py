@@ -269,8 +269,8 @@ class ExpectedKV:
         group = self._groups[rollout.load.group_id]
         if rollout.prefer is not None:
             preferred = self.fleet.by_id.get(rollout.prefer)
-            if preferred is not None and preferred.open and self._fits(preferred, rollout, group):
-                return preferred
+            if preferred is not None and preferred.open and preferred.has_slot:
+                return preferred  # whether it fits was weighed when the move was decided
         while True:
             best = self._roomiest()
             if best < 0:
@@ -521,17 +521,17 @@ class ExpectedKV:
             source = rollout.replica
             if source is None or rollout.prefer is not None:
                 continue
-            pressed = self._about_to_overflow(source)
+            context = rollout.load.context_tokens
+            pressed = self._peak(source) > source.kv_capacity_tokens
             if not idle and not pressed:
                 continue
             share = PRESSED_SHARE if pressed else MOVE_SHARE
-            if self._moved_tokens + rollout.load.context_tokens > share * self.fleet.generated_tokens:
+            if self._moved_tokens + context > share * self.fleet.generated_tokens:
                 continue
             used = used or {replica.replica_id: self._used(replica) for replica in self.fleet.open()}
-            target = self._move_target(rollout, source, used, pressed=pressed)
+            target = self._relief(rollout, source) if pressed else self._move_target(rollout, source, used)
             if target is None:
                 continue
-            context = rollout.load.context_tokens
             rollout.prefer = target
             self._moved_tokens += context
             used[target] += context
@@ -539,14 +539,13 @@ class ExpectedKV:
             moves.append(Move(rollout.load.rollout_id, source.replica_id, target))
         return moves
 
-    def _move_target(self, rollout: Rollout, source: Replica, used: dict[str, float], *, pressed: bool) -> str | None:
+    def _move_target(self, rollout: Rollout, source: Replica, used: dict[str, float]) -> str | None:
         """The emptiest other replica, where moving there is worth it."""
         target = min((name for name in used if name != source.replica_id), key=used.__getitem__, default=None)
         if target is None:
             return None
         context = rollout.load.context_tokens
-        limit = 0.9 if pressed else 0.5
-        if used[target] + context > limit * (self._used(source) - context):
+        if used[target] + context > 0.5 * (self._used(source) - context):
             return None
         group = self._groups[rollout.load.group_id]
         age_1 = np.array([float(rollout.load.response_tokens)])
@@ -555,12 +554,25 @@ class ExpectedKV:
         fits = self._fits(self.fleet.by_id[target], rollout, group)
         return target if fits else None
 
-    def _about_to_overflow(self, replica: Replica) -> bool:
-        """Demand is likely to exceed the cache, soon or later."""
+    def _relief(self, rollout: Rollout, source: Replica) -> str | None:
+        """The replica with the lowest peak ahead, where the rollout would leave it below its cache and the source."""
+        others = [r for r in self.fleet.open() if r is not source and r.has_slot]
+        target = min(others, key=lambda r: self._peak(r) / r.kv_capacity_tokens, default=None)
+        if target is None:
+            return None
+        group = self._groups[rollout.load.group_id]
+        prompt = 0 if target.index in group.homes else group.prompt_tokens
+        peak = self._peak(target, self._rows_of(rollout, group)) + prompt
+        return target.replica_id if peak <= min(target.kv_capacity_tokens, self._peak(source)) else None
+
+    def _peak(self, replica: Replica, more: tuple[Floats, Floats, Floats] | None = None) -> float:
+        """The most KV that its residents, and a newcomer's rows, are likely to need from now on."""
         profile = self._profile(replica)
-        spread_H = np.sqrt(np.maximum(profile.variance_H, 0.0))
-        peak = float((profile.demand_H + PRESSED_Z * spread_H).max())
-        return peak + self._beside(replica, profile) > replica.kv_capacity_tokens
+        demand_H, variance_H = profile.demand_H, profile.variance_H
+        if more is not None:
+            demand_H, variance_H = demand_H + more[0], variance_H + more[1]
+        spread_H = np.sqrt(np.maximum(variance_H, 0.0))
+        return float((demand_H + PRESSED_Z * spread_H).max()) + self._beside(replica, profile)
 
     def _used(self, replica: Replica) -> float:
         profile = self._profile(replica)

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scheduler.balancer import POLICIES, Balancer
@@ -77,13 +77,14 @@ class TwinResult:
 class _Life:
     """A rollout on its way through the twin."""
 
-    __slots__ = ("context", "first_s", "generated", "home", "load", "rollout", "since_s", "turn")
+    __slots__ = ("answer", "context", "first_s", "generated", "home", "load", "rollout", "since_s", "turn")
 
     def __init__(self, load: RolloutLoad, rollout: TraceRollout) -> None:
         self.load = load
         self.rollout = rollout
         self.turn = 0
         self.context = rollout.prompt_tokens
+        self.answer = 0  # tokens of the tool's answer that no engine has seen yet
         self.generated = 0
         self.home = -1
         self.first_s = -1.0
@@ -116,7 +117,8 @@ class Twin:
         self._on_span, self._on_kv, self._clock = on_span, on_kv, clock
         self._history = history
         self._lives: dict[str, _Life] = {}
-        self._moving: dict[str, str] = {}
+        self._moving: set[str] = set()
+        self._reports: list[list[TurnReport]] = [[] for _ in self.names]
         self._tools_busy_until: list[float] = [0.0] * (settings.tool_workers or 0)
         self._events: list[tuple[float, int, int, int, str]] = []  # time, order, engine or -1, version, rollout
         self._order = 0
@@ -180,20 +182,37 @@ class Twin:
             self._push(engine.next_event_s, index, engine.version, "")
 
     def _arrive(self, now_s: float, rollout_id: str) -> None:
-        """The rollout's next turn reaches its engine."""
+        """A turn boundary, the tool's answer known: the rollout's next turn reaches its engine, or it leaves."""
         life = self._lives[rollout_id]
-        if life.turn and self._on_span:
+        fresh = life.turn > life.load.turn  # not told yet: it comes from its tool, not from an admission
+        if fresh and self._on_span:
             self._on_span(Span(self.names[life.home], rollout_id, Activity.TOOL, life.since_s, now_s))
         life.since_s = now_s
-        answer = life.rollout.turns[life.turn - 1].tool_tokens if life.turn else 0
-        life.context += answer
+        if rollout_id in self._moving:
+            self._hand_back(now_s, life)
+            return
+        if fresh:  # gathered, as a worker does, and sent with what its engine reports next
+            self._reports[life.home].append(
+                TurnReport(
+                    rollout_id=rollout_id,
+                    context_tokens=life.context + life.answer,
+                    generated_tokens=life.generated,
+                    turn=life.turn,
+                )
+            )
+        self._submit(now_s, life)
+
+    def _submit(self, now_s: float, life: _Life) -> None:
+        seen = life.context if life.turn else 0
+        life.context += life.answer
+        life.answer = 0
         request = Request(
-            rollout_id,
+            life.load.rollout_id,
             life.load.group_id,
             life.load.prompt_tokens,
             life.context,
             life.rollout.turns[life.turn].completion_tokens,
-            life.context - answer if life.turn else 0,
+            seen,
         )
         engine = self.engines[life.home]
         version = engine.version
@@ -205,8 +224,10 @@ class Twin:
         """Report them as a worker would, and act on what the balancer decides; returns how many rollouts ended."""
         engine, name = self.engines[index], self.names[index]
         ended = 0
-        going_on: list[_Life] = []
         started = self._clock()
+        for report in self._reports[index]:
+            self.balancer.turn_finished(name, report)
+        self._reports[index].clear()
         for request in done:
             life = self._lives[request.key]
             self._record(life, request, name, now_s)
@@ -214,28 +235,22 @@ class Twin:
             life.turn += 1
             life.context = request.context
             life.generated += turn.completion_tokens
-            if life.turn == len(life.rollout.turns):
-                ended += 1
-                response = life.context - life.load.prompt_tokens
-                self.balancer.finished(
-                    name,
-                    Finished(
-                        rollout_id=request.key,
-                        context_tokens=life.context,
-                        generated_tokens=life.generated,
-                        turn=life.turn,
-                        truncated=response >= self.settings.max_response_tokens or life.turn >= self.settings.max_turns,
-                    ),
-                )
+            if life.turn < len(life.rollout.turns):
+                life.answer = turn.tool_tokens
+                self._push(self._tool_end(now_s, life), -1, 0, request.key)
                 continue
-            report = TurnReport(
-                rollout_id=request.key,
-                context_tokens=life.context,
-                generated_tokens=life.generated,
-                turn=life.turn,
+            ended += 1
+            response = life.context - life.load.prompt_tokens
+            self.balancer.finished(
+                name,
+                Finished(
+                    rollout_id=request.key,
+                    context_tokens=life.context,
+                    generated_tokens=life.generated,
+                    turn=life.turn,
+                    truncated=response >= self.settings.max_response_tokens or life.turn >= self.settings.max_turns,
+                ),
             )
-            self.balancer.turn_finished(name, report)
-            going_on.append(life)
         load = ReplicaLoad(
             kv_used_tokens=engine.kv_used_tokens,
             running=len(engine.running),
@@ -248,10 +263,6 @@ class Twin:
         if self._on_kv:
             self._on_kv(KvSample(name, now_s, engine.kv_used_tokens))
         self._decide(now_s)
-        for life in going_on:
-            self._go_on(now_s, index, life)
-        if self._moving:
-            self._hand_back(now_s, index)
         return ended
 
     def _record(self, life: _Life, request: Request, name: str, now_s: float) -> None:
@@ -263,12 +274,6 @@ class Twin:
             self._on_span(Span(name, request.key, Activity.GENERATE, request.admitted_s, now_s))
         life.since_s = now_s
 
-    def _go_on(self, now_s: float, index: int, life: _Life) -> None:
-        """The tool runs; then the next turn starts, here or where the rollout is moved to."""
-        if life.load.rollout_id in self._moving:
-            return
-        self._push(self._tool_end(now_s, life), -1, 0, life.load.rollout_id)
-
     def _tool_end(self, now_s: float, life: _Life) -> float:
         seconds = life.rollout.turns[life.turn - 1].tool_seconds
         if not self._tools_busy_until:
@@ -277,27 +282,18 @@ class Twin:
         heapq.heappush(self._tools_busy_until, start + seconds)
         return start + seconds
 
-    def _hand_back(self, now_s: float, index: int) -> None:
-        """Moved rollouts leave at this turn boundary, with their state."""
-        for rollout_id in list(self._moving):
-            life = self._lives[rollout_id]
-            if life.home != index:
-                continue
-            del self._moving[rollout_id]
-            self.engines[index].abort(rollout_id)
-            load = life.load
-            back = RolloutLoad(
-                rollout_id=rollout_id,
-                group_id=load.group_id,
-                prompt_tokens=load.prompt_tokens,
-                max_response_tokens=load.max_response_tokens,
-                max_turns=load.max_turns,
-                context_tokens=life.context,
-                generated_tokens=life.generated,
-                turn=life.turn,
-            )
-            self.balancer.returned(self.names[index], [back])
-            life.load = back
+    def _hand_back(self, now_s: float, life: _Life) -> None:
+        """A moved rollout leaves with its state, the tool's answer in it."""
+        load, name = life.load, self.names[life.home]
+        self._moving.discard(load.rollout_id)
+        self.engines[life.home].abort(load.rollout_id)
+        life.load = replace(
+            load,
+            context_tokens=life.context + life.answer,
+            generated_tokens=life.generated,
+            turn=life.turn,
+        )
+        self.balancer.returned(name, [life.load])
         self._decide(now_s)
 
     def _decide(self, now_s: float) -> None:
@@ -308,10 +304,8 @@ class Twin:
         for admission in decisions.admissions:
             life = self._lives[admission.rollout_id]
             life.home = self._index[admission.replica_id]
-            at = self._tool_end(now_s, life) if life.turn else now_s
-            self._push(at + self.settings.rpc_s, -1, 0, admission.rollout_id)
-        for move in decisions.moves:
-            self._moving[move.rollout_id] = move.to_replica
+            self._push(now_s + self.settings.rpc_s, -1, 0, admission.rollout_id)
+        self._moving.update(move.rollout_id for move in decisions.moves)
 
     def _result(self, makespan_s: float) -> TwinResult:
         shape = self.settings.shape

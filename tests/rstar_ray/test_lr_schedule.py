@@ -17,12 +17,18 @@ def test_a_cosine_falls_from_the_peak_to_its_final_share_and_stays_there():
     assert rates[2:13] == sorted(rates[2:13], reverse=True)
 
 
+def test_wsd_stays_at_the_peak_and_then_falls_in_equal_steps():
+    schedule = LrSchedule(learning_rate=1.0, warmup_steps=2, shape="wsd", total_steps=12, stable_share=0.6)
+    assert [schedule.at(step) for step in (0, 1, 2, 8)] == [0.5, 1.0, 1.0, 1.0]
+    assert [schedule.at(step) for step in (9, 10, 11, 12, 15)] == pytest.approx([0.75, 0.5, 0.25, 0.0, 0.0])
+
+
 def test_without_warm_up_the_first_step_is_at_the_peak():
     assert LrSchedule(learning_rate=1.0, warmup_steps=0).at(0) == 1.0
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"learning_rate": -1.0}, {"warmup_steps": -1}, {"shape": "cosine", "total_steps": 20, "warmup_steps": 20}]
+    "wrong", [{"learning_rate": -1.0}, {"warmup_steps": -1}, {"shape": "wsd", "total_steps": 20, "warmup_steps": 20}]
 )
 def test_a_schedule_without_a_meaning_is_refused(wrong: dict[str, object]):
     with pytest.raises(ValueError):
