@@ -11,7 +11,7 @@ export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PYTHONPATH := $(CURDIR)
 
-.PHONY: help setup train test test-fast check format bench bench-sandbox soak-sandbox bench-balancer bench-learner
+.PHONY: help setup train test test-fast check format bench bench-sandbox soak-sandbox bench-balancer bench-learner calibrate
 .PHONY: cluster-up cluster-down clean
 
 help:  ## What can be made
@@ -55,8 +55,12 @@ bench-sandbox: $(READY)  ## Sandbox calls/s; REFERENCE=URL names a running Code 
 soak-sandbox: $(READY)  ## 200,000 mixed calls, 5 % hostile, watching memory and leaks
 	$(BIN)/python -m sandbox.soak $(ARGS)
 
-bench-balancer: $(READY)  ## The balancer in the twin, against other policies and the lower bound (simulated)
+bench-balancer: $(READY)  ## The balancer in the twin (simulated), and on real engines
 	$(BIN)/python -m scheduler.bench $(ARGS)
+	$(BIN)/python -m actors.bench_balancer
+
+calibrate: $(READY)  ## Fit the twin's engine model to this machine's vLLM and predict runs it has not seen
+	$(BIN)/python -m actors.bench_balancer --calibrate $(ARGS)
 
 bench-learner: $(READY)  ## Learner tokens/s against a bare DeepSpeed loop and TRL; publishing to an engine
 	$(BIN)/python -m actors.bench_learner $(ARGS)

@@ -51,6 +51,7 @@ class EngineLoad:
     running: int = 0  # sequences being decoded
     waiting: int = 0  # requests vLLM holds back for want of room
     preemptions: int = 0  # sequences thrown out of the KV cache for want of room, since the start
+    steps: int = 0  # since the start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +267,7 @@ class Engine:
             running=stats.num_running_reqs if stats else before.running,
             waiting=stats.num_waiting_reqs + stats.num_skipped_waiting_reqs if stats else before.waiting,
             preemptions=before.preemptions + preempted - by_swap,
+            steps=before.steps + 1,
         )
 
     async def _watch_for_death(self, llm: "AsyncLLM") -> None:

@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import ray
 
@@ -24,15 +25,29 @@ from rstar_ray.errors import EngineError, SandboxError
 from rstar_ray.reward import VerifyFn
 from rstar_ray.rollout import ExecuteFn, RolloutState, run_rollout, score
 from rstar_ray.train_loop import DroppedRollout
-from rstar_ray.trajectory import RolloutRequest, StopReason, Trajectory, TrajectorySummary
+from rstar_ray.trajectory import (
+    Completion,
+    RolloutRequest,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    TrajectorySummary,
+)
 from rstar_ray.trajectory_log import write_trajectories
 from rstar_ray.weights import WeightBucket
 from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
+from scheduler.picture import Activity, KvSample, Span, Timeline
+
+T = TypeVar("T")
 
 GRANT_WAIT_S = 20.0
 """How long one question for work stays open before it is asked again."""
 REPORT_GATHER_S = 0.02
 """Turns that finish within this time are reported together: a call to the balancer costs as much as a decode step."""
+
+TIMELINE_SPANS = 100_000
+"""Of the latest work, kept for pictures: a few steps' worth."""
 
 CALL_DEADLINE_S = 60.0
 """Longest wait for any answer of the balancer."""
@@ -101,6 +116,8 @@ class GenerationWorker:
         self._reporting = asyncio.Event()
         self._done: list[Trajectory | DroppedRollout] = []
         self._delivering = asyncio.Event()
+        self._spans: deque[Span] = deque(maxlen=TIMELINE_SPANS)
+        self._kv_samples: deque[KvSample] = deque(maxlen=TIMELINE_SPANS)
         self._loops: list[asyncio.Task[None]] = []
         self._engine_died: EngineError | None = None
         self._fault: BaseException | None = None  # of our own making; ends the run through `results`
@@ -147,15 +164,24 @@ class GenerationWorker:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_trajectories(path, trajectories, self._chat.decode, stage=stage, step=step)
 
+    def timeline(self, rollouts: str) -> Timeline:
+        """What rollouts whose ids begin so did here, and the KV in use meanwhile; seconds since the epoch."""
+        spans = [span for span in self._spans if span.rollout_id.startswith(rollouts)]
+        first, last = min((s.start_s for s in spans), default=0.0), max((s.end_s for s in spans), default=0.0)
+        samples = [sample for sample in self._kv_samples if first <= sample.at_s <= last]
+        return Timeline(spans, samples, self._facts.kv_capacity_tokens if self._facts else 0)
+
     def load(self) -> ReplicaLoad:
         """The engine's load, for the balancer and for metrics."""
         engine = self._engine.load()
+        self._kv_samples.append(KvSample(self._replica_id, time.time(), engine.kv_used_tokens))
         return ReplicaLoad(
             kv_used_tokens=engine.kv_used_tokens,
             running=engine.running,
             waiting=engine.waiting,
             preemptions=engine.preemptions,
             policy_version=self._engine.policy_version,
+            steps=engine.steps,
         )
 
     async def close(self) -> None:
@@ -215,9 +241,16 @@ class GenerationWorker:
 
     async def _play(self, state: RolloutState) -> None:
         rollout_id = state.request.rollout_id
+
+        async def generate(prompt_ids: Sequence[int], **asked: Any) -> Completion:
+            return await self._noted(Activity.GENERATE, rollout_id, self._engine.generate(prompt_ids, **asked))
+
+        async def execute(call: ToolCall) -> ToolResult:
+            return await self._noted(Activity.TOOL, rollout_id, self._execute(call))
+
         try:
             state = await run_rollout(
-                state, generate=self._engine.generate, execute=self._execute, chat=self._chat, go_on=self._turn_finished
+                state, generate=generate, execute=execute, chat=self._chat, go_on=self._turn_finished
             )
             if state.stop_reason is None:
                 self._hand_back(state)
@@ -230,6 +263,13 @@ class GenerationWorker:
             self._deliver(DroppedRollout(rollout_id=rollout_id, group_id=state.request.group_id, reason=reason))
         except EngineError as died:
             await self._end(died)
+
+    async def _noted(self, activity: Activity, rollout_id: str, work: Awaitable[T]) -> T:
+        began_s = time.time()
+        try:
+            return await work
+        finally:
+            self._spans.append(Span(self._replica_id, rollout_id, activity, began_s, time.time()))
 
     def _turn_finished(self, state: RolloutState) -> bool:
         rollout_id = state.request.rollout_id
@@ -435,6 +475,9 @@ class GenerationActor:
         )
         chosen = [batch[index] for batch, index in zip(lists, indices, strict=True)]
         await self._worker.record(chosen, path, stage=stage, step=step)
+
+    async def timeline(self, rollouts: str) -> Timeline:
+        return self._worker.timeline(rollouts)
 
     async def load(self) -> ReplicaLoad:
         return self._worker.load()

@@ -27,6 +27,7 @@ from rstar_ray.loss_settings import LossSettings, Normalisation
 from rstar_ray.stages import Crew
 from rstar_ray.train_loop import TrajectoryRef
 from sandbox.pool import PoolConfig
+from scheduler.picture import draw_step
 
 CALL_DEADLINE_S = 120.0
 CLOSE_DEADLINE_S = 30.0
@@ -122,6 +123,25 @@ class TrainingActors:
         lists, indices = [[ref.batch] for ref in refs], [ref.index for ref in refs]
         recorded = worker.record.remote(lists, indices, path, stage, step)
         await self._ask(recorded, "generation/0", f"recording {len(refs)} trajectories")
+
+    async def draw_step(self, path: Path, *, rollouts: str, title: str) -> None:
+        """The picture of the rollouts whose ids begin so: what each replica did, and its KV."""
+        asked = [
+            self._ask(worker.timeline.remote(rollouts), name, "its timeline") for name, worker in self._workers.items()
+        ]
+        timelines = await asyncio.gather(*asked)
+        began_s = min((span.start_s for timeline in timelines for span in timeline.spans), default=None)
+        if began_s is None:
+            return
+        timelines = [timeline.since(began_s) for timeline in timelines]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw_step(
+            path,
+            [span for timeline in timelines for span in timeline.spans],
+            [sample for timeline in timelines for sample in timeline.kv_samples],
+            kv_capacity_tokens=max(timeline.kv_capacity_tokens for timeline in timelines),
+            title=title,
+        )
 
     async def close(self) -> None:
         """End every actor this run started."""

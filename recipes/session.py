@@ -202,6 +202,11 @@ async def _run_stage(
         checkpoint = await run_sft(config, train, validation, crew, run_dir)
     else:
         checkpoint = await run_rl(config, problems, crew, run_dir)
+        await actors.draw_step(
+            run_dir.path / "plots" / f"step-{config.stage}.png",
+            rollouts=f"{config.stage}/{checkpoint.step}/",
+            title=f"{config.stage}, step {checkpoint.step}",
+        )
     if heldout:
         progress = StageProgress.from_json(read_json(checkpoint.path / "progress.json"))
         await crew.publish(progress.policy_version)

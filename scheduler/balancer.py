@@ -204,6 +204,10 @@ class Balancer:
         replica.load = load
         replica.policy_version = load.policy_version
         replica.admitted_since_report = 0
+        if load.steps:
+            told = replica.decode_step - load.steps
+            replica.clock_offset = told if replica.clock_offset is None else max(replica.clock_offset, told)
+            replica.decode_step = max(replica.decode_step, replica.clock_offset + load.steps)
         self._policy.reported(replica, new_preemptions)
         return None
 

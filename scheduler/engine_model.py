@@ -105,6 +105,10 @@ class ModelledEngine:
 
     # -- outside --------------------------------------------------------------------------------------------------
     @property
+    def steps(self) -> int:
+        return self._step
+
+    @property
     def kv_used_tokens(self) -> int:
         return self.used * self.shape.block_tokens
 

@@ -22,11 +22,13 @@ from scipy.special import log_ndtr, ndtri
 Floats = NDArray[np.float64]
 
 NUM_BINS = 48
-PRIOR_ROLLOUTS = 4.0  # weight of the prior in every bin: the hazard over all bins so far
+PRIOR_DEATHS = 6.0  # weight of a bin's prior, whose centre is the hazard of the bins before it
+PRIOR_DECAY = 0.8  # per bin, of what the bins before say
+CAUTION = 0.85  # of that hazard is assumed where nothing has been seen: lives may prove longer
 PRIOR_MEAN = 0.75  # of the budget: the mean length assumed before anything has ended, with the weight of one rollout
 ALIKENESS: Floats = np.array([0.05, 0.2, 0.35, 0.5, 0.65, 0.8])  # r^2 that are tried
 FIRST_ALIKENESS = 0.35  # until enough has ended to tell
-FACTOR_U: Floats = np.linspace(-3.0, 3.0, 25)
+FACTOR_U: Floats = np.linspace(-2.8, 2.8, 17)
 PRIOR_U: Floats = np.exp(-0.5 * FACTOR_U**2) / np.exp(-0.5 * FACTOR_U**2).sum()
 LEAST_LOG = -60.0  # a survival this small is none
 
@@ -146,11 +148,15 @@ class LengthEstimate:
         age_R = self._age_R[: self._size][known_R]
         ended_R = self._ended_R[: self._size][known_R]
         deaths_B, tokens_B = self._evidence(known_R)
-        prior_tokens_B = PRIOR_ROLLOUTS * self._widths_B
-        seen_deaths = 1.0 + float(deaths_B.sum() + self._past_deaths_B.sum())
-        seen_tokens = PRIOR_MEAN * self.max_response_tokens + float(tokens_B.sum() + self._past_tokens_B.sum())
-        prior_deaths_B = prior_tokens_B * seen_deaths / seen_tokens
-        rate_B = (deaths_B + self._past_deaths_B + prior_deaths_B) / (tokens_B + self._past_tokens_B + prior_tokens_B)
+        deaths_B += self._past_deaths_B
+        tokens_B += self._past_tokens_B
+        rate_B = np.zeros(NUM_BINS)
+        deaths, tokens = 1.0, PRIOR_MEAN * self.max_response_tokens
+        for number in range(NUM_BINS):
+            prior_rate = CAUTION * deaths / tokens
+            rate_B[number] = (deaths_B[number] + PRIOR_DEATHS) / (tokens_B[number] + PRIOR_DEATHS / prior_rate)
+            deaths = PRIOR_DECAY * deaths + deaths_B[number]
+            tokens = PRIOR_DECAY * tokens + tokens_B[number]
         marginal_B1 = np.concatenate([[0.0], np.cumsum(rate_B * self._widths_B)])
         seen = (group_R, age_R, self._bins(age_R), ended_R)
         if float(ended_R.sum()) >= self._fit_at:

@@ -10,8 +10,8 @@ beside its prompt:
 
 where m_i siblings share the replica and C is the covariance of their survival. A rollout is admitted where
 demand + z sqrt(variance) + prompts <= capacity at every h, itself included. Prompts count once per group and replica.
-`z` starts at the normal quantile of the risk; a report of preemptions raises it, and each rollout that ends lets it
-sink back a little, so that while more than `risk` of them are preempted it stays up.
+`z` starts at the normal quantile of the risk (over `LOOKS`); a report of preemptions raises it, and each rollout that
+ends lets it sink back a little, so that while more than `risk` of them are preempted it stays up.
 """
 
 import heapq
@@ -33,6 +33,7 @@ OLDEST_EVERY = 32  # every so many admissions the longest-waiting rollout goes f
 SIBLINGS_BOUNDED = 4  # siblings on a replica up to which a precomputed bound on the need holds
 LEARN_EVERY = 128  # observations between two refreshes of the estimate, fewer with few groups
 REFRESH_STEPS = 16  # decode steps after which a replica's profile is computed anew
+LOOKS = 4  # independent moments during a rollout's life at which its replica may overflow; each gets its share of risk
 Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `risk` of it back with every end
 Z_SPAN = 1.5  # how far it may go above the normal quantile
 PROMPT_WORTH = 2  # a cached prompt saves its KV, and its prefill
@@ -132,7 +133,7 @@ class ExpectedKV:
             raise ValueError(f"risk {risk} must lie between 0 and 0.5: the share of rollouts an engine may preempt")
         self.fleet = fleet
         self.risk = risk
-        self.z = NormalDist().inv_cdf(1.0 - risk)
+        self.z = NormalDist().inv_cdf(1.0 - risk / LOOKS)
         self._z_least = self.z
         self.horizons_H: Floats = np.zeros(NUM_HORIZONS)
         self._stages: dict[tuple[int, int], LengthEstimate] = {}
@@ -241,6 +242,7 @@ class ExpectedKV:
         if self._learnt_at >= 0 and self._observed < self._learnt_at + patience:
             return
         self._learnt_at = self._observed
+        self._note_survivors()
         lengths: dict[int, Floats] = {}
         for stage in self._stages.values():
             stage.refresh()
@@ -262,6 +264,20 @@ class ExpectedKV:
             if group.fresh
         ]
         heapq.heapify(self._order)
+
+    def _note_survivors(self) -> None:
+        """Tell the stages how far every resident has come: ends are known at once, and must not be counted alone."""
+        ages: dict[int, tuple[list[int], list[float]]] = {key: ([], []) for key in map(id, self._stages.values())}
+        for replica_id, profile in self._profiles.items():
+            step = self.fleet.by_id[replica_id].decode_step
+            for rollout in profile.rollouts:
+                load = rollout.load
+                slots, known = ages[id(self._groups[load.group_id].stage)]
+                slots.append(rollout.slot)
+                known.append(min(load.response_tokens + step - rollout.step_seen, load.max_response_tokens - 1))
+        for stage in self._stages.values():
+            slots, known = ages[id(stage)]
+            stage.survive(np.array(slots, dtype=np.int64), np.array(known))
 
     # -- where it goes --------------------------------------------------------------------------------------------
     def _place(self, rollout: Rollout) -> Replica | None:

@@ -39,6 +39,7 @@ class Replica:
     admissions: int = 0
     admitted_since_report: int = 0
     decode_step: float = 0.0  # tokens each running rollout has grown by since the start, as far as reports tell
+    clock_offset: float | None = None  # decode step minus the engine's own count of steps, where it tells one
     policy_version: int = 0
 
     @property

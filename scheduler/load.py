@@ -56,6 +56,7 @@ class ReplicaLoad:
     waiting: int = 0  # requests in the engine's own queue
     preemptions: int = 0  # since the engine started
     policy_version: int = 0
+    steps: int = 0  # of the engine since it started; each gives every running request one token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

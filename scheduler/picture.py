@@ -4,7 +4,7 @@ The twin and real runs give the same `Span`s and `KvSample`s. matplotlib is impo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -35,6 +35,21 @@ class KvSample:
     replica_id: str
     at_s: float
     used_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What one replica did."""
+
+    spans: Sequence[Span]
+    kv_samples: Sequence[KvSample]
+    kv_capacity_tokens: int
+
+    def since(self, start_s: float) -> "Timeline":
+        """The same, with that moment as second 0."""
+        spans = [replace(span, start_s=span.start_s - start_s, end_s=span.end_s - start_s) for span in self.spans]
+        samples = [replace(sample, at_s=sample.at_s - start_s) for sample in self.kv_samples]
+        return Timeline(spans, samples, self.kv_capacity_tokens)
 
 
 def rows_of(spans: Sequence[Span]) -> dict[str, int]:

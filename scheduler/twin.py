@@ -256,6 +256,7 @@ class Twin:
             running=len(engine.running),
             waiting=len(engine.waiting),
             preemptions=engine.preemptions,
+            steps=engine.steps,
         )
         reason = self.balancer.replica_report(name, load)
         assert reason is None, reason

@@ -27,7 +27,7 @@ ALT_TEXTS = {
 
 def markdown_report(run: RunRecord, plots: Sequence[Path]) -> str:
     """The whole report; plots are linked relative to the run directory."""
-    pictures = {plot.stem: f"![{ALT_TEXTS[plot.stem]}](plots/{plot.name})" for plot in plots}
+    pictures = {plot.stem: f"![{_alt_text(plot)}](plots/{plot.name})" for plot in plots}
     parts = [f"# {run.name}", headline(run), pictures.get("overview", "")]
     if rows := before_after(run):
         parts += ["## Before and after", evaluation_table(rows)]
@@ -37,6 +37,7 @@ def markdown_report(run: RunRecord, plots: Sequence[Path]) -> str:
     if run.steps:
         head = ["stage", "steps", "time", *PHASE_NAMES.values()]
         parts += ["## Where the time went", table(head, time_rows(run)), pictures.get("time", "")]
+        parts += [picture for name, picture in pictures.items() if name.startswith("step-")]
     if run.sft:
         parts += ["## Supervised fine-tuning", pictures.get("sft", "")]
     if chosen := examples(run):
@@ -44,6 +45,10 @@ def markdown_report(run: RunRecord, plots: Sequence[Path]) -> str:
     if known := facts(run):
         parts += ["## What ran where", table(["", ""], known)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _alt_text(plot: Path) -> str:
+    return ALT_TEXTS.get(plot.stem, "One step: a lane per replica, rollouts as bars, and the KV cache in use")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -69,6 +69,7 @@ def draw_plots(run: RunRecord, folder: Path) -> list[Path]:
         drawn.append(save(_alone(draw_families), run, folder / "families.png", height_in=height_in))
     if run.sft:
         drawn.append(save(_alone(draw_sft), run, folder / "sft.png", height_in=2.7))
+    drawn += sorted(folder.glob("step-*.png"))[-1:]  # of the last stage, drawn when it ended
     return drawn
 
 

@@ -46,6 +46,36 @@ def test_siblings_tell_of_each_other():
     assert means[1] > 2 * means[0]
 
 
+def test_what_is_still_to_come_is_told_without_bias_and_with_the_right_spread():
+    """Running groups at one age, told by a thousand earlier rollouts: the sum alive later, against what happens."""
+    rng = np.random.default_rng(3)
+
+    def lengths(groups: int) -> list[list[float]]:
+        return [list(np.minimum(rng.lognormal(7.8 + z, 0.5, 16), 8_000.0)) for z in rng.normal(0, 0.5, groups)]
+
+    estimate = filled(lengths(300))
+    age, later, errors = 1_500.0, np.array([1_500.0]), []
+    for number, group in enumerate(lengths(200)):
+        index = estimate.add_group(f"new{number}")
+        for length in group:
+            slot = estimate.start(index, min(age, length))
+            if length <= age:
+                estimate.end(slot, length, truncated=False)
+    estimate.refresh()
+    rng = np.random.default_rng(3)
+    lengths(300)
+    for number, group in enumerate(lengths(200)):
+        running = [length for length in group if length > age]
+        if not running:
+            continue
+        index = np.array([300 + number])
+        alive, shared = (float(table[0, 0]) for table in estimate.survivals(index, np.array([age]), later))
+        count = len(running)
+        spread = np.sqrt(count * alive * (1 - alive) + count * (count - 1) * shared)
+        errors.append((sum(length > age + later[0] for length in running) - count * alive) / max(spread, 0.3))
+    assert abs(np.mean(errors)) < 0.15 and 0.8 < np.std(errors) < 1.2
+
+
 def test_nothing_outlives_its_budget():
     estimate = filled([[8_000.0] * 4] * 20)
     group = np.array([estimate.add_group("fresh")])
@@ -55,10 +85,12 @@ def test_nothing_outlives_its_budget():
 
 def test_dropped_rollouts_are_no_evidence():
     estimate = LengthEstimate(8_000)
-    slot = estimate.start(estimate.add_group("g"), 0.0)
+    group = np.array([estimate.add_group("g")])
+    before = estimate.mean_remaining(group, np.zeros(1))
+    slot = estimate.start(0, 4_000.0)
     estimate.drop(slot)
     estimate.refresh()
-    assert estimate.deaths_G.sum() == 0 and estimate.start(0, 0.0) == slot
+    assert estimate.mean_remaining(group, np.zeros(1)) == before and estimate.start(0, 0.0) == slot
 
 
 def test_memory_stays_flat_over_many_steps():

@@ -1,0 +1,233 @@
+"""The balancer on real engines, as one JSON line: `python -m actors.bench_balancer`.
+
+Overhead: the same prompts and forced lengths through balancer and agent loop, and by `AsyncLLM.generate` alone, in
+turn.
+Under pressure: two engines with a small KV cache and mixed lengths, `expected_kv` and `least_requests` in turn.
+Calibration (`--calibrate`): the engine model is fitted to a few equal runs of one engine, and predicts mixed ones.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import tyro
+from scipy.optimize import least_squares
+
+from actors.engine import EngineSettings
+from actors.replay import ReplayEngine, ReplayResult, equal_trace, mixed_trace, replay, replay_bare
+from rstar_ray.tiny.model import make_tiny_model
+from scheduler.engine_model import EngineCost, EngineShape
+from scheduler.traces import TraceRollout
+from scheduler.twin import Twin, TwinSettings
+
+ROOMY_KV_TOKENS, SMALL_KV_TOKENS = 65_536, 4_096
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    """What is measured."""
+
+    repeats: int = 5
+    """alternating runs"""
+    calibrate: bool = False
+    """fit the engine model to this machine and predict unseen runs, instead of the comparisons"""
+    out: str = ""
+    """file for the fitted cost, as `python -m scheduler.twin --cost` reads it"""
+
+
+async def main(bench: BenchSettings) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        make_tiny_model(Path(folder), seed=0)
+        roomy = EngineSettings(model=folder, kv_tokens=ROOMY_KV_TOKENS, max_num_seqs=64)
+        small = replace(roomy, kv_tokens=SMALL_KV_TOKENS)
+        if bench.calibrate:
+            return await _calibrate(bench, roomy, small)
+        return {
+            "benchmark": "balancer on real engines",
+            "device": "cpu",
+            **await _overhead(bench, roomy),
+            **await _pressure(bench, small),
+        }
+
+
+# -- against a bare engine --------------------------------------------------------------------------------------------
+async def _overhead(bench: BenchSettings, settings: EngineSettings) -> dict[str, Any]:
+    traces = {
+        "single_turn": equal_trace(192, prompt=60, tokens=150),
+        "multi_turn": equal_trace(192, prompt=60, tokens=50, turns=3),
+    }
+    engine = ReplayEngine(settings)
+    await engine.start()
+    found: dict[str, Any] = {}
+    try:
+        await replay_bare(engine, traces["multi_turn"][:64], salt=-1, concurrency=64)
+        for name, trace in traces.items():
+            ratios, ours, bare = [], [], []
+            for number in range(bench.repeats):
+                bare.append(await replay_bare(engine, trace, salt=2 * number, concurrency=64))
+                ours.append(await replay([engine], trace, "expected_kv", salt=2 * number + 1))
+                ratios.append(ours[-1].tokens_per_s / bare[-1].tokens_per_s)
+            found[f"{name}_over_bare"] = _spread(ratios)
+            found[f"{name}_tokens_per_s"] = round(statistics.median(one.tokens_per_s for one in ours))
+            if gaps := [1e3 * gap for one in ours for gap in one.gaps_s]:
+                found["added_per_turn_ms"] = {
+                    "p50": round(float(np.percentile(gaps, 50)), 2),
+                    "p99": round(float(np.percentile(gaps, 99)), 2),
+                }
+    finally:
+        await engine.shut_down()
+    return found
+
+
+# -- under pressure ---------------------------------------------------------------------------------------------------
+async def _pressure(bench: BenchSettings, settings: EngineSettings) -> dict[str, Any]:
+    engines = [ReplayEngine(settings), ReplayEngine(settings)]
+    for engine in engines:
+        await engine.start()
+    runs: dict[str, list[ReplayResult]] = {"least_requests": [], "expected_kv": []}
+    try:
+        for number in range(bench.repeats):
+            trace = mixed_trace(16, 8, seed=number)
+            for place, policy in enumerate(runs):
+                runs[policy].append(await replay(engines, trace, policy, salt=100 + 2 * number + place))
+    finally:
+        for engine in engines:
+            await engine.shut_down()
+    ratios = [
+        ours.tokens_per_s / other.tokens_per_s
+        for ours, other in zip(runs["expected_kv"], runs["least_requests"], strict=True)
+    ]
+    return {
+        "pressure_kv_tokens": SMALL_KV_TOKENS,
+        "pressure_tokens_per_s_over_least_requests": _spread(ratios),
+        "pressure_preemptions": {policy: [one.preemptions for one in results] for policy, results in runs.items()},
+    }
+
+
+# -- the twin, fitted -------------------------------------------------------------------------------------------------
+async def _calibrate(bench: BenchSettings, roomy: EngineSettings, small: EngineSettings) -> dict[str, Any]:
+    equal = [
+        equal_trace(4, prompt=32, tokens=200),
+        equal_trace(16, prompt=32, tokens=200),
+        equal_trace(64, prompt=32, tokens=150),
+        equal_trace(64, prompt=500, tokens=60),
+        equal_trace(16, prompt=1_200, tokens=60),
+        equal_trace(32, prompt=40, tokens=30, turns=4),
+    ]
+    engine = ReplayEngine(roomy)
+    await engine.start()
+    try:
+        await replay([engine], equal[0], "round_robin", salt=-1)
+        runs = [
+            await replay([engine], trace, "round_robin", salt=10 * number + place)
+            for number in range(bench.repeats)
+            for place, trace in enumerate(equal)
+        ]
+        unseen = mixed_trace(16, 8, seed=77)
+        wide = await replay([engine], unseen, "expected_kv", salt=999)
+    finally:
+        await engine.shut_down()
+    seconds = [statistics.median(one.seconds for one in runs[place :: len(equal)]) for place in range(len(equal))]
+    cost = fit(equal, seconds, roomy)
+    rows = [_predicted(unseen, "expected_kv", cost, roomy, wide)]
+    engine = ReplayEngine(small)
+    await engine.start()
+    try:
+        for policy in ("least_requests", "expected_kv"):
+            found = await replay([engine], unseen, policy, salt=1_000 + len(rows))
+            rows.append(_predicted(unseen, policy, cost, small, found))
+    finally:
+        await engine.shut_down()
+    if bench.out:
+        Path(bench.out).write_text(json.dumps(asdict(cost), indent=2) + "\n")
+    fitted = [
+        round(_twin(trace, "round_robin", cost, roomy)[0] / real, 3) for trace, real in zip(equal, seconds, strict=True)
+    ]
+    return {
+        "benchmark": "calibration",
+        "device": "cpu",
+        "cost": asdict(cost),
+        "fitted_runs_predicted_over_measured": fitted,
+        "unseen": rows,
+    }
+
+
+def fit(traces: Sequence[Sequence[TraceRollout]], seconds: Sequence[float], settings: EngineSettings) -> EngineCost:
+    """The costs under which the twin takes as long as the engine did, in the least squares of log seconds."""
+    start = np.log([2e-3, 1e-4, 1e-7, 2e-5, 1e-8])
+
+    def errors(logs: Any) -> Any:
+        cost = _cost(np.exp(logs))
+        times = [_twin(trace, "round_robin", cost, settings)[0] for trace in traces]
+        return np.log(np.array(times) / np.array(seconds))
+
+    return _cost(np.exp(least_squares(errors, start, diff_step=1e-2, max_nfev=60).x))
+
+
+def _cost(values: Any) -> EngineCost:
+    fixed, sequence, context, prefill, prefill_context = map(float, values)
+    return EngineCost(
+        fixed_s=fixed,
+        per_sequence_s=sequence,
+        per_context_s=context,
+        per_prefill_s=prefill,
+        per_prefill_context_s=prefill_context,
+    )
+
+
+def _twin(trace: Sequence[TraceRollout], policy: str, cost: EngineCost, settings: EngineSettings) -> tuple[float, int]:
+    """Seconds and preemptions, simulated."""
+    assert settings.kv_tokens is not None
+    simulated = TwinSettings(
+        replicas=1,
+        shape=EngineShape(
+            kv_tokens=settings.kv_tokens,
+            block_tokens=settings.block_size,
+            max_running=settings.max_num_seqs,
+            max_batched_tokens=settings.max_model_len + settings.max_num_seqs,
+        ),
+        cost=cost,
+        max_response_tokens=max(rollout.response_tokens for rollout in trace) + 1,
+        max_turns=max(len(rollout.turns) for rollout in trace),
+    )
+    result = Twin(trace, policy, simulated).run()
+    return result.makespan_s, result.preemptions
+
+
+def _predicted(
+    trace: Sequence[TraceRollout], policy: str, cost: EngineCost, settings: EngineSettings, real: ReplayResult
+) -> dict[str, Any]:
+    seconds, preemptions = _twin(trace, policy, cost, settings)
+    return {
+        "policy": policy,
+        "kv_tokens": settings.kv_tokens,
+        "measured_tokens_per_s": round(real.tokens_per_s),
+        "predicted_over_measured": round(real.seconds / seconds, 3),
+        "measured_preemptions": real.preemptions,
+        "predicted_preemptions": preemptions,
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {
+        "median": round(statistics.median(values), 3),
+        "min": round(min(values), 3),
+        "max": round(max(values), 3),
+    }
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    logging.disable(logging.WARNING)
+    settings = tyro.cli(BenchSettings)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    print(json.dumps(asyncio.run(main(settings))))
