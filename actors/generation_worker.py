@@ -156,7 +156,11 @@ class GenerationWorker:
 
     async def pull(self, policy_version: int, buckets: Sequence[WeightBucket]) -> int:
         """Serve these weights from now on; returns their checksum as the engine has them."""
-        update = await self._engine.update_weights(policy_version, list(buckets))
+        try:
+            update = await self._engine.update_weights(policy_version, list(buckets))
+        except EngineError as died:
+            await self._end(died)
+            raise
         return update.checksum
 
     async def record(self, trajectories: Sequence[Trajectory], path: Path, *, stage: str, step: int) -> None:

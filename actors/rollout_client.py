@@ -4,7 +4,8 @@ Holds refs and summaries, never tokens. Every request comes back exactly once, w
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import ray
@@ -22,6 +23,7 @@ _Submission = tuple[RolloutLoad, RolloutRequest]
 
 SUBMIT_BATCH = 256
 CALL_DEADLINE_S = 120.0
+BALANCER_PING_S = 2.0
 
 
 class RolloutClient:
@@ -34,6 +36,7 @@ class RolloutClient:
         self._finished: asyncio.Queue[FinishedRollout | DroppedRollout | BaseException] = asyncio.Queue()
         self._waiting: dict[str, _Submission] = {}
         self._readers: dict[str, asyncio.Task[None]] = {}
+        self._watch: asyncio.Task[None] | None = None
 
     def follow(self, replica_id: str, worker: Any) -> None:
         """Collect what this worker finishes, until it is lost."""
@@ -53,6 +56,8 @@ class RolloutClient:
                 yield await _refused(state)
             else:
                 fitting[request.rollout_id] = (rollout_load(state), request)
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._watch_balancer())
         self._waiting |= fitting
         await self._submit(list(fitting.values()))
         for _ in range(len(fitting)):
@@ -66,15 +71,36 @@ class RolloutClient:
         await self._submit(list(self._waiting.values()))
 
     async def close(self) -> None:
-        for reader in self._readers.values():
-            reader.cancel()
-        await asyncio.gather(*self._readers.values(), return_exceptions=True)
+        tasks = [*self._readers.values(), *([self._watch] if self._watch else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch_balancer(self) -> None:
+        """A balancer that Ray has started again is empty: what waited in it is handed in once more."""
+        epoch = ""
+        try:
+            while True:
+                with contextlib.suppress(ray.exceptions.ActorUnavailableError):
+                    now = await within(
+                        self._balancer.ping.remote(),
+                        CALL_DEADLINE_S,
+                        waiter="driver",
+                        owner="balancer",
+                        reason="a sign",
+                    )
+                    if epoch not in ("", now):
+                        await self.resubmit()
+                    epoch = now
+                await asyncio.sleep(BALANCER_PING_S)
+        except Exception as fault:  # nobody awaits this task either
+            self._finished.put_nowait(RStarError(f"balancer: {_last_line(fault)}"))
 
     async def _submit(self, submissions: Sequence[_Submission]) -> None:
         for first in range(0, len(submissions), SUBMIT_BATCH):
             items = submissions[first : first + SUBMIT_BATCH]
             await within(
-                self._balancer.submit.remote(items),
+                when_available(lambda items=items: self._balancer.submit.remote(items)),
                 CALL_DEADLINE_S,
                 waiter="driver",
                 owner="balancer",
@@ -104,6 +130,15 @@ class RolloutClient:
                 self._finished.put_nowait(summary)
             else:
                 self._finished.put_nowait(FinishedRollout(summary=summary, ref=TrajectoryRef(batch, index)))
+
+
+async def when_available(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Ask until the actor answers: one that Ray starts again is unavailable for a while. Bound it with `within`."""
+    while True:
+        try:
+            return await call()
+        except ray.exceptions.ActorUnavailableError:
+            await asyncio.sleep(0.5)
 
 
 def _last_line(fault: Exception) -> str:

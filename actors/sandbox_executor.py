@@ -59,17 +59,20 @@ class SandboxExecutor:
     def __init__(self, name: str, pool: PoolConfig) -> None:
         self._name = name
         self._pool = SandboxPool(pool)
+        self._starting: asyncio.Task[Any] | None = None
 
     def __repr__(self) -> str:
         return self._name
 
     async def start(self) -> str:
-        """Start the pool; returns the isolation level it achieved."""
-        report = await self._pool.start()
-        return str(report.level)
+        """Start the pool, once; returns the isolation level it achieved."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._pool.start())
+        return str((await asyncio.shield(self._starting)).level)
 
     async def run(self, batch: Sequence[tuple[int, Work]], caller: str) -> AsyncIterator[list[tuple[int, Answer]]]:
         """Answers by their number as they finish; what finished together leaves together."""
+        await self.start()  # an actor that Ray has restarted has not been asked to
         finished: asyncio.Queue[tuple[int, Answer]] = asyncio.Queue()
 
         async def answer(number: int, work: Work) -> None:
@@ -217,6 +220,8 @@ class SandboxClient:
         except Exception as lost:  # the actor died, or took too long: each is a reason to go elsewhere
             executor.rests_until_s = time.monotonic() + REST_S
             executor.outstanding -= len(waiting)
+            if all(other.rests_until_s > time.monotonic() for other in self._executors):
+                await asyncio.sleep(REST_S)  # nowhere else to go: Ray may be starting it again
             for call in waiting.values():
                 self._again(call, f"{executor.name}: {type(lost).__name__}: {str(lost).splitlines()[0]}")
 

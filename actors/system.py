@@ -16,7 +16,7 @@ from actors.generation_worker import GenerationActor, WorkerSettings
 from actors.learner import Learner
 from actors.learner_settings import LearnerSettings
 from actors.placement import Layout, place, plan_layout, refuse_misfit
-from actors.rollout_client import RolloutClient
+from actors.rollout_client import RolloutClient, when_available
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from rstar_ray.batch_plan import BatchLimits
 from rstar_ray.chat import ChatFormat
@@ -115,7 +115,8 @@ class TrainingActors:
         self._published = Published(policy_version, list(weights.refs), weights.checksum)
         serving = [name for name in self._workers if name not in self._coming_back]
         await asyncio.gather(*(self._pull_unless_lost(name, self._published) for name in serving))
-        await self._ask(self._balancer.set_policy_version.remote(policy_version), "balancer", "the policy version")
+        told = when_available(lambda: self._balancer.set_policy_version.remote(policy_version))
+        await self._ask(told, "balancer", "the policy version")
 
     async def record(self, refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int) -> None:
         """Have a worker write these trajectories: the driver never holds their tokens."""
@@ -178,7 +179,7 @@ class TrainingActors:
             self._executors[name] = executor.options(
                 name=name,
                 num_cpus=self._layout.executor_cpus,
-                max_restarts=0,
+                max_restarts=MAX_WORKER_RESTARTS,
                 max_concurrency=1_000,
                 scheduling_strategy="SPREAD",
                 runtime_env={"env_vars": NO_GPU},
@@ -214,7 +215,9 @@ class TrainingActors:
         async def start(name: str) -> None:
             worker = self._workers[name]
             deadline_s = self._config.engine.start_deadline_s
-            facts = await within(_start_engine(worker), deadline_s, waiter="driver", owner=name, reason="its engine")
+            facts = await within(
+                when_available(worker.start.remote), deadline_s, waiter="driver", owner=name, reason="its engine"
+            )
             pulled: Published | None = None
             while self._published is not None and pulled is not self._published:
                 pulled = self._published
@@ -233,7 +236,8 @@ class TrainingActors:
         self._show(f"{name} was lost ({type(lost).__name__}); start {self._restarts[name] + 1}")
         if self._restarts[name] > MAX_WORKER_RESTARTS:
             raise RStarError(f"{name} was lost {self._restarts[name]} times, last: {lost}")
-        await self._ask(self._balancer.replica_lost.remote(name), "balancer", f"the rollouts of {name}")
+        told = when_available(lambda: self._balancer.replica_lost.remote(name))
+        await self._ask(told, "balancer", f"the rollouts of {name}")
         await self.rollouts.resubmit()
         await self._start_workers([name])
 
@@ -258,15 +262,6 @@ class TrainingActors:
 
     async def _ask(self, answer: Awaitable[Any], owner: str, reason: str) -> Any:
         return await within(answer, CALL_DEADLINE_S, waiter="driver", owner=owner, reason=reason)
-
-
-async def _start_engine(worker: Any) -> Any:
-    """Ask until the actor answers: one that Ray is starting again is unavailable for a while."""
-    while True:
-        try:
-            return await worker.start.remote()
-        except ray.exceptions.ActorUnavailableError:
-            await asyncio.sleep(0.5)
 
 
 def engine_settings(config: RunConfig, model: Path) -> EngineSettings:
@@ -303,6 +298,7 @@ def learner_settings(config: RunConfig, model: Path) -> LearnerSettings:
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
             normalisation=Normalisation(algorithm.normalisation),
+            constant_tokens=config.engine.max_context_tokens,  # one constant for all stages
             temperature=config.rollout.temperature or 1.0,
         ),
         batch=BatchLimits(micro_batch_tokens=learner.micro_batch_tokens),

@@ -12,7 +12,7 @@ from typing import Any
 import tyro
 
 from recipes.scales import SCALES, at_scale, detect_scale, local_resources
-from rstar_ray.config import RunConfig, differences, with_values
+from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
 
 
@@ -29,17 +29,23 @@ class Recipe:
 
 
 def parse(recipes: Sequence[Recipe], argv: Sequence[str], *, show: Callable[[str], None] = print) -> list[RunConfig]:
-    """The settings of each stage: its own, with what the command line changes changed in all of them.
+    """The settings of each stage: its own, with the command line's options over them.
 
-    Raises `ConfigError` in one line that names the option and the mend.
+    `--model` is the policy the first stage starts from; the others start from the stage before. Raises `ConfigError`
+    in one line that names the option and the mend.
     """
     scale = _scale(argv, show)
     defaults = [at_scale(recipe.paper, scale, recipe.tiny) for recipe in recipes]
-    shown = defaults[min(1, len(defaults) - 1)]
-    changed = differences(_parse_one(shown, argv), shown)
-    changed.pop("scale", None)
-    changed.pop("stage", None)
-    return [with_values(default, changed) for default in defaults]
+    if {"-h", "--help"} & set(argv):
+        _parse_one(defaults[min(1, len(defaults) - 1)], argv)  # shows the first RL stage's defaults, and exits
+    configs: list[RunConfig] = []
+    for default in defaults:
+        parsed = _parse_one(default, argv)
+        if parsed.stage != default.stage:
+            raise ConfigError("--stage", f"this recipe runs {default.stage}", f"run recipes/{parsed.stage}.py")
+        values: dict[str, Any] = {"scale": scale, **({"model": ""} if configs else {})}
+        configs.append(with_values(parsed, values))
+    return configs
 
 
 def _scale(argv: Sequence[str], show: Callable[[str], None]) -> str:

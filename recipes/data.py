@@ -39,6 +39,9 @@ def problem_sets(config: RunConfig) -> dict[str, list[Problem]]:
     """By name, for recipes/evaluate.py."""
     if not config.evaluate.files:
         return {"held-out": heldout_problems(config)}
+    stems = [Path(path).stem for path in config.evaluate.files]
+    if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
+        raise ConfigError("--evaluate.files", f"two files are named {twice}", "rename one: results go by the name")
     return {
         Path(path).stem: load_problems(path, integer_answers=False)[: config.evaluate.num_problems]
         for path in config.evaluate.files
@@ -54,7 +57,11 @@ async def sft_examples(
     else:
         _refuse_without_tiny(config, "--sft.data", "give a file of conversations")
         conversations = await generate_conversations(config.seed, config.sft.num_conversations, execute)
-    examples = [to_example(conversation, tokenizer, row) for row, conversation in enumerate(conversations, 1)]
+    context = config.engine.max_context_tokens
+    examples = [
+        to_example(conversation, tokenizer, row, max_tokens=context)
+        for row, conversation in enumerate(conversations, 1)
+    ]
     random.Random(f"{config.seed} sft split").shuffle(examples)
     held_back = min(SFT_VALIDATION, len(examples) // 10)
     return examples[held_back:], examples[:held_back]

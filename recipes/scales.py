@@ -60,7 +60,6 @@ GPU: dict[str, Any] = {
 """One GPU shared by an engine and a learner rank; more GPUs by --engine.replicas and --learner.ranks."""
 
 MI300X_64: dict[str, Any] = {
-    "model": "Qwen/Qwen3-14B-Base",
     "engine.replicas": 64,
     "engine.gpus_per_replica": 0.5,
     "engine.cpus_per_replica": 4.0,

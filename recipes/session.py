@@ -14,11 +14,15 @@ from recipes.command_line import Recipe, parse
 from recipes.data import heldout_problems, problem_sets, sft_examples, start_model, training_problems
 from recipes.scales import at_scale, local_resources
 from recipes.sft import SFT
+from recipes.stage1 import STAGE_1
+from recipes.stage2 import STAGE_2
+from recipes.stage3 import STAGE_3
 from rstar_ray.chat import TokenizerChat
-from rstar_ray.config import RunConfig, with_values
+from rstar_ray.config import RunConfig, differences, with_values
 from rstar_ray.durable import read_json
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir import RunDir
+from rstar_ray.sft import load_conversations
 from rstar_ray.stages import STAGES, evaluated, previous_checkpoint, run_evaluation, run_rl, run_sft
 from rstar_ray.train_loop import StageProgress
 from rstar_ray.trajectory import Problem
@@ -74,11 +78,14 @@ def _complain(what: object, status: int) -> int:
 def run(configs: Sequence[RunConfig]) -> None:
     """Check everything that can be checked, then start and go through the stages that are not done."""
     path = run_path(configs[0])
-    configs = _with_sft_before(configs, path)
+    configs = with_sft_before(configs, path)
     for config in configs:
         config.check_paths()
     problems = {config.stage: training_problems(config) for config in configs if config.stage != "sft"}
     heldout = heldout_problems(configs[0])
+    for config in configs:
+        if config.stage == "sft" and config.sft.data:
+            load_conversations(config.sft.data)  # a bad row is refused before anything starts
     _claim(path, configs)
     say(f"run directory: {path}")
     if all(_done(config, RunDir(path), heldout) for config in configs):
@@ -93,10 +100,12 @@ def run(configs: Sequence[RunConfig]) -> None:
 
 
 def run_path(config: RunConfig) -> Path:
-    """Absolute: a job's own folder is thrown away with its session."""
-    if config.run_dir:
-        return Path(config.run_dir).expanduser().absolute()
+    """Absolute: a job's own folder is thrown away with its session, so there a relative path starts beside `runs`."""
     in_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    if config.run_dir:
+        runs = os.environ.get("RSTAR_RAY_RUNS")
+        start = (Path(runs).parent if runs else Path.home()) if in_job else Path.cwd()
+        return (start / Path(config.run_dir).expanduser()).absolute()
     runs = os.environ.get("RSTAR_RAY_RUNS") or (Path.home() / "rstar_ray_runs" if in_job else Path.cwd() / "runs")
     return Path(runs).absolute() / config.scale
 
@@ -142,7 +151,7 @@ def _claim(path: Path, configs: Sequence[RunConfig]) -> None:
             pass
 
 
-def _with_sft_before(configs: Sequence[RunConfig], path: Path) -> list[RunConfig]:
+def with_sft_before(configs: Sequence[RunConfig], path: Path) -> list[RunConfig]:
     """In the tiny world a stage run by itself brings the policy it needs: SFT comes first where nothing else has."""
     first = configs[0]
     if first.stage == "sft" or first.model or previous_checkpoint(RunDir(path), first.stage) is not None:
@@ -151,8 +160,9 @@ def _with_sft_before(configs: Sequence[RunConfig], path: Path) -> list[RunConfig
         before = STAGES[STAGES.index(first.stage) - 1]
         raise ConfigError("--model", f"{before} is not finished in {path}", f"give a policy, or run {before} first")
     say(f"{first.stage}: no policy to start from in {path}; SFT comes first")
-    sft = with_values(at_scale(SFT.paper, "tiny", SFT.tiny), {"seed": first.seed, "run_dir": first.run_dir})
-    return [sft, *configs]
+    recipe = next(recipe for recipe in (STAGE_1, STAGE_2, STAGE_3) if recipe.stage == first.stage)
+    asked = differences(first, at_scale(recipe.paper, "tiny", recipe.tiny))  # the command line's options hold there too
+    return [with_values(at_scale(SFT.paper, "tiny", SFT.tiny), asked), *configs]
 
 
 def _done(config: RunConfig, run_dir: RunDir, heldout: Sequence[Problem]) -> bool:
@@ -236,6 +246,8 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[Problem]], model: Pa
         await actors.start(learner=False)
         await actors.serving()
         for name, problems in sets.items():
-            await run_evaluation(config, problems, actors.crew(), RunDir(path), step=0, problem_set=name)
+            await run_evaluation(
+                config, problems, actors.crew(), RunDir(path), step=0, problem_set=name, model=str(model)
+            )
     finally:
         await actors.close()

@@ -165,6 +165,12 @@ class LearnerConfig:
         _at_least(1, learner__ranks=self.ranks, learner__micro_batch_tokens=self.micro_batch_tokens)
         _at_least(0, learner__gpus_per_rank=self.gpus_per_rank, learner__cpus_per_rank=self.cpus_per_rank)
         _at_least(1, learner__num_threads=self.num_threads, learner__step_deadline_s=self.step_deadline_s)
+        _require(
+            self.dtype == "float32" or self.zero_stage > 0,
+            "--learner.zero-stage",
+            "bfloat16 without ZeRO has no float32 master weights",
+            "give 1, 2 or 3, or --learner.dtype float32",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +219,10 @@ class DataConfig:
     """problems generated where no path is given"""
     num_filtered: int = 0
     """problems looked at where solved ones are dropped (--drop-solved); 0 looks at all"""
+
+    def __post_init__(self) -> None:
+        _at_least(1, data__num_train=self.num_train)
+        _at_least(0, data__num_filtered=self.num_filtered)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,6 +289,12 @@ class SftConfig:
         _at_least(0, sft__learning_rate=self.learning_rate)
         share = self.warmup_share
         _require(0 <= share < 1, "--sft.warmup-share", f"{share} is no share", "give one in [0, 1)")
+        _require(
+            round(share * self.steps) < self.steps,
+            "--sft.warmup-share",
+            f"{share} of {self.steps} steps leaves none after the warm-up",
+            "lower it or raise --sft.steps",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

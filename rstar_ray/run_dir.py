@@ -175,7 +175,9 @@ class RunDir:
             return
         if not self.path.is_dir():
             raise ConfigError("run_dir", f"{self.path} is a file", "name a directory")
-        others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+        evaluated = {self.evaluations_path, self.trajectories_path}  # what an evaluation alone leaves
+        entries = [entry for entry in self.path.iterdir() if entry not in evaluated]
+        others = sorted(entry.name for entry in entries if not entry.name.startswith("."))
         if others:
             shown = ", ".join(others[:3])
             raise ConfigError("run_dir", f"{self.path} holds other files ({shown}) and no run", "name a new directory")

@@ -91,11 +91,13 @@ def conversation(row: Any, name: str) -> Conversation:
 
 
 def _jsonl_rows(path: Path) -> Iterator[Any]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
             try:
                 yield json.loads(line)
-            except json.JSONDecodeError as error:
+            except ValueError as error:  # no JSON, or no UTF-8
                 raise ConfigError("sft.data", f"{path.name}:{number}: no JSON ({error})", "mend the line") from error
 
 
@@ -234,7 +236,9 @@ def encode(
     return examples, problems
 
 
-def to_example(one: Conversation | Sequence[Mapping[str, Any]], tokenizer: Any, row: int) -> SftExample:
+def to_example(
+    one: Conversation | Sequence[Mapping[str, Any]], tokenizer: Any, row: int, *, max_tokens: int = 10**9
+) -> SftExample:
     """One conversation, or its bare `messages`, as tokens; raises ConfigError naming the row."""
     try:
         if not isinstance(one, Conversation):
@@ -243,6 +247,10 @@ def to_example(one: Conversation | Sequence[Mapping[str, Any]], tokenizer: Any, 
     except RowError as error:
         raise ConfigError("sft.data", f"row {row}: {error}", "mend or remove the row") from error
     ids = cast(list[list[int]], tokenizer([piece.text for piece in pieces], add_special_tokens=False)["input_ids"])
+    if (length := sum(len(piece_ids) for piece_ids in ids)) > max_tokens:
+        raise ConfigError(
+            "sft.data", f"row {row}: {length} tokens, above the context of {max_tokens}", "shorten or remove the row"
+        )
     return _example(one.name, pieces, ids)
 
 

@@ -141,14 +141,21 @@ async def run_rl(config: RunConfig, problems: Sequence[Problem], crew: Crew, run
 
 
 async def run_evaluation(
-    config: RunConfig, problems: Sequence[Problem], crew: Crew, run_dir: RunDir, *, step: int, problem_set: str
+    config: RunConfig,
+    problems: Sequence[Problem],
+    crew: Crew,
+    run_dir: RunDir,
+    *,
+    step: int,
+    problem_set: str,
+    model: str = "",
 ) -> EvaluationResult:
-    """k rollouts of every problem with the published policy; one row in evaluations.jsonl."""
+    """k rollouts of every problem with the published policy; one row in evaluations.jsonl, with the model if named."""
     summaries, refs = await _evaluation_rollouts(config, problems, crew.rollouts, name=f"{config.stage}/{problem_set}")
     result = evaluate(problems, summaries, stage=config.stage, step=step, problem_set=problem_set, seed=config.seed)
-    if problem_set == "held-out":
+    if problem_set == "held-out" and config.stage in STAGES:
         cut_rows(run_dir.evaluations_path, stage=config.stage, after_step=step - 1)
-    append_row(run_dir.evaluations_path, result.as_row())
+    append_row(run_dir.evaluations_path, {**result.as_row(), **({"model": model} if model else {})})
     path = run_dir.trajectories_path / f"{config.stage}-{problem_set}.jsonl"
     await crew.record(refs[: 4 * result.k * 16], path, stage=config.stage, step=step)
     crew.show(
@@ -196,6 +203,9 @@ async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> StageProgres
     """Bring the learner to where this stage stands: its own newest checkpoint, or what the stage before left."""
     newest = run_dir.newest_checkpoint(config.stage)
     if newest is not None:
+        last = config.sft.steps if config.stage == "sft" else config.steps
+        if newest.step >= last and run_dir.finished_checkpoint(config.stage) is None:
+            run_dir.finish_stage(config.stage, newest.step)  # stopped between the two
         await crew.learner.load_checkpoint(newest.path)
         crew.show(f"{config.stage}: going on after step {newest.step}")
         return StageProgress.from_json(read_json(newest.path / "progress.json"))
@@ -212,9 +222,10 @@ async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> StageProgres
 
 
 def previous_checkpoint(run_dir: RunDir, stage: str) -> Checkpoint | None:
-    """Where the stage before ended; None for the first stage or before it is finished."""
+    """Where the newest finished stage before it ended; None where there is none."""
     position = STAGES.index(stage) if stage in STAGES else 0
-    return run_dir.finished_checkpoint(STAGES[position - 1]) if position else None
+    found = (run_dir.finished_checkpoint(before) for before in reversed(STAGES[:position]))
+    return next((checkpoint for checkpoint in found if checkpoint is not None), None)
 
 
 async def _save(config: RunConfig, progress: StageProgress, crew: Crew, run_dir: RunDir, *, finishes: bool) -> None:

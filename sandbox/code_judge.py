@@ -101,7 +101,7 @@ def write_answer(submission: Submission, result: ExecutionResult) -> dict[str, A
         run_success=run_success,
         cost=result.wall_s,
         stdout=cut_text(result.stdout, SHOWN_CHARS, STDOUT_HEAD_SHARE)[0]
-        if submission.expected_output
+        if submission.expected_output is not None
         else result.stdout,
         stderr=result.stderr or _note(result),
         reason=reason,

@@ -45,6 +45,11 @@ class EngineShape:
     max_running: int = 1_024
     max_batched_tokens: int = 8_192  # decode and prefill tokens of one step
 
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
+
 
 class Request:
     """One turn of one rollout inside an engine."""

@@ -45,6 +45,10 @@ class TwinSettings:
     rpc_s: float = 0.002  # from a decision to the engine
     tool_workers: int | None = None  # None: as many as are asked for
 
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ValueError(f"replicas is {self.replicas}; give at least 1")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwinResult:

@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 
 from recipes.command_line import parse
+from recipes.data import problem_sets
 from recipes.evaluate import EVALUATE
 from recipes.scales import SCALES, at_scale, detect_scale
-from recipes.session import run, run_path
+from recipes.session import run, run_path, with_sft_before
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
@@ -39,6 +40,11 @@ def refusal(*arguments: str) -> str:
         (["--optimizer.learning-rate", "-1"], "--optimizer.learning-rate", "at least 0"),
         (["--sandbox.deadline-s", "1"], "--sandbox.deadline-s", "--sandbox.time-limit-s"),
         (["--steps", "-3"], "--steps", "at least 0"),
+        (["--stage", "stage2"], "--stage", "recipes/stage2.py"),
+        (["--data.num-train", "0"], "--data.num-train", "at least 1"),
+        (["--data.num-filtered", "-5"], "--data.num-filtered", "at least 0"),
+        (["--sft.warmup-share", "0.9", "--sft.steps", "4"], "--sft.warmup-share", "--sft.steps"),
+        (["--learner.dtype", "bfloat16", "--learner.zero-stage", "0"], "--learner.zero-stage", "float32"),
     ],
 )
 def test_a_bad_option_is_refused_in_one_line_that_names_it_and_the_mend(arguments: list[str], named: str, mend: str):
@@ -56,6 +62,46 @@ def test_an_option_holds_for_every_stage_and_only_it_changes():
     for before, after in zip(plain, changed, strict=True):
         assert differences(after, before) == {"algorithm.resample": "none", "seed": 3}
     assert [config.stage for config in changed] == ["sft", "stage1", "stage2", "stage3"]
+
+
+def test_an_option_holds_for_every_stage_even_where_it_is_one_stages_own_default():
+    assert [config.steps for config in parse(ALL, [*TINY, "--steps", "34"])] == [34] * 4
+    assert [config.rollout.max_turns for config in parse(ALL, [*TINY, "--rollout.max-turns", "4"])] == [4] * 4
+
+
+def test_a_model_is_what_the_first_stage_starts_from():
+    models = [config.model for config in parse(ALL, [*TINY, "--model", "/a/model"])]
+    assert models == ["/a/model", "", "", ""]
+
+
+def test_sft_that_comes_first_runs_under_the_options_given(tmp_path: Path):
+    options = ["--algorithm.clip-high", "0.5", "--learner.ranks", "1", "--rollout.temperature", "0.7"]
+    configs = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path / "run"), *options])
+    sft, stage1 = with_sft_before(configs, tmp_path / "run")
+    assert stage1 is configs[0] and sft.stage == "sft"
+    assert (sft.algorithm.clip_high, sft.learner.ranks, sft.rollout.temperature) == (0.5, 1, 0.7)
+    (as_in_train,) = parse([SFT], [*TINY, "--run-dir", str(tmp_path / "run"), *options])
+    assert sft == as_in_train
+
+
+def test_a_relative_run_directory_of_a_job_starts_beside_the_runs_of_its_cluster(monkeypatch: pytest.MonkeyPatch):
+    (config,) = parse([STAGE_1], [*TINY, "--run-dir", "runs/mine"])
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    monkeypatch.setenv("RSTAR_RAY_RUNS", "/there/runs")
+    assert run_path(config) == Path("/there/runs/mine")
+
+
+def test_two_problem_files_of_one_name_are_refused(tmp_path: Path):
+    (config,) = parse([EVALUATE], [*TINY, "--evaluate.files", "a/x.jsonl", "b/x.jsonl"])
+    with pytest.raises(ConfigError, match=r"--evaluate\.files: two files are named x"):
+        problem_sets(config)
+
+
+def test_a_folder_that_holds_an_evaluation_alone_can_become_a_run(tmp_path: Path):
+    (tmp_path / "evaluations.jsonl").write_text("{}\n")
+    (tmp_path / "trajectories").mkdir()
+    with RunDir.open(tmp_path, "stage1", {}):
+        pass
 
 
 def test_the_papers_stages_are_those_of_table_2():
@@ -125,6 +171,7 @@ def test_run_directories_are_absolute(tmp_path: Path, monkeypatch: pytest.Monkey
         ([], '{"id": "a", "problem": "1+1"}\n', "row 1"),
         ([], '{"id": "a", "problem": "1+1", "answer": "one half"}\n', "row 1"),
         ([], "", "train.jsonl"),
+        (["--sft.data", "/no/such/conversations.jsonl"], None, "--sft.data"),
     ],
 )
 def test_missing_and_broken_inputs_are_refused_before_any_actor_starts(

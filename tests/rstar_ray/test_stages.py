@@ -8,7 +8,7 @@ from rstar_ray.config import RunConfig, with_values
 from rstar_ray.durable import read_rows
 from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.run_dir import RunDir
-from rstar_ray.stages import evaluated, run_evaluation, run_rl, run_sft
+from rstar_ray.stages import evaluated, previous_checkpoint, run_evaluation, run_rl, run_sft
 from rstar_ray.train_loop import Ledger, TrainingSystem, roll_out, rollout_requests, train_step
 from rstar_ray.update import SftExample
 from tests.fakes import SkilledPolicy, UnreliableSandbox, adding_problems, fake_crew
@@ -86,6 +86,22 @@ async def test_a_stopped_stage_goes_on_to_the_same_end_as_one_that_was_not(tmp_p
     ours, theirs = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("whole", "run"))
     same = ("step", "policy_version", "reward_mean", "trained_trajectories", "tokens_generated")
     assert [[row[key] for key in same] for row in ours] == [[row[key] for key in same] for row in theirs]
+
+
+async def test_a_stop_between_the_last_checkpoint_and_its_mark_goes_on(tmp_path: Path):
+    config = stage("stage1")
+    await run_stage(config, SkilledPolicy(), tmp_path / "run")
+    (tmp_path / "run" / "finished" / "stage1.json").unlink()
+    await run_stage(config, SkilledPolicy(), tmp_path / "run")
+    assert RunDir(tmp_path / "run").finished_checkpoint("stage1") is not None
+
+
+async def test_a_stage_starts_from_the_newest_one_finished_before_it(tmp_path: Path):
+    await run_stage(stage("stage1"), SkilledPolicy(), tmp_path / "run")
+    run_dir = RunDir(tmp_path / "run")
+    before = previous_checkpoint(run_dir, "stage3")
+    assert before is not None and before.path.name.startswith("stage1")
+    assert previous_checkpoint(run_dir, "stage1") is None
 
 
 async def test_equal_rewards_everywhere_are_a_logged_step_that_changes_nothing(tmp_path: Path):
