@@ -32,8 +32,8 @@ PROBES = 4  # siblings of each group that start before groups are ranked by leng
 OLDEST_EVERY = 32  # every so many admissions the longest-waiting rollout goes first
 SIBLINGS_BOUNDED = 4  # siblings on a replica up to which a precomputed bound on the need holds
 LEARN_EVERY = 128  # observations between two refreshes of the estimate, fewer with few groups
-REFRESH_STEPS = 16  # decode steps after which a replica's profile is computed anew
-LOOKS = 4  # independent moments during a rollout's life at which its replica may overflow; each gets its share of risk
+REFRESH_STEPS = 32  # decode steps after which a replica's profile is computed anew
+LOOKS = 8  # independent moments during a rollout's life at which its replica may overflow; each gets its share of risk
 Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `risk` of it back with every end
 Z_SPAN = 1.5  # how far it may go above the normal quantile
 PROMPT_WORTH = 2  # a cached prompt saves its KV, and its prefill
@@ -238,7 +238,7 @@ class ExpectedKV:
 
     def _learn(self) -> None:
         """Refresh the estimate and the ranking, where enough has been seen since the last time."""
-        patience = min(LEARN_EVERY, 4 + len(self._groups) // 4)
+        patience = max(min(LEARN_EVERY, 4 + len(self._groups) // 4), self._observed // 100)
         if self._learnt_at >= 0 and self._observed < self._learnt_at + patience:
             return
         self._learnt_at = self._observed
