@@ -1,5 +1,6 @@
 """Attention over rows that lie end to end in one line: causal within each row, none across, and no padding."""
 
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -22,28 +23,46 @@ def attend_rows(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """PyTorch's fused attention, a row at a time: [B, T, H, D].
+    """PyTorch's fused attention, neighbouring rows of one length at a time: [B, T, H, D].
 
     `row_lengths` add up to T where B is 1; without them each of the B lines is one row. In transformers' attention
     interface `attention_mask` is what the mask function made, which for this attention is nothing.
     """
-    lengths = [query_BHTD.shape[2]] if row_lengths is None else list(row_lengths)
-    heads = zip(*(part.split(lengths, dim=2) for part in (query_BHTD, key_BKTD, value_BKTD)), strict=True)
     grouped = query_BHTD.shape[1] != key_BKTD.shape[1]
-    rows = [
-        scaled_dot_product_attention(
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        window = _window(query, sliding_window)
+        return scaled_dot_product_attention(
             query,
             key,
             value,
-            attn_mask=(window := _window(query, sliding_window)),
+            attn_mask=window,
             is_causal=window is None,
             dropout_p=dropout,
             scale=scaling,
             enable_gqa=grouped,
         )
-        for query, key, value in heads
+
+    if row_lengths is None:
+        return attend(query_BHTD, key_BKTD, value_BKTD).transpose(1, 2).contiguous(), None
+    runs = [(length, len(list(same))) for length, same in groupby(row_lengths)]
+    sizes = [length * count for length, count in runs]
+    parts = zip(*(part.split(sizes, dim=2) for part in (query_BHTD, key_BKTD, value_BKTD)), strict=True)
+    lines = [
+        _as_line(attend(*(_as_rows(part, count) for part in run))) for run, (_, count) in zip(parts, runs, strict=True)
     ]
-    return torch.cat(rows, dim=2).transpose(1, 2).contiguous(), None
+    return torch.cat(lines, dim=1), None
+
+
+def _as_rows(part_1HTD: Tensor, count: int) -> Tensor:
+    """[1, H, count * L, D] to [count, H, L, D]."""
+    _, heads, length, size = part_1HTD.shape
+    return part_1HTD.view(heads, count, length // count, size).transpose(0, 1) if count > 1 else part_1HTD
+
+
+def _as_line(rows_NHLD: Tensor) -> Tensor:
+    """[N, H, L, D] to [1, N * L, H, D]."""
+    return rows_NHLD.transpose(1, 2).flatten(0, 1).unsqueeze(0)
 
 
 def _window(query_BHTD: Tensor, sliding_window: int | None) -> Tensor | None:
