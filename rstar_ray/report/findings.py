@@ -90,7 +90,7 @@ def tool_error_change(run: RunRecord) -> Change:
     """On held-out problems where they were evaluated twice; else over the training steps."""
     shares = [row["tool_error_share_correct"] for row in run.heldout]
     if len(shares) > 1:
-        return Change("Held-out tool errors if correct", shares[0], shares[-1], percent)
+        return Change("Tool errors if correct (held-out)", shares[0], shares[-1], percent)
     return _change("Tool errors in correct answers", run.column("tool_error_share_correct"), percent)
 
 

@@ -12,6 +12,7 @@ from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import SandboxError
 from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import ToolCall
+from sandbox.pool import PoolConfig
 from sandbox.request import ExecutionRequest, ExecutionResult
 
 CONFIG = SandboxConfig(time_limit_s=0.1, deadline_s=5.0)
@@ -109,12 +110,17 @@ async def test_answers_are_verified_in_the_same_executors():
 
 async def test_every_call_of_an_executor_gets_one_answer_whatever_goes_wrong_inside():
     class Pool:
+        level = "namespaces"
+
+        async def start(self) -> "Pool":
+            return self
+
         async def run(self, request: ExecutionRequest, caller: str) -> ExecutionResult:
             if request.code == "bug":
                 raise KeyError("a bug")
             return ExecutionResult(outcome=Outcome.OK, stdout=request.code)
 
-    executor = sandbox_executor.SandboxExecutor.__new__(sandbox_executor.SandboxExecutor)
+    executor = sandbox_executor.SandboxExecutor("sandbox/0", PoolConfig())
     executor._pool = Pool()  # type: ignore[assignment]
     batch = [(0, ExecutionRequest(code="bug")), (1, ExecutionRequest(code="1"))]
     answers = [answer async for part in executor.run(batch, "g") for answer in part]

@@ -24,7 +24,7 @@ from rstar_ray.tiny.problems import Split, generate_problems
 from rstar_ray.train_loop import FinishedRollout, TrainingRow, rollout_requests
 from rstar_ray.trajectory import Trajectory
 
-pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 CONFIG = with_values(
     at_scale(STAGE_1.paper, "tiny", STAGE_1.tiny),
@@ -32,6 +32,7 @@ CONFIG = with_values(
         "learner.ranks": 2,
         "learner.zero_stage": 3,
         "engine.replicas": 2,
+        "engine.cpus_per_replica": 0.5,
         "engine.kv_tokens": 8_192,
         "rollout.max_response_tokens": 96,
     },
