@@ -39,17 +39,19 @@ async def test_the_secrets_of_the_server_are_out_of_reach(pool: SandboxPool, tmp
     secret = tmp_path / "secret.txt"
     secret.write_text("hunter2")
     beside = Path(__file__).parent / "data" / "sandbox_cases.json"
+    sources = f"{Path(__file__).parents[2]}/*.md"
     code = f"""
 import os, glob
 def look(path):
     try: return open(path, errors="replace").read()
     except OSError as error: return type(error).__name__
 print([look(p) for p in ({str(secret)!r}, {str(beside)!r}, "/proc/self/environ", "/proc/1/environ", "/etc/passwd")])
-print("SECRET" in str(os.environ), glob.glob("/work*"), os.listdir("/root") if os.path.isdir("/root") else [])
+print("SECRET" in str(os.environ), glob.glob({sources!r}), os.listdir("/root") if os.path.isdir("/root") else [])
 """
     result = await pool.run(ExecutionRequest(code=code))
     assert result.outcome is Outcome.OK
     assert "hunter2" not in result.stdout and "False" in result.stdout
+    assert "README.md" not in result.stdout
 
 
 # The pattern matches what earlier programs left, and not its own source.
