@@ -7,7 +7,7 @@ as the trace says, the tool answers at once with as many tokens as the trace say
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,20 +16,28 @@ from zlib import crc32
 import numpy as np
 import ray
 
-from actors.balancer import BalancerService
+from actors.balancer import BalancerActor
 from actors.engine import Engine, EngineFacts, EngineSettings
 from actors.generation_worker import BalancerClient, GenerationWorker, rollout_load
 from rstar_ray.errors import RStarError
 from rstar_ray.outcome import Outcome
 from rstar_ray.rollout import RolloutState
 from rstar_ray.trajectory import Completion, Problem, RolloutLimits, RolloutRequest, Sampling, ToolCall, ToolResult
-from scheduler.traces import TraceRollout, TraceTurn
+from scheduler.traces import Stage, TraceRollout, TraceTurn, synthetic
 
 CALL, ANSWER, FILLER = 5, 6, 7
 """Last tokens of a completion that calls the tool and of one that answers; and what tools answer with.
 
 How much the tool answers is told by the last token but one, so at most a vocabulary's size."""
-LEAST_COMPLETION = 2
+LEAST_COMPLETION, MOST_TOOL_TOKENS = 2, 40
+MIXED = Stage(
+    max_response_tokens=480,
+    max_turns=3,
+    mean_response_tokens=120,
+    calls_mean=1.0,
+    tool_tokens_mean=20,
+    prompt_tokens_mean=80,
+)
 
 _ids = itertools.count()
 
@@ -142,23 +150,17 @@ async def _equal(answer: str, truth: str) -> bool:
     return answer == truth
 
 
-def mixed_trace(
-    groups: int, siblings: int, *, seed: int, mean_tokens: float = 120.0, longest: int = 480, turns: int = 3
-) -> list[TraceRollout]:
-    """Log-normal lengths, alike within a group, in up to `turns` turns."""
-    rng = np.random.default_rng(seed)
-    rollouts: list[TraceRollout] = []
-    for group in range(groups):
-        prompt, shared = int(rng.integers(40, 120)), rng.normal(0.0, 0.5)
-        for _ in range(siblings):
-            length = int(np.clip(mean_tokens * np.exp(shared + rng.normal(0.0, 0.5) - 0.25), 8, longest))
-            calls = int(rng.integers(0, turns))
-            tool = [int(n) for n in rng.integers(8, 40, calls)]
-            shares = rng.dirichlet(np.full(calls + 1, 2.0))
-            tokens = [max(LEAST_COMPLETION, round(share * length)) for share in shares]
-            parts = tuple(TraceTurn(n, tool[at] if at < calls else 0) for at, n in enumerate(tokens))
-            rollouts.append(TraceRollout(f"g{group}", prompt, parts))
-    return rollouts
+def mixed_trace(groups: int, siblings: int, *, seed: int) -> list[TraceRollout]:
+    """Lengths as in the synthetic stages, at the tiny world's size, with tools that answer at once."""
+    return [_at_once(rollout) for rollout in synthetic(MIXED, groups=groups, siblings=siblings, seed=seed)]
+
+
+def _at_once(rollout: TraceRollout) -> TraceRollout:
+    turns = [
+        TraceTurn(max(LEAST_COMPLETION, turn.completion_tokens), min(MOST_TOOL_TOKENS, turn.tool_tokens))
+        for turn in rollout.turns
+    ]
+    return replace(rollout, turns=tuple(turns))
 
 
 def equal_trace(
@@ -171,9 +173,9 @@ def equal_trace(
 
 
 @asynccontextmanager
-async def balancer_actor(policy: str) -> AsyncIterator[Any]:
+async def balancer_actor(policy: str) -> AsyncGenerator[Any]:
     """A balancer of its own, as an actor; Ray must run."""
-    actor: Any = ray.remote(BalancerService).options(num_cpus=0, max_concurrency=1_000).remote(policy)
+    actor: Any = BalancerActor.remote(policy)  # type: ignore[attr-defined]
     try:
         yield actor
     finally:
