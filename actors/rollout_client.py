@@ -35,6 +35,7 @@ class RolloutClient:
         self._on_worker_lost = on_worker_lost
         self._finished: asyncio.Queue[FinishedRollout | DroppedRollout | BaseException] = asyncio.Queue()
         self._waiting: dict[str, _Submission] = {}
+        self._latest: frozenset[str] = frozenset()  # ids of the latest run
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
 
@@ -44,7 +45,15 @@ class RolloutClient:
         self._readers[replica_id] = reader
 
     async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
-        """Yield each request's end once. Prompts above the context end here, as refused."""
+        """Yield each request's end once. Prompts above the context end here, as refused.
+
+        Ids must be new. A result comes here before the balancer hears that the rollout ended: the same id handed in
+        meanwhile would be taken for the old one and be lost, so one of the latest run raises `ValueError`.
+        """
+        ids = frozenset(request.rollout_id for request in requests)
+        if again := sorted(ids & self._latest):
+            raise ValueError(f"rollout {again[0]!r} was handed in before; every rollout needs an id of its own")
+        self._latest = ids
         fitting: dict[str, _Submission] = {}
         prompts: dict[str, list[int]] = {}  # by problem: siblings share theirs
         for request in requests:

@@ -51,3 +51,14 @@ async def test_what_waited_in_a_balancer_that_died_is_handed_in_again(monkeypatc
     assert balancer.submitted == [["r0", "r1", "r2"]] * 2  # once more, and only once
     running.cancel()
     await client.close()
+
+
+async def test_an_id_handed_in_again_is_refused_since_its_result_would_never_come():
+    client = RolloutClient(ForgetfulBalancer(), CharChat(), on_worker_lost=lambda *_: None)
+    requests = [request(problem, rollout_id="same") for problem in adding_problems(1)]
+    first = asyncio.create_task(anext(client.run(requests)))
+    await asyncio.sleep(0.01)
+    with pytest.raises(ValueError, match="'same' was handed in before"):
+        await anext(client.run(requests))
+    first.cancel()
+    await client.close()

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from rstar_ray.rollout import ToolCall
 from rstar_ray.tiny.model import make_tiny_model
 from rstar_ray.tiny.problems import Split, generate_problems
 from rstar_ray.train_loop import FinishedRollout, TrainingRow, rollout_requests
-from rstar_ray.trajectory import Trajectory
+from rstar_ray.trajectory import RolloutRequest, Trajectory
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
 CONFIG = with_values(
     at_scale(STAGE_1.paper, "tiny", STAGE_1.tiny),
@@ -58,6 +59,10 @@ async def system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Trai
 
 async def roll_out(system: TrainingActors, name: str, *, prompts: int = 6, siblings: int = 8) -> list[FinishedRollout]:
     requests = rollout_requests(generate_problems(0, Split.TRAIN, prompts), CONFIG, name=name, siblings=siblings)
+    return await finish(system, requests)
+
+
+async def finish(system: TrainingActors, requests: Sequence[RolloutRequest]) -> list[FinishedRollout]:
     found = [done async for done in system.rollouts.run(requests)]
     assert sorted(done.summary.rollout_id for done in found) == sorted(r.rollout_id for r in requests)  # type: ignore[union-attr]
     return found  # type: ignore[return-value]
@@ -109,13 +114,16 @@ async def test_trajectories_stay_behind_refs_and_are_whole(system: TrainingActor
 
 
 async def test_the_same_seeds_sample_the_same_tokens(system: TrainingActors):
-    async def tokens() -> dict[str, list[int]]:
+    requests = rollout_requests(generate_problems(0, Split.TRAIN, 2), CONFIG, name="same", siblings=8)
+
+    async def tokens(time: str) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
-        for done in await roll_out(system, "again", prompts=2):
-            found[done.summary.rollout_id] = (await done.ref.batch)[done.ref.index].response_ids.tolist()
+        for done in await finish(system, [replace(r, rollout_id=f"{r.rollout_id}/{time}") for r in requests]):
+            drawn = (await done.ref.batch)[done.ref.index].response_ids.tolist()
+            found[done.summary.rollout_id.removesuffix(f"/{time}")] = drawn
         return found
 
-    assert await tokens() == await tokens()
+    assert await tokens("first") == await tokens("second")
 
 
 async def test_a_generation_worker_that_dies_loses_no_rollout_and_comes_back_with_todays_weights(
