@@ -308,8 +308,8 @@ def learner_settings(config: RunConfig, model: Path) -> LearnerSettings:
 
 def pool_config(config: RunConfig) -> PoolConfig:
     sandbox = config.sandbox
-    level = "namespaces" if sandbox.level == "auto" else sandbox.level
-    return PoolConfig(level=level, allow_landlock=sandbox.level == "auto", slots=sandbox.slots)
+    level = "process" if sandbox.level == "process" else "namespaces"
+    return PoolConfig(level=level, allow_landlock=sandbox.level == "landlock", slots=sandbox.slots)
 
 
 def quiet_environment() -> dict[str, str]:

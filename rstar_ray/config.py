@@ -181,8 +181,8 @@ class SandboxConfig:
     """sandbox actors, spread over the nodes"""
     slots: int = 2
     """programs one executor runs at once"""
-    level: Literal["auto", "namespaces", "landlock", "process"] = "auto"
-    """isolation required; auto takes namespaces, or landlock where namespaces are refused, never less"""
+    level: Literal["namespaces", "landlock", "process"] = "namespaces"
+    """isolation required; landlock accepts it where namespaces are refused, process is for trusted programs alone"""
     time_limit_s: float = 4.0
     """one program's CPU time; its wall time is bounded too [s]"""
     memory_mb: int = 384

@@ -626,6 +626,7 @@ def _mend(wanted: list[IsolationLevel]) -> str:
     if wanted[-1] is IsolationLevel.NAMESPACES:
         return (
             "Allow user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns; "
-            "in a container: a seccomp profile that permits unshare), or accept allow_landlock=True."
+            "in a container: a seccomp profile that permits unshare), or accept landlock (--sandbox.level landlock; in "
+            "`python -m sandbox`, --allow-landlock)."
         )
     return "Use Linux 5.15 or newer with Landlock and seccomp, and an interpreter that other users may read."

@@ -8,7 +8,10 @@ import pytest
 
 from actors import sandbox_executor
 from actors.sandbox_executor import Answer, Failure, SandboxClient, Verdict, Verification, Work
-from rstar_ray.config import SandboxConfig
+from actors.system import pool_config
+from recipes.scales import at_scale
+from recipes.stage1 import STAGE_1
+from rstar_ray.config import SandboxConfig, with_values
 from rstar_ray.errors import SandboxError
 from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import ToolCall
@@ -126,3 +129,17 @@ async def test_every_call_of_an_executor_gets_one_answer_whatever_goes_wrong_ins
     answers = [answer async for part in executor.run(batch, "g") for answer in part]
     assert sorted(number for number, _ in answers) == [0, 1]
     assert isinstance(dict(answers)[0], Failure)
+
+
+def test_landlock_is_accepted_only_where_the_run_asks_for_it():
+    base = at_scale(STAGE_1.paper, "tiny", STAGE_1.tiny)
+    asked = {
+        level: pool_config(with_values(base, {"sandbox.level": level}))
+        for level in ("namespaces", "landlock", "process")
+    }
+    assert pool_config(base) == asked["namespaces"]
+    assert {level: (pool.level, pool.allow_landlock) for level, pool in asked.items()} == {
+        "namespaces": ("namespaces", False),
+        "landlock": ("namespaces", True),
+        "process": ("process", False),
+    }
