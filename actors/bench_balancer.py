@@ -23,7 +23,17 @@ import tyro
 from scipy.optimize import least_squares
 
 from actors.engine import EngineSettings
-from actors.replay import ReplayEngine, ReplayResult, equal_trace, mixed_trace, replay, replay_bare
+from actors.replay import (
+    MIXED_LIMITS,
+    ReplayEngine,
+    ReplayResult,
+    balancer_actor,
+    equal_trace,
+    limits_of,
+    mixed_trace,
+    replay,
+    replay_bare,
+)
 from rstar_ray.tiny.model import make_tiny_model
 from scheduler.engine_model import EngineCost, EngineShape
 from scheduler.traces import TraceRollout
@@ -72,17 +82,16 @@ async def _overhead(bench: BenchSettings, settings: EngineSettings) -> dict[str,
         await replay_bare(engine, traces["multi_turn"][:64], salt=-1, concurrency=64)
         for name, trace in traces.items():
             ratios, ours, bare = [], [], []
-            for number in range(bench.repeats):
-                bare.append(await replay_bare(engine, trace, salt=2 * number, concurrency=64))
-                ours.append(await replay([engine], trace, "expected_kv", salt=2 * number + 1))
-                ratios.append(ours[-1].tokens_per_s / bare[-1].tokens_per_s)
+            async with balancer_actor("expected_kv") as balancer:
+                await replay([engine], trace[:64], balancer, salt=-2)
+                for number in range(bench.repeats):
+                    bare.append(await replay_bare(engine, trace, salt=2 * number, concurrency=64))
+                    ours.append(await replay([engine], trace, balancer, salt=2 * number + 1))
+                    ratios.append(ours[-1].tokens_per_s / bare[-1].tokens_per_s)
             found[f"{name}_over_bare"] = _spread(ratios)
             found[f"{name}_tokens_per_s"] = round(statistics.median(one.tokens_per_s for one in ours))
-            if gaps := [1e3 * gap for one in ours for gap in one.gaps_s]:
-                found["added_per_turn_ms"] = {
-                    "p50": round(float(np.percentile(gaps, 50)), 2),
-                    "p99": round(float(np.percentile(gaps, 99)), 2),
-                }
+            if ours[-1].gaps_s:
+                found["from_turn_to_turn_ms"] = {"ours": _quantiles(ours), "bare": _quantiles(bare)}
     finally:
         await engine.shut_down()
     return found
@@ -95,10 +104,14 @@ async def _pressure(bench: BenchSettings, settings: EngineSettings) -> dict[str,
         await engine.start()
     runs: dict[str, list[ReplayResult]] = {"least_requests": [], "expected_kv": []}
     try:
-        for number in range(bench.repeats):
-            trace = mixed_trace(16, 8, seed=number)
-            for place, policy in enumerate(runs):
-                runs[policy].append(await replay(engines, trace, policy, salt=100 + 2 * number + place))
+        async with balancer_actor("least_requests") as other, balancer_actor("expected_kv") as ours:
+            for number in range(-1, bench.repeats):  # the first run is a step to learn lengths from, and not counted
+                trace = mixed_trace(16, 8, seed=number + 1)
+                for place, (policy, balancer) in enumerate(zip(runs, (other, ours), strict=True)):
+                    salt = 100 + 2 * number + place
+                    found = await replay(engines, trace, balancer, salt=salt, limits=MIXED_LIMITS)
+                    if number >= 0:
+                        runs[policy].append(found)
     finally:
         for engine in engines:
             await engine.shut_down()
@@ -126,14 +139,16 @@ async def _calibrate(bench: BenchSettings, roomy: EngineSettings, small: EngineS
     engine = ReplayEngine(roomy)
     await engine.start()
     try:
-        await replay([engine], equal[0], "round_robin", salt=-1)
-        runs = [
-            await replay([engine], trace, "round_robin", salt=10 * number + place)
-            for number in range(bench.repeats)
-            for place, trace in enumerate(equal)
-        ]
+        async with balancer_actor("round_robin") as balancer:
+            await replay([engine], equal[0], balancer, salt=-1)
+            runs = [
+                await replay([engine], trace, balancer, salt=10 * number + place)
+                for number in range(bench.repeats)
+                for place, trace in enumerate(equal)
+            ]
         unseen = mixed_trace(16, 8, seed=77)
-        wide = await replay([engine], unseen, "expected_kv", salt=999)
+        async with balancer_actor("expected_kv") as balancer:
+            wide = await replay([engine], unseen, balancer, salt=999)
     finally:
         await engine.shut_down()
     seconds = [statistics.median(one.seconds for one in runs[place :: len(equal)]) for place in range(len(equal))]
@@ -143,7 +158,8 @@ async def _calibrate(bench: BenchSettings, roomy: EngineSettings, small: EngineS
     await engine.start()
     try:
         for policy in ("least_requests", "expected_kv"):
-            found = await replay([engine], unseen, policy, salt=1_000 + len(rows))
+            async with balancer_actor(policy) as balancer:
+                found = await replay([engine], unseen, balancer, salt=1_000 + len(rows))
             rows.append(_predicted(unseen, policy, cost, small, found))
     finally:
         await engine.shut_down()
@@ -196,8 +212,8 @@ def _twin(trace: Sequence[TraceRollout], policy: str, cost: EngineCost, settings
             max_batched_tokens=settings.max_model_len + settings.max_num_seqs,
         ),
         cost=cost,
-        max_response_tokens=max(rollout.response_tokens for rollout in trace) + 1,
-        max_turns=max(len(rollout.turns) for rollout in trace),
+        max_response_tokens=limits_of(trace).max_response_tokens,
+        max_turns=limits_of(trace).max_turns,
     )
     result = Twin(trace, policy, simulated).run()
     return result.makespan_s, result.preemptions
@@ -215,6 +231,12 @@ def _predicted(
         "measured_preemptions": real.preemptions,
         "predicted_preemptions": preemptions,
     }
+
+
+def _quantiles(runs: Sequence[ReplayResult]) -> dict[str, float]:
+    """Milliseconds between a turn's end and the next one's start; turns that end together wait for one another."""
+    gaps = [1e3 * gap for one in runs for gap in one.gaps_s]
+    return {"p50": round(float(np.percentile(gaps, 50)), 2), "p99": round(float(np.percentile(gaps, 99)), 2)}
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

@@ -43,8 +43,10 @@ T = TypeVar("T")
 
 GRANT_WAIT_S = 20.0
 """How long one question for work stays open before it is asked again."""
-REPORT_GATHER_S = 0.02
-"""Turns that finish within this time are reported together: a call to the balancer costs as much as a decode step."""
+REPORT_GATHER_S = 0.002
+"""Turns that finish together are reported together."""
+REPORT_EVERY_S = 0.02
+"""Shortest time between two reports: a call to the balancer costs as much as a decode step."""
 
 TIMELINE_SPANS = 100_000
 """Of the latest work, kept for pictures: a few steps' worth."""
@@ -327,9 +329,11 @@ class GenerationWorker:
         self._delivering.set()
 
     async def _send_reports(self) -> None:
+        next_s = 0.0
         while True:
             await self._reporting.wait()
-            await asyncio.sleep(REPORT_GATHER_S)
+            await asyncio.sleep(max(REPORT_GATHER_S, next_s - time.monotonic()))
+            next_s = time.monotonic() + REPORT_EVERY_S
             self._reporting.clear()
             outbox, self._outbox = self._outbox, _Outbox()
             try:

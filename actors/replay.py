@@ -38,6 +38,7 @@ MIXED = Stage(
     tool_tokens_mean=20,
     prompt_tokens_mean=80,
 )
+MIXED_LIMITS = RolloutLimits(max_response_tokens=481, max_turns=3, max_context_tokens=2_048)
 
 _ids = itertools.count()
 
@@ -183,43 +184,46 @@ async def balancer_actor(policy: str) -> AsyncGenerator[Any]:
 
 
 async def replay(
-    engines: Sequence[ReplayEngine], rollouts: Sequence[TraceRollout], policy: str, *, salt: int
+    engines: Sequence[ReplayEngine],
+    rollouts: Sequence[TraceRollout],
+    balancer: Any,
+    *,
+    salt: int,
+    limits: RolloutLimits | None = None,
 ) -> ReplayResult:
-    """One run of the trace through balancer and workers; the engines must be up."""
-    named = {f"{rollout.group}/{number}": rollout for number, rollout in enumerate(rollouts)}
+    """One run of the trace through a balancer and new workers; the engines must be up.
+
+    A balancer that is used again under the same limits knows the lengths it has seen, as in training from a run's
+    second step on. Limits are by default the trace's own.
+    """
+    limits = limits or limits_of(rollouts)
+    named = {f"{salt}/{rollout.group}/{number}": rollout for number, rollout in enumerate(rollouts)}
     shared = Replay({name: _Life(rollout) for name, rollout in named.items()})
     chat = ReplayChat(rollouts, salt)
     before = sum(engine.load().preemptions for engine in engines)
-    async with balancer_actor(policy) as balancer:
-        workers: list[GenerationWorker] = []
-        for number, engine in enumerate(engines):
-            engine.replay = shared
-            worker = GenerationWorker(
-                f"generation/{number}",
-                engine=engine,
-                max_running=engine.settings.max_num_seqs,
-                chat=chat,
-                balancer=BalancerClient(balancer),
-                execute=_echo,
-                verify=_equal,
-            )
-            await worker.start()
-            await worker.serve()
-            workers.append(worker)
-        context = min(engine.settings.max_model_len for engine in engines)
-        limits = RolloutLimits(
-            max_response_tokens=max(rollout.response_tokens for rollout in rollouts) + 1,
-            max_turns=max(len(rollout.turns) for rollout in rollouts),
-            max_context_tokens=context,
+    workers: list[GenerationWorker] = []
+    for number, engine in enumerate(engines):
+        engine.replay = shared
+        worker = GenerationWorker(
+            f"generation/{number}",
+            engine=engine,
+            max_running=engine.settings.max_num_seqs,
+            chat=chat,
+            balancer=BalancerClient(balancer),
+            execute=_echo,
+            verify=_equal,
         )
-        wanted = [_request(name, rollout, limits) for name, rollout in named.items()]
-        starts = [RolloutState.start(one, chat.prompt_ids(one.problem)) for one in wanted]
-        began = time.perf_counter()
-        await balancer.submit.remote([(rollout_load(start), start.request) for start in starts])
-        await _all_done(workers, len(rollouts))
-        seconds = time.perf_counter() - began
-        for worker in workers:
-            await worker.close()
+        await worker.start()
+        await worker.serve()
+        workers.append(worker)
+    wanted = [_request(name, f"{salt}/{rollout.group}", rollout, limits) for name, rollout in named.items()]
+    starts = [RolloutState.start(one, chat.prompt_ids(one.problem)) for one in wanted]
+    began = time.perf_counter()
+    await balancer.submit.remote([(rollout_load(start), start.request) for start in starts])
+    await _all_done(workers, len(rollouts))
+    seconds = time.perf_counter() - began
+    for worker in workers:
+        await worker.close()
     await asyncio.sleep(0.1)  # the engines' last statistics
     return ReplayResult(
         seconds=seconds,
@@ -256,11 +260,18 @@ async def replay_bare(
     )
 
 
-def _request(name: str, rollout: TraceRollout, limits: RolloutLimits) -> RolloutRequest:
-    problem = Problem(id=name, problem=rollout.group, answer="0")
-    return RolloutRequest(
-        rollout_id=name, group_id=rollout.group, problem=problem, seed=0, limits=limits, sampling=Sampling()
+def limits_of(rollouts: Sequence[TraceRollout]) -> RolloutLimits:
+    """The narrowest that let every rollout end by itself."""
+    return RolloutLimits(
+        max_response_tokens=max(rollout.response_tokens for rollout in rollouts) + 1,
+        max_turns=max(len(rollout.turns) for rollout in rollouts),
+        max_context_tokens=max(rollout.prompt_tokens + rollout.response_tokens for rollout in rollouts) + 1,
     )
+
+
+def _request(name: str, group: str, rollout: TraceRollout, limits: RolloutLimits) -> RolloutRequest:
+    problem = Problem(id=name, problem=rollout.group, answer="0")
+    return RolloutRequest(rollout_id=name, group_id=group, problem=problem, seed=0, limits=limits, sampling=Sampling())
 
 
 async def _all_done(workers: Sequence[GenerationWorker], count: int) -> None:
