@@ -29,6 +29,7 @@ CALL, ANSWER, FILLER = 5, 6, 7
 """Last tokens of a completion that calls the tool and of one that answers; and what tools answer with.
 
 How much the tool answers is told by the last token but one, so at most a vocabulary's size."""
+CLOSE_S = 10.0
 LEAST_COMPLETION, MOST_TOOL_TOKENS = 2, 40
 MIXED = Stage(
     max_response_tokens=480,
@@ -147,6 +148,10 @@ async def _echo(call: ToolCall) -> ToolResult:
     return ToolResult(outcome=Outcome.OK, text=call.code)
 
 
+def _engine_died() -> None:
+    raise RStarError("replay: an engine died")  # the worker's fault then ends the replay
+
+
 async def _equal(answer: str, truth: str) -> bool:
     return answer == truth
 
@@ -212,6 +217,7 @@ async def replay(
             balancer=BalancerClient(balancer),
             execute=_echo,
             verify=_equal,
+            die=_engine_died,
         )
         await worker.start()
         await worker.serve()
@@ -222,6 +228,8 @@ async def replay(
     await balancer.submit.remote([(rollout_load(start), start.request) for start in starts])
     await _all_done(workers, len(rollouts))
     seconds = time.perf_counter() - began
+    await balancer.drain.remote(CLOSE_S)  # results come here before the last ends are reported there
+    await balancer.resume.remote()
     for worker in workers:
         await worker.close()
     await asyncio.sleep(0.1)  # the engines' last statistics
