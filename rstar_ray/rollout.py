@@ -124,9 +124,16 @@ async def play_turn(state: RolloutState, *, generate: GenerateFn, execute: Execu
         return replace(state, turns=(*state.turns, turn), stop_reason=StopReason.ANSWERED)
     if turn_number + 1 >= request.limits.max_turns:  # nobody would read the answers
         return replace(state, turns=(*state.turns, turn), stop_reason=StopReason.MAX_TURNS)
-    results = await asyncio.gather(*(_answer_call(call, execute) for call in calls))
+    results = await _answer_calls(calls, execute)
     turn = replace(turn, tool_results=tuple(results), tool_s=time.monotonic() - generated_s)
     return _with_tool_answers(replace(state, turns=(*state.turns, turn)), chat.tool_answer_ids(results))
+
+
+async def _answer_calls(calls: Sequence[ToolCall], execute: ExecuteFn) -> list[ToolResult]:
+    """All at once. One alone, the usual case, is awaited here: a task more would let every other rollout go first."""
+    if len(calls) == 1:
+        return [await _answer_call(calls[0], execute)]
+    return await asyncio.gather(*(_answer_call(call, execute) for call in calls))
 
 
 async def _answer_call(call: ToolCall, execute: ExecuteFn) -> ToolResult:
