@@ -2,7 +2,8 @@
 
 Overhead: the same prompts and forced lengths through balancer and agent loop, and by `AsyncLLM.generate` alone, in
 turn.
-Under pressure: two engines with a small KV cache and mixed lengths, `expected_kv` and `least_requests` in turn.
+Under pressure: two engines with a small KV cache and mixed lengths, `expected_kv` and `least_requests` in turn, both
+after one step whose lengths they have seen.
 Calibration (`--calibrate`): the engine model is fitted to a few equal runs of one engine, and predicts mixed ones.
 """
 
@@ -40,6 +41,8 @@ from scheduler.traces import TraceRollout
 from scheduler.twin import Twin, TwinSettings
 
 ROOMY_KV_TOKENS, SMALL_KV_TOKENS = 65_536, 4_096
+PRESSED = ((SMALL_KV_TOKENS, 16), (16_384, 128))
+"""KV tokens of each of two engines, and prompt groups of 8 that share them: about 25 and 100 rollouts an engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +61,13 @@ async def main(bench: BenchSettings) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(Path(folder), seed=0)
         roomy = EngineSettings(model=folder, kv_tokens=ROOMY_KV_TOKENS, max_num_seqs=64)
-        small = replace(roomy, kv_tokens=SMALL_KV_TOKENS)
         if bench.calibrate:
-            return await _calibrate(bench, roomy, small)
+            return await _calibrate(bench, roomy, replace(roomy, kv_tokens=SMALL_KV_TOKENS))
         return {
             "benchmark": "balancer on real engines",
             "device": "cpu",
             **await _overhead(bench, roomy),
-            **await _pressure(bench, small),
+            "under_pressure": [await _pressure(bench, roomy, *pressed) for pressed in PRESSED],
         }
 
 
@@ -98,7 +100,8 @@ async def _overhead(bench: BenchSettings, settings: EngineSettings) -> dict[str,
 
 
 # -- under pressure ---------------------------------------------------------------------------------------------------
-async def _pressure(bench: BenchSettings, settings: EngineSettings) -> dict[str, Any]:
+async def _pressure(bench: BenchSettings, settings: EngineSettings, kv_tokens: int, groups: int) -> dict[str, Any]:
+    settings = replace(settings, kv_tokens=kv_tokens, max_num_seqs=256)
     engines = [ReplayEngine(settings), ReplayEngine(settings)]
     for engine in engines:
         await engine.start()
@@ -106,7 +109,7 @@ async def _pressure(bench: BenchSettings, settings: EngineSettings) -> dict[str,
     try:
         async with balancer_actor("least_requests") as other, balancer_actor("expected_kv") as ours:
             for number in range(-1, bench.repeats):  # the first run is a step to learn lengths from, and not counted
-                trace = mixed_trace(16, 8, seed=number + 1)
+                trace = mixed_trace(groups, 8, seed=number + 1)
                 for place, (policy, balancer) in enumerate(zip(runs, (other, ours), strict=True)):
                     salt = 100 + 2 * number + place
                     found = await replay(engines, trace, balancer, salt=salt, limits=MIXED_LIMITS)
@@ -120,9 +123,11 @@ async def _pressure(bench: BenchSettings, settings: EngineSettings) -> dict[str,
         for ours, other in zip(runs["expected_kv"], runs["least_requests"], strict=True)
     ]
     return {
-        "pressure_kv_tokens": SMALL_KV_TOKENS,
-        "pressure_tokens_per_s_over_least_requests": _spread(ratios),
-        "pressure_preemptions": {policy: [one.preemptions for one in results] for policy, results in runs.items()},
+        "kv_tokens": kv_tokens,
+        "rollouts": 8 * groups,
+        "tokens_per_s_over_least_requests": _spread(ratios),
+        "tokens_per_s": {policy: round(statistics.median(r.tokens_per_s for r in runs[policy])) for policy in runs},
+        "preemptions": {policy: [one.preemptions for one in results] for policy, results in runs.items()},
     }
 
 
