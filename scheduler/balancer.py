@@ -1,6 +1,7 @@
 """The balancer: knows every rollout and replica, asks the policy, keeps the books. No clock, no socket, no Ray."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 from scheduler.expected_kv import ExpectedKV
 from scheduler.fleet import Fleet, Replica, Rollout
@@ -46,7 +47,9 @@ class Balancer:
     """Feed it what happens; `decide` says what to do now.
 
     Every rollout is in exactly one place: waiting, or resident on one replica. Reports about a rollout by a replica
-    that does not hold it (any more) are counted as stale and change nothing.
+    that does not hold it (any more) are counted as stale and change nothing. One that waits and is larger than every
+    replica that takes work is parked, out of the policy's sight, so that nothing behind it waits for it; `snapshot`
+    names it, and it queues again once a replica could hold it.
     """
 
     def __init__(self, policy: str = "expected_kv", *, risk: float = 0.01) -> None:
@@ -57,6 +60,8 @@ class Balancer:
             ExpectedKV(self._fleet, risk=risk) if policy == ExpectedKV.name else POLICIES[policy](self._fleet)
         )
         self._rollouts: dict[str, Rollout] = {}
+        self._parked: dict[str, Rollout] = {}
+        self._largest_open = inf  # capacity among replicas that take work; where none does, as it was
         self._in_flight = 0
         self._submitted = self._admitted = self._finished = self._cancelled = 0
         self._requeued = self._moves = self._preemptions = self._stale = 0
@@ -77,7 +82,7 @@ class Balancer:
             )
         lost = self.remove_replica(replica_id) if replica_id in self._fleet.by_id else []
         self._fleet.add(replica_id, kv_capacity_tokens, max_running, policy_version)
-        self._policy.replicas_changed()
+        self._replicas_changed()
         return lost
 
     def remove_replica(self, replica_id: str) -> list[str]:
@@ -87,14 +92,14 @@ class Balancer:
         for rollout in orphans:
             self._leave(rollout, ended=False)
         self._fleet.remove(replica_id)
-        self._policy.replicas_changed()
+        self._replicas_changed()
         self._wait_again(orphans)
         return [rollout.load.rollout_id for rollout in orphans]
 
     def set_serving(self, replica_id: str, serving: bool) -> None:
         """False: nothing new goes there; residents stay."""
         self._replica(replica_id).serving = serving
-        self._policy.replicas_changed()
+        self._replicas_changed()
 
     def set_policy_version(self, policy_version: int) -> None:
         """A new version is published to all; lengths learned under the old one fade."""
@@ -119,7 +124,8 @@ class Balancer:
                 if rollout.replica is not replica:
                     stop.append(load.rollout_id)
                 continue
-            self._policy.unqueue(rollout)
+            if self._parked.pop(load.rollout_id, None) is None:
+                self._policy.unqueue(rollout)
             rollout.load = load
             self._settle(rollout, replica)
         return stop
@@ -137,7 +143,7 @@ class Balancer:
                 needed = self._policy.needed_tokens(load)
                 if needed > largest:
                     raise NeverFits(load.rollout_id, needed, largest)
-        self._policy.submitted([self._new(load, now_s) for load in fresh])
+        self._queue([self._new(load, now_s) for load in fresh])
 
     def cancel(self, rollout_id: str) -> str | None:
         """The rollout is over, wherever it is. Returns the replica that must stop it, if one runs it."""
@@ -148,7 +154,8 @@ class Balancer:
         self._cancelled += 1
         replica = rollout.replica
         if replica is None:
-            self._policy.withdrawn(rollout)
+            if self._parked.pop(rollout_id, None) is None:
+                self._policy.withdrawn(rollout)
             return None
         # A cut life is survived, not ended: it must not teach the estimate that rollouts are short.
         self._leave(rollout, ended=True, truncated=True)
@@ -197,7 +204,7 @@ class Balancer:
         if reason is not None:
             first = replica.set_aside is None
             replica.set_aside = reason
-            self._policy.replicas_changed()
+            self._replicas_changed()
             return reason if first else None
         new_preemptions = load.preemptions - replica.load.preemptions
         self._preemptions += new_preemptions
@@ -264,6 +271,7 @@ class Balancer:
             moves=self._moves,
             preemptions=self._preemptions,
             stale_reports=self._stale,
+            too_large=tuple(self._parked),
             replicas=tuple(replica.snapshot() for replica in self._fleet.by_id.values()),
         )
 
@@ -310,8 +318,36 @@ class Balancer:
 
     def _wait_again(self, rollouts: Sequence[Rollout]) -> None:
         self._requeued += len(rollouts)
-        if rollouts:
-            self._policy.submitted(rollouts)
+        self._queue(rollouts)
+
+    def _queue(self, rollouts: Sequence[Rollout]) -> None:
+        """These wait: the policy sees those that some replica could hold, the others are parked."""
+        queued: list[Rollout] = []
+        for rollout in rollouts:
+            if self._policy.needed_tokens(rollout.load) > self._largest_open:
+                self._park(rollout)
+            else:
+                queued.append(rollout)
+        if queued:
+            self._policy.submitted(queued)
+
+    def _park(self, rollout: Rollout) -> None:
+        self._parked[rollout.load.rollout_id] = rollout
+        self._policy.withdrawn(rollout)
+
+    def _replicas_changed(self) -> None:
+        """Tell the policy, and park or queue again what the largest replica that takes work now can not or can hold."""
+        self._policy.replicas_changed()
+        before = self._largest_open
+        self._largest_open = max((r.kv_capacity_tokens for r in self._fleet.open()), default=before)
+        if self._largest_open > before:
+            parked, self._parked = self._parked, {}
+            self._queue(list(parked.values()))
+        elif self._largest_open < before:
+            for rollout in self._rollouts.values():
+                waits = rollout.replica is None and rollout.load.rollout_id not in self._parked
+                if waits and self._policy.needed_tokens(rollout.load) > self._largest_open:
+                    self._park(rollout)
 
     def _update(self, rollout: Rollout, report: TurnReport | Finished) -> None:
         """Note the new lengths, and how far the replica's decode clock must have come."""

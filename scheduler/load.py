@@ -137,6 +137,7 @@ class BalancerSnapshot:
     moves: int
     preemptions: int
     stale_reports: int  # about rollouts that the reporter does not hold
+    too_large: tuple[str, ...] = ()  # of those waiting: no replica that takes work now could ever hold them
     replicas: tuple[ReplicaSnapshot, ...] = field(default=())
 
 

@@ -28,7 +28,7 @@ class Policy(Protocol):
         ...
 
     def withdrawn(self, rollout: Rollout) -> None:
-        """No longer waiting: cancelled."""
+        """Neither waiting nor running: cancelled, or too large for every replica there is. It may be unknown."""
         ...
 
     def pick(self) -> tuple[Rollout, Replica] | None:
@@ -88,7 +88,7 @@ class QueuePolicy:
     def pick(self) -> tuple[Rollout, Replica] | None:
         if not self.waiting:
             return None
-        rollout = next(iter(self.waiting.values()))
+        rollout = next(iter(self.waiting.values()))  # some replica could hold it: others wait only until that has room
         replica = self.choose(rollout)
         if replica is None:
             return None

@@ -1,5 +1,7 @@
 """The balancer's rules, one at a time."""
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler.balancer import POLICIES, Balancer
@@ -40,6 +42,74 @@ def test_a_rollout_that_can_never_fit_is_refused_with_the_numbers(policy: str):
         balancer.submit([load("fits"), load("huge", prompt=100)])
     assert refusal.value.largest_capacity_tokens == 100
     assert balancer.snapshot().submitted == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_no_replica_holds_after_a_death_is_named_and_keeps_nobody_waiting(policy: str):
+    balancer = fleet(policy, replicas=1, capacity=600)
+    balancer.add_replica("large", 2_000, max_running=64)
+    balancer.submit([load("big", group="big", prompt=900)])
+    assert homes(balancer) == {"big": "large"}
+    grown = TurnReport(rollout_id="big", context_tokens=950, generated_tokens=50, turn=1)
+    balancer.turn_finished("large", grown)
+    assert balancer.remove_replica("large") == ["big"]
+    balancer.submit([load(f"x{i}") for i in range(5)])
+    assert homes(balancer) == {f"x{i}": "r0" for i in range(5)}
+    assert (balancer.snapshot().too_large, balancer.snapshot().waiting) == (("big",), 1)
+    balancer.add_replica("large", 2_000, max_running=64)
+    assert balancer.snapshot().too_large == ()
+    assert homes(balancer) == {"big": "large"}
+    assert balancer.load_of("big") == replace(load("big", group="big", prompt=900), context_tokens=950,
+                                              generated_tokens=50, turn=1)  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_came_before_the_first_replica_and_is_too_large_for_it_keeps_nobody_waiting(policy: str):
+    balancer = Balancer(policy)
+    balancer.submit([load("big", prompt=5_000)])
+    balancer.submit([load("x", group="x")])
+    balancer.add_replica("r0", 1_000, max_running=8)
+    assert homes(balancer) == {"x": "r0"}
+    assert balancer.snapshot().too_large == ("big",)
+    assert balancer.cancel("big") is None
+    assert balancer.snapshot().too_large == ()
+
+
+def test_what_is_parked_and_turns_up_on_a_replica_runs_there():
+    balancer = Balancer()
+    balancer.submit([load("big", prompt=900)])
+    balancer.add_replica("r0", 600, max_running=8)
+    balancer.set_serving("r0", False)
+    balancer.add_replica("r1", 2_000, max_running=8)
+    balancer.set_serving("r1", False)
+    balancer.set_serving("r0", True)
+    assert balancer.snapshot().too_large == ("big",)
+    assert balancer.adopt("r1", [load("big", prompt=900, context=950)]) == []
+    assert (balancer.snapshot().too_large, balancer.replica_of("big")) == ((), "r1")
+    assert balancer.finished("r1", end("big", 940))
+
+
+def test_a_moved_rollout_does_not_follow_its_move_to_a_replica_that_came_back_smaller():
+    balancer = fleet("expected_kv", replicas=2, capacity=2_000_000, max_running=1_000)
+    balancer.remember(8_000, 4, [(f"old{i}", 7_000.0, False) for i in range(300)])
+    balancer.submit([load(f"x{i}", group=f"g{i}", most=8_000) for i in range(300)])
+    placed = homes(balancer)
+    for name in [name for name, home in placed.items() if home == "r1"]:
+        balancer.finished("r1", end(name, 7_000))
+    stayed = next(name for name, home in placed.items() if home == "r0")
+    balancer.turn_finished("r0", TurnReport(rollout_id=stayed, context_tokens=316, generated_tokens=300, turn=1))
+    assert [move.to_replica for move in balancer.decide().moves] == ["r1"]
+    balancer.add_replica("r1", 300, max_running=8)
+    balancer.returned("r0", [load(stayed, group="g0", most=8_000, context=316)])
+    assert homes(balancer) == {stayed: "r0"}
+
+
+def test_a_large_rollout_goes_to_the_large_replica_though_a_small_one_seems_roomier():
+    balancer = fleet("expected_kv", replicas=1, capacity=600)
+    balancer.add_replica("large", 2_000, max_running=8)
+    balancer.replica_report("large", ReplicaLoad(kv_used_tokens=1_500))  # nobody's: it is empty
+    balancer.submit([load("big", prompt=900)])
+    assert homes(balancer) == {"big": "large"}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
