@@ -132,18 +132,21 @@ class Balancer:
 
     # -- rollouts -------------------------------------------------------------------------------------------------
     def submit(self, loads: Sequence[RolloutLoad], *, now_s: float = 0.0) -> None:
-        """These wait for a replica; ones known already are left as they are.
+        """These wait for a replica; ones known already, or twice in `loads`, are left as they are.
 
         Raises `NeverFits` before any of them is queued, with the numbers, where one is larger than every replica.
         """
-        fresh = [load for load in loads if load.rollout_id not in self._rollouts]
+        fresh: dict[str, RolloutLoad] = {}
+        for load in loads:
+            if load.rollout_id not in self._rollouts:
+                fresh.setdefault(load.rollout_id, load)
         largest = self._fleet.largest_capacity_tokens
         if self._fleet.by_id:
-            for load in fresh:
+            for load in fresh.values():
                 needed = self._policy.needed_tokens(load)
                 if needed > largest:
                     raise NeverFits(load.rollout_id, needed, largest)
-        self._queue([self._new(load, now_s) for load in fresh])
+        self._queue([self._new(load, now_s) for load in fresh.values()])
 
     def cancel(self, rollout_id: str) -> str | None:
         """The rollout is over, wherever it is. Returns the replica that must stop it, if one runs it."""

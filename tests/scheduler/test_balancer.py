@@ -236,6 +236,19 @@ def test_known_rollouts_are_left_alone_when_submitted_again():
     assert balancer.snapshot().submitted == 1
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_rollout_named_twice_in_one_submission_is_one_rollout(policy: str):
+    balancer = fleet(policy)
+    balancer.submit([load("x"), load("x", prompt=32), load("y")])
+    assert homes(balancer).keys() == {"x", "y"}
+    assert balancer.load_of("x") == load("x")
+    for name in ("x", "y"):
+        assert balancer.finished(str(balancer.replica_of(name)), end(name, 5))
+    snapshot = balancer.snapshot()
+    assert (snapshot.submitted, snapshot.finished, snapshot.in_flight) == (2, 2, 0)
+    assert not balancer.residents("r0") and balancer.reserved_tokens("r0") == 0
+
+
 def test_a_call_about_an_unknown_replica_says_so():
     with pytest.raises(UnknownReplica, match="'r9' is not registered"):
         fleet("static").remove_replica("r9")
