@@ -165,7 +165,10 @@ class Balancer:
         return replica.replica_id
 
     def turn_finished(self, replica_id: str, report: TurnReport) -> bool:
-        """A turn ended and the rollout goes on; False: the replica does not hold it."""
+        """A turn ended and the rollout goes on; False: the replica does not hold it.
+
+        Lengths that cannot be, here or in `finished`, set the replica aside, and count as far as they can be.
+        """
         rollout = self._held(replica_id, report.rollout_id)
         if rollout is None:
             return False
@@ -206,13 +209,12 @@ class Balancer:
         reason = _nonsense(replica, load)
         if reason is not None:
             first = replica.set_aside is None
-            replica.set_aside = reason
-            self._replicas_changed()
+            self._set_aside(replica, reason)
             return reason if first else None
         new_preemptions = load.preemptions - replica.load.preemptions
         self._preemptions += new_preemptions
         replica.load = load
-        replica.policy_version = load.policy_version
+        replica.policy_version = replica.told_version = load.policy_version
         replica.admitted_since_report = 0
         if load.steps:
             told = replica.decode_step - load.steps
@@ -323,6 +325,10 @@ class Balancer:
         self._requeued += len(rollouts)
         self._queue(rollouts)
 
+    def _set_aside(self, replica: Replica, reason: str) -> None:
+        replica.set_aside = reason
+        self._replicas_changed()
+
     def _queue(self, rollouts: Sequence[Rollout]) -> None:
         """These wait: the policy sees those that some replica could hold, the others are parked."""
         queued: list[Rollout] = []
@@ -356,7 +362,10 @@ class Balancer:
         """Note the new lengths, and how far the replica's decode clock must have come."""
         replica, load = rollout.replica, rollout.load
         assert replica is not None
-        generated = max(report.generated_tokens, load.generated_tokens)
+        reason = _impossible(load, report)
+        if reason is not None:
+            self._set_aside(replica, reason)
+        generated = min(max(report.generated_tokens, load.generated_tokens), load.max_response_tokens)
         fresh = generated - load.generated_tokens
         self._fleet.generated_tokens += fresh
         replica.decode_step = max(replica.decode_step, rollout.step_seen + fresh)
@@ -367,7 +376,7 @@ class Balancer:
             prompt_tokens=load.prompt_tokens,
             max_response_tokens=load.max_response_tokens,
             max_turns=load.max_turns,
-            context_tokens=max(report.context_tokens, load.context_tokens),
+            context_tokens=min(max(report.context_tokens, load.context_tokens), load.worst_case_tokens),
             generated_tokens=generated,
             turn=max(report.turn, load.turn),
         )
@@ -375,12 +384,29 @@ class Balancer:
 
 def _nonsense(replica: Replica, load: ReplicaLoad) -> str | None:
     """Why this report cannot be true, or None."""
-    if load.kv_used_tokens > replica.kv_capacity_tokens:
+    if not 0 <= load.kv_used_tokens <= replica.kv_capacity_tokens:  # refuses NaN as well
         return f"reports {load.kv_used_tokens} KV tokens in use of {replica.kv_capacity_tokens}"
-    if min(load.kv_used_tokens, load.running, load.waiting) < 0:
+    if min(load.running, load.waiting) < 0:
         return f"reports a negative count: {load}"
-    if load.policy_version < replica.load.policy_version:
-        return f"reports policy version {load.policy_version} after {replica.load.policy_version}"
+    if load.policy_version < replica.told_version:
+        return f"reports policy version {load.policy_version} after {replica.told_version}"
+    if load.steps < replica.load.steps:
+        return f"reports {load.steps} steps after {replica.load.steps}"
     if load.preemptions < replica.load.preemptions:
         return f"reports {load.preemptions} preemptions after {replica.load.preemptions}"
+    return None
+
+
+def _impossible(load: RolloutLoad, report: TurnReport | Finished) -> str | None:
+    """Why a rollout with this load cannot have come to the lengths reported, or None."""
+    if report.context_tokens > load.worst_case_tokens:
+        most = load.worst_case_tokens
+        return f"reports {report.context_tokens} tokens of rollout {load.rollout_id!r}, of at most {most}"
+    if report.generated_tokens > load.max_response_tokens:
+        return (
+            f"reports {report.generated_tokens} generated tokens of rollout {load.rollout_id!r}, "
+            f"of at most {load.max_response_tokens}"
+        )
+    if min(report.context_tokens, report.generated_tokens, report.turn) < 0:
+        return f"reports a negative count: {report}"
     return None

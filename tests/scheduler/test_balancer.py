@@ -124,6 +124,60 @@ def test_a_replica_that_is_set_aside_or_pauses_gets_nothing_new(policy: str):
     assert set(homes(balancer).values()) == {"r2"}
 
 
+@pytest.mark.parametrize(
+    ("report", "problem"),
+    [
+        (ReplicaLoad(policy_version=3), "policy version 3 after 5"),
+        (ReplicaLoad(policy_version=5, steps=-1), "-1 steps after 0"),
+        (ReplicaLoad(policy_version=5, kv_used_tokens=-1), "-1 KV tokens in use of 1000"),
+        (ReplicaLoad(policy_version=5, kv_used_tokens=float("nan")), "nan KV tokens"),  # pyright: ignore
+        (ReplicaLoad(policy_version=5, running=-1), "a negative count"),
+    ],
+)
+def test_a_report_that_cannot_be_true_sets_the_replica_aside(report: ReplicaLoad, problem: str):
+    balancer = Balancer()
+    balancer.add_replica("r0", 1_000, max_running=8, policy_version=5)
+    assert problem in str(balancer.replica_report("r0", report))
+    balancer.submit([load("x")])
+    assert homes(balancer) == {}
+
+
+def test_steps_that_go_back_set_the_replica_aside():
+    balancer = fleet("expected_kv", replicas=1)
+    assert balancer.replica_report("r0", ReplicaLoad(steps=100)) is None
+    assert "50 steps after 100" in str(balancer.replica_report("r0", ReplicaLoad(steps=50)))
+
+
+def test_a_replica_may_lag_behind_what_is_published_but_not_behind_itself():
+    balancer = fleet("expected_kv", replicas=1)
+    balancer.replica_report("r0", ReplicaLoad(policy_version=3))
+    balancer.set_policy_version(4)
+    assert balancer.replica_report("r0", ReplicaLoad(policy_version=3)) is None
+    assert balancer.replica_report("r0", ReplicaLoad(policy_version=4)) is None
+    assert "3 after 4" in str(balancer.replica_report("r0", ReplicaLoad(policy_version=3)))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("context", "generated"), [(10**7, 10**7), (101, 20), (100, 85), (-5, -9)])
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_rollout_longer_than_it_may_be_sets_its_replica_aside(policy: str, context: int, generated: int, ended: bool):
+    balancer = fleet(policy, replicas=1)
+    balancer.submit([load("a")])
+    assert homes(balancer) == {"a": "r0"}
+    if ended:
+        lengths = Finished(rollout_id="a", context_tokens=context, generated_tokens=generated, turn=1)
+        assert balancer.finished("r0", lengths)
+    else:
+        report = TurnReport(rollout_id="a", context_tokens=context, generated_tokens=generated, turn=1)
+        assert balancer.turn_finished("r0", report)
+        known = balancer.load_of("a")
+        assert known is not None and known.context_tokens <= 100 and known.generated_tokens <= 84
+    (replica,) = balancer.snapshot().replicas
+    assert replica.set_aside is not None and ("'a'" in replica.set_aside)
+    balancer.submit([load("b")])
+    assert homes(balancer) == {}
+
+
 def test_worst_case_reserves_whole_lives_and_waits():
     balancer = fleet("worst_case", replicas=1, capacity=250)
     balancer.submit([load("a"), load("b"), load("c")])
