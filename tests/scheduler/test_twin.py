@@ -10,6 +10,7 @@ from scheduler.bound import lower_bound
 from scheduler.engine_model import EngineShape
 from scheduler.picture import Activity, KvSample, Span, draw_step, rows_of
 from scheduler.traces import STAGES, TraceRollout, TraceTurn, cut, read_trace, synthetic, write_trace
+from scheduler.traces import main as write_synthetic
 from scheduler.twin import MI300X_14B, Twin, TwinSettings
 
 STAGE = STAGES["stage1"]
@@ -126,6 +127,50 @@ def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path, row: dict[str, obj
         file.write(json.dumps(row) + "\n")
     with pytest.raises(ValueError, match=rf"trace\.jsonl:2: {problem}"):
         read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b'{"group": "g", "prompt_tokens": 5, "turns": [{"completion_tokens": 3, "tool_tokens": 0, '
+         b'"tool_seconds": 1e400}]}', "'tool_seconds' is inf"),
+        (b'{"group": "g", "prompt_tokens": 5, "turns": [{"completion_tokens": 3, "tool_tokens": 0, '
+         b'"tool_seconds": 1' + 400 * b"0" + b"}]}", "'tool_seconds' is 1000"),
+        (b'{"group": "g", "prompt_tokens": 1' + 400 * b"0" + b', "turns": [{}]}', "'prompt_tokens' is 1000"),
+        (100_000 * b"[" , ""),
+        (b'{"group": "\xff"}', ".*utf-8"),
+    ],
+)  # fmt: skip
+def test_a_line_that_python_cannot_take_is_named_too(tmp_path: Path, line: bytes, problem: str):
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, ROLLOUTS[:1])
+    with path.open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(ValueError, match=rf"trace\.jsonl:2: {problem}"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--groups", "0"], "--groups is 0"),
+        (["--siblings", "-1"], "--siblings is -1"),
+        (["--seed", "-1"], "--seed is -1"),
+        (["--groups", "1", "--out", "{folder}"], "--out: "),
+        (["--groups", "1", "--out", "{folder}/nowhere/t.jsonl"], "--out: "),
+    ],
+)
+def test_a_trace_that_cannot_be_made_is_refused_in_one_line_and_nothing_is_written(
+    tmp_path: Path, options: list[str], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    options = [option.format(folder=tmp_path) for option in options]
+    monkeypatch.setattr("sys.argv", ["scheduler.traces", "--out", str(tmp_path / "trace.jsonl"), *options])
+    with pytest.raises(SystemExit) as refused:
+        write_synthetic()
+    assert refused.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert named in line
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_agent_loops_limits_cut_a_rollout():
