@@ -145,7 +145,7 @@ class Balancer:
             for load in fresh.values():
                 needed = self._policy.needed_tokens(load)
                 if needed > largest:
-                    raise NeverFits(load.rollout_id, needed, largest)
+                    raise NeverFits(load.rollout_id, needed, largest, self._policy.need)
         self._queue([self._new(load, now_s) for load in fresh.values()])
 
     def cancel(self, rollout_id: str) -> str | None:

@@ -127,6 +127,7 @@ class ExpectedKV:
     """Fill every replica to the brim of its expected KV; the longest-expected groups start first."""
 
     name = "expected_kv"
+    need = "its context and one more"
 
     def __init__(self, fleet: Fleet, *, risk: float = 0.01) -> None:
         if not 0.0 < risk < 0.5:

@@ -18,6 +18,7 @@ class Policy(Protocol):
     """The balancer calls these; a rollout's `replica` is set before `admitted` and cleared after `released`."""
 
     name: str
+    need: str  # what `needed_tokens` counts, in words
 
     def submitted(self, rollouts: Sequence[Rollout]) -> None:
         """These wait now: new ones, or ones that lost their replica."""
@@ -70,6 +71,7 @@ class QueuePolicy:
     """First come, first served; a subclass says where in `choose`."""
 
     name = ""
+    need = "its context and one more"
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -243,6 +245,7 @@ class WorstCase(QueuePolicy):
     """
 
     name = "worst_case"
+    need = "its prompt and the longest response it may have, in whole blocks"
 
     def choose(self, rollout: Rollout) -> Replica | None:
         def free(replica: Replica) -> int:

@@ -12,6 +12,7 @@ from scheduler.picture import Activity, KvSample, Span, draw_step, rows_of
 from scheduler.traces import STAGES, TraceRollout, TraceTurn, cut, read_trace, synthetic, write_trace
 from scheduler.traces import main as write_synthetic
 from scheduler.twin import MI300X_14B, Twin, TwinSettings
+from scheduler.twin import main as simulate
 
 STAGE = STAGES["stage1"]
 ROLLOUTS = synthetic(STAGE, groups=8, siblings=16, seed=3)
@@ -58,6 +59,35 @@ def test_lengths_of_an_earlier_step_are_used():
 def test_a_rollout_larger_than_the_cache_is_refused():
     with pytest.raises(ValueError, match="does not fit into 160 KV tokens"):
         Twin([TraceRollout("g", 100, (TraceTurn(100),))], "static", settings(160))
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_policy_that_cannot_hold_a_rollout_says_so_and_the_others_run(
+    tmp_path: Path, as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, [TraceRollout("g", 100, (TraceTurn(20),)), TraceRollout("h", 16, (TraceTurn(90),))])
+    command = ["scheduler.twin", "--trace", str(path), "--replicas", "1", "--kv-tokens", "144", "--policy", "all"]
+    monkeypatch.setattr("sys.argv", [*command, *(["--json"] if as_json else [])])
+    simulate()
+    said = capsys.readouterr().out
+    reason = "needs at least 192 KV tokens (its prompt and the longest response it may have, in whole blocks)"
+    if as_json:
+        rows = {row["policy"]: row for row in json.loads(said)}
+        assert rows.keys() == POLICIES.keys()
+        assert reason in rows["worst_case"]["cannot_hold"]
+        assert all("makespan_s" in row for policy, row in rows.items() if policy != "worst_case")
+    else:
+        (line,) = [line for line in said.splitlines() if line.startswith("worst_case")]
+        assert "cannot hold it" in line and reason in line
+
+
+def test_decisions_a_second_are_admissions_and_moves_over_the_time_inside_decide():
+    ticks = iter(range(10**9))
+    result = Twin(ROLLOUTS, "expected_kv", settings(60_000), clock=lambda: float(next(ticks))).run()
+    assert result.decisions >= len(ROLLOUTS) + result.moves
+    calls = next(ticks) // 2  # the clock is read before and after `decide`, nowhere else
+    assert result.decisions_per_s == pytest.approx(result.decisions / calls)
 
 
 def test_the_bound_of_a_single_rollout_is_its_own_time():
