@@ -5,10 +5,11 @@ python recipes/plan.py --gpus 64 --gpu-memory-gb 192 --stage stage1
 
 import dataclasses
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 
@@ -48,11 +49,20 @@ class PlanConfig:
     json: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("gpus", "gpu_memory_gb", "tensor_parallel", "micro_batch_tokens", "prompts"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, not above 0")
+        for name in (
+            "gpus",
+            "gpu_memory_gb",
+            "tensor_parallel",
+            "micro_batch_tokens",
+            "prompts",
+            "bandwidth_tb_s",
+            "tflops",
+        ):
+            if not 0 < getattr(self, name) < math.inf:
+                option = "--" + name.replace("_", "-")
+                raise ValueError(f"{option} is {getattr(self, name)}, not a number above 0")
         if self.gpus % self.tensor_parallel:
-            raise ValueError(f"gpus {self.gpus} is no multiple of tensor_parallel {self.tensor_parallel}")
+            raise ValueError(f"--gpus {self.gpus} is no multiple of --tensor-parallel {self.tensor_parallel}")
 
 
 def plan(config: PlanConfig) -> tuple[ModelShape, Placement, Placement | None]:
@@ -119,10 +129,15 @@ def report(config: PlanConfig, model: ModelShape, colocated: Placement, separate
     for placement in (colocated, separated):
         if placement is None:
             continue
+        times = (
+            f"{'does not fit':>34}"
+            if placement.problems
+            else f"{placement.generate_s:>9.0f}s{placement.learn_s:>7.0f}s{placement.publish_s:>8.1f}s"
+            f"{placement.step_s:>7.0f}s"
+        )
         lines.append(
             f"{placement.name:<12}{placement.engine_gpus // config.tensor_parallel:>8}{placement.learner_gpus:>7}"
-            f"{placement.kv_tokens_per_replica:>11,}{placement.in_flight:>11,}{placement.generate_s:>9.0f}s"
-            f"{placement.learn_s:>7.0f}s{placement.publish_s:>8.1f}s{placement.step_s:>7.0f}s"
+            f"{placement.kv_tokens_per_replica:>11,}{placement.in_flight:>11,}{times}"
         )
     lines += [
         "",
@@ -139,6 +154,12 @@ def report(config: PlanConfig, model: ModelShape, colocated: Placement, separate
     return "\n".join(lines)
 
 
+def row(placement: Placement) -> dict[str, Any]:
+    """For JSON; what does not fit has no times."""
+    times = ("generate_s", "learn_s", "publish_s", "step_s") if placement.problems else ()
+    return dataclasses.asdict(placement) | dict.fromkeys(times)
+
+
 def main() -> None:
     try:
         config = tyro.cli(PlanConfig, description=__doc__)
@@ -146,7 +167,7 @@ def main() -> None:
     except (ValueError, OSError) as error:
         sys.exit(f"plan: {error}")
     if config.json:
-        placements = [dataclasses.asdict(placement) for placement in (colocated, separated) if placement is not None]
+        placements = [row(placement) for placement in (colocated, separated) if placement is not None]
         print(json.dumps({"model": model.name, "stage": config.stage, "placements": placements, "computed": True}))
     else:
         print(report(config, model, colocated, separated))

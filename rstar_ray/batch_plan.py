@@ -21,6 +21,10 @@ class BatchLimits:
     packed: bool = False  # rows lie end to end: nothing is padded, and the padding limits say nothing
     attention_tokens: float = float("inf")  # length at which attention costs as much as the rest of the model
 
+    def __post_init__(self) -> None:
+        if self.micro_batch_tokens < 1:
+            raise ValueError(f"micro_batch_tokens must be at least 1, got {self.micro_batch_tokens}")
+
 
 def row_work(length: int, attention_tokens: float) -> float:
     """Work of a row in tokens of a short row: linear in its length, plus attention's square."""
@@ -79,7 +83,7 @@ def cut(lengths: Sequence[int], indices: Sequence[int], limits: BatchLimits) -> 
 
 def fill(lengths: Sequence[int], indices: Sequence[int], max_tokens: int) -> list[list[int]]:
     """As few packed micro batches as even filling allows, fullest first; a row above `max_tokens` has its own."""
-    count = -(-sum(lengths[i] for i in indices) // max_tokens)
+    count = max(1, -(-sum(lengths[i] for i in indices) // max_tokens))
     while True:
         parts = [part for part in balance(lengths, indices, count, float("inf")) if part]
         if all(len(part) == 1 or sum(lengths[i] for i in part) <= max_tokens for part in parts):

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from rstar_ray.loss_settings import Correction, LossSettings, Normalisation
 
+MOST_LOG_RATIO = 20.0  # exp overflows float32 at 88, and inf times an advantage of 0 is NaN; a ratio of 5e8 says enough
+
 # ---------------------------------------------------------------- log-probs without the [N, V] matrix
 
 
@@ -146,7 +148,7 @@ def clipped_surrogate(
     arXiv:2508.20722 Eq. 6 (clip-higher from DAPO, arXiv:2503.14476). `dual_clip` bounds the objective
     from below at `dual_clip * A` where A < 0 (arXiv:1912.09729 Eq. 5; above 1).
     """
-    ratio_N = (logprobs_N - old_logprobs_N).exp()
+    ratio_N = (logprobs_N - old_logprobs_N).clamp(max=MOST_LOG_RATIO).exp()
     plain_N = ratio_N * advantages_N
     clipped_N = ratio_N.clamp(1 - clip_low, 1 + clip_high) * advantages_N
     objective_N = torch.minimum(plain_N, clipped_N)
@@ -157,7 +159,7 @@ def clipped_surrogate(
 
 def k3_kl(logprobs_N: Tensor, ref_logprobs_N: Tensor) -> Tensor:
     """Schulman's k3 estimate of KL(policy || reference) per sampled token: never negative, unbiased."""
-    log_ratio_N = ref_logprobs_N - logprobs_N
+    log_ratio_N = (ref_logprobs_N - logprobs_N).clamp(max=MOST_LOG_RATIO)
     return log_ratio_N.exp() - log_ratio_N - 1
 
 
@@ -213,7 +215,12 @@ def policy_loss(
     settings: LossSettings,
     ref_logprobs_N: Tensor | None = None,
 ) -> tuple[Tensor, LossStats]:
-    """The loss to minimise and what there is to report of it."""
+    """The loss to minimise and what there is to report of it.
+
+    Raises `ValueError` for a KL term without the reference's log-probs.
+    """
+    if settings.kl_coefficient and ref_logprobs_N is None:
+        raise ValueError(f"kl_coefficient is {settings.kl_coefficient}, but there are no ref_logprobs")
     surrogate = clipped_surrogate(
         logprobs_N,
         old_logprobs_N,

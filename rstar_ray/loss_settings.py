@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 
 class Normalisation(StrEnum):
@@ -43,7 +44,21 @@ class LossSettings:
     temperature: float = 1.0  # of the sampling: the policy is the tempered distribution
 
     def __post_init__(self) -> None:
-        if self.dual_clip is not None and self.dual_clip <= 1:
-            raise ValueError(f"dual_clip must be above 1, got {self.dual_clip}")
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        for name, kind in (("normalisation", Normalisation), ("correction", Correction)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name} must be one of {', '.join(kind)}, got {getattr(self, name)!r}")
+        # Comparisons with NaN are false, so it is refused by each of them.
+        rules = (
+            ("dual_clip", self.dual_clip is None or 1 < self.dual_clip < inf, "finite and above 1, or None"),
+            ("temperature", 0 < self.temperature < inf, "finite and above 0"),
+            ("clip_low", 0 <= self.clip_low < 1, "at least 0 and below 1"),
+            ("clip_high", 0 <= self.clip_high < inf, "finite and at least 0"),
+            ("constant_tokens", 1 <= self.constant_tokens < inf, "finite and at least 1"),
+            ("entropy_coefficient", -inf < self.entropy_coefficient < inf, "finite"),
+            ("kl_coefficient", 0 <= self.kl_coefficient < inf, "finite and at least 0"),
+            ("correction_cap", 0 < self.correction_cap < inf, "finite and above 0"),
+            ("correction_low", 0 <= self.correction_low <= self.correction_cap, "between 0 and correction_cap"),
+        )
+        for name, holds, meaning in rules:
+            if not holds:
+                raise ValueError(f"{name} must be {meaning}, got {getattr(self, name)}")

@@ -1,6 +1,7 @@
 """The balancer: knows every rollout and replica, asks the policy, keeps the books. No clock, no socket, no Ray."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 from scheduler.expected_kv import ExpectedKV
 from scheduler.fleet import Fleet, Replica, Rollout
@@ -46,7 +47,9 @@ class Balancer:
     """Feed it what happens; `decide` says what to do now.
 
     Every rollout is in exactly one place: waiting, or resident on one replica. Reports about a rollout by a replica
-    that does not hold it (any more) are counted as stale and change nothing.
+    that does not hold it (any more) are counted as stale and change nothing. One that waits and is larger than every
+    replica that takes work is parked, out of the policy's sight, so that nothing behind it waits for it; `snapshot`
+    names it, and it queues again once a replica could hold it.
     """
 
     def __init__(self, policy: str = "expected_kv", *, risk: float = 0.01) -> None:
@@ -57,6 +60,8 @@ class Balancer:
             ExpectedKV(self._fleet, risk=risk) if policy == ExpectedKV.name else POLICIES[policy](self._fleet)
         )
         self._rollouts: dict[str, Rollout] = {}
+        self._parked: dict[str, Rollout] = {}
+        self._largest_open = inf  # capacity among replicas that take work; where none does, as it was
         self._in_flight = 0
         self._submitted = self._admitted = self._finished = self._cancelled = 0
         self._requeued = self._moves = self._preemptions = self._stale = 0
@@ -77,7 +82,7 @@ class Balancer:
             )
         lost = self.remove_replica(replica_id) if replica_id in self._fleet.by_id else []
         self._fleet.add(replica_id, kv_capacity_tokens, max_running, policy_version)
-        self._policy.replicas_changed()
+        self._replicas_changed()
         return lost
 
     def remove_replica(self, replica_id: str) -> list[str]:
@@ -87,14 +92,14 @@ class Balancer:
         for rollout in orphans:
             self._leave(rollout, ended=False)
         self._fleet.remove(replica_id)
-        self._policy.replicas_changed()
+        self._replicas_changed()
         self._wait_again(orphans)
         return [rollout.load.rollout_id for rollout in orphans]
 
     def set_serving(self, replica_id: str, serving: bool) -> None:
         """False: nothing new goes there; residents stay."""
         self._replica(replica_id).serving = serving
-        self._policy.replicas_changed()
+        self._replicas_changed()
 
     def set_policy_version(self, policy_version: int) -> None:
         """A new version is published to all; lengths learned under the old one fade."""
@@ -119,25 +124,29 @@ class Balancer:
                 if rollout.replica is not replica:
                     stop.append(load.rollout_id)
                 continue
-            self._policy.unqueue(rollout)
+            if self._parked.pop(load.rollout_id, None) is None:
+                self._policy.unqueue(rollout)
             rollout.load = load
             self._settle(rollout, replica)
         return stop
 
     # -- rollouts -------------------------------------------------------------------------------------------------
     def submit(self, loads: Sequence[RolloutLoad], *, now_s: float = 0.0) -> None:
-        """These wait for a replica; ones known already are left as they are.
+        """These wait for a replica; ones known already, or twice in `loads`, are left as they are.
 
         Raises `NeverFits` before any of them is queued, with the numbers, where one is larger than every replica.
         """
-        fresh = [load for load in loads if load.rollout_id not in self._rollouts]
+        fresh: dict[str, RolloutLoad] = {}
+        for load in loads:
+            if load.rollout_id not in self._rollouts:
+                fresh.setdefault(load.rollout_id, load)
         largest = self._fleet.largest_capacity_tokens
         if self._fleet.by_id:
-            for load in fresh:
+            for load in fresh.values():
                 needed = self._policy.needed_tokens(load)
                 if needed > largest:
-                    raise NeverFits(load.rollout_id, needed, largest)
-        self._policy.submitted([self._new(load, now_s) for load in fresh])
+                    raise NeverFits(load.rollout_id, needed, largest, self._policy.need)
+        self._queue([self._new(load, now_s) for load in fresh.values()])
 
     def cancel(self, rollout_id: str) -> str | None:
         """The rollout is over, wherever it is. Returns the replica that must stop it, if one runs it."""
@@ -148,14 +157,18 @@ class Balancer:
         self._cancelled += 1
         replica = rollout.replica
         if replica is None:
-            self._policy.withdrawn(rollout)
+            if self._parked.pop(rollout_id, None) is None:
+                self._policy.withdrawn(rollout)
             return None
         # A cut life is survived, not ended: it must not teach the estimate that rollouts are short.
         self._leave(rollout, ended=True, truncated=True)
         return replica.replica_id
 
     def turn_finished(self, replica_id: str, report: TurnReport) -> bool:
-        """A turn ended and the rollout goes on; False: the replica does not hold it."""
+        """A turn ended and the rollout goes on; False: the replica does not hold it.
+
+        Lengths that cannot be, here or in `finished`, set the replica aside, and count as far as they can be.
+        """
         rollout = self._held(replica_id, report.rollout_id)
         if rollout is None:
             return False
@@ -196,13 +209,12 @@ class Balancer:
         reason = _nonsense(replica, load)
         if reason is not None:
             first = replica.set_aside is None
-            replica.set_aside = reason
-            self._policy.replicas_changed()
+            self._set_aside(replica, reason)
             return reason if first else None
         new_preemptions = load.preemptions - replica.load.preemptions
         self._preemptions += new_preemptions
         replica.load = load
-        replica.policy_version = load.policy_version
+        replica.policy_version = replica.told_version = load.policy_version
         replica.admitted_since_report = 0
         if load.steps:
             told = replica.decode_step - load.steps
@@ -264,6 +276,7 @@ class Balancer:
             moves=self._moves,
             preemptions=self._preemptions,
             stale_reports=self._stale,
+            too_large=tuple(self._parked),
             replicas=tuple(replica.snapshot() for replica in self._fleet.by_id.values()),
         )
 
@@ -310,14 +323,49 @@ class Balancer:
 
     def _wait_again(self, rollouts: Sequence[Rollout]) -> None:
         self._requeued += len(rollouts)
-        if rollouts:
-            self._policy.submitted(rollouts)
+        self._queue(rollouts)
+
+    def _set_aside(self, replica: Replica, reason: str) -> None:
+        replica.set_aside = reason
+        self._replicas_changed()
+
+    def _queue(self, rollouts: Sequence[Rollout]) -> None:
+        """These wait: the policy sees those that some replica could hold, the others are parked."""
+        queued: list[Rollout] = []
+        for rollout in rollouts:
+            if self._policy.needed_tokens(rollout.load) > self._largest_open:
+                self._park(rollout)
+            else:
+                queued.append(rollout)
+        if queued:
+            self._policy.submitted(queued)
+
+    def _park(self, rollout: Rollout) -> None:
+        self._parked[rollout.load.rollout_id] = rollout
+        self._policy.withdrawn(rollout)
+
+    def _replicas_changed(self) -> None:
+        """Tell the policy, and park or queue again what the largest replica that takes work now can not or can hold."""
+        self._policy.replicas_changed()
+        before = self._largest_open
+        self._largest_open = max((r.kv_capacity_tokens for r in self._fleet.open()), default=before)
+        if self._largest_open > before:
+            parked, self._parked = self._parked, {}
+            self._queue(list(parked.values()))
+        elif self._largest_open < before:
+            for rollout in self._rollouts.values():
+                waits = rollout.replica is None and rollout.load.rollout_id not in self._parked
+                if waits and self._policy.needed_tokens(rollout.load) > self._largest_open:
+                    self._park(rollout)
 
     def _update(self, rollout: Rollout, report: TurnReport | Finished) -> None:
         """Note the new lengths, and how far the replica's decode clock must have come."""
         replica, load = rollout.replica, rollout.load
         assert replica is not None
-        generated = max(report.generated_tokens, load.generated_tokens)
+        reason = _impossible(load, report)
+        if reason is not None:
+            self._set_aside(replica, reason)
+        generated = min(max(report.generated_tokens, load.generated_tokens), load.max_response_tokens)
         fresh = generated - load.generated_tokens
         self._fleet.generated_tokens += fresh
         replica.decode_step = max(replica.decode_step, rollout.step_seen + fresh)
@@ -328,7 +376,7 @@ class Balancer:
             prompt_tokens=load.prompt_tokens,
             max_response_tokens=load.max_response_tokens,
             max_turns=load.max_turns,
-            context_tokens=max(report.context_tokens, load.context_tokens),
+            context_tokens=min(max(report.context_tokens, load.context_tokens), load.worst_case_tokens),
             generated_tokens=generated,
             turn=max(report.turn, load.turn),
         )
@@ -336,12 +384,29 @@ class Balancer:
 
 def _nonsense(replica: Replica, load: ReplicaLoad) -> str | None:
     """Why this report cannot be true, or None."""
-    if load.kv_used_tokens > replica.kv_capacity_tokens:
+    if not 0 <= load.kv_used_tokens <= replica.kv_capacity_tokens:  # refuses NaN as well
         return f"reports {load.kv_used_tokens} KV tokens in use of {replica.kv_capacity_tokens}"
-    if min(load.kv_used_tokens, load.running, load.waiting) < 0:
+    if min(load.running, load.waiting) < 0:
         return f"reports a negative count: {load}"
-    if load.policy_version < replica.load.policy_version:
-        return f"reports policy version {load.policy_version} after {replica.load.policy_version}"
+    if load.policy_version < replica.told_version:
+        return f"reports policy version {load.policy_version} after {replica.told_version}"
+    if load.steps < replica.load.steps:
+        return f"reports {load.steps} steps after {replica.load.steps}"
     if load.preemptions < replica.load.preemptions:
         return f"reports {load.preemptions} preemptions after {replica.load.preemptions}"
+    return None
+
+
+def _impossible(load: RolloutLoad, report: TurnReport | Finished) -> str | None:
+    """Why a rollout with this load cannot have come to the lengths reported, or None."""
+    if report.context_tokens > load.worst_case_tokens:
+        most = load.worst_case_tokens
+        return f"reports {report.context_tokens} tokens of rollout {load.rollout_id!r}, of at most {most}"
+    if report.generated_tokens > load.max_response_tokens:
+        return (
+            f"reports {report.generated_tokens} generated tokens of rollout {load.rollout_id!r}, "
+            f"of at most {load.max_response_tokens}"
+        )
+    if min(report.context_tokens, report.generated_tokens, report.turn) < 0:
+        return f"reports a negative count: {report}"
     return None

@@ -127,6 +127,7 @@ class ExpectedKV:
     """Fill every replica to the brim of its expected KV; the longest-expected groups start first."""
 
     name = "expected_kv"
+    need = "its context and one more"
 
     def __init__(self, fleet: Fleet, *, risk: float = 0.01) -> None:
         if not 0.0 < risk < 0.5:
@@ -191,6 +192,8 @@ class ExpectedKV:
         return stage
 
     def withdrawn(self, rollout: Rollout) -> None:
+        if rollout.slot < 0:
+            return  # never seen here
         self.unqueue(rollout)
         group = self._groups[rollout.load.group_id]
         group.stage.drop(rollout.slot)
@@ -283,10 +286,10 @@ class ExpectedKV:
     def _place(self, rollout: Rollout) -> Replica | None:
         """The replica with most room after admission, counting a cached prompt as room; ties rotate."""
         group = self._groups[rollout.load.group_id]
-        if rollout.prefer is not None:
-            preferred = self.fleet.by_id.get(rollout.prefer)
-            if preferred is not None and preferred.open and preferred.has_slot:
-                return preferred  # whether it fits was weighed when the move was decided
+        needed = self.needed_tokens(rollout.load)
+        preferred = self.fleet.by_id.get(rollout.prefer) if rollout.prefer is not None else None
+        if preferred is not None and preferred.open and preferred.has_slot and preferred.kv_capacity_tokens >= needed:
+            return preferred  # how much it will need was weighed when the move was decided
         while True:
             best = self._roomiest()
             if best < 0:
@@ -300,9 +303,9 @@ class ExpectedKV:
                     best, room = slot, self._room_S[slot] + saved
             replica = self.fleet.slots[best]
             assert replica is not None
-            if self._need(rollout, group, best) <= self._room_S[best] and replica.kv_capacity_tokens >= (
-                self.needed_tokens(rollout.load)
-            ):
+            if replica.kv_capacity_tokens < needed:
+                return self._place_among_large(rollout, group, needed)
+            if self._need(rollout, group, best) <= self._room_S[best]:
                 return replica
             if self._exact_S[best]:
                 if self._fits(replica, rollout, group):
@@ -311,6 +314,13 @@ class ExpectedKV:
                     return None
             else:
                 self._measure(replica)
+
+    def _place_among_large(self, rollout: Rollout, group: Group, needed: int) -> Replica | None:
+        """As `_place`, where the roomiest replica is too small ever to hold it: the roomiest of those that could."""
+        self._measure_loose()
+        large = [r for r in self.fleet.open() if r.has_slot and r.kv_capacity_tokens >= needed]
+        best = max(large, key=lambda r: (not r.residents, self._room_S[r.index]), default=None)
+        return best if best is not None and self._fits(best, rollout, group) else None
 
     def _roomiest(self) -> int:
         """The open slot with most room, -1 where there is none."""

@@ -41,6 +41,7 @@ class Replica:
     decode_step: float = 0.0  # tokens each running rollout has grown by since the start, as far as reports tell
     clock_offset: float | None = None  # decode step minus the engine's own count of steps, where it tells one
     policy_version: int = 0
+    told_version: int = 0  # the last that the replica itself registered with or reported; a published one may lag
 
     @property
     def open(self) -> bool:
@@ -84,7 +85,14 @@ class Fleet:
 
     def add(self, replica_id: str, kv_capacity_tokens: int, max_running: int, policy_version: int) -> Replica:
         index = self.slots.index(None) if None in self.slots else len(self.slots)
-        replica = Replica(replica_id, index, kv_capacity_tokens, max_running, policy_version=policy_version)
+        replica = Replica(
+            replica_id,
+            index,
+            kv_capacity_tokens,
+            max_running,
+            policy_version=policy_version,
+            told_version=policy_version,
+        )
         self.by_id[replica_id] = replica
         if index == len(self.slots):
             self.slots.append(replica)

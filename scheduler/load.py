@@ -137,23 +137,27 @@ class BalancerSnapshot:
     moves: int
     preemptions: int
     stale_reports: int  # about rollouts that the reporter does not hold
+    too_large: tuple[str, ...] = ()  # of those waiting: no replica that takes work now could ever hold them
     replicas: tuple[ReplicaSnapshot, ...] = field(default=())
 
 
 class NeverFits(RStarError, ValueError):
     """A rollout larger than every replica's cache: no waiting would help."""
 
-    def __init__(self, rollout_id: str, needed_tokens: int, largest_capacity_tokens: int) -> None:
+    def __init__(
+        self, rollout_id: str, needed_tokens: int, largest_capacity_tokens: int, need: str = "its context and one more"
+    ) -> None:
         super().__init__(
-            f"rollout {rollout_id!r} needs at least {needed_tokens} KV tokens (its context and one more), "
+            f"rollout {rollout_id!r} needs at least {needed_tokens} KV tokens ({need}), "
             f"the largest replica holds {largest_capacity_tokens}; shorten the prompt or give the engines more KV"
         )
         self.rollout_id = rollout_id
         self.needed_tokens = needed_tokens
         self.largest_capacity_tokens = largest_capacity_tokens
+        self.need = need  # what the policy asks for
 
-    def __reduce__(self) -> tuple[type["NeverFits"], tuple[str, int, int]]:
-        return (type(self), (self.rollout_id, self.needed_tokens, self.largest_capacity_tokens))
+    def __reduce__(self) -> tuple[type["NeverFits"], tuple[str, int, int, str]]:
+        return (type(self), (self.rollout_id, self.needed_tokens, self.largest_capacity_tokens, self.need))
 
 
 class UnknownReplica(RStarError, KeyError):

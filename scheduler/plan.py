@@ -5,9 +5,10 @@ being `OVER_BOUND` times its lower bound (docs/scheduler.md); calibrate against 
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from scheduler.bound import lower_bound
 from scheduler.engine_model import EngineCost, EngineShape
@@ -16,6 +17,9 @@ from scheduler.traces import Stage, synthetic
 GB = 1e9
 OVER_BOUND = 1.2  # a simulated step under expected_kv over the bound used here: 1.1 to 1.4
 BYTES_TRAINED = 16  # per parameter over all ranks: bf16 weights 2 and gradients 2, fp32 master 4 and two moments 8
+BYTES_OFFLOADED = 12  # of these, what learner.offload keeps in host memory: master weights and moments
+EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
+GPU_SIZES_GB = (80.0, 96.0, 141.0, 192.0, 256.0, 288.0)
 LOGITS_CHUNK_TOKENS = 1_024  # log-probs are computed so many tokens at a time
 SAMPLE_GROUPS = 48  # prompt groups of the synthetic trace that lengths are taken from
 GROUP_ROLLOUTS = 32
@@ -71,6 +75,18 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Who gets which GPUs, and how much of the model and of a batch one of them holds."""
+
+    engine_gpus: int
+    learner_gpus: int
+    colocated: bool  # an engine and a learner rank share every GPU
+    tensor_parallel: int
+    micro_batch_tokens: int
+    offload: bool = False  # the optimizer's state in host memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """GB on one GPU."""
 
@@ -104,12 +120,21 @@ class Placement:
 
 
 def read_model(path: Path) -> ModelShape:
-    """From a `config.json`. Raises `ValueError` naming file and missing field."""
-    row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    """From a dense model's `config.json`; null is as absent. Raises `ValueError` naming file and field."""
+    try:
+        content: Any = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
+        raise ValueError(f"{path}: no JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: no JSON object")
+    row = cast(dict[str, Any], content)
+    for name in EXPERT_FIELDS:
+        if row.get(name):
+            raise ValueError(f"{path}: {name!r} is {row[name]!r}, a mixture of experts; only dense models are planned")
 
     def number(name: str, default: int | None = None) -> int:
-        value = row.get(name, default)
-        if not isinstance(value, int) or value < 1:
+        value = default if row.get(name) is None else row[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{path}: {name!r} is {value!r}, not a whole number of at least 1")
         return value
 
@@ -165,35 +190,24 @@ def place(
     rollouts: int,
 ) -> Placement:
     """Memory, KV, and the times of one step. `rollouts` are generated, half of them trained on (GRPO-RoC)."""
-    trained = model.parameters * BYTES_TRAINED / learner_gpus / GB if colocated else 0.0
-    activations = activations_gb(model, micro_batch_tokens) if colocated else 0.0
-    weights = model.weights_gb / tensor_parallel
-    runtime = gpu.memory_gb * gpu.runtime_share
-    memory = Memory(
-        engine_weights=weights,
-        trained_state=trained,
-        activations=activations,
-        runtime=runtime,
-        kv=gpu.memory_gb - weights - trained - activations - runtime,
+    layout = Layout(
+        engine_gpus=engine_gpus,
+        learner_gpus=learner_gpus,
+        colocated=colocated,
+        tensor_parallel=tensor_parallel,
+        micro_batch_tokens=micro_batch_tokens,
     )
+    memory = engine_memory(model, gpu, layout)
+    kv_tokens = kv_tokens_of(model, gpu, layout)
     replicas = max(1, engine_gpus // tensor_parallel)
-    kv_tokens = max(0, int(memory.kv * tensor_parallel * GB / model.kv_bytes_per_token)) // 16 * 16
     sample = synthetic(stage, groups=SAMPLE_GROUPS, siblings=GROUP_ROLLOUTS, seed=0)
     mean_prompt = sum(rollout.prompt_tokens for rollout in sample) / len(sample)
     mean_response = sum(rollout.response_tokens for rollout in sample) / len(sample)
-    longest = stage.max_response_tokens + 2_048
-    problems: list[str] = []
-    if kv_tokens < longest:
-        problems.append(
-            f"{memory.kv:.1f} GB are left for KV, {kv_tokens} tokens; one rollout may need {longest}: "
-            + _mend(colocated, tensor_parallel, micro_batch_tokens)
-        )
-    learner_gb = model.parameters * BYTES_TRAINED / learner_gpus / GB + activations_gb(model, micro_batch_tokens)
-    if learner_gb + runtime > gpu.memory_gb:
-        problems.append(
-            f"a learner rank needs {learner_gb:.1f} GB and {runtime:.1f} GB of runtime: use more learner GPUs, or "
-            f"fewer than {micro_batch_tokens} tokens in a micro batch"
-        )
+    longest = longest_tokens(stage)
+    problems = lacks(model, gpu, stage, layout)
+    if problems:
+        advice = ", or ".join(remedies(model, gpu, stage, layout)) or "no one or two changes help; use a smaller model"
+        problems = [f"{problem}: {advice}" for problem in problems]
     cost = engine_cost(model, gpu, tensor_parallel)
     share = rollouts / len(sample)  # the sample stands for all of them
     shape = EngineShape(kv_tokens=max(kv_tokens, longest))
@@ -222,11 +236,92 @@ def place(
     )
 
 
-def _mend(colocated: bool, tensor_parallel: int, micro_batch_tokens: int) -> str:
-    ways = [f"tensor_parallel {2 * tensor_parallel} instead of {tensor_parallel}"]
-    if colocated:
-        ways += [f"micro_batch_tokens {micro_batch_tokens // 2} instead of {micro_batch_tokens}", "separated pools"]
-    return ", or ".join([*ways, "GPUs with more memory"])
+def longest_tokens(stage: Stage) -> int:
+    """KV of the longest rollout: a prompt may have 2,048 tokens."""
+    return stage.max_response_tokens + 2_048
+
+
+def trained_gb(model: ModelShape, layout: Layout) -> float:
+    """A learner rank's share of weights, gradients and the optimizer's state."""
+    held = BYTES_TRAINED - BYTES_OFFLOADED if layout.offload else BYTES_TRAINED
+    return model.parameters * held / layout.learner_gpus / GB
+
+
+def engine_memory(model: ModelShape, gpu: Gpu, layout: Layout) -> Memory:
+    """Of a GPU with an engine."""
+    trained = trained_gb(model, layout) if layout.colocated else 0.0
+    activations = activations_gb(model, layout.micro_batch_tokens) if layout.colocated else 0.0
+    weights = model.weights_gb / layout.tensor_parallel
+    runtime = gpu.memory_gb * gpu.runtime_share
+    return Memory(
+        engine_weights=weights,
+        trained_state=trained,
+        activations=activations,
+        runtime=runtime,
+        kv=gpu.memory_gb - weights - trained - activations - runtime,
+    )
+
+
+def kv_tokens_of(model: ModelShape, gpu: Gpu, layout: Layout) -> int:
+    """KV capacity of one replica, in whole blocks."""
+    kv_gb = engine_memory(model, gpu, layout).kv
+    return max(0, int(kv_gb * layout.tensor_parallel * GB / model.kv_bytes_per_token)) // 16 * 16
+
+
+def lacks(model: ModelShape, gpu: Gpu, stage: Stage, layout: Layout) -> list[str]:
+    """What does not fit."""
+    problems: list[str] = []
+    kv_tokens, longest = kv_tokens_of(model, gpu, layout), longest_tokens(stage)
+    if kv_tokens < longest:
+        kv_gb = engine_memory(model, gpu, layout).kv
+        problems.append(f"{kv_gb:.1f} GB are left for KV, {kv_tokens} tokens; one rollout may need {longest}")
+    learner_gb = trained_gb(model, layout) + activations_gb(model, layout.micro_batch_tokens)
+    runtime = gpu.memory_gb * gpu.runtime_share
+    if learner_gb + runtime > gpu.memory_gb:
+        problems.append(f"a learner rank needs {learner_gb:.1f} GB and {runtime:.1f} GB of runtime")
+    return problems
+
+
+def remedies(model: ModelShape, gpu: Gpu, stage: Stage, layout: Layout) -> list[str]:
+    """The least single changes after which all fits, one of each kind; where there is none, pairs of changes."""
+    found: dict[str, str] = {}
+    for kind, change, other_gpu, other in _changes(gpu, layout):
+        if kind not in found and not lacks(model, other_gpu, stage, other):
+            found[kind] = change
+    if found:
+        return list(found.values())
+    for kind, change, other_gpu, other in _changes(gpu, layout):
+        for also, more, last_gpu, last in _changes(other_gpu, other):
+            pair = " and ".join(sorted((kind, also)))
+            if also != kind and pair not in found and not lacks(model, last_gpu, stage, last):
+                found[pair] = f"{change} and {more}"
+    return list(found.values())[:3]
+
+
+def _changes(gpu: Gpu, layout: Layout) -> Iterator[tuple[str, str, Gpu, Layout]]:
+    """Kind, words, and what one change leads to; within a kind the least change first."""
+    gpus = layout.engine_gpus if layout.colocated else layout.engine_gpus + layout.learner_gpus
+    for parallel in (2 * layout.tensor_parallel, 4 * layout.tensor_parallel, 8 * layout.tensor_parallel):
+        if parallel <= 8 and layout.engine_gpus % parallel == 0:  # the engines of one machine
+            words = f"tensor_parallel {parallel} instead of {layout.tensor_parallel}"
+            yield "parallel", words, gpu, replace(layout, tensor_parallel=parallel)
+    tokens = layout.micro_batch_tokens // 2
+    while tokens >= LOGITS_CHUNK_TOKENS:
+        words = f"micro_batch_tokens {tokens} instead of {layout.micro_batch_tokens}"
+        yield "micro", words, gpu, replace(layout, micro_batch_tokens=tokens)
+        tokens //= 2
+    if not layout.offload:
+        yield "offload", "learner.offload (optimizer state in host memory)", gpu, replace(layout, offload=True)
+    if layout.colocated:
+        for engines in range(layout.tensor_parallel, gpus, layout.tensor_parallel):
+            split = replace(layout, colocated=False, engine_gpus=engines, learner_gpus=gpus - engines)
+            yield "separated", "separated pools", gpu, split
+    for times in (2, 4, 8, 16, 32, 64):
+        more = replace(layout, engine_gpus=times * layout.engine_gpus, learner_gpus=times * layout.learner_gpus)
+        yield "gpus", f"{times * gpus} GPUs", gpu, more
+    for size_gb in GPU_SIZES_GB:
+        if size_gb > gpu.memory_gb:
+            yield "memory", f"GPUs of {size_gb:g} GB", replace(gpu, memory_gb=size_gb), layout
 
 
 def best_separated(
@@ -240,7 +335,7 @@ def best_separated(
     rollouts: int,
 ) -> Placement | None:
     """The split of `gpus` into two pools with the shortest step; None where there are too few to split."""
-    step = max(tensor_parallel, gpus // 16)
+    step = max(1, gpus // 16 // tensor_parallel) * tensor_parallel  # engines are whole
     splits = [
         place(
             model,

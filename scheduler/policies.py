@@ -18,6 +18,7 @@ class Policy(Protocol):
     """The balancer calls these; a rollout's `replica` is set before `admitted` and cleared after `released`."""
 
     name: str
+    need: str  # what `needed_tokens` counts, in words
 
     def submitted(self, rollouts: Sequence[Rollout]) -> None:
         """These wait now: new ones, or ones that lost their replica."""
@@ -28,7 +29,7 @@ class Policy(Protocol):
         ...
 
     def withdrawn(self, rollout: Rollout) -> None:
-        """No longer waiting: cancelled."""
+        """Neither waiting nor running: cancelled, or too large for every replica there is. It may be unknown."""
         ...
 
     def pick(self) -> tuple[Rollout, Replica] | None:
@@ -70,6 +71,7 @@ class QueuePolicy:
     """First come, first served; a subclass says where in `choose`."""
 
     name = ""
+    need = "its context and one more"
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -88,7 +90,7 @@ class QueuePolicy:
     def pick(self) -> tuple[Rollout, Replica] | None:
         if not self.waiting:
             return None
-        rollout = next(iter(self.waiting.values()))
+        rollout = next(iter(self.waiting.values()))  # some replica could hold it: others wait only until that has room
         replica = self.choose(rollout)
         if replica is None:
             return None
@@ -243,6 +245,7 @@ class WorstCase(QueuePolicy):
     """
 
     name = "worst_case"
+    need = "its prompt and the longest response it may have, in whole blocks"
 
     def choose(self, rollout: Rollout) -> Replica | None:
         def free(replica: Replica) -> int:

@@ -13,6 +13,9 @@ from typing import Any, cast
 
 import numpy as np
 
+LONGEST_TOOL_S = 1e9  # times and sums of what a trace holds stay finite
+MOST_TOKENS = 10**9
+
 
 @dataclass(frozen=True, slots=True)
 class TraceTurn:
@@ -84,8 +87,10 @@ def synthetic(
 ) -> list[TraceRollout]:
     """`groups` x `siblings` rollouts of a stage; the same arguments give the same trace.
 
-    Raises `ValueError` for a tail that is neither `lognormal` nor `heavy`.
+    Raises `ValueError` for a tail that is neither `lognormal` nor `heavy`, no group or sibling, or a negative seed.
     """
+    if groups < 1 or siblings < 1 or seed < 0:
+        raise ValueError(f"groups {groups} and siblings {siblings} must be at least 1, and seed {seed} at least 0")
     if tail not in ("lognormal", "heavy"):
         raise ValueError(f"tail {tail!r} is neither 'lognormal' nor 'heavy'")
     rng = np.random.default_rng(seed)
@@ -148,13 +153,13 @@ def trace_row(rollout: TraceRollout) -> dict[str, Any]:
 def read_trace(path: Path) -> list[TraceRollout]:
     """Raises `ValueError` naming file, line and field for anything missing, negative or of another type."""
     rollouts: list[TraceRollout] = []
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
                 rollouts.append(_parse(json.loads(line)))
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:  # no UTF-8, no JSON, or nested beyond reason
                 raise ValueError(f"{path}:{number}: {error}") from error
     if not rollouts:
         raise ValueError(f"{path}: the trace is empty")
@@ -177,8 +182,8 @@ def _parse(row: Any) -> TraceRollout:
 def _parse_turn(turn: Any) -> TraceTurn:
     turn = _object(turn, "a turn")
     seconds = turn.get("tool_seconds")
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds < float("inf"):
-        raise ValueError(f"'tool_seconds' is {seconds!r}, not a number of at least 0")
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds <= LONGEST_TOOL_S:
+        raise ValueError(f"'tool_seconds' is {seconds!r:.40}, not a number between 0 and {LONGEST_TOOL_S:g}")
     return TraceTurn(_count(turn, "completion_tokens", 1), _count(turn, "tool_tokens", 0), float(seconds))
 
 
@@ -190,8 +195,8 @@ def _object(value: Any, what: str) -> dict[str, Any]:
 
 def _count(row: dict[str, Any], name: str, least: int) -> int:
     value = row.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name!r} is {value!r}, not a whole number of at least {least}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_TOKENS:
+        raise ValueError(f"{name!r} is {value!r:.40}, not a whole number between {least} and {MOST_TOKENS}")
     return value
 
 
@@ -204,8 +209,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tail", choices=("lognormal", "heavy"), default="lognormal")
     args = parser.parse_args()
+    for name, least in (("groups", 1), ("siblings", 1), ("seed", 0)):
+        if getattr(args, name) < least:
+            parser.exit(2, f"scheduler.traces: --{name} is {getattr(args, name)}, not at least {least}\n")
     rollouts = synthetic(STAGES[args.stage], groups=args.groups, siblings=args.siblings, seed=args.seed, tail=args.tail)
-    write_trace(args.out, rollouts)
+    try:
+        write_trace(args.out, rollouts)
+    except OSError as error:
+        parser.exit(2, f"scheduler.traces: --out: {error}\n")
     lengths = np.array([rollout.response_tokens for rollout in rollouts])
     truncated = float((lengths >= STAGES[args.stage].max_response_tokens).mean())
     print(f"{args.out}: {len(rollouts)} rollouts, mean response {lengths.mean():.0f} tokens, {truncated:.1%} truncated")

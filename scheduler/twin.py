@@ -17,7 +17,7 @@ from pathlib import Path
 from scheduler.balancer import POLICIES, Balancer
 from scheduler.bound import lower_bound
 from scheduler.engine_model import EngineCost, EngineShape, ModelledEngine, Request
-from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport
 from scheduler.picture import Activity, KvSample, Span, draw_step
 from scheduler.traces import STAGES, TraceRollout, cut, read_trace
 
@@ -68,14 +68,25 @@ class TwinResult:
     kv_utilisation: float  # mean share of all replicas' KV in use until the end
     wait_s_p50: float  # submission until the engine first computes
     wait_s_p99: float
-    decisions: int
-    decisions_per_s: float  # admissions over the time spent inside the balancer
+    decisions: int  # admissions and moves
+    decisions_per_s: float  # over all time inside `decide`, calls that found nothing to do included
 
     def as_json(self) -> dict[str, str | float | int]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {
             "simulated": True,
             "over_bound": self.makespan_s / self.lower_bound_s,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class CannotHold:
+    """A policy that asks for more KV than a replica has; others may run the same step."""
+
+    policy: str
+    reason: str
+
+    def as_json(self) -> dict[str, str | bool]:
+        return {"policy": self.policy, "cannot_hold": self.reason, "simulated": True}
 
 
 class _Life:
@@ -126,7 +137,7 @@ class Twin:
         self._tools_busy_until: list[float] = [0.0] * (settings.tool_workers or 0)
         self._events: list[tuple[float, int, int, int, str]] = []  # time, order, engine or -1, version, rollout
         self._order = 0
-        self._balancer_s = 0.0
+        self._decide_s = 0.0
         self._decisions = 0
         self.rollouts = [cut(rollout, settings.max_response_tokens, settings.max_turns) for rollout in rollouts]
         largest = max(rollout.prompt_tokens + rollout.response_tokens for rollout in self.rollouts)
@@ -152,9 +163,7 @@ class Twin:
             self.balancer.remember(
                 *limits, [(r.group, float(r.response_tokens), r.response_tokens >= limits[0]) for r in past]
             )
-        started = self._clock()
         self.balancer.submit([life.load for life in self._lives.values()])
-        self._balancer_s += self._clock() - started
         self._decide(0.0)
         now = 0.0
         left = len(self._lives)
@@ -228,7 +237,6 @@ class Twin:
         """Report them as a worker would, and act on what the balancer decides; returns how many rollouts ended."""
         engine, name = self.engines[index], self.names[index]
         ended = 0
-        started = self._clock()
         for report in self._reports[index]:
             self.balancer.turn_finished(name, report)
         self._reports[index].clear()
@@ -264,7 +272,6 @@ class Twin:
         )
         reason = self.balancer.replica_report(name, load)
         assert reason is None, reason
-        self._balancer_s += self._clock() - started
         if self._on_kv:
             self._on_kv(KvSample(name, now_s, engine.kv_used_tokens))
         self._decide(now_s)
@@ -304,8 +311,8 @@ class Twin:
     def _decide(self, now_s: float) -> None:
         started = self._clock()
         decisions = self.balancer.decide()
-        self._balancer_s += self._clock() - started
-        self._decisions += len(decisions.admissions)
+        self._decide_s += self._clock() - started
+        self._decisions += len(decisions.admissions) + len(decisions.moves)
         for admission in decisions.admissions:
             life = self._lives[admission.rollout_id]
             life.home = self._index[admission.replica_id]
@@ -335,7 +342,7 @@ class Twin:
             wait_s_p50=waits[len(waits) // 2],
             wait_s_p99=waits[len(waits) * 99 // 100],
             decisions=self._decisions,
-            decisions_per_s=self._decisions / self._balancer_s if self._balancer_s else 0.0,
+            decisions_per_s=self._decisions / self._decide_s if self._decide_s else 0.0,
         )
 
 
@@ -377,7 +384,7 @@ def main() -> None:
             max_turns=turns,
             risk=args.risk,
         )
-        results: list[TwinResult] = []
+        results: list[TwinResult | CannotHold] = []
         for policy in POLICIES if args.policy == "all" else [args.policy]:
             spans: list[Span] = []
             samples: list[KvSample] = []
@@ -391,7 +398,13 @@ def main() -> None:
                 on_span=spans.append if drawn else None,
                 on_kv=samples.append if drawn else None,
             )
-            results.append(twin.run())
+            try:
+                results.append(twin.run())
+            except NeverFits as error:
+                if args.policy != "all":
+                    raise
+                results.append(CannotHold(policy, str(error)))
+                continue
             if picture is not None and drawn:
                 title = f"one step under {policy}, simulated"
                 draw_step(picture, spans, samples, kv_capacity_tokens=args.kv_tokens, title=title)
@@ -403,10 +416,11 @@ def main() -> None:
         print(json.dumps([result.as_json() for result in results]) if args.json else table(results))
 
 
-def table(results: Sequence[TwinResult]) -> str:
+def table(results: Sequence[TwinResult | CannotHold]) -> str:
     """All policies side by side."""
+    held = [result for result in results if isinstance(result, TwinResult)]
     lines = [
-        f"simulated; lower bound {results[0].lower_bound_s:.1f} s, {results[0].generated_tokens} tokens generated",
+        f"simulated; lower bound {held[0].lower_bound_s:.1f} s, {held[0].generated_tokens} tokens generated",
         f"{'policy':<16}{'makespan_s':>11}{'x bound':>9}{'preempted':>10}{'recomputed':>11}{'KV use':>8}"
         f"{'wait p50':>10}{'wait p99':>10}{'decisions/s':>13}",
     ]
@@ -414,6 +428,8 @@ def table(results: Sequence[TwinResult]) -> str:
         f"{r.policy:<16}{r.makespan_s:>11.1f}{r.makespan_s / r.lower_bound_s:>9.3f}{r.preemptions:>10}"
         f"{r.recomputed_tokens / r.generated_tokens:>11.2%}{r.kv_utilisation:>8.1%}{r.wait_s_p50:>10.1f}"
         f"{r.wait_s_p99:>10.1f}{r.decisions_per_s:>13.0f}"
+        if isinstance(r, TwinResult)
+        else f"{r.policy:<16}cannot hold it: {r.reason}"
         for r in results
     ]
     return "\n".join(lines)

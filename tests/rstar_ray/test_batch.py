@@ -113,6 +113,19 @@ def test_the_plan_is_the_same_every_time():
     assert plan_ranks(lengths, 3, LIMITS) == plan_ranks(list(lengths), 3, LIMITS)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_without_a_token_are_planned_too(packed: bool):
+    plan = plan_ranks([0, 0, 0, 0], 2, BatchLimits(packed=packed))
+    assert sorted(i for batches in plan for batch in batches for i in batch) == [0, 1, 2, 3]
+    assert plan_ranks([], 2, BatchLimits(packed=packed)) == [[], []]
+
+
+@pytest.mark.parametrize("tokens", [0, -1])
+def test_a_micro_batch_holds_at_least_one_token(tokens: int):
+    with pytest.raises(ValueError, match="micro_batch_tokens must be at least 1"):
+        BatchLimits(micro_batch_tokens=tokens)
+
+
 def test_with_fewer_rows_than_ranks_the_others_get_empty_micro_batches():
     plan = plan_ranks([10, 20], 4, LIMITS)
     assert sorted(len(batches[0]) for batches in plan) == [0, 0, 1, 1]

@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -281,7 +282,48 @@ def test_precisions_that_differ_are_corrected_unless_told_otherwise():
     assert default_correction("bfloat16", "float32") is Correction.TOKEN
 
 
-@pytest.mark.parametrize("wrong", [{"dual_clip": 1.0}, {"temperature": 0.0}])
-def test_settings_without_a_meaning_are_refused(wrong: dict[str, float]):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"dual_clip": 1.0},
+        {"dual_clip": math.nan},
+        {"temperature": 0.0},
+        {"temperature": math.nan},
+        {"clip_low": -1.0},
+        {"clip_low": 1.0},
+        {"clip_high": -0.5},
+        {"clip_high": math.inf},
+        {"constant_tokens": 0},
+        {"entropy_coefficient": math.nan},
+        {"kl_coefficient": -1.0},
+        {"correction_cap": 0.0},
+        {"correction_low": 3.0},
+        {"correction_low": -0.1},
+        {"normalisation": "bogus"},
+        {"correction": "bogus"},
+    ],
+)
+def test_settings_without_a_meaning_are_refused(wrong: dict[str, Any]):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"{name} must be"):
         LossSettings(**wrong)
+
+
+def test_a_kl_term_needs_the_references_logprobs():
+    some, rows = torch.zeros(1), torch.zeros(1, dtype=torch.long)
+    with pytest.raises(ValueError, match="no ref_logprobs"):
+        policy_loss(some, some, some, some, some, some, rows, LossSettings(kl_coefficient=0.5))
+
+
+@pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
+def test_a_token_that_became_vastly_likelier_gives_finite_losses_and_gradients(advantage: float):
+    logprobs = torch.tensor([-0.1], requires_grad=True)
+    reference = torch.tensor([200.0])  # no log-prob, but as far off as one could be
+    zeros = torch.zeros(1)
+    loss, stats = policy_loss(
+        logprobs, zeros, torch.tensor([-200.0]), torch.tensor([-200.0]), torch.full((1,), advantage), torch.ones(1),
+        torch.zeros(1, dtype=torch.long), LossSettings(kl_coefficient=0.1), reference,
+    )  # fmt: skip
+    loss.backward()
+    assert loss.isfinite() and logprobs.grad is not None and logprobs.grad.isfinite().all()
+    assert stats.sums.isfinite().all() and stats.maxima.isfinite().all()

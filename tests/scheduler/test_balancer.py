@@ -1,5 +1,7 @@
 """The balancer's rules, one at a time."""
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler.balancer import POLICIES, Balancer
@@ -43,6 +45,74 @@ def test_a_rollout_that_can_never_fit_is_refused_with_the_numbers(policy: str):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_what_no_replica_holds_after_a_death_is_named_and_keeps_nobody_waiting(policy: str):
+    balancer = fleet(policy, replicas=1, capacity=600)
+    balancer.add_replica("large", 2_000, max_running=64)
+    balancer.submit([load("big", group="big", prompt=900)])
+    assert homes(balancer) == {"big": "large"}
+    grown = TurnReport(rollout_id="big", context_tokens=950, generated_tokens=50, turn=1)
+    balancer.turn_finished("large", grown)
+    assert balancer.remove_replica("large") == ["big"]
+    balancer.submit([load(f"x{i}") for i in range(5)])
+    assert homes(balancer) == {f"x{i}": "r0" for i in range(5)}
+    assert (balancer.snapshot().too_large, balancer.snapshot().waiting) == (("big",), 1)
+    balancer.add_replica("large", 2_000, max_running=64)
+    assert balancer.snapshot().too_large == ()
+    assert homes(balancer) == {"big": "large"}
+    assert balancer.load_of("big") == replace(load("big", group="big", prompt=900), context_tokens=950,
+                                              generated_tokens=50, turn=1)  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_came_before_the_first_replica_and_is_too_large_for_it_keeps_nobody_waiting(policy: str):
+    balancer = Balancer(policy)
+    balancer.submit([load("big", prompt=5_000)])
+    balancer.submit([load("x", group="x")])
+    balancer.add_replica("r0", 1_000, max_running=8)
+    assert homes(balancer) == {"x": "r0"}
+    assert balancer.snapshot().too_large == ("big",)
+    assert balancer.cancel("big") is None
+    assert balancer.snapshot().too_large == ()
+
+
+def test_what_is_parked_and_turns_up_on_a_replica_runs_there():
+    balancer = Balancer()
+    balancer.submit([load("big", prompt=900)])
+    balancer.add_replica("r0", 600, max_running=8)
+    balancer.set_serving("r0", False)
+    balancer.add_replica("r1", 2_000, max_running=8)
+    balancer.set_serving("r1", False)
+    balancer.set_serving("r0", True)
+    assert balancer.snapshot().too_large == ("big",)
+    assert balancer.adopt("r1", [load("big", prompt=900, context=950)]) == []
+    assert (balancer.snapshot().too_large, balancer.replica_of("big")) == ((), "r1")
+    assert balancer.finished("r1", end("big", 940))
+
+
+def test_a_moved_rollout_does_not_follow_its_move_to_a_replica_that_came_back_smaller():
+    balancer = fleet("expected_kv", replicas=2, capacity=2_000_000, max_running=1_000)
+    balancer.remember(8_000, 4, [(f"old{i}", 7_000.0, False) for i in range(300)])
+    balancer.submit([load(f"x{i}", group=f"g{i}", most=8_000) for i in range(300)])
+    placed = homes(balancer)
+    for name in [name for name, home in placed.items() if home == "r1"]:
+        balancer.finished("r1", end(name, 7_000))
+    stayed = next(name for name, home in placed.items() if home == "r0")
+    balancer.turn_finished("r0", TurnReport(rollout_id=stayed, context_tokens=316, generated_tokens=300, turn=1))
+    assert [move.to_replica for move in balancer.decide().moves] == ["r1"]
+    balancer.add_replica("r1", 300, max_running=8)
+    balancer.returned("r0", [load(stayed, group="g0", most=8_000, context=316)])
+    assert homes(balancer) == {stayed: "r0"}
+
+
+def test_a_large_rollout_goes_to_the_large_replica_though_a_small_one_seems_roomier():
+    balancer = fleet("expected_kv", replicas=1, capacity=600)
+    balancer.add_replica("large", 2_000, max_running=8)
+    balancer.replica_report("large", ReplicaLoad(kv_used_tokens=1_500))  # nobody's: it is empty
+    balancer.submit([load("big", prompt=900)])
+    assert homes(balancer) == {"big": "large"}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_replica_that_is_set_aside_or_pauses_gets_nothing_new(policy: str):
     balancer = fleet(policy, replicas=3)
     balancer.set_serving("r0", False)
@@ -52,6 +122,60 @@ def test_a_replica_that_is_set_aside_or_pauses_gets_nothing_new(policy: str):
     )
     balancer.submit([load(f"x{i}", group=f"g{i}") for i in range(9)])
     assert set(homes(balancer).values()) == {"r2"}
+
+
+@pytest.mark.parametrize(
+    ("report", "problem"),
+    [
+        (ReplicaLoad(policy_version=3), "policy version 3 after 5"),
+        (ReplicaLoad(policy_version=5, steps=-1), "-1 steps after 0"),
+        (ReplicaLoad(policy_version=5, kv_used_tokens=-1), "-1 KV tokens in use of 1000"),
+        (ReplicaLoad(policy_version=5, kv_used_tokens=float("nan")), "nan KV tokens"),  # pyright: ignore
+        (ReplicaLoad(policy_version=5, running=-1), "a negative count"),
+    ],
+)
+def test_a_report_that_cannot_be_true_sets_the_replica_aside(report: ReplicaLoad, problem: str):
+    balancer = Balancer()
+    balancer.add_replica("r0", 1_000, max_running=8, policy_version=5)
+    assert problem in str(balancer.replica_report("r0", report))
+    balancer.submit([load("x")])
+    assert homes(balancer) == {}
+
+
+def test_steps_that_go_back_set_the_replica_aside():
+    balancer = fleet("expected_kv", replicas=1)
+    assert balancer.replica_report("r0", ReplicaLoad(steps=100)) is None
+    assert "50 steps after 100" in str(balancer.replica_report("r0", ReplicaLoad(steps=50)))
+
+
+def test_a_replica_may_lag_behind_what_is_published_but_not_behind_itself():
+    balancer = fleet("expected_kv", replicas=1)
+    balancer.replica_report("r0", ReplicaLoad(policy_version=3))
+    balancer.set_policy_version(4)
+    assert balancer.replica_report("r0", ReplicaLoad(policy_version=3)) is None
+    assert balancer.replica_report("r0", ReplicaLoad(policy_version=4)) is None
+    assert "3 after 4" in str(balancer.replica_report("r0", ReplicaLoad(policy_version=3)))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("context", "generated"), [(10**7, 10**7), (101, 20), (100, 85), (-5, -9)])
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_rollout_longer_than_it_may_be_sets_its_replica_aside(policy: str, context: int, generated: int, ended: bool):
+    balancer = fleet(policy, replicas=1)
+    balancer.submit([load("a")])
+    assert homes(balancer) == {"a": "r0"}
+    if ended:
+        lengths = Finished(rollout_id="a", context_tokens=context, generated_tokens=generated, turn=1)
+        assert balancer.finished("r0", lengths)
+    else:
+        report = TurnReport(rollout_id="a", context_tokens=context, generated_tokens=generated, turn=1)
+        assert balancer.turn_finished("r0", report)
+        known = balancer.load_of("a")
+        assert known is not None and known.context_tokens <= 100 and known.generated_tokens <= 84
+    (replica,) = balancer.snapshot().replicas
+    assert replica.set_aside is not None and ("'a'" in replica.set_aside)
+    balancer.submit([load("b")])
+    assert homes(balancer) == {}
 
 
 def test_worst_case_reserves_whole_lives_and_waits():
@@ -164,6 +288,19 @@ def test_known_rollouts_are_left_alone_when_submitted_again():
     balancer.submit([load("a")])
     assert homes(balancer) == {}
     assert balancer.snapshot().submitted == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_rollout_named_twice_in_one_submission_is_one_rollout(policy: str):
+    balancer = fleet(policy)
+    balancer.submit([load("x"), load("x", prompt=32), load("y")])
+    assert homes(balancer).keys() == {"x", "y"}
+    assert balancer.load_of("x") == load("x")
+    for name in ("x", "y"):
+        assert balancer.finished(str(balancer.replica_of(name)), end(name, 5))
+    snapshot = balancer.snapshot()
+    assert (snapshot.submitted, snapshot.finished, snapshot.in_flight) == (2, 2, 0)
+    assert not balancer.residents("r0") and balancer.reserved_tokens("r0") == 0
 
 
 def test_a_call_about_an_unknown_replica_says_so():

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.plan import QWEN3_14B, Gpu, best_separated, place, read_model
+from recipes.plan import PlanConfig, plan, report, row
+from scheduler.plan import QWEN3_14B, Gpu, Layout, best_separated, lacks, place, read_model, remedies
 from scheduler.traces import STAGES
 
 
@@ -38,8 +39,59 @@ def test_64_large_gpus_hold_engine_and_learner_and_two_thirds_of_a_million_kv_to
 
 def test_what_does_not_fit_says_what_to_change():
     placement = colocated(gpus=2, memory_gb=80.0)
-    assert any("tensor_parallel 2 instead of 1" in problem for problem in placement.problems)
-    assert any("more learner GPUs" in problem for problem in placement.problems)
+    kv, learner = placement.problems
+    assert "0 tokens; one rollout may need 10240: 16 GPUs, or GPUs of 192 GB" in kv
+    assert learner.startswith("a learner rank needs 140.9 GB")
+    assert not colocated(gpus=16, memory_gb=80.0).problems
+    assert not colocated(gpus=2, memory_gb=192.0).problems
+
+
+@pytest.mark.parametrize(
+    ("gpus", "memory_gb", "tensor_parallel", "offered", "useless"),
+    [
+        (1, 192.0, 1, {"2 GPUs"}, "tensor_parallel separated micro_batch_tokens"),
+        (8, 80.0, 1, {"tensor_parallel 2 instead of 1", "learner.offload (optimizer state in host memory)"}, ""),
+        (1, 24.0, 1, set[str](), "separated"),
+    ],
+)
+def test_only_what_helps_is_offered(gpus: int, memory_gb: float, tensor_parallel: int, offered: set[str], useless: str):
+    layout = Layout(
+        engine_gpus=gpus,
+        learner_gpus=gpus,
+        colocated=True,
+        tensor_parallel=tensor_parallel,
+        micro_batch_tokens=20_480,
+    )
+    gpu, stage = Gpu(memory_gb=memory_gb), STAGES["stage1"]
+    assert lacks(QWEN3_14B, gpu, stage, layout)
+    found = remedies(QWEN3_14B, gpu, stage, layout)
+    assert offered <= set(found)
+    assert not any(found_one.startswith(word) for word in useless.split() for found_one in found)
+
+
+def test_what_does_not_fit_has_no_times():
+    config = PlanConfig(gpus=1, gpu_memory_gb=80.0)
+    model, placement, separated = plan(config)
+    assert placement.problems and separated is None
+    lines = report(config, model, placement, separated).splitlines()
+    assert any(line.startswith("colocated ") and line.endswith("does not fit") for line in lines)
+    assert not any(line.startswith("colocated ") and line.endswith("s") and "adds" not in line for line in lines)
+    assert row(placement)["step_s"] is None
+
+
+@pytest.mark.parametrize("wrong", [{"tflops": 0.0}, {"bandwidth_tb_s": -1.0}, {"gpu_memory_gb": float("nan")},
+                                   {"gpu_memory_gb": float("inf")}, {"gpus": 0}])  # fmt: skip
+def test_an_option_without_a_meaning_is_named(wrong: dict[str, float]):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} is .*, not a number above 0"):
+        PlanConfig(**wrong)  # pyright: ignore[reportArgumentType]
+
+
+def test_engines_of_separated_pools_are_whole():
+    best = best_separated(
+        QWEN3_14B, Gpu(), STAGES["stage1"], gpus=48, tensor_parallel=2, micro_batch_tokens=20_480, rollouts=16_384
+    )
+    assert best is not None and best.engine_gpus % 2 == 0
 
 
 def test_more_gpus_shorten_both_phases():
@@ -67,4 +119,26 @@ def test_a_model_is_read_from_its_config(tmp_path: Path):
     assert read_model(path).parameters == pytest.approx(14.8e9, rel=0.01)
     path.write_text(json.dumps({**row, "hidden_size": None}))
     with pytest.raises(ValueError, match="'hidden_size' is None"):
+        read_model(path)
+    path.write_text(json.dumps({**row, "head_dim": None}))
+    assert read_model(path).head_dim == 128
+    path.write_text(json.dumps({**row, "num_key_value_heads": None}))
+    assert read_model(path).kv_heads == 40
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"[]", "no JSON object"),
+        (b"{", "no JSON"),
+        (b'{"a": "\xff"}', "no JSON"),
+        (b'{"hidden_size": true}', "'hidden_size' is True"),
+        (b'{"num_experts": 128}', "'num_experts' is 128, a mixture of experts"),
+        (b'{"num_local_experts": 8}', "'num_local_experts' is 8, a mixture of experts"),
+    ],
+)
+def test_a_config_that_cannot_be_planned_is_named(tmp_path: Path, content: bytes, problem: str):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"config.json: {problem}"):
         read_model(path)

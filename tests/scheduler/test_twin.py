@@ -10,7 +10,9 @@ from scheduler.bound import lower_bound
 from scheduler.engine_model import EngineShape
 from scheduler.picture import Activity, KvSample, Span, draw_step, rows_of
 from scheduler.traces import STAGES, TraceRollout, TraceTurn, cut, read_trace, synthetic, write_trace
+from scheduler.traces import main as write_synthetic
 from scheduler.twin import MI300X_14B, Twin, TwinSettings
+from scheduler.twin import main as simulate
 
 STAGE = STAGES["stage1"]
 ROLLOUTS = synthetic(STAGE, groups=8, siblings=16, seed=3)
@@ -57,6 +59,35 @@ def test_lengths_of_an_earlier_step_are_used():
 def test_a_rollout_larger_than_the_cache_is_refused():
     with pytest.raises(ValueError, match="does not fit into 160 KV tokens"):
         Twin([TraceRollout("g", 100, (TraceTurn(100),))], "static", settings(160))
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_policy_that_cannot_hold_a_rollout_says_so_and_the_others_run(
+    tmp_path: Path, as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, [TraceRollout("g", 100, (TraceTurn(20),)), TraceRollout("h", 16, (TraceTurn(90),))])
+    command = ["scheduler.twin", "--trace", str(path), "--replicas", "1", "--kv-tokens", "144", "--policy", "all"]
+    monkeypatch.setattr("sys.argv", [*command, *(["--json"] if as_json else [])])
+    simulate()
+    said = capsys.readouterr().out
+    reason = "needs at least 192 KV tokens (its prompt and the longest response it may have, in whole blocks)"
+    if as_json:
+        rows = {row["policy"]: row for row in json.loads(said)}
+        assert rows.keys() == POLICIES.keys()
+        assert reason in rows["worst_case"]["cannot_hold"]
+        assert all("makespan_s" in row for policy, row in rows.items() if policy != "worst_case")
+    else:
+        (line,) = [line for line in said.splitlines() if line.startswith("worst_case")]
+        assert "cannot hold it" in line and reason in line
+
+
+def test_decisions_a_second_are_admissions_and_moves_over_the_time_inside_decide():
+    ticks = iter(range(10**9))
+    result = Twin(ROLLOUTS, "expected_kv", settings(60_000), clock=lambda: float(next(ticks))).run()
+    assert result.decisions >= len(ROLLOUTS) + result.moves
+    calls = next(ticks) // 2  # the clock is read before and after `decide`, nowhere else
+    assert result.decisions_per_s == pytest.approx(result.decisions / calls)
 
 
 def test_the_bound_of_a_single_rollout_is_its_own_time():
@@ -126,6 +157,50 @@ def test_a_bad_line_is_named_by_file_and_line(tmp_path: Path, row: dict[str, obj
         file.write(json.dumps(row) + "\n")
     with pytest.raises(ValueError, match=rf"trace\.jsonl:2: {problem}"):
         read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b'{"group": "g", "prompt_tokens": 5, "turns": [{"completion_tokens": 3, "tool_tokens": 0, '
+         b'"tool_seconds": 1e400}]}', "'tool_seconds' is inf"),
+        (b'{"group": "g", "prompt_tokens": 5, "turns": [{"completion_tokens": 3, "tool_tokens": 0, '
+         b'"tool_seconds": 1' + 400 * b"0" + b"}]}", "'tool_seconds' is 1000"),
+        (b'{"group": "g", "prompt_tokens": 1' + 400 * b"0" + b', "turns": [{}]}', "'prompt_tokens' is 1000"),
+        (100_000 * b"[" , ""),
+        (b'{"group": "\xff"}', ".*utf-8"),
+    ],
+)  # fmt: skip
+def test_a_line_that_python_cannot_take_is_named_too(tmp_path: Path, line: bytes, problem: str):
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, ROLLOUTS[:1])
+    with path.open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(ValueError, match=rf"trace\.jsonl:2: {problem}"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--groups", "0"], "--groups is 0"),
+        (["--siblings", "-1"], "--siblings is -1"),
+        (["--seed", "-1"], "--seed is -1"),
+        (["--groups", "1", "--out", "{folder}"], "--out: "),
+        (["--groups", "1", "--out", "{folder}/nowhere/t.jsonl"], "--out: "),
+    ],
+)
+def test_a_trace_that_cannot_be_made_is_refused_in_one_line_and_nothing_is_written(
+    tmp_path: Path, options: list[str], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    options = [option.format(folder=tmp_path) for option in options]
+    monkeypatch.setattr("sys.argv", ["scheduler.traces", "--out", str(tmp_path / "trace.jsonl"), *options])
+    with pytest.raises(SystemExit) as refused:
+        write_synthetic()
+    assert refused.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert named in line
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_agent_loops_limits_cut_a_rollout():
