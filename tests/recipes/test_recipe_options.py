@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -199,3 +201,11 @@ def test_a_run_directory_of_another_configuration_is_refused_and_left_as_it_was(
 def test_a_stage_at_a_larger_scale_asks_for_its_policy(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"--model: sft is not finished"):
         run(parse([STAGE_1], ["--scale", "gpu", "--run-dir", str(tmp_path / "run")]))
+
+
+def test_help_and_refusals_load_no_framework():
+    """They take seconds of CPU, and nothing is trained or served yet."""
+    heavy = ("torch", "transformers", "vllm", "deepspeed", "ray")
+    code = f"import recipes.session, sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
