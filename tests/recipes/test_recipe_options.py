@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from dataclasses import asdict, fields
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recipes.command_line import parse
-from recipes.data import problem_sets
+from recipes.data import model_context_tokens, problem_sets
 from recipes.evaluate import EVALUATE
 from recipes.scales import SCALES, at_scale, detect_scale
 from recipes.session import run, run_path, with_sft_before
@@ -196,6 +197,53 @@ def test_a_run_directory_of_another_configuration_is_refused_and_left_as_it_was(
     with pytest.raises(ConfigError, match=r"prompts_per_step"):
         run([with_values(config, {"prompts_per_step": 3})])
     assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+def model_folder(folder: Path, **config: object) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def context_refusal(run_dir: Path, *options: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        run(parse([STAGE_1], [*TINY, "--run-dir", str(run_dir), *options]))
+    return str(refused.value)
+
+
+LONG = ["--engine.max-context-tokens", "4096"]
+
+
+def test_a_context_beyond_the_models_own_is_refused_and_nothing_is_written(tmp_path: Path):
+    short = model_folder(tmp_path / "short", max_position_embeddings=1_024)
+    line = context_refusal(tmp_path / "run", "--model", str(short))
+    assert line.startswith("--engine.max-context-tokens: 2048 is above the 1024") and "at most 1024" in line
+    assert "above the 2048" in context_refusal(tmp_path / "run", *LONG)  # the tiny model, not made yet
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_context_beyond_that_of_the_stage_before_is_refused(tmp_path: Path):
+    with RunDir.open(tmp_path / "run", "sft", {"scale": "tiny", "seed": 0}) as run_dir:
+        with run_dir.write_checkpoint("sft", 1) as folder:
+            model_folder(folder / "model", max_position_embeddings=3_000)
+        run_dir.finish_stage("sft", 1)
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    assert "above the 3000" in context_refusal(tmp_path / "run", *LONG)
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ({"max_position_embeddings": 2_048}, 2_048),
+        ({"text_config": {"max_position_embeddings": 2_048}}, 2_048),
+        ({"max_position_embeddings": 2_048, "rope_scaling": {"type": "linear", "factor": 2.0}}, 4_096),
+        ({"max_position_embeddings": 2_048, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, 2_048),
+        ({"hidden_size": 8}, None),
+    ],
+)
+def test_a_models_context_is_read_from_its_configuration(config: dict[str, object], tokens: int | None, tmp_path: Path):
+    assert model_context_tokens(model_folder(tmp_path / "m", **config) / "config.json") == tokens
 
 
 def test_a_stage_at_a_larger_scale_asks_for_its_policy(tmp_path: Path):
