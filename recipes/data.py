@@ -12,7 +12,7 @@ from rstar_ray.rollout import ExecuteFn
 from rstar_ray.sft import load_conversations, to_example
 from rstar_ray.tiny.conversations import generate_conversations
 from rstar_ray.tiny.model import CONTEXT_TOKENS, make_tiny_model
-from rstar_ray.tiny.problems import Split, generate_problems
+from rstar_ray.tiny.problems import MAX_PROBLEMS, Split, generate_problems
 from rstar_ray.trajectory import Problem
 from rstar_ray.update import SftExample
 
@@ -24,7 +24,7 @@ def training_problems(config: RunConfig) -> list[Problem]:
     if config.data.train:
         return load_problems(config.data.train, integer_answers=config.data.integer_answers)
     _refuse_without_tiny(config, "--data.train", "give a problem file")
-    return generate_problems(config.seed, Split.TRAIN, config.data.num_train)
+    return _generated(config.seed, Split.TRAIN, config.data.num_train, "--data.num-train")
 
 
 def heldout_problems(config: RunConfig) -> list[Problem]:
@@ -33,7 +33,13 @@ def heldout_problems(config: RunConfig) -> list[Problem]:
         return load_problems(config.data.heldout, integer_answers=False)[: config.evaluate.num_problems]
     if config.scale != "tiny":
         return []
-    return generate_problems(0, Split.HELD_OUT, config.evaluate.num_problems)
+    return _generated(0, Split.HELD_OUT, config.evaluate.num_problems, "--evaluate.num-problems")
+
+
+def _generated(seed: int, split: Split, count: int, option: str) -> list[Problem]:
+    if count > MAX_PROBLEMS:
+        raise ConfigError(option, f"{count} is more than the tiny world holds", f"give at most {MAX_PROBLEMS}")
+    return generate_problems(seed, split, count)
 
 
 def problem_sets(config: RunConfig) -> dict[str, list[Problem]]:

@@ -175,6 +175,8 @@ def test_run_directories_are_absolute(tmp_path: Path, monkeypatch: pytest.Monkey
         ([], '{"id": "a", "problem": "1+1", "answer": "one half"}\n', "row 1"),
         ([], "", "train.jsonl"),
         (["--sft.data", "/no/such/conversations.jsonl"], None, "--sft.data"),
+        (["--data.num-train", "99999"], None, "--data.num-train"),
+        (["--evaluate.num-problems", "999999"], None, "--evaluate.num-problems"),
     ],
 )
 def test_missing_and_broken_inputs_are_refused_before_any_actor_starts(
