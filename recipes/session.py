@@ -39,8 +39,33 @@ if TYPE_CHECKING:
     from actors.system import TrainingActors
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-MAY_DIFFER = ("run_dir", "checkpoint", "engine", "sandbox", "learner", "evaluate.files")
-"""Settings that may change when a run goes on: where it runs and what it keeps, not what it computes."""
+MAY_DIFFER = (
+    "run_dir",
+    "checkpoint",
+    "evaluate.files",
+    "rollout.deadline_s",
+    "engine.replicas",
+    "engine.gpus_per_replica",
+    "engine.cpus_per_replica",
+    "engine.tensor_parallel",
+    "engine.kv_tokens",
+    "engine.max_running",
+    "engine.gpu_memory_share",
+    "engine.start_deadline_s",
+    "learner.ranks",
+    "learner.gpus_per_rank",
+    "learner.cpus_per_rank",
+    "learner.zero_stage",
+    "learner.micro_batch_tokens",
+    "learner.activation_checkpointing",
+    "learner.num_threads",
+    "learner.step_deadline_s",
+    "sandbox.executors",
+    "sandbox.slots",
+    "sandbox.level",
+    "sandbox.deadline_s",
+)
+"""Settings that may change when a run goes on: where it runs, how it waits and what it keeps, not what it computes."""
 
 
 def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None) -> None:

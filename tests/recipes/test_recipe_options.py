@@ -10,7 +10,7 @@ from recipes.command_line import parse
 from recipes.data import model_context_tokens, problem_sets
 from recipes.evaluate import EVALUATE
 from recipes.scales import SCALES, at_scale, detect_scale
-from recipes.session import run, run_path, with_sft_before
+from recipes.session import MAY_DIFFER, run, run_path, with_sft_before
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
@@ -253,6 +253,29 @@ def test_a_context_beyond_that_of_the_stage_before_is_refused(tmp_path: Path):
 )
 def test_a_models_context_is_read_from_its_configuration(config: dict[str, object], tokens: int | None, tmp_path: Path):
     assert model_context_tokens(model_folder(tmp_path / "m", **config) / "config.json") == tokens
+
+
+COMPUTES = {
+    "engine.dtype": "bfloat16",
+    "engine.max_context_tokens": 1_024,
+    "learner.dtype": "bfloat16",
+    "sandbox.time_limit_s": 3.0,
+    "sandbox.memory_mb": 300,
+    "sandbox.max_output_chars": 500,
+}
+"""All of engine, learner and sandbox that changes what a run computes."""
+
+
+def test_a_run_that_goes_on_may_move_but_not_compute_something_else(tmp_path: Path):
+    (config,) = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path)])
+    for name, value in COMPUTES.items():
+        with RunDir.open(tmp_path / name, "stage1", asdict(config), may_differ=MAY_DIFFER):
+            pass
+        with pytest.raises(ConfigError, match=name):
+            run([with_values(config, {name: value, "run_dir": str(tmp_path / name)})])
+    where = {name for name in flat_names(config) if name.partition(".")[0] in ("engine", "learner", "sandbox")}
+    assert where - set(MAY_DIFFER) == COMPUTES.keys()
+    assert set(MAY_DIFFER) <= {*flat_names(config), "checkpoint"}
 
 
 def test_a_stage_at_a_larger_scale_asks_for_its_policy(tmp_path: Path):
