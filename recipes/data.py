@@ -1,5 +1,6 @@
 """What a run trains and is measured on: files the user names, or the tiny world's own, made from the seed."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from rstar_ray.evaluation import load_problems
 from rstar_ray.rollout import ExecuteFn
 from rstar_ray.sft import load_conversations, to_example
 from rstar_ray.tiny.conversations import generate_conversations
-from rstar_ray.tiny.model import make_tiny_model
-from rstar_ray.tiny.problems import Split, generate_problems
+from rstar_ray.tiny.model import CONTEXT_TOKENS, make_tiny_model
+from rstar_ray.tiny.problems import MAX_PROBLEMS, Split, generate_problems
 from rstar_ray.trajectory import Problem
 from rstar_ray.update import SftExample
 
@@ -23,7 +24,7 @@ def training_problems(config: RunConfig) -> list[Problem]:
     if config.data.train:
         return load_problems(config.data.train, integer_answers=config.data.integer_answers)
     _refuse_without_tiny(config, "--data.train", "give a problem file")
-    return generate_problems(config.seed, Split.TRAIN, config.data.num_train)
+    return _generated(config.seed, Split.TRAIN, config.data.num_train, "--data.num-train")
 
 
 def heldout_problems(config: RunConfig) -> list[Problem]:
@@ -32,7 +33,13 @@ def heldout_problems(config: RunConfig) -> list[Problem]:
         return load_problems(config.data.heldout, integer_answers=False)[: config.evaluate.num_problems]
     if config.scale != "tiny":
         return []
-    return generate_problems(0, Split.HELD_OUT, config.evaluate.num_problems)
+    return _generated(0, Split.HELD_OUT, config.evaluate.num_problems, "--evaluate.num-problems")
+
+
+def _generated(seed: int, split: Split, count: int, option: str) -> list[Problem]:
+    if count > MAX_PROBLEMS:
+        raise ConfigError(option, f"{count} is more than the tiny world holds", f"give at most {MAX_PROBLEMS}")
+    return generate_problems(seed, split, count)
 
 
 def problem_sets(config: RunConfig) -> dict[str, list[Problem]]:
@@ -68,14 +75,50 @@ async def sft_examples(
 
 
 def start_model(config: RunConfig, run_path: Path, finished: Path | None) -> Path:
-    """The Hugging Face folder whose architecture and tokenizer the run uses."""
+    """The Hugging Face folder whose architecture and tokenizer the run uses; the tiny world's is made where needed."""
+    folder = start_folder(config, run_path, finished)
+    own = not config.model and finished is None
+    return make_tiny_model(folder, config.seed) if own and not (folder / "config.json").exists() else folder
+
+
+def start_folder(config: RunConfig, run_path: Path, finished: Path | None) -> Path:
+    """Where `start_model` finds or makes it."""
     if config.model:
         return Path(config.model)
     if finished is not None:
         return finished / "model"
     _refuse_without_tiny(config, "--model", "give a Hugging Face model folder, or run the stage before")
-    folder = run_path / "start-model"
-    return folder if (folder / "config.json").exists() else make_tiny_model(folder, config.seed)
+    return run_path / "start-model"
+
+
+def refuse_beyond_context(config: RunConfig, folder: Path) -> None:
+    """Raise `ConfigError` where the engine is to hold more tokens than the model in `folder` has positions for.
+
+    `folder` is `start_folder`'s; where the tiny world's is not made yet, its context is known.
+    """
+    path, asked = folder / "config.json", config.engine.max_context_tokens
+    limit = model_context_tokens(path) if path.is_file() else CONTEXT_TOKENS
+    if limit is not None and asked > limit:
+        raise ConfigError(
+            "--engine.max-context-tokens",
+            f"{asked} is above the {limit} of the model in {folder}",
+            f"give at most {limit}, and response budgets below it",
+        )
+
+
+def model_context_tokens(path: Path) -> int | None:
+    """Positions a config.json allows, as vLLM counts them; None where it names none."""
+    try:
+        config = json.loads(path.read_bytes())
+        config = config.get("text_config") or config
+        positions = config.get("max_position_embeddings")
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    except (OSError, ValueError, AttributeError) as broken:
+        raise ConfigError("--model", f"{path} cannot be read ({broken})", "give a whole model folder") from broken
+    if not isinstance(positions, int):
+        return None
+    stretched = rope.get("rope_type", rope.get("type")) in ("linear", "dynamic")  # the others count it in already
+    return int(positions * (rope.get("factor") or 1)) if stretched else positions
 
 
 def _refuse_without_tiny(config: RunConfig, field: str, mend: str) -> None:

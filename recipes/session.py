@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from recipes.command_line import Recipe, parse
-from recipes.data import heldout_problems, problem_sets, sft_examples, start_model, training_problems
+from recipes.data import (
+    heldout_problems,
+    problem_sets,
+    refuse_beyond_context,
+    sft_examples,
+    start_folder,
+    start_model,
+    training_problems,
+)
 from recipes.scales import at_scale, local_resources
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
@@ -31,8 +39,33 @@ if TYPE_CHECKING:
     from actors.system import TrainingActors
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-MAY_DIFFER = ("run_dir", "checkpoint", "engine", "sandbox", "learner", "evaluate.files")
-"""Settings that may change when a run goes on: where it runs and what it keeps, not what it computes."""
+MAY_DIFFER = (
+    "run_dir",
+    "checkpoint",
+    "evaluate.files",
+    "rollout.deadline_s",
+    "engine.replicas",
+    "engine.gpus_per_replica",
+    "engine.cpus_per_replica",
+    "engine.tensor_parallel",
+    "engine.kv_tokens",
+    "engine.max_running",
+    "engine.gpu_memory_share",
+    "engine.start_deadline_s",
+    "learner.ranks",
+    "learner.gpus_per_rank",
+    "learner.cpus_per_rank",
+    "learner.zero_stage",
+    "learner.micro_batch_tokens",
+    "learner.activation_checkpointing",
+    "learner.num_threads",
+    "learner.step_deadline_s",
+    "sandbox.executors",
+    "sandbox.slots",
+    "sandbox.level",
+    "sandbox.deadline_s",
+)
+"""Settings that may change when a run goes on: where it runs, how it waits and what it keeps, not what it computes."""
 
 
 def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None) -> None:
@@ -58,6 +91,7 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
         sets = problem_sets(config)
         path = run_path(config)
         model = _policy_to_evaluate(config, path)
+        refuse_beyond_context(config, model)
         connect()
         asyncio.run(_evaluate(config, sets, model, path))
     except ConfigError as refused:
@@ -86,9 +120,12 @@ def run(configs: Sequence[RunConfig]) -> None:
     for config in configs:
         if config.stage == "sft" and config.sft.data:
             load_conversations(config.sft.data)  # a bad row is refused before anything starts
+    ahead = [config for config in configs if not _done(config, RunDir(path), heldout)]
+    for config in ahead:  # all of them run on the engines of the first
+        refuse_beyond_context(config, start_folder(ahead[0], path, _finished_before(ahead[0], path)))
     _claim(path, configs)
     say(f"run directory: {path}")
-    if all(_done(config, RunDir(path), heldout) for config in configs):
+    if not ahead:
         say("every stage is done already")
     else:
         connect()
@@ -170,6 +207,11 @@ def _done(config: RunConfig, run_dir: RunDir, heldout: Sequence[Problem]) -> boo
     return finished and (not heldout or evaluated(run_dir, config.stage))
 
 
+def _finished_before(config: RunConfig, path: Path) -> Path | None:
+    before = previous_checkpoint(RunDir(path), config.stage)
+    return before.path if before else None
+
+
 async def _run_stages(
     configs: Sequence[RunConfig], problems: dict[str, list[Problem]], heldout: list[Problem], path: Path
 ) -> None:
@@ -178,8 +220,7 @@ async def _run_stages(
     from actors.system import TrainingActors
 
     first = next(config for config in configs if not _done(config, RunDir(path), heldout))
-    before = previous_checkpoint(RunDir(path), first.stage)
-    model = start_model(first, path, before.path if before else None)
+    model = start_model(first, path, _finished_before(first, path))
     tokenizer = AutoTokenizer.from_pretrained(model)
     actors = TrainingActors(first, model, TokenizerChat(tokenizer, instruct=first.rollout.instruct), say)
     try:

@@ -3,6 +3,7 @@
 Each check raises `ConfigError` with the field as the command line spells it. `recipes/` says what differs.
 """
 
+import math
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -21,6 +22,7 @@ def _at_least(minimum: float, **named: float) -> None:
     for name, value in named.items():
         option = "--" + name.replace("__", ".").replace("_", "-")
         _require(value >= minimum, option, f"{value} is too small", f"give at least {minimum}")
+        _require(math.isfinite(value), option, f"{value} is not finite", "give a finite number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +69,10 @@ class AlgorithmConfig:
     """what the loss is divided by; token is Eq. 6"""
 
     def __post_init__(self) -> None:
-        _at_least(1, algorithm__keep=self.keep, algorithm__rollouts_per_prompt=self.rollouts_per_prompt)
+        _at_least(2, algorithm__keep=self.keep)  # one reward alone differs from none: every advantage would be 0
         _at_least(0, algorithm__clip_low=self.clip_low, algorithm__clip_high=self.clip_high)
+        low = self.clip_low
+        _require(low < 1, "--algorithm.clip-low", f"{low} would clip no ratio: none is below 0", "give one below 1")
         _require(
             self.keep <= self.rollouts_per_prompt,
             "--algorithm.keep",
@@ -134,6 +138,12 @@ class EngineConfig:
         _at_least(0, engine__cpus_per_replica=self.cpus_per_replica)
         _at_least(1, engine__max_context_tokens=self.max_context_tokens, engine__max_running=self.max_running)
         _at_least(1, engine__start_deadline_s=self.start_deadline_s)
+        _require(
+            not self.kv_tokens or self.kv_tokens >= self.max_context_tokens,
+            "--engine.kv-tokens",
+            f"{self.kv_tokens} cannot hold one rollout of {self.max_context_tokens} tokens",
+            "give at least --engine.max-context-tokens, or 0 for what memory allows",
+        )
         share = self.gpu_memory_share
         _require(0 < share <= 0.95, "--engine.gpu-memory-share", f"{share} is no share", "give one in (0, 0.95]")
 
@@ -196,7 +206,7 @@ class SandboxConfig:
         _at_least(1, sandbox__executors=self.executors, sandbox__slots=self.slots)
         _at_least(64, sandbox__memory_mb=self.memory_mb)
         _at_least(16, sandbox__max_output_chars=self.max_output_chars)
-        _at_least(0.05, sandbox__time_limit_s=self.time_limit_s)
+        _at_least(0.05, sandbox__time_limit_s=self.time_limit_s, sandbox__deadline_s=self.deadline_s)
         _require(
             self.deadline_s > self.time_limit_s,
             "--sandbox.deadline-s",

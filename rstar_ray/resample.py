@@ -1,5 +1,6 @@
 """Resample-on-Correct (arXiv:2508.20722 section 2.2, Eq. 4 and 5). Legend: G kept per prompt, N candidates (2G)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -34,7 +35,14 @@ class ReleaseRule:
 
 
 def error_penalty(num_calls: int, num_failed: int) -> float:
-    """p_err in [0, 1] (Eq. 4): failed tool calls over tool calls; 0.5 without any call."""
+    """p_err in [0, 1] (Eq. 4): failed tool calls over tool calls; 0.5 without any call.
+
+    Raises ValueError for counts that cannot be.
+    """
+    if num_calls < 0:
+        raise ValueError(f"num_calls: {num_calls} is below 0")
+    if not 0 <= num_failed <= num_calls:
+        raise ValueError(f"num_failed: {num_failed} of {num_calls} calls")
     return num_failed / num_calls if num_calls else NO_CALL_PENALTY
 
 
@@ -65,10 +73,14 @@ def resample_on_correct(
     replacement with probability inversely proportional to p_total. release: positives sorted by penalty and cut.
     Where a side has too few, the other fills up; with `keep` candidates or fewer, all are kept.
 
-    Raises ValueError where `keep` is below 1.
+    Raises ValueError where `keep` is below 1, `mode` is neither, or a reward is no number.
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}")
+    if mode not in ("paper", "release"):
+        raise ValueError(f"mode must be paper or release, not {mode!r}")
+    if any(math.isnan(candidate.reward) for candidate in candidates):
+        raise ValueError("reward must be a number, not NaN")
     if len(candidates) <= keep:
         return list(range(len(candidates)))
     positives = [i for i, candidate in enumerate(candidates) if candidate.reward > 0]
@@ -116,7 +128,10 @@ def _release(
     keep: int,
     rule: ReleaseRule,
 ) -> list[int]:
-    """The released rule: halve each side, at least `min_*` of it, positives sorted by penalty, negatives the first."""
+    """The released rule: halve each side, at least `min_*` of it, positives sorted by penalty, negatives the first.
+
+    Each side's share is rounded as there, halves to the even number; positives then fill what the sum leaves.
+    """
 
     def penalty(index: int) -> float:
         candidate = candidates[index]
@@ -126,7 +141,7 @@ def _release(
 
     least_negative = min(rule.min_zero_reward_trace_num, len(negatives), keep)
     least_positive = min(rule.min_non_zero_reward_trace_num, len(positives), keep - least_negative)
-    num_negatives = len(negatives) * keep // len(candidates)
+    num_negatives = round(len(negatives) * keep / len(candidates))
     num_negatives = max(num_negatives, least_negative, keep - len(positives))
     num_negatives = min(num_negatives, keep - least_positive, len(negatives))
     best = sorted(positives, key=penalty)  # stable: ties keep their order

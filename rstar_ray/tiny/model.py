@@ -1,18 +1,21 @@
-"""A Qwen3 of about 0.6M random weights, as an ordinary Hugging Face folder."""
+"""A Qwen3 of about 0.6M random weights, as an ordinary Hugging Face folder.
+
+torch and transformers are imported when a model is made: a command that only refuses or shows its help need not wait.
+"""
 
 from pathlib import Path
 from typing import cast
-
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-
-from rstar_ray.tiny.tokenizer import save_tokenizer
 
 CONTEXT_TOKENS = 2048
 
 
 def make_tiny_model(folder: Path, seed: int) -> Path:
     """Write model and tokenizer to `folder`; the same seed gives the same weights, whatever ran before."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from rstar_ray.tiny.tokenizer import save_tokenizer
+
     tokenizer = save_tokenizer(folder)
     config = Qwen3Config(
         vocab_size=len(tokenizer),

@@ -36,13 +36,14 @@ class Family:
     """One kind of question.
 
     `phrasings` hold `{a}`, `{b}`, `{c}`; `draw(rng, difficulty)` gives the numbers; `answer` is the truth,
-    computed without the code that a policy is shown.
+    computed without the code that a policy is shown. A family commutes where a and b may change places.
     """
 
     name: str
     phrasings: tuple[str, ...]
     draw: Callable[[random.Random, int], Numbers]
     answer: Callable[[Numbers], int]
+    commutes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +61,15 @@ class Question:
 
     @property
     def fingerprint(self) -> int:
-        """64 bits of what is asked, the same in every phrasing, so that no rewording crosses a split."""
-        key = f"{self.family.name} {self.numbers.a} {self.numbers.b} {self.numbers.c}"
-        return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big")
+        """64 bits of what is asked, the same in every phrasing."""
+        return _fingerprint(self.family, self.numbers)
 
     @property
     def split(self) -> Split:
-        """80 % train, 10 % validation, 10 % held out."""
-        bucket = self.fingerprint % 10
+        """80 % train, 10 % validation, 10 % held out; neither a rewording nor an order of operands crosses over."""
+        first, second, third = self.numbers
+        ordered = Numbers(min(first, second), max(first, second), third) if self.family.commutes else self.numbers
+        bucket = _fingerprint(self.family, ordered) % 10
         if bucket == 0:
             return Split.HELD_OUT
         return Split.VALIDATION if bucket == 1 else Split.TRAIN
@@ -80,6 +82,11 @@ class Question:
             family=self.family.name,
             difficulty=float(self.difficulty),
         )
+
+
+def _fingerprint(family: Family, numbers: Numbers) -> int:
+    key = f"{family.name} {numbers.a} {numbers.b} {numbers.c}"
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big")
 
 
 def _number(rng: random.Random, difficulty: int) -> int:
@@ -155,6 +162,7 @@ FAMILIES: tuple[Family, ...] = (
         ("What is {a} + {b}?", "Add {a} and {b}.", "What is the sum of {a} and {b}?"),
         _two,
         lambda n: n.a + n.b,
+        commutes=True,
     ),
     Family(
         "difference",
@@ -167,6 +175,7 @@ FAMILIES: tuple[Family, ...] = (
         ("What is {a} * {b}?", "Multiply {a} by {b}.", "What is the product of {a} and {b}?"),
         _large_and_small,
         lambda n: n.a * n.b,
+        commutes=True,
     ),
     Family(
         "remainder",
@@ -185,12 +194,14 @@ FAMILIES: tuple[Family, ...] = (
         ("What is the gcd of {a} and {b}?", "Find the greatest common divisor of {a} and {b}."),
         _common_factor,
         lambda n: math.gcd(n.a, n.b),
+        commutes=True,
     ),
     Family(
         "lcm",
         ("What is the lcm of {a} and {b}?", "Find the least common multiple of {a} and {b}."),
         _common_factor,
         lambda n: math.lcm(n.a, n.b),
+        commutes=True,
     ),
     Family(
         "power",
@@ -236,12 +247,14 @@ FAMILIES: tuple[Family, ...] = (
         ),
         _bags,
         lambda n: n.a * n.b - n.c,
+        commutes=True,
     ),
     Family(
         "perimeter",
         ("What is the perimeter of a {a} by {b} field?", "A field is {a} by {b}. How long is its fence?"),
         _two,
         lambda n: 2 * (n.a + n.b),
+        commutes=True,
     ),
 )
 

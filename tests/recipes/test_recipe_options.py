@@ -1,13 +1,16 @@
+import json
+import subprocess
+import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 
 from recipes.command_line import parse
-from recipes.data import problem_sets
+from recipes.data import model_context_tokens, problem_sets
 from recipes.evaluate import EVALUATE
 from recipes.scales import SCALES, at_scale, detect_scale
-from recipes.session import run, run_path, with_sft_before
+from recipes.session import MAY_DIFFER, run, run_path, with_sft_before
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
@@ -34,7 +37,14 @@ def refusal(*arguments: str) -> str:
         (["--rollout.max-response-tokens", "many"], "--rollout.max-response-tokens", "--help"),
         (["--rollout.max-response-tokens", "-5"], "--rollout.max-response-tokens", "at least 1"),
         (["--algorithm.keep", "99"], "--algorithm.keep", "--algorithm.rollouts-per-prompt"),
-        (["--algorithm.keep", "0"], "--algorithm.keep", "at least 1"),
+        (["--algorithm.keep", "0"], "--algorithm.keep", "at least 2"),
+        (["--algorithm.keep", "1"], "--algorithm.keep", "at least 2"),
+        (["--algorithm.clip-low", "1"], "--algorithm.clip-low", "below 1"),
+        (["--engine.kv-tokens", "512"], "--engine.kv-tokens", "--engine.max-context-tokens"),
+        (["--optimizer.learning-rate", "inf"], "--optimizer.learning-rate", "finite"),
+        (["--rollout.temperature", "nan"], "--rollout.temperature", "at least 0"),
+        (["--rollout.deadline-s", "inf"], "--rollout.deadline-s", "finite"),
+        (["--sandbox.deadline-s", "inf"], "--sandbox.deadline-s", "finite"),
         (["--algorithm.resample", "best"], "--algorithm.resample", "paper"),
         (["--rollout.max-response-tokens", "4096"], "--rollout.max-response-tokens", "--engine.max-context-tokens"),
         (["--optimizer.learning-rate", "-1"], "--optimizer.learning-rate", "at least 0"),
@@ -172,6 +182,8 @@ def test_run_directories_are_absolute(tmp_path: Path, monkeypatch: pytest.Monkey
         ([], '{"id": "a", "problem": "1+1", "answer": "one half"}\n', "row 1"),
         ([], "", "train.jsonl"),
         (["--sft.data", "/no/such/conversations.jsonl"], None, "--sft.data"),
+        (["--data.num-train", "99999"], None, "--data.num-train"),
+        (["--evaluate.num-problems", "999999"], None, "--evaluate.num-problems"),
     ],
 )
 def test_missing_and_broken_inputs_are_refused_before_any_actor_starts(
@@ -196,6 +208,84 @@ def test_a_run_directory_of_another_configuration_is_refused_and_left_as_it_was(
     assert (tmp_path / "run" / "config.json").read_bytes() == before
 
 
+def model_folder(folder: Path, **config: object) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def context_refusal(run_dir: Path, *options: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        run(parse([STAGE_1], [*TINY, "--run-dir", str(run_dir), *options]))
+    return str(refused.value)
+
+
+LONG = ["--engine.max-context-tokens", "4096"]
+
+
+def test_a_context_beyond_the_models_own_is_refused_and_nothing_is_written(tmp_path: Path):
+    short = model_folder(tmp_path / "short", max_position_embeddings=1_024)
+    line = context_refusal(tmp_path / "run", "--model", str(short))
+    assert line.startswith("--engine.max-context-tokens: 2048 is above the 1024") and "at most 1024" in line
+    assert "above the 2048" in context_refusal(tmp_path / "run", *LONG)  # the tiny model, not made yet
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_context_beyond_that_of_the_stage_before_is_refused(tmp_path: Path):
+    with RunDir.open(tmp_path / "run", "sft", {"scale": "tiny", "seed": 0}) as run_dir:
+        with run_dir.write_checkpoint("sft", 1) as folder:
+            model_folder(folder / "model", max_position_embeddings=3_000)
+        run_dir.finish_stage("sft", 1)
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    assert "above the 3000" in context_refusal(tmp_path / "run", *LONG)
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ({"max_position_embeddings": 2_048}, 2_048),
+        ({"text_config": {"max_position_embeddings": 2_048}}, 2_048),
+        ({"max_position_embeddings": 2_048, "rope_scaling": {"type": "linear", "factor": 2.0}}, 4_096),
+        ({"max_position_embeddings": 2_048, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, 2_048),
+        ({"hidden_size": 8}, None),
+    ],
+)
+def test_a_models_context_is_read_from_its_configuration(config: dict[str, object], tokens: int | None, tmp_path: Path):
+    assert model_context_tokens(model_folder(tmp_path / "m", **config) / "config.json") == tokens
+
+
+COMPUTES = {
+    "engine.dtype": "bfloat16",
+    "engine.max_context_tokens": 1_024,
+    "learner.dtype": "bfloat16",
+    "sandbox.time_limit_s": 3.0,
+    "sandbox.memory_mb": 300,
+    "sandbox.max_output_chars": 500,
+}
+"""All of engine, learner and sandbox that changes what a run computes."""
+
+
+def test_a_run_that_goes_on_may_move_but_not_compute_something_else(tmp_path: Path):
+    (config,) = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path)])
+    for name, value in COMPUTES.items():
+        with RunDir.open(tmp_path / name, "stage1", asdict(config), may_differ=MAY_DIFFER):
+            pass
+        with pytest.raises(ConfigError, match=name):
+            run([with_values(config, {name: value, "run_dir": str(tmp_path / name)})])
+    where = {name for name in flat_names(config) if name.partition(".")[0] in ("engine", "learner", "sandbox")}
+    assert where - set(MAY_DIFFER) == COMPUTES.keys()
+    assert set(MAY_DIFFER) <= {*flat_names(config), "checkpoint"}
+
+
 def test_a_stage_at_a_larger_scale_asks_for_its_policy(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"--model: sft is not finished"):
         run(parse([STAGE_1], ["--scale", "gpu", "--run-dir", str(tmp_path / "run")]))
+
+
+def test_help_and_refusals_load_no_framework():
+    """They take seconds of CPU, and nothing is trained or served yet."""
+    heavy = ("torch", "transformers", "vllm", "deepspeed", "ray")
+    code = f"import recipes.session, sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

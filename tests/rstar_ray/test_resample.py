@@ -1,4 +1,6 @@
+import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,6 +89,45 @@ def test_the_release_sorts_and_cuts_and_keeps_two_a_side():
         candidates, 4, RNG(5), "release", ReleaseRule(min_zero_reward_trace_num=0, min_non_zero_reward_trace_num=3)
     )
     assert one_side == [0, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "keep", "wrong", "wrong_kept"),
+    [
+        (32, 16, 7, 4),
+        (32, 16, 9, 4),
+        (32, 16, 11, 6),
+        (32, 16, 15, 8),
+        (32, 16, 19, 10),
+        (32, 16, 23, 12),
+        (32, 16, 27, 14),
+        (16, 8, 7, 4),
+        (16, 8, 11, 6),
+        (32, 16, 1, 1),  # the least of a side is what there is of it
+        (32, 16, 3, 2),
+        (32, 16, 31, 15),
+        (32, 8, 14, 4),  # 3.5
+        (8, 7, 4, 4),  # 3.5 on both sides, where the release fails on the sum
+    ],
+)
+def test_the_release_rounds_a_sides_share_halves_to_even(candidates: int, keep: int, wrong: int, wrong_kept: int):
+    group = [WRONG] * wrong + [right()] * (candidates - wrong)
+    kept = resample_on_correct(group, keep, RNG(0), "release")
+    assert len(kept) == keep and sum(index < wrong for index in kept) == wrong_kept
+
+
+def test_what_cannot_be_is_refused_by_name():
+    for num_calls, num_failed, named in ((2, 5, "num_failed"), (0, 1, "num_failed"), (3, -1, "num_failed")):
+        with pytest.raises(ValueError, match=named):
+            error_penalty(num_calls, num_failed)
+    with pytest.raises(ValueError, match="num_calls"):
+        error_penalty(-1, 0)
+    unknown = replace(WRONG, reward=math.nan)
+    for group in ([unknown], [unknown] * 4):
+        with pytest.raises(ValueError, match="reward"):
+            resample_on_correct(group, 2, RNG(0))
+    with pytest.raises(ValueError, match="mode must be paper or release, not 'released'"):
+        resample_on_correct([WRONG] * 4, 2, RNG(0), "released")  # type: ignore[arg-type]
 
 
 def test_the_same_generator_state_keeps_the_same_candidates():

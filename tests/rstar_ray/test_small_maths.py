@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from rstar_ray.advantage import group_advantages, rewards_differ
 from rstar_ray.data_order import DataPosition, draw
@@ -22,6 +23,20 @@ def test_equal_rewards_carry_no_signal():
     assert not rewards_differ([1.0, 1.0]) and not rewards_differ([])
     assert (group_advantages([1.0, 1.0]) == 0).all()
     assert group_advantages([]).shape == (0,)
+
+
+@pytest.mark.parametrize("rewards", [[1.0, 1.0, 1.0], [0.1 + 0.2, 0.3, 0.3], [-0.3, -0.1 - 0.2], [0.0, 0.0]])
+def test_equal_is_what_differs_by_rounding_alone_in_any_container(rewards: list[float]):
+    for given in (rewards, tuple(rewards), np.array(rewards), torch.tensor(rewards, dtype=torch.float64)):
+        assert not rewards_differ(given)  # type: ignore[arg-type]
+        assert (group_advantages(given) == 0).all()  # type: ignore[arg-type]
+    assert rewards_differ([*rewards, rewards[0] + 1e-6])
+
+
+def test_a_reward_that_is_no_number_is_refused():
+    for wrong in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="rewards_G"):
+            group_advantages([1.0, wrong])
 
 
 def test_every_item_is_drawn_once_per_epoch_and_drawing_goes_on_from_a_saved_position():

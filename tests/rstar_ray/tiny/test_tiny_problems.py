@@ -43,6 +43,24 @@ def test_a_rewording_stays_in_its_split():
             assert reworded.split is Split.HELD_OUT
 
 
+def test_operands_that_change_places_stay_in_their_split():
+    twins = 0
+    for question in itertools.islice(draw_questions(0, Split.HELD_OUT), 2_000):
+        family, (a, b, c) = question.family, question.numbers
+        swapped = Question(family, Numbers(b, a, c), question.phrasing, question.difficulty)
+        if family.commutes:
+            assert swapped.split is Split.HELD_OUT and family.answer(swapped.numbers) == family.answer(question.numbers)
+            twins += a != b
+    assert twins > 500
+
+
+def test_a_family_commutes_exactly_where_the_order_never_matters():
+    unequal = [Numbers(a, b, 3) for a, b in ((3, 8), (7, 4), (12, 5))]
+    for family in FAMILIES:
+        same = [family.answer(n) == family.answer(Numbers(n.b, n.a, n.c)) for n in unequal]
+        assert all(same) is family.commutes, family.name
+
+
 def test_families_are_even_in_every_split():
     for split in Split:
         counts = Counter(p.family for p in generate_problems(0, split, 240))
