@@ -1,6 +1,7 @@
 """Attacks: every case is contained, and the next honest program runs."""
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from sandbox.case_check import check_case, read_cases
 from sandbox.limits import Limits
 from sandbox.pool import PoolConfig, SandboxPool
 from sandbox.request import ExecutionRequest
+from sandbox.stream import Stream, open_pipe
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 CASES = Path(__file__).parent / "data" / "sandbox_cases.json"
@@ -115,3 +117,36 @@ time.sleep(60)
     result = await pool.run(ExecutionRequest(code=code, limits=Limits(wall_s=0.6)))
     assert result.outcome is Outcome.TIMEOUT
     assert 0.6 <= result.wall_s < 1.1  # 0.1 s on a quiet machine
+
+
+async def test_a_stolen_byte_is_nothing_yet_and_not_the_end():
+    reading, writing = open_pipe()
+    stream = Stream()
+    try:
+        os.write(writing, b"x")
+        os.read(reading, 1)  # by the program, after the cell was told that there is something
+        assert stream.read(reading) is None
+        os.write(writing, b"y")
+        assert (stream.read(reading), stream.read(reading)) == (1, None)
+        os.close(writing)
+        assert stream.read(reading) == 0
+    finally:
+        os.close(reading)
+
+
+async def test_a_program_that_reads_its_own_pipe_keeps_nobody_waiting():
+    code = """
+import os, time
+own = os.open("/proc/self/fd/1", os.O_RDONLY | os.O_NONBLOCK)
+end = time.monotonic() + 0.1
+while time.monotonic() < end:
+    os.write(1, b"x")
+    try: os.read(own, 1 << 16)
+    except BlockingIOError: pass
+time.sleep(60)
+"""
+    async with SandboxPool(PoolConfig(slots=1, flavors=("lean",))) as pool:
+        for _ in range(3):
+            result = await pool.run(ExecutionRequest(code=code, limits=Limits(wall_s=0.3)))
+            assert result.outcome is Outcome.TIMEOUT, result
+        assert (pool.stats().retried, pool.stats().cells_lost) == (0, 0)
