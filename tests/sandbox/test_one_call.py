@@ -1,7 +1,10 @@
 """One program in, one result out."""
 
+from pathlib import Path
+
 import pytest
 
+import sandbox
 from rstar_ray.outcome import Outcome
 from sandbox.limits import Limits
 from sandbox.pool import SandboxPool
@@ -40,6 +43,32 @@ async def test_a_traceback_names_only_the_programs_own_lines(pool: SandboxPool):
     assert 'File "<tool>", line 2, in f' in result.stderr
     assert "sandbox" not in result.stderr and "exec(" not in result.stderr
     assert result.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import traceback\ndef f(): traceback.print_stack()\nf()",
+        "import logging\nlogging.warning('x', stack_info=True)",
+        "import sys, traceback\nprint(traceback.StackSummary.extract(traceback.walk_stack(None)).format())",
+        "import inspect\nprint([(frame.filename, frame.lineno) for frame in inspect.stack()])",
+        "import faulthandler\nfaulthandler.dump_traceback()",
+        "import faulthandler, os\nfaulthandler.enable()\nos.abort()",
+        "import atexit, traceback\natexit.register(traceback.print_stack)\nprint('<tool>')",
+        "import sys\nframe = sys._getframe()\nwhile frame: print(frame); frame = frame.f_back",
+    ],
+)
+async def test_a_stack_names_the_programs_own_lines_and_no_path_of_ours(pool: SandboxPool, code: str):
+    result = await run(pool, code, stdout_chars=9000, stderr_chars=9000)
+    shown = result.stdout + result.stderr
+    assert "<tool>" in shown and str(Path(sandbox.__file__).parent) not in shown
+    if "stack" in code and "faulthandler" not in code:
+        assert "_run_program" not in shown and "<string>" not in shown and "importlib" not in shown
+
+
+async def test_a_warning_about_the_caller_of_nobody_names_no_file_of_ours(pool: SandboxPool):
+    result = await run(pool, "import warnings\nwarnings.warn('w', stacklevel=2)")
+    assert result.stderr in ("<string>:1: UserWarning: w\n", "sys:1: UserWarning: w\n", "<sys>:0: UserWarning: w\n")
 
 
 async def test_a_timeout_keeps_what_was_printed_even_unflushed(pool: SandboxPool):
