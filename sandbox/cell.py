@@ -170,7 +170,7 @@ class Cell:
             wait_status=status,
             ended_for=ended_for,
             flags=(flags & wire.MEMORY_ERROR) | (wire.RETIRE if retire else 0),
-            value_cut=flags >> 1,
+            value_cut=min(flags >> 1, call.memory_bytes),
             wall_s=wall_s,
             cpu_s=cpu_s,
             peak_memory_bytes=peak,
