@@ -17,7 +17,7 @@ from sandbox import kernel, program, wire
 from sandbox.cage import Cage
 from sandbox.scratch import leave_empty
 from sandbox.seccomp import Filter, program_filter
-from sandbox.stream import Stream
+from sandbox.stream import Stream, open_pipe
 from sandbox.watch import Watch, end_everybody, end_group, read_rest
 
 MAX_INLINE_BYTES = 64 * 1024  # longer code and input come in files
@@ -95,8 +95,8 @@ class Cell:
         self._err.reset(call.err_head, call.err_tail)
         code_file = files.pop(0) if call.flags & wire.CODE_IN_FD else -1
         stdin_file = files.pop(0) if call.flags & wire.STDIN_IN_FD else self._small_stdin(call)
-        out_read, out_write = os.pipe2(os.O_CLOEXEC)
-        err_read, err_write = os.pipe2(os.O_CLOEXEC)
+        out_read, out_write = open_pipe()
+        err_read, err_write = open_pipe()
         started = time.monotonic()
         child = kernel.lean_fork()
         if child == 0:
@@ -118,7 +118,7 @@ class Cell:
             cpu_s += end_everybody()
         elif had_processes:
             end_group(child)
-        read_rest(streams, call.output_bytes, others_may_live=had_processes)
+        read_rest(streams, call.output_bytes)
         os.close(out_read)
         os.close(err_read)
         retire = not leave_empty(self._cage.home) or self._has_grown()
@@ -170,7 +170,7 @@ class Cell:
             wait_status=status,
             ended_for=ended_for,
             flags=(flags & wire.MEMORY_ERROR) | (wire.RETIRE if retire else 0),
-            value_cut=flags >> 1,
+            value_cut=min(flags >> 1, call.memory_bytes),
             wall_s=wall_s,
             cpu_s=cpu_s,
             peak_memory_bytes=peak,

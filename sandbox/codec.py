@@ -30,6 +30,8 @@ def request_from_data(data: object) -> ExecutionRequest:
     if "code" not in given:
         raise ValueError("code: missing")
     values = {name: value for name, value in given.items() if name != "limits"}
+    if values.get("stdin", "") is None:
+        del values["stdin"]
     seed = values.get("seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise ValueError(f"seed: expected a whole number, got {type(seed).__name__}")

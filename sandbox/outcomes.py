@@ -34,8 +34,8 @@ def read_result(request: ExecutionRequest, data: memoryview) -> ExecutionResult:
     limits = request.limits
     out, out_cut = _text(parts[0], parts[1], seen.out_chars, limits.stdout_chars, cut.STDOUT_HEAD_SHARE)
     err, err_cut = _text(parts[2], parts[3], seen.err_chars, limits.stderr_chars, cut.STDERR_HEAD_SHARE)
-    outcome, reason = judge(seen)
-    value = parts[4].decode("utf-8", "replace") if seen.out_bytes == 0 else ""
+    outcome, reason = judge(seen, limits.cpu_s)
+    value, value_cut = _value(parts[4], seen.value_cut, limits.stdout_chars) if seen.out_bytes == 0 else ("", 0)
     signaled = os.WIFSIGNALED(seen.wait_status)
     return ExecutionResult(
         outcome=outcome,
@@ -50,18 +50,18 @@ def read_result(request: ExecutionRequest, data: memoryview) -> ExecutionResult:
         peak_memory_bytes=seen.peak_memory_bytes,
         stdout_cut_chars=out_cut,
         stderr_cut_chars=err_cut,
-        value_cut_chars=seen.value_cut if value else 0,
+        value_cut_chars=value_cut,
         call_id=request.call_id,
     )
 
 
-def judge(seen: wire.Result) -> tuple[Outcome, str]:
-    """The outcome, from the wait status and the bound that was crossed, if one was."""
+def judge(seen: wire.Result, cpu_s: float) -> tuple[Outcome, str]:
+    """The outcome, from the wait status and the bound that was crossed, if one was; `cpu_s` is that of CPU time."""
     if os.WIFSIGNALED(seen.wait_status):
         number = os.WTERMSIG(seen.wait_status)
         if number == signal.SIGKILL and seen.ended_for in _REASONS:
             return _REASONS[seen.ended_for]
-        if number == signal.SIGXCPU:
+        if number == signal.SIGXCPU and seen.cpu_s >= 0.9 * cpu_s:  # a program can send it to itself, too
             return _REASONS[wire.CPU_TIME]
         return Outcome.KILLED, f"ended by {_signal_name(number)}"
     if os.waitstatus_to_exitcode(seen.wait_status) == 0:
@@ -76,6 +76,15 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def _value(data: bytes, claimed: int, limit: int) -> tuple[str, int]:
+    """The last expression's text and how many characters it lacks; a program may have forged both."""
+    text = data.decode("utf-8", "replace")
+    mark = cut.mark(claimed)
+    if mark in text and len(text) <= limit + len(mark):
+        return text, claimed
+    return cut.cut_text(text, limit, cut.STDOUT_HEAD_SHARE)
 
 
 def _text(head: bytes, tail: bytes, total_chars: int, limit: int, head_share: float) -> tuple[str, int]:

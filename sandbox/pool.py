@@ -132,6 +132,7 @@ class SandboxPool:
         self._level = IsolationLevel(self.config.level)
         self._folder = ""
         self._instead: dict[str, str] = {}  # flavors that cannot be had, and what serves for them
+        self._clearing: set[asyncio.Future[None]] = set()  # folders of former cells on their way out
         self._free_numbers: list[int] = []
         self._next_number = 0
         self._next_call = 0
@@ -201,6 +202,8 @@ class SandboxPool:
                 await self._supervisor
             self._supervisor = None
         await self._stop_everything()
+        if self._clearing:
+            await asyncio.wait(self._clearing)
         await asyncio.to_thread(self._remove_folder)
 
     def _remove_folder(self) -> None:
@@ -428,7 +431,9 @@ class SandboxPool:
             kind.idle.remove(cell)
         self._free_numbers.append(cell.number)
         if self._level is not IsolationLevel.NAMESPACES:
-            asyncio.get_running_loop().run_in_executor(None, clear_away, self._home(cell.number))
+            clearing = asyncio.get_running_loop().run_in_executor(None, clear_away, self._home(cell.number))
+            self._clearing.add(clearing)
+            clearing.add_done_callback(self._clearing.discard)
         if self._open:
             self._fill(kind)
 

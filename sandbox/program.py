@@ -16,6 +16,7 @@ import linecache
 import mmap
 import os
 import random
+import re
 import struct
 import sys
 import threading
@@ -29,10 +30,15 @@ from sandbox import cut, display, kernel, wire
 from sandbox.seccomp import Filter
 
 NAME = "<tool>"
+# A line that is one plain call of print, with parentheses three deep; what it does not know is no harm.
+_STRING = r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+\""""
+_INNER = rf"""(?:[^()'"#\\\n]|{_STRING}"""
+_PRINT = re.compile(rf"print\({_INNER}|\({_INNER}|\({_INNER})*+\))*+\))*+\);?")
 SHARED_BYTES = 256 * 1024
 SHARED_HEADER = struct.Struct("<II")  # bytes of the value's text, flags
 BROKEN = 70  # exit status where our own code failed in the child
 _exit = os._exit
+_write = os.write
 _generator: Any = random._inst  # type: ignore[attr-defined]
 _seed: Any = _random.Random.seed
 _num_threads: Callable[[], int] = _thread._count  # pyright: ignore[reportPrivateUsage]
@@ -45,6 +51,8 @@ class _Lines(list[str]):
     """The program's lines for tracebacks, split only when somebody looks."""
 
     source = ""
+    last = 0  # where the last expression begins
+    showing = False  # whether it is being shown, at the end
 
     def _split(self) -> None:
         if self.source:
@@ -167,7 +175,9 @@ def _run_program(code: bytes, call: wire.Call, shared: mmap.mmap, warmth: Warmth
         if last is not None:
             value = eval(last, names)
             if value is not None:
+                LINES.showing = True
                 _offer(value, call, shared)
+                LINES.showing = False
     except SystemExit as request:
         status = _exit_status(request)
     except BaseException as error:
@@ -178,14 +188,32 @@ def _run_program(code: bytes, call: wire.Call, shared: mmap.mmap, warmth: Warmth
 def _compile(source: str) -> tuple[types.CodeType | None, types.CodeType | None]:
     """Split off the last expression, unless a semicolon silences it (as in IPython).
 
-    Where the last line is a print there is nothing to show, and no need of a syntax tree.
+    Where the last line is a print there is nothing to show, and no need of a syntax tree. Raises SyntaxError.
     """
-    if source[source.rstrip().rfind("\n") + 1 :].lstrip().startswith("print("):
-        return compile(source, NAME, "exec", dont_inherit=True), None
-    tree = ast.parse(source, NAME)
+    try:
+        if _PRINT.fullmatch(source[source.rstrip().rfind("\n") + 1 :].strip()):
+            return compile(source, NAME, "exec", dont_inherit=True), None
+        return _compile_in_parts(source, ast.parse(source, NAME))
+    except MemoryError:  # of the parser, which has a stack of its own
+        trouble, line = "the source is too large or nested too deeply", 1
+    except UnicodeEncodeError as error:
+        trouble, line = str(error), _line_of(source, error.start)
+    except (ValueError, SyntaxError) as error:
+        if "\0" not in source:
+            raise
+        trouble, line = str(error), _line_of(source, source.index("\0"))
+    raise SyntaxError(trouble, (NAME, line, None, None))
+
+
+def _line_of(source: str, index: int) -> int:
+    return source.count("\n", 0, index) + 1
+
+
+def _compile_in_parts(source: str, tree: ast.Module) -> tuple[types.CodeType | None, types.CodeType | None]:
     body = tree.body
-    if not body or not isinstance(body[-1], ast.Expr) or source.rstrip().endswith(";"):
+    if not body or not isinstance(body[-1], ast.Expr) or _silenced(source, body[-1]):
         return compile(tree, NAME, "exec", dont_inherit=True), None
+    LINES.last = body[-1].lineno
     last = ast.Expression(body[-1].value)
     del body[-1]
     flags = _future_flags(body)
@@ -193,12 +221,22 @@ def _compile(source: str) -> tuple[types.CodeType | None, types.CodeType | None]
     return rest, compile(last, NAME, "eval", flags, dont_inherit=True)
 
 
+def _silenced(source: str, last: ast.Expr) -> bool:
+    """True where a semicolon follows the last statement; one in a comment does not count."""
+    if ";" not in source:
+        return False
+    lines = io.StringIO(source, newline=None).read().split("\n")[(last.end_lineno or 1) - 1 :]
+    after = lines[0].encode()[last.end_col_offset :].decode() + "\n".join(lines[1:])
+    return after.lstrip(" \t\f\n\\").startswith(";")
+
+
 def _future_flags(body: list[ast.stmt]) -> int:
     flags = 0
     for statement in body:
         if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
             for alias in statement.names:
-                flags |= getattr(__future__, alias.name).compiler_flag
+                feature = getattr(__future__, alias.name, None)  # what is none, the compiler complains of
+                flags |= getattr(feature, "compiler_flag", 0)
     return flags
 
 
@@ -232,13 +270,23 @@ def report(kind: type[BaseException], error: BaseException, trace: types.Traceba
     while trace is not None and trace.tb_frame.f_code.co_filename != NAME:
         trace = trace.tb_next
     try:
-        lines = traceback.TracebackException(kind, error, trace, compact=True).format()
-        text = "".join(lines)
+        shown = traceback.TracebackException(kind, error, trace, compact=True)
+        if LINES.showing:  # the expression is evaluated already, and its frame gone
+            shown.stack.insert(0, traceback.FrameSummary(NAME, LINES.last, "<module>"))
+        text = "".join(shown.format())
     except BaseException:
         text = f"{kind.__name__}\n"
+    _tell(text)
+
+
+def _tell(text: str) -> None:
+    """Write to descriptor 2, which the program may have closed."""
     data = text.encode("utf-8", "backslashreplace")
-    while data:
-        data = data[os.write(2, data) :]
+    try:
+        while data:
+            data = data[_write(2, data) :]
+    except OSError:
+        pass
 
 
 def _fail(error: BaseException, shared: mmap.mmap) -> int:
@@ -257,7 +305,7 @@ def _exit_status(request: SystemExit) -> int:
         return 0
     if isinstance(request.code, int):
         return request.code & 0xFF
-    os.write(2, f"{request.code}\n".encode("utf-8", "backslashreplace"))
+    _tell(f"{request.code}\n")
     return 1
 
 

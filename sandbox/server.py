@@ -95,8 +95,8 @@ class SandboxServer:
 
     @web.middleware
     async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if request.path != "/ping" and not hmac.compare_digest(given.encode(), self._config.token.encode()):
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
+        if request.path != "/ping" and not hmac.compare_digest(given, self._config.token.encode()):
             return web.json_response({"detail": "a valid token is required: Authorization: Bearer ..."}, status=401)
         return await handler(request)
 
@@ -189,8 +189,14 @@ class SandboxServer:
 
 
 async def read_body(request: web.Request) -> object:
-    """Decode a body as its Content-Type says. Raises ValueError with a text for people."""
-    body = await request.read()
+    """Decode a body as its Content-Type says. Raises ValueError with a text for people, or HTTPBadRequest."""
+    try:
+        body = await request.read()
+    except (web.HTTPException, ConnectionError):
+        raise  # too large, say, or nobody there any more
+    except Exception as error:  # of the decompressor, or of the HTTP parser
+        headers = {"Connection": "close"}  # what follows on it cannot be told from the body
+        raise web.HTTPBadRequest(text=f"the body cannot be read: {_text(error)}", headers=headers) from error
     try:
         if request.content_type in (MSGPACK, "application/x-msgpack"):
             return msgpack.unpackb(body, unicode_errors="surrogatepass")
@@ -198,7 +204,11 @@ async def read_body(request: web.Request) -> object:
     except RecursionError as error:
         raise ValueError("the body is nested too deeply") from error
     except Exception as error:  # msgpack raises a dozen kinds
-        raise ValueError(f"the body cannot be decoded: {error}") from error
+        raise ValueError(f"the body cannot be decoded: {_text(error)}") from error
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def reply(request: web.Request, data: object, status: int = 200) -> web.Response:

@@ -7,6 +7,16 @@ from sandbox.cut import CONTINUATION
 CHUNK = 64 * 1024
 
 
+def open_pipe() -> tuple[int, int]:
+    """A pipe for a program's output, its end for reading first, which never keeps the reader waiting.
+
+    The program can open that end too, and take what poll(2) has just promised to us.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(reading, False)
+    return reading, writing
+
+
 class Stream:
     """The first and last bytes of one of a program's streams, in a buffer that can be wiped."""
 
@@ -29,11 +39,14 @@ class Stream:
         self._dropped_chars = 0
         self.dropped = False
 
-    def read(self, descriptor: int) -> int:
-        """Read once; returns the number of bytes, 0 at the end of the stream."""
+    def read(self, descriptor: int) -> int | None:
+        """Read once; returns the number of bytes, 0 at the end of the stream, None where nothing is there yet."""
         if len(self._buffer) - self._filled < CHUNK // 2:
             self._drop_middle()
-        got = os.readv(descriptor, [self._view[self._filled :]])
+        try:
+            got = os.readv(descriptor, [self._view[self._filled :]])
+        except BlockingIOError:
+            return None
         self._filled += got
         self.total_bytes += got
         return got

@@ -88,19 +88,11 @@ class Watch:
         return wire.CANCELLED
 
 
-def read_rest(streams: dict[int, Stream], output_bytes: int, *, others_may_live: bool) -> None:
-    """Read what is left in the pipes of a dead program."""
-    waiting = select.poll()
+def read_rest(streams: dict[int, Stream], output_bytes: int) -> None:
+    """Read what is left in the pipes of a dead program; what it started may live and write on."""
     for pipe, stream in streams.items():
-        if others_may_live:
-            waiting.register(pipe, select.POLLIN)
-        while stream.total_bytes <= output_bytes + CHUNK:
-            if others_may_live and not waiting.poll(0):
-                break
-            if stream.read(pipe) == 0:
-                break
-        if others_may_live:
-            waiting.unregister(pipe)
+        while stream.total_bytes <= output_bytes + CHUNK and stream.read(pipe):
+            pass
 
 
 def end_group(leader: int) -> None:

@@ -4,7 +4,9 @@ Started by the pool with an empty environment and one descriptor, a channel to t
 no program itself, so it never changes; when the channel closes, it ends.
 """
 
+import functools
 import gc
+import inspect
 import json
 import os
 import resource
@@ -12,11 +14,16 @@ import select
 import signal
 import socket
 import sys
+import traceback
+import types
+from collections.abc import Iterator
 from typing import Any
 
 from sandbox import cage, cell, flavors, kernel, program, seccomp, wire
 
 OOM_SCORE = b"500"
+# A file name that warnings take for the import system's, whose frames are nobody's: they pass over them.
+NOWHERE = "<importlib._bootstrap>"
 
 
 def main(channel: socket.socket, config: dict[str, Any]) -> None:
@@ -48,6 +55,38 @@ def main(channel: socket.socket, config: dict[str, Any]) -> None:
         os.close(files[0])
 
 
+def forget_paths() -> None:
+    """Take our paths out of all our functions: a program's stack ends in them, and some print it whole."""
+    ours = os.path.dirname(__file__)  # noqa: PTH120
+    for function in gc.get_objects():
+        if type(function) is types.FunctionType and function.__code__.co_filename.startswith(ours):
+            function.__code__ = _without_path(function.__code__)
+
+
+def _without_path(code: types.CodeType) -> types.CodeType:
+    inner = [_without_path(part) if isinstance(part, types.CodeType) else part for part in code.co_consts]
+    return code.replace(co_filename=NOWHERE, co_consts=tuple(inner))
+
+
+def _end_stacks_at_the_program() -> None:
+    """Let the functions that show a stack stop where it becomes ours."""
+    outer_frames = inspect.getouterframes
+
+    def walk_stack(f: types.FrameType | None) -> Iterator[tuple[types.FrameType, int]]:
+        if f is None:  # whoever reads the stack, as traceback.walk_stack finds it: through a generator
+            f = sys._getframe().f_back.f_back.f_back.f_back  # type: ignore[union-attr]
+        while f is not None and f.f_code.co_filename != NOWHERE:
+            yield f, f.f_lineno
+            f = f.f_back
+
+    @functools.wraps(outer_frames)
+    def getouterframes(frame: Any, context: int = 1) -> Any:
+        return [found for found, _ in zip(outer_frames(frame, context), walk_stack(frame), strict=False)]
+
+    traceback.walk_stack = walk_stack
+    inspect.getouterframes = getouterframes
+
+
 def _warm_up(flavor: str, sys_path: list[str]) -> program.Warmth:
     sys.path[:] = sys_path
     sys.argv[:] = [program.NAME]
@@ -65,6 +104,7 @@ def _warm_up(flavor: str, sys_path: list[str]) -> program.Warmth:
     site.setcopyright()
     site.sethelper()
     reseed = flavors.warm(flavor)
+    _end_stacks_at_the_program()
     warmth = program.Warmth(reseed)
     # The sandbox's own modules stay alive through the functions that run, out of programs' sight.
     for name in [name for name in sys.modules if name == "sandbox" or name.startswith("sandbox.")]:

@@ -1,6 +1,8 @@
 """Attacks: every case is contained, and the next honest program runs."""
 
 import asyncio
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +13,9 @@ from sandbox.case_check import check_case, read_cases
 from sandbox.limits import Limits
 from sandbox.pool import PoolConfig, SandboxPool
 from sandbox.request import ExecutionRequest
+from sandbox.scratch import MAX_BYTES, leave_empty, too_much_in
+from sandbox.stream import Stream, open_pipe
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 CASES = Path(__file__).parent / "data" / "sandbox_cases.json"
 BRIEF = Limits(cpu_s=1.5, wall_s=8.0)  # by the clock long enough for a machine that does other work too
 
@@ -115,3 +118,94 @@ time.sleep(60)
     result = await pool.run(ExecutionRequest(code=code, limits=Limits(wall_s=0.6)))
     assert result.outcome is Outcome.TIMEOUT
     assert 0.6 <= result.wall_s < 1.1  # 0.1 s on a quiet machine
+
+
+DEEP = """
+import os, time
+for _ in range(4000):
+    os.mkdir("a")
+    os.chdir("a")
+"""
+
+
+@pytest.mark.parametrize("level", ["namespaces", "landlock"])
+async def test_folders_too_deep_to_empty_at_once_keep_no_result_waiting(level: str):
+    async with SandboxPool(PoolConfig(level=level, slots=1, flavors=("lean",))) as pool:
+        started = time.monotonic()
+        result = await pool.run(ExecutionRequest(code=f"{DEEP}print('done')", limits=Limits(wall_s=20.0, cpu_s=20.0)))
+        took_s = time.monotonic() - started
+        assert result.outcome is Outcome.OK or (level == "landlock" and result.outcome is Outcome.OUT_OF_MEMORY)
+        assert took_s < result.wall_s + 0.5
+        after = await pool.run(ExecutionRequest(code="import os\nprint(os.listdir())"))
+        assert (after.stdout, pool.stats().retried, pool.stats().cells_lost) == ("[]\n", 0, 0)
+
+
+async def test_at_landlock_what_lies_deep_counts_and_the_deadline_holds():
+    async with SandboxPool(PoolConfig(level="landlock", slots=1, flavors=("lean",))) as pool:
+        result = await pool.run(ExecutionRequest(code=f"{DEEP}time.sleep(60)", limits=Limits(wall_s=20.0, cpu_s=20.0)))
+        assert (result.outcome, result.reason) == (Outcome.OUT_OF_MEMORY, "left too many or too large files")
+        assert result.wall_s < 5.0
+        assert (pool.stats().retried, pool.stats().cells_lost) == (0, 0)
+
+
+def test_a_look_sees_what_lies_below_and_goes_no_deeper_than_it_must(tmp_path: Path):
+    inner = tmp_path
+    for _ in range(60):
+        inner /= "d"
+        inner.mkdir()
+    assert not too_much_in(str(tmp_path))
+    with (inner / "sparse").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, MAX_BYTES + 1)
+    assert too_much_in(str(tmp_path))
+    (inner / "sparse").unlink()
+    (inner / "d/d/d/d/d").mkdir(parents=True)
+    assert too_much_in(str(tmp_path))
+    open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    too_much_in(str(tmp_path))
+    assert len(os.listdir("/proc/self/fd")) == open_files  # noqa: PTH208
+    assert leave_empty(str(tmp_path), seconds=60.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_emptied_whatever_it_holds_or_given_up_in_time(tmp_path: Path):
+    for number in range(600):
+        (tmp_path / f"f{number}").mkdir()
+    (tmp_path / "f0/.up-0").mkdir()
+    (tmp_path / "f1/link").symlink_to("/usr")
+    (tmp_path / "f2").chmod(0)
+    assert not leave_empty(str(tmp_path), seconds=0.0)
+    assert leave_empty(str(tmp_path), seconds=60.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_stolen_byte_is_nothing_yet_and_not_the_end():
+    reading, writing = open_pipe()
+    stream = Stream()
+    try:
+        os.write(writing, b"x")
+        os.read(reading, 1)  # by the program, after the cell was told that there is something
+        assert stream.read(reading) is None
+        os.write(writing, b"y")
+        assert (stream.read(reading), stream.read(reading)) == (1, None)
+        os.close(writing)
+        assert stream.read(reading) == 0
+    finally:
+        os.close(reading)
+
+
+async def test_a_program_that_reads_its_own_pipe_keeps_nobody_waiting():
+    code = """
+import os, time
+own = os.open("/proc/self/fd/1", os.O_RDONLY | os.O_NONBLOCK)
+end = time.monotonic() + 0.1
+while time.monotonic() < end:
+    os.write(1, b"x")
+    try: os.read(own, 1 << 16)
+    except BlockingIOError: pass
+time.sleep(60)
+"""
+    async with SandboxPool(PoolConfig(slots=1, flavors=("lean",))) as pool:
+        for _ in range(3):
+            result = await pool.run(ExecutionRequest(code=code, limits=Limits(wall_s=0.3)))
+            assert result.outcome is Outcome.TIMEOUT, result
+        assert (pool.stats().retried, pool.stats().cells_lost) == (0, 0)

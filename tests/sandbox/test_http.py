@@ -106,6 +106,24 @@ async def test_a_body_that_is_no_request_is_refused(http: aiohttp.ClientSession,
             assert (await answer.json())["reason"] == "invalid_input"
 
 
+async def test_a_body_that_is_not_packed_as_it_says_is_a_bad_request(http: aiohttp.ClientSession, url: str):
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    for route in ("/run", "/run/batch", "/execute"):
+        async with http.post(f"{url}{route}", data=b"this is no gzip", headers=headers, compress=False) as answer:
+            assert answer.status == 400
+
+
+async def test_a_refusal_always_has_a_reason(http: aiohttp.ClientSession, url: str):
+    async with http.post(f"{url}/run", data=b"\xc1", headers={"Content-Type": MSGPACK}) as answer:
+        assert answer.status == 422
+        assert not (await answer.json())["detail"].strip().endswith(":")
+
+
+async def test_null_is_no_stdin(http: aiohttp.ClientSession, url: str):
+    status, answer = await post(http, f"{url}/execute", {"code": "input()", "stdin": None})
+    assert status == 200 and "EOFError" in answer["stderr"]
+
+
 async def test_surrogates_and_nul_pass_both_ways(http: aiohttp.ClientSession, url: str):
     _, answer = await post(http, f"{url}/run", python("print('a\\0b\\ud800', repr(input()))", input="\ud800"))
     assert answer["stdout"].startswith("a\x00b\\ud800")
@@ -158,6 +176,10 @@ async def test_other_addresses_need_a_token(pool: SandboxPool, http: aiohttp.Cli
     try:
         status, _ = await post(http, f"http://127.0.0.1:{port}/run", python("1"))
         assert status == 401
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /status HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\nConnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
+        writer.close()
         async with SandboxClient(f"http://127.0.0.1:{port}", token="let-me-in") as client:
             assert (await client.run(ExecutionRequest(code="print(2)"))).stdout == "2\n"
     finally:

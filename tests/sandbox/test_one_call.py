@@ -1,7 +1,10 @@
 """One program in, one result out."""
 
+from pathlib import Path
+
 import pytest
 
+import sandbox
 from rstar_ray.outcome import Outcome
 from sandbox.limits import Limits
 from sandbox.pool import SandboxPool
@@ -29,6 +32,77 @@ async def test_a_program_that_prints_nothing_shows_its_last_value(pool: SandboxP
     assert tool_text(await run(pool, "print('p')\n5")) == "p"
 
 
+@pytest.mark.parametrize(
+    "code, shown",
+    [
+        ("5; # quiet", ""),
+        ("(5) ;", ""),
+        ("'é'  \\\n  ;\n", ""),
+        ("x = 1; 5", "5"),
+        ("5 # a;", "5"),
+        ("5\n# a;", "5"),
+        ("'a;'", "'a;'"),
+        ("print('x') if 0 else 7", "7"),
+        ("None and print(1) or 7", "7"),
+        ("print(')') if 0 else (7)", "7"),
+        ("print((('x')), end=';')", "x;"),
+        ("print('x'); 7", "x"),
+        ("1 if 1 else print('a') # print(2)", "1"),
+    ],
+)
+async def test_the_last_value_is_shown_as_ipython_would(pool: SandboxPool, code: str, shown: str):
+    assert tool_text(await run(pool, code)) == shown
+
+
+@pytest.mark.parametrize(
+    "code, end",
+    [
+        ("from __future__ import braces\n5", '  File "<tool>", line 1\nSyntaxError: not a chance\n'),
+        ("x = 1\n'\0'", '  File "<tool>", line 2\nSyntaxError: source code string cannot contain null bytes\n'),
+        ("x = 1\n'\ud800'", "surrogates not allowed\n"),
+        ("-" * 100_000 + "1", '  File "<tool>", line 1\nSyntaxError: the source is too large or nested too deeply\n'),
+        (
+            "class A:\n  def __repr__(self): return 1 / 0\nA()",
+            'File "<tool>", line 3, in <module>\n    A()\n  File "<tool>", line 2, in __repr__\n'
+            "    def __repr__(self): return 1 / 0\n                               ~~^~~\n"
+            "ZeroDivisionError: division by zero\n",
+        ),
+        ("x = 10**5000\nx", "  x\n"),
+    ],
+)
+async def test_an_error_names_its_line(pool: SandboxPool, code: str, end: str):
+    result = await run(pool, code)
+    assert result.outcome is Outcome.ERROR
+    assert 'File "<tool>", line ' in result.stderr
+    assert (end in result.stderr) if end == "  x\n" else result.stderr.endswith(end), result.stderr
+
+
+@pytest.mark.parametrize("end, status", [("1 / 0", 1), ("sys.exit('m')", 1), ("sys.exit(3)", 3), ("pass", 0)])
+async def test_without_a_stderr_a_program_still_ends_as_it_would(pool: SandboxPool, end: str, status: int):
+    result = await run(pool, f"import atexit, os, sys\natexit.register(os.write, 1, b'bye')\nos.close(2)\n{end}")
+    assert (result.exit_status, result.stdout) == (status, "bye")
+
+
+async def test_a_time_out_cannot_be_forged(pool: SandboxPool):
+    result = await run(pool, "import os, signal\nos.kill(os.getpid(), signal.SIGXCPU)")
+    assert (result.outcome, result.reason) == (Outcome.KILLED, "ended by SIGXCPU")
+
+
+async def test_a_forged_value_is_no_longer_than_allowed(pool: SandboxPool):
+    code = """
+import ctypes, struct
+for line in open("/proc/self/maps"):
+    place, mode, _, _, _, *name = line.split(None, 5)
+    low, high = (int(end, 16) for end in place.split("-"))
+    if "s" in mode and high - low == 256 * 1024:
+        data = b"x" * 200_000
+        ctypes.memmove(low, struct.pack("<II", len(data), 0xFFFFFFFE) + data, 8 + len(data))
+"""
+    result = await run(pool, code)
+    assert result.outcome is Outcome.OK and 1000 < len(result.value) < 1100
+    assert result.value_cut_chars == 199_000
+
+
 async def test_long_containers_are_broken_like_in_ipython(pool: SandboxPool):
     assert tool_text(await run(pool, "list(range(30))")).startswith("[0,\n 1,\n 2,")
     assert tool_text(await run(pool, "{3, 1, 2}")) == "{1, 2, 3}"
@@ -40,6 +114,32 @@ async def test_a_traceback_names_only_the_programs_own_lines(pool: SandboxPool):
     assert 'File "<tool>", line 2, in f' in result.stderr
     assert "sandbox" not in result.stderr and "exec(" not in result.stderr
     assert result.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import traceback\ndef f(): traceback.print_stack()\nf()",
+        "import logging\nlogging.warning('x', stack_info=True)",
+        "import sys, traceback\nprint(traceback.StackSummary.extract(traceback.walk_stack(None)).format())",
+        "import inspect\nprint([(frame.filename, frame.lineno) for frame in inspect.stack()])",
+        "import faulthandler\nfaulthandler.dump_traceback()",
+        "import faulthandler, os\nfaulthandler.enable()\nos.abort()",
+        "import atexit, traceback\natexit.register(traceback.print_stack)\nprint('<tool>')",
+        "import sys\nframe = sys._getframe()\nwhile frame: print(frame); frame = frame.f_back",
+    ],
+)
+async def test_a_stack_names_the_programs_own_lines_and_no_path_of_ours(pool: SandboxPool, code: str):
+    result = await run(pool, code, stdout_chars=9000, stderr_chars=9000)
+    shown = result.stdout + result.stderr
+    assert "<tool>" in shown and str(Path(sandbox.__file__).parent) not in shown
+    if "stack" in code and "faulthandler" not in code:
+        assert "_run_program" not in shown and "<string>" not in shown and "importlib" not in shown
+
+
+async def test_a_warning_about_the_caller_of_nobody_names_no_file_of_ours(pool: SandboxPool):
+    result = await run(pool, "import warnings\nwarnings.warn('w', stacklevel=2)")
+    assert result.stderr in ("<string>:1: UserWarning: w\n", "sys:1: UserWarning: w\n", "<sys>:0: UserWarning: w\n")
 
 
 async def test_a_timeout_keeps_what_was_printed_even_unflushed(pool: SandboxPool):
