@@ -16,6 +16,7 @@ from sandbox.request import ExecutionRequest
 from sandbox.scratch import MAX_BYTES, leave_empty, too_much_in
 from sandbox.stream import Stream, open_pipe
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 CASES = Path(__file__).parent / "data" / "sandbox_cases.json"
 BRIEF = Limits(cpu_s=1.5, wall_s=8.0)  # by the clock long enough for a machine that does other work too
 
@@ -148,7 +149,7 @@ async def test_at_landlock_what_lies_deep_counts_and_the_deadline_holds():
         assert (pool.stats().retried, pool.stats().cells_lost) == (0, 0)
 
 
-def test_a_look_sees_what_lies_below_and_goes_no_deeper_than_it_must(tmp_path: Path):
+async def test_a_look_sees_what_lies_below_and_goes_no_deeper_than_it_must(tmp_path: Path):
     inner = tmp_path
     for _ in range(60):
         inner /= "d"
@@ -167,7 +168,7 @@ def test_a_look_sees_what_lies_below_and_goes_no_deeper_than_it_must(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_is_emptied_whatever_it_holds_or_given_up_in_time(tmp_path: Path):
+async def test_a_folder_is_emptied_whatever_it_holds_or_given_up_in_time(tmp_path: Path):
     for number in range(600):
         (tmp_path / f"f{number}").mkdir()
     (tmp_path / "f0/.up-0").mkdir()
