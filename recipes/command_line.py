@@ -54,6 +54,8 @@ def _scale(argv: Sequence[str], show: Callable[[str], None]) -> str:
         name, equals, value = word.partition("=")
         if name == "--scale":
             chosen = value if equals else next(iter(argv[position + 1 :]), "")
+            if not chosen or chosen.startswith("--"):
+                raise ConfigError("--scale", "needs a value", f"choose auto, {', '.join(SCALES)}")
     if chosen not in ("auto", *SCALES):
         raise ConfigError("--scale", f"{chosen!r} is no scale", f"choose auto, {', '.join(SCALES)}")
     if chosen != "auto":
@@ -105,6 +107,8 @@ def _as_config_error(complaint: str) -> ConfigError:
         return ConfigError(match[1], match[2], match[3])
     if match := re.match(r"Error parsing (--[\w.-]+): (.*)", text):
         return ConfigError(match[1], match[2], "see --help for its type")
+    if match := re.match(r"Missing value for argument '(--[\w.-]+)'", text):
+        return ConfigError(match[1], "needs a value", "see --help for its type")
     if match := re.match(r"invalid choice (.*) for argument '(--[\w.-]+)'\. (.*)", text):
         return ConfigError(match[2], f"{match[1]} is no choice", match[3].rstrip(". ").lower())
     return ConfigError("command line", text or "it could not be read", "see --help")

@@ -22,7 +22,7 @@ SFT_VALIDATION = 256
 
 def training_problems(config: RunConfig) -> list[Problem]:
     if config.data.train:
-        return load_problems(config.data.train, integer_answers=config.data.integer_answers)
+        return _from_file("--data.train", config.data.train, integer_answers=config.data.integer_answers)
     _refuse_without_tiny(config, "--data.train", "give a problem file")
     return _generated(config.seed, Split.TRAIN, config.data.num_train, "--data.num-train")
 
@@ -30,10 +30,17 @@ def training_problems(config: RunConfig) -> list[Problem]:
 def heldout_problems(config: RunConfig) -> list[Problem]:
     """At most `evaluate.num_problems`. The tiny world's are the same for every seed, so that runs compare."""
     if config.data.heldout:
-        return load_problems(config.data.heldout, integer_answers=False)[: config.evaluate.num_problems]
+        return _from_file("--data.heldout", config.data.heldout)[: config.evaluate.num_problems]
     if config.scale != "tiny":
         return []
     return _generated(0, Split.HELD_OUT, config.evaluate.num_problems, "--evaluate.num-problems")
+
+
+def _from_file(option: str, path: str, *, integer_answers: bool = False) -> list[Problem]:
+    try:
+        return load_problems(path, integer_answers=integer_answers)
+    except ConfigError as refused:
+        raise ConfigError(f"{option} {refused.field}", refused.problem, refused.mend) from None
 
 
 def _generated(seed: int, split: Split, count: int, option: str) -> list[Problem]:
@@ -50,7 +57,7 @@ def problem_sets(config: RunConfig) -> dict[str, list[Problem]]:
     if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
         raise ConfigError("--evaluate.files", f"two files are named {twice}", "rename one: results go by the name")
     return {
-        Path(path).stem: load_problems(path, integer_answers=False)[: config.evaluate.num_problems]
+        Path(path).stem: _from_file("--evaluate.files", path)[: config.evaluate.num_problems]
         for path in config.evaluate.files
     }
 

@@ -164,7 +164,8 @@ def load_problems(path: Path | str, *, integer_answers: bool) -> list[Problem]:
 
 def _read_problem_rows(path: Path) -> Iterator[tuple[int, Any]]:
     if not path.is_file():
-        raise ConfigError(str(path), "there is no such file", "name an existing jsonl or parquet file")
+        problem = "is a directory" if path.is_dir() else "there is no such file"
+        raise ConfigError(str(path), problem, "name an existing jsonl or parquet file")
     match path.suffix:
         case ".jsonl":
             with path.open("rb") as lines:

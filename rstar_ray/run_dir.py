@@ -174,13 +174,13 @@ class RunDir:
         if not self.path.exists() or self.config_path.exists():
             return
         if not self.path.is_dir():
-            raise ConfigError("run_dir", f"{self.path} is a file", "name a directory")
+            raise ConfigError("--run-dir", f"{self.path} is a file", "name a directory")
         evaluated = {self.evaluations_path, self.trajectories_path}  # what an evaluation alone leaves
         entries = [entry for entry in self.path.iterdir() if entry not in evaluated]
         others = sorted(entry.name for entry in entries if not entry.name.startswith("."))
         if others:
             shown = ", ".join(others[:3])
-            raise ConfigError("run_dir", f"{self.path} holds other files ({shown}) and no run", "name a new directory")
+            raise ConfigError("--run-dir", f"{self.path} holds other files ({shown}) and no run", "name a new directory")
 
     @contextmanager
     def _locked(self) -> Generator[None, None, None]:
@@ -189,7 +189,7 @@ class RunDir:
             lock = (self.path / ".lock").open("a+")
         except OSError as refused:
             mend = "name a directory that can be written"
-            raise ConfigError("run_dir", f"{self.path}: {refused.strerror}", mend) from refused
+            raise ConfigError("--run-dir", f"{self.path}: {refused.strerror}", mend) from refused
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -197,7 +197,7 @@ class RunDir:
                 lock.seek(0)
                 holder = lock.read().strip() or "another process"
                 mend = "wait for it to end or name another directory"
-                raise ConfigError("run_dir", f"{self.path} is in use by {holder}", mend) from None
+                raise ConfigError("--run-dir", f"{self.path} is in use by {holder}", mend) from None
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             lock.flush()
@@ -214,7 +214,7 @@ class RunDir:
         if found:
             more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
             raise ConfigError(
-                "run_dir",
+                "--run-dir",
                 f"{self.path} belongs to another configuration ({'; '.join(found[:5])}{more})",
                 "give the same settings to go on with it, or name a new directory",
             )

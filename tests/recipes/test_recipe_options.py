@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recipes.command_line import parse
-from recipes.data import model_context_tokens, problem_sets
+from recipes.data import model_context_tokens, problem_sets, training_problems
 from recipes.evaluate import EVALUATE
 from recipes.scales import SCALES, at_scale, detect_scale
 from recipes.session import MAY_DIFFER, run, run_path, with_sft_before
@@ -62,7 +62,14 @@ def test_a_bad_option_is_refused_in_one_line_that_names_it_and_the_mend(argument
     assert line.startswith(named) and mend in line and "\n" not in line
 
 
+@pytest.mark.parametrize("option", ["--steps", "--rollout.max-response-tokens"])
+def test_an_option_without_its_value_is_named(option: str):
+    assert refusal(option).startswith(f"{option}: needs a value")
+
+
 def test_an_unknown_scale_is_refused_with_the_choices():
+    with pytest.raises(ConfigError, match="--scale: needs a value; choose auto, tiny"):
+        parse([STAGE_1], ["--scale", "--run-dir", "runs/a"])
     with pytest.raises(ConfigError, match=r"--scale: 'huge' is no scale; choose auto, tiny, gpu, mi300x-64"):
         parse([STAGE_1], ["--scale", "huge"])
 
@@ -99,6 +106,17 @@ def test_a_relative_run_directory_of_a_job_starts_beside_the_runs_of_its_cluster
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     monkeypatch.setenv("RSTAR_RAY_RUNS", "/there/runs")
     assert run_path(config) == Path("/there/runs/mine")
+
+
+def test_a_broken_row_names_the_option_the_file_and_the_row(tmp_path: Path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"id": "a", "problem": "1 + 1?", "answer": "2"}\n{"id": "b", "problem": "?"}\n')
+    (config,) = parse([STAGE_1], [*TINY, "--data.train", str(path)])
+    with pytest.raises(ConfigError, match=r"--data\.train mine\.jsonl, row 2"):
+        training_problems(config)
+    (config,) = parse([STAGE_1], [*TINY, "--data.train", str(tmp_path)])
+    with pytest.raises(ConfigError, match=r"--data\.train .*is a directory"):
+        training_problems(config)
 
 
 def test_two_problem_files_of_one_name_are_refused(tmp_path: Path):
