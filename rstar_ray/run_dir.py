@@ -180,7 +180,9 @@ class RunDir:
         others = sorted(entry.name for entry in entries if not entry.name.startswith("."))
         if others:
             shown = ", ".join(others[:3])
-            raise ConfigError("--run-dir", f"{self.path} holds other files ({shown}) and no run", "name a new directory")
+            raise ConfigError(
+                "--run-dir", f"{self.path} holds other files ({shown}) and no run", "name a new directory"
+            )
 
     @contextmanager
     def _locked(self) -> Generator[None, None, None]:
