@@ -30,6 +30,7 @@ from actors.replay import (
     ReplayResult,
     balancer_actor,
     equal_trace,
+    in_one_turn,
     limits_of,
     mixed_trace,
     replay,
@@ -73,10 +74,8 @@ async def main(bench: BenchSettings) -> dict[str, Any]:
 
 # -- against a bare engine --------------------------------------------------------------------------------------------
 async def _overhead(bench: BenchSettings, settings: EngineSettings) -> dict[str, Any]:
-    traces = {
-        "single_turn": equal_trace(192, prompt=60, tokens=150),
-        "multi_turn": equal_trace(192, prompt=60, tokens=50, turns=3),
-    }
+    mixed = mixed_trace(32, 8, seed=0)
+    traces = {"single_turn": [in_one_turn(rollout) for rollout in mixed], "multi_turn": mixed}
     engine = ReplayEngine(settings)
     await engine.start()
     found: dict[str, Any] = {}
@@ -85,10 +84,10 @@ async def _overhead(bench: BenchSettings, settings: EngineSettings) -> dict[str,
         for name, trace in traces.items():
             ratios, ours, bare = [], [], []
             async with balancer_actor("expected_kv") as balancer:
-                await replay([engine], trace[:64], balancer, salt=-2)
+                await replay([engine], trace[:64], balancer, salt=-2, limits=MIXED_LIMITS)
                 for number in range(bench.repeats):
                     bare.append(await replay_bare(engine, trace, salt=2 * number, concurrency=64))
-                    ours.append(await replay([engine], trace, balancer, salt=2 * number + 1))
+                    ours.append(await replay([engine], trace, balancer, salt=2 * number + 1, limits=MIXED_LIMITS))
                     ratios.append(ours[-1].tokens_per_s / bare[-1].tokens_per_s)
             found[f"{name}_over_bare"] = _spread(ratios)
             found[f"{name}_tokens_per_s"] = round(statistics.median(one.tokens_per_s for one in ours))

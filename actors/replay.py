@@ -169,6 +169,11 @@ def _at_once(rollout: TraceRollout) -> TraceRollout:
     return replace(rollout, turns=tuple(turns))
 
 
+def in_one_turn(rollout: TraceRollout) -> TraceRollout:
+    """The same sampled tokens without a tool call between them."""
+    return replace(rollout, turns=(TraceTurn(rollout.generated_tokens),))
+
+
 def equal_trace(
     count: int, *, prompt: int, tokens: int, turns: int = 1, tool_tokens: int = 20, siblings: int = 1
 ) -> list[TraceRollout]:

@@ -26,7 +26,7 @@ class ConversationMix:
 
     drills: float = 0.3  # of all conversations: repeat these numbers
     mistakes: float = 0.55  # of tool conversations: the last call computes something else
-    failures: float = 0.08  # of tool conversations: the first call raises and is then repaired
+    failures: float = 0.05  # of tool conversations: the first call raises and is then repaired
 
     def __post_init__(self) -> None:
         for name in ("drills", "mistakes", "failures"):
