@@ -58,13 +58,17 @@ def footprint() -> dict[str, int]:
 
 
 def _ours(entry: Path) -> bool:
-    """True for children of this process, and for whatever runs under a cell's uid."""
+    """True for children of this process, and for whatever lives under a cell's uid.
+
+    A dead one that is another's child has only not been reaped by the machine's init yet.
+    """
     try:
         fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
         uid = entry.stat().st_uid
     except OSError:
         return False
-    return int(fields[1]) == os.getpid() or FIRST_UID <= uid < FIRST_UID + 1_000_000
+    state, parent = fields[0], int(fields[1])
+    return parent == os.getpid() or (state != "Z" and FIRST_UID <= uid < FIRST_UID + 1_000_000)
 
 
 def _resident_kb() -> int:
