@@ -31,10 +31,10 @@ from actors.replay import (
     balancer_actor,
     equal_trace,
     in_one_turn,
-    limits_of,
     mixed_trace,
     replay,
     replay_bare,
+    request_limits,
 )
 from rstar_ray.tiny.model import make_tiny_model
 from scheduler.engine_model import EngineCost, EngineShape
@@ -207,6 +207,7 @@ def _cost(values: Any) -> EngineCost:
 def _twin(trace: Sequence[TraceRollout], policy: str, cost: EngineCost, settings: EngineSettings) -> tuple[float, int]:
     """Seconds and preemptions, simulated."""
     assert settings.kv_tokens is not None
+    limits = request_limits(trace)
     simulated = TwinSettings(
         replicas=1,
         shape=EngineShape(
@@ -216,8 +217,8 @@ def _twin(trace: Sequence[TraceRollout], policy: str, cost: EngineCost, settings
             max_batched_tokens=settings.max_model_len + settings.max_num_seqs,
         ),
         cost=cost,
-        max_response_tokens=limits_of(trace).max_response_tokens,
-        max_turns=limits_of(trace).max_turns,
+        max_response_tokens=limits.max_response_tokens,
+        max_turns=limits.max_turns,
     )
     result = Twin(trace, policy, simulated).run()
     return result.makespan_s, result.preemptions

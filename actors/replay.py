@@ -24,12 +24,14 @@ from rstar_ray.outcome import Outcome
 from rstar_ray.rollout import RolloutState
 from rstar_ray.trajectory import Completion, Problem, RolloutLimits, RolloutRequest, Sampling, ToolCall, ToolResult
 from scheduler.traces import Stage, TraceRollout, TraceTurn, synthetic
+from scheduler.twin import limits_of
 
 CALL, ANSWER, FILLER = 5, 6, 7
 """Last tokens of a completion that calls the tool and of one that answers; and what tools answer with.
 
 How much the tool answers is told by the last token but one, so at most a vocabulary's size."""
-CLOSE_S = 10.0
+DRAIN_S = 10.0
+"""Longest until the balancer has heard of the last end."""
 LEAST_COMPLETION, MOST_TOOL_TOKENS = 2, 40
 MIXED = Stage(
     max_response_tokens=480,
@@ -206,7 +208,7 @@ async def replay(
     A balancer that is used again under the same limits knows the lengths it has seen, as in training from a run's
     second step on. Limits are by default the trace's own.
     """
-    limits = limits or limits_of(rollouts)
+    limits = limits or request_limits(rollouts)
     named = {f"{salt}/{rollout.group}/{number}": rollout for number, rollout in enumerate(rollouts)}
     shared = Replay({name: _Life(rollout) for name, rollout in named.items()})
     chat = ReplayChat(rollouts, salt)
@@ -233,7 +235,8 @@ async def replay(
     await balancer.submit.remote([(rollout_load(start), start.request) for start in starts])
     await _all_done(workers, len(rollouts))
     seconds = time.perf_counter() - began
-    await balancer.drain.remote(CLOSE_S)  # results come here before the last ends are reported there
+    if not await balancer.drain.remote(DRAIN_S):  # results come here before the last ends are reported there
+        raise RStarError(f"replay: the balancer still had rollouts {DRAIN_S:g} s after the last result")
     await balancer.resume.remote()
     for worker in workers:
         await worker.close()
@@ -273,11 +276,12 @@ async def replay_bare(
     )
 
 
-def limits_of(rollouts: Sequence[TraceRollout]) -> RolloutLimits:
+def request_limits(rollouts: Sequence[TraceRollout]) -> RolloutLimits:
     """The narrowest that let every rollout end by itself."""
+    budget, turns = limits_of(rollouts)
     return RolloutLimits(
-        max_response_tokens=max(rollout.response_tokens for rollout in rollouts) + 1,
-        max_turns=max(len(rollout.turns) for rollout in rollouts),
+        max_response_tokens=budget + 1,
+        max_turns=turns,
         max_context_tokens=max(rollout.prompt_tokens + rollout.response_tokens for rollout in rollouts) + 1,
     )
 

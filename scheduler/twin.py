@@ -352,6 +352,32 @@ def limits_of(rollouts: Sequence[TraceRollout]) -> tuple[int, int]:
 
 
 def main() -> None:
+    args = _arguments()
+    policies = list(POLICIES) if args.policy == "all" else [args.policy]
+    drawn = "expected_kv" if args.policy == "all" else args.policy
+    results: list[TwinResult | CannotHold] = []
+    try:
+        rollouts = read_trace(args.trace)
+        history = [] if args.history is None else read_trace(args.history)
+        settings = _settings(args, rollouts)
+        for policy in policies:
+            picture: Path | None = args.picture if policy == drawn else None
+            try:
+                results.append(_simulated(rollouts, history, policy, settings, picture))
+            except NeverFits as error:
+                if len(policies) == 1:
+                    raise
+                results.append(CannotHold(policy, str(error)))
+    except (ValueError, OSError, TypeError) as error:
+        sys.exit(f"scheduler.twin: {error}")
+    if not args.json:
+        print(table(results))
+    else:
+        rows = [result.as_json() for result in results]
+        print(json.dumps(rows if args.policy == "all" else rows[0]))
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m scheduler.twin", description="Simulate one step; every figure printed is simulated."
     )
@@ -367,53 +393,46 @@ def main() -> None:
     parser.add_argument("--cost", type=Path, help="a fitted engine model (JSON), instead of the computed MI300X")
     parser.add_argument("--picture", type=Path, help="write the picture of the step here")
     parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    try:
-        rollouts = read_trace(args.trace)
-        picture: Path | None = args.picture
-        history = [] if args.history is None else read_trace(args.history)
-        cost = MI300X_14B if args.cost is None else EngineCost(**json.loads(args.cost.read_text()))
-        budget, turns = limits_of(rollouts)
-        if args.stage:
-            budget, turns = STAGES[args.stage].max_response_tokens, STAGES[args.stage].max_turns
-        settings = TwinSettings(
-            replicas=args.replicas,
-            shape=EngineShape(kv_tokens=args.kv_tokens, block_tokens=args.block_tokens, max_running=args.max_running),
-            cost=cost,
-            max_response_tokens=budget,
-            max_turns=turns,
-            risk=args.risk,
-        )
-        results: list[TwinResult | CannotHold] = []
-        for policy in POLICIES if args.policy == "all" else [args.policy]:
-            spans: list[Span] = []
-            samples: list[KvSample] = []
-            drawn = picture is not None and policy == (args.policy if args.policy != "all" else "expected_kv")
-            twin = Twin(
-                rollouts,
-                policy,
-                settings,
-                history=history,
-                clock=time.perf_counter,
-                on_span=spans.append if drawn else None,
-                on_kv=samples.append if drawn else None,
-            )
-            try:
-                results.append(twin.run())
-            except NeverFits as error:
-                if args.policy != "all":
-                    raise
-                results.append(CannotHold(policy, str(error)))
-                continue
-            if picture is not None and drawn:
-                title = f"one step under {policy}, simulated"
-                draw_step(picture, spans, samples, kv_capacity_tokens=args.kv_tokens, title=title)
-    except (ValueError, OSError, TypeError) as error:
-        sys.exit(f"scheduler.twin: {error}")
-    if args.policy != "all":
-        print(json.dumps(results[0].as_json()) if args.json else table(results))
-    else:
-        print(json.dumps([result.as_json() for result in results]) if args.json else table(results))
+    return parser.parse_args()
+
+
+def _settings(args: argparse.Namespace, rollouts: Sequence[TraceRollout]) -> TwinSettings:
+    budget, turns = limits_of(rollouts)
+    if args.stage:
+        budget, turns = STAGES[args.stage].max_response_tokens, STAGES[args.stage].max_turns
+    return TwinSettings(
+        replicas=args.replicas,
+        shape=EngineShape(kv_tokens=args.kv_tokens, block_tokens=args.block_tokens, max_running=args.max_running),
+        cost=MI300X_14B if args.cost is None else EngineCost(**json.loads(args.cost.read_text())),
+        max_response_tokens=budget,
+        max_turns=turns,
+        risk=args.risk,
+    )
+
+
+def _simulated(
+    rollouts: Sequence[TraceRollout],
+    history: Sequence[TraceRollout],
+    policy: str,
+    settings: TwinSettings,
+    picture: Path | None,
+) -> TwinResult:
+    """One policy's step, drawn where a picture of it is wanted."""
+    spans: list[Span] = []
+    samples: list[KvSample] = []
+    result = Twin(
+        rollouts,
+        policy,
+        settings,
+        history=history,
+        clock=time.perf_counter,
+        on_span=spans.append if picture else None,
+        on_kv=samples.append if picture else None,
+    ).run()
+    if picture is not None:
+        title = f"one step under {policy}, simulated"
+        draw_step(picture, spans, samples, kv_capacity_tokens=settings.shape.kv_tokens, title=title)
+    return result
 
 
 def table(results: Sequence[TwinResult | CannotHold]) -> str:
