@@ -36,7 +36,7 @@ from rstar_ray.trajectory import (
 )
 from rstar_ray.trajectory_log import write_trajectories
 from rstar_ray.weights import WeightBucket
-from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
+from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica, in_flight_limit
 from scheduler.picture import Activity, KvSample, Span, Timeline
 
 T = TypeVar("T")
@@ -203,7 +203,7 @@ class GenerationWorker:
             self._balancer.register(
                 self._replica_id,
                 self._facts.kv_capacity_tokens,
-                self._max_running,
+                in_flight_limit(self._max_running),
                 self._engine.policy_version,
                 [rollout_load(state) for state in self._states.values()],
             ),

@@ -1,6 +1,5 @@
 """What a run trains and is measured on: files the user names, or the tiny world's own, made from the seed."""
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from rstar_ray.evaluation import load_problems
 from rstar_ray.rollout import ExecuteFn
 from rstar_ray.sft import load_conversations, to_example
 from rstar_ray.tiny.conversations import generate_conversations
-from rstar_ray.tiny.model import CONTEXT_TOKENS, make_tiny_model
 from rstar_ray.tiny.problems import MAX_PROBLEMS, Split, generate_problems
 from rstar_ray.trajectory import Problem
 from rstar_ray.update import SftExample
@@ -23,7 +21,7 @@ SFT_VALIDATION = 256
 def training_problems(config: RunConfig) -> list[Problem]:
     if config.data.train:
         return _from_file("--data.train", config.data.train, integer_answers=config.data.integer_answers)
-    _refuse_without_tiny(config, "--data.train", "give a problem file")
+    refuse_without_tiny(config, "--data.train", "give a problem file")
     return _generated(config.seed, Split.TRAIN, config.data.num_train, "--data.num-train")
 
 
@@ -69,7 +67,7 @@ async def sft_examples(
     if config.sft.data:
         conversations = load_conversations(config.sft.data)
     else:
-        _refuse_without_tiny(config, "--sft.data", "give a file of conversations")
+        refuse_without_tiny(config, "--sft.data", "give a file of conversations")
         conversations = await generate_conversations(config.seed, config.sft.num_conversations, execute)
     context = config.engine.max_context_tokens
     examples = [
@@ -81,53 +79,7 @@ async def sft_examples(
     return examples[held_back:], examples[:held_back]
 
 
-def start_model(config: RunConfig, run_path: Path, finished: Path | None) -> Path:
-    """The Hugging Face folder whose architecture and tokenizer the run uses; the tiny world's is made where needed."""
-    folder = start_folder(config, run_path, finished)
-    own = not config.model and finished is None
-    return make_tiny_model(folder, config.seed) if own and not (folder / "config.json").exists() else folder
-
-
-def start_folder(config: RunConfig, run_path: Path, finished: Path | None) -> Path:
-    """Where `start_model` finds or makes it."""
-    if config.model:
-        return Path(config.model)
-    if finished is not None:
-        return finished / "model"
-    _refuse_without_tiny(config, "--model", "give a Hugging Face model folder, or run the stage before")
-    return run_path / "start-model"
-
-
-def refuse_beyond_context(config: RunConfig, folder: Path) -> None:
-    """Raise `ConfigError` where the engine is to hold more tokens than the model in `folder` has positions for.
-
-    `folder` is `start_folder`'s; where the tiny world's is not made yet, its context is known.
-    """
-    path, asked = folder / "config.json", config.engine.max_context_tokens
-    limit = model_context_tokens(path) if path.is_file() else CONTEXT_TOKENS
-    if limit is not None and asked > limit:
-        raise ConfigError(
-            "--engine.max-context-tokens",
-            f"{asked} is above the {limit} of the model in {folder}",
-            f"give at most {limit}, and response budgets below it",
-        )
-
-
-def model_context_tokens(path: Path) -> int | None:
-    """Positions a config.json allows, as vLLM counts them; None where it names none."""
-    try:
-        config = json.loads(path.read_bytes())
-        config = config.get("text_config") or config
-        positions = config.get("max_position_embeddings")
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    except (OSError, ValueError, AttributeError) as broken:
-        raise ConfigError("--model", f"{path} cannot be read ({broken})", "give a whole model folder") from broken
-    if not isinstance(positions, int):
-        return None
-    stretched = rope.get("rope_type", rope.get("type")) in ("linear", "dynamic")  # the others count it in already
-    return int(positions * (rope.get("factor") or 1)) if stretched else positions
-
-
-def _refuse_without_tiny(config: RunConfig, field: str, mend: str) -> None:
+def refuse_without_tiny(config: RunConfig, field: str, mend: str) -> None:
+    """Raise `ConfigError` for a field left empty at a scale that has nothing of its own to put there."""
     if config.scale != "tiny":
         raise ConfigError(field, f"it is empty, and scale {config.scale} has none of its own", mend)

@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from recipes.command_line import Recipe, parse
-from recipes.data import (
-    heldout_problems,
-    problem_sets,
-    refuse_beyond_context,
-    sft_examples,
-    start_folder,
-    start_model,
-    training_problems,
-)
+from recipes.data import heldout_problems, problem_sets, sft_examples, training_problems
+from recipes.model import refuse_beyond_context, start_folder, start_model
 from recipes.scales import at_scale, local_resources
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1

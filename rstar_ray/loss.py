@@ -27,7 +27,8 @@ def token_logprobs(
     """Log-probability of each target, and the entropy of its distribution in nats: two float32 [N].
 
     Forward and backward hold the logits of `chunk_tokens` tokens at a time and nothing of size
-    [N, V]; the backward pass computes each chunk's logits again. Both outputs are differentiable.
+    [N, V]; the backward pass computes each chunk's logits again, where there is more than one
+    chunk. Both outputs are differentiable.
     Float64 inputs stay float64.
     """
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(hidden_NH, weight_VH, targets_N, chunk_tokens, temperature)
@@ -49,16 +50,17 @@ class _ChunkedLogprobs(torch.autograd.Function):
         dtype = torch.float64 if hidden_NH.dtype == torch.float64 else torch.float32
         logprobs_N = torch.empty(len(targets_N), dtype=dtype, device=hidden_NH.device)
         entropy_N, normaliser_N = torch.empty_like(logprobs_N), torch.empty_like(logprobs_N)
+        kept = None
         for start in range(0, len(targets_N), chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
             logits = _logits(hidden_NH[chunk], weight_VH, temperature)
-            normaliser = logits.logsumexp(-1)
-            logprobs_N[chunk] = logits.gather(-1, targets_N[chunk, None])[:, 0] - normaliser
-            # H = log Z - sum p * logit, with p = exp(logit - log Z).
-            probs = (logits - normaliser[:, None]).exp_()
-            entropy_N[chunk] = normaliser - probs.mul_(logits).sum(-1)
-            normaliser_N[chunk] = normaliser
-        ctx.save_for_backward(hidden_NH, weight_VH, targets_N, normaliser_N, entropy_N)
+            normaliser_N[chunk] = normaliser = logits.logsumexp(-1)
+            logits -= normaliser[:, None]  # now log-probabilities
+            logprobs_N[chunk] = logits.gather(-1, targets_N[chunk, None])[:, 0]
+            entropy_N[chunk] = -logits.exp().mul_(logits).sum(-1)
+            if len(targets_N) <= chunk_tokens:
+                kept = logits
+        ctx.save_for_backward(hidden_NH, weight_VH, targets_N, normaliser_N, entropy_N, kept)
         ctx.chunk_tokens, ctx.temperature = chunk_tokens, temperature
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
@@ -66,7 +68,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         logprob_grads_N, entropy_grads_N = grad_outputs
-        hidden_NH, weight_VH, targets_N, normaliser_N, entropy_N = ctx.saved_tensors
+        hidden_NH, weight_VH, targets_N, normaliser_N, entropy_N, kept = ctx.saved_tensors
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         hidden_grads_NH = torch.zeros_like(hidden_NH) if needs_hidden else None
         # Accumulated over chunks, so in at least float32 whatever the weight's own type.
@@ -76,19 +78,21 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for start in range(0, len(targets_N), ctx.chunk_tokens):
             chunk = slice(start, start + ctx.chunk_tokens)
             hidden = hidden_NH[chunk]
-            logits = _logits(hidden, weight_VH, ctx.temperature)
-            logits -= normaliser_N[chunk, None]  # now log-probabilities
-            probs = logits.exp()
+            log_probs = kept
+            if log_probs is None:
+                log_probs = _logits(hidden, weight_VH, ctx.temperature)
+                log_probs -= normaliser_N[chunk, None]
             # d logprob_t / d logit_v = [v = t] - p_v ;  d H / d logit_v = -p_v (log p_v + H)
-            if entropy_grads_N is not None:
-                scale = -entropy_grads_N[chunk, None]
-                grad_logits = logits.add_(entropy_N[chunk, None]).mul_(probs).mul_(scale)
+            grad_logits = log_probs.exp()
+            if entropy_grads_N is None:
+                grad_logits *= -logprob_grads_N[chunk, None]
             else:
-                grad_logits = logits.zero_()
+                scale = (log_probs + entropy_N[chunk, None]).mul_(entropy_grads_N[chunk, None])
+                if logprob_grads_N is not None:
+                    scale += logprob_grads_N[chunk, None]
+                grad_logits *= scale.neg_()
             if logprob_grads_N is not None:
-                of_target = logprob_grads_N[chunk, None]
-                grad_logits.sub_(probs.mul_(of_target))
-                grad_logits.scatter_add_(-1, targets_N[chunk, None], of_target)
+                grad_logits.scatter_add_(-1, targets_N[chunk, None], logprob_grads_N[chunk, None])
             if ctx.temperature != 1.0:
                 grad_logits /= ctx.temperature
             grad_logits = grad_logits.to(hidden.dtype)

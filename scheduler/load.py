@@ -9,6 +9,16 @@ from dataclasses import dataclass, field
 
 from rstar_ray.errors import RStarError
 
+AHEAD_SHARE = 8  # one rollout waits in the engine for every so many that run there
+
+
+def in_flight_limit(max_running: int) -> int:
+    """Rollouts a replica may hold whose engine runs `max_running` at a time.
+
+    A few more, so that the seat of one that ends is filled at the next step and not after a call to the balancer.
+    """
+    return max_running + -(-max_running // AHEAD_SHARE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLoad:

@@ -17,7 +17,7 @@ from pathlib import Path
 from scheduler.balancer import POLICIES, Balancer
 from scheduler.bound import lower_bound
 from scheduler.engine_model import EngineCost, EngineShape, ModelledEngine, Request
-from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport, in_flight_limit
 from scheduler.picture import Activity, KvSample, Span, draw_step
 from scheduler.traces import STAGES, TraceRollout, cut, read_trace
 
@@ -155,8 +155,9 @@ class Twin:
 
     def run(self) -> TwinResult:
         """Until every rollout has ended."""
+        shape = self.settings.shape
         for name in self.names:
-            self.balancer.add_replica(name, self.settings.shape.kv_tokens, max_running=self.settings.shape.max_running)
+            self.balancer.add_replica(name, shape.kv_tokens, max_running=in_flight_limit(shape.max_running))
         limits = (self.settings.max_response_tokens, self.settings.max_turns)
         if self._history:
             past = [cut(rollout, *limits) for rollout in self._history]

@@ -113,6 +113,24 @@ async def test_granted_rollouts_are_played_and_delivered_once_each():
     await one.close()
 
 
+async def test_a_few_more_rollouts_are_taken_than_the_engine_runs_at_a_time():
+    balancer, go = BalancerService(), asyncio.Event()
+
+    async def hold() -> None:
+        await go.wait()
+
+    one = worker(balancer, engine=FakeEngine(turn_ends=hold))
+    await one.start()
+    await one.serve()
+    await submit(balancer, requests(100))
+    await asyncio.sleep(0.05)
+    snapshot = await balancer.snapshot()
+    assert (snapshot.in_flight, snapshot.waiting) == (64 + 8, 28)
+    go.set()
+    assert len(await collect(one, 100)) == 100
+    await one.close()
+
+
 async def test_a_rollout_that_is_moved_goes_on_on_another_replica_from_its_last_turn():
     balancer, moved = BalancerService(), asyncio.Event()
 

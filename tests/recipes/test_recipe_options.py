@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from recipes.command_line import parse
-from recipes.data import model_context_tokens, problem_sets, training_problems
+from recipes.data import problem_sets, training_problems
+from recipes.model import model_context_tokens
 from recipes.evaluate import EVALUATE
 from recipes.scales import SCALES, at_scale, detect_scale
 from recipes.session import MAY_DIFFER, run, run_path, with_sft_before

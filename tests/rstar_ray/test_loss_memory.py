@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-TOKENS, VOCABULARY, HIDDEN, CHUNK = 1_024, 150_000, 8, 32
+TOKENS, VOCABULARY, HIDDEN, CHUNK = 512, 150_000, 8, 16
 
 PROBE = f"""
 import pathlib, torch

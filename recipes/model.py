@@ -1,0 +1,56 @@
+"""The model a run starts from: a folder the user names, the stage before's, or the tiny world's own."""
+
+import json
+from pathlib import Path
+
+from recipes.data import refuse_without_tiny
+from rstar_ray.config import RunConfig
+from rstar_ray.errors import ConfigError
+from rstar_ray.tiny.model import CONTEXT_TOKENS, make_tiny_model
+
+
+def start_model(config: RunConfig, run_path: Path, finished: Path | None) -> Path:
+    """The Hugging Face folder whose architecture and tokenizer the run uses; the tiny world's is made where needed."""
+    folder = start_folder(config, run_path, finished)
+    own = not config.model and finished is None
+    return make_tiny_model(folder, config.seed) if own and not (folder / "config.json").exists() else folder
+
+
+def start_folder(config: RunConfig, run_path: Path, finished: Path | None) -> Path:
+    """Where `start_model` finds or makes it."""
+    if config.model:
+        return Path(config.model)
+    if finished is not None:
+        return finished / "model"
+    refuse_without_tiny(config, "--model", "give a Hugging Face model folder, or run the stage before")
+    return run_path / "start-model"
+
+
+def refuse_beyond_context(config: RunConfig, folder: Path) -> None:
+    """Raise `ConfigError` where the engine is to hold more tokens than the model in `folder` has positions for.
+
+    `folder` is `start_folder`'s; where the tiny world's is not made yet, its context is known.
+    """
+    path, asked = folder / "config.json", config.engine.max_context_tokens
+    limit = model_context_tokens(path) if path.is_file() else CONTEXT_TOKENS
+    if limit is not None and asked > limit:
+        raise ConfigError(
+            "--engine.max-context-tokens",
+            f"{asked} is above the {limit} of the model in {folder}",
+            f"give at most {limit}, and response budgets below it",
+        )
+
+
+def model_context_tokens(path: Path) -> int | None:
+    """Positions a config.json allows, as vLLM counts them; None where it names none."""
+    try:
+        config = json.loads(path.read_bytes())
+        config = config.get("text_config") or config
+        positions = config.get("max_position_embeddings")
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    except (OSError, ValueError, AttributeError) as broken:
+        raise ConfigError("--model", f"{path} cannot be read ({broken})", "give a whole model folder") from broken
+    if not isinstance(positions, int):
+        return None
+    stretched = rope.get("rope_type", rope.get("type")) in ("linear", "dynamic")  # the others count it in already
+    return int(positions * (rope.get("factor") or 1)) if stretched else positions
