@@ -52,19 +52,28 @@ class Balancer:
     names it, and it queues again once a replica could hold it.
     """
 
-    def __init__(self, policy: str = "expected_kv", *, risk: float = 0.01) -> None:
-        if policy not in POLICIES:
-            raise ValueError(f"policy {policy!r} is unknown; one of {', '.join(POLICIES)}")
+    def __init__(self, policy: str | Callable[[Fleet], Policy] = "expected_kv", *, risk: float = 0.01) -> None:
+        """`policy`: the name of one, or what makes one."""
         self._fleet = Fleet()
-        self._policy = (
-            ExpectedKV(self._fleet, risk=risk) if policy == ExpectedKV.name else POLICIES[policy](self._fleet)
-        )
+        if policy == ExpectedKV.name:
+            self._policy: Policy = ExpectedKV(self._fleet, risk=risk)
+        elif isinstance(policy, str):
+            if policy not in POLICIES:
+                raise ValueError(f"policy {policy!r} is unknown; one of {', '.join(POLICIES)}")
+            self._policy = POLICIES[policy](self._fleet)
+        else:
+            self._policy = policy(self._fleet)
         self._rollouts: dict[str, Rollout] = {}
         self._parked: dict[str, Rollout] = {}
         self._largest_open = inf  # capacity among replicas that take work; where none does, as it was
         self._in_flight = 0
         self._submitted = self._admitted = self._finished = self._cancelled = 0
         self._requeued = self._moves = self._preemptions = self._stale = 0
+
+    @property
+    def policy(self) -> str:
+        """The policy's name."""
+        return self._policy.name
 
     # -- replicas -------------------------------------------------------------------------------------------------
     def add_replica(

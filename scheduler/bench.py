@@ -2,7 +2,8 @@
 
 Decisions are timed on one core with 64 replicas and 16,384 rollouts waiting. Steps are simulated by the twin: three
 stages, KV demand (the peak that all rollouts would need if all started at once) at several multiples of capacity; once
-as a run's first step, once with the lengths of an earlier step known.
+as a run's first step, once with the lengths of an earlier step known. Beside them stand the lower bound, and what a
+plain schedule takes that knows every length in advance.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scheduler.balancer import POLICIES, Balancer
+from scheduler.clairvoyant import clairvoyant_step
 from scheduler.engine_model import EngineShape
 from scheduler.load import RolloutLoad
 from scheduler.traces import STAGES, TraceRollout, synthetic
@@ -69,23 +71,26 @@ def simulate(stage: str, demand: float, *, replicas: int, groups: int, policies:
     first = Twin(rollouts, "expected_kv", settings).run()
     cpu_s = time.process_time() - started
     later = Twin(rollouts, "expected_kv", settings, history=history).run()
+    clairvoyant = clairvoyant_step(rollouts, settings)
     others = {policy: Twin(rollouts, policy, settings).run() for policy in policies}
     return {
         "stage": stage,
         "kv_demand": demand,
         "kv_tokens": kv_tokens,
         "lower_bound_s": round(later.lower_bound_s, 1),
-        "first_step": _row(first, others),
-        "later_step": _row(later, others),
+        "clairvoyant_s": round(clairvoyant.makespan_s, 1),
+        "first_step": _row(first, clairvoyant, others),
+        "later_step": _row(later, clairvoyant, others),
         "others_makespan_s": {name: round(result.makespan_s, 1) for name, result in others.items()},
         "simulation_cpu_s": round(cpu_s, 1),
     }
 
 
-def _row(ours: TwinResult, others: dict[str, TwinResult]) -> dict[str, Any]:
+def _row(ours: TwinResult, clairvoyant: TwinResult, others: dict[str, TwinResult]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "makespan_s": round(ours.makespan_s, 1),
         "over_bound": round(ours.makespan_s / ours.lower_bound_s, 3),
+        "over_clairvoyant": round(ours.makespan_s / clairvoyant.makespan_s, 3),
         "recomputed_share": round(ours.recomputed_tokens / ours.generated_tokens, 4),
         "preemptions": ours.preemptions,
         "kv_utilisation": round(ours.kv_utilisation, 3),

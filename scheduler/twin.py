@@ -17,8 +17,10 @@ from pathlib import Path
 from scheduler.balancer import POLICIES, Balancer
 from scheduler.bound import lower_bound
 from scheduler.engine_model import EngineCost, EngineShape, ModelledEngine, Request
+from scheduler.fleet import Fleet
 from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport, in_flight_limit
 from scheduler.picture import Activity, KvSample, Span, draw_step
+from scheduler.policies import Policy
 from scheduler.traces import STAGES, TraceRollout, cut, read_trace
 
 MI300X_14B = EngineCost(
@@ -106,6 +108,11 @@ class _Life:
         self.since_s = 0.0
 
 
+def named(rollouts: Sequence[TraceRollout]) -> dict[str, TraceRollout]:
+    """By the ids that the twin gives them."""
+    return {f"{rollout.group}/{number}": rollout for number, rollout in enumerate(rollouts)}
+
+
 class Twin:
     """One step in virtual time. `on_span` and `on_kv` are called as it goes, for pictures.
 
@@ -115,7 +122,7 @@ class Twin:
     def __init__(
         self,
         rollouts: Sequence[TraceRollout],
-        policy: str,
+        policy: str | Callable[[Fleet], Policy],
         settings: TwinSettings,
         *,
         history: Sequence[TraceRollout] = (),
@@ -124,7 +131,6 @@ class Twin:
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.settings = settings
-        self.policy = policy
         self.balancer = Balancer(policy, risk=settings.risk)
         self.names = [f"replica-{index:02d}" for index in range(settings.replicas)]
         self._index = {name: index for index, name in enumerate(self.names)}
@@ -143,15 +149,15 @@ class Twin:
         largest = max(rollout.prompt_tokens + rollout.response_tokens for rollout in self.rollouts)
         if largest + settings.shape.block_tokens > settings.shape.kv_tokens:
             raise ValueError(f"a rollout of {largest} tokens does not fit into {settings.shape.kv_tokens} KV tokens")
-        for number, rollout in enumerate(self.rollouts):
+        for rollout_id, rollout in named(self.rollouts).items():
             load = RolloutLoad(
-                rollout_id=f"{rollout.group}/{number}",
+                rollout_id=rollout_id,
                 group_id=rollout.group,
                 prompt_tokens=rollout.prompt_tokens,
                 max_response_tokens=settings.max_response_tokens,
                 max_turns=settings.max_turns,
             )
-            self._lives[load.rollout_id] = _Life(load, rollout)
+            self._lives[rollout_id] = _Life(load, rollout)
 
     def run(self) -> TwinResult:
         """Until every rollout has ended."""
@@ -182,7 +188,7 @@ class Twin:
             if done:
                 left -= self._turns_ended(at, index, done)
         if left:
-            raise AssertionError(f"{left} rollouts never ended under {self.policy}")
+            raise AssertionError(f"{left} rollouts never ended under {self.balancer.policy}")
         return self._result(now)
 
     # -- events ---------------------------------------------------------------------------------------------------
@@ -328,7 +334,7 @@ class Twin:
         snapshot = self.balancer.snapshot()
         assert snapshot.finished == len(self._lives) and snapshot.waiting == snapshot.in_flight == 0
         return TwinResult(
-            policy=self.policy,
+            policy=self.balancer.policy,
             makespan_s=makespan_s,
             lower_bound_s=bound.lower_bound_s,
             longest_rollout_s=bound.longest_rollout_s,

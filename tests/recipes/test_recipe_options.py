@@ -8,8 +8,8 @@ import pytest
 
 from recipes.command_line import parse
 from recipes.data import problem_sets, training_problems
-from recipes.model import model_context_tokens
 from recipes.evaluate import EVALUATE
+from recipes.model import model_context_tokens
 from recipes.scales import SCALES, at_scale, detect_scale
 from recipes.session import MAY_DIFFER, run, run_path, with_sft_before
 from recipes.sft import SFT

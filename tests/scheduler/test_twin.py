@@ -7,6 +7,7 @@ import pytest
 
 from scheduler.balancer import POLICIES
 from scheduler.bound import lower_bound
+from scheduler.clairvoyant import clairvoyant_step
 from scheduler.engine_model import EngineShape
 from scheduler.picture import Activity, KvSample, Span, draw_step, rows_of
 from scheduler.traces import STAGES, TraceRollout, TraceTurn, cut, read_trace, synthetic, write_trace
@@ -54,6 +55,14 @@ def test_lengths_of_an_earlier_step_are_used():
     first = Twin(ROLLOUTS, "expected_kv", settings(60_000)).run()
     later = Twin(ROLLOUTS, "expected_kv", settings(60_000), history=history).run()
     assert later.makespan_s != first.makespan_s
+
+
+def test_knowing_every_length_beats_learning_them_and_stays_above_the_bound():
+    scarce = settings(100_000)
+    clairvoyant = clairvoyant_step(ROLLOUTS, scarce)
+    assert (clairvoyant.policy, clairvoyant.rollouts) == ("clairvoyant", len(ROLLOUTS))
+    assert clairvoyant.lower_bound_s <= clairvoyant.makespan_s < Twin(ROLLOUTS, "expected_kv", scarce).run().makespan_s
+    assert clairvoyant.recomputed_tokens < 0.01 * clairvoyant.generated_tokens
 
 
 def test_a_rollout_larger_than_the_cache_is_refused():
