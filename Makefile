@@ -36,7 +36,7 @@ test: $(READY)  ## All tests that run on a CPU
 	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
 
 test-fast: $(READY)  ## The tests that start neither Ray nor vLLM nor DeepSpeed
-	$(BIN)/python -m pytest -q -m "not slow and not gpu and not real" $(ARGS)
+	$(BIN)/python -m pytest -q -m "not slow and not gpu and not real" --numprocesses 2 --dist loadgroup $(ARGS)
 
 check: $(READY)  ## Format, lint and types
 	$(BIN)/ruff format --check .

@@ -83,16 +83,17 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 log_probs = _logits(hidden, weight_VH, ctx.temperature)
                 log_probs -= normaliser_N[chunk, None]
             # d logprob_t / d logit_v = [v = t] - p_v ;  d H / d logit_v = -p_v (log p_v + H)
-            grad_logits = log_probs.exp()
+            grad_logits = log_probs.exp().neg_()
+            of_target = None if logprob_grads_N is None else logprob_grads_N[chunk, None]
             if entropy_grads_N is None:
-                grad_logits *= -logprob_grads_N[chunk, None]
+                scale = of_target
             else:
                 scale = (log_probs + entropy_N[chunk, None]).mul_(entropy_grads_N[chunk, None])
-                if logprob_grads_N is not None:
-                    scale += logprob_grads_N[chunk, None]
-                grad_logits *= scale.neg_()
-            if logprob_grads_N is not None:
-                grad_logits.scatter_add_(-1, targets_N[chunk, None], logprob_grads_N[chunk, None])
+                if of_target is not None:
+                    scale += of_target
+            grad_logits *= scale
+            if of_target is not None:
+                grad_logits.scatter_add_(-1, targets_N[chunk, None], of_target)
             if ctx.temperature != 1.0:
                 grad_logits /= ctx.temperature
             grad_logits = grad_logits.to(hidden.dtype)
