@@ -8,6 +8,7 @@ Calibration (`--calibrate`): the engine model is fitted to a few equal runs of o
 """
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -138,52 +139,53 @@ async def _calibrate(bench: BenchSettings, roomy: EngineSettings, small: EngineS
         equal_trace(64, prompt=32, tokens=150),
         equal_trace(64, prompt=500, tokens=60),
         equal_trace(16, prompt=1_200, tokens=60),
+        equal_trace(24, prompt=100, tokens=150),
         equal_trace(32, prompt=40, tokens=30, turns=4),
+        equal_trace(64, prompt=40, tokens=10, turns=6),
     ]
-    engine = ReplayEngine(roomy)
-    await engine.start()
+    unseen = mixed_trace(16, 8, seed=77)
+    places = (("expected_kv", roomy), ("least_requests", small), ("expected_kv", small))
+    engines = {settings: ReplayEngine(settings) for settings in (roomy, small)}
+    fitted: list[list[ReplayResult]] = [[] for _ in equal]
+    found: list[list[ReplayResult]] = [[] for _ in places]
+    salts = itertools.count()
     try:
+        for engine in engines.values():
+            await engine.start()
         async with balancer_actor("round_robin") as balancer:
-            await replay([engine], equal[0], balancer, salt=-1)
-            runs = [
-                await replay([engine], trace, balancer, salt=10 * number + place)
-                for number in range(bench.repeats)
-                for place, trace in enumerate(equal)
-            ]
-        unseen = mixed_trace(16, 8, seed=77)
-        async with balancer_actor("expected_kv") as balancer:
-            wide = await replay([engine], unseen, balancer, salt=999)
+            await replay([engines[roomy]], equal[0], balancer, salt=next(salts))
+            for _ in range(bench.repeats):  # all in turn, so that they share the machine's better and worse minutes
+                for trace, runs in zip(equal, fitted, strict=True):
+                    runs.append(await replay([engines[roomy]], trace, balancer, salt=next(salts)))
+                for (policy, settings), runs in zip(places, found, strict=True):
+                    async with balancer_actor(policy) as new:
+                        runs.append(await replay([engines[settings]], unseen, new, salt=next(salts)))
     finally:
-        await engine.shut_down()
-    seconds = [statistics.median(one.seconds for one in runs[place :: len(equal)]) for place in range(len(equal))]
+        for engine in engines.values():
+            await engine.shut_down()
+    seconds = [statistics.median(one.seconds for one in runs) for runs in fitted]
     cost = fit(equal, seconds, roomy)
-    rows = [_predicted(unseen, "expected_kv", cost, roomy, wide)]
-    engine = ReplayEngine(small)
-    await engine.start()
-    try:
-        for policy in ("least_requests", "expected_kv"):
-            async with balancer_actor(policy) as balancer:
-                found = await replay([engine], unseen, balancer, salt=1_000 + len(rows))
-            rows.append(_predicted(unseen, policy, cost, small, found))
-    finally:
-        await engine.shut_down()
+    rows = [
+        _predicted(unseen, policy, cost, settings, runs) for (policy, settings), runs in zip(places, found, strict=True)
+    ]
     if bench.out:
         Path(bench.out).write_text(json.dumps(asdict(cost), indent=2) + "\n")
-    fitted = [
+    over_measured = [
         round(_twin(trace, "round_robin", cost, roomy)[0] / real, 3) for trace, real in zip(equal, seconds, strict=True)
     ]
     return {
         "benchmark": "calibration",
         "device": "cpu",
         "cost": asdict(cost),
-        "fitted_runs_predicted_over_measured": fitted,
+        "fitted_runs_s": [_spread([one.seconds for one in runs]) for runs in fitted],
+        "fitted_runs_predicted_over_measured": over_measured,
         "unseen": rows,
     }
 
 
 def fit(traces: Sequence[Sequence[TraceRollout]], seconds: Sequence[float], settings: EngineSettings) -> EngineCost:
     """The costs under which the twin takes as long as the engine did, in the least squares of log seconds."""
-    start = np.log([2e-3, 1e-4, 1e-7, 2e-5, 1e-8])
+    start = np.log([2e-3, 1e-4, 1e-7, 2e-5, 1e-8, 1e-4])
 
     def errors(logs: Any) -> Any:
         cost = _cost(np.exp(logs))
@@ -194,13 +196,14 @@ def fit(traces: Sequence[Sequence[TraceRollout]], seconds: Sequence[float], sett
 
 
 def _cost(values: Any) -> EngineCost:
-    fixed, sequence, context, prefill, prefill_context = map(float, values)
+    fixed, sequence, context, prefill, prefill_context, request = map(float, values)
     return EngineCost(
         fixed_s=fixed,
         per_sequence_s=sequence,
         per_context_s=context,
         per_prefill_s=prefill,
         per_prefill_context_s=prefill_context,
+        per_request_s=request,
     )
 
 
@@ -225,15 +228,15 @@ def _twin(trace: Sequence[TraceRollout], policy: str, cost: EngineCost, settings
 
 
 def _predicted(
-    trace: Sequence[TraceRollout], policy: str, cost: EngineCost, settings: EngineSettings, real: ReplayResult
+    trace: Sequence[TraceRollout], policy: str, cost: EngineCost, settings: EngineSettings, runs: Sequence[ReplayResult]
 ) -> dict[str, Any]:
     seconds, preemptions = _twin(trace, policy, cost, settings)
     return {
         "policy": policy,
         "kv_tokens": settings.kv_tokens,
-        "measured_tokens_per_s": round(real.tokens_per_s),
-        "predicted_over_measured": round(real.seconds / seconds, 3),
-        "measured_preemptions": real.preemptions,
+        "measured_tokens_per_s": round(statistics.median(run.tokens_per_s for run in runs)),
+        "predicted_over_measured": _spread([run.seconds / seconds for run in runs]),
+        "measured_preemptions": [run.preemptions for run in runs],
         "predicted_preemptions": preemptions,
     }
 

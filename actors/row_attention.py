@@ -46,6 +46,8 @@ def attend_rows(
     if row_lengths is None:
         return attend(query_BHTD, key_BKTD, value_BKTD).transpose(1, 2).contiguous(), None
     runs = [(length, len(list(same))) for length, same in groupby(row_lengths)]
+    if len(runs) == 1:
+        return _as_line(attend(*(_as_rows(part, runs[0][1]) for part in (query_BHTD, key_BKTD, value_BKTD)))), None
     sizes = [length * count for length, count in runs]
     parts = zip(*(part.split(sizes, dim=2) for part in (query_BHTD, key_BKTD, value_BKTD)), strict=True)
     lines = [

@@ -16,6 +16,9 @@ from rstar_ray.loss_settings import Normalisation
 from rstar_ray.trajectory import Trajectory
 from rstar_ray.update import SftExample
 
+LANES = 16
+"""Keys that attention kernels take at a time; on a CPU the rest of a row goes one by one, at several times the cost."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
@@ -66,7 +69,7 @@ def sft_row(example: SftExample) -> TokenRow:
 class MicroBatch:
     """Rows padded or packed into one line, and the sampled tokens of all of them laid end to end."""
 
-    input_ids_BT: Tensor  # int64; a row's last token is not an input: it predicts nothing
+    input_ids_BT: Tensor  # int64; without a row's last token, which predicts nothing, unless it fills up the lanes
     position_ids_BT: Tensor | None  # set where rows are packed into one: each starts at 0
     row_lengths: tuple[int, ...] | None  # of the packed rows, in their order; adds up to T
     positions_N: Tensor  # int64: where in the flattened input the token before each sampled token lies
@@ -107,8 +110,8 @@ def collate(
     understands them. Without rows, or with rows without a loss: one token and N = 0, so that a rank can
     take part in a pass with nothing to add.
     """
-    inputs = [row.token_ids[:-1] for row in rows if len(row.token_ids) > 1]
     used = [row for row in rows if len(row.token_ids) > 1]
+    inputs = [row.token_ids if len(row.token_ids) % LANES == 0 else row.token_ids[:-1] for row in used]
     lengths = np.array([len(ids) for ids in inputs], np.int64)
     position_ids = None
     if not inputs:

@@ -6,7 +6,7 @@ K their context tokens together, k steps.
 
     one step          fixed + B per_sequence + K per_context
     k decode steps    k (fixed + B per_sequence) + (K k + B k (k - 1) / 2) per_context
-    prefill of n tokens after c cached ones adds   n per_prefill + n (c + n / 2) per_prefill_context
+    prefill of n tokens after c cached ones adds   per_request + n per_prefill + n (c + n / 2) per_prefill_context
 
 As in vLLM: first come, first served; prefill mixes with decode within a token budget; blocks freed by an ended turn
 stay cached until evicted, oldest first; when a step needs a block and none is left, the latest sequence is preempted
@@ -28,12 +28,14 @@ class EngineCost:
     per_context_s: float
     per_prefill_s: float
     per_prefill_context_s: float = 0.0
+    per_request_s: float = 0.0  # host time of taking a turn in and giving it back
 
     def step_s(self, sequences: float, context_tokens: float) -> float:
         return self.fixed_s + sequences * self.per_sequence_s + context_tokens * self.per_context_s
 
     def prefill_s(self, tokens: float, cached_tokens: float) -> float:
-        return tokens * (self.per_prefill_s + (cached_tokens + tokens / 2) * self.per_prefill_context_s)
+        of_tokens = tokens * (self.per_prefill_s + (cached_tokens + tokens / 2) * self.per_prefill_context_s)
+        return self.per_request_s + of_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
