@@ -198,11 +198,11 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             for workload in WORKLOADS:
                 out["http"][workload] = await _alternate(ours, theirs, workload, 16, options)
             out["one_caller"] = await _alternate(ours, theirs, "print", 1, options)
-            out["callers_1024"] = summary([await load(ours, "print", 1024, options.seconds * 2)])
+            out["callers_1024"] = await _many_callers(ours, options)
             if options.burst:
                 out["burst"] = await burst(session, server.url, options.burst)
             out["memory_mb"] = round(server.resident_bytes() / 2**20)
-    out["pool"] = await _levels(options)
+            out["pool"] = await _levels(ours, options)
     return out
 
 
@@ -224,17 +224,40 @@ async def _alternate(
     return row
 
 
-async def _levels(options: argparse.Namespace) -> dict[str, Any]:
-    """The pool without HTTP, at the level asked for and at `process`, alternating."""
+async def _many_callers(ours: Call, options: argparse.Namespace) -> dict[str, Any]:
+    """1,024 callers and 16, alternating."""
+    many: list[dict[str, float]] = []
+    few: list[dict[str, float]] = []
+    for _ in range(options.rounds):
+        many.append(await load(ours, "print", 1024, options.seconds * 2))
+        few.append(await load(ours, "print", 16, options.seconds))
+    return {**summary(many), "over_16_callers": _ratio(many, few)}
+
+
+def _ratio(one: list[dict[str, float]], other: list[dict[str, float]]) -> dict[str, float]:
+    """Of calls/s, round by round."""
+    ratios = [a["calls_per_s"] / b["calls_per_s"] for a, b in zip(one, other, strict=True)]
+    return {
+        "median": round(statistics.median(ratios), 2),
+        "min": round(min(ratios), 2),
+        "max": round(max(ratios), 2),
+    }
+
+
+async def _levels(ours: Call, options: argparse.Namespace) -> dict[str, Any]:
+    """The pool without HTTP, at the level asked for and at `process`, and ours over HTTP, alternating."""
     levels = dict.fromkeys([options.level, "process"])
     rows: dict[str, list[dict[str, float]]] = {level: [] for level in levels}
+    over: list[dict[str, float]] = []
     for _ in range(options.rounds):
+        over.append(await load(ours, "print", 16, options.seconds))
         for level in levels:
             config = PoolConfig(level=level, slots=options.workers, flavors=("lean",))
             async with SandboxPool(config) as pool:
                 await load(through(pool), "print", 4, 60.0, most=20)
                 rows[level].append(await load(through(pool), "print", 16, options.seconds))
     out: dict[str, Any] = {level: summary(found) for level, found in rows.items()}
+    out["over_http"] = _ratio(rows[options.level], over)
     pairs = zip(rows[options.level], rows["process"], strict=True)
     kept = [caged["calls_per_s"] / free["calls_per_s"] for caged, free in pairs]
     out["isolation_costs_percent"] = round(100 * (1 - statistics.median(kept)), 1)
