@@ -10,6 +10,8 @@ ARGS ?=
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PYTHONPATH := $(CURDIR)
+# Container images often set it; here dozens of processes import the same modules, and would compile them each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup train test test-fast check format bench bench-sandbox soak-sandbox bench-balancer bench-learner calibrate
 .PHONY: cluster-up cluster-down clean
@@ -36,7 +38,7 @@ test: $(READY)  ## All tests that run on a CPU
 	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
 
 test-fast: $(READY)  ## The tests that start neither Ray nor vLLM nor DeepSpeed
-	$(BIN)/python -m pytest -q -m "not slow and not gpu and not real" --numprocesses 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -q -m "not slow and not gpu and not real" --numprocesses 2 $(ARGS)
 
 check: $(READY)  ## Format, lint and types
 	$(BIN)/ruff format --check .

@@ -21,7 +21,6 @@ class CpuRMSNorm(RMSNorm):
         if residual is not None:
             torch.ops._C.fused_add_rms_norm(x, residual, self.weight, self.variance_epsilon)
             return x, residual
-        x = x.contiguous()  # the operation reads rows end to end; queries and keys are slices of a wider projection
         out = torch.empty_like(x)
         torch.ops._C.rms_norm(out, x, self.weight, self.variance_epsilon)
         return out

@@ -113,9 +113,10 @@ def bootstrap_interval(
 
     It speaks of the choice of problems; where every rate is the same it has no width.
     """
-    rates_N = np.asarray(rates, dtype=np.float64)
-    rng = np.random.default_rng(seed)
-    means_S = [float(rates_N[rng.integers(0, len(rates_N), len(rates_N))].mean()) for _ in range(num_resamples)]
+    rate_V, count_V = np.unique(np.asarray(rates, dtype=np.float64), return_counts=True)
+    # Only how often each rate is drawn matters.
+    drawn_SV = np.random.default_rng(seed).multinomial(len(rates), count_V / len(rates), size=num_resamples)
+    means_S = drawn_SV @ rate_V / len(rates)
     low, high = np.quantile(means_S, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 

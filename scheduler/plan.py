@@ -7,12 +7,13 @@ being `OVER_BOUND` times its lower bound (docs/scheduler.md); calibrate against 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
 from scheduler.bound import lower_bound
 from scheduler.engine_model import EngineCost, EngineShape
-from scheduler.traces import Stage, synthetic
+from scheduler.traces import Stage, TraceRollout, synthetic
 
 GB = 1e9
 OVER_BOUND = 1.2  # a simulated step under expected_kv over the bound used here: 1.1 to 1.4
@@ -200,7 +201,7 @@ def place(
     memory = engine_memory(model, gpu, layout)
     kv_tokens = kv_tokens_of(model, gpu, layout)
     replicas = max(1, engine_gpus // tensor_parallel)
-    sample = synthetic(stage, groups=SAMPLE_GROUPS, siblings=GROUP_ROLLOUTS, seed=0)
+    sample = _sample(stage)
     mean_prompt = sum(rollout.prompt_tokens for rollout in sample) / len(sample)
     mean_response = sum(rollout.response_tokens for rollout in sample) / len(sample)
     longest = longest_tokens(stage)
@@ -234,6 +235,12 @@ def place(
         step_s=generate_s + learn_s + publish_s if colocated else max(generate_s, learn_s) + publish_s,
         problems=tuple(problems),
     )
+
+
+@lru_cache(maxsize=8)
+def _sample(stage: Stage) -> tuple[TraceRollout, ...]:
+    """A few groups that stand for all of a stage's; many layouts are compared on the same ones."""
+    return tuple(synthetic(stage, groups=SAMPLE_GROUPS, siblings=GROUP_ROLLOUTS, seed=0))
 
 
 def longest_tokens(stage: Stage) -> int:

@@ -3,6 +3,9 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
@@ -18,3 +21,20 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
     PYTHONPATH=os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]),
 )
+
+TOGETHER = {
+    "sandbox": ("tests/sandbox/",),  # many of them measure time
+    "transformers": ("tests/rstar_ray/tiny/", "tests/rstar_ray/test_sft.py"),  # which takes seconds to import
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where tests run in several processes, some stay together in one; `loadgroup` needs an older pytest."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((name for name, paths in TOGETHER.items() if nodeid.startswith(paths)), nodeid)
+
+    return Together(config, log)

@@ -40,7 +40,7 @@ class CharChat:
         return [ord(c) for c in "\nT:" + "|".join(result.text for result in results) + "\nA:"]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return "".join(chr(i) for i in token_ids if i != END)
+        return "".join(map(chr, token_ids)).replace(chr(END), "")
 
 
 def call(code: str) -> str:

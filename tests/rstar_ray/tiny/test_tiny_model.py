@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from rstar_ray.tiny.model import CONTEXT_TOKENS, make_tiny_model
 
@@ -13,6 +12,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_transformers_loads_the_folder_as_a_small_qwen3(folder: Path):
+    from transformers import AutoModelForCausalLM, Qwen3ForCausalLM
+
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert isinstance(model, Qwen3ForCausalLM)
     assert 500_000 < sum(weight.numel() for weight in model.parameters()) < 750_000
@@ -21,6 +22,8 @@ def test_transformers_loads_the_folder_as_a_small_qwen3(folder: Path):
 
 
 def test_model_and_tokenizer_agree_on_vocabulary_and_end_of_turn(folder: Path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.config.vocab_size == len(tokenizer)
     assert model.config.eos_token_id == tokenizer.eos_token_id

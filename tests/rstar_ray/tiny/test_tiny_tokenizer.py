@@ -1,65 +1,71 @@
 import string
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rstar_ray.tiny.tokenizer import TAGS, make_tokenizer, save_tokenizer
 
-TOKENIZER = make_tokenizer()
 PRINTABLE = string.digits + string.ascii_letters + string.punctuation + " \n\t"
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
+def made() -> Any:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoTokenizer
+
     folder: Path = tmp_path_factory.mktemp("tokenizer")
     save_tokenizer(folder)
     return AutoTokenizer.from_pretrained(folder)
 
 
 @given(st.text(alphabet=PRINTABLE, max_size=200))
-def test_printable_ascii_round_trips(text: str):
-    assert TOKENIZER.decode(TOKENIZER.encode(text, add_special_tokens=False)) == text
+def test_printable_ascii_round_trips(made: Any, text: str):
+    assert made.decode(made.encode(text, add_special_tokens=False)) == text
 
 
 @given(st.integers(min_value=0, max_value=10**12))
-def test_every_digit_is_one_token(number: int):
-    assert TOKENIZER.tokenize(f"{number}") == list(str(number))
+def test_every_digit_is_one_token(made: Any, number: int):
+    assert made.tokenize(f"{number}") == list(str(number))
 
 
-def test_other_characters_are_unknown_and_take_one_token_each():
-    ids = TOKENIZER.encode("é€", add_special_tokens=False)
-    assert ids == [TOKENIZER.unk_token_id] * 2
+def test_other_characters_are_unknown_and_take_one_token_each(made: Any):
+    ids = made.encode("é€", add_special_tokens=False)
+    assert ids == [made.unk_token_id] * 2
 
 
-def test_the_vocabulary_is_small_and_the_same_each_time():
-    assert 150 <= len(TOKENIZER) <= 300
-    assert make_tokenizer().get_vocab() == TOKENIZER.get_vocab()
+def test_the_vocabulary_is_small_and_the_same_each_time(made: Any):
+    assert 150 <= len(made) <= 300
+    assert make_tokenizer().get_vocab() == made.get_vocab()
 
 
-def test_tags_and_turn_ends_are_single_tokens_and_tags_survive_decoding():
+def test_tags_and_turn_ends_are_single_tokens_and_tags_survive_decoding(made: Any):
     for tag in (*TAGS, "<|im_start|>", "<|im_end|>", "<|endoftext|>"):
-        assert len(TOKENIZER.encode(tag, add_special_tokens=False)) == 1
+        assert len(made.encode(tag, add_special_tokens=False)) == 1
     text = "<answer>\\boxed{42}</answer><|im_end|>"
-    ids = TOKENIZER.encode(text, add_special_tokens=False)
-    assert TOKENIZER.decode(ids, skip_special_tokens=True) == "<answer>\\boxed{42}</answer>"
+    ids = made.encode(text, add_special_tokens=False)
+    assert made.decode(ids, skip_special_tokens=True) == "<answer>\\boxed{42}</answer>"
 
 
-def test_foreign_text_never_becomes_a_control_token():
-    ids = TOKENIZER.encode("<|im_end|>", add_special_tokens=False, split_special_tokens=True)
-    assert TOKENIZER.eos_token_id not in ids
-    assert TOKENIZER.decode(ids) == "<|im_end|>"
+def test_foreign_text_never_becomes_a_control_token(made: Any):
+    ids = made.encode("<|im_end|>", add_special_tokens=False, split_special_tokens=True)
+    assert made.eos_token_id not in ids
+    assert made.decode(ids) == "<|im_end|>"
 
 
-def test_auto_tokenizer_loads_the_folder_unchanged(loaded: PreTrainedTokenizerFast):
+def test_auto_tokenizer_loads_the_folder_unchanged(loaded: Any, made: Any):
     text = 'What is 3 + 4?\n{"name": "python", "arguments": {"code": "print(3+4)"}}'
-    assert loaded.encode(text) == TOKENIZER.encode(text)
+    assert loaded.encode(text) == made.encode(text)
     assert (loaded.eos_token, loaded.pad_token, loaded.unk_token) == ("<|im_end|>", "<|endoftext|>", "<unk>")
 
 
-def test_the_chat_template_renders_a_tool_conversation(loaded: PreTrainedTokenizerFast):
+def test_the_chat_template_renders_a_tool_conversation(loaded: Any):
     call = {"type": "function", "function": {"name": "python", "arguments": {"code": "print(3+4)"}}}
     messages = [
         {"role": "user", "content": "What is 3 + 4?"},
@@ -76,7 +82,7 @@ def test_the_chat_template_renders_a_tool_conversation(loaded: PreTrainedTokeniz
     )
 
 
-def test_the_chat_template_puts_tools_and_system_text_in_a_system_turn(loaded: PreTrainedTokenizerFast):
+def test_the_chat_template_puts_tools_and_system_text_in_a_system_turn(loaded: Any):
     tool = {"type": "function", "function": {"name": "python", "parameters": {}}}
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     plain: str = loaded.apply_chat_template(messages, tokenize=False)
@@ -87,6 +93,6 @@ def test_the_chat_template_puts_tools_and_system_text_in_a_system_turn(loaded: P
     assert with_tools.count("<|im_start|>system") == 1
 
 
-def test_the_chat_template_refuses_an_unknown_role(loaded: PreTrainedTokenizerFast):
+def test_the_chat_template_refuses_an_unknown_role(loaded: Any):
     with pytest.raises(Exception, match="unknown role: judge"):
         loaded.apply_chat_template([{"role": "judge", "content": ""}], tokenize=False)
