@@ -18,7 +18,7 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -30,7 +30,6 @@ from scheduler.load import Move, RolloutLoad
 NUM_HORIZONS = 20
 PROBES = 4  # siblings of each group that start before groups are ranked by length
 OLDEST_EVERY = 32  # every so many admissions the longest-waiting rollout goes first
-SIBLINGS_BOUNDED = 4  # siblings on a replica up to which a precomputed bound on the need holds
 LEARN_EVERY = 128  # observations between two refreshes of the estimate, fewer with few groups
 REFRESH_STEPS = 32  # decode steps after which a replica's profile is computed anew
 LOOKS = 8  # independent moments during a rollout's life at which its replica may overflow; each gets its share of risk
@@ -106,8 +105,7 @@ class FreshRows:
     demand_GH: Floats
     variance_GH: Floats
     shared_GH: Floats  # covariance with one sibling there
-    need_G: list[float]  # without a sibling there
-    need_beside_G: list[float]  # beside at most `SIBLINGS_BOUNDED`
+    peaks_G: list[tuple[float, float, float]]  # of the three, over the horizons
 
 
 class Group:
@@ -143,11 +141,10 @@ class ExpectedKV:
         self._resumed: OrderedDict[str, Rollout] = OrderedDict()
         self._arrivals: deque[Rollout] = deque()  # fresh ones, oldest first; those that have started are skipped
         self._profiles: dict[str, Profile] = {}
-        self._room_S: list[float] = []  # capacity left at the worst horizon, or less; -inf: closed
-        self._exact_S: list[bool] = []  # whether it is exact, or a lower bound
-        self._stamp_S: list[int] = []
-        self._by_room: list[tuple[float, int, int]] = []  # heap: minus room, stamp, slot; old stamps are skipped
-        self._stamp = 0
+        self._peak_S: Floats = np.zeros(0)  # expected demand at the worst horizon; inf: closed
+        self._variance_S: Floats = np.zeros(0)  # there
+        self._capacity_S: Floats = np.zeros(0)
+        self._exact_S: list[bool] = []  # measured, or that and what was admitted since
         self._picks = 0
         self._learnt_at = -1
         self._observed = 0
@@ -255,12 +252,8 @@ class ExpectedKV:
             alive_GH, covariance_GH = stage.survivals(groups_G, ages_G, self.horizons_H)
             demand_GH, variance_GH = _rows(ages_G, self.horizons_H, alive_GH, covariance_GH, np.zeros((1, 1)))
             shared_GH = covariance_GH * (self.horizons_H + BLOCK_TOKENS / 2) ** 2
-            need_G = (demand_GH + self.z * np.sqrt(variance_GH)).max(axis=1)
-            beside_GH = variance_GH + 2.0 * SIBLINGS_BOUNDED * np.maximum(shared_GH, 0.0)
-            need_beside_G = (demand_GH + self.z * np.sqrt(beside_GH)).max(axis=1)
-            self._fresh[id(stage)] = FreshRows(
-                demand_GH, variance_GH, shared_GH, need_G.tolist(), need_beside_G.tolist()
-            )
+            peaks_G3 = np.stack([demand_GH.max(axis=1), variance_GH.max(axis=1), shared_GH.max(axis=1)], axis=1)
+            self._fresh[id(stage)] = FreshRows(demand_GH, variance_GH, shared_GH, list(map(tuple, peaks_G3.tolist())))
         self._order = [
             (min(group.started, PROBES), -float(lengths[id(group.stage)][group.index]), tie, group)
             for tie, group in enumerate(self._groups.values())
@@ -290,67 +283,59 @@ class ExpectedKV:
         preferred = self.fleet.by_id.get(rollout.prefer) if rollout.prefer is not None else None
         if preferred is not None and preferred.open and preferred.has_slot and preferred.kv_capacity_tokens >= needed:
             return preferred  # how much it will need was weighed when the move was decided
+        peaks = self._peaks_of(rollout, group)
         while True:
-            best = self._roomiest()
+            best, room = self._roomiest(group, peaks)
             if best < 0:
                 if self._measure_loose():
                     continue
                 return None
-            room = self._room_S[best]
-            saved = PROMPT_WORTH * group.prompt_tokens
-            for slot in group.homes:
-                if self._room_S[slot] + saved > room:
-                    best, room = slot, self._room_S[slot] + saved
             replica = self.fleet.slots[best]
             assert replica is not None
             if replica.kv_capacity_tokens < needed:
                 return self._place_among_large(rollout, group, needed)
-            if self._need(rollout, group, best) <= self._room_S[best]:
+            if room >= 0:
                 return replica
-            if self._exact_S[best]:
-                if self._fits(replica, rollout, group):
-                    return replica
-                if not self._measure_loose():
-                    return None
-            else:
+            if not self._exact_S[best]:
                 self._measure(replica)
+            elif self._fits(replica, rollout, group):
+                return replica
+            elif not self._measure_loose():
+                return None
 
     def _place_among_large(self, rollout: Rollout, group: Group, needed: int) -> Replica | None:
         """As `_place`, where the roomiest replica is too small ever to hold it: the roomiest of those that could."""
         self._measure_loose()
         large = [r for r in self.fleet.open() if r.has_slot and r.kv_capacity_tokens >= needed]
-        best = max(large, key=lambda r: (not r.residents, self._room_S[r.index]), default=None)
+        best = max(large, key=lambda r: (not r.residents, r.kv_capacity_tokens - self._peak_S[r.index]), default=None)
         return best if best is not None and self._fits(best, rollout, group) else None
 
-    def _roomiest(self) -> int:
-        """The open slot with most room, -1 where there is none."""
-        while self._by_room:
-            less_room, stamp, slot = self._by_room[0]
-            if self._stamp_S[slot] == stamp:
-                return slot if less_room != inf else -1
-            heapq.heappop(self._by_room)
-        return -1
+    def _roomiest(self, group: Group, peaks: tuple[float, float, float]) -> tuple[int, float]:
+        """The open slot with most room after an admission, and that room: -1 where none is open.
 
-    def _set_room(self, slot: int, room: float, *, exact: bool) -> None:
-        self._stamp += 1
-        self._room_S[slot], self._exact_S[slot], self._stamp_S[slot] = room, exact, self._stamp
-        heapq.heappush(self._by_room, (-room, self._stamp, slot))
-        if len(self._by_room) > 64 + 16 * len(self._room_S):
-            self._by_room = [entry for entry in self._by_room if self._stamp_S[entry[2]] == entry[1]]
-            heapq.heapify(self._by_room)
+        Siblings there save a prompt, which counts as room, but share the newcomer's fate, which takes some. Between two
+        measurements peaks and variances are summed as if all came at the worst horizon.
+        """
+        if len(self._peak_S) == 0:
+            return -1, -inf
+        demand, variance, shared = peaks
+        free_S = self._capacity_S - self._peak_S - (demand + group.prompt_tokens)
+        room_S = free_S - self.z * np.sqrt(self._variance_S + variance)
+        saved: dict[int, float] = {}
+        for slot, siblings in group.homes.items():
+            spread = sqrt(self._variance_S[slot] + variance + 2.0 * siblings * shared)
+            room_S[slot] = free_S[slot] + PROMPT_WORTH * group.prompt_tokens - self.z * spread
+            saved[slot] = (PROMPT_WORTH - 1) * group.prompt_tokens
+        best = int(room_S.argmax())
+        room = float(room_S[best])
+        return (best, room - saved.get(best, 0.0)) if room > -inf else (-1, -inf)
 
-    def _need(self, rollout: Rollout, group: Group, slot: int) -> float:
-        """An upper bound on the room it takes: the spread of a sum is at most the sum of the spreads."""
-        siblings = group.homes.get(slot, 0)
-        if rollout.load.response_tokens == 0 and siblings <= SIBLINGS_BOUNDED:
-            fresh = self._fresh[id(group.stage)]
-            if siblings:
-                return fresh.need_beside_G[group.index]
-            return fresh.need_G[group.index] + group.prompt_tokens
+    def _peaks_of(self, rollout: Rollout, group: Group) -> tuple[float, float, float]:
+        """Demand, variance and covariance with a sibling, at most."""
+        if rollout.load.response_tokens == 0:
+            return self._fresh[id(group.stage)].peaks_G[group.index]
         demand_H, variance_H, shared_H = self._rows_of(rollout, group)
-        variance_H = variance_H + 2.0 * siblings * np.maximum(shared_H, 0.0)
-        peak = float((demand_H + self.z * np.sqrt(variance_H)).max())
-        return peak + (0 if siblings else group.prompt_tokens)
+        return float(demand_H.max()), float(variance_H.max()), float(shared_H.max())
 
     def _fits(self, replica: Replica, rollout: Rollout, group: Group) -> bool:
         """Exactly, against the replica's profile; an empty replica takes whatever its cache can hold."""
@@ -394,7 +379,7 @@ class ExpectedKV:
         for rollout in profile.pending:
             group = self._groups[rollout.load.group_id]
             fresh = self._fresh.get(id(group.stage))
-            if fresh is None or group.index >= len(fresh.need_G):
+            if fresh is None or group.index >= len(fresh.peaks_G):
                 self._learnt_at = -1
                 self._learn()
 
@@ -415,13 +400,17 @@ class ExpectedKV:
         return profile.prompt_tokens + growth + max(0.0, unexplained)
 
     def _measure(self, replica: Replica) -> None:
-        """Note exactly how much room this replica has."""
-        room = -inf
+        """Note exactly what this replica's residents will need."""
+        slot = replica.index
+        self._exact_S[slot] = True
+        self._capacity_S[slot] = replica.kv_capacity_tokens
+        self._peak_S[slot], self._variance_S[slot] = inf, 0.0
         if replica.open and replica.has_slot:
             profile = self._profile(replica)
-            peak = float((profile.demand_H + self.z * np.sqrt(np.maximum(profile.variance_H, 0.0))).max())
-            room = replica.kv_capacity_tokens - peak - self._beside(replica, profile)
-        self._set_room(replica.index, room, exact=True)
+            variance_H = np.maximum(profile.variance_H, 0.0)
+            worst = int((profile.demand_H + self.z * np.sqrt(variance_H)).argmax())
+            self._peak_S[slot] = profile.demand_H[worst] + self._beside(replica, profile)
+            self._variance_S[slot] = variance_H[worst]
 
     # -- what happens ---------------------------------------------------------------------------------------------
     def admitted(self, rollout: Rollout) -> None:
@@ -429,17 +418,21 @@ class ExpectedKV:
         assert replica is not None
         group = self._know(rollout)
         fresh = self._fresh.get(id(group.stage))
-        known = fresh is not None and group.index < len(fresh.need_G)
-        room = self._room_S[replica.index] - self._need(rollout, group, replica.index) if known else -inf
+        slot, siblings = replica.index, group.homes.get(replica.index, 0)
         profile = self._profiles[replica.replica_id]
         profile.append(rollout)
-        if replica.index not in group.homes:
+        group.homes[slot] = siblings + 1
+        if siblings == 0:
             profile.prompt_tokens += group.prompt_tokens
-        group.homes[replica.index] = group.homes.get(replica.index, 0) + 1
-        if replica.has_slot:
-            self._set_room(replica.index, room, exact=False)
-        else:
-            self._set_room(replica.index, -inf, exact=True)
+        self._exact_S[slot] = not replica.has_slot
+        if not replica.has_slot:
+            self._peak_S[slot] = inf
+        elif fresh is not None and group.index < len(fresh.peaks_G):
+            demand, variance, shared = self._peaks_of(rollout, group)
+            self._peak_S[slot] += demand + (0 if siblings else group.prompt_tokens)
+            self._variance_S[slot] += variance + 2.0 * siblings * shared
+        else:  # adopted before it could be ranked: closed until measured
+            self._peak_S[slot] = inf
 
     def grown(self, rollout: Rollout) -> None:
         self._observed += 1
@@ -497,15 +490,17 @@ class ExpectedKV:
         profile.fresh_at = step
 
     def replicas_changed(self) -> None:
-        missing = len(self.fleet.slots) - len(self._room_S)
-        self._room_S += [-inf] * missing
+        missing = len(self.fleet.slots) - len(self._exact_S)
+        self._peak_S = np.concatenate([self._peak_S, np.full(missing, inf)])
+        self._variance_S, self._capacity_S = (
+            np.concatenate([values_S, np.zeros(missing)]) for values_S in (self._variance_S, self._capacity_S)
+        )
         self._exact_S += [True] * missing
-        self._stamp_S += [0] * missing
         for replica_id in self._profiles.keys() - self.fleet.by_id.keys():
             del self._profiles[replica_id]
         for index, replica in enumerate(self.fleet.slots):
             if replica is None:
-                self._set_room(index, -inf, exact=True)
+                self._peak_S[index], self._exact_S[index] = inf, True
                 continue
             self._profiles.setdefault(replica.replica_id, Profile(NUM_HORIZONS))
             self._measure(replica)
