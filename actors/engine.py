@@ -155,8 +155,8 @@ class Engine:
                 staged_s = time.monotonic() - began
                 await self.begin_transfer()
                 await self.receive_transfer(staged.payload())
-                paused_s = await self._end_pause(llm, version)
-                checksum = await self._checksum(llm)
+                # Asked for once decoding goes on, the checksum would wait for a decode step.
+                paused_s, checksum = await asyncio.gather(self._end_pause(llm, version), self._checksum(llm))
             finally:
                 await asyncio.to_thread(staging.__exit__, None, None, None)
         return WeightUpdate(policy_version=version, checksum=checksum, paused_s=paused_s, staged_s=staged_s)
@@ -180,7 +180,9 @@ class Engine:
         computed again under the new weights; its tokens are then of several versions.
         """
         llm = self._alive()
-        await self._ask(llm.pause_generation(mode="keep", clear_cache=True), "pause for new weights")
+        # Not `pause_generation`: it sleeps for 20 ms more, so that callers see the last outputs before it returns.
+        pausing = llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
+        await self._ask(pausing, "pause for new weights")
         self._paused_at = time.monotonic()
         self._recomputed += self._load.running
         await self._swapping(llm.start_weight_update(), "begin a weight update")
