@@ -8,6 +8,7 @@ plain schedule takes that knows every length in advance.
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -67,12 +68,18 @@ def simulate(stage: str, demand: float, *, replicas: int, groups: int, policies:
         max_response_tokens=limits.max_response_tokens,
         max_turns=limits.max_turns,
     )
+
+    def shown(name: str, result: TwinResult) -> TwinResult:
+        line = f"{stage}, KV demand {demand:g} x capacity, {name}: {result.makespan_s:.1f} s simulated"
+        print(line, file=sys.stderr, flush=True)
+        return result
+
     started = time.process_time()
-    first = Twin(rollouts, "expected_kv", settings).run()
+    first = shown("expected_kv, first step", Twin(rollouts, "expected_kv", settings).run())
     cpu_s = time.process_time() - started
-    later = Twin(rollouts, "expected_kv", settings, history=history).run()
-    clairvoyant = clairvoyant_step(rollouts, settings)
-    others = {policy: Twin(rollouts, policy, settings).run() for policy in policies}
+    later = shown("expected_kv, later step", Twin(rollouts, "expected_kv", settings, history=history).run())
+    clairvoyant = shown("clairvoyant", clairvoyant_step(rollouts, settings))
+    others = {policy: shown(policy, Twin(rollouts, policy, settings).run()) for policy in policies}
     return {
         "stage": stage,
         "kv_demand": demand,
