@@ -27,7 +27,9 @@ setup: $(READY)  ## Create .venv (CPU target) with the exact versions of require
 $(READY): pyproject.toml requirements-cpu.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV): a few minutes the first time"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-cpu.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-cpu.lock || { \
+	  echo "If it is torch's CPU build (+cpu) that was not found: it lies in PyTorch's own package index. Set"; \
+	  echo "PIP_EXTRA_INDEX_URL to the address that PyTorch's page 'Start Locally' gives for CPU, and repeat."; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
