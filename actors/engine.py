@@ -156,7 +156,8 @@ class Engine:
                 await self.begin_transfer()
                 await self.receive_transfer(staged.payload())
                 # Asked for once decoding goes on, the checksum would wait for a decode step.
-                paused_s, checksum = await asyncio.gather(self._end_pause(llm, version), self._checksum(llm))
+                ends = self._end_pause(llm, version), self._checksum(llm)
+                paused_s, checksum = _all_or_raise(await asyncio.gather(*ends, return_exceptions=True))
             finally:
                 await asyncio.to_thread(staging.__exit__, None, None, None)
         return WeightUpdate(policy_version=version, checksum=checksum, paused_s=paused_s, staged_s=staged_s)
@@ -184,7 +185,6 @@ class Engine:
         pausing = llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
         await self._ask(pausing, "pause for new weights")
         self._paused_at = time.monotonic()
-        self._recomputed += self._load.running
         await self._swapping(llm.start_weight_update(), "begin a weight update")
 
     async def receive_transfer(self, update_info: dict[str, Any]) -> None:
@@ -203,6 +203,7 @@ class Engine:
 
     async def _end_pause(self, llm: "AsyncLLM", version: int) -> float:
         await self._swapping(llm.finish_weight_update(str(version)), "finish a weight update")
+        self._recomputed += self._load.running  # by now the statistics of the last step have come
         await self._ask(llm.resume_generation(), "go on after new weights")
         self._policy_version = version
         return time.monotonic() - self._paused_at
@@ -335,6 +336,14 @@ def _end_processes(llm: "AsyncLLM", processes: list[psutil.Process]) -> None:
     for process in alive:
         process.kill()
     psutil.wait_procs(alive, timeout=CLOSE_GRACE_S)
+
+
+def _all_or_raise(outcomes: Sequence[Any]) -> Sequence[Any]:
+    """What `gather` brought, or the first failure of it, once all have ended."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes
 
 
 async def _last(outputs: Any) -> Any:

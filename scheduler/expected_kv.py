@@ -35,6 +35,7 @@ REFRESH_STEPS = 32  # decode steps after which a replica's profile is computed a
 LOOKS = 8  # independent moments during a rollout's life at which its replica may overflow; each gets its share of risk
 Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `risk` of it back with every end
 Z_SPAN = 1.5  # how far it may go above the normal quantile
+CLEAR_ROOM = 0.02  # of a cache: more room than this needs no exact test
 PROMPT_WORTH = 2  # a cached prompt saves its KV, and its prefill
 MOVE_SHARE = 0.003  # tokens computed again because of moves, at most, of all generated
 PRESSED_SHARE = 0.008  # the same, where the alternative is an engine's preemption, which wastes more
@@ -294,7 +295,7 @@ class ExpectedKV:
             assert replica is not None
             if replica.kv_capacity_tokens < needed:
                 return self._place_among_large(rollout, group, needed)
-            if room >= 0:
+            if room >= CLEAR_ROOM * replica.kv_capacity_tokens:
                 return replica
             if not self._exact_S[best]:
                 self._measure(replica)
@@ -326,7 +327,8 @@ class ExpectedKV:
             spread = sqrt(self._variance_S[slot] + variance + 2.0 * siblings * shared)
             room_S[slot] = free_S[slot] + PROMPT_WORTH * group.prompt_tokens - self.z * spread
             saved[slot] = (PROMPT_WORTH - 1) * group.prompt_tokens
-        best = int(room_S.argmax())
+        first = self._picks % len(room_S)  # ties rotate
+        best = (int(np.concatenate([room_S[first:], room_S[:first]]).argmax()) + first) % len(room_S)
         room = float(room_S[best])
         return (best, room - saved.get(best, 0.0)) if room > -inf else (-1, -inf)
 
@@ -508,12 +510,16 @@ class ExpectedKV:
     def remember(self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]]) -> None:
         """Lengths of an earlier step or run: (group, response tokens, truncated)."""
         self._stage(max_response_tokens, max_turns).remember(ended)
-        self._learnt_at = -1
+        self._renumber()
 
     def new_policy_version(self) -> None:
         """The weights changed: what was learned of lengths fades."""
         for stage in self._stages.values():
             stage.forget_finished()
+        self._renumber()
+
+    def _renumber(self) -> None:
+        """The estimate has forgotten finished groups, and counts the others anew."""
         for group_id, group in self._groups.items():
             group.index = group.stage.add_group(group_id)
         self._learnt_at = -1

@@ -1,7 +1,9 @@
 """The balancer's rules, one at a time."""
 
+from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from scheduler.balancer import POLICIES, Balancer
@@ -219,6 +221,29 @@ def test_expected_kv_puts_siblings_together_only_while_that_saves_prefill():
     assert len(set(homes(balancer).values())) == 2
 
 
+def test_expected_kv_takes_equal_replicas_in_turn():
+    balancer = fleet("expected_kv", replicas=3)
+    places: list[str] = []
+    for number in range(6):
+        balancer.submit([load(f"{number}", group=f"{number}")])
+        places += homes(balancer).values()
+        balancer.finished(places[-1], end(f"{number}", 10))
+    assert sorted(places[:3]) == sorted(places[3:]) == ["r0", "r1", "r2"]
+
+
+def test_expected_kv_spreads_siblings_that_are_long_or_short_together():
+    balancer = fleet("expected_kv", replicas=8, capacity=250_000, max_running=1_024)
+    rng = np.random.default_rng(0)
+    lengths = 2_000 * np.exp(rng.normal(0.0, 0.5, (64, 1)) + rng.normal(0.0, 0.5, (64, 16)))
+    balancer.remember(
+        8_192, 4, [(f"past{g}", min(n, 8_192.0), n >= 8_192) for g, row in enumerate(lengths.tolist()) for n in row]
+    )
+    balancer.submit([load(f"{i % 48}/{i}", group=f"{i % 48}", prompt=300, most=8_192) for i in range(48 * 16)])
+    together = Counter((name.split("/")[0], place) for name, place in homes(balancer).items())
+    assert sum(together.values()) > 300
+    assert max(together.values()) <= 5
+
+
 def test_an_empty_replica_takes_whatever_its_cache_can_hold():
     balancer = fleet("expected_kv", replicas=1, capacity=120)
     balancer.submit([load("a", most=500)])
@@ -306,6 +331,21 @@ def test_a_rollout_named_twice_in_one_submission_is_one_rollout(policy: str):
 def test_a_call_about_an_unknown_replica_says_so():
     with pytest.raises(UnknownReplica, match="'r9' is not registered"):
         fleet("static").remove_replica("r9")
+
+
+def test_lengths_may_be_remembered_while_rollouts_live():
+    balancer = fleet("expected_kv", replicas=1)
+    names = [*(f"short{i}" for i in range(8)), "long"]
+    balancer.submit([load(name, group=name) for name in names])
+    assert homes(balancer).keys() == set(names)
+    balancer.replica_report("r0", ReplicaLoad(running=9, steps=1))
+    for name in names[:-1]:
+        balancer.finished("r0", end(name, 10))
+    balancer.remember(84, 4, [("past", 20.0, False)])  # the finished groups are counted into the past
+    balancer.turn_finished("r0", TurnReport(rollout_id="long", context_tokens=56, generated_tokens=40, turn=1))
+    balancer.replica_report("r0", ReplicaLoad(running=1, steps=200))
+    balancer.submit([load("new")])
+    assert homes(balancer) == {"new": "r0"}
 
 
 def test_a_new_policy_version_keeps_live_rollouts_and_lets_old_lengths_fade():
