@@ -101,7 +101,7 @@ class Profile:
 
 @dataclass(slots=True)
 class FreshRows:
-    """What a fresh rollout of each group would add to a replica; the needs bound it from above by one number."""
+    """What a fresh rollout of each group would add to a replica, at every horizon and at most."""
 
     demand_GH: Floats
     variance_GH: Floats
@@ -145,7 +145,7 @@ class ExpectedKV:
         self._peak_S: Floats = np.zeros(0)  # expected demand at the worst horizon; inf: closed
         self._variance_S: Floats = np.zeros(0)  # there
         self._capacity_S: Floats = np.zeros(0)
-        self._exact_S: list[bool] = []  # measured, or that and what was admitted since
+        self._exact_S: list[bool] = []  # measured; False: what was measured, and what was admitted since
         self._picks = 0
         self._learnt_at = -1
         self._observed = 0
@@ -322,15 +322,17 @@ class ExpectedKV:
         demand, variance, shared = peaks
         free_S = self._capacity_S - self._peak_S - (demand + group.prompt_tokens)
         room_S = free_S - self.z * np.sqrt(self._variance_S + variance)
-        saved: dict[int, float] = {}
         for slot, siblings in group.homes.items():
             spread = sqrt(self._variance_S[slot] + variance + 2.0 * siblings * shared)
             room_S[slot] = free_S[slot] + PROMPT_WORTH * group.prompt_tokens - self.z * spread
-            saved[slot] = (PROMPT_WORTH - 1) * group.prompt_tokens
         first = self._picks % len(room_S)  # ties rotate
         best = (int(np.concatenate([room_S[first:], room_S[:first]]).argmax()) + first) % len(room_S)
-        room = float(room_S[best])
-        return (best, room - saved.get(best, 0.0)) if room > -inf else (-1, -inf)
+        if room_S[best] == -inf:
+            return -1, -inf
+        prefill_saved = (
+            (PROMPT_WORTH - 1) * group.prompt_tokens if best in group.homes else 0
+        )  # worth much, but no room
+        return best, float(room_S[best]) - prefill_saved
 
     def _peaks_of(self, rollout: Rollout, group: Group) -> tuple[float, float, float]:
         """Demand, variance and covariance with a sibling, at most."""

@@ -31,6 +31,8 @@ TOGETHER = {
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Where tests run in several processes, some stay together in one; `loadgroup` needs an older pytest."""
+    if config.getoption("dist") != "load":
+        return None  # asked for something else
     from xdist.scheduler import LoadScopeScheduling
 
     class Together(LoadScopeScheduling):
