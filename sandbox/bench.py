@@ -217,7 +217,7 @@ async def _alternate(
             other.append(await load(theirs, workload, callers, options.seconds))
     row = summary(mine)
     if other:
-        ratios = [a["calls_per_s"] / max(b["calls_per_s"], 1e-9) for a, b in zip(mine, other, strict=True)]
+        ratios = _ratios(mine, other)
         row["reference"] = summary(other)
         row["ratio"] = round(statistics.median(ratios), 1)
         row["ratio_spread"] = [round(min(ratios), 1), round(max(ratios), 1)]
@@ -235,13 +235,17 @@ async def _many_callers(ours: Call, options: argparse.Namespace) -> dict[str, An
 
 
 def _ratio(one: list[dict[str, float]], other: list[dict[str, float]]) -> dict[str, float]:
-    """Of calls/s, round by round."""
-    ratios = [a["calls_per_s"] / b["calls_per_s"] for a, b in zip(one, other, strict=True)]
+    ratios = _ratios(one, other)
     return {
         "median": round(statistics.median(ratios), 2),
         "min": round(min(ratios), 2),
         "max": round(max(ratios), 2),
     }
+
+
+def _ratios(one: list[dict[str, float]], other: list[dict[str, float]]) -> list[float]:
+    """Of calls/s, round by round."""
+    return [a["calls_per_s"] / max(b["calls_per_s"], 1e-9) for a, b in zip(one, other, strict=True)]
 
 
 async def _levels(ours: Call, options: argparse.Namespace) -> dict[str, Any]:
@@ -258,9 +262,8 @@ async def _levels(ours: Call, options: argparse.Namespace) -> dict[str, Any]:
                 rows[level].append(await load(through(pool), "print", 16, options.seconds))
     out: dict[str, Any] = {level: summary(found) for level, found in rows.items()}
     out["over_http"] = _ratio(rows[options.level], over)
-    pairs = zip(rows[options.level], rows["process"], strict=True)
-    kept = [caged["calls_per_s"] / free["calls_per_s"] for caged, free in pairs]
-    out["isolation_costs_percent"] = round(100 * (1 - statistics.median(kept)), 1)
+    kept = statistics.median(_ratios(rows[options.level], rows["process"]))
+    out["isolation_costs_percent"] = round(100 * (1 - kept), 1)
     return out
 
 
