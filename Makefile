@@ -61,14 +61,14 @@ soak-sandbox: $(READY)  ## 200,000 mixed calls, 5 % hostile, watching memory and
 
 bench-balancer: $(READY)  ## The balancer in the twin (simulated), and on real engines
 	$(BIN)/python -m scheduler.bench $(ARGS)
-	$(BIN)/python -m actors.bench_balancer
+	$(BIN)/python -m actors.bench.balancer
 
 calibrate: $(READY)  ## Fit the twin's engine model to this machine's vLLM and predict runs it has not seen
-	$(BIN)/python -m actors.bench_balancer --calibrate $(ARGS)
+	$(BIN)/python -m actors.bench.balancer --calibrate $(ARGS)
 
 bench-learner: $(READY)  ## Learner tokens/s against a bare DeepSpeed loop and TRL; publishing to an engine
-	$(BIN)/python -m actors.bench_learner $(ARGS)
-	$(BIN)/python -m actors.bench_publish
+	$(BIN)/python -m actors.bench.learner $(ARGS)
+	$(BIN)/python -m actors.bench.publish
 
 cluster-up: $(READY)  ## A Ray head with dashboard on 127.0.0.1:8265
 	@$(BIN)/python -m actors.cluster up

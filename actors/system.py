@@ -11,19 +11,19 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.balancer import BalancerActor
-from actors.engine import EngineSettings
-from actors.generation_worker import GenerationActor, WorkerSettings
-from actors.learner import Learner
-from actors.learner_settings import LearnerSettings
+from actors.generation.engine import EngineSettings
+from actors.generation.rollout_client import RolloutClient, when_available
+from actors.generation.worker import GenerationActor, WorkerSettings
+from actors.learner.gang import Learner
+from actors.learner.settings import LearnerSettings
 from actors.placement import Layout, place, plan_layout, refuse_misfit
-from actors.rollout_client import RolloutClient, when_available
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
-from rstar_ray.batch_plan import BatchLimits
-from rstar_ray.chat import ChatFormat
+from rstar_ray.algorithm.batch_plan import BatchLimits
+from rstar_ray.algorithm.loss_settings import LossSettings, Normalisation
+from rstar_ray.chat.template import ChatFormat
 from rstar_ray.config import RunConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import RStarError
-from rstar_ray.loss_settings import LossSettings, Normalisation
 from rstar_ray.stages import Crew
 from rstar_ray.train_loop import TrajectoryRef
 from sandbox.pool import PoolConfig

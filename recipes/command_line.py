@@ -6,26 +6,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tyro
 
+from recipes.connect import connect
+from recipes.recipe import Recipe
 from recipes.scales import SCALES, at_scale, detect_scale, local_resources
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """One stage: what the paper sets, and what the tiny world sets differently."""
-
-    paper: RunConfig
-    tiny: dict[str, Any]
-
-    @property
-    def stage(self) -> str:
-        return self.paper.stage
 
 
 def parse(recipes: Sequence[Recipe], argv: Sequence[str], *, show: Callable[[str], None] = print) -> list[RunConfig]:
@@ -69,8 +58,6 @@ def _scale(argv: Sequence[str], show: Callable[[str], None]) -> str:
 
 def _cluster_resources() -> dict[str, float]:
     import ray
-
-    from recipes.session import connect
 
     connect()
     return ray.cluster_resources()

@@ -4,15 +4,15 @@ import random
 from pathlib import Path
 from typing import Any
 
+from rstar_ray.agent.rollout import ExecuteFn
+from rstar_ray.algorithm.update import SftExample
 from rstar_ray.config import RunConfig
+from rstar_ray.data.problems import load_problems
+from rstar_ray.data.sft import load_conversations, to_example
 from rstar_ray.errors import ConfigError
-from rstar_ray.evaluation import load_problems
-from rstar_ray.rollout import ExecuteFn
-from rstar_ray.sft import load_conversations, to_example
 from rstar_ray.tiny.conversations import generate_conversations
 from rstar_ray.tiny.problems import MAX_PROBLEMS, Split, generate_problems
 from rstar_ray.trajectory import Problem
-from rstar_ray.update import SftExample
 
 SFT_VALIDATION = 256
 """Conversations held back for the validation loss; at most a tenth of all."""

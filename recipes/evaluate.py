@@ -1,6 +1,6 @@
 """avg@k and pass@k of a policy (arXiv:2508.20722 section 5) on held-out problems or on files of problems."""
 
-from recipes.command_line import Recipe
+from recipes.recipe import Recipe
 from rstar_ray.config import EvaluationConfig, RunConfig
 
 PAPER = RunConfig(

@@ -8,22 +8,19 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
-from recipes.command_line import Recipe, parse
+from recipes.command_line import parse
+from recipes.connect import connect
 from recipes.data import heldout_problems, problem_sets, sft_examples, training_problems
 from recipes.model import refuse_beyond_context, start_folder, start_model
-from recipes.scales import at_scale, local_resources
-from recipes.sft import SFT
-from recipes.stage1 import STAGE_1
-from recipes.stage2 import STAGE_2
-from recipes.stage3 import STAGE_3
-from rstar_ray.chat import TokenizerChat
+from recipes.recipe import Recipe
+from recipes.scales import at_scale
+from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig, differences, with_values
-from rstar_ray.durable import read_json
+from rstar_ray.data.sft import load_conversations
 from rstar_ray.errors import ConfigError, RStarError
-from rstar_ray.run_dir import RunDir
-from rstar_ray.sft import load_conversations
+from rstar_ray.run_dir.durable import read_json
+from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.stages import STAGES, evaluated, previous_checkpoint, run_evaluation, run_rl, run_sft
 from rstar_ray.train_loop import StageProgress
 from rstar_ray.trajectory import Problem
@@ -31,7 +28,6 @@ from rstar_ray.trajectory import Problem
 if TYPE_CHECKING:
     from actors.system import TrainingActors
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 MAY_DIFFER = (
     "run_dir",
     "checkpoint",
@@ -61,12 +57,15 @@ MAY_DIFFER = (
 """Settings that may change when a run goes on: where it runs, how it waits and what it keeps, not what it computes."""
 
 
-def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None) -> None:
-    """The `main` of every recipe. Exit status: 0 done, 1 the run failed, 2 refused before anything started."""
+def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None, *, sft: Recipe | None = None) -> None:
+    """The `main` of every recipe; `sft` comes first in the tiny world where there is no policy to start from.
+
+    Exit status: 0 done, 1 the run failed, 2 refused before anything started.
+    """
     argv = sys.argv[1:] if argv is None else argv
     try:
         configs = parse(recipes, argv, show=say)
-        run(configs)
+        run(with_sft_before(configs, recipes[0], sft))
     except ConfigError as refused:
         sys.exit(_complain(refused, 2))
     except RStarError as failed:
@@ -105,7 +104,6 @@ def _complain(what: object, status: int) -> int:
 def run(configs: Sequence[RunConfig]) -> None:
     """Check everything that can be checked, then start and go through the stages that are not done."""
     path = run_path(configs[0])
-    configs = with_sft_before(configs, path)
     for config in configs:
         config.check_paths()
     problems = {config.stage: training_problems(config) for config in configs if config.stage != "sft"}
@@ -140,34 +138,6 @@ def run_path(config: RunConfig) -> Path:
     return Path(runs).absolute() / config.scale
 
 
-def connect() -> None:
-    """Join the cluster a job runs on, or start a Ray of our own on the loopback."""
-    import ray
-
-    if ray.is_initialized():
-        return
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    from actors.system import quiet_environment
-
-    namespace = f"rstar_ray-{uuid4().hex[:8]}"  # actor names are a run's own
-    runtime = {"env_vars": quiet_environment()}
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(namespace=namespace, runtime_env=runtime, log_to_driver=False)
-        return
-    runtime["env_vars"]["PYTHONPATH"] = str(REPOSITORY)
-    ray.init(
-        address="local",
-        namespace=namespace,
-        num_cpus=max(2, os.cpu_count() or 1),
-        include_dashboard=False,
-        object_store_memory=256 * 2**20 if not local_resources()["GPU"] else None,
-        runtime_env=runtime,
-        log_to_driver=False,
-    )
-
-
 def _open(path: Path, config: RunConfig) -> AbstractContextManager[RunDir]:
     return RunDir.open(path, config.stage, asdict(config), may_differ=MAY_DIFFER)
 
@@ -181,18 +151,20 @@ def _claim(path: Path, configs: Sequence[RunConfig]) -> None:
             pass
 
 
-def with_sft_before(configs: Sequence[RunConfig], path: Path) -> list[RunConfig]:
-    """In the tiny world a stage run by itself brings the policy it needs: SFT comes first where nothing else has."""
-    first = configs[0]
+def with_sft_before(configs: Sequence[RunConfig], recipe: Recipe, sft: Recipe | None) -> list[RunConfig]:
+    """In the tiny world a stage run by itself brings the policy it needs: SFT comes first where nothing else has.
+
+    `recipe` is the first of `configs` as it is without the command line, whose options hold for SFT too.
+    """
+    first, path = configs[0], run_path(configs[0])
     if first.stage == "sft" or first.model or previous_checkpoint(RunDir(path), first.stage) is not None:
         return list(configs)
-    if first.scale != "tiny":
+    if first.scale != "tiny" or sft is None:
         before = STAGES[STAGES.index(first.stage) - 1]
         raise ConfigError("--model", f"{before} is not finished in {path}", f"give a policy, or run {before} first")
     say(f"{first.stage}: no policy to start from in {path}; SFT comes first")
-    recipe = next(recipe for recipe in (STAGE_1, STAGE_2, STAGE_3) if recipe.stage == first.stage)
-    asked = differences(first, at_scale(recipe.paper, "tiny", recipe.tiny))  # the command line's options hold there too
-    return [with_values(at_scale(SFT.paper, "tiny", SFT.tiny), asked), *configs]
+    asked = differences(first, at_scale(recipe.paper, "tiny", recipe.tiny))
+    return [with_values(at_scale(sft.paper, "tiny", sft.tiny), asked), *configs]
 
 
 def _done(config: RunConfig, run_dir: RunDir, heldout: Sequence[Problem]) -> bool:

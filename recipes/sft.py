@@ -1,6 +1,6 @@
 """Non-reasoning SFT before RL (arXiv:2508.20722 section 4.1): format, tool calls, instructions; not the maths."""
 
-from recipes.command_line import Recipe
+from recipes.recipe import Recipe
 from rstar_ray.config import RunConfig, SftConfig
 
 PAPER = RunConfig(stage="sft", sft=SftConfig(batch_size=128, learning_rate=5e-6, warmup_share=0.04, steps=5_200))

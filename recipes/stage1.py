@@ -1,6 +1,7 @@
 """RL stage 1 (arXiv:2508.20722 Table 2): all problems, short responses, so that the policy learns to be brief."""
 
-from recipes.command_line import Recipe
+from recipes.recipe import Recipe
+from recipes.sft import SFT
 from rstar_ray.config import RolloutConfig, RunConfig
 
 PAPER = RunConfig(
@@ -15,4 +16,4 @@ STAGE_1 = Recipe(paper=PAPER, tiny=TINY)
 if __name__ == "__main__":
     from recipes.session import launch
 
-    launch([STAGE_1])
+    launch([STAGE_1], sft=SFT)

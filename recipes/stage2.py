@@ -1,6 +1,7 @@
 """RL stage 2 (arXiv:2508.20722 Table 2): the same problems with a longer budget, once about 10 % are truncated."""
 
-from recipes.command_line import Recipe
+from recipes.recipe import Recipe
+from recipes.sft import SFT
 from rstar_ray.config import RolloutConfig, RunConfig
 
 PAPER = RunConfig(
@@ -14,4 +15,4 @@ STAGE_2 = Recipe(paper=PAPER, tiny=TINY)
 if __name__ == "__main__":
     from recipes.session import launch
 
-    launch([STAGE_2])
+    launch([STAGE_2], sft=SFT)

@@ -1,6 +1,7 @@
 """RL stage 3 (arXiv:2508.20722 Table 2): only what the latest policy does not solve in 8 of 8 rollouts, more turns."""
 
-from recipes.command_line import Recipe
+from recipes.recipe import Recipe
+from recipes.sft import SFT
 from rstar_ray.config import RolloutConfig, RunConfig
 
 PAPER = RunConfig(
@@ -22,4 +23,4 @@ STAGE_3 = Recipe(paper=PAPER, tiny=TINY)
 if __name__ == "__main__":
     from recipes.session import launch
 
-    launch([STAGE_3])
+    launch([STAGE_3], sft=SFT)

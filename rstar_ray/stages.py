@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rstar_ray.algorithm.lr_schedule import LrSchedule
+from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.config import RunConfig
-from rstar_ray.data_order import DataPosition, draw
-from rstar_ray.durable import append_row, cut_rows, read_json, read_rows, write_json
+from rstar_ray.data.order import DataPosition, draw
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.evaluation import EvaluationResult, evaluate
-from rstar_ray.lr_schedule import LrSchedule
-from rstar_ray.metrics import MetricsLog, SftMetrics
-from rstar_ray.run_dir import Checkpoint, RunDir, checkpoint_name
+from rstar_ray.run_dir.durable import append_row, cut_rows, read_json, read_rows, write_json
+from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name
+from rstar_ray.run_dir.metrics import MetricsLog, SftMetrics
 from rstar_ray.train_loop import (
     DroppedRollout,
     Rollouts,
@@ -32,7 +33,6 @@ from rstar_ray.train_loop import (
     unsolved,
 )
 from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling, TrajectorySummary
-from rstar_ray.update import SftExample, UpdateResult
 
 STAGES = ("sft", "stage1", "stage2", "stage3")
 EVALUATION_ROUNDS = 3

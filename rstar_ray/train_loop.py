@@ -8,17 +8,17 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from rstar_ray.advantage import group_advantages, rewards_differ
+from rstar_ray.algorithm.advantage import group_advantages, rewards_differ
+from rstar_ray.algorithm.lr_schedule import LrSchedule
+from rstar_ray.algorithm.resample import resample_on_correct
+from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.config import AlgorithmConfig, RunConfig
-from rstar_ray.data_order import DataPosition, draw
+from rstar_ray.data.order import DataPosition, draw
 from rstar_ray.deadline import within
 from rstar_ray.errors import RStarError
-from rstar_ray.lr_schedule import LrSchedule
-from rstar_ray.metrics import StepMetrics, StepTimings, step_metrics
-from rstar_ray.resample import resample_on_correct
+from rstar_ray.run_dir.metrics import StepMetrics, StepTimings, step_metrics
 from rstar_ray.seeds import derive_seed, named_generator
 from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling, TrajectorySummary
-from rstar_ray.update import UpdateResult
 
 MOST_DROPPED = 0.5
 """Share of a step's rollouts that our own failures may end before the run does."""

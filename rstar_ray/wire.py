@@ -11,8 +11,8 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from rstar_ray.durable import write_bytes
 from rstar_ray.outcome import Outcome
+from rstar_ray.run_dir.durable import write_bytes
 from rstar_ray.trajectory import Problem, StopReason, ToolResult, Trajectory, TrajectorySummary, Turn
 
 VERSION = 1

@@ -69,7 +69,7 @@ def _pool_config(options: argparse.Namespace) -> PoolConfig:
 
 
 async def _serve(options: argparse.Namespace) -> int:
-    from sandbox.server import ServerConfig, start_server
+    from sandbox.http.server import ServerConfig, start_server
 
     token = options.token or os.environ.get(TOKEN_VARIABLE, "")
     config = ServerConfig(host=options.host, port=options.port, token=token)

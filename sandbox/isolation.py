@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from sandbox.cage import CageSpec, outermost
+from sandbox.cage.build import CageSpec, outermost
 from sandbox.limits import MIB
 
 SCRATCH_BYTES = 64 * MIB

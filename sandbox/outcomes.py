@@ -4,7 +4,7 @@ import os
 import signal
 
 from rstar_ray.outcome import Outcome
-from sandbox import cut, wire
+from sandbox.cage import cut, wire
 from sandbox.request import ExecutionRequest, ExecutionResult
 
 _REASONS = {

@@ -22,14 +22,14 @@ from types import TracebackType
 
 from rstar_ray.errors import ConfigError, SandboxError
 from rstar_ray.outcome import Outcome
-from sandbox import cpp_program, cut, flavors, wire
+from sandbox.cage import cpp_program, cut, flavors, wire
+from sandbox.cage.scratch import clear_away
 from sandbox.errors import SandboxClosed, SandboxFull, SandboxLate, SandboxLost
 from sandbox.fair_queue import FairQueue
 from sandbox.isolation import IsolationLevel, IsolationReport, cage_spec, program_path
 from sandbox.outcomes import kept_bytes, read_result
 from sandbox.processes import CellHandle, WarmServer
 from sandbox.request import MAX_CODE_CHARS, ExecutionRequest, ExecutionResult
-from sandbox.scratch import clear_away
 from sandbox.self_test import PROBES, read_probes
 
 TICK_S = 0.25

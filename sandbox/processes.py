@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sandbox import wire
-from sandbox.cage import CageSpec
+from sandbox.cage import wire
+from sandbox.cage.build import CageSpec
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 MAX_INLINE_BYTES = 32 * 1024  # always fits an empty channel; longer payloads go in sealed files
@@ -21,7 +21,7 @@ MAX_REPLY_BYTES = 256 * 1024 * 1024
 _F_ADD_SEALS, _ALL_SEALS = 1033, 0xF
 _BOOT = (
     "import sys,socket,json;c=socket.socket(fileno=int(sys.argv[1]));f=c.makefile('rb');g=json.loads(f.readline());"
-    "sys.path.insert(0,g['root']);from sandbox import worker;worker.forget_paths();f.detach() and worker.main(c,g)"
+    "sys.path.insert(0,g['root']);from sandbox.cage import worker;worker.forget_paths();f.detach() and worker.main(c,g)"
 )
 # Nothing else: the server's own environment may hold secrets, and programs see this one.
 ENVIRONMENT = {

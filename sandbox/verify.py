@@ -5,9 +5,9 @@ import logging
 from typing import Protocol
 
 from rstar_ray.outcome import Outcome
+from sandbox.cage.verify_program import CODE
 from sandbox.limits import MIB, Limits
 from sandbox.request import ExecutionRequest, ExecutionResult
-from sandbox.verify_program import CODE
 
 VERIFY_LIMITS = Limits(cpu_s=5.0, wall_s=10.0, memory_bytes=512 * MIB)
 MAX_ANSWER_CHARS = 2_000

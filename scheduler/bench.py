@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from scheduler.balancer import POLICIES, Balancer
-from scheduler.clairvoyant import clairvoyant_step
-from scheduler.engine_model import EngineShape
 from scheduler.load import RolloutLoad
 from scheduler.traces import STAGES, TraceRollout, synthetic
-from scheduler.twin import MI300X_14B, Twin, TwinResult, TwinSettings
+from scheduler.twin.clairvoyant import clairvoyant_step
+from scheduler.twin.engine_model import EngineShape
+from scheduler.twin.simulate import MI300X_14B, Twin, TwinResult, TwinSettings
 
 OTHERS = [name for name in POLICIES if name != "expected_kv"]
 

@@ -11,9 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from scheduler.bound import lower_bound
-from scheduler.engine_model import EngineCost, EngineShape
 from scheduler.traces import Stage, TraceRollout, synthetic
+from scheduler.twin.bound import lower_bound
+from scheduler.twin.engine_model import EngineCost, EngineShape
 
 GB = 1e9
 OVER_BOUND = 1.2  # a simulated step under expected_kv over the bound used here: 1.1 to 1.4

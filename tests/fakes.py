@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rstar_ray.durable import read_json, write_json
+from rstar_ray.agent.rollout import RolloutState, run_rollout, score
+from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.errors import EngineError, SandboxError
 from rstar_ray.outcome import Outcome
-from rstar_ray.rollout import RolloutState, run_rollout, score
+from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.stages import Crew
 from rstar_ray.train_loop import DroppedRollout, FinishedRollout, TrainingRow, TrajectoryRef
 from rstar_ray.trajectory import (
@@ -25,7 +26,6 @@ from rstar_ray.trajectory import (
     Trajectory,
     TrajectorySummary,
 )
-from rstar_ray.update import SftExample, UpdateResult
 
 END = 0  # the end-of-turn token
 

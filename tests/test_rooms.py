@@ -1,6 +1,7 @@
 """Imports point down only: recipes -> actors -> {sandbox, scheduler} -> rstar_ray; each room keeps to its packages."""
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,10 @@ FOREIGN = {
     "actors": set(),
     "recipes": set(),
 }
-TORCH_ALLOWED = {"rstar_ray/batch.py", "rstar_ray/loss.py", "rstar_ray/tiny/model.py"}
+TORCH_ALLOWED = {"rstar_ray/algorithm/batch.py", "rstar_ray/algorithm/loss.py", "rstar_ray/tiny/model.py"}
+
+WARM = {"numpy", "scipy", "sympy", "math_verify"}
+"""What warm servers import for programs."""
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -55,6 +59,43 @@ def test_a_room_keeps_to_its_packages(room: str):
             assert top not in FOREIGN[room], f"{where} imports {name}"
             if room == "rstar_ray" and top == "torch":
                 assert where in TORCH_ALLOWED, f"{where} imports torch"
+
+
+def dependencies() -> dict[str, set[str]]:
+    """Every module of the project, and those of the project that it imports, inside functions too."""
+    files = [path for room in ROOMS for path in modules(room)]
+    names = {".".join(path.relative_to(REPOSITORY).with_suffix("").parts): path for path in files}
+    found: dict[str, set[str]] = {}
+    for name, path in names.items():
+        found[name] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found[name] |= {alias.name for alias in node.names} & names.keys()
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                members = {f"{node.module}.{alias.name}" for alias in node.names} & names.keys()
+                found[name] |= members or ({node.module} & names.keys())
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle():
+    remaining = dependencies()
+    while leaves := {name for name, needs in remaining.items() if not needs & remaining.keys()}:
+        remaining = {name: needs for name, needs in remaining.items() if name not in leaves}
+    assert not remaining, f"in a circle, or above one: {sorted(remaining)}"
+
+
+def test_what_runs_in_a_cage_imports_nothing_but_the_cage_and_the_standard_library():
+    for path in sorted((REPOSITORY / "sandbox" / "cage").glob("*.py")):
+        for name in imports(path):
+            top = name.partition(".")[0]
+            ours = name == "sandbox.cage" or name.startswith("sandbox.cage.")
+            assert ours or top in sys.stdlib_module_names | WARM, f"{path.name} imports {name}"
+
+
+def test_the_product_does_not_need_its_benchmarks():
+    for path in [path for room in ROOMS for path in modules(room)]:
+        if "bench" not in path.parts and path.stem not in ("bench", "soak"):
+            assert not [name for name in imports(path) if name.startswith("actors.bench")], path
 
 
 def test_recipes_do_not_start_each_other():

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar_ray.durable import write_json, write_text
 from rstar_ray.errors import ConfigError
 from rstar_ray.report.findings import Change, heldout_change, length_change, number, percent, tool_error_change
 from rstar_ray.report.markdown import table
 from rstar_ray.report.plots import GROUP_COLOURS, percent_axis, save, set_title, smoothed
 from rstar_ray.report.record import RunRecord, read_run
+from rstar_ray.run_dir.durable import write_json, write_text
 
 Course = list[tuple[float, float]]  # (RL step, value), NaN left out
 Groups = Mapping[str, Sequence[RunRecord]]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar_ray.durable import read_json, read_rows
 from rstar_ray.errors import ConfigError
-from rstar_ray.run_dir import flatten
+from rstar_ray.run_dir.durable import read_json, read_rows
+from rstar_ray.run_dir.folder import flatten
 
 Row = dict[str, Any]
 PHASES = ("generate_s", "tools_s", "verify_s", "learn_s", "publish_s")

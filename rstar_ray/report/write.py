@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar_ray.durable import write_json, write_text
 from rstar_ray.report.findings import (
     Change,
     before_after,
@@ -22,6 +21,7 @@ from rstar_ray.report.markdown import markdown_report
 from rstar_ray.report.page import html_report
 from rstar_ray.report.plots import draw_plots
 from rstar_ray.report.record import RunRecord, read_run
+from rstar_ray.run_dir.durable import write_json, write_text
 
 
 @dataclass(frozen=True, slots=True)

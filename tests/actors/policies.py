@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from rstar_ray.batch import TokenRow
-from rstar_ray.batch_plan import BatchLimits, plan_ranks
+from rstar_ray.algorithm.batch import TokenRow
+from rstar_ray.algorithm.batch_plan import BatchLimits, plan_ranks
 
 VOCABULARY = 200
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from actors.engine import Engine, EngineSettings
+from actors.generation.engine import Engine, EngineSettings
+from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack
 from rstar_ray.errors import EngineError
 from rstar_ray.trajectory import Completion, Sampling
-from rstar_ray.weights import NamedArray, WeightBucket, checksum, pack
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 

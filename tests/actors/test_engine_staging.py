@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from actors.weight_staging import from_payload, open_buckets, refuse_other_parameters, stage
+from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack, unpack
+from actors.weights.staging import from_payload, open_buckets, refuse_other_parameters, stage
 from rstar_ray.errors import EngineError
-from rstar_ray.weights import NamedArray, WeightBucket, checksum, pack, unpack
 
 
 def parameters() -> dict[str, np.ndarray]:

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.learner import Learner, Publication
-from actors.learner_settings import LearnerSettings
-from rstar_ray.batch import TokenRow
-from rstar_ray.batch_plan import BatchLimits
+from actors.learner.gang import Learner, Publication
+from actors.learner.settings import LearnerSettings
+from actors.weights.buckets import checksum, unpack
+from rstar_ray.algorithm.batch import TokenRow
+from rstar_ray.algorithm.batch_plan import BatchLimits
+from rstar_ray.algorithm.lr_schedule import LrSchedule
+from rstar_ray.algorithm.update import SftExample
 from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError
-from rstar_ray.lr_schedule import LrSchedule
 from rstar_ray.train_loop import TrainingRow, TrajectoryRef
 from rstar_ray.trajectory import Problem, StopReason, Trajectory, TrajectorySummary
-from rstar_ray.update import SftExample
-from rstar_ray.weights import checksum, unpack
 from tests.actors.policies import draw_rows, num_sampled, save_policy
 
 pytestmark = pytest.mark.real
@@ -215,5 +215,5 @@ def test_importing_the_learner_imports_neither_torch_nor_deepspeed():
     import subprocess
     import sys
 
-    code = "import sys, actors.learner; sys.exit(bool({'torch', 'deepspeed', 'transformers'} & set(sys.modules)))"
+    code = "import sys, actors.learner.gang; sys.exit(bool({'torch', 'deepspeed', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=False).returncode == 0

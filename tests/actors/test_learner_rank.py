@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.learner_settings import LearnerSettings
-from rstar_ray.batch import TokenRow
+from actors.learner.settings import LearnerSettings
+from actors.weights.buckets import checksum, unpack
+from rstar_ray.algorithm.batch import TokenRow
+from rstar_ray.algorithm.loss_settings import Correction, LossSettings, Normalisation
+from rstar_ray.algorithm.lr_schedule import LrSchedule
 from rstar_ray.errors import ConfigError, LearnerError
-from rstar_ray.loss_settings import Correction, LossSettings, Normalisation
-from rstar_ray.lr_schedule import LrSchedule
-from rstar_ray.weights import checksum, unpack
 from tests.actors.policies import draw_rows, micro_batches, num_sampled, save_policy
 
 pytestmark = pytest.mark.real
@@ -47,7 +47,7 @@ def start(folder: Path) -> Iterator[Start]:
     ranks: list[Any] = []
 
     def started(**changes: Any) -> Any:
-        from actors.learner_rank import LearnerRank
+        from actors.learner.rank import LearnerRank
 
         settings = LearnerSettings(model=str(folder), device="cpu", schedule=CONSTANT, grad_clip=0.0, zero_stage=0)
         rank = LearnerRank(replace(settings, **changes))

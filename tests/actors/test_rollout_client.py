@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from actors import rollout_client
-from actors.rollout_client import RolloutClient
+from actors.generation import rollout_client
+from actors.generation.rollout_client import RolloutClient
 from tests.fakes import CharChat, adding_problems, request
 
 

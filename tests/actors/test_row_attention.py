@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from actors.row_attention import attend_rows
+from actors.learner.row_attention import attend_rows
 
 LENGTHS = (5, 7, 7, 7, 1, 12, 12)
 

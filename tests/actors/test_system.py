@@ -13,13 +13,13 @@ import pytest_asyncio
 import ray
 
 from actors.system import TrainingActors
+from recipes.connect import connect
 from recipes.scales import at_scale
-from recipes.session import connect
 from recipes.stage1 import STAGE_1
-from rstar_ray.chat import TokenizerChat
+from rstar_ray.agent.rollout import ToolCall
+from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import with_values
 from rstar_ray.outcome import Outcome
-from rstar_ray.rollout import ToolCall
 from rstar_ray.tiny.model import make_tiny_model
 from rstar_ray.tiny.problems import Split, generate_problems
 from rstar_ray.train_loop import FinishedRollout, TrainingRow, rollout_requests

@@ -18,7 +18,7 @@ from recipes.stage2 import STAGE_2
 from recipes.stage3 import STAGE_3
 from rstar_ray.config import RunConfig, differences, with_values
 from rstar_ray.errors import ConfigError
-from rstar_ray.run_dir import RunDir
+from rstar_ray.run_dir.folder import RunDir
 
 ALL = [SFT, STAGE_1, STAGE_2, STAGE_3]
 TINY = ["--scale", "tiny"]
@@ -95,7 +95,7 @@ def test_a_model_is_what_the_first_stage_starts_from():
 def test_sft_that_comes_first_runs_under_the_options_given(tmp_path: Path):
     options = ["--algorithm.clip-high", "0.5", "--learner.ranks", "1", "--rollout.temperature", "0.7"]
     configs = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path / "run"), *options])
-    sft, stage1 = with_sft_before(configs, tmp_path / "run")
+    sft, stage1 = with_sft_before(configs, STAGE_1, SFT)
     assert stage1 is configs[0] and sft.stage == "sft"
     assert (sft.algorithm.clip_high, sft.learner.ranks, sft.rollout.temperature) == (0.5, 1, 0.7)
     (as_in_train,) = parse([SFT], [*TINY, "--run-dir", str(tmp_path / "run"), *options])
@@ -299,7 +299,7 @@ def test_a_run_that_goes_on_may_move_but_not_compute_something_else(tmp_path: Pa
 
 def test_a_stage_at_a_larger_scale_asks_for_its_policy(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"--model: sft is not finished"):
-        run(parse([STAGE_1], ["--scale", "gpu", "--run-dir", str(tmp_path / "run")]))
+        with_sft_before(parse([STAGE_1], ["--scale", "gpu", "--run-dir", str(tmp_path / "run")]), STAGE_1, SFT)
 
 
 def test_help_and_refusals_load_no_framework():

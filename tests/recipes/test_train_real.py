@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar_ray.durable import read_rows
+from rstar_ray.run_dir.durable import read_rows
 
 pytestmark = pytest.mark.real
 

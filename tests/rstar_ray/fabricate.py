@@ -9,12 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from rstar_ray.durable import append_row, to_row, write_json, write_text
+from rstar_ray.algorithm.update import UpdateFigures
 from rstar_ray.evaluation import evaluate
-from rstar_ray.metrics import SftMetrics, StepMetrics, StepTimings, UpdateFigures, step_metrics
 from rstar_ray.outcome import Outcome
+from rstar_ray.run_dir.durable import append_row, to_row, write_json, write_text
+from rstar_ray.run_dir.metrics import SftMetrics, StepMetrics, StepTimings, step_metrics
+from rstar_ray.run_dir.trajectory_log import write_trajectories
 from rstar_ray.trajectory import Problem, StopReason, ToolResult, Trajectory, TrajectorySummary, Turn
-from rstar_ray.trajectory_log import write_trajectories
 
 
 def encode(text: str) -> list[int]:

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rstar_ray.batch import TokenRow, collate, rl_row, sft_row
-from rstar_ray.batch_plan import BatchLimits, cheapest_cut, cut, padding_waste, plan_ranks, row_work
-from rstar_ray.loss_settings import Normalisation
+from rstar_ray.algorithm.batch import TokenRow, collate, rl_row, sft_row
+from rstar_ray.algorithm.batch_plan import BatchLimits, cheapest_cut, cut, padding_waste, plan_ranks, row_work
+from rstar_ray.algorithm.loss_settings import Normalisation
+from rstar_ray.algorithm.update import SftExample
 from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import Problem
-from rstar_ray.update import SftExample
 from tests.rstar_ray.fabricate import trajectory
 
 LIMITS = BatchLimits(micro_batch_tokens=2_048)

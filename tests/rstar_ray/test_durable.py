@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from rstar_ray import durable
-from rstar_ray.durable import append_row, cut_rows, read_rows, write_bytes, write_json
+from rstar_ray.run_dir import durable
+from rstar_ray.run_dir.durable import append_row, cut_rows, read_rows, write_bytes, write_json
 
 
 def test_a_crash_while_writing_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rstar_ray.data.problems import load_problems
 from rstar_ray.errors import ConfigError
-from rstar_ray.evaluation import bootstrap_interval, evaluate, load_problems, pass_at_k
+from rstar_ray.evaluation import bootstrap_interval, evaluate, pass_at_k
 from rstar_ray.trajectory import Problem, StopReason, TrajectorySummary
 from tests.rstar_ray.fabricate import summary
 

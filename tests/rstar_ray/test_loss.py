@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rstar_ray.loss import (
+from rstar_ray.algorithm.loss import (
     clipped_surrogate,
     k3_kl,
     likelihood_loss,
@@ -18,7 +18,7 @@ from rstar_ray.loss import (
     token_logprobs,
     token_weights,
 )
-from rstar_ray.loss_settings import Correction, LossSettings, Normalisation, default_correction
+from rstar_ray.algorithm.loss_settings import Correction, LossSettings, Normalisation, default_correction
 
 LENGTHS = [5, 1, 7, 0, 3]
 ROWS = [row for row, length in enumerate(LENGTHS) for _ in range(length)]

@@ -7,7 +7,7 @@ TOKENS, VOCABULARY, HIDDEN, CHUNK = 256, 150_000, 8, 4
 
 PROBE = f"""
 import pathlib, torch
-from rstar_ray.loss import token_logprobs
+from rstar_ray.algorithm.loss import token_logprobs
 torch.set_num_threads(1)
 hidden = torch.randn({TOKENS}, {HIDDEN}, requires_grad=True)
 weight = torch.randn({VOCABULARY}, {HIDDEN}, requires_grad=True)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from rstar_ray.loss import policy_loss, rollout_correction, token_weights
-from rstar_ray.loss_settings import Correction, LossSettings, Normalisation
+from rstar_ray.algorithm.loss import policy_loss, rollout_correction, token_weights
+from rstar_ray.algorithm.loss_settings import Correction, LossSettings, Normalisation
 
 pytestmark = pytest.mark.slow  # importing TRL takes long
 

@@ -1,6 +1,6 @@
 import pytest
 
-from rstar_ray.lr_schedule import LrSchedule
+from rstar_ray.algorithm.lr_schedule import LrSchedule
 
 
 def test_a_constant_schedule_warms_up_in_equal_steps_and_stays():

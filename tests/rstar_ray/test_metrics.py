@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rstar_ray.durable import read_rows
-from rstar_ray.metrics import (
+from rstar_ray.algorithm.update import UpdateFigures
+from rstar_ray.run_dir.durable import read_rows
+from rstar_ray.run_dir.metrics import (
     MetricsLog,
     SftMetrics,
     StepMetrics,
     StepTimings,
-    UpdateFigures,
     progress_line,
     share_rollout_time,
     step_metrics,

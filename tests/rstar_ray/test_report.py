@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from rstar_ray.durable import append_row
 from rstar_ray.errors import ConfigError
 from rstar_ray.report.__main__ import main
 from rstar_ray.report.compare import group_runs, mean_course
@@ -24,6 +23,7 @@ from rstar_ray.report.markdown import fenced, markdown_report
 from rstar_ray.report.page import html_report
 from rstar_ray.report.record import ends, read_run, smooth, stage_spans, trajectory_files
 from rstar_ray.report.write import write_report
+from rstar_ray.run_dir.durable import append_row
 from tests.rstar_ray.fabricate import run_directory
 
 PNG = b"\x89PNG\r\n"

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rstar_ray.resample import Candidate, ReleaseRule, error_penalty, format_penalty, resample_on_correct, total_penalty
+from rstar_ray.algorithm.resample import (
+    Candidate,
+    ReleaseRule,
+    error_penalty,
+    format_penalty,
+    resample_on_correct,
+    total_penalty,
+)
 
 RNG = np.random.default_rng
 

@@ -1,8 +1,8 @@
 import pytest
 
+from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.errors import EngineError, SandboxError
 from rstar_ray.outcome import Outcome
-from rstar_ray.rollout import RolloutState, run_rollout, score
 from rstar_ray.trajectory import RolloutLimits, StopReason
 from tests.fakes import (
     LIMITS,

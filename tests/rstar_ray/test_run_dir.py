@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rstar_ray.errors import ConfigError, RStarError
-from rstar_ray.run_dir import RunDir
+from rstar_ray.run_dir.folder import RunDir
 
 CONFIG = {"seed": 1, "rollout": {"max_turns": 4, "temperature": 1.0}, "stages": ("sft", "stage1")}
 
@@ -84,7 +84,7 @@ def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path: Path):
 
 def test_two_runs_never_share_a_directory(tmp_path: Path):
     code = (
-        "import sys; from rstar_ray.run_dir import RunDir\n"
+        "import sys; from rstar_ray.run_dir.folder import RunDir\n"
         "with RunDir.open(sys.argv[1], 'stage1', {'seed': 1}): print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

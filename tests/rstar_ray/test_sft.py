@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rstar_ray.chat import TokenizerChat
+from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.data.sft import Conversation, conversation, encode, load_conversations, render, to_example
 from rstar_ray.errors import ConfigError
-from rstar_ray.sft import Conversation, conversation, encode, load_conversations, render, to_example
 from rstar_ray.tiny.tokenizer import make_tokenizer
 from rstar_ray.trajectory import Problem, ToolResult
 

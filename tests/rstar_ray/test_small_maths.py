@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from rstar_ray.advantage import group_advantages, rewards_differ
-from rstar_ray.data_order import DataPosition, draw
-from rstar_ray.reward import answer_reward, as_integer, boxed_answer, count_answers
+from rstar_ray.agent.reward import answer_reward, as_integer, boxed_answer, count_answers
+from rstar_ray.algorithm.advantage import group_advantages, rewards_differ
+from rstar_ray.chat.tool_calls import parse_tool_calls
+from rstar_ray.data.order import DataPosition, draw
 from rstar_ray.seeds import derive_seed, named_generator
-from rstar_ray.tool_calls import parse_tool_calls
 
 
 def test_advantages_are_the_standardised_rewards_of_the_group():

@@ -4,13 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rstar_ray.algorithm.update import SftExample
 from rstar_ray.config import RunConfig, with_values
-from rstar_ray.durable import read_rows
 from rstar_ray.errors import DeadlineExceeded, RStarError
-from rstar_ray.run_dir import RunDir
+from rstar_ray.run_dir.durable import read_rows
+from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.stages import evaluated, previous_checkpoint, run_evaluation, run_rl, run_sft
 from rstar_ray.train_loop import Ledger, TrainingSystem, roll_out, rollout_requests, train_step
-from rstar_ray.update import SftExample
 from tests.fakes import SkilledPolicy, UnreliableSandbox, adding_problems, fake_crew
 
 SMALL = with_values(

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from rstar_ray.durable import read_rows
 from rstar_ray.outcome import Outcome
+from rstar_ray.run_dir.durable import read_rows
+from rstar_ray.run_dir.trajectory_log import readable, split_turns, write_trajectories
 from rstar_ray.trajectory import Problem
-from rstar_ray.trajectory_log import readable, split_turns, write_trajectories
 from tests.rstar_ray.fabricate import decode, encode, trajectory
 
 PROBLEM = Problem(id="sum-1", problem="What is 2 + 3?", answer="5", family="sum", difficulty=1)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from rstar_ray.outcome import Outcome
-from sandbox import flavors
 from sandbox.__main__ import main
+from sandbox.cage import flavors
 from sandbox.pool import PoolConfig, SandboxPool
 from sandbox.request import ExecutionRequest
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from rstar_ray.outcome import Outcome
+from sandbox.cage.scratch import MAX_BYTES, leave_empty, too_much_in
+from sandbox.cage.stream import Stream, open_pipe
 from sandbox.case_check import check_case, read_cases
 from sandbox.limits import Limits
 from sandbox.pool import PoolConfig, SandboxPool
 from sandbox.request import ExecutionRequest
-from sandbox.scratch import MAX_BYTES, leave_empty, too_much_in
-from sandbox.stream import Stream, open_pipe
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 CASES = Path(__file__).parent / "data" / "sandbox_cases.json"

@@ -10,10 +10,10 @@ import pytest_asyncio
 
 from rstar_ray.errors import ConfigError
 from rstar_ray.outcome import Outcome
-from sandbox.client import SandboxClient
+from sandbox.http.client import SandboxClient
+from sandbox.http.server import MSGPACK, ServerConfig, start_server
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
-from sandbox.server import MSGPACK, ServerConfig, start_server
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 FIELDS = {"sub_id", "success", "run_success", "cost", "stdout", "stderr", "reason"}

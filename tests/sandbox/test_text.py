@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rstar_ray.outcome import Outcome
-from sandbox import flavors
-from sandbox.cut import CONTINUATION, cut_text, join_kept
-from sandbox.display import show
+from sandbox.cage import flavors
+from sandbox.cage.cut import CONTINUATION, cut_text, join_kept
+from sandbox.cage.display import show
 from sandbox.fair_queue import FairQueue
 from sandbox.request import ExecutionResult
 from sandbox.tool_text import tool_text

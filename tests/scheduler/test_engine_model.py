@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.engine_model import EngineCost, EngineShape, ModelledEngine, Request
+from scheduler.twin.engine_model import EngineCost, EngineShape, ModelledEngine, Request
 
 COST = EngineCost(fixed_s=1.0, per_sequence_s=0.1, per_context_s=0.001, per_prefill_s=0.01)
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from scheduler.balancer import POLICIES
-from scheduler.bound import lower_bound
-from scheduler.clairvoyant import clairvoyant_step
-from scheduler.engine_model import EngineShape
 from scheduler.picture import Activity, KvSample, Span, draw_step, rows_of
 from scheduler.traces import STAGES, TraceRollout, TraceTurn, cut, read_trace, synthetic, write_trace
 from scheduler.traces import main as write_synthetic
-from scheduler.twin import MI300X_14B, Twin, TwinSettings
-from scheduler.twin import main as simulate
+from scheduler.twin.bound import lower_bound
+from scheduler.twin.clairvoyant import clairvoyant_step
+from scheduler.twin.command_line import main as simulate
+from scheduler.twin.engine_model import EngineShape
+from scheduler.twin.simulate import MI300X_14B, Twin, TwinSettings
 
 STAGE = STAGES["stage1"]
 ROLLOUTS = synthetic(STAGE, groups=8, siblings=16, seed=3)

@@ -1,0 +1,1 @@
+"""Benchmarks of the real parts; the product imports nothing from here."""

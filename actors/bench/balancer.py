@@ -1,0 +1,263 @@
+"""The balancer on real engines, as one JSON line: `python -m actors.bench.balancer`.
+
+Overhead: the same prompts and forced lengths through balancer and agent loop, and by `AsyncLLM.generate` alone, in
+turn.
+Under pressure: two engines with a small KV cache and mixed lengths, `expected_kv` and `least_requests` in turn, both
+after one step whose lengths they have seen.
+Calibration (`--calibrate`): the engine model is fitted to a few equal runs of one engine, and predicts mixed ones.
+"""
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import tyro
+from scipy.optimize import least_squares
+
+from actors.bench.replay import (
+    MIXED_LIMITS,
+    ReplayEngine,
+    ReplayResult,
+    balancer_actor,
+    equal_trace,
+    in_one_turn,
+    mixed_trace,
+    replay,
+    replay_bare,
+    request_limits,
+)
+from actors.generation.engine import EngineSettings
+from rstar_ray.tiny.model import make_tiny_model
+from scheduler.traces import TraceRollout
+from scheduler.twin.engine_model import EngineCost, EngineShape
+from scheduler.twin.simulate import Twin, TwinSettings
+
+ROOMY_KV_TOKENS, SMALL_KV_TOKENS = 65_536, 4_096
+PRESSED = ((SMALL_KV_TOKENS, 16), (16_384, 128))
+"""KV tokens of each of two engines, and prompt groups of 8 that share them: about 25 and 100 rollouts an engine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    """What is measured."""
+
+    repeats: int = 5
+    """alternating runs"""
+    calibrate: bool = False
+    """fit the engine model to this machine and predict unseen runs, instead of the comparisons"""
+    out: str = ""
+    """file for the fitted cost, as `python -m scheduler.twin --cost` reads it"""
+
+
+async def main(bench: BenchSettings) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        make_tiny_model(Path(folder), seed=0)
+        roomy = EngineSettings(model=folder, kv_tokens=ROOMY_KV_TOKENS, max_num_seqs=64)
+        if bench.calibrate:
+            return await _calibrate(bench, roomy, replace(roomy, kv_tokens=SMALL_KV_TOKENS))
+        return {
+            "benchmark": "balancer on real engines",
+            "device": "cpu",
+            **await _overhead(bench, roomy),
+            "under_pressure": [await _pressure(bench, roomy, *pressed) for pressed in PRESSED],
+        }
+
+
+# -- against a bare engine --------------------------------------------------------------------------------------------
+async def _overhead(bench: BenchSettings, settings: EngineSettings) -> dict[str, Any]:
+    mixed = mixed_trace(32, 8, seed=0)
+    traces = {"single_turn": [in_one_turn(rollout) for rollout in mixed], "multi_turn": mixed}
+    engine = ReplayEngine(settings)
+    await engine.start()
+    found: dict[str, Any] = {}
+    try:
+        await replay_bare(engine, traces["multi_turn"][:64], salt=-1, concurrency=64)
+        for name, trace in traces.items():
+            ratios, ours, bare = [], [], []
+            async with balancer_actor("expected_kv") as balancer:
+                await replay([engine], trace[:64], balancer, salt=-2, limits=MIXED_LIMITS)
+                for number in range(bench.repeats):
+                    bare.append(await replay_bare(engine, trace, salt=2 * number, concurrency=64))
+                    ours.append(await replay([engine], trace, balancer, salt=2 * number + 1, limits=MIXED_LIMITS))
+                    ratios.append(ours[-1].tokens_per_s / bare[-1].tokens_per_s)
+            found[f"{name}_over_bare"] = _spread(ratios)
+            found[f"{name}_tokens_per_s"] = round(statistics.median(one.tokens_per_s for one in ours))
+            if ours[-1].gaps_s:
+                found["from_turn_to_turn_ms"] = {"ours": _quantiles(ours), "bare": _quantiles(bare)}
+    finally:
+        await engine.shut_down()
+    return found
+
+
+# -- under pressure ---------------------------------------------------------------------------------------------------
+async def _pressure(bench: BenchSettings, settings: EngineSettings, kv_tokens: int, groups: int) -> dict[str, Any]:
+    settings = replace(settings, kv_tokens=kv_tokens, max_num_seqs=256)
+    engines = [ReplayEngine(settings), ReplayEngine(settings)]
+    for engine in engines:
+        await engine.start()
+    runs: dict[str, list[ReplayResult]] = {"least_requests": [], "expected_kv": []}
+    try:
+        async with balancer_actor("least_requests") as other, balancer_actor("expected_kv") as ours:
+            for number in range(-1, bench.repeats):  # the first run is a step to learn lengths from, and not counted
+                trace = mixed_trace(groups, 8, seed=number + 1)
+                for place, (policy, balancer) in enumerate(zip(runs, (other, ours), strict=True)):
+                    salt = 100 + 2 * number + place
+                    found = await replay(engines, trace, balancer, salt=salt, limits=MIXED_LIMITS)
+                    if number >= 0:
+                        runs[policy].append(found)
+    finally:
+        for engine in engines:
+            await engine.shut_down()
+    ratios = [
+        ours.tokens_per_s / other.tokens_per_s
+        for ours, other in zip(runs["expected_kv"], runs["least_requests"], strict=True)
+    ]
+    return {
+        "kv_tokens": kv_tokens,
+        "rollouts": 8 * groups,
+        "tokens_per_s_over_least_requests": _spread(ratios),
+        "tokens_per_s": {policy: round(statistics.median(r.tokens_per_s for r in runs[policy])) for policy in runs},
+        "preemptions": {policy: [one.preemptions for one in results] for policy, results in runs.items()},
+    }
+
+
+# -- the twin, fitted -------------------------------------------------------------------------------------------------
+async def _calibrate(bench: BenchSettings, roomy: EngineSettings, small: EngineSettings) -> dict[str, Any]:
+    equal = [
+        equal_trace(4, prompt=32, tokens=200),
+        equal_trace(16, prompt=32, tokens=200),
+        equal_trace(64, prompt=32, tokens=150),
+        equal_trace(64, prompt=500, tokens=60),
+        equal_trace(16, prompt=1_200, tokens=60),
+        equal_trace(24, prompt=100, tokens=150),
+        equal_trace(32, prompt=40, tokens=30, turns=4),
+        equal_trace(64, prompt=40, tokens=10, turns=6),
+    ]
+    unseen = mixed_trace(16, 8, seed=77)
+    places = (("expected_kv", roomy), ("least_requests", small), ("expected_kv", small))
+    engines = {settings: ReplayEngine(settings) for settings in (roomy, small)}
+    fitted: list[list[ReplayResult]] = [[] for _ in equal]
+    found: list[list[ReplayResult]] = [[] for _ in places]
+    salts = itertools.count()
+    try:
+        for engine in engines.values():
+            await engine.start()
+        async with balancer_actor("round_robin") as balancer:
+            await replay([engines[roomy]], equal[0], balancer, salt=next(salts))
+            for _ in range(bench.repeats):  # all in turn, so that they share the machine's better and worse minutes
+                for trace, runs in zip(equal, fitted, strict=True):
+                    runs.append(await replay([engines[roomy]], trace, balancer, salt=next(salts)))
+                for (policy, settings), runs in zip(places, found, strict=True):
+                    async with balancer_actor(policy) as new:
+                        runs.append(await replay([engines[settings]], unseen, new, salt=next(salts)))
+    finally:
+        for engine in engines.values():
+            await engine.shut_down()
+    seconds = [statistics.median(one.seconds for one in runs) for runs in fitted]
+    cost = fit(equal, seconds, roomy)
+    rows = [
+        _predicted(unseen, policy, cost, settings, runs) for (policy, settings), runs in zip(places, found, strict=True)
+    ]
+    if bench.out:
+        Path(bench.out).write_text(json.dumps(asdict(cost), indent=2) + "\n")
+    over_measured = [
+        round(_twin(trace, "round_robin", cost, roomy)[0] / real, 3) for trace, real in zip(equal, seconds, strict=True)
+    ]
+    return {
+        "benchmark": "calibration",
+        "device": "cpu",
+        "cost": asdict(cost),
+        "fitted_runs_s": [_spread([one.seconds for one in runs]) for runs in fitted],
+        "fitted_runs_predicted_over_measured": over_measured,
+        "unseen": rows,
+    }
+
+
+def fit(traces: Sequence[Sequence[TraceRollout]], seconds: Sequence[float], settings: EngineSettings) -> EngineCost:
+    """The costs under which the twin takes as long as the engine did, in the least squares of log seconds."""
+    start = np.log([2e-3, 1e-4, 1e-7, 2e-5, 1e-8, 1e-4])
+
+    def errors(logs: Any) -> Any:
+        cost = _cost(np.exp(logs))
+        times = [_twin(trace, "round_robin", cost, settings)[0] for trace in traces]
+        return np.log(np.array(times) / np.array(seconds))
+
+    return _cost(np.exp(least_squares(errors, start, diff_step=1e-2, max_nfev=60).x))
+
+
+def _cost(values: Any) -> EngineCost:
+    fixed, sequence, context, prefill, prefill_context, request = map(float, values)
+    return EngineCost(
+        fixed_s=fixed,
+        per_sequence_s=sequence,
+        per_context_s=context,
+        per_prefill_s=prefill,
+        per_prefill_context_s=prefill_context,
+        per_request_s=request,
+    )
+
+
+def _twin(trace: Sequence[TraceRollout], policy: str, cost: EngineCost, settings: EngineSettings) -> tuple[float, int]:
+    """Seconds and preemptions, simulated."""
+    assert settings.kv_tokens is not None
+    limits = request_limits(trace)
+    simulated = TwinSettings(
+        replicas=1,
+        shape=EngineShape(
+            kv_tokens=settings.kv_tokens,
+            block_tokens=settings.block_size,
+            max_running=settings.max_num_seqs,
+            max_batched_tokens=settings.max_model_len + settings.max_num_seqs,
+        ),
+        cost=cost,
+        max_response_tokens=limits.max_response_tokens,
+        max_turns=limits.max_turns,
+    )
+    result = Twin(trace, policy, simulated).run()
+    return result.makespan_s, result.preemptions
+
+
+def _predicted(
+    trace: Sequence[TraceRollout], policy: str, cost: EngineCost, settings: EngineSettings, runs: Sequence[ReplayResult]
+) -> dict[str, Any]:
+    seconds, preemptions = _twin(trace, policy, cost, settings)
+    return {
+        "policy": policy,
+        "kv_tokens": settings.kv_tokens,
+        "measured_tokens_per_s": round(statistics.median(run.tokens_per_s for run in runs)),
+        "predicted_over_measured": _spread([run.seconds / seconds for run in runs]),
+        "measured_preemptions": [run.preemptions for run in runs],
+        "predicted_preemptions": preemptions,
+    }
+
+
+def _quantiles(runs: Sequence[ReplayResult]) -> dict[str, float]:
+    """Milliseconds between a turn's end and the next one's start; turns that end together wait for one another."""
+    gaps = [1e3 * gap for one in runs for gap in one.gaps_s]
+    return {"p50": round(float(np.percentile(gaps, 50)), 2), "p99": round(float(np.percentile(gaps, 99)), 2)}
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {
+        "median": round(statistics.median(values), 3),
+        "min": round(min(values), 3),
+        "max": round(max(values), 3),
+    }
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    logging.disable(logging.WARNING)
+    settings = tyro.cli(BenchSettings)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    print(json.dumps(asyncio.run(main(settings))))

@@ -1,0 +1,291 @@
+"""Learner throughput against a bare DeepSpeed loop and TRL, as one JSON line: `python -m actors.bench.learner`.
+
+Each pair trains the same random policy on the same rows in this process, run after run in turn; a figure is the
+median of the ratios of neighbouring runs, with the smallest and the largest beside it. The bare loop pads a fixed
+number of rows in the order given, takes the log-softmax of all logits, and masks; TRL's GRPOTrainer is given tensors
+padded as it pads them.
+"""
+
+import json
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import tyro
+
+from actors.learner.rank import LearnerRank
+from actors.learner.settings import LearnerSettings
+from actors.weights.buckets import checksum
+from rstar_ray.algorithm.batch import TokenRow
+from rstar_ray.algorithm.batch_plan import BatchLimits, padding_waste, plan_ranks
+from rstar_ray.tiny.model import make_tiny_model
+
+Batch = dict[str, torch.Tensor]
+
+
+class Loop(Protocol):
+    """An update to compare with."""
+
+    def batches(self, rows: Sequence[TokenRow], per_batch: int) -> list[Batch]: ...
+    def padded_tokens(self, batch: Batch) -> int: ...
+    def update(self, batches: Sequence[Batch], count: int) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    """What is measured."""
+
+    rows: int = 64
+    """rows of an update"""
+    repeats: int = 5
+    """alternating runs"""
+    zero_stage: int = 1
+    """DeepSpeed ZeRO stage of both"""
+    micro_batch_tokens: int = 2_048
+    """tokens of a micro batch; the bare loop takes as many rows as fit at the longest"""
+    threads: int = 1
+    """CPU threads"""
+
+
+def main(bench: BenchSettings) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        make_tiny_model(Path(folder), seed=0)
+        settings = LearnerSettings(
+            model=folder,
+            device="cpu",
+            zero_stage=bench.zero_stage,  # type: ignore[arg-type]
+            num_threads=bench.threads,
+            batch=BatchLimits(micro_batch_tokens=bench.micro_batch_tokens),
+        )
+        rank = LearnerRank(settings)
+        rank.start()
+        bare = BareLoop(folder, settings)
+        trl = TrlLoop(folder, bench)
+        rng = np.random.default_rng(0)
+        equal = np.full(bench.rows, 128)
+        spread = np.exp(rng.normal(np.log(110), 0.6, bench.rows)).clip(32, 500).astype(int)
+        figures: dict[str, Any] = {
+            "benchmark": "learner",
+            "device": "cpu",
+            "threads": bench.threads,
+            "zero_stage": bench.zero_stage,
+            "parameters": rank.facts().num_parameters,
+            "equal_lengths": compare(rank, bare, equal, bench),
+            "log_normal_lengths": compare(rank, bare, spread, bench),
+            "against_trl": compare(rank, trl, spread, bench),
+            "publish": publish(rank, bench.repeats),
+        }
+    return figures
+
+
+def compare(rank: LearnerRank, other: "Loop", lengths: Any, bench: BenchSettings) -> dict[str, Any]:
+    rng = np.random.default_rng(1)
+    rows = [
+        TokenRow(
+            f"row-{number}",
+            rng.integers(0, 200, length).astype(np.int32),
+            np.arange(length) >= 20,
+            float(rng.normal()),
+            np.zeros(length, np.float32),
+        )
+        for number, length in enumerate(lengths.tolist())
+    ]
+    sizes = [len(row.token_ids) for row in rows]
+    plan = plan_ranks(sizes, 1, replace(rank.settings.batch, packed=rank.settings.packed))
+    micro_batches = [[rows[i] for i in batch] for batch in plan[0]]
+    count = sum(row.num_sampled_tokens for row in rows)
+    per_batch = max(1, bench.micro_batch_tokens // max(sizes))
+    padded = other.batches(rows, per_batch)
+
+    def ours() -> None:
+        assert rank.train_rl([micro_batches], [count], 0.0).applied
+
+    def theirs() -> None:
+        other.update(padded, count)
+
+    ours_s, theirs_s = alternate(ours, theirs, bench.repeats)
+    ratios = [their / our for our, their in zip(ours_s, theirs_s, strict=True)]
+    tokens = sum(sizes)
+    return {
+        "tokens_per_s": round(tokens / statistics.median(ours_s)),
+        "reference_tokens_per_s": round(tokens / statistics.median(theirs_s)),
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_min_max": [round(min(ratios), 3), round(max(ratios), 3)],
+        "padding_waste": 0.0 if rank.settings.packed else round(padding_waste(sizes, plan), 4),
+        "reference_padding_waste": round(1 - tokens / sum(other.padded_tokens(batch) for batch in padded), 4),
+    }
+
+
+def alternate(one: Callable[[], None], other: Callable[[], None], repeats: int) -> tuple[list[float], list[float]]:
+    """CPU seconds of each, in turn, after one run of each to warm up: on a shared machine the wall clock lies."""
+    one()
+    other()
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats):
+        for run, times in zip((one, other), seconds, strict=True):
+            started = time.process_time()
+            run()
+            times.append(time.process_time() - started)
+    return seconds
+
+
+def publish(rank: LearnerRank, repeats: int) -> dict[str, Any]:
+    """Packing and checking the weights, against copying their bytes."""
+    made, copied = [], []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        buckets = list(rank.weight_buckets())
+        checksum(buckets)
+        made.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        for bucket in buckets:
+            bucket.data.copy()
+        copied.append(time.perf_counter() - started)
+    num_bytes = sum(bucket.num_bytes for bucket in rank.weight_buckets())
+    return {
+        "bytes": num_bytes,
+        "pack_and_checksum_ms": round(1e3 * statistics.median(made), 2),
+        "copy_ms": round(1e3 * statistics.median(copied), 2),
+    }
+
+
+def padded(values: Sequence[Any], width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of `width`, filled up with 0 on the right."""
+    out = torch.zeros(len(values), width, dtype=dtype)
+    for index, value in enumerate(values):
+        out[index, : len(value)] = torch.from_numpy(np.asarray(value))
+    return out
+
+
+class BareLoop:
+    """What one would write first: DeepSpeed around transformers, fixed micro batches, full logits."""
+
+    def __init__(self, folder: str, settings: LearnerSettings) -> None:
+        import deepspeed
+        import transformers
+
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.engine = deepspeed.initialize(
+            model=model,
+            optimizer=torch.optim.AdamW(model.parameters(), lr=0.0),
+            config={
+                "train_micro_batch_size_per_gpu": 1,
+                "zero_optimization": {"stage": settings.zero_stage},
+                "zero_allow_untested_optimizer": True,
+                "gradient_clipping": settings.grad_clip,
+                "steps_per_print": None,
+            },
+            dist_init_required=False,
+        )[0]
+
+    def batches(self, rows: Sequence[TokenRow], per_batch: int) -> list[Batch]:
+        """Rows as they come, each micro batch padded to its longest."""
+        return [self._pad(rows[start : start + per_batch]) for start in range(0, len(rows), per_batch)]
+
+    def padded_tokens(self, batch: Batch) -> int:
+        return batch["input_ids"].numel()
+
+    def _pad(self, rows: Sequence[TokenRow]) -> Batch:
+        width = max(len(row.token_ids) for row in rows)
+        return {
+            "input_ids": padded([row.token_ids for row in rows], width, torch.int64),
+            "attention_mask": padded([np.ones(len(row.token_ids)) for row in rows], width, torch.int64),
+            "loss_mask": padded([row.loss_mask for row in rows], width, torch.bool),
+            "advantages": torch.tensor([row.advantage for row in rows])[:, None],
+        }
+
+    def update(self, batches: Sequence[Batch], count: int) -> None:
+        for index, batch in enumerate(batches):
+            self.engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
+            logits = self.engine(
+                input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False
+            ).logits[:, :-1]
+            logprobs = logits.log_softmax(-1).gather(-1, batch["input_ids"][:, 1:, None])[..., 0]
+            ratio = (logprobs - logprobs.detach()).exp()
+            advantages = batch["advantages"]
+            objective = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages)
+            self.engine.backward(-(objective * batch["loss_mask"][:, 1:]).sum() / count)
+        self.engine.step()
+
+
+class TrlLoop:
+    """The update of TRL's GRPOTrainer on its own padded tensors: the whole batch to its longest, then cut."""
+
+    def __init__(self, folder: str, bench: BenchSettings) -> None:
+        import transformers
+        from datasets import Dataset
+        from trl import GRPOConfig, GRPOTrainer
+
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        arguments = GRPOConfig(
+            output_dir=folder,
+            use_cpu=True,
+            bf16=False,
+            num_generations=8,
+            per_device_train_batch_size=8,
+            gradient_accumulation_steps=max(1, bench.rows // 8),
+            gradient_checkpointing=False,
+            beta=0.0,
+            epsilon_high=0.28,
+            loss_type="dapo",
+            learning_rate=0.0,
+            max_grad_norm=1.0,
+            report_to=[],
+        )
+        self.trainer = GRPOTrainer(
+            model=folder,
+            reward_funcs=_no_reward,
+            args=arguments,
+            train_dataset=Dataset.from_list([{"prompt": "1"}] * 8),
+            processing_class=tokenizer,
+        )
+        self.model = self.trainer.model.train()
+        self.trainer.create_optimizer()
+        # Its train loop sets this.
+        self.trainer.current_gradient_accumulation_steps = arguments.gradient_accumulation_steps
+
+    def batches(self, rows: Sequence[TokenRow], per_batch: int) -> list[Batch]:
+        prompts = [int(row.loss_mask.argmax()) for row in rows]
+        completions = [row.token_ids[start:] for row, start in zip(rows, prompts, strict=True)]
+        width = max(map(len, completions))
+        whole = {
+            "prompt_ids": padded([row.token_ids[:n] for row, n in zip(rows, prompts, strict=True)], 20, torch.int64),
+            "prompt_mask": padded([np.ones(n) for n in prompts], 20, torch.int64),
+            "completion_ids": padded(completions, width, torch.int64),
+            "completion_mask": padded([np.ones(len(ids)) for ids in completions], width, torch.int64),
+            "advantages": torch.tensor([row.advantage for row in rows]),
+        }
+        sampled = whole["completion_mask"].sum()
+        return [
+            {name: tensor[start : start + per_batch] for name, tensor in whole.items()}
+            | {"num_items_in_batch": sampled}
+            for start in range(0, len(rows), per_batch)
+        ]
+
+    def padded_tokens(self, batch: Batch) -> int:
+        return batch["prompt_ids"].numel() + batch["completion_ids"].numel()
+
+    def update(self, batches: Sequence[Batch], count: int) -> None:
+        for batch in batches:
+            self.trainer.accelerator.backward(self.trainer.compute_loss(self.model, batch))
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.trainer.optimizer.step()
+        self.trainer.optimizer.zero_grad()
+
+
+def _no_reward(completions: Sequence[str], **_: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    logging.disable(logging.WARNING)
+    print(json.dumps(main(tyro.cli(BenchSettings))))

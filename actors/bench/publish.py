@@ -1,0 +1,212 @@
+"""Weights from a learner to real vLLM engines, as one JSON line: `python -m actors.bench.publish`.
+
+Every round trains the tiny policy on what its own engines sampled, publishes while an engine decodes other requests,
+samples conversations of several turns and compares the engines' log-probs with the learner's. Every conversation moves
+to the next engine between two turns, and every other one began before the publish, under the weights before.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+
+from actors.generation.engine import Engine, WeightUpdate
+from actors.generation.vllm_start import EngineSettings
+from actors.learner.rank import LearnerRank
+from actors.learner.settings import LearnerSettings
+from actors.weights.buckets import checksum
+from rstar_ray.algorithm.batch import TokenRow
+from rstar_ray.tiny.model import make_tiny_model
+from rstar_ray.trajectory import Sampling
+
+MICRO_BATCH_TOKENS = 2_048
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    """What is measured."""
+
+    publishes: int = 20
+    """rounds"""
+    engines: int = 2
+    """replicas that conversations move between"""
+    conversations: int = 32
+    """sampled in a round, all at once"""
+    turns: int = 3
+    """completions of a conversation"""
+    completion_tokens: int = 64
+    """longest completion [tokens]"""
+    learning_rate: float = 3e-4
+    """of the update before each publish; 0 shows the drift of publishing alone"""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One under way: its tokens, and which of them the policy sampled under which version (-1: not sampled)."""
+
+    number: int
+    token_ids: list[int]
+    versions: list[int]
+    logprobs: list[float]
+    turn: int = 0
+
+    def row(self, since_version: int) -> TokenRow:
+        """To train on and to compare: what was sampled under this version or a later one."""
+        return TokenRow(
+            f"conversation {self.number}",
+            np.array(self.token_ids, np.int32),
+            np.array(self.versions) >= since_version,
+            1.0 if self.number % 2 else -1.0,
+            np.array(self.logprobs, np.float32),
+        ).trimmed()
+
+
+async def main(bench: BenchSettings) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        make_tiny_model(Path(folder), seed=0)
+        rank = LearnerRank(LearnerSettings(model=folder, device="cpu"))
+        rank.start()
+        engines = [Engine(EngineSettings(model=folder, kv_tokens=65_536)) for _ in range(bench.engines)]
+        try:
+            for engine in engines:
+                await engine.start()
+            return await _rounds(bench, rank, engines)
+        finally:
+            for engine in engines:
+                await engine.close()
+
+
+async def _rounds(bench: BenchSettings, rank: LearnerRank, engines: Sequence[Engine]) -> dict[str, Any]:
+    pauses, totals, copies, differences = [], [], [], []
+    rows = [talk.row(0) for talk in await _sample(bench, engines, _begin(bench, range(bench.conversations)))]
+    resumed = 0
+    for version in range(1, bench.publishes + 1):
+        micro_batches = _micro_batches(rows)
+        count = sum(row.num_sampled_tokens for row in rows)
+        await asyncio.to_thread(rank.train_rl, [micro_batches], [count], bench.learning_rate)
+        begun = await _sample(bench, engines, _begin(bench, range(0, bench.conversations, 2)), turns=1)
+        for engine in engines:
+            update, total, copy = await _publish(rank, engine, version)
+            pauses.append(update.paused_s)
+            totals.append(total)
+            copies.append(copy)
+        new = _begin(bench, range(1, bench.conversations, 2))
+        talks = await _sample(bench, engines, [*begun, *new])
+        # What an engine sampled before an update that changed the weights is not the learner's any more.
+        since = version if bench.learning_rate > 0 else 0
+        rows = [talk.row(since) for talk in talks]
+        resumed += sum(row.num_sampled_tokens for row in rows[: len(begun)])
+        differences.append(_differences(rank, rows))
+    found = np.concatenate(differences)
+    return {
+        "benchmark": "publish",
+        "device": "cpu",
+        "publishes": bench.publishes,
+        "engines": bench.engines,
+        "bytes": sum(bucket.num_bytes for bucket in rank.weight_buckets()),
+        "pause_ms": _spread(pauses),
+        "total_ms": _spread(totals),
+        "copy_ms": _spread(copies),
+        "allowed_total_ms": round(3e3 * statistics.median(copies) + 100, 1),
+        "compared_tokens": len(found),
+        "of_them_in_conversations_begun_before_a_publish": resumed,
+        "logprob_difference_mean": float(f"{found.mean():.3g}"),
+        "logprob_difference_max": float(f"{found.max():.3g}"),
+        "learning_rate": bench.learning_rate,
+    }
+
+
+async def _publish(rank: LearnerRank, engine: Engine, version: int) -> tuple[WeightUpdate, float, float]:
+    """The swap, the seconds it took in all while the engine decoded, and those of copying the same bytes."""
+    others = [asyncio.create_task(_complete(engine, [5, 6, 7], 1_000 * version + i, 400)) for i in range(16)]
+    await asyncio.sleep(0.2)
+    started = time.perf_counter()
+    buckets = list(rank.weight_buckets())
+    update = await engine.update_weights(version, buckets)
+    total = time.perf_counter() - started
+    assert update.checksum == checksum(buckets)
+    started = time.perf_counter()
+    for bucket in buckets:
+        bucket.data.copy()
+    copy = time.perf_counter() - started
+    await asyncio.gather(*others)
+    return update, total, copy
+
+
+async def _complete(engine: Engine, prompt: Sequence[int], seed: int, tokens: int) -> Any:
+    return await engine.generate(
+        prompt, request_id=f"bench-{next(_ids)}", max_tokens=tokens, seed=seed, sampling=Sampling()
+    )
+
+
+def _begin(bench: BenchSettings, numbers: Iterable[int]) -> list[Conversation]:
+    """The same first prompts in every round, so that a stale prefix block would show."""
+    prompts = np.random.default_rng(0).integers(5, 100, (bench.conversations, 70)).tolist()
+    return [
+        Conversation(number, list(prompts[number]), [-1] * len(prompts[number]), [0.0] * len(prompts[number]))
+        for number in numbers
+    ]
+
+
+async def _sample(
+    bench: BenchSettings, engines: Sequence[Engine], talks: Sequence[Conversation], turns: int | None = None
+) -> Sequence[Conversation]:
+    """Go on for so many turns, or to the end; each turn on the engine after the last one's."""
+
+    async def converse(talk: Conversation) -> None:
+        for _ in range(turns or bench.turns - talk.turn):
+            engine = engines[(talk.number // 2 + talk.turn) % len(engines)]
+            version = engine.policy_version
+            seed = 10_000 * version + 100 * talk.turn + talk.number
+            done = await _complete(engine, talk.token_ids, seed, bench.completion_tokens)
+            tool = [int(token) for token in np.random.default_rng(seed).integers(5, 100, 20)]
+            talk.token_ids += [*done.token_ids, *tool]
+            talk.versions += [version] * len(done.token_ids) + [-1] * len(tool)
+            talk.logprobs += [*done.logprobs, *([0.0] * len(tool))]
+            talk.turn += 1
+
+    await asyncio.gather(*(converse(talk) for talk in talks))
+    return talks
+
+
+def _micro_batches(rows: Sequence[TokenRow]) -> list[list[TokenRow]]:
+    batches: list[list[TokenRow]] = [[]]
+    for row in rows:
+        if sum(len(other.token_ids) for other in batches[-1]) + len(row.token_ids) > MICRO_BATCH_TOKENS:
+            batches.append([])
+        batches[-1].append(row)
+    return batches
+
+
+def _differences(rank: LearnerRank, rows: Sequence[TokenRow]) -> Any:
+    """|learner - engine| of every sampled token's log-probability."""
+    expected = torch.cat(rank.logprobs(_micro_batches(rows))).numpy()
+    seen = np.concatenate([row.rollout_logprobs[row.loss_mask] for row in rows if row.rollout_logprobs is not None])
+    return np.abs(expected - seen)
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    return {
+        "p50": round(1e3 * statistics.median(seconds), 1),
+        "min": round(1e3 * min(seconds), 1),
+        "max": round(1e3 * max(seconds), 1),
+    }
+
+
+_ids = iter(range(10**9))
+
+if __name__ == "__main__":
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    logging.disable(logging.WARNING)
+    print(json.dumps(asyncio.run(main(tyro.cli(BenchSettings)))))

@@ -1,0 +1,319 @@
+"""Traces on real engines: forced lengths through the real worker, balancer actor and agent loop.
+
+The policy's own choices do not matter here, only how much is sampled and when: every completion is made exactly as long
+as the trace says, the tool answers at once with as many tokens as the trace says. What is measured is the machinery.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import ray
+
+from actors.balancer import BalancerActor
+from actors.generation.engine import Engine, EngineFacts, EngineSettings
+from actors.generation.worker import BalancerClient, GenerationWorker, rollout_load
+from rstar_ray.agent.rollout import RolloutState
+from rstar_ray.errors import RStarError
+from rstar_ray.outcome import Outcome
+from rstar_ray.trajectory import Completion, Problem, RolloutLimits, RolloutRequest, Sampling, ToolCall, ToolResult
+from scheduler.traces import Stage, TraceRollout, TraceTurn, synthetic
+from scheduler.twin.simulate import limits_of
+
+CALL, ANSWER, FILLER = 5, 6, 7
+"""Last tokens of a completion that calls the tool and of one that answers; and what tools answer with.
+
+How much the tool answers is told by the last token but one, so at most a vocabulary's size."""
+DRAIN_S = 10.0
+"""Longest until the balancer has heard of the last end."""
+LEAST_COMPLETION, MOST_TOOL_TOKENS = 2, 40
+MIXED = Stage(
+    max_response_tokens=480,
+    max_turns=3,
+    mean_response_tokens=120,
+    calls_mean=1.0,
+    tool_tokens_mean=20,
+    prompt_tokens_mean=80,
+)
+MIXED_LIMITS = RolloutLimits(max_response_tokens=481, max_turns=3, max_context_tokens=2_048)
+
+_ids = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """One trace, once."""
+
+    seconds: float
+    generated_tokens: int
+    preemptions: int
+    gaps_s: list[float]  # between a turn's last token and the next turn's submission, of every rollout
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.generated_tokens / self.seconds
+
+
+@dataclass(slots=True)
+class _Life:
+    rollout: TraceRollout
+    turn_ended_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Replay:
+    """What the engines of one run share."""
+
+    lives: dict[str, _Life]
+    gaps_s: list[float] = field(default_factory=list[float])
+
+
+class ReplayEngine(Engine):
+    """Samples as many tokens as the trace says; stays up from run to run until `shut_down`."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__(settings)
+        self.replay = Replay({})
+
+    async def start(self) -> EngineFacts:
+        return self._facts or await super().start()
+
+    async def close(self) -> None:
+        """A worker's close leaves the engine up."""
+
+    async def shut_down(self) -> None:
+        await super().close()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
+    ) -> Completion:
+        rollout_id, number = request_id.rsplit("/turn-", 1)
+        life = self.replay.lives[rollout_id]
+        if life.turn_ended_s:
+            self.replay.gaps_s.append(time.perf_counter() - life.turn_ended_s)
+        turn = life.rollout.turns[int(number)]
+        length = min(max_tokens, turn.completion_tokens)
+        done = await super().generate(
+            prompt_ids, request_id=f"{next(_ids)}", max_tokens=length, seed=seed, sampling=sampling
+        )
+        life.turn_ended_s = time.perf_counter()
+        last = int(number) + 1 == len(life.rollout.turns)
+        return replace(done, token_ids=[*done.token_ids[:-2], turn.tool_tokens, ANSWER if last else CALL], ended=True)
+
+    async def bare(self, prompt_ids: Sequence[int], tokens: int, seed: int) -> list[int]:
+        """`AsyncLLM.generate` and nothing else."""
+        prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
+        params = self._sampling_params(tokens, seed, Sampling())
+        output: Any = None
+        async for part in self._alive().generate(prompt, params, f"{next(_ids)}"):
+            output = part
+        return list(output.outputs[0].token_ids)
+
+    def _sampling_params(self, max_tokens: int, seed: int, sampling: Sampling) -> Any:
+        params = super()._sampling_params(max_tokens, seed, sampling)
+        params.stop_token_ids = []
+        params.ignore_eos = True
+        return params
+
+
+class ReplayChat:
+    """Prompts of the length the trace says, the same for a group; calls and answers by a completion's last token."""
+
+    def __init__(self, rollouts: Sequence[TraceRollout], salt: int) -> None:
+        self._prompts = {rollout.group: prompt_of(rollout, salt) for rollout in rollouts}
+
+    def prompt_ids(self, problem: Problem) -> list[int]:
+        return self._prompts[problem.problem]
+
+    def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]:
+        return [FILLER] * int(results[0].text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        if token_ids[-1] == ANSWER:
+            return "0"
+        return f'<tool_call>{{"name": "python", "arguments": {{"code": "{token_ids[-2]}"}}}}</tool_call>'
+
+
+def prompt_of(rollout: TraceRollout, salt: int) -> list[int]:
+    """`salt` keeps one run's prefixes out of the next one's cache."""
+    rng = np.random.default_rng(crc32(f"{salt} {rollout.group}".encode()))
+    return rng.integers(8, 60, rollout.prompt_tokens).tolist()
+
+
+async def _echo(call: ToolCall) -> ToolResult:
+    return ToolResult(outcome=Outcome.OK, text=call.code)
+
+
+def _engine_died() -> None:
+    raise RStarError("replay: an engine died")  # the worker's fault then ends the replay
+
+
+async def _equal(answer: str, truth: str) -> bool:
+    return answer == truth
+
+
+def mixed_trace(groups: int, siblings: int, *, seed: int) -> list[TraceRollout]:
+    """Lengths as in the synthetic stages, at the tiny world's size, with tools that answer at once."""
+    return [_at_once(rollout) for rollout in synthetic(MIXED, groups=groups, siblings=siblings, seed=seed)]
+
+
+def _at_once(rollout: TraceRollout) -> TraceRollout:
+    turns = [
+        TraceTurn(max(LEAST_COMPLETION, turn.completion_tokens), min(MOST_TOOL_TOKENS, turn.tool_tokens))
+        for turn in rollout.turns
+    ]
+    return replace(rollout, turns=tuple(turns))
+
+
+def in_one_turn(rollout: TraceRollout) -> TraceRollout:
+    """The same sampled tokens without a tool call between them."""
+    return replace(rollout, turns=(TraceTurn(rollout.generated_tokens),))
+
+
+def equal_trace(
+    count: int, *, prompt: int, tokens: int, turns: int = 1, tool_tokens: int = 20, siblings: int = 1
+) -> list[TraceRollout]:
+    """`count` rollouts alike in everything but their prompts' text."""
+    middle = TraceTurn(tokens, tool_tokens)
+    parts = (*[middle] * (turns - 1), TraceTurn(tokens))
+    return [TraceRollout(f"g{number // siblings}", prompt, parts) for number in range(count)]
+
+
+@asynccontextmanager
+async def balancer_actor(policy: str) -> AsyncGenerator[Any]:
+    """A balancer of its own, as an actor; Ray must run."""
+    actor: Any = BalancerActor.remote(policy)  # type: ignore[attr-defined]
+    try:
+        yield actor
+    finally:
+        ray.kill(actor)
+
+
+async def replay(
+    engines: Sequence[ReplayEngine],
+    rollouts: Sequence[TraceRollout],
+    balancer: Any,
+    *,
+    salt: int,
+    limits: RolloutLimits | None = None,
+) -> ReplayResult:
+    """One run of the trace through a balancer and new workers; the engines must be up.
+
+    A balancer that is used again under the same limits knows the lengths it has seen, as in training from a run's
+    second step on. Limits are by default the trace's own.
+    """
+    limits = limits or request_limits(rollouts)
+    named = {f"{salt}/{rollout.group}/{number}": rollout for number, rollout in enumerate(rollouts)}
+    shared = Replay({name: _Life(rollout) for name, rollout in named.items()})
+    chat = ReplayChat(rollouts, salt)
+    before = sum(engine.load().preemptions for engine in engines)
+    workers: list[GenerationWorker] = []
+    for number, engine in enumerate(engines):
+        engine.replay = shared
+        worker = GenerationWorker(
+            f"generation/{number}",
+            engine=engine,
+            max_running=engine.settings.max_num_seqs,
+            chat=chat,
+            balancer=BalancerClient(balancer),
+            execute=_echo,
+            verify=_equal,
+            die=_engine_died,
+        )
+        await worker.start()
+        await worker.serve()
+        workers.append(worker)
+    wanted = [_request(name, f"{salt}/{rollout.group}", rollout, limits) for name, rollout in named.items()]
+    starts = [RolloutState.start(one, chat.prompt_ids(one.problem)) for one in wanted]
+    began = time.perf_counter()
+    await balancer.submit.remote([(rollout_load(start), start.request) for start in starts])
+    await _all_done(workers, len(rollouts))
+    seconds = time.perf_counter() - began
+    if not await balancer.drain.remote(DRAIN_S):  # results come here before the last ends are reported there
+        raise RStarError(f"replay: the balancer still had rollouts {DRAIN_S:g} s after the last result")
+    await balancer.resume.remote()
+    for worker in workers:
+        await worker.close()
+    await asyncio.sleep(0.1)  # the engines' last statistics
+    return ReplayResult(
+        seconds=seconds,
+        generated_tokens=sum(rollout.generated_tokens for rollout in rollouts),
+        preemptions=sum(engine.load().preemptions for engine in engines) - before,
+        gaps_s=shared.gaps_s,
+    )
+
+
+async def replay_bare(
+    engine: ReplayEngine, rollouts: Sequence[TraceRollout], *, salt: int, concurrency: int
+) -> ReplayResult:
+    """The same tokens by `AsyncLLM.generate` alone, `concurrency` rollouts at a time."""
+    room, gaps = asyncio.Semaphore(concurrency), list[float]()
+    before = engine.load().preemptions
+
+    async def one(number: int, rollout: TraceRollout) -> None:
+        async with room:
+            context, ended = prompt_of(rollout, salt), 0.0
+            for turn in rollout.turns:
+                if ended:
+                    gaps.append(time.perf_counter() - ended)
+                tokens = await engine.bare(context, turn.completion_tokens, number)
+                ended = time.perf_counter()
+                context = [*context, *tokens, *[FILLER] * turn.tool_tokens]
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one(number, rollout) for number, rollout in enumerate(rollouts)))
+    return ReplayResult(
+        seconds=time.perf_counter() - began,
+        generated_tokens=sum(rollout.generated_tokens for rollout in rollouts),
+        preemptions=engine.load().preemptions - before,
+        gaps_s=gaps,
+    )
+
+
+def request_limits(rollouts: Sequence[TraceRollout]) -> RolloutLimits:
+    """The narrowest that let every rollout end by itself."""
+    budget, turns = limits_of(rollouts)
+    return RolloutLimits(
+        max_response_tokens=budget + 1,
+        max_turns=turns,
+        max_context_tokens=max(rollout.prompt_tokens + rollout.response_tokens for rollout in rollouts) + 1,
+    )
+
+
+def _request(name: str, group: str, rollout: TraceRollout, limits: RolloutLimits) -> RolloutRequest:
+    problem = Problem(id=name, problem=rollout.group, answer="0")
+    return RolloutRequest(rollout_id=name, group_id=group, problem=problem, seed=0, limits=limits, sampling=Sampling())
+
+
+async def _all_done(workers: Sequence[GenerationWorker], count: int) -> None:
+    left = count
+
+    async def drain(worker: GenerationWorker) -> None:
+        nonlocal left
+        summaries = True
+        async for part in worker.results():
+            if summaries:
+                left -= len(part)
+            summaries = not summaries
+            if left <= 0:
+                done.set()
+
+    done = asyncio.Event()
+    drains = [asyncio.create_task(drain(worker)) for worker in workers]
+    waiting = asyncio.create_task(done.wait())
+    try:
+        finished, _ = await asyncio.wait([waiting, *drains], timeout=600, return_when=asyncio.FIRST_COMPLETED)
+        if waiting not in finished:
+            for task in finished:
+                task.result()  # a worker's fault
+            raise RStarError(f"replay: {left} of {count} rollouts had not ended after 600 s")
+    finally:
+        for task in (waiting, *drains):
+            task.cancel()
+        await asyncio.gather(waiting, *drains, return_exceptions=True)

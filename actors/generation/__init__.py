@@ -1,0 +1,1 @@
+"""Replicas: a vLLM engine with the agent loops that use it."""

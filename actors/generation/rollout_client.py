@@ -1,0 +1,164 @@
+"""The driver's view of generation: hands rollouts to the balancer and collects what the workers finish.
+
+Holds refs and summaries, never tokens. Every request comes back exactly once, whatever dies on the way.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import ray
+
+from actors.generation.worker import rollout_load
+from rstar_ray.agent.rollout import RolloutState, score
+from rstar_ray.chat.template import ChatFormat
+from rstar_ray.deadline import within
+from rstar_ray.errors import RStarError
+from rstar_ray.train_loop import DroppedRollout, FinishedRollout, TrajectoryRef
+from rstar_ray.trajectory import RolloutRequest, StopReason, TrajectorySummary
+from scheduler.load import RolloutLoad
+
+_Submission = tuple[RolloutLoad, RolloutRequest]
+
+SUBMIT_BATCH = 256
+CALL_DEADLINE_S = 120.0
+BALANCER_PING_S = 2.0
+
+
+class RolloutClient:
+    """`Rollouts` (see rstar_ray.train_loop) over the balancer and the workers' result streams."""
+
+    def __init__(self, balancer: Any, chat: ChatFormat, *, on_worker_lost: Callable[[str, Exception], Any]) -> None:
+        self._balancer = balancer
+        self._chat = chat
+        self._on_worker_lost = on_worker_lost
+        self._finished: asyncio.Queue[FinishedRollout | DroppedRollout | BaseException] = asyncio.Queue()
+        self._waiting: dict[str, _Submission] = {}
+        self._latest: frozenset[str] = frozenset()  # ids of the latest run
+        self._readers: dict[str, asyncio.Task[None]] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    def follow(self, replica_id: str, worker: Any) -> None:
+        """Collect what this worker finishes, until it is lost."""
+        reader = asyncio.create_task(self._read(replica_id, worker))
+        self._readers[replica_id] = reader
+
+    async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
+        """Yield each request's end once. Prompts above the context end here, as refused.
+
+        Ids must be new. A result comes here before the balancer hears that the rollout ended: the same id handed in
+        meanwhile would be taken for the old one and be lost, so one of the latest run raises `ValueError`.
+        """
+        ids = frozenset(request.rollout_id for request in requests)
+        if again := sorted(ids & self._latest):
+            raise ValueError(f"rollout {again[0]!r} was handed in before; every rollout needs an id of its own")
+        self._latest = ids
+        fitting: dict[str, _Submission] = {}
+        prompts: dict[str, list[int]] = {}  # by problem: siblings share theirs
+        for request in requests:
+            problem = request.problem
+            if problem.id not in prompts:
+                prompts[problem.id] = self._chat.prompt_ids(problem)
+            state = RolloutState.start(request, prompts[problem.id])
+            if state.stop_reason is StopReason.REFUSED:
+                yield await _refused(state)
+            else:
+                fitting[request.rollout_id] = (rollout_load(state), request)
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._watch_balancer())
+        self._waiting |= fitting
+        await self._submit(list(fitting.values()))
+        for _ in range(len(fitting)):
+            done = await self._finished.get()
+            if isinstance(done, BaseException):
+                raise done
+            yield done
+
+    async def resubmit(self) -> None:
+        """Hand every unfinished request in again; those the balancer knows are left alone there."""
+        await self._submit(list(self._waiting.values()))
+
+    async def close(self) -> None:
+        tasks = [*self._readers.values(), *([self._watch] if self._watch else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch_balancer(self) -> None:
+        """A balancer that Ray has started again is empty: what waited in it is handed in once more."""
+        epoch = ""
+        try:
+            while True:
+                with contextlib.suppress(ray.exceptions.ActorUnavailableError):
+                    now = await within(
+                        self._balancer.ping.remote(),
+                        CALL_DEADLINE_S,
+                        waiter="driver",
+                        owner="balancer",
+                        reason="a sign",
+                    )
+                    if epoch not in ("", now):
+                        await self.resubmit()
+                    epoch = now
+                await asyncio.sleep(BALANCER_PING_S)
+        except Exception as fault:  # nobody awaits this task either
+            self._finished.put_nowait(RStarError(f"balancer: {_last_line(fault)}"))
+
+    async def _submit(self, submissions: Sequence[_Submission]) -> None:
+        for first in range(0, len(submissions), SUBMIT_BATCH):
+            items = submissions[first : first + SUBMIT_BATCH]
+            await within(
+                when_available(lambda items=items: self._balancer.submit.remote(items)),
+                CALL_DEADLINE_S,
+                waiter="driver",
+                owner="balancer",
+                reason=f"submitting {len(items)} rollouts",
+            )
+
+    async def _read(self, replica_id: str, worker: Any) -> None:
+        try:
+            await self._read_until_lost(replica_id, worker)
+        except Exception as fault:  # nobody awaits a reader: what it met ends the run through `run`
+            self._finished.put_nowait(RStarError(f"{replica_id}: {_last_line(fault)}"))
+
+    async def _read_until_lost(self, replica_id: str, worker: Any) -> None:
+        stream = worker.results.options(num_returns="streaming").remote()
+        try:
+            while True:
+                summaries: list[TrajectorySummary | DroppedRollout] = await (await anext(stream))
+                self._take(summaries, await anext(stream))
+        except ray.exceptions.RayActorError as lost:
+            await self._on_worker_lost(replica_id, lost)
+
+    def _take(self, summaries: Sequence[TrajectorySummary | DroppedRollout], batch: Any) -> None:
+        for index, summary in enumerate(summaries):
+            if self._waiting.pop(summary.rollout_id, None) is None:
+                continue  # finished twice: its worker was lost after it had finished here
+            if isinstance(summary, DroppedRollout):
+                self._finished.put_nowait(summary)
+            else:
+                self._finished.put_nowait(FinishedRollout(summary=summary, ref=TrajectoryRef(batch, index)))
+
+
+async def when_available(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Ask until the actor answers: one that Ray starts again is unavailable for a while. Bound it with `within`."""
+    while True:
+        try:
+            return await call()
+        except ray.exceptions.ActorUnavailableError:
+            await asyncio.sleep(0.5)
+
+
+def _last_line(fault: Exception) -> str:
+    """A remote traceback ends with what went wrong."""
+    lines = str(fault).strip().splitlines()
+    return lines[-1] if lines else type(fault).__name__
+
+
+async def _refused(state: RolloutState) -> FinishedRollout:
+    async def nothing_to_verify(answer: str, truth: str) -> bool:
+        raise AssertionError("a refused rollout has no answer")
+
+    trajectory = await score(state, nothing_to_verify)
+    return FinishedRollout(summary=trajectory.summary, ref=TrajectoryRef(ray.put([trajectory]), 0))

@@ -1,0 +1,1 @@
+"""The DeepSpeed learner: a gang of ranks."""

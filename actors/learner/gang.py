@@ -1,0 +1,386 @@
+"""The learner as Ray actors: one per rank, and the front that drives them.
+
+`Learner` lives in the driver and holds handles, plans and results; tokens and weights never pass
+through it. The ranks are a gang: when one fails, all are ended.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from actors.learner.settings import LearnerSettings
+from actors.weights.buckets import checksum
+from rstar_ray.algorithm.batch_plan import BatchLimits, plan_ranks
+from rstar_ray.algorithm.loss_settings import Normalisation
+from rstar_ray.algorithm.lr_schedule import LrSchedule
+from rstar_ray.algorithm.update import SftExample, UpdateResult
+from rstar_ray.deadline import within
+from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError
+from rstar_ray.train_loop import TrainingRow
+
+log = logging.getLogger(__name__)
+
+FETCH_DEADLINE_S = 120.0  # for the trajectories of one update
+CLOSE_DEADLINE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """One version of the weights, in rank 0's object store."""
+
+    version: int
+    refs: tuple[Any, ...]  # ObjectRefs of WeightBucket; rank 0 owns them, and they die with it
+    checksum: int
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRows:
+    """One rank's share of a train_rl call: rows by update and micro batch, and each update's count."""
+
+    updates: tuple[tuple[tuple[TrainingRow, ...], ...], ...]
+    counts: tuple[int, ...]
+
+
+@ray.remote
+class LearnerActor:
+    """Ray's view of one `LearnerRank`; every rule lives in actors/learner/rank.py."""
+
+    def __init__(self, settings: LearnerSettings, rank: int) -> None:
+        from actors.learner.rank import LearnerRank
+
+        self._rank = LearnerRank(settings, rank)
+        self._name = rank_name(rank)
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def address(self) -> tuple[str, int]:
+        """Where the ranks meet: a port of this node that listens from now on."""
+        host = ray.util.get_node_ip_address()
+        return host, self._rank.open_store(host)
+
+    def start(self, master_address: str, master_port: int) -> Any:
+        self._rank.start(master_address, master_port)
+        return self._rank.facts()
+
+    def train_rl(self, work: RankRows, lr: float | None) -> UpdateResult:
+        from rstar_ray.algorithm.batch import rl_row
+
+        batches = self._fetch({_key(row): row.ref.batch for row in _all_rows(work)})
+        updates = [
+            [
+                [rl_row(batches[_key(row)][row.ref.index], row.advantage) for row in micro_batch]
+                for micro_batch in update
+            ]
+            for update in work.updates
+        ]
+        for row, tokens in zip(
+            _all_rows(work), (r for update in updates for batch in update for r in batch), strict=True
+        ):
+            if tokens.num_sampled_tokens != row.num_sampled_tokens:
+                raise LearnerError(
+                    f"{row.rollout_id} has {tokens.num_sampled_tokens} sampled tokens, not {row.num_sampled_tokens}"
+                )
+        return self._rank.train_rl(updates, work.counts, lr)
+
+    def _fetch(self, refs: dict[Any, Any]) -> dict[Any, Any]:
+        remote = {key: ref for key, ref in refs.items() if isinstance(ref, ray.ObjectRef)}
+        try:
+            values = ray.get(list(remote.values()), timeout=FETCH_DEADLINE_S)
+        except GetTimeoutError:
+            reason = f"{len(remote)} batches of trajectories"
+            raise DeadlineExceeded(self._name, "object store", reason, FETCH_DEADLINE_S) from None
+        return {**refs, **dict(zip(remote, values, strict=True))}
+
+    def train_sft(self, micro_batches: list[list[SftExample]], count: int, lr: float | None) -> UpdateResult:
+        return self._rank.train_sft(_sft_rows(micro_batches), count, lr)
+
+    def evaluate_sft(self, micro_batches: list[list[SftExample]], count: int) -> float:
+        return self._rank.evaluate_sft(_sft_rows(micro_batches), count)
+
+    def publish(self) -> tuple[list[Any], int, int]:
+        """Rank 0: refs of the buckets, checksum, bytes. Other ranks take part and have nothing."""
+        refs: list[Any] = []
+        total = num_bytes = 0
+        for bucket in self._rank.weight_buckets():
+            refs.append(ray.put(bucket))
+            total = checksum([bucket], total)
+            num_bytes += bucket.num_bytes
+        return refs, total, num_bytes
+
+    def save_checkpoint(self, folder: str, extra: dict[str, Any]) -> None:
+        self._rank.save_checkpoint(Path(folder), extra)
+
+    def load_checkpoint(self, folder: str) -> tuple[dict[str, Any], int]:
+        return self._rank.load_checkpoint(Path(folder)), self._rank.step
+
+    def export(self, folder: str) -> None:
+        self._rank.export(Path(folder))
+
+    def set_policy(self, folder: str) -> None:
+        self._rank.set_policy(Path(folder))
+
+    def reset_optimizer(self, schedule: LrSchedule | None) -> None:
+        self._rank.reset_optimizer(schedule)
+
+    def close(self) -> None:
+        self._rank.close()
+
+
+class Learner:
+    """Drives the ranks; the `Learner` of `rstar_ray.train_loop`."""
+
+    def __init__(
+        self, settings: LearnerSettings, *, rank_options: Sequence[Mapping[str, Any]] = (), waiter: str = "driver"
+    ) -> None:
+        """`rank_options`: Ray's actor options for each rank (placement, CPUs, GPUs); by default one CPU each."""
+        self.settings = settings
+        self._options = list(rank_options) or [{"num_cpus": 1}] * settings.world_size
+        if len(self._options) != settings.world_size:
+            raise ConfigError("learner.ranks", f"{len(self._options)} placements", f"give {settings.world_size}")
+        self._waiter = waiter
+        self._ranks: list[Any] = []
+        self._facts: Any = None
+        self._step = 0
+
+    @property
+    def facts(self) -> Any:
+        """`RankFacts` of rank 0, once started."""
+        assert self._facts is not None, "the learner has not been started"
+        return self._facts
+
+    @property
+    def limits(self) -> BatchLimits:
+        """Micro-batch limits, with attention's cost as the model has it."""
+        limits = replace(self.settings.batch, packed=self.settings.packed)
+        return (
+            limits
+            if math.isfinite(limits.attention_tokens)
+            else replace(limits, attention_tokens=self.facts.attention_tokens)
+        )
+
+    # ------------------------------------------------------------ start and end
+
+    async def start(self) -> None:
+        """Create the ranks, let them meet, load the model."""
+        env = {"OMP_NUM_THREADS": str(self.settings.num_threads), "TOKENIZERS_PARALLELISM": "false"}
+        if self.settings.device == "cpu":
+            env["DS_ACCELERATOR"] = "cpu"
+        self._ranks = [
+            LearnerActor.options(name=rank_name(rank), runtime_env={"env_vars": env}, **options).remote(
+                self.settings, rank
+            )
+            for rank, options in enumerate(self._options)
+        ]
+        seconds = self.settings.start_deadline_s
+        host, port = await self._one(self._ranks[0].address.remote(), 0, seconds, "its address")
+        facts = await self._all("start", [(host, port)] * len(self._ranks), seconds, "loading the model")
+        self._facts = facts[0]
+
+    async def close(self) -> None:
+        """End the ranks; safe to call twice, and after a failure."""
+        if self._ranks:
+            goodbyes = [rank.close.remote() for rank in self._ranks]
+            await asyncio.wait([asyncio.ensure_future(_settled(ref)) for ref in goodbyes], timeout=CLOSE_DEADLINE_S)
+        self._end_ranks()
+
+    def _end_ranks(self) -> None:
+        for rank in self._ranks:
+            ray.kill(rank)
+        self._ranks = []
+
+    # ------------------------------------------------------------ training
+
+    async def train_rl(self, rows: Sequence[TrainingRow], lr: float | None = None) -> UpdateResult:
+        """One call's optimizer steps on these rows; without `lr`, at the schedule's.
+
+        Rows longer than the model's context, and rows without a sampled token, are left out and logged.
+        With none left nothing happens, and the result says so.
+        """
+        longest = self.facts.max_context_tokens
+        usable = [row for row in rows if row.num_tokens <= longest and row.num_sampled_tokens > 0]
+        for row in rows:
+            if row.num_tokens > longest:
+                log.warning("%s: %d tokens, above the context of %d", row.rollout_id, row.num_tokens, longest)
+            elif row.num_sampled_tokens == 0:
+                log.warning("%s: no sampled token", row.rollout_id)
+        if not usable:
+            return self._nothing(f"none of {len(rows)} rows has a token to train on within the context", lr)
+        parts = min(self.settings.updates_per_step, len(usable))
+        updates = [usable[part::parts] for part in range(parts)]
+        plans = [
+            plan_ranks([row.num_tokens for row in part], self.settings.world_size, self.limits) for part in updates
+        ]
+        counts = tuple(self._count([row.num_sampled_tokens for row in part]) for part in updates)
+        work = [
+            RankRows(
+                updates=tuple(
+                    tuple(tuple(part[i] for i in batch) for batch in plan[rank])
+                    for part, plan in zip(updates, plans, strict=True)
+                ),
+                counts=counts,
+            )
+            for rank in range(self.settings.world_size)
+        ]
+        return await self._train("train_rl", [(share, lr) for share in work], f"an update of {len(usable)} rows")
+
+    async def train_sft(self, examples: Sequence[SftExample], lr: float | None = None) -> UpdateResult:
+        """One optimizer step of cross-entropy; without `lr`, at the schedule's."""
+        shares, count = self._sft_shares(examples)
+        if count == 0:
+            return self._nothing(f"none of {len(examples)} conversations has a token with a loss", lr)
+        return await self._train("train_sft", [(share, count, lr) for share in shares], "an SFT update")
+
+    async def evaluate_sft(self, examples: Sequence[SftExample]) -> float:
+        """Mean cross-entropy per token with a loss; NaN without such a token."""
+        shares, count = self._sft_shares(examples)
+        if count == 0:
+            return math.nan
+        seconds = self.settings.step_deadline_s
+        return (await self._all("evaluate_sft", [(share, count) for share in shares], seconds, "validation loss"))[0]
+
+    def _count(self, sampled: Sequence[int]) -> int:
+        return sum(sampled) if self.settings.loss.normalisation is Normalisation.TOKEN else len(sampled)
+
+    def _sft_shares(self, examples: Sequence[SftExample]) -> tuple[list[list[list[SftExample]]], int]:
+        plan = plan_ranks([len(example.token_ids) for example in examples], self.settings.world_size, self.limits)
+        count = sum(int(example.loss_mask[1:].sum()) for example in examples)
+        return [[[examples[i] for i in batch] for batch in batches] for batches in plan], count
+
+    async def _train(self, method: str, arguments: Sequence[tuple[Any, ...]], reason: str) -> UpdateResult:
+        results = await self._all(method, arguments, self.settings.step_deadline_s, reason)
+        self._step = results[0].step
+        if not results[0].applied:
+            log.warning("update not applied: %s", results[0].reason)
+        return results[0]
+
+    def _nothing(self, reason: str, lr: float | None) -> UpdateResult:
+        log.warning("no update: %s", reason)
+        return UpdateResult(
+            applied=False,
+            reason=reason,
+            step=self._step,
+            loss=0.0,
+            grad_norm=0.0,
+            entropy=0.0,
+            clip_share=0.0,
+            logprob_diff_mean=0.0,
+            logprob_diff_max=0.0,
+            lr=self.settings.schedule.at(self._step) if lr is None else lr,
+            tokens=0,
+            input_tokens=0,
+            padding_waste=0.0,
+            seconds=0.0,
+        )
+
+    # ------------------------------------------------------------ weights out and in
+
+    async def publish(self, version: int) -> Publication:
+        """Put the weights into rank 0's object store; hand the refs, not what they hold, to every engine."""
+        started = time.perf_counter()
+        seconds = self.settings.step_deadline_s
+        refs, total, num_bytes = (await self._all("publish", [()] * len(self._ranks), seconds, "the weights"))[0]
+        return Publication(
+            version=version,
+            refs=tuple(refs),
+            checksum=total,
+            num_bytes=num_bytes,
+            seconds=time.perf_counter() - started,
+        )
+
+    async def save_checkpoint(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Everything the learner needs to go on, into an existing or new folder on rank 0's node."""
+        await self._everywhere("save_checkpoint", (str(folder), dict(extra or {})), "a checkpoint")
+
+    async def load_checkpoint(self, folder: Path) -> dict[str, Any]:
+        """Go on from a checkpoint, of any number of ranks; returns the `extra` saved with it."""
+        extra, self._step = (await self._everywhere("load_checkpoint", (str(folder),), "loading a checkpoint"))[0]
+        return extra
+
+    async def export(self, folder: Path) -> None:
+        """An ordinary Hugging Face folder that transformers and vLLM load."""
+        await self._everywhere("export", (str(folder),), "writing the model folder")
+
+    async def set_policy(self, folder: Path) -> None:
+        """Take over the weights of a Hugging Face folder; the optimizer stays."""
+        await self._everywhere("set_policy", (str(folder),), "loading weights")
+
+    async def reset_optimizer(self, schedule: LrSchedule | None = None) -> None:
+        """Forget moments and steps; the policy stays."""
+        await self._everywhere("reset_optimizer", (schedule,), "a fresh optimizer")
+        self._step = 0
+
+    # ------------------------------------------------------------ calls
+
+    async def _everywhere(self, method: str, arguments: tuple[Any, ...], reason: str) -> list[Any]:
+        return await self._all(method, [arguments] * len(self._ranks), self.settings.step_deadline_s, reason)
+
+    async def _all(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float, reason: str) -> list[Any]:
+        """Call every rank and wait for all; the first failure ends them all, since the others wait for it."""
+        if not self._ranks:
+            raise LearnerError("the learner is not running")
+        calls = [
+            asyncio.ensure_future(self._one(getattr(actor, method).remote(*args), rank, seconds, reason))
+            for rank, (actor, args) in enumerate(zip(self._ranks, arguments, strict=True))
+        ]
+        try:
+            return list(await asyncio.gather(*calls))
+        except ConfigError:
+            # Every rank refuses for the same reason and stays usable.
+            await asyncio.wait(calls, timeout=CLOSE_DEADLINE_S)
+            raise
+        except (LearnerError, DeadlineExceeded):
+            self._end_ranks()
+            raise
+        finally:
+            for call in calls:
+                call.cancel()
+
+    async def _one(self, ref: Awaitable[Any], rank: int, seconds: float, reason: str) -> Any:
+        name = rank_name(rank)
+        try:
+            return await within(ref, seconds, waiter=self._waiter, owner=name, reason=reason)
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, (ConfigError, LearnerError, DeadlineExceeded)):
+                raise cause from error
+            raise LearnerError(f"{name} failed in {reason}: {type(cause).__name__}: {cause}") from error
+        except RayActorError as error:
+            raise LearnerError(f"{name} died during {reason}") from error
+
+
+def rank_name(rank: int) -> str:
+    """A rank's name in Ray's dashboard and in messages."""
+    return f"learner/rank-{rank}"
+
+
+def _key(row: TrainingRow) -> Any:
+    """Names a batch: the reference itself, or where it is a plain list, that list."""
+    return row.ref.batch if isinstance(row.ref.batch, ray.ObjectRef) else id(row.ref.batch)
+
+
+def _all_rows(work: RankRows) -> list[TrainingRow]:
+    return [row for update in work.updates for micro_batch in update for row in micro_batch]
+
+
+def _sft_rows(micro_batches: Sequence[Sequence[SftExample]]) -> Any:
+    from rstar_ray.algorithm.batch import sft_row
+
+    return [[sft_row(example) for example in batch] for batch in micro_batches]
+
+
+async def _settled(ref: Awaitable[Any]) -> None:
+    try:
+        await ref
+    except Exception as error:  # the rank is ended in any case
+        log.debug("while closing: %s", error)

@@ -1,0 +1,37 @@
+"""A Ray to run on: the cluster a job runs on, or one of our own."""
+
+import os
+from pathlib import Path
+from uuid import uuid4
+
+from recipes.scales import local_resources
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def connect() -> None:
+    """Join the cluster a job runs on, or start a Ray of our own on the loopback."""
+    import ray
+
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    from actors.system import quiet_environment
+
+    namespace = f"rstar_ray-{uuid4().hex[:8]}"  # actor names are a run's own
+    runtime = {"env_vars": quiet_environment()}
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(namespace=namespace, runtime_env=runtime, log_to_driver=False)
+        return
+    runtime["env_vars"]["PYTHONPATH"] = str(REPOSITORY)
+    ray.init(
+        address="local",
+        namespace=namespace,
+        num_cpus=max(2, os.cpu_count() or 1),
+        include_dashboard=False,
+        object_store_memory=256 * 2**20 if not local_resources()["GPU"] else None,
+        runtime_env=runtime,
+        log_to_driver=False,
+    )

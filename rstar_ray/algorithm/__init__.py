@@ -1,0 +1,1 @@
+"""The maths of GRPO-RoC: resampling, advantages, batches, the loss, the schedule."""

@@ -1,0 +1,153 @@
+"""Rows to train on, and micro batches of them as tensors (`batch_plan` says which rows go together).
+
+Legend: B rows of a micro batch, T padded length, L a row's own length, N sampled tokens of a micro batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rstar_ray.algorithm.loss import token_weights
+from rstar_ray.algorithm.loss_settings import Normalisation
+from rstar_ray.algorithm.update import SftExample
+from rstar_ray.trajectory import Trajectory
+
+LANES = 16
+"""Keys that attention kernels take at a time; on a CPU the rest of a row goes one by one, at several times the cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """One row to train on; a plain numpy view of a trajectory or a conversation."""
+
+    name: str  # rollout id or dataset row, for error messages
+    token_ids: NDArray[np.int32]  # [L]
+    loss_mask: NDArray[np.bool_]  # [L] True where the loss applies
+    advantage: float = 1.0
+    rollout_logprobs: NDArray[np.float32] | None = None  # [L] from the engine; None for SFT
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens with a loss. The first token is predicted by nothing, so it never counts."""
+        return int(self.loss_mask[1:].sum())
+
+    def trimmed(self) -> "TokenRow":
+        """Without what follows the last token with a loss: nothing there reaches the gradient."""
+        where = np.flatnonzero(self.loss_mask)
+        length = int(where[-1]) + 1 if len(where) else min(len(self.token_ids), 2)
+        if length == len(self.token_ids):
+            return self
+        logprobs = None if self.rollout_logprobs is None else self.rollout_logprobs[:length]
+        return TokenRow(self.name, self.token_ids[:length], self.loss_mask[:length], self.advantage, logprobs)
+
+
+def rl_row(trajectory: Trajectory, advantage: float) -> TokenRow:
+    """A trajectory as one row: the prompt, without loss, then the response."""
+    num_prompt = len(trajectory.prompt_ids)
+    return TokenRow(
+        trajectory.summary.rollout_id,
+        np.concatenate([trajectory.prompt_ids, trajectory.response_ids]).astype(np.int32, copy=False),
+        np.concatenate([np.zeros(num_prompt, np.bool_), trajectory.loss_mask]),
+        advantage,
+        np.concatenate([np.zeros(num_prompt, np.float32), trajectory.rollout_logprobs]),
+    ).trimmed()
+
+
+def sft_row(example: SftExample) -> TokenRow:
+    """A conversation as one row."""
+    return TokenRow(example.name, example.token_ids, example.loss_mask).trimmed()
+
+
+# ---------------------------------------------------------------- one micro batch as tensors
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows padded or packed into one line, and the sampled tokens of all of them laid end to end."""
+
+    input_ids_BT: Tensor  # int64; without a row's last token, which predicts nothing, unless it fills up the lanes
+    position_ids_BT: Tensor | None  # set where rows are packed into one: each starts at 0
+    row_lengths: tuple[int, ...] | None  # of the packed rows, in their order; adds up to T
+    positions_N: Tensor  # int64: where in the flattened input the token before each sampled token lies
+    targets_N: Tensor  # int64
+    advantages_N: Tensor  # float32
+    weights_N: Tensor  # float32, from `loss.token_weights`
+    rollout_logprobs_N: Tensor  # float32; 0 for SFT
+    rows_N: Tensor  # int64: the row of each sampled token
+    num_input_tokens: int  # without padding
+
+    @property
+    def num_padded_tokens(self) -> int:
+        return self.input_ids_BT.numel()
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """The same on another device."""
+        return MicroBatch(
+            self.input_ids_BT.to(device),
+            None if self.position_ids_BT is None else self.position_ids_BT.to(device),
+            self.row_lengths,
+            self.positions_N.to(device),
+            self.targets_N.to(device),
+            self.advantages_N.to(device),
+            self.weights_N.to(device),
+            self.rollout_logprobs_N.to(device),
+            self.rows_N.to(device),
+            self.num_input_tokens,
+        )
+
+
+def collate(
+    rows: Sequence[TokenRow], normalisation: Normalisation, *, count: int, constant: int = 1, packed: bool = False
+) -> MicroBatch:
+    """Rows, padded on the right with token 0, as one micro batch; `count` as in `loss.token_weights`.
+
+    Padding needs no attention mask: attention is causal, so nothing before it can see it. `packed`
+    lays the rows end to end in one line of positions that start again at 0, for attention that
+    understands them. Without rows, or with rows without a loss: one token and N = 0, so that a rank can
+    take part in a pass with nothing to add.
+    """
+    used = [row for row in rows if len(row.token_ids) > 1]
+    inputs = [row.token_ids if len(row.token_ids) % LANES == 0 else row.token_ids[:-1] for row in used]
+    lengths = np.array([len(ids) for ids in inputs], np.int64)
+    position_ids = None
+    if not inputs:
+        input_ids, offsets = np.zeros((1, 1), np.int64), np.zeros(0, np.int64)
+    elif packed:
+        input_ids = np.concatenate(inputs).astype(np.int64)[None]
+        offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        position_ids = torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])[None])
+    else:
+        width = int(lengths.max())
+        input_ids = np.zeros((len(inputs), width), np.int64)
+        for row, ids in enumerate(inputs):
+            input_ids[row, : len(ids)] = ids
+        offsets = np.arange(len(inputs), dtype=np.int64) * width
+    # A sampled token at place p of its row is predicted from the input at place p - 1.
+    places = [np.flatnonzero(row.loss_mask[1:]) for row in used]
+    counts = np.array([len(p) for p in places], np.int64)
+    rows_N = np.repeat(np.arange(len(used), dtype=np.int64), counts)
+    places_N = np.concatenate([*places, np.zeros(0, np.int64)]).astype(np.int64)
+    targets = [row.token_ids[1:][p] for row, p in zip(used, places, strict=True)]
+    logprobs = [
+        np.zeros(len(p), np.float32) if row.rollout_logprobs is None else row.rollout_logprobs[1:][p]
+        for row, p in zip(used, places, strict=True)
+    ]
+    row_of_token = torch.from_numpy(rows_N)
+    weights_R = token_weights(torch.from_numpy(counts), normalisation, count=count, constant=constant)
+    advantages_R = torch.tensor([row.advantage for row in used], dtype=torch.float32)
+    return MicroBatch(
+        input_ids_BT=torch.from_numpy(input_ids),
+        position_ids_BT=position_ids,
+        row_lengths=None if position_ids is None else tuple(int(n) for n in lengths),
+        positions_N=torch.from_numpy(offsets[rows_N] + places_N),
+        targets_N=torch.from_numpy(np.concatenate([*targets, np.zeros(0, np.int32)]).astype(np.int64)),
+        advantages_N=advantages_R[row_of_token],
+        weights_N=weights_R[row_of_token],
+        rollout_logprobs_N=torch.from_numpy(np.concatenate([*logprobs, np.zeros(0, np.float32)])),
+        rows_N=row_of_token,
+        num_input_tokens=int(lengths.sum()),
+    )

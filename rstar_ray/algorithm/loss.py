@@ -1,0 +1,270 @@
+"""Losses of the learner as pure functions of tensors.
+
+Legend: N sampled tokens of a micro batch, rows of different lengths laid end to end without padding;
+R rows (trajectories); H hidden size; V vocabulary. `rows_N` names the row of each token.
+
+A loss is always `sum(weights_N * per_token_N)`. The weights come from `token_weights` and carry the one
+normalisation count of the whole update, over all ranks and micro batches, so that the gradient does
+not depend on how rows were spread.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rstar_ray.algorithm.loss_settings import Correction, LossSettings, Normalisation
+
+MOST_LOG_RATIO = 20.0  # exp overflows float32 at 88, and inf times an advantage of 0 is NaN; a ratio of 5e8 says enough
+
+# ---------------------------------------------------------------- log-probs without the [N, V] matrix
+
+
+def token_logprobs(
+    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, *, chunk_tokens: int, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each target, and the entropy of its distribution in nats: two float32 [N].
+
+    Forward and backward hold the logits of `chunk_tokens` tokens at a time and nothing of size
+    [N, V]; the backward pass computes each chunk's logits again, where there is more than one
+    chunk. Both outputs are differentiable.
+    Float64 inputs stay float64.
+    """
+    logprobs_N, entropy_N = _ChunkedLogprobs.apply(hidden_NH, weight_VH, targets_N, chunk_tokens, temperature)
+    return logprobs_N, entropy_N
+
+
+def _logits(hidden: Tensor, weight_VH: Tensor, temperature: float) -> Tensor:
+    """[chunk, V] in at least float32. The product is taken in the model's own type, as the engine does."""
+    logits = hidden @ weight_VH.t()
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return logits if temperature == 1.0 else logits / temperature
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, chunk_tokens: int, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.float64 if hidden_NH.dtype == torch.float64 else torch.float32
+        logprobs_N = torch.empty(len(targets_N), dtype=dtype, device=hidden_NH.device)
+        entropy_N, normaliser_N = torch.empty_like(logprobs_N), torch.empty_like(logprobs_N)
+        kept = None
+        for start in range(0, len(targets_N), chunk_tokens):
+            chunk = slice(start, start + chunk_tokens)
+            logits = _logits(hidden_NH[chunk], weight_VH, temperature)
+            normaliser_N[chunk] = normaliser = logits.logsumexp(-1)
+            logits -= normaliser[:, None]  # now log-probabilities
+            logprobs_N[chunk] = logits.gather(-1, targets_N[chunk, None])[:, 0]
+            entropy_N[chunk] = -logits.exp().mul_(logits).sum(-1)
+            if len(targets_N) <= chunk_tokens:
+                kept = logits
+        ctx.save_for_backward(hidden_NH, weight_VH, targets_N, normaliser_N, entropy_N, kept)
+        ctx.chunk_tokens, ctx.temperature = chunk_tokens, temperature
+        ctx.set_materialize_grads(False)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        logprob_grads_N, entropy_grads_N = grad_outputs
+        hidden_NH, weight_VH, targets_N, normaliser_N, entropy_N, kept = ctx.saved_tensors
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        hidden_grads_NH = torch.zeros_like(hidden_NH) if needs_hidden else None
+        # Accumulated over chunks, so in at least float32 whatever the weight's own type.
+        weight_grad_VH = torch.zeros_like(weight_VH, dtype=normaliser_N.dtype) if needs_weight else None
+        if logprob_grads_N is None and entropy_grads_N is None:
+            return hidden_grads_NH, weight_grad_VH, None, None, None
+        for start in range(0, len(targets_N), ctx.chunk_tokens):
+            chunk = slice(start, start + ctx.chunk_tokens)
+            hidden = hidden_NH[chunk]
+            log_probs = kept
+            if log_probs is None:
+                log_probs = _logits(hidden, weight_VH, ctx.temperature)
+                log_probs -= normaliser_N[chunk, None]
+            # d logprob_t / d logit_v = [v = t] - p_v ;  d H / d logit_v = -p_v (log p_v + H)
+            grad_logits = log_probs.exp().neg_()
+            of_target = None if logprob_grads_N is None else logprob_grads_N[chunk, None]
+            if entropy_grads_N is None:
+                scale = of_target
+            else:
+                scale = (log_probs + entropy_N[chunk, None]).mul_(entropy_grads_N[chunk, None])
+                if of_target is not None:
+                    scale += of_target
+            grad_logits *= scale
+            if of_target is not None:
+                grad_logits.scatter_add_(-1, targets_N[chunk, None], of_target)
+            if ctx.temperature != 1.0:
+                grad_logits /= ctx.temperature
+            grad_logits = grad_logits.to(hidden.dtype)
+            if hidden_grads_NH is not None:
+                torch.mm(grad_logits, weight_VH, out=hidden_grads_NH[chunk])
+            if weight_grad_VH is not None:
+                if weight_grad_VH.dtype == hidden.dtype:
+                    weight_grad_VH.addmm_(grad_logits.t(), hidden)
+                else:
+                    weight_grad_VH += grad_logits.t() @ hidden
+        if weight_grad_VH is not None:
+            weight_grad_VH = weight_grad_VH.to(weight_VH.dtype)
+        return hidden_grads_NH, weight_grad_VH, None, None, None
+
+
+# ---------------------------------------------------------------- normalisation
+
+
+def token_weights(lengths_R: Tensor, mode: Normalisation, *, count: int, constant: int = 1) -> Tensor:
+    """What one token of each row weighs in the loss: [R] float32.
+
+    `lengths_R` are the rows' sampled tokens. `count` is the one normalisation count over the whole
+    update, every rank's: sampled tokens for `token`, rows with at least one sampled token for
+    `sequence` and `constant`. `constant` is the length that Dr. GRPO divides by instead of each row's own.
+    """
+    lengths = lengths_R.clamp(min=1).to(torch.float32)
+    if mode is Normalisation.TOKEN:
+        return torch.full_like(lengths, 1.0 / max(count, 1))
+    if mode is Normalisation.SEQUENCE:
+        return 1.0 / (lengths * max(count, 1))
+    return torch.full_like(lengths, 1.0 / (max(count, 1) * constant))
+
+
+# ---------------------------------------------------------------- the policy's loss
+
+
+@dataclass(frozen=True, slots=True)
+class Surrogate:
+    """The clipped objective token by token; to be maximised."""
+
+    objective_N: Tensor
+    ratio_N: Tensor
+    clipped_N: Tensor  # bool: the clip changed the value, so no gradient flows
+
+
+def clipped_surrogate(
+    logprobs_N: Tensor,
+    old_logprobs_N: Tensor,
+    advantages_N: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Surrogate:
+    """PPO's objective with separate clips, min(ratio A, clip(ratio, 1 - low, 1 + high) A), per token.
+
+    arXiv:2508.20722 Eq. 6 (clip-higher from DAPO, arXiv:2503.14476). `dual_clip` bounds the objective
+    from below at `dual_clip * A` where A < 0 (arXiv:1912.09729 Eq. 5; above 1).
+    """
+    ratio_N = (logprobs_N - old_logprobs_N).clamp(max=MOST_LOG_RATIO).exp()
+    plain_N = ratio_N * advantages_N
+    clipped_N = ratio_N.clamp(1 - clip_low, 1 + clip_high) * advantages_N
+    objective_N = torch.minimum(plain_N, clipped_N)
+    if dual_clip is not None:
+        objective_N = torch.where(advantages_N < 0, torch.maximum(objective_N, dual_clip * advantages_N), objective_N)
+    return Surrogate(objective_N, ratio_N, (objective_N != plain_N).detach())
+
+
+def k3_kl(logprobs_N: Tensor, ref_logprobs_N: Tensor) -> Tensor:
+    """Schulman's k3 estimate of KL(policy || reference) per sampled token: never negative, unbiased."""
+    log_ratio_N = (ref_logprobs_N - logprobs_N).clamp(max=MOST_LOG_RATIO)
+    return log_ratio_N.exp() - log_ratio_N - 1
+
+
+# ---------------------------------------------------------------- engine against learner
+
+
+def rollout_correction(
+    old_logprobs_N: Tensor,
+    rollout_logprobs_N: Tensor,
+    rows_N: Tensor,
+    mode: Correction,
+    *,
+    cap: float = 2.0,
+    low: float = 0.5,
+) -> Tensor:
+    """Weight [N] of each token for having been sampled by the engine, not by the learner; no gradient.
+
+    `token`: min(w, cap) with w = exp(old_logprobs - rollout_logprobs) (truncated importance sampling).
+    `sequence`: the same with the row's product of w, on each of its tokens.
+    `icepop`: w where low <= w <= cap, else 0.
+    """
+    log_w_N = (old_logprobs_N - rollout_logprobs_N).detach()
+    if mode is Correction.NONE or len(log_w_N) == 0:
+        return torch.ones_like(log_w_N)
+    if mode is Correction.SEQUENCE:
+        sums_R = torch.zeros(int(rows_N.max()) + 1, dtype=log_w_N.dtype, device=log_w_N.device)
+        log_w_N = sums_R.index_add_(0, rows_N, log_w_N)[rows_N]
+    w_N = log_w_N.exp()
+    if mode is Correction.ICEPOP:
+        return torch.where((w_N >= low) & (w_N <= cap), w_N, torch.zeros_like(w_N))
+    return w_N.clamp(max=cap)
+
+
+# ---------------------------------------------------------------- the whole loss of a micro batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossStats:
+    """Sums and maxima over a micro batch, float64; add the sums and take the maxima to combine."""
+
+    sums: Tensor  # [7] loss, entropy, clipped, ratio, k3, |logprob difference|, correction; the last six per token
+    maxima: Tensor  # [2] ratio, |logprob difference|
+
+
+def policy_loss(
+    logprobs_N: Tensor,
+    entropy_N: Tensor,
+    old_logprobs_N: Tensor,
+    rollout_logprobs_N: Tensor,
+    advantages_N: Tensor,
+    weights_N: Tensor,
+    rows_N: Tensor,
+    settings: LossSettings,
+    ref_logprobs_N: Tensor | None = None,
+) -> tuple[Tensor, LossStats]:
+    """The loss to minimise and what there is to report of it.
+
+    Raises `ValueError` for a KL term without the reference's log-probs.
+    """
+    if settings.kl_coefficient and ref_logprobs_N is None:
+        raise ValueError(f"kl_coefficient is {settings.kl_coefficient}, but there are no ref_logprobs")
+    surrogate = clipped_surrogate(
+        logprobs_N,
+        old_logprobs_N,
+        advantages_N,
+        clip_low=settings.clip_low,
+        clip_high=settings.clip_high,
+        dual_clip=settings.dual_clip,
+    )
+    correction_N = rollout_correction(
+        old_logprobs_N,
+        rollout_logprobs_N,
+        rows_N,
+        settings.correction,
+        cap=settings.correction_cap,
+        low=settings.correction_low,
+    )
+    per_token_N = -correction_N * surrogate.objective_N
+    if settings.entropy_coefficient:
+        per_token_N = per_token_N - settings.entropy_coefficient * entropy_N
+    kl_N = torch.zeros_like(logprobs_N) if ref_logprobs_N is None else k3_kl(logprobs_N, ref_logprobs_N)
+    if settings.kl_coefficient:
+        per_token_N = per_token_N + settings.kl_coefficient * kl_N
+    loss = (weights_N * per_token_N).sum()
+    with torch.no_grad():
+        gap_N = (old_logprobs_N - rollout_logprobs_N).abs()
+        columns = (entropy_N, surrogate.clipped_N, surrogate.ratio_N, kl_N, gap_N, correction_N)
+        sums = torch.stack([loss.double(), *(column.double().sum() for column in columns)])
+        maxima = torch.stack([_largest(surrogate.ratio_N), _largest(gap_N)])
+    return loss, LossStats(sums=sums, maxima=maxima)
+
+
+def likelihood_loss(logprobs_N: Tensor, entropy_N: Tensor, weights_N: Tensor) -> tuple[Tensor, LossStats]:
+    """Cross-entropy on the tokens with a loss (SFT)."""
+    loss = -(weights_N * logprobs_N).sum()
+    with torch.no_grad():
+        sums = torch.zeros(7, dtype=torch.float64, device=loss.device)
+        sums[0], sums[1] = loss.double(), entropy_N.double().sum()
+    return loss, LossStats(sums=sums, maxima=torch.zeros(2, dtype=torch.float64, device=loss.device))
+
+
+def _largest(values_N: Tensor) -> Tensor:
+    return values_N.double().max() if len(values_N) else torch.zeros((), dtype=torch.float64, device=values_N.device)

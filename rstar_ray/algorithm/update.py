@@ -1,0 +1,50 @@
+"""What one update of the policy did, and what SFT trains on."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class SftExample:
+    """One conversation as tokens."""
+
+    token_ids: NDArray[np.int32]  # [L]
+    loss_mask: NDArray[np.bool_]  # [L] True on what the assistant says, its end-of-turn token included
+    name: str = ""  # file and row, for messages
+
+    def __post_init__(self) -> None:
+        assert len(self.token_ids) == len(self.loss_mask)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateFigures:
+    """What the learner says of one update; means are over trained tokens of all ranks."""
+
+    loss: float
+    grad_norm: float
+    entropy: float  # nats per token
+    clip_share: float  # tokens whose ratio was clipped
+    logprob_diff_mean: float  # |old_logprobs - rollout_logprobs|: learner against engine
+    logprob_diff_max: float
+    lr: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateResult(UpdateFigures):
+    """What one update did, over all ranks; means are over the tokens trained on."""
+
+    applied: bool  # False: nothing to train on, or a loss or gradient that is not finite; the weights are unchanged
+    reason: str  # why it was not applied
+    step: int  # optimizer steps applied so far
+    tokens: int  # tokens trained on: sampled, or the assistant's
+    input_tokens: int  # tokens that went through the model, padding apart
+    padding_waste: float  # share of the model's input that was padding
+    seconds: float
+    ratio_mean: float = 1.0
+    ratio_max: float = 1.0
+    kl: float = 0.0  # mean k3 to the reference, where there is one
+    correction_mean: float = 1.0  # mean weight given for the gap between engine and learner
+    old_logprobs_checked: bool = False  # from a forward pass of their own, not taken from the update's
+    old_logprobs_drift: float = 0.0  # where checked: their largest difference from the update's own

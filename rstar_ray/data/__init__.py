@@ -1,0 +1,1 @@
+"""What a run trains on: problems, conversations, and the order they are drawn in."""

@@ -1,0 +1,1 @@
+"""What a run leaves on disk: configuration, checkpoints, metrics, trajectories."""

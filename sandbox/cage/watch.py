@@ -1,0 +1,128 @@
+"""Holding one running program to its limits, from outside."""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+
+from sandbox.cage import wire
+from sandbox.cage.scratch import too_much_in
+from sandbox.cage.stream import CHUNK, Stream
+
+FIRST_LOOK_S = 0.01  # most programs are over by then, and their output waits in the pipes
+BEAT_S = 0.25
+CORES = os.cpu_count() or 1
+
+
+class Watch:
+    """Waits for the end of one program after another: reads, counts, and ends what goes too far."""
+
+    def __init__(self, channel: socket.socket, storage: str) -> None:
+        self._channel = channel
+        self._number = channel.fileno()
+        self._storage = storage  # a folder to look into from time to time; empty where the kernel bounds it
+        self._poll = select.poll()
+        self._poll.register(self._number, select.POLLIN)
+
+    def until_the_end(
+        self, call: wire.Call, child: int, handle: int, streams: dict[int, Stream], started: float
+    ) -> int:
+        """Return why `child` was ended, or NOT_ENDED once it ended by itself.
+
+        `handle` is its pidfd; `streams` are its pipes, of which those that ended are taken out.
+        """
+        poll = self._poll
+        poll.register(handle, select.POLLIN)
+        ready = poll.poll(min(FIRST_LOOK_S, call.wall_s) * 1000)
+        if ready != [(handle, select.POLLIN)]:
+            pipes = list(streams)
+            for pipe in pipes:
+                poll.register(pipe, select.POLLIN)
+            reason = self._wait(call, child, handle, streams, started)
+            for pipe in pipes:
+                with contextlib.suppress(KeyError):
+                    poll.unregister(pipe)
+        else:
+            reason = wire.NOT_ENDED
+        poll.unregister(handle)
+        return reason
+
+    def _wait(self, call: wire.Call, child: int, handle: int, streams: dict[int, Stream], started: float) -> int:
+        cpu_clock = (~child << 3) | 2  # the CPU clock of a process, see clock_getcpuclockid(3)
+        next_beat = started + BEAT_S
+        while True:
+            now = time.monotonic()
+            if now >= next_beat:
+                self._channel.sendall(wire.reply(wire.BEAT))
+                next_beat = now + BEAT_S
+                if self._storage and too_much_in(self._storage):
+                    return _end(child, wire.STORAGE)
+            wall_left = call.wall_s - (now - started)
+            cpu_left = call.cpu_s - _cpu_used(cpu_clock)
+            if cpu_left <= 0:
+                return _end(child, wire.CPU_TIME)
+            if wall_left <= 0:
+                return _end(child, wire.WALL_TIME)
+            # Threads outside the interpreter lock may use several cores at once.
+            wait_s = min(wall_left, max(cpu_left / CORES, 0.005), next_beat - now)
+            for descriptor, _ in self._poll.poll(max(wait_s, 0) * 1000 + 0.5):
+                if descriptor == handle:
+                    return wire.NOT_ENDED
+                if descriptor == self._number:
+                    return self._hear(child)
+                stream = streams[descriptor]
+                if stream.read(descriptor) == 0:
+                    self._poll.unregister(descriptor)
+                    del streams[descriptor]
+                if stream.total_bytes > call.output_bytes:
+                    return _end(child, wire.OUTPUT)
+
+    def _hear(self, child: int) -> int:
+        """The pool speaks during a call only to cancel it; without a pool there is nobody to answer."""
+        heard = self._channel.recv(wire.CALL_BYTES)
+        _end(child, wire.CANCELLED)
+        if not heard:
+            os._exit(0)
+        return wire.CANCELLED
+
+
+def read_rest(streams: dict[int, Stream], output_bytes: int) -> None:
+    """Read what is left in the pipes of a dead program; what it started may live and write on."""
+    for pipe, stream in streams.items():
+        while stream.total_bytes <= output_bytes + CHUNK and stream.read(pipe):
+            pass
+
+
+def end_group(leader: int) -> None:
+    """End what a program without a cage started, as far as it stayed in its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def end_everybody() -> float:
+    """End all other processes of this pid namespace; returns the CPU seconds they used."""
+    assert os.getpid() == 1
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    cpu_s = 0.0
+    while True:
+        try:
+            _, _, usage = os.wait4(-1, 0)
+        except ChildProcessError:
+            return cpu_s
+        cpu_s += usage.ru_utime + usage.ru_stime
+
+
+def _end(child: int, reason: int) -> int:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    return reason
+
+
+def _cpu_used(clock: int) -> float:
+    try:
+        return time.clock_gettime(clock)
+    except OSError:
+        return 0.0  # it has just ended

@@ -1,0 +1,1 @@
+"""The sandbox's front door: server, client, and what they speak."""

@@ -1,0 +1,75 @@
+"""A client of the HTTP face: the same `run` as a pool's, on another machine or in another process."""
+
+import asyncio
+import uuid
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+import msgpack
+
+from sandbox.errors import SandboxFull, SandboxLost
+from sandbox.http.codec import request_to_data, result_from_data
+from sandbox.http.server import MSGPACK
+from sandbox.request import ExecutionRequest, ExecutionResult
+
+RETRY_S = 0.05
+
+
+class SandboxClient:
+    """Runs programs on a sandbox server; every call has an id, so a retry never runs it twice."""
+
+    def __init__(self, url: str, *, token: str = "", timeout_s: float = 120.0, attempts: int = 3) -> None:
+        self._url = url.rstrip("/")
+        headers = {"Content-Type": MSGPACK, "Accept": MSGPACK}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        self._headers = headers
+        self._timeout_s = timeout_s
+        self._attempts = attempts
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "SandboxClient":
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+            headers=self._headers,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def run(self, request: ExecutionRequest, caller: str = "") -> ExecutionResult:
+        """Run one program there. Raises SandboxFull, SandboxLost or, for a bad request, ValueError."""
+        assert self._session is not None, "use it as an async context manager"
+        call_id = request.call_id or uuid.uuid4().hex
+        body: bytes = msgpack.packb(request_to_data(replace(request, call_id=call_id)), unicode_errors="surrogatepass")  # pyright: ignore[reportAssignmentType]
+        trouble: Exception | None = None
+        for attempt in range(self._attempts):
+            try:
+                status, data = await self._post(self._session, body)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                trouble = error  # a keep-alive connection may close under a request
+                await asyncio.sleep(RETRY_S * 2**attempt)
+                continue
+            if status == 200:
+                return replace(result_from_data(data), call_id=request.call_id)
+            detail = str(data.get("detail", data)) if isinstance(data, dict) else str(data)
+            if status == 503 and isinstance(data, dict) and data.get("error") == "full":
+                raise SandboxFull(detail)
+            if status == 422:
+                raise ValueError(detail)
+            raise SandboxLost(f"{self._url} answered {status}: {detail}")
+        raise SandboxLost(f"{self._url} did not answer {self._attempts} times") from trouble
+
+    async def _post(self, session: aiohttp.ClientSession, body: bytes) -> tuple[int, Any]:
+        async with session.post(f"{self._url}/execute", data=body) as answer:
+            raw = await answer.read()
+            if answer.content_type == MSGPACK:
+                return answer.status, msgpack.unpackb(raw, unicode_errors="surrogatepass")
+            return answer.status, raw.decode("utf-8", "replace")

@@ -1,0 +1,1 @@
+"""The balancer over modelled engines in virtual time."""

@@ -1,0 +1,3 @@
+from scheduler.twin.command_line import main
+
+main()

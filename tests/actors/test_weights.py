@@ -1,0 +1,57 @@
+import numpy as np
+import pytest
+
+from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack, unpack
+
+
+def parameters() -> list[NamedArray]:
+    rng = np.random.default_rng(0)
+    return [
+        NamedArray("embed", rng.standard_normal((7, 5)).astype(np.float32)),
+        NamedArray("scale", np.float32(3.0).reshape(())),
+        NamedArray("norm", rng.integers(0, 2**16, 9).astype(np.uint16), "bfloat16"),
+        NamedArray("empty", np.zeros((0, 4), np.float32)),
+        NamedArray("head", rng.standard_normal((5, 7)).T.astype(np.float16)),
+    ]
+
+
+@pytest.mark.parametrize("max_bytes", [1, 64, 150, 200, 10**9])
+def test_unpacking_gives_back_every_parameter_in_order_whatever_the_bucket_size(max_bytes: int):
+    back = list(unpack(pack(parameters(), max_bytes)))
+    assert [p.name for p in back] == [p.name for p in parameters()]
+    for got, want in zip(back, parameters(), strict=True):
+        assert got.dtype_name == want.dtype_name
+        np.testing.assert_array_equal(got.array, want.array)
+
+
+def test_the_checksum_does_not_depend_on_where_buckets_end():
+    assert len({checksum(pack(parameters(), max_bytes)) for max_bytes in (1, 150, 10**9)}) == 1
+
+
+def test_the_checksum_sees_one_flipped_bit_a_renamed_and_a_swapped_parameter():
+    whole = checksum(pack(parameters()))
+    (bucket,) = pack(parameters())
+    data = bucket.data.copy()
+    data[bucket.entries[2].offset_bytes] ^= 1
+    first, *rest = parameters()
+    assert checksum([WeightBucket(bucket.entries, data)]) != whole
+    assert checksum(pack([NamedArray("other", first.array), *rest])) != whole
+    assert checksum(pack([*rest, first])) != whole
+
+
+def test_a_bucket_is_at_most_its_limit_unless_one_parameter_alone_is_larger():
+    big = NamedArray("big", np.zeros(1000, np.uint8))
+    small = [NamedArray(f"small{i}", np.zeros(60, np.uint8)) for i in range(10)]
+    sizes = [(len(bucket.entries), bucket.num_bytes) for bucket in pack([*small, big, *small], 200)]
+    assert all(size <= 200 or count == 1 for count, size in sizes)
+    assert (1, 1000) in sizes
+
+
+def test_parameters_are_views_into_the_bucket():
+    (bucket,) = pack(parameters())
+    assert all(np.shares_memory(p.array, bucket.data) for p in unpack([bucket]) if p.array.size)
+
+
+def test_a_bucket_limit_that_is_not_positive_is_refused():
+    with pytest.raises(ValueError, match="max_bytes"):
+        list(pack(parameters(), 0))
