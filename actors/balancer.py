@@ -78,14 +78,14 @@ class BalancerService:
 
     def __init__(
         self,
-        policy: str = "expected_kv",
+        rule: str = "expected_kv",
         *,
         risk: float = 0.01,
         settle_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._balancer = Balancer(policy, risk=risk)
-        self._policy_name = policy
+        self._balancer = Balancer(rule, risk=risk)
+        self._rule_name = rule
         self._clock = clock
         self._epoch = uuid4().hex[:12]
         self._payloads: dict[str, Any] = {}
@@ -99,7 +99,7 @@ class BalancerService:
         self._tick: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"Balancer({self._policy_name})"
+        return f"Balancer({self._rule_name})"
 
     # -- the driver's side ----------------------------------------------------------------------------------------
     async def submit(self, items: Sequence[tuple[RolloutLoad, Any]], wait_s: float = 60.0) -> None:
@@ -353,6 +353,6 @@ class BalancerService:
 class BalancerActor(BalancerService):
     """Ray's view of one `BalancerService`; created under the name "balancer"."""
 
-    def __init__(self, policy: str = "expected_kv", *, risk: float = 0.01, settle_s: float = 5.0) -> None:
+    def __init__(self, rule: str = "expected_kv", *, risk: float = 0.01, settle_s: float = 5.0) -> None:
         reborn = ray.get_runtime_context().was_current_actor_reconstructed
-        super().__init__(policy, risk=risk, settle_s=settle_s if reborn else 0.0)
+        super().__init__(rule, risk=risk, settle_s=settle_s if reborn else 0.0)

@@ -20,10 +20,10 @@ from scheduler.plan import (
     QWEN3_14B,
     Gpu,
     ModelShape,
-    Placement,
+    PoolPlan,
     activations_gb,
     best_separated,
-    place,
+    plan_pools,
     read_model,
 )
 from scheduler.traces import STAGES
@@ -65,12 +65,12 @@ class PlanConfig:
             raise ValueError(f"--gpus {self.gpus} is no multiple of --tensor-parallel {self.tensor_parallel}")
 
 
-def plan(config: PlanConfig) -> tuple[ModelShape, Placement, Placement | None]:
+def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
     """The colocated placement and the best separated one."""
     model = QWEN3_14B if config.model_config is None else read_model(config.model_config)
     gpu = Gpu(memory_gb=config.gpu_memory_gb, bandwidth_tb_s=config.bandwidth_tb_s, tflops=config.tflops)
     stage, rollouts = STAGES[config.stage], config.prompts * 32
-    colocated = place(
+    colocated = plan_pools(
         model,
         gpu,
         stage,
@@ -93,7 +93,7 @@ def plan(config: PlanConfig) -> tuple[ModelShape, Placement, Placement | None]:
     return model, colocated, separated
 
 
-def arithmetic(config: PlanConfig, model: ModelShape, colocated: Placement) -> str:
+def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> str:
     """The memory of one GPU, line by line."""
     memory, tp = colocated.memory, config.tensor_parallel
     activations = activations_gb(model, config.micro_batch_tokens)
@@ -115,7 +115,7 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: Placement) -> s
     )
 
 
-def report(config: PlanConfig, model: ModelShape, colocated: Placement, separated: Placement | None) -> str:
+def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated: PoolPlan | None) -> str:
     stage = STAGES[config.stage]
     lines = [
         f"{model.name}, {config.stage}: {config.prompts} x 32 rollouts, at most {stage.max_response_tokens} tokens and"
@@ -154,7 +154,7 @@ def report(config: PlanConfig, model: ModelShape, colocated: Placement, separate
     return "\n".join(lines)
 
 
-def row(placement: Placement) -> dict[str, Any]:
+def row(placement: PoolPlan) -> dict[str, Any]:
     """For JSON; what does not fit has no times."""
     times = ("generate_s", "learn_s", "publish_s", "step_s") if placement.problems else ()
     return dataclasses.asdict(placement) | dict.fromkeys(times)

@@ -1,4 +1,4 @@
-"""The balancer: knows every rollout and replica, asks the policy, keeps the books. No clock, no socket, no Ray."""
+"""The balancer: knows every rollout and replica, asks the rule, keeps the books. No clock, no socket, no Ray."""
 
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
@@ -17,20 +17,20 @@ from scheduler.load import (
     TurnReport,
     UnknownReplica,
 )
-from scheduler.policies import (
+from scheduler.rules import (
     ConsistentHash,
     LeastRequests,
     LeastSessions,
-    Policy,
+    PlacementRule,
     PrefixAware,
     RoundRobin,
     Static,
     WorstCase,
 )
 
-POLICIES: dict[str, Callable[[Fleet], Policy]] = {
-    policy.name: policy
-    for policy in (
+RULES: dict[str, Callable[[Fleet], PlacementRule]] = {
+    rule.name: rule
+    for rule in (
         Static,
         RoundRobin,
         ConsistentHash,
@@ -48,21 +48,21 @@ class Balancer:
 
     Every rollout is in exactly one place: waiting, or resident on one replica. Reports about a rollout by a replica
     that does not hold it (any more) are counted as stale and change nothing. One that waits and is larger than every
-    replica that takes work is parked, out of the policy's sight, so that nothing behind it waits for it; `snapshot`
+    replica that takes work is parked, out of the rule's sight, so that nothing behind it waits for it; `snapshot`
     names it, and it queues again once a replica could hold it.
     """
 
-    def __init__(self, policy: str | Callable[[Fleet], Policy] = "expected_kv", *, risk: float = 0.01) -> None:
-        """`policy`: the name of one, or what makes one."""
+    def __init__(self, rule: str | Callable[[Fleet], PlacementRule] = "expected_kv", *, risk: float = 0.01) -> None:
+        """`rule`: the name of one, or what makes one."""
         self._fleet = Fleet()
-        if policy == ExpectedKV.name:
-            self._policy: Policy = ExpectedKV(self._fleet, risk=risk)
-        elif isinstance(policy, str):
-            if policy not in POLICIES:
-                raise ValueError(f"policy {policy!r} is unknown; one of {', '.join(POLICIES)}")
-            self._policy = POLICIES[policy](self._fleet)
+        if rule == ExpectedKV.name:
+            self._rule: PlacementRule = ExpectedKV(self._fleet, risk=risk)
+        elif isinstance(rule, str):
+            if rule not in RULES:
+                raise ValueError(f"rule {rule!r} is unknown; one of {', '.join(RULES)}")
+            self._rule = RULES[rule](self._fleet)
         else:
-            self._policy = policy(self._fleet)
+            self._rule = rule(self._fleet)
         self._rollouts: dict[str, Rollout] = {}
         self._parked: dict[str, Rollout] = {}
         self._largest_open = inf  # capacity among replicas that take work; where none does, as it was
@@ -71,9 +71,9 @@ class Balancer:
         self._requeued = self._moves = self._preemptions = self._stale = 0
 
     @property
-    def policy(self) -> str:
-        """The policy's name."""
-        return self._policy.name
+    def rule(self) -> str:
+        """The rule's name."""
+        return self._rule.name
 
     # -- replicas -------------------------------------------------------------------------------------------------
     def add_replica(
@@ -112,13 +112,13 @@ class Balancer:
 
     def set_policy_version(self, policy_version: int) -> None:
         """A new version is published to all; lengths learned under the old one fade."""
-        self._policy.new_policy_version()
+        self._rule.new_policy_version()
         for replica in self._fleet.by_id.values():
             replica.policy_version = max(replica.policy_version, policy_version)
 
     def remember(self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]]) -> None:
         """Teach the estimate lengths of an earlier step or run: (group, response tokens, truncated by its budget)."""
-        self._policy.remember(max_response_tokens, max_turns, ended)
+        self._rule.remember(max_response_tokens, max_turns, ended)
 
     def adopt(self, replica_id: str, loads: Iterable[RolloutLoad]) -> list[str]:
         """These run on the replica already: after our own death. Returns those it must stop: another holds them."""
@@ -128,13 +128,13 @@ class Balancer:
             rollout = self._rollouts.get(load.rollout_id)
             if rollout is None:
                 rollout = self._new(load, 0.0)
-                self._policy.submitted([rollout])
+                self._rule.submitted([rollout])
             elif rollout.replica is not None:
                 if rollout.replica is not replica:
                     stop.append(load.rollout_id)
                 continue
             if self._parked.pop(load.rollout_id, None) is None:
-                self._policy.unqueue(rollout)
+                self._rule.unqueue(rollout)
             rollout.load = load
             self._settle(rollout, replica)
         return stop
@@ -152,9 +152,9 @@ class Balancer:
         largest = self._fleet.largest_capacity_tokens
         if self._fleet.by_id:
             for load in fresh.values():
-                needed = self._policy.needed_tokens(load)
+                needed = self._rule.needed_tokens(load)
                 if needed > largest:
-                    raise NeverFits(load.rollout_id, needed, largest, self._policy.need)
+                    raise NeverFits(load.rollout_id, needed, largest, self._rule.need)
         self._queue([self._new(load, now_s) for load in fresh.values()])
 
     def cancel(self, rollout_id: str) -> str | None:
@@ -167,7 +167,7 @@ class Balancer:
         replica = rollout.replica
         if replica is None:
             if self._parked.pop(rollout_id, None) is None:
-                self._policy.withdrawn(rollout)
+                self._rule.withdrawn(rollout)
             return None
         # A cut life is survived, not ended: it must not teach the estimate that rollouts are short.
         self._leave(rollout, ended=True, truncated=True)
@@ -182,7 +182,7 @@ class Balancer:
         if rollout is None:
             return False
         self._update(rollout, report)
-        self._policy.grown(rollout)
+        self._rule.grown(rollout)
         return True
 
     def finished(self, replica_id: str, end: Finished) -> bool:
@@ -229,7 +229,7 @@ class Balancer:
             told = replica.decode_step - load.steps
             replica.clock_offset = told if replica.clock_offset is None else max(replica.clock_offset, told)
             replica.decode_step = max(replica.decode_step, replica.clock_offset + load.steps)
-        self._policy.reported(replica, new_preemptions)
+        self._rule.reported(replica, new_preemptions)
         return None
 
     # -- decisions ------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class Balancer:
         """All admissions that may start now (at most `limit`), and moves between turns."""
         admissions: list[Admission] = []
         while limit is None or len(admissions) < limit:
-            picked = self._policy.pick()
+            picked = self._rule.pick()
             if picked is None:
                 break
             rollout, replica = picked
@@ -246,7 +246,7 @@ class Balancer:
             replica.admissions += 1
             replica.admitted_since_report += 1
             admissions.append(Admission(rollout.load.rollout_id, replica.replica_id))
-        moves: Sequence[Move] = self._policy.moves()
+        moves: Sequence[Move] = self._rule.moves()
         return Decisions(tuple(admissions), tuple(moves))
 
     # -- what is known --------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class Balancer:
 
     def snapshot(self) -> BalancerSnapshot:
         return BalancerSnapshot(
-            policy=self._policy.name,
+            rule=self._rule.name,
             waiting=len(self._rollouts) - self._in_flight,
             in_flight=self._in_flight,
             submitted=self._submitted,
@@ -316,7 +316,7 @@ class Balancer:
         group_id = rollout.load.group_id
         replica.groups[group_id] = replica.groups.get(group_id, 0) + 1
         self._in_flight += 1
-        self._policy.admitted(rollout)
+        self._rule.admitted(rollout)
 
     def _leave(self, rollout: Rollout, *, ended: bool, truncated: bool = False) -> None:
         replica = rollout.replica
@@ -327,7 +327,7 @@ class Balancer:
         if replica.groups[group_id] == 0:
             del replica.groups[group_id]
         self._in_flight -= 1
-        self._policy.released(rollout, ended=ended, truncated=truncated)
+        self._rule.released(rollout, ended=ended, truncated=truncated)
         rollout.replica = None
 
     def _wait_again(self, rollouts: Sequence[Rollout]) -> None:
@@ -339,23 +339,23 @@ class Balancer:
         self._replicas_changed()
 
     def _queue(self, rollouts: Sequence[Rollout]) -> None:
-        """These wait: the policy sees those that some replica could hold, the others are parked."""
+        """These wait: the rule sees those that some replica could hold, the others are parked."""
         queued: list[Rollout] = []
         for rollout in rollouts:
-            if self._policy.needed_tokens(rollout.load) > self._largest_open:
+            if self._rule.needed_tokens(rollout.load) > self._largest_open:
                 self._park(rollout)
             else:
                 queued.append(rollout)
         if queued:
-            self._policy.submitted(queued)
+            self._rule.submitted(queued)
 
     def _park(self, rollout: Rollout) -> None:
         self._parked[rollout.load.rollout_id] = rollout
-        self._policy.withdrawn(rollout)
+        self._rule.withdrawn(rollout)
 
     def _replicas_changed(self) -> None:
-        """Tell the policy, and park or queue again what the largest replica that takes work now can not or can hold."""
-        self._policy.replicas_changed()
+        """Tell the rule, and park or queue again what the largest replica that takes work now can not or can hold."""
+        self._rule.replicas_changed()
         before = self._largest_open
         self._largest_open = max((r.kv_capacity_tokens for r in self._fleet.open()), default=before)
         if self._largest_open > before:
@@ -364,7 +364,7 @@ class Balancer:
         elif self._largest_open < before:
             for rollout in self._rollouts.values():
                 waits = rollout.replica is None and rollout.load.rollout_id not in self._parked
-                if waits and self._policy.needed_tokens(rollout.load) > self._largest_open:
+                if waits and self._rule.needed_tokens(rollout.load) > self._largest_open:
                     self._park(rollout)
 
     def _update(self, rollout: Rollout, report: TurnReport | Finished) -> None:

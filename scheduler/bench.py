@@ -13,19 +13,19 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from scheduler.balancer import POLICIES, Balancer
+from scheduler.balancer import RULES, Balancer
 from scheduler.load import RolloutLoad
 from scheduler.traces import STAGES, TraceRollout, synthetic
 from scheduler.twin.clairvoyant import clairvoyant_step
 from scheduler.twin.engine_model import EngineShape
 from scheduler.twin.simulate import MI300X_14B, Twin, TwinResult, TwinSettings
 
-OTHERS = [name for name in POLICIES if name != "expected_kv"]
+OTHERS = [name for name in RULES if name != "expected_kv"]
 
 
-def decisions_per_s(policy: str, *, replicas: int = 64, groups: int = 512) -> float:
+def decisions_per_s(rule: str, *, replicas: int = 64, groups: int = 512) -> float:
     """Admissions a second of CPU time, from a queue of `groups` x 32 until nothing more fits."""
-    balancer = Balancer(policy)
+    balancer = Balancer(rule)
     for index in range(replicas):
         balancer.add_replica(f"replica-{index}", 650_000, max_running=1_024)
     balancer.submit(
@@ -55,8 +55,8 @@ def demand_tokens(rollouts: Sequence[TraceRollout]) -> int:
     )
 
 
-def simulate(stage: str, demand: float, *, replicas: int, groups: int, policies: Sequence[str]) -> dict[str, Any]:
-    """One step at this multiple of KV capacity under every policy; makespans, ratios and waste."""
+def simulate(stage: str, demand: float, *, replicas: int, groups: int, rules: Sequence[str]) -> dict[str, Any]:
+    """One step at this multiple of KV capacity under every rule; makespans, ratios and waste."""
     limits = STAGES[stage]
     rollouts = synthetic(limits, groups=groups, seed=0)
     history = synthetic(limits, groups=groups, seed=99)
@@ -79,7 +79,7 @@ def simulate(stage: str, demand: float, *, replicas: int, groups: int, policies:
     cpu_s = time.process_time() - started
     later = shown("expected_kv, later step", Twin(rollouts, "expected_kv", settings, history=history).run())
     clairvoyant = shown("clairvoyant", clairvoyant_step(rollouts, settings))
-    others = {policy: shown(policy, Twin(rollouts, policy, settings).run()) for policy in policies}
+    others = {rule: shown(rule, Twin(rollouts, rule, settings).run()) for rule in rules}
     return {
         "stage": stage,
         "kv_demand": demand,
@@ -104,7 +104,7 @@ def _row(ours: TwinResult, clairvoyant: TwinResult, others: dict[str, TwinResult
     }
     if others:
         best = min(others.values(), key=lambda result: result.makespan_s)
-        row |= {"best_other": best.policy, "faster_than_best_other": round(best.makespan_s / ours.makespan_s, 3)}
+        row |= {"best_other": best.rule, "faster_than_best_other": round(best.makespan_s / ours.makespan_s, 3)}
     if "static" in others:
         row["faster_than_static"] = round(others["static"].makespan_s / ours.makespan_s, 3)
     return row
@@ -115,18 +115,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--demands", nargs="+", type=float, default=[0.95, 1.5, 3.0])
-    parser.add_argument("--policies", nargs="*", choices=OTHERS, default=OTHERS)
+    parser.add_argument("--rules", nargs="*", choices=OTHERS, default=OTHERS)
     args = parser.parse_args()
     replicas, groups = (4, 32) if args.quick else (64, 512)
     figures = {
         "replicas": replicas,
         "rollouts": groups * 32,
         "decisions_per_s": {
-            policy: round(decisions_per_s(policy, replicas=replicas, groups=groups))
-            for policy in ("expected_kv", *args.policies)
+            rule: round(decisions_per_s(rule, replicas=replicas, groups=groups))
+            for rule in ("expected_kv", *args.rules)
         },
         "simulated": [
-            simulate(stage, demand, replicas=replicas, groups=groups, policies=args.policies)
+            simulate(stage, demand, replicas=replicas, groups=groups, rules=args.rules)
             for stage in args.stages
             for demand in args.demands
         ],

@@ -34,7 +34,7 @@ LEAST_LOG = -60.0  # a survival this small is none
 
 
 class LengthEstimate:
-    """The distribution of response length of one stage (one budget of tokens and turns)."""
+    """The distribution of response length under one pair of budgets (of tokens and of turns)."""
 
     def __init__(self, max_response_tokens: int) -> None:
         self.max_response_tokens = max_response_tokens
@@ -66,43 +66,43 @@ class LengthEstimate:
         return group
 
     def start(self, group: int, age: float) -> int:
-        """A rollout of this group exists with `age` response tokens; returns its slot."""
+        """A rollout of this group exists with `age` response tokens; returns its row."""
         self._members[group] += 1
         if self._free:
-            slot = self._free.pop()
+            row = self._free.pop()
         else:
-            slot = self._size
+            row = self._size
             self._size += 1
             if self._size > len(self._age_R):
                 grown = len(self._age_R)
                 self._age_R = np.concatenate([self._age_R, np.zeros(grown)])
                 self._group_R = np.concatenate([self._group_R, np.full(grown, -1)])
                 self._ended_R = np.concatenate([self._ended_R, np.zeros(grown, dtype=bool)])
-        self._age_R[slot] = age
-        self._group_R[slot] = group
-        self._ended_R[slot] = False
-        return slot
+        self._age_R[row] = age
+        self._group_R[row] = group
+        self._ended_R[row] = False
+        return row
 
-    def grow(self, slot: int, age: float) -> None:
-        self._age_R[slot] = age
+    def grow(self, row: int, age: float) -> None:
+        self._age_R[row] = age
         self.observations += 1
 
-    def survive(self, slot_N: NDArray[np.int64], age_N: Floats) -> None:
+    def survive(self, row_N: NDArray[np.int64], age_N: Floats) -> None:
         """These have come this far, and live."""
-        self._age_R[slot_N] = age_N
+        self._age_R[row_N] = age_N
 
-    def end(self, slot: int, age: float, *, truncated: bool) -> None:
+    def end(self, row: int, age: float, *, truncated: bool) -> None:
         """The rollout ended at `age`; it stays as evidence until its group is forgotten."""
-        self._age_R[slot] = age
-        self._ended_R[slot] = not truncated
-        self._members[int(self._group_R[slot])] -= 1
+        self._age_R[row] = age
+        self._ended_R[row] = not truncated
+        self._members[int(self._group_R[row])] -= 1
         self.observations += 1
 
-    def drop(self, slot: int) -> None:
+    def drop(self, row: int) -> None:
         """The rollout was cancelled: it is no evidence of anything."""
-        self._members[int(self._group_R[slot])] -= 1
-        self._group_R[slot] = -1
-        self._free.append(slot)
+        self._members[int(self._group_R[row])] -= 1
+        self._group_R[row] = -1
+        self._free.append(row)
 
     def remember(self, ended: Sequence[tuple[str, float, bool]]) -> None:
         """Lengths from before: (group, response tokens, truncated), of an earlier step or run."""
@@ -125,7 +125,7 @@ class LengthEstimate:
         self._members = [self._members[self._groups[name]] for name in names]
         self._groups = {name: index for index, name in enumerate(names)}
         self._group_R[: self._size] = np.where(group_R >= 0, renumbered[group_R], -1)
-        self._free = [int(slot) for slot in np.flatnonzero(self._group_R[: self._size] < 0)]
+        self._free = [int(row) for row in np.flatnonzero(self._group_R[: self._size] < 0)]
         self.refresh()
 
     # -- what is learned ------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""Our policy: admit while the residents' KV demand, now and later, stays below capacity at a given risk.
+"""Our rule: admit while the residents' KV demand, now and later, stays below capacity at a given risk.
 
-Legend: H horizons (tokens of growth from now), R residents of one replica, G prompt groups of one stage, S fleet slots.
+Legend: H horizons (tokens of growth from now), R residents of one replica, G prompt groups under one pair of budgets,
+S places in the fleet.
 
 Running rollouts grow in lock-step, one token per decode step, so "h tokens from now" is one moment for all of them. At
 it, resident i with response a_i is alive with probability P_i(h) (scheduler/estimate.py) and then holds a_i + h tokens
@@ -57,7 +58,7 @@ class Profile:
         self.fresh_at = 0.0  # decode step of the last full computation
 
     def append(self, rollout: Rollout) -> None:
-        rollout.row = len(self.rollouts)
+        rollout.profile_row = len(self.rollouts)
         self.rollouts.append(rollout)
         self.pending.append(rollout)
 
@@ -77,15 +78,15 @@ class Profile:
     def pop(self, rollout: Rollout) -> None:
         assert not self.pending
         last = self.rollouts.pop()
-        row = rollout.row
+        row = rollout.profile_row
         self.demand_H -= self.demand_RH[row]
         self.variance_H -= self.variance_RH[row]
         if last is not rollout:
             self.rollouts[row] = last
-            last.row = row
+            last.profile_row = row
             self.demand_RH[row] = self.demand_RH[len(self.rollouts)]
             self.variance_RH[row] = self.variance_RH[len(self.rollouts)]
-        rollout.row = -1
+        rollout.profile_row = -1
         if not self.rollouts:
             self.demand_H = np.zeros_like(self.demand_H)
             self.variance_H = np.zeros_like(self.variance_H)
@@ -112,14 +113,14 @@ class FreshRows:
 class Group:
     """One prompt group: who waits, how many siblings have started and where they are."""
 
-    def __init__(self, stage: LengthEstimate, index: int, prompt_tokens: int) -> None:
-        self.stage = stage
-        self.index = index  # in the stage's estimate
+    def __init__(self, estimate: LengthEstimate, index: int, prompt_tokens: int) -> None:
+        self.estimate = estimate
+        self.index = index  # in the estimate
         self.prompt_tokens = -(-prompt_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
         self.fresh: OrderedDict[str, Rollout] = OrderedDict()
         self.started = 0
         self.live = 0
-        self.homes: dict[int, int] = {}  # fleet slot -> residents there
+        self.homes: dict[int, int] = {}  # index in the fleet -> residents there
 
 
 class ExpectedKV:
@@ -136,7 +137,7 @@ class ExpectedKV:
         self.z = NormalDist().inv_cdf(1.0 - risk / LOOKS)
         self._z_least = self.z
         self.horizons_H: Floats = np.zeros(NUM_HORIZONS)
-        self._stages: dict[tuple[int, int], LengthEstimate] = {}
+        self._estimates: dict[tuple[int, int], LengthEstimate] = {}
         self._groups: dict[str, Group] = {}
         self._order: list[tuple[int, float, int, Group]] = []  # heap: probes done, minus expected length, tie
         self._resumed: OrderedDict[str, Rollout] = OrderedDict()
@@ -149,7 +150,7 @@ class ExpectedKV:
         self._picks = 0
         self._learnt_at = -1
         self._observed = 0
-        self._fresh: dict[int, FreshRows] = {}  # by id of the stage
+        self._fresh: dict[int, FreshRows] = {}  # by id of the estimate
         self._turned: list[Rollout] = []  # rollouts at a turn boundary, since the last look for moves
         self._moved_tokens = 0
 
@@ -169,10 +170,10 @@ class ExpectedKV:
         load = rollout.load
         group = self._groups.get(load.group_id)
         if group is None:
-            stage = self._stage(load.max_response_tokens, load.max_turns)
-            group = self._groups[load.group_id] = Group(stage, stage.add_group(load.group_id), load.prompt_tokens)
-        if rollout.slot < 0:
-            rollout.slot = group.stage.start(group.index, load.response_tokens)
+            estimate = self._estimate_of(load.max_response_tokens, load.max_turns)
+            group = self._groups[load.group_id] = Group(estimate, estimate.add_group(load.group_id), load.prompt_tokens)
+        if rollout.length_row < 0:
+            rollout.length_row = group.estimate.start(group.index, load.response_tokens)
             group.live += 1
         return group
 
@@ -181,24 +182,24 @@ class ExpectedKV:
         if self._groups[rollout.load.group_id].fresh.pop(rollout.load.rollout_id, None) is not None:
             self._groups[rollout.load.group_id].started += 1
 
-    def _stage(self, max_response_tokens: int, max_turns: int) -> LengthEstimate:
-        stage = self._stages.get((max_response_tokens, max_turns))
-        if stage is None:
-            stage = self._stages[max_response_tokens, max_turns] = LengthEstimate(max_response_tokens)
+    def _estimate_of(self, max_response_tokens: int, max_turns: int) -> LengthEstimate:
+        estimate = self._estimates.get((max_response_tokens, max_turns))
+        if estimate is None:
+            estimate = self._estimates[max_response_tokens, max_turns] = LengthEstimate(max_response_tokens)
             if max_response_tokens > self.horizons_H[-1]:
                 self._stretch(max_response_tokens)
-        return stage
+        return estimate
 
     def withdrawn(self, rollout: Rollout) -> None:
-        if rollout.slot < 0:
+        if rollout.length_row < 0:
             return  # never seen here
         self.unqueue(rollout)
         group = self._groups[rollout.load.group_id]
-        group.stage.drop(rollout.slot)
+        group.estimate.drop(rollout.length_row)
         self._forget(rollout, group)
 
     def _forget(self, rollout: Rollout, group: Group) -> None:
-        rollout.slot = -1
+        rollout.length_row = -1
         group.live -= 1
         if group.live == 0:
             del self._groups[rollout.load.group_id]
@@ -230,7 +231,7 @@ class ExpectedKV:
         if self._picks % OLDEST_EVERY == OLDEST_EVERY - 1:
             while self._arrivals:
                 rollout = self._arrivals[0]
-                if rollout.replica is None and rollout.slot >= 0:
+                if rollout.replica is None and rollout.length_row >= 0:
                     return rollout
                 self._arrivals.popleft()
         while self._order and not self._order[0][3].fresh:
@@ -245,36 +246,38 @@ class ExpectedKV:
         self._learnt_at = self._observed
         self._note_survivors()
         lengths: dict[int, Floats] = {}
-        for stage in self._stages.values():
-            stage.refresh()
-            groups_G = np.arange(stage.num_groups)
-            ages_G = np.zeros(stage.num_groups)
-            lengths[id(stage)] = stage.mean_remaining(groups_G, ages_G)
-            alive_GH, covariance_GH = stage.survivals(groups_G, ages_G, self.horizons_H)
+        for estimate in self._estimates.values():
+            estimate.refresh()
+            groups_G = np.arange(estimate.num_groups)
+            ages_G = np.zeros(estimate.num_groups)
+            lengths[id(estimate)] = estimate.mean_remaining(groups_G, ages_G)
+            alive_GH, covariance_GH = estimate.survivals(groups_G, ages_G, self.horizons_H)
             demand_GH, variance_GH = _rows(ages_G, self.horizons_H, alive_GH, covariance_GH, np.zeros((1, 1)))
             shared_GH = covariance_GH * (self.horizons_H + BLOCK_TOKENS / 2) ** 2
             peaks_G3 = np.stack([demand_GH.max(axis=1), variance_GH.max(axis=1), shared_GH.max(axis=1)], axis=1)
-            self._fresh[id(stage)] = FreshRows(demand_GH, variance_GH, shared_GH, list(map(tuple, peaks_G3.tolist())))
+            self._fresh[id(estimate)] = FreshRows(
+                demand_GH, variance_GH, shared_GH, list(map(tuple, peaks_G3.tolist()))
+            )
         self._order = [
-            (min(group.started, PROBES), -float(lengths[id(group.stage)][group.index]), tie, group)
+            (min(group.started, PROBES), -float(lengths[id(group.estimate)][group.index]), tie, group)
             for tie, group in enumerate(self._groups.values())
             if group.fresh
         ]
         heapq.heapify(self._order)
 
     def _note_survivors(self) -> None:
-        """Tell the stages how far every resident has come: ends are known at once, and must not be counted alone."""
-        ages: dict[int, tuple[list[int], list[float]]] = {key: ([], []) for key in map(id, self._stages.values())}
+        """Tell the estimates how far every resident has come: ends are known at once, and must not be counted alone."""
+        ages: dict[int, tuple[list[int], list[float]]] = {key: ([], []) for key in map(id, self._estimates.values())}
         for replica_id, profile in self._profiles.items():
             step = self.fleet.by_id[replica_id].decode_step
             for rollout in profile.rollouts:
                 load = rollout.load
-                slots, known = ages[id(self._groups[load.group_id].stage)]
-                slots.append(rollout.slot)
+                length_rows, known = ages[id(self._groups[load.group_id].estimate)]
+                length_rows.append(rollout.length_row)
                 known.append(min(load.response_tokens + step - rollout.step_seen, load.max_response_tokens - 1))
-        for stage in self._stages.values():
-            slots, known = ages[id(stage)]
-            stage.survive(np.array(slots, dtype=np.int64), np.array(known))
+        for estimate in self._estimates.values():
+            length_rows, known = ages[id(estimate)]
+            estimate.survive(np.array(length_rows, dtype=np.int64), np.array(known))
 
     # -- where it goes --------------------------------------------------------------------------------------------
     def _place(self, rollout: Rollout) -> Replica | None:
@@ -282,7 +285,7 @@ class ExpectedKV:
         group = self._groups[rollout.load.group_id]
         needed = self.needed_tokens(rollout.load)
         preferred = self.fleet.by_id.get(rollout.prefer) if rollout.prefer is not None else None
-        if preferred is not None and preferred.open and preferred.has_slot and preferred.kv_capacity_tokens >= needed:
+        if preferred is not None and preferred.open and preferred.has_seat and preferred.kv_capacity_tokens >= needed:
             return preferred  # how much it will need was weighed when the move was decided
         peaks = self._peaks_of(rollout, group)
         while True:
@@ -291,7 +294,7 @@ class ExpectedKV:
                 if self._measure_loose():
                     continue
                 return None
-            replica = self.fleet.slots[best]
+            replica = self.fleet.by_index[best]
             assert replica is not None
             if replica.kv_capacity_tokens < needed:
                 return self._place_among_large(rollout, group, needed)
@@ -307,12 +310,12 @@ class ExpectedKV:
     def _place_among_large(self, rollout: Rollout, group: Group, needed: int) -> Replica | None:
         """As `_place`, where the roomiest replica is too small ever to hold it: the roomiest of those that could."""
         self._measure_loose()
-        large = [r for r in self.fleet.open() if r.has_slot and r.kv_capacity_tokens >= needed]
+        large = [r for r in self.fleet.open() if r.has_seat and r.kv_capacity_tokens >= needed]
         best = max(large, key=lambda r: (not r.residents, r.kv_capacity_tokens - self._peak_S[r.index]), default=None)
         return best if best is not None and self._fits(best, rollout, group) else None
 
     def _roomiest(self, group: Group, peaks: tuple[float, float, float]) -> tuple[int, float]:
-        """The open slot with most room after an admission, and that room: -1 where none is open.
+        """The open replica (its index) with most room after an admission, and that room: -1 where none is open.
 
         Siblings there save a prompt, which counts as room, but share the newcomer's fate, which takes some. Between two
         measurements peaks and variances are summed as if all came at the worst horizon.
@@ -322,9 +325,9 @@ class ExpectedKV:
         demand, variance, shared = peaks
         free_S = self._capacity_S - self._peak_S - (demand + group.prompt_tokens)
         room_S = free_S - self.z * np.sqrt(self._variance_S + variance)
-        for slot, siblings in group.homes.items():
-            spread = sqrt(self._variance_S[slot] + variance + 2.0 * siblings * shared)
-            room_S[slot] = free_S[slot] + PROMPT_WORTH * group.prompt_tokens - self.z * spread
+        for index, siblings in group.homes.items():
+            spread = sqrt(self._variance_S[index] + variance + 2.0 * siblings * shared)
+            room_S[index] = free_S[index] + PROMPT_WORTH * group.prompt_tokens - self.z * spread
         first = self._picks % len(room_S)  # ties rotate
         best = (int(np.concatenate([room_S[first:], room_S[:first]]).argmax()) + first) % len(room_S)
         if room_S[best] == -inf:
@@ -337,13 +340,13 @@ class ExpectedKV:
     def _peaks_of(self, rollout: Rollout, group: Group) -> tuple[float, float, float]:
         """Demand, variance and covariance with a sibling, at most."""
         if rollout.load.response_tokens == 0:
-            return self._fresh[id(group.stage)].peaks_G[group.index]
+            return self._fresh[id(group.estimate)].peaks_G[group.index]
         demand_H, variance_H, shared_H = self._rows_of(rollout, group)
         return float(demand_H.max()), float(variance_H.max()), float(shared_H.max())
 
     def _fits(self, replica: Replica, rollout: Rollout, group: Group) -> bool:
         """Exactly, against the replica's profile; an empty replica takes whatever its cache can hold."""
-        if not replica.has_slot or replica.kv_capacity_tokens < self.needed_tokens(rollout.load):
+        if not replica.has_seat or replica.kv_capacity_tokens < self.needed_tokens(rollout.load):
             return False
         if not replica.residents:
             return True
@@ -359,10 +362,10 @@ class ExpectedKV:
         """[H] each: demand, variance alone, and covariance with one sibling of its age."""
         response = rollout.load.response_tokens
         if response == 0:
-            fresh = self._fresh[id(group.stage)]
+            fresh = self._fresh[id(group.estimate)]
             return fresh.demand_GH[group.index], fresh.variance_GH[group.index], fresh.shared_GH[group.index]
         age_1 = np.array([float(min(response, rollout.load.max_response_tokens - 1))])
-        alive_1H, shared_1H = group.stage.survivals(np.array([group.index]), age_1, self.horizons_H)
+        alive_1H, shared_1H = group.estimate.survivals(np.array([group.index]), age_1, self.horizons_H)
         demand_1H, variance_1H = _rows(age_1, self.horizons_H, alive_1H, shared_1H, np.zeros((1, 1)))
         return demand_1H[0], variance_1H[0], shared_1H[0] * (response + self.horizons_H + BLOCK_TOKENS / 2) ** 2
 
@@ -382,14 +385,14 @@ class ExpectedKV:
         """Rows exist for every pending rollout's group, those adopted without a ranking among them."""
         for rollout in profile.pending:
             group = self._groups[rollout.load.group_id]
-            fresh = self._fresh.get(id(group.stage))
+            fresh = self._fresh.get(id(group.estimate))
             if fresh is None or group.index >= len(fresh.peaks_G):
                 self._learnt_at = -1
                 self._learn()
 
     def _measure_loose(self) -> bool:
         """Measure every replica of which only a bound is known; False: there was none."""
-        loose = [r for r in self.fleet.slots if r is not None and not self._exact_S[r.index]]
+        loose = [r for r in self.fleet.by_index if r is not None and not self._exact_S[r.index]]
         for replica in loose:
             self._measure(replica)
         return bool(loose)
@@ -405,43 +408,43 @@ class ExpectedKV:
 
     def _measure(self, replica: Replica) -> None:
         """Note exactly what this replica's residents will need."""
-        slot = replica.index
-        self._exact_S[slot] = True
-        self._capacity_S[slot] = replica.kv_capacity_tokens
-        self._peak_S[slot], self._variance_S[slot] = inf, 0.0
-        if replica.open and replica.has_slot:
+        index = replica.index
+        self._exact_S[index] = True
+        self._capacity_S[index] = replica.kv_capacity_tokens
+        self._peak_S[index], self._variance_S[index] = inf, 0.0
+        if replica.open and replica.has_seat:
             profile = self._profile(replica)
             variance_H = np.maximum(profile.variance_H, 0.0)
             worst = int((profile.demand_H + self.z * np.sqrt(variance_H)).argmax())
-            self._peak_S[slot] = profile.demand_H[worst] + self._beside(replica, profile)
-            self._variance_S[slot] = variance_H[worst]
+            self._peak_S[index] = profile.demand_H[worst] + self._beside(replica, profile)
+            self._variance_S[index] = variance_H[worst]
 
     # -- what happens ---------------------------------------------------------------------------------------------
     def admitted(self, rollout: Rollout) -> None:
         replica = rollout.replica
         assert replica is not None
         group = self._know(rollout)
-        fresh = self._fresh.get(id(group.stage))
-        slot, siblings = replica.index, group.homes.get(replica.index, 0)
+        fresh = self._fresh.get(id(group.estimate))
+        index, siblings = replica.index, group.homes.get(replica.index, 0)
         profile = self._profiles[replica.replica_id]
         profile.append(rollout)
-        group.homes[slot] = siblings + 1
+        group.homes[index] = siblings + 1
         if siblings == 0:
             profile.prompt_tokens += group.prompt_tokens
-        self._exact_S[slot] = not replica.has_slot
-        if not replica.has_slot:
-            self._peak_S[slot] = inf
+        self._exact_S[index] = not replica.has_seat
+        if not replica.has_seat:
+            self._peak_S[index] = inf
         elif fresh is not None and group.index < len(fresh.peaks_G):
             demand, variance, shared = self._peaks_of(rollout, group)
-            self._peak_S[slot] += demand + (0 if siblings else group.prompt_tokens)
-            self._variance_S[slot] += variance + 2.0 * siblings * shared
+            self._peak_S[index] += demand + (0 if siblings else group.prompt_tokens)
+            self._variance_S[index] += variance + 2.0 * siblings * shared
         else:  # adopted before it could be ranked: closed until measured
-            self._peak_S[slot] = inf
+            self._peak_S[index] = inf
 
     def grown(self, rollout: Rollout) -> None:
         self._observed += 1
         group = self._groups[rollout.load.group_id]
-        group.stage.grow(rollout.slot, rollout.load.response_tokens)
+        group.estimate.grow(rollout.length_row, rollout.load.response_tokens)
         self._turned.append(rollout)
 
     def released(self, rollout: Rollout, *, ended: bool, truncated: bool) -> None:
@@ -456,7 +459,7 @@ class ExpectedKV:
             del group.homes[replica.index]
             profile.prompt_tokens -= group.prompt_tokens
         if ended:
-            group.stage.end(rollout.slot, rollout.load.response_tokens, truncated=truncated)
+            group.estimate.end(rollout.length_row, rollout.load.response_tokens, truncated=truncated)
             self._forget(rollout, group)
             self.z = max(self._z_least, self.z - Z_STEP * self.risk)
         self._measure(replica)
@@ -479,22 +482,22 @@ class ExpectedKV:
         ])  # fmt: skip
         index_R = np.array([group.index for group in groups])
         siblings_R1 = np.array([[float(group.homes[replica.index] - 1)] for group in groups])
-        stages = {id(group.stage): group.stage for group in groups}
-        slot_R = np.array([rollout.slot for rollout in profile.rollouts])
-        if len(stages) == 1:
-            groups[0].stage.survive(slot_R, age_R)
-            alive_RH, shared_RH = groups[0].stage.survivals(index_R, age_R, self.horizons_H)
+        estimates = {id(group.estimate): group.estimate for group in groups}
+        length_row_R = np.array([rollout.length_row for rollout in profile.rollouts])
+        if len(estimates) == 1:
+            groups[0].estimate.survive(length_row_R, age_R)
+            alive_RH, shared_RH = groups[0].estimate.survivals(index_R, age_R, self.horizons_H)
         else:
             alive_RH, shared_RH = np.zeros((2, len(groups), NUM_HORIZONS))
-            for key, stage in stages.items():
-                rows = np.array([row for row, group in enumerate(groups) if id(group.stage) == key])
-                stage.survive(slot_R[rows], age_R[rows])
-                alive_RH[rows], shared_RH[rows] = stage.survivals(index_R[rows], age_R[rows], self.horizons_H)
+            for key, estimate in estimates.items():
+                rows = np.array([row for row, group in enumerate(groups) if id(group.estimate) == key])
+                estimate.survive(length_row_R[rows], age_R[rows])
+                alive_RH[rows], shared_RH[rows] = estimate.survivals(index_R[rows], age_R[rows], self.horizons_H)
         profile.replace(*_rows(age_R, self.horizons_H, alive_RH, shared_RH, siblings_R1))
         profile.fresh_at = step
 
     def replicas_changed(self) -> None:
-        missing = len(self.fleet.slots) - len(self._exact_S)
+        missing = len(self.fleet.by_index) - len(self._exact_S)
         self._peak_S = np.concatenate([self._peak_S, np.full(missing, inf)])
         self._variance_S, self._capacity_S = (
             np.concatenate([values_S, np.zeros(missing)]) for values_S in (self._variance_S, self._capacity_S)
@@ -502,7 +505,7 @@ class ExpectedKV:
         self._exact_S += [True] * missing
         for replica_id in self._profiles.keys() - self.fleet.by_id.keys():
             del self._profiles[replica_id]
-        for index, replica in enumerate(self.fleet.slots):
+        for index, replica in enumerate(self.fleet.by_index):
             if replica is None:
                 self._peak_S[index], self._exact_S[index] = inf, True
                 continue
@@ -511,19 +514,19 @@ class ExpectedKV:
 
     def remember(self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]]) -> None:
         """Lengths of an earlier step or run: (group, response tokens, truncated)."""
-        self._stage(max_response_tokens, max_turns).remember(ended)
+        self._estimate_of(max_response_tokens, max_turns).remember(ended)
         self._renumber()
 
     def new_policy_version(self) -> None:
         """The weights changed: what was learned of lengths fades."""
-        for stage in self._stages.values():
-            stage.forget_finished()
+        for estimate in self._estimates.values():
+            estimate.forget_finished()
         self._renumber()
 
     def _renumber(self) -> None:
         """The estimate has forgotten finished groups, and counts the others anew."""
         for group_id, group in self._groups.items():
-            group.index = group.stage.add_group(group_id)
+            group.index = group.estimate.add_group(group_id)
         self._learnt_at = -1
 
     def _stretch(self, max_response_tokens: int) -> None:
@@ -578,14 +581,14 @@ class ExpectedKV:
             return None
         group = self._groups[rollout.load.group_id]
         age_1 = np.array([float(rollout.load.response_tokens)])
-        if MOVE_GAIN * group.stage.mean_remaining(np.array([group.index]), age_1)[0] < context:
+        if MOVE_GAIN * group.estimate.mean_remaining(np.array([group.index]), age_1)[0] < context:
             return None
         fits = self._fits(self.fleet.by_id[target], rollout, group)
         return target if fits else None
 
     def _relief(self, rollout: Rollout, source: Replica) -> str | None:
         """The replica with the lowest peak ahead, where the rollout would leave it below its cache and the source."""
-        others = [r for r in self.fleet.open() if r is not source and r.has_slot]
+        others = [r for r in self.fleet.open() if r is not source and r.has_seat]
         target = min(others, key=lambda r: self._peak(r) / r.kv_capacity_tokens, default=None)
         if target is None:
             return None

@@ -17,9 +17,9 @@ class Rollout:
     replica: "Replica | None" = None  # None: waiting
     step_seen: float = 0.0  # the replica's decode clock when `load` was reported
     prefer: str | None = None  # a move's target, tried first
-    reserved_tokens: int = 0  # what the policy set aside for it, where it reserves
-    row: int = -1  # the policy's own index of it on its replica
-    slot: int = -1  # the estimate's own index of it
+    reserved_tokens: int = 0  # what the rule set aside for it, where it reserves
+    profile_row: int = -1  # the rule's own index of it on its replica
+    length_row: int = -1  # the estimate's own index of it
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +27,7 @@ class Replica:
     """One engine: its capacity, what it last said, and who is resident."""
 
     replica_id: str
-    index: int  # position in `Fleet.slots`
+    index: int  # position in `Fleet.by_index`
     kv_capacity_tokens: int
     max_running: int
     serving: bool = True
@@ -48,13 +48,8 @@ class Replica:
         return self.serving and self.set_aside is None
 
     @property
-    def has_slot(self) -> bool:
+    def has_seat(self) -> bool:
         return len(self.residents) < self.max_running
-
-    def context_of(self, rollout: Rollout) -> float:
-        """Expected context now: the last report, and one token for every decode step since."""
-        grown = rollout.load.context_tokens + self.decode_step - rollout.step_seen
-        return min(grown, float(rollout.load.worst_case_tokens))
 
     def snapshot(self) -> ReplicaSnapshot:
         return ReplicaSnapshot(
@@ -77,14 +72,14 @@ class Fleet:
 
     def __init__(self) -> None:
         self.by_id: dict[str, Replica] = {}
-        self.slots: list[Replica | None] = []
+        self.by_index: list[Replica | None] = []
         self.generated_tokens = 0  # by all rollouts, as reported
 
     def __len__(self) -> int:
         return len(self.by_id)
 
     def add(self, replica_id: str, kv_capacity_tokens: int, max_running: int, policy_version: int) -> Replica:
-        index = self.slots.index(None) if None in self.slots else len(self.slots)
+        index = self.by_index.index(None) if None in self.by_index else len(self.by_index)
         replica = Replica(
             replica_id,
             index,
@@ -94,19 +89,19 @@ class Fleet:
             told_version=policy_version,
         )
         self.by_id[replica_id] = replica
-        if index == len(self.slots):
-            self.slots.append(replica)
+        if index == len(self.by_index):
+            self.by_index.append(replica)
         else:
-            self.slots[index] = replica
+            self.by_index[index] = replica
         return replica
 
     def remove(self, replica_id: str) -> Replica:
         replica = self.by_id.pop(replica_id)
-        self.slots[replica.index] = None
+        self.by_index[replica.index] = None
         return replica
 
     def open(self) -> list[Replica]:
-        return [replica for replica in self.slots if replica is not None and replica.open]
+        return [replica for replica in self.by_index if replica is not None and replica.open]
 
     @property
     def largest_capacity_tokens(self) -> int:

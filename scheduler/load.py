@@ -136,7 +136,7 @@ class ReplicaSnapshot:
 class BalancerSnapshot:
     """All counters; submitted = finished + cancelled + waiting + in_flight at every moment."""
 
-    policy: str
+    rule: str
     waiting: int
     in_flight: int
     submitted: int
@@ -164,7 +164,7 @@ class NeverFits(RStarError, ValueError):
         self.rollout_id = rollout_id
         self.needed_tokens = needed_tokens
         self.largest_capacity_tokens = largest_capacity_tokens
-        self.need = need  # what the policy asks for
+        self.need = need  # what the rule asks for
 
     def __reduce__(self) -> tuple[type["NeverFits"], tuple[str, int, int, str]]:
         return (type(self), (self.rollout_id, self.needed_tokens, self.largest_capacity_tokens, self.need))

@@ -76,7 +76,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Pools:
     """Who gets which GPUs, and how much of the model and of a batch one of them holds."""
 
     engine_gpus: int
@@ -103,7 +103,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class PoolPlan:
     """One way to share the GPUs, and what a step costs there."""
 
     name: str
@@ -178,7 +178,7 @@ def engine_cost(model: ModelShape, gpu: Gpu, tensor_parallel: int) -> EngineCost
     )
 
 
-def place(
+def plan_pools(
     model: ModelShape,
     gpu: Gpu,
     stage: Stage,
@@ -189,25 +189,25 @@ def place(
     tensor_parallel: int,
     micro_batch_tokens: int,
     rollouts: int,
-) -> Placement:
+) -> PoolPlan:
     """Memory, KV, and the times of one step. `rollouts` are generated, half of them trained on (GRPO-RoC)."""
-    layout = Layout(
+    pools = Pools(
         engine_gpus=engine_gpus,
         learner_gpus=learner_gpus,
         colocated=colocated,
         tensor_parallel=tensor_parallel,
         micro_batch_tokens=micro_batch_tokens,
     )
-    memory = engine_memory(model, gpu, layout)
-    kv_tokens = kv_tokens_of(model, gpu, layout)
+    memory = engine_memory(model, gpu, pools)
+    kv_tokens = kv_tokens_of(model, gpu, pools)
     replicas = max(1, engine_gpus // tensor_parallel)
     sample = _sample(stage)
     mean_prompt = sum(rollout.prompt_tokens for rollout in sample) / len(sample)
     mean_response = sum(rollout.response_tokens for rollout in sample) / len(sample)
     longest = longest_tokens(stage)
-    problems = lacks(model, gpu, stage, layout)
+    problems = lacks(model, gpu, stage, pools)
     if problems:
-        advice = ", or ".join(remedies(model, gpu, stage, layout)) or "no one or two changes help; use a smaller model"
+        advice = ", or ".join(remedies(model, gpu, stage, pools)) or "no one or two changes help; use a smaller model"
         problems = [f"{problem}: {advice}" for problem in problems]
     cost = engine_cost(model, gpu, tensor_parallel)
     share = rollouts / len(sample)  # the sample stands for all of them
@@ -221,7 +221,7 @@ def place(
     # Forward for the anchor (2), forward, recomputation and backward for the update (2 + 2 + 4).
     learn_s = 10 * model.parameters * tokens / (learner_gpus * gpu.tflops * 1e12 * gpu.train_share)
     publish_s = model.weights_gb / gpu.publish_gb_s
-    return Placement(
+    return PoolPlan(
         name="colocated" if colocated else "separated",
         engine_gpus=engine_gpus,
         learner_gpus=learner_gpus,
@@ -239,7 +239,7 @@ def place(
 
 @lru_cache(maxsize=8)
 def _sample(stage: Stage) -> tuple[TraceRollout, ...]:
-    """A few groups that stand for all of a stage's; many layouts are compared on the same ones."""
+    """A few groups that stand for all of a stage's; many ways to share GPUs are compared on the same ones."""
     return tuple(synthetic(stage, groups=SAMPLE_GROUPS, siblings=GROUP_ROLLOUTS, seed=0))
 
 
@@ -248,17 +248,17 @@ def longest_tokens(stage: Stage) -> int:
     return stage.max_response_tokens + 2_048
 
 
-def trained_gb(model: ModelShape, layout: Layout) -> float:
+def trained_gb(model: ModelShape, pools: Pools) -> float:
     """A learner rank's share of weights, gradients and the optimizer's state."""
-    held = BYTES_TRAINED - BYTES_OFFLOADED if layout.offload else BYTES_TRAINED
-    return model.parameters * held / layout.learner_gpus / GB
+    held = BYTES_TRAINED - BYTES_OFFLOADED if pools.offload else BYTES_TRAINED
+    return model.parameters * held / pools.learner_gpus / GB
 
 
-def engine_memory(model: ModelShape, gpu: Gpu, layout: Layout) -> Memory:
+def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools) -> Memory:
     """Of a GPU with an engine."""
-    trained = trained_gb(model, layout) if layout.colocated else 0.0
-    activations = activations_gb(model, layout.micro_batch_tokens) if layout.colocated else 0.0
-    weights = model.weights_gb / layout.tensor_parallel
+    trained = trained_gb(model, pools) if pools.colocated else 0.0
+    activations = activations_gb(model, pools.micro_batch_tokens) if pools.colocated else 0.0
+    weights = model.weights_gb / pools.tensor_parallel
     runtime = gpu.memory_gb * gpu.runtime_share
     return Memory(
         engine_weights=weights,
@@ -269,35 +269,35 @@ def engine_memory(model: ModelShape, gpu: Gpu, layout: Layout) -> Memory:
     )
 
 
-def kv_tokens_of(model: ModelShape, gpu: Gpu, layout: Layout) -> int:
+def kv_tokens_of(model: ModelShape, gpu: Gpu, pools: Pools) -> int:
     """KV capacity of one replica, in whole blocks."""
-    kv_gb = engine_memory(model, gpu, layout).kv
-    return max(0, int(kv_gb * layout.tensor_parallel * GB / model.kv_bytes_per_token)) // 16 * 16
+    kv_gb = engine_memory(model, gpu, pools).kv
+    return max(0, int(kv_gb * pools.tensor_parallel * GB / model.kv_bytes_per_token)) // 16 * 16
 
 
-def lacks(model: ModelShape, gpu: Gpu, stage: Stage, layout: Layout) -> list[str]:
+def lacks(model: ModelShape, gpu: Gpu, stage: Stage, pools: Pools) -> list[str]:
     """What does not fit."""
     problems: list[str] = []
-    kv_tokens, longest = kv_tokens_of(model, gpu, layout), longest_tokens(stage)
+    kv_tokens, longest = kv_tokens_of(model, gpu, pools), longest_tokens(stage)
     if kv_tokens < longest:
-        kv_gb = engine_memory(model, gpu, layout).kv
+        kv_gb = engine_memory(model, gpu, pools).kv
         problems.append(f"{kv_gb:.1f} GB are left for KV, {kv_tokens} tokens; one rollout may need {longest}")
-    learner_gb = trained_gb(model, layout) + activations_gb(model, layout.micro_batch_tokens)
+    learner_gb = trained_gb(model, pools) + activations_gb(model, pools.micro_batch_tokens)
     runtime = gpu.memory_gb * gpu.runtime_share
     if learner_gb + runtime > gpu.memory_gb:
         problems.append(f"a learner rank needs {learner_gb:.1f} GB and {runtime:.1f} GB of runtime")
     return problems
 
 
-def remedies(model: ModelShape, gpu: Gpu, stage: Stage, layout: Layout) -> list[str]:
+def remedies(model: ModelShape, gpu: Gpu, stage: Stage, pools: Pools) -> list[str]:
     """The least single changes after which all fits, one of each kind; where there is none, pairs of changes."""
     found: dict[str, str] = {}
-    for kind, change, other_gpu, other in _changes(gpu, layout):
+    for kind, change, other_gpu, other in _changes(gpu, pools):
         if kind not in found and not lacks(model, other_gpu, stage, other):
             found[kind] = change
     if found:
         return list(found.values())
-    for kind, change, other_gpu, other in _changes(gpu, layout):
+    for kind, change, other_gpu, other in _changes(gpu, pools):
         for also, more, last_gpu, last in _changes(other_gpu, other):
             pair = " and ".join(sorted((kind, also)))
             if also != kind and pair not in found and not lacks(model, last_gpu, stage, last):
@@ -305,30 +305,30 @@ def remedies(model: ModelShape, gpu: Gpu, stage: Stage, layout: Layout) -> list[
     return list(found.values())[:3]
 
 
-def _changes(gpu: Gpu, layout: Layout) -> Iterator[tuple[str, str, Gpu, Layout]]:
+def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
     """Kind, words, and what one change leads to; within a kind the least change first."""
-    gpus = layout.engine_gpus if layout.colocated else layout.engine_gpus + layout.learner_gpus
-    for parallel in (2 * layout.tensor_parallel, 4 * layout.tensor_parallel, 8 * layout.tensor_parallel):
-        if parallel <= 8 and layout.engine_gpus % parallel == 0:  # the engines of one machine
-            words = f"tensor_parallel {parallel} instead of {layout.tensor_parallel}"
-            yield "parallel", words, gpu, replace(layout, tensor_parallel=parallel)
-    tokens = layout.micro_batch_tokens // 2
+    gpus = pools.engine_gpus if pools.colocated else pools.engine_gpus + pools.learner_gpus
+    for parallel in (2 * pools.tensor_parallel, 4 * pools.tensor_parallel, 8 * pools.tensor_parallel):
+        if parallel <= 8 and pools.engine_gpus % parallel == 0:  # the engines of one machine
+            words = f"tensor_parallel {parallel} instead of {pools.tensor_parallel}"
+            yield "parallel", words, gpu, replace(pools, tensor_parallel=parallel)
+    tokens = pools.micro_batch_tokens // 2
     while tokens >= LOGITS_CHUNK_TOKENS:
-        words = f"micro_batch_tokens {tokens} instead of {layout.micro_batch_tokens}"
-        yield "micro", words, gpu, replace(layout, micro_batch_tokens=tokens)
+        words = f"micro_batch_tokens {tokens} instead of {pools.micro_batch_tokens}"
+        yield "micro", words, gpu, replace(pools, micro_batch_tokens=tokens)
         tokens //= 2
-    if not layout.offload:
-        yield "offload", "learner.offload (optimizer state in host memory)", gpu, replace(layout, offload=True)
-    if layout.colocated:
-        for engines in range(layout.tensor_parallel, gpus, layout.tensor_parallel):
-            split = replace(layout, colocated=False, engine_gpus=engines, learner_gpus=gpus - engines)
+    if not pools.offload:
+        yield "offload", "learner.offload (optimizer state in host memory)", gpu, replace(pools, offload=True)
+    if pools.colocated:
+        for engines in range(pools.tensor_parallel, gpus, pools.tensor_parallel):
+            split = replace(pools, colocated=False, engine_gpus=engines, learner_gpus=gpus - engines)
             yield "separated", "separated pools", gpu, split
     for times in (2, 4, 8, 16, 32, 64):
-        more = replace(layout, engine_gpus=times * layout.engine_gpus, learner_gpus=times * layout.learner_gpus)
+        more = replace(pools, engine_gpus=times * pools.engine_gpus, learner_gpus=times * pools.learner_gpus)
         yield "gpus", f"{times * gpus} GPUs", gpu, more
     for size_gb in GPU_SIZES_GB:
         if size_gb > gpu.memory_gb:
-            yield "memory", f"GPUs of {size_gb:g} GB", replace(gpu, memory_gb=size_gb), layout
+            yield "memory", f"GPUs of {size_gb:g} GB", replace(gpu, memory_gb=size_gb), pools
 
 
 def best_separated(
@@ -340,11 +340,11 @@ def best_separated(
     tensor_parallel: int,
     micro_batch_tokens: int,
     rollouts: int,
-) -> Placement | None:
+) -> PoolPlan | None:
     """The split of `gpus` into two pools with the shortest step; None where there are too few to split."""
     step = max(1, gpus // 16 // tensor_parallel) * tensor_parallel  # engines are whole
     splits = [
-        place(
+        plan_pools(
             model,
             gpu,
             stage,

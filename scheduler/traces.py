@@ -28,7 +28,7 @@ class TraceTurn:
 
 @dataclass(frozen=True, slots=True)
 class TraceRollout:
-    """A rollout's whole life; only the twin's engines may read it, never a policy."""
+    """A rollout's whole life; only the twin's engines may read it, never a rule."""
 
     group: str
     prompt_tokens: int

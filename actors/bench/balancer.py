@@ -110,11 +110,11 @@ async def _pressure(bench: BenchSettings, settings: EngineSettings, kv_tokens: i
         async with balancer_actor("least_requests") as other, balancer_actor("expected_kv") as ours:
             for number in range(-1, bench.repeats):  # the first run is a step to learn lengths from, and not counted
                 trace = mixed_trace(groups, 8, seed=number + 1)
-                for place, (policy, balancer) in enumerate(zip(runs, (other, ours), strict=True)):
+                for place, (rule, balancer) in enumerate(zip(runs, (other, ours), strict=True)):
                     salt = 100 + 2 * number + place
                     found = await replay(engines, trace, balancer, salt=salt, limits=MIXED_LIMITS)
                     if number >= 0:
-                        runs[policy].append(found)
+                        runs[rule].append(found)
     finally:
         for engine in engines:
             await engine.shut_down()
@@ -126,8 +126,8 @@ async def _pressure(bench: BenchSettings, settings: EngineSettings, kv_tokens: i
         "kv_tokens": kv_tokens,
         "rollouts": 8 * groups,
         "tokens_per_s_over_least_requests": _spread(ratios),
-        "tokens_per_s": {policy: round(statistics.median(r.tokens_per_s for r in runs[policy])) for policy in runs},
-        "preemptions": {policy: [one.preemptions for one in results] for policy, results in runs.items()},
+        "tokens_per_s": {rule: round(statistics.median(r.tokens_per_s for r in runs[rule])) for rule in runs},
+        "preemptions": {rule: [one.preemptions for one in results] for rule, results in runs.items()},
     }
 
 
@@ -157,8 +157,8 @@ async def _calibrate(bench: BenchSettings, roomy: EngineSettings, small: EngineS
             for _ in range(bench.repeats):  # all in turn, so that they share the machine's better and worse minutes
                 for trace, runs in zip(equal, fitted, strict=True):
                     runs.append(await replay([engines[roomy]], trace, balancer, salt=next(salts)))
-                for (policy, settings), runs in zip(places, found, strict=True):
-                    async with balancer_actor(policy) as new:
+                for (rule, settings), runs in zip(places, found, strict=True):
+                    async with balancer_actor(rule) as new:
                         runs.append(await replay([engines[settings]], unseen, new, salt=next(salts)))
     finally:
         for engine in engines.values():
@@ -166,7 +166,7 @@ async def _calibrate(bench: BenchSettings, roomy: EngineSettings, small: EngineS
     seconds = [statistics.median(one.seconds for one in runs) for runs in fitted]
     cost = fit(equal, seconds, roomy)
     rows = [
-        _predicted(unseen, policy, cost, settings, runs) for (policy, settings), runs in zip(places, found, strict=True)
+        _predicted(unseen, rule, cost, settings, runs) for (rule, settings), runs in zip(places, found, strict=True)
     ]
     if bench.out:
         Path(bench.out).write_text(json.dumps(asdict(cost), indent=2) + "\n")
@@ -207,7 +207,7 @@ def _cost(values: Any) -> EngineCost:
     )
 
 
-def _twin(trace: Sequence[TraceRollout], policy: str, cost: EngineCost, settings: EngineSettings) -> tuple[float, int]:
+def _twin(trace: Sequence[TraceRollout], rule: str, cost: EngineCost, settings: EngineSettings) -> tuple[float, int]:
     """Seconds and preemptions, simulated."""
     assert settings.kv_tokens is not None
     limits = request_limits(trace)
@@ -223,16 +223,16 @@ def _twin(trace: Sequence[TraceRollout], policy: str, cost: EngineCost, settings
         max_response_tokens=limits.max_response_tokens,
         max_turns=limits.max_turns,
     )
-    result = Twin(trace, policy, simulated).run()
+    result = Twin(trace, rule, simulated).run()
     return result.makespan_s, result.preemptions
 
 
 def _predicted(
-    trace: Sequence[TraceRollout], policy: str, cost: EngineCost, settings: EngineSettings, runs: Sequence[ReplayResult]
+    trace: Sequence[TraceRollout], rule: str, cost: EngineCost, settings: EngineSettings, runs: Sequence[ReplayResult]
 ) -> dict[str, Any]:
-    seconds, preemptions = _twin(trace, policy, cost, settings)
+    seconds, preemptions = _twin(trace, rule, cost, settings)
     return {
-        "policy": policy,
+        "rule": rule,
         "kv_tokens": settings.kv_tokens,
         "measured_tokens_per_s": round(statistics.median(run.tokens_per_s for run in runs)),
         "predicted_over_measured": _spread([run.seconds / seconds for run in runs]),

@@ -186,9 +186,9 @@ def equal_trace(
 
 
 @asynccontextmanager
-async def balancer_actor(policy: str) -> AsyncGenerator[Any]:
+async def balancer_actor(rule: str) -> AsyncGenerator[Any]:
     """A balancer of its own, as an actor; Ray must run."""
-    actor: Any = BalancerActor.remote(policy)  # type: ignore[attr-defined]
+    actor: Any = BalancerActor.remote(rule)  # type: ignore[attr-defined]
     try:
         yield actor
     finally:

@@ -1,7 +1,7 @@
 """A reference that reads the future: what a plain schedule makes of a step when it knows every length.
 
-No run can have it, so it is none of the policies; beside the lower bound, which no schedule can beat, it tells how much
-of a policy's distance from that bound is not knowing. The longest rollout that fits goes first, to the replica with the
+No run can have it, so it is none of the rules; beside the lower bound, which no schedule can beat, it tells how much
+of a rule's distance from that bound is not knowing. The longest rollout that fits goes first, to the replica with the
 least KV-time ahead; it fits where the cache holds it to its end beside all that is there.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from scheduler.estimate import Floats
 from scheduler.fleet import BLOCK_TOKENS, Fleet, Replica, Rollout
-from scheduler.policies import QueuePolicy
+from scheduler.rules import QueueRule
 from scheduler.traces import TraceRollout, cut
 from scheduler.twin.simulate import Twin, TwinResult, TwinSettings, named
 
@@ -30,7 +30,7 @@ class _Stay:
     tokens: Floats
 
 
-class Clairvoyant(QueuePolicy):
+class Clairvoyant(QueueRule):
     """Longest first, by response tokens told in advance."""
 
     name = "clairvoyant"
@@ -70,7 +70,7 @@ class Clairvoyant(QueuePolicy):
             stay = self._stay(rollout, replica)
             ahead = self._ahead_of(replica, stay.first + len(stay.tokens))[stay.first :]
             peak = (ahead[: len(stay.tokens)] + stay.tokens).max()
-            if replica.has_slot and peak <= HEADROOM * replica.kv_capacity_tokens:
+            if replica.has_seat and peak <= HEADROOM * replica.kv_capacity_tokens:
                 fitting[replica.replica_id] = float(ahead.sum())
         return self.fleet.by_id[min(fitting, key=fitting.__getitem__)] if fitting else None
 

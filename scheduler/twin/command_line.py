@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler.balancer import POLICIES
+from scheduler.balancer import RULES
 from scheduler.load import NeverFits
 from scheduler.picture import KvSample, Span, draw_step
 from scheduler.traces import STAGES, TraceRollout, read_trace
@@ -17,28 +17,28 @@ from scheduler.twin.simulate import MI300X_14B, CannotHold, Twin, TwinResult, Tw
 
 def main() -> None:
     args = _arguments()
-    policies = list(POLICIES) if args.policy == "all" else [args.policy]
-    drawn = "expected_kv" if args.policy == "all" else args.policy
+    rules = list(RULES) if args.rule == "all" else [args.rule]
+    drawn = "expected_kv" if args.rule == "all" else args.rule
     results: list[TwinResult | CannotHold] = []
     try:
         rollouts = read_trace(args.trace)
         history = [] if args.history is None else read_trace(args.history)
         settings = _settings(args, rollouts)
-        for policy in policies:
-            picture: Path | None = args.picture if policy == drawn else None
+        for rule in rules:
+            picture: Path | None = args.picture if rule == drawn else None
             try:
-                results.append(_simulated(rollouts, history, policy, settings, picture))
+                results.append(_simulated(rollouts, history, rule, settings, picture))
             except NeverFits as error:
-                if len(policies) == 1:
+                if len(rules) == 1:
                     raise
-                results.append(CannotHold(policy, str(error)))
+                results.append(CannotHold(rule, str(error)))
     except (ValueError, OSError, TypeError) as error:
         sys.exit(f"scheduler.twin: {error}")
     if not args.json:
         print(table(results))
     else:
         rows = [result.as_json() for result in results]
-        print(json.dumps(rows if args.policy == "all" else rows[0]))
+        print(json.dumps(rows if args.rule == "all" else rows[0]))
 
 
 def _arguments() -> argparse.Namespace:
@@ -49,7 +49,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--history", type=Path, help="trace of an earlier step, known to the balancer; default: none")
     parser.add_argument("--replicas", type=int, default=64)
     parser.add_argument("--kv-tokens", type=int, default=650_000, help="KV capacity of one replica")
-    parser.add_argument("--policy", choices=[*POLICIES, "all"], default="expected_kv")
+    parser.add_argument("--rule", choices=[*RULES, "all"], default="expected_kv")
     parser.add_argument("--stage", choices=STAGES, help="take the budgets from this stage, not from the trace")
     parser.add_argument("--max-running", type=int, default=1_024)
     parser.add_argument("--block-tokens", type=int, default=16)
@@ -77,16 +77,16 @@ def _settings(args: argparse.Namespace, rollouts: Sequence[TraceRollout]) -> Twi
 def _simulated(
     rollouts: Sequence[TraceRollout],
     history: Sequence[TraceRollout],
-    policy: str,
+    rule: str,
     settings: TwinSettings,
     picture: Path | None,
 ) -> TwinResult:
-    """One policy's step, drawn where a picture of it is wanted."""
+    """One rule's step, drawn where a picture of it is wanted."""
     spans: list[Span] = []
     samples: list[KvSample] = []
     result = Twin(
         rollouts,
-        policy,
+        rule,
         settings,
         history=history,
         clock=time.perf_counter,
@@ -94,25 +94,25 @@ def _simulated(
         on_kv=samples.append if picture else None,
     ).run()
     if picture is not None:
-        title = f"one step under {policy}, simulated"
+        title = f"one step under {rule}, simulated"
         draw_step(picture, spans, samples, kv_capacity_tokens=settings.shape.kv_tokens, title=title)
     return result
 
 
 def table(results: Sequence[TwinResult | CannotHold]) -> str:
-    """All policies side by side."""
+    """All rules side by side."""
     held = [result for result in results if isinstance(result, TwinResult)]
     lines = [
         f"simulated; lower bound {held[0].lower_bound_s:.1f} s, {held[0].generated_tokens} tokens generated",
-        f"{'policy':<16}{'makespan_s':>11}{'x bound':>9}{'preempted':>10}{'recomputed':>11}{'KV use':>8}"
+        f"{'rule':<16}{'makespan_s':>11}{'x bound':>9}{'preempted':>10}{'recomputed':>11}{'KV use':>8}"
         f"{'wait p50':>10}{'wait p99':>10}{'decisions/s':>13}",
     ]
     lines += [
-        f"{r.policy:<16}{r.makespan_s:>11.1f}{r.makespan_s / r.lower_bound_s:>9.3f}{r.preemptions:>10}"
+        f"{r.rule:<16}{r.makespan_s:>11.1f}{r.makespan_s / r.lower_bound_s:>9.3f}{r.preemptions:>10}"
         f"{r.recomputed_tokens / r.generated_tokens:>11.2%}{r.kv_utilisation:>8.1%}{r.wait_s_p50:>10.1f}"
         f"{r.wait_s_p99:>10.1f}{r.decisions_per_s:>13.0f}"
         if isinstance(r, TwinResult)
-        else f"{r.policy:<16}cannot hold it: {r.reason}"
+        else f"{r.rule:<16}cannot hold it: {r.reason}"
         for r in results
     ]
     return "\n".join(lines)

@@ -1,8 +1,8 @@
 """The twin: the same balancer over modelled engines and tools in virtual time. All its figures are *simulated*.
 
-    python -m scheduler.twin --trace stage1.jsonl --replicas 64 --kv-tokens 650000 --policy expected_kv --json
+    python -m scheduler.twin --trace stage1.jsonl --replicas 64 --kv-tokens 650000 --rule expected_kv --json
 
-The policy sees what it would see of real engines: turn reports, ends, and the engines' own load.
+The rule sees what it would see of real engines: turn reports, ends, and the engines' own load.
 """
 
 import heapq
@@ -13,7 +13,7 @@ from scheduler.balancer import Balancer
 from scheduler.fleet import Fleet
 from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, in_flight_limit
 from scheduler.picture import Activity, KvSample, Span
-from scheduler.policies import Policy
+from scheduler.rules import PlacementRule
 from scheduler.traces import TraceRollout, cut
 from scheduler.twin.bound import lower_bound
 from scheduler.twin.engine_model import EngineCost, EngineShape, ModelledEngine, Request
@@ -51,7 +51,7 @@ class TwinSettings:
 class TwinResult:
     """One simulated step."""
 
-    policy: str
+    rule: str
     makespan_s: float
     lower_bound_s: float
     longest_rollout_s: float
@@ -77,13 +77,13 @@ class TwinResult:
 
 @dataclass(frozen=True, slots=True)
 class CannotHold:
-    """A policy that asks for more KV than a replica has; others may run the same step."""
+    """A rule that asks for more KV than a replica has; others may run the same step."""
 
-    policy: str
+    rule: str
     reason: str
 
     def as_json(self) -> dict[str, str | bool]:
-        return {"policy": self.policy, "cannot_hold": self.reason, "simulated": True}
+        return {"rule": self.rule, "cannot_hold": self.reason, "simulated": True}
 
 
 class _Life:
@@ -117,7 +117,7 @@ class Twin:
     def __init__(
         self,
         rollouts: Sequence[TraceRollout],
-        policy: str | Callable[[Fleet], Policy],
+        rule: str | Callable[[Fleet], PlacementRule],
         settings: TwinSettings,
         *,
         history: Sequence[TraceRollout] = (),
@@ -126,7 +126,7 @@ class Twin:
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.settings = settings
-        self.balancer = Balancer(policy, risk=settings.risk)
+        self.balancer = Balancer(rule, risk=settings.risk)
         self.names = [f"replica-{index:02d}" for index in range(settings.replicas)]
         self._index = {name: index for index, name in enumerate(self.names)}
         self.engines = [ModelledEngine(settings.cost, settings.shape) for _ in self.names]
@@ -183,7 +183,7 @@ class Twin:
             if done:
                 left -= self._turns_ended(at, index, done)
         if left:
-            raise AssertionError(f"{left} rollouts never ended under {self.balancer.policy}")
+            raise AssertionError(f"{left} rollouts never ended under {self.balancer.rule}")
         return self._result(now)
 
     # -- events ---------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ class Twin:
         snapshot = self.balancer.snapshot()
         assert snapshot.finished == len(self._lives) and snapshot.waiting == snapshot.in_flight == 0
         return TwinResult(
-            policy=self.balancer.policy,
+            rule=self.balancer.rule,
             makespan_s=makespan_s,
             lower_bound_s=bound.lower_bound_s,
             longest_rollout_s=bound.longest_rollout_s,

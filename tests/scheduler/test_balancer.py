@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler.balancer import POLICIES, Balancer
+from scheduler.balancer import RULES, Balancer
 from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
 
 
@@ -21,8 +21,8 @@ def end(name: str, tokens: int, *, truncated: bool = False) -> Finished:
     return Finished(rollout_id=name, context_tokens=16 + tokens, generated_tokens=tokens, turn=1, truncated=truncated)
 
 
-def fleet(policy: str, replicas: int = 2, capacity: int = 1_000, max_running: int = 64) -> Balancer:
-    balancer = Balancer(policy)
+def fleet(rule: str, replicas: int = 2, capacity: int = 1_000, max_running: int = 64) -> Balancer:
+    balancer = Balancer(rule)
     for index in range(replicas):
         balancer.add_replica(f"r{index}", capacity, max_running=max_running)
     return balancer
@@ -32,23 +32,23 @@ def homes(balancer: Balancer) -> dict[str, str]:
     return {admission.rollout_id: admission.replica_id for admission in balancer.decide().admissions}
 
 
-def test_an_unknown_policy_is_refused_with_the_known_ones():
+def test_an_unknown_rule_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="one of static, round_robin"):
         Balancer("fastest")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_rollout_that_can_never_fit_is_refused_with_the_numbers(policy: str):
-    balancer = fleet(policy, capacity=100)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rollout_that_can_never_fit_is_refused_with_the_numbers(rule: str):
+    balancer = fleet(rule, capacity=100)
     with pytest.raises(NeverFits, match="holds 100") as refusal:
         balancer.submit([load("fits"), load("huge", prompt=100)])
     assert refusal.value.largest_capacity_tokens == 100
     assert balancer.snapshot().submitted == 0
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_what_no_replica_holds_after_a_death_is_named_and_keeps_nobody_waiting(policy: str):
-    balancer = fleet(policy, replicas=1, capacity=600)
+@pytest.mark.parametrize("rule", RULES)
+def test_what_no_replica_holds_after_a_death_is_named_and_keeps_nobody_waiting(rule: str):
+    balancer = fleet(rule, replicas=1, capacity=600)
     balancer.add_replica("large", 2_000, max_running=64)
     balancer.submit([load("big", group="big", prompt=900)])
     assert homes(balancer) == {"big": "large"}
@@ -65,9 +65,9 @@ def test_what_no_replica_holds_after_a_death_is_named_and_keeps_nobody_waiting(p
                                               generated_tokens=50, turn=1)  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_what_came_before_the_first_replica_and_is_too_large_for_it_keeps_nobody_waiting(policy: str):
-    balancer = Balancer(policy)
+@pytest.mark.parametrize("rule", RULES)
+def test_what_came_before_the_first_replica_and_is_too_large_for_it_keeps_nobody_waiting(rule: str):
+    balancer = Balancer(rule)
     balancer.submit([load("big", prompt=5_000)])
     balancer.submit([load("x", group="x")])
     balancer.add_replica("r0", 1_000, max_running=8)
@@ -114,9 +114,9 @@ def test_a_large_rollout_goes_to_the_large_replica_though_a_small_one_seems_room
     assert homes(balancer) == {"big": "large"}
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_replica_that_is_set_aside_or_pauses_gets_nothing_new(policy: str):
-    balancer = fleet(policy, replicas=3)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_replica_that_is_set_aside_or_pauses_gets_nothing_new(rule: str):
+    balancer = fleet(rule, replicas=3)
     balancer.set_serving("r0", False)
     assert "policy version 0 after 1" in str(
         balancer.replica_report("r1", ReplicaLoad(policy_version=1))
@@ -159,11 +159,11 @@ def test_a_replica_may_lag_behind_what_is_published_but_not_behind_itself():
     assert "3 after 4" in str(balancer.replica_report("r0", ReplicaLoad(policy_version=3)))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("context", "generated"), [(10**7, 10**7), (101, 20), (100, 85), (-5, -9)])
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_rollout_longer_than_it_may_be_sets_its_replica_aside(policy: str, context: int, generated: int, ended: bool):
-    balancer = fleet(policy, replicas=1)
+def test_a_rollout_longer_than_it_may_be_sets_its_replica_aside(rule: str, context: int, generated: int, ended: bool):
+    balancer = fleet(rule, replicas=1)
     balancer.submit([load("a")])
     assert homes(balancer) == {"a": "r0"}
     if ended:
@@ -315,9 +315,9 @@ def test_known_rollouts_are_left_alone_when_submitted_again():
     assert balancer.snapshot().submitted == 1
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_rollout_named_twice_in_one_submission_is_one_rollout(policy: str):
-    balancer = fleet(policy)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rollout_named_twice_in_one_submission_is_one_rollout(rule: str):
+    balancer = fleet(rule)
     balancer.submit([load("x"), load("x", prompt=32), load("y")])
     assert homes(balancer).keys() == {"x", "y"}
     assert balancer.load_of("x") == load("x")

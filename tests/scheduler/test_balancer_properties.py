@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.balancer import POLICIES, Balancer
+from scheduler.balancer import RULES, Balancer
 from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport
 
 REPLICAS = ("r0", "r1", "r2")
@@ -37,9 +37,9 @@ EVENTS = st.lists(
 class World:
     """A balancer and what its workers hold, driven by drawn numbers."""
 
-    def __init__(self, policy: str) -> None:
-        self.policy = policy
-        self.balancer = Balancer(policy)
+    def __init__(self, rule: str) -> None:
+        self.rule = rule
+        self.balancer = Balancer(rule)
         self.capacity: dict[str, int] = dict.fromkeys(REPLICAS, 1_000)
         self.live: dict[str, RolloutLoad] = {}
         self.home: dict[str, str] = {}
@@ -50,7 +50,7 @@ class World:
             self.balancer.add_replica(replica, 1_000, max_running=8)
 
     def needed(self, load: RolloutLoad) -> int:
-        if self.policy == "worst_case":
+        if self.rule == "worst_case":
             return -(-load.worst_case_tokens // 16) * 16
         return load.context_tokens + 1
 
@@ -65,7 +65,7 @@ class World:
             assert self.could_hold(admission.replica_id, self.live[admission.rollout_id]), "granted where it never fits"
             self.home[admission.rollout_id] = admission.replica_id
             self.granted += 1
-        if self.policy == "worst_case" and decisions.admissions:
+        if self.rule == "worst_case" and decisions.admissions:
             for admission in decisions.admissions:
                 reserved = self.balancer.reserved_tokens(admission.replica_id)
                 assert reserved <= self.capacity[admission.replica_id]
@@ -180,13 +180,11 @@ class World:
         self.decide()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("rule", RULES)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(events=EVENTS)
-def test_whatever_happens_every_rollout_ends_exactly_once_and_the_books_close(
-    policy: str, events: list[tuple[str, int]]
-):
-    world = World(policy)
+def test_whatever_happens_every_rollout_ends_exactly_once_and_the_books_close(rule: str, events: list[tuple[str, int]]):
+    world = World(rule)
     for kind, number in events:
         world.event(kind, number)
         snapshot = world.balancer.snapshot()

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from recipes.plan import PlanConfig, plan, report, row
-from scheduler.plan import QWEN3_14B, Gpu, Layout, best_separated, lacks, place, read_model, remedies
+from scheduler.plan import QWEN3_14B, Gpu, Pools, best_separated, lacks, plan_pools, read_model, remedies
 from scheduler.traces import STAGES
 
 
 def colocated(*, gpus: int = 64, memory_gb: float = 192.0, tensor_parallel: int = 1):
-    return place(
+    return plan_pools(
         QWEN3_14B,
         Gpu(memory_gb=memory_gb),
         STAGES["stage1"],
@@ -55,7 +55,7 @@ def test_what_does_not_fit_says_what_to_change():
     ],
 )
 def test_only_what_helps_is_offered(gpus: int, memory_gb: float, tensor_parallel: int, offered: set[str], useless: str):
-    layout = Layout(
+    pools = Pools(
         engine_gpus=gpus,
         learner_gpus=gpus,
         colocated=True,
@@ -63,8 +63,8 @@ def test_only_what_helps_is_offered(gpus: int, memory_gb: float, tensor_parallel
         micro_batch_tokens=20_480,
     )
     gpu, stage = Gpu(memory_gb=memory_gb), STAGES["stage1"]
-    assert lacks(QWEN3_14B, gpu, stage, layout)
-    found = remedies(QWEN3_14B, gpu, stage, layout)
+    assert lacks(QWEN3_14B, gpu, stage, pools)
+    found = remedies(QWEN3_14B, gpu, stage, pools)
     assert offered <= set(found)
     assert not any(found_one.startswith(word) for word in useless.split() for found_one in found)
 

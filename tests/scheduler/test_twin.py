@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.balancer import POLICIES
+from scheduler.balancer import RULES
 from scheduler.picture import Activity, KvSample, Span, draw_step, rows_of
 from scheduler.traces import STAGES, TraceRollout, TraceTurn, cut, read_trace, synthetic, write_trace
 from scheduler.traces import main as write_synthetic
@@ -29,9 +29,9 @@ def settings(kv_tokens: int, replicas: int = 2) -> TwinSettings:
     )
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_ends_every_rollout_no_sooner_than_the_bound(policy: str):
-    result = Twin(ROLLOUTS, policy, settings(60_000)).run()
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_ends_every_rollout_no_sooner_than_the_bound(rule: str):
+    result = Twin(ROLLOUTS, rule, settings(60_000)).run()
     assert result.rollouts == len(ROLLOUTS)
     assert result.makespan_s >= result.lower_bound_s
     assert 0.0 < result.kv_utilisation <= 1.0
@@ -60,7 +60,7 @@ def test_lengths_of_an_earlier_step_are_used():
 def test_knowing_every_length_beats_learning_them_and_stays_above_the_bound():
     scarce = settings(100_000)
     clairvoyant = clairvoyant_step(ROLLOUTS, scarce)
-    assert (clairvoyant.policy, clairvoyant.rollouts) == ("clairvoyant", len(ROLLOUTS))
+    assert (clairvoyant.rule, clairvoyant.rollouts) == ("clairvoyant", len(ROLLOUTS))
     assert clairvoyant.lower_bound_s <= clairvoyant.makespan_s < Twin(ROLLOUTS, "expected_kv", scarce).run().makespan_s
     assert clairvoyant.recomputed_tokens < 0.01 * clairvoyant.generated_tokens
 
@@ -71,21 +71,21 @@ def test_a_rollout_larger_than_the_cache_is_refused():
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_policy_that_cannot_hold_a_rollout_says_so_and_the_others_run(
+def test_a_rule_that_cannot_hold_a_rollout_says_so_and_the_others_run(
     tmp_path: Path, as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     path = tmp_path / "trace.jsonl"
     write_trace(path, [TraceRollout("g", 100, (TraceTurn(20),)), TraceRollout("h", 16, (TraceTurn(90),))])
-    command = ["scheduler.twin", "--trace", str(path), "--replicas", "1", "--kv-tokens", "144", "--policy", "all"]
+    command = ["scheduler.twin", "--trace", str(path), "--replicas", "1", "--kv-tokens", "144", "--rule", "all"]
     monkeypatch.setattr("sys.argv", [*command, *(["--json"] if as_json else [])])
     simulate()
     said = capsys.readouterr().out
     reason = "needs at least 192 KV tokens (its prompt and the longest response it may have, in whole blocks)"
     if as_json:
-        rows = {row["policy"]: row for row in json.loads(said)}
-        assert rows.keys() == POLICIES.keys()
+        rows = {row["rule"]: row for row in json.loads(said)}
+        assert rows.keys() == RULES.keys()
         assert reason in rows["worst_case"]["cannot_hold"]
-        assert all("makespan_s" in row for policy, row in rows.items() if policy != "worst_case")
+        assert all("makespan_s" in row for rule, row in rows.items() if rule != "worst_case")
     else:
         (line,) = [line for line in said.splitlines() if line.startswith("worst_case")]
         assert "cannot hold it" in line and reason in line

@@ -1,6 +1,6 @@
 """Where a rollout runs: every rule behind one interface, so that they can be compared.
 
-A policy is told of every change and asked for one admission at a time until it has none. It sees reports only, never
+A rule is told of every change and asked for one admission at a time until it has none. It sees reports only, never
 a rollout's future. `worst_case` and `expected_kv` hold rollouts back until they fit; the others hand them out at once,
 as routers do, and leave queueing and eviction to the engine.
 """
@@ -14,7 +14,7 @@ from scheduler.fleet import BLOCK_TOKENS, Fleet, Replica, Rollout
 from scheduler.load import Move, RolloutLoad
 
 
-class Policy(Protocol):
+class PlacementRule(Protocol):
     """The balancer calls these; a rollout's `replica` is set before `admitted` and cleared after `released`."""
 
     name: str
@@ -67,7 +67,7 @@ class Policy(Protocol):
         ...
 
 
-class QueuePolicy:
+class QueueRule:
     """First come, first served; a subclass says where in `choose`."""
 
     name = ""
@@ -133,7 +133,7 @@ class QueuePolicy:
         pass
 
 
-class Static(QueuePolicy):
+class Static(QueueRule):
     """Each batch of submissions is cut into equal runs, one per replica, before anything starts."""
 
     name = "static"
@@ -159,7 +159,7 @@ class Static(QueuePolicy):
         self._share.pop(rollout.load.rollout_id, None)
 
 
-class RoundRobin(QueuePolicy):
+class RoundRobin(QueueRule):
     """Replicas in turn."""
 
     name = "round_robin"
@@ -176,7 +176,7 @@ class RoundRobin(QueuePolicy):
         return replicas[(self._turn - 1) % len(replicas)]
 
 
-class ConsistentHash(QueuePolicy):
+class ConsistentHash(QueueRule):
     """The replica with the highest hash of (rollout, replica): few rollouts move when the fleet changes."""
 
     name = "consistent_hash"
@@ -195,7 +195,7 @@ def _mixed(value: int) -> int:
     return value ^ value >> 16
 
 
-class LeastRequests(QueuePolicy):
+class LeastRequests(QueueRule):
     """Sticky; a rollout starts where the engine has fewest requests, by its last report and what was sent since."""
 
     name = "least_requests"
@@ -207,7 +207,7 @@ class LeastRequests(QueuePolicy):
         return min(self.candidates(rollout), key=requests, default=None)
 
 
-class LeastSessions(QueuePolicy):
+class LeastSessions(QueueRule):
     """Sticky; a rollout starts where fewest rollouts live, at a tool or not."""
 
     name = "least_sessions"
@@ -216,7 +216,7 @@ class LeastSessions(QueuePolicy):
         return min(self.candidates(rollout), key=lambda replica: len(replica.residents), default=None)
 
 
-class PrefixAware(QueuePolicy):
+class PrefixAware(QueueRule):
     """Where the prompt is cached, unless that replica is well ahead of the idlest; then the idlest."""
 
     name = "prefix_aware"
@@ -238,7 +238,7 @@ class PrefixAware(QueuePolicy):
         return cached
 
 
-class WorstCase(QueuePolicy):
+class WorstCase(QueueRule):
     """Reserve prompt and maximum response for a rollout's whole life, on the freest replica; wait where none has room.
 
     What the authors of arXiv:2508.20722 describe (section 3.2). Never overflows, and leaves most of the cache unused.
@@ -251,7 +251,7 @@ class WorstCase(QueuePolicy):
         def free(replica: Replica) -> int:
             return replica.kv_capacity_tokens - replica.reserved_tokens
 
-        freest = max((r for r in self.candidates(rollout) if r.has_slot), key=free, default=None)
+        freest = max((r for r in self.candidates(rollout) if r.has_seat), key=free, default=None)
         return freest if freest is not None and free(freest) >= self.needed_tokens(rollout.load) else None
 
     def admitted(self, rollout: Rollout) -> None:
