@@ -59,14 +59,17 @@ class AlgorithmConfig:
     """G trajectories kept per prompt by resampling on correct, and trained on"""
     resample: Literal["paper", "release", "none"] = "paper"
     """paper: sampled by penalty; release: the released code's top-k rule; none: plain GRPO"""
-    divide_by_std: bool = True
-    """divide advantages by the group's standard deviation (Eq. 7); off is Dr. GRPO's choice"""
+    advantage_std: Literal["population", "sample", "none"] = "population"
+    """what advantages are divided by (Eq. 7, which does not say which): the group's population or sample (n - 1)
+    standard deviation; none is Dr. GRPO's choice"""
     clip_low: float = 0.2
     """lower clip of the ratio (Eq. 6)"""
     clip_high: float = 0.28
     """upper clip of the ratio (Eq. 6)"""
-    normalisation: Literal["token", "sequence", "constant"] = "token"
-    """what the loss is divided by; token is Eq. 6"""
+    normalisation: Literal["token", "group", "sequence", "constant"] = "token"
+    """what the loss is divided by (loss_agg_mode). token: the update's sampled tokens (DAPO, arXiv:2503.14476), so that
+    long groups weigh more; group: each kept group's sampled tokens, then the groups (Eq. 6 as it is written); sequence:
+    each row's, then the rows (GRPO); constant: one length for all (Dr. GRPO)"""
 
     def __post_init__(self) -> None:
         _at_least(2, algorithm__keep=self.keep)  # one reward alone differs from none: every advantage would be 0

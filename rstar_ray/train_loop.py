@@ -249,7 +249,7 @@ def training_rows(groups: Sequence[Group], algorithm: AlgorithmConfig) -> list[T
     rows: list[TrainingRow] = []
     for group in groups:
         rewards = [rollout.summary.reward for rollout in group]
-        advantages = group_advantages(rewards, divide_by_std=algorithm.divide_by_std)
+        advantages = group_advantages(rewards, deviation=algorithm.advantage_std)
         for rollout, advantage in zip(group, advantages, strict=True):
             summary = rollout.summary
             rows.append(

@@ -1,9 +1,13 @@
 """Group-relative advantages (arXiv:2508.20722 Eq. 7). Legend: G trajectories of one prompt group."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+Deviation = Literal["population", "sample", "none"]
+"""Which standard deviation advantages are divided by: over G, over G - 1, or none (Dr. GRPO, arXiv:2503.20783)."""
 
 ROUNDING = 1e-12
 """Rewards closer than this share of the largest are equal: 0.1 + 0.2 and 0.3."""
@@ -17,17 +21,20 @@ def rewards_differ(rewards_G: Sequence[float]) -> bool:
     return _differ(_as_array(rewards_G))
 
 
-def group_advantages(rewards_G: Sequence[float], *, divide_by_std: bool = True) -> NDArray[np.float64]:
-    """A_i = (r_i - mean r) / std r, shape [G]; the population standard deviation, zeros for equal rewards.
+def group_advantages(rewards_G: Sequence[float], *, deviation: Deviation) -> NDArray[np.float64]:
+    """A_i = (r_i - mean r) / std r, shape [G]; zeros for equal rewards.
 
-    `divide_by_std=False` keeps only the difference from the mean (Dr. GRPO, arXiv:2503.20783). Raises ValueError for
-    a reward that is no finite number.
+    The group is its own baseline: there is no critic, and so no GAE. Raises ValueError for a reward that is no finite
+    number.
+
+    >>> group_advantages([1.0, 0.0, 0.0, 1.0], deviation="population").tolist()
+    [1.0, -1.0, -1.0, 1.0]
     """
     rewards = _as_array(rewards_G)
     if not _differ(rewards):
         return np.zeros_like(rewards)
     centred = rewards - rewards.mean()
-    return centred / rewards.std() if divide_by_std else centred
+    return centred if deviation == "none" else centred / rewards.std(ddof=1 if deviation == "sample" else 0)
 
 
 def _as_array(rewards_G: Sequence[float]) -> NDArray[np.float64]:

@@ -8,7 +8,8 @@ from math import inf
 class Normalisation(StrEnum):
     """What a token's loss is divided by."""
 
-    TOKEN = "token"  # all sampled tokens of the update (arXiv:2508.20722 Eq. 6; DAPO, arXiv:2503.14476)
+    TOKEN = "token"  # all sampled tokens of the update (DAPO, arXiv:2503.14476)
+    GROUP = "group"  # its kept group's sampled tokens, then the groups (arXiv:2508.20722 Eq. 6, averaged over prompts)
     SEQUENCE = "sequence"  # its row's sampled tokens, then the rows (GRPO, arXiv:2402.03300 Eq. 3)
     CONSTANT = "constant"  # a constant, then the rows (Dr. GRPO, arXiv:2503.20783)
 
@@ -29,7 +30,7 @@ def default_correction(engine_dtype: str, learner_dtype: str) -> Correction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:
-    """The loss of an RL update. The defaults are arXiv:2508.20722 Eq. 6: no KL term, no entropy bonus."""
+    """The loss of an RL update. The defaults are arXiv:2508.20722 Eq. 6 but for the normalisation, which is DAPO's."""
 
     clip_low: float = 0.2
     clip_high: float = 0.28

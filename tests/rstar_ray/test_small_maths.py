@@ -15,28 +15,30 @@ def test_advantages_are_the_standardised_rewards_of_the_group():
     rewards = [1.0, 0.0, 0.0, 1.0, 1.0]
     mean = sum(rewards) / 5
     std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / 5)
-    assert group_advantages(rewards) == pytest.approx([(r - mean) / std for r in rewards], abs=1e-12)
-    assert group_advantages(rewards, divide_by_std=False) == pytest.approx([r - mean for r in rewards])
+    centred = pytest.approx([r - mean for r in rewards], abs=1e-12)
+    assert group_advantages(rewards, deviation="population") * std == centred
+    assert group_advantages(rewards, deviation="sample") * std * math.sqrt(5 / 4) == centred
+    assert group_advantages(rewards, deviation="none") == centred
 
 
 def test_equal_rewards_carry_no_signal():
     assert not rewards_differ([1.0, 1.0]) and not rewards_differ([])
-    assert (group_advantages([1.0, 1.0]) == 0).all()
-    assert group_advantages([]).shape == (0,)
+    assert (group_advantages([1.0, 1.0], deviation="sample") == 0).all()
+    assert group_advantages([], deviation="population").shape == (0,)
 
 
 @pytest.mark.parametrize("rewards", [[1.0, 1.0, 1.0], [0.1 + 0.2, 0.3, 0.3], [-0.3, -0.1 - 0.2], [0.0, 0.0]])
 def test_equal_is_what_differs_by_rounding_alone_in_any_container(rewards: list[float]):
     for given in (rewards, tuple(rewards), np.array(rewards), torch.tensor(rewards, dtype=torch.float64)):
         assert not rewards_differ(given)  # type: ignore[arg-type]
-        assert (group_advantages(given) == 0).all()  # type: ignore[arg-type]
+        assert (group_advantages(given, deviation="population") == 0).all()  # type: ignore[arg-type]
     assert rewards_differ([*rewards, rewards[0] + 1e-6])
 
 
 def test_a_reward_that_is_no_number_is_refused():
     for wrong in (math.nan, math.inf):
         with pytest.raises(ValueError, match="rewards_G"):
-            group_advantages([1.0, wrong])
+            group_advantages([1.0, wrong], deviation="population")
 
 
 def test_every_item_is_drawn_once_per_epoch_and_drawing_goes_on_from_a_saved_position():
@@ -125,5 +127,6 @@ def test_calls_are_parsed_and_what_cannot_be_is_still_a_call():
 
 
 def test_advantages_have_no_weight_on_order():
-    rewards = np.array([1.0, 0.0, 1.0, 0.0])
-    assert group_advantages(list(rewards))[::-1] == pytest.approx(group_advantages(list(rewards[::-1])))
+    rewards = [1.0, 0.0, 1.0, 0.0]
+    backwards = group_advantages(rewards[::-1], deviation="population")
+    assert group_advantages(rewards, deviation="population")[::-1] == pytest.approx(backwards)
