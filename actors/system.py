@@ -22,10 +22,10 @@ from rstar_ray.algorithm.batch_plan import BatchLimits
 from rstar_ray.algorithm.loss_settings import LossSettings, Normalisation
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.config import RunConfig
+from rstar_ray.crew import Crew
 from rstar_ray.deadline import within
 from rstar_ray.errors import RStarError
-from rstar_ray.stages import Crew
-from rstar_ray.train_loop import TrajectoryRef
+from rstar_ray.rollouts import TrajectoryRef
 from sandbox.pool import PoolConfig
 from scheduler.picture import draw_step
 

@@ -19,9 +19,10 @@ from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig, differences, with_values
 from rstar_ray.data.sft import load_conversations
 from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.evaluation.run import evaluated, run_evaluation
 from rstar_ray.run_dir.durable import read_json
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.stages import STAGES, evaluated, previous_checkpoint, run_evaluation, run_rl, run_sft
+from rstar_ray.stages import STAGES, previous_checkpoint, run_rl, run_sft
 from rstar_ray.train_loop import StageProgress
 from rstar_ray.trajectory import Problem
 

@@ -5,74 +5,23 @@ saved, and where a stopped run goes on.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from rstar_ray.algorithm.lr_schedule import LrSchedule
-from rstar_ray.algorithm.update import SftExample, UpdateResult
+from rstar_ray.algorithm.update import SftExample
 from rstar_ray.config import RunConfig
+from rstar_ray.crew import Crew
 from rstar_ray.data.order import DataPosition, draw
-from rstar_ray.errors import ConfigError, RStarError
-from rstar_ray.evaluation import EvaluationResult, evaluate
-from rstar_ray.run_dir.durable import append_row, cut_rows, read_json, read_rows, write_json
+from rstar_ray.errors import RStarError
+from rstar_ray.hard_set import hard_set
+from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name
 from rstar_ray.run_dir.metrics import MetricsLog, SftMetrics
-from rstar_ray.train_loop import (
-    DroppedRollout,
-    Rollouts,
-    StageProgress,
-    StepRecord,
-    TrainingRow,
-    TrainingSystem,
-    TrajectoryRef,
-    roll_out,
-    sibling_requests,
-    train_steps,
-    unsolved,
-)
-from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling, TrajectorySummary
+from rstar_ray.train_loop import StageProgress, StepRecord, TrainingSystem, train_steps
+from rstar_ray.trajectory import Problem
 
 STAGES = ("sft", "stage1", "stage2", "stage3")
-EVALUATION_ROUNDS = 3
-"""How often an evaluation asks again for rollouts that our own failures ended."""
-
-
-class Learner(Protocol):
-    """The policy's owner: trains it, saves it, brings it back."""
-
-    async def train_sft(self, examples: Sequence[SftExample], lr: float) -> UpdateResult: ...
-    async def evaluate_sft(self, examples: Sequence[SftExample]) -> float: ...
-    async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult: ...
-    async def reset_optimizer(self) -> None: ...
-    async def load_checkpoint(self, folder: Path) -> None: ...
-    async def set_policy(self, folder: Path) -> None: ...
-    async def save_checkpoint(self, folder: Path) -> None: ...
-    async def export(self, folder: Path) -> None: ...
-
-
-class Publish(Protocol):
-    """Hands the learner's weights to every replica under a version; returns when all serve them."""
-
-    async def __call__(self, policy_version: int) -> None: ...
-
-
-class RecordTrajectories(Protocol):
-    """Writes trajectories in readable form, where their tokens are."""
-
-    async def __call__(self, refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
-    """All that a stage acts through."""
-
-    learner: Learner
-    rollouts: Rollouts
-    publish: Publish
-    record: RecordTrajectories
-    show: Callable[[str], None] = print
 
 
 async def run_sft(
@@ -124,7 +73,7 @@ async def run_rl(config: RunConfig, problems: Sequence[Problem], crew: Crew, run
     await crew.publish(progress.policy_version)
     system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
     if config.drop_solved:
-        problems = await _drop_solved(problems, system, config, crew, run_dir)
+        problems = await hard_set(problems, system, config, crew, run_dir)
     if progress.step == 0 and config.steps == 0:
         await _save(config, progress, crew, run_dir, finishes=True)
     with MetricsLog(
@@ -138,65 +87,6 @@ async def run_rl(config: RunConfig, problems: Sequence[Problem], crew: Crew, run
             if progress.step % config.checkpoint.every_steps == 0 or progress.step == config.steps:
                 await _save(config, progress, crew, run_dir, finishes=progress.step == config.steps)
     return _finished(run_dir, config.stage)
-
-
-async def run_evaluation(
-    config: RunConfig,
-    problems: Sequence[Problem],
-    crew: Crew,
-    run_dir: RunDir,
-    *,
-    step: int,
-    problem_set: str,
-    model: str = "",
-) -> EvaluationResult:
-    """k rollouts of every problem with the published policy; one row in evaluations.jsonl, with the model if named."""
-    summaries, refs = await _evaluation_rollouts(config, problems, crew.rollouts, name=f"{config.stage}/{problem_set}")
-    result = evaluate(problems, summaries, stage=config.stage, step=step, problem_set=problem_set, seed=config.seed)
-    if problem_set == "held-out" and config.stage in STAGES:
-        cut_rows(run_dir.evaluations_path, stage=config.stage, after_step=step - 1)
-    append_row(run_dir.evaluations_path, {**result.as_row(), **({"model": model} if model else {})})
-    path = run_dir.trajectories_path / f"{config.stage}-{problem_set}.jsonl"
-    await crew.record(refs[: 4 * result.k * 16], path, stage=config.stage, step=step)
-    crew.show(
-        f"{config.stage} {problem_set}: avg@{result.k} {result.avg_at_k:.3f} "
-        f"[{result.ci_low:.3f}, {result.ci_high:.3f}] pass@{result.k} {result.pass_at_k:.3f} "
-        f"on {result.num_problems} problems, {result.response_tokens_mean:.0f} tokens"
-    )
-    return result
-
-
-def evaluated(run_dir: RunDir, stage: str, problem_set: str = "held-out") -> bool:
-    """Whether the stage's end has its row in evaluations.jsonl."""
-    return any(row["stage"] == stage and row["set"] == problem_set for row in read_rows(run_dir.evaluations_path))
-
-
-async def _evaluation_rollouts(
-    config: RunConfig, problems: Sequence[Problem], rollouts: Rollouts, *, name: str
-) -> tuple[list[TrajectorySummary], list[TrajectoryRef]]:
-    """Every request answered: what our own failures dropped is asked for again, under the same seed."""
-    limits = RolloutLimits(
-        max_response_tokens=config.evaluate.max_response_tokens,
-        max_turns=config.evaluate.max_turns,
-        max_context_tokens=config.engine.max_context_tokens,
-    )
-    sampling = Sampling(temperature=config.evaluate.temperature, top_p=1.0)
-    wanted = sibling_requests(
-        problems, config.evaluate.samples, limits, sampling, seed=config.seed, name=f"evaluate/{name}"
-    )
-    summaries: list[TrajectorySummary] = []
-    refs: list[TrajectoryRef] = []
-    dropped: list[DroppedRollout] = []
-    for _ in range(EVALUATION_ROUNDS):
-        groups, dropped = await roll_out(wanted, rollouts, deadline_s=config.rollout.deadline_s)
-        finished = [rollout for group in groups for rollout in group]
-        summaries += [rollout.summary for rollout in finished]
-        refs += [rollout.ref for rollout in finished]
-        again = {rollout.rollout_id for rollout in dropped}
-        wanted: list[RolloutRequest] = [request for request in wanted if request.rollout_id in again]
-        if not wanted:
-            return summaries, refs
-    raise RStarError(f"evaluation: {len(dropped)} rollouts failed {EVALUATION_ROUNDS} times: {dropped[0].reason}")
 
 
 async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> StageProgress:
@@ -242,23 +132,6 @@ def _finished(run_dir: RunDir, stage: str) -> Checkpoint:
     checkpoint = run_dir.finished_checkpoint(stage)
     assert checkpoint is not None, f"{stage} ended without its checkpoint"
     return checkpoint
-
-
-async def _drop_solved(
-    problems: Sequence[Problem], system: TrainingSystem, config: RunConfig, crew: Crew, run_dir: RunDir
-) -> Sequence[Problem]:
-    """The hard set of stage 3, chosen once by the policy that the stage starts from and kept in the run directory."""
-    kept_path = run_dir.path / f"{config.stage}-problems.json"
-    if kept_path.exists():
-        kept_ids = set(read_json(kept_path))
-        return [problem for problem in problems if problem.id in kept_ids]
-    looked_at = problems[: config.data.num_filtered] if config.data.num_filtered else problems
-    hard = await unsolved(looked_at, system, config)
-    crew.show(f"{config.stage}: {len(hard)} of {len(looked_at)} problems are not solved in 8 of 8 rollouts")
-    if not hard:
-        raise ConfigError("--drop-solved", "the policy solves every problem", "add harder problems, or stop here")
-    write_json(kept_path, [problem.id for problem in hard])
-    return hard
 
 
 def _show_odd(record: StepRecord, crew: Crew) -> None:

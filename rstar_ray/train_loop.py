@@ -14,39 +14,14 @@ from rstar_ray.algorithm.resample import resample_on_correct
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.config import AlgorithmConfig, RunConfig
 from rstar_ray.data.order import DataPosition, draw
-from rstar_ray.deadline import within
 from rstar_ray.errors import RStarError
+from rstar_ray.rollouts import DroppedRollout, Group, Rollouts, TrajectoryRef, roll_out, rollout_requests
 from rstar_ray.run_dir.metrics import StepMetrics, StepTimings, step_metrics
-from rstar_ray.seeds import derive_seed, named_generator
-from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling, TrajectorySummary
+from rstar_ray.seeds import named_generator
+from rstar_ray.trajectory import Problem
 
 MOST_DROPPED = 0.5
 """Share of a step's rollouts that our own failures may end before the run does."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrajectoryRef:
-    """Where a trajectory lies: position `index` in the list behind `batch` (a Ray ObjectRef, or a fake's list)."""
-
-    batch: Any
-    index: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedRollout:
-    """What the driver is told of a finished rollout."""
-
-    summary: TrajectorySummary
-    ref: TrajectoryRef
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DroppedRollout:
-    """A rollout that our own failures ended: recorded with its reason, never scored."""
-
-    rollout_id: str
-    group_id: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +33,6 @@ class TrainingRow:
     advantage: float
     num_tokens: int  # prompt and response
     num_sampled_tokens: int  # those trained on
-
-
-class Rollouts(Protocol):
-    """Runs rollouts; yields every request exactly once, as it finishes."""
-
-    def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]: ...
 
 
 class RlLearner(Protocol):
@@ -110,9 +79,6 @@ class StepRecord:
     ledger: Ledger
     refs: tuple[TrajectoryRef, ...]  # of all finished rollouts, while the caller holds them
     dropped: tuple[DroppedRollout, ...]
-
-
-Group = list[FinishedRollout]
 
 
 async def train_step(
@@ -169,70 +135,6 @@ def learning_rate(step: int, config: RunConfig) -> float:
     """Constant after a warm-up, which only fresh optimizer state needs."""
     warmup_steps = config.optimizer.warmup_steps if config.reset_optimizer else 0
     return LrSchedule(learning_rate=config.optimizer.learning_rate, warmup_steps=warmup_steps).at(step - 1)
-
-
-def rollout_requests(
-    problems: Sequence[Problem], config: RunConfig, *, name: str | int, siblings: int
-) -> list[RolloutRequest]:
-    """`siblings` rollouts for each problem under the stage's budgets, named by the step or purpose."""
-    limits = RolloutLimits(
-        max_response_tokens=config.rollout.max_response_tokens,
-        max_turns=config.rollout.max_turns,
-        max_context_tokens=config.engine.max_context_tokens,
-    )
-    sampling = Sampling(temperature=config.rollout.temperature, top_p=config.rollout.top_p)
-    return sibling_requests(problems, siblings, limits, sampling, seed=config.seed, name=f"{config.stage}/{name}")
-
-
-def sibling_requests(
-    problems: Sequence[Problem], siblings: int, limits: RolloutLimits, sampling: Sampling, *, seed: int, name: str
-) -> list[RolloutRequest]:
-    """`siblings` requests for each problem, under ids that begin with `name`, each with a sampling seed of its own."""
-    return [
-        RolloutRequest(
-            rollout_id=f"{name}/{position}-{problem.id}/{sibling}",
-            group_id=f"{name}/{position}-{problem.id}",
-            problem=problem,
-            seed=derive_seed(seed, name, position, problem.id, sibling),
-            limits=limits,
-            sampling=sampling,
-        )
-        for position, problem in enumerate(problems)
-        for sibling in range(siblings)
-    ]
-
-
-async def roll_out(
-    requests: Sequence[RolloutRequest], rollouts: Rollouts, *, deadline_s: float
-) -> tuple[list[Group], list[DroppedRollout]]:
-    """Run all requests; groups in the order of the requests, siblings too, whatever order they finished in.
-
-    Raises `DeadlineExceeded` when none finishes for `deadline_s`.
-    """
-    finished: dict[str, FinishedRollout] = {}
-    dropped: list[DroppedRollout] = []
-    stream = rollouts.run(requests)
-    while len(finished) + len(dropped) < len(requests):
-        waiting = len(requests) - len(finished) - len(dropped)
-        reason = f"{waiting} of {len(requests)} rollouts unfinished, such as {_unfinished(requests, finished, dropped)}"
-        rollout = await within(anext(stream), deadline_s, waiter="train loop", owner="generation", reason=reason)
-        if isinstance(rollout, DroppedRollout):
-            dropped.append(rollout)
-            continue
-        assert rollout.summary.rollout_id not in finished, f"{rollout.summary.rollout_id} finished twice"
-        finished[rollout.summary.rollout_id] = rollout
-    groups: dict[str, Group] = {}
-    for request in requests:
-        if request.rollout_id in finished:
-            groups.setdefault(request.group_id, []).append(finished[request.rollout_id])
-    return list(groups.values()), dropped
-
-
-def _unfinished(
-    requests: Sequence[RolloutRequest], finished: dict[str, FinishedRollout], dropped: list[DroppedRollout]
-) -> str:
-    gone = {rollout.rollout_id for rollout in dropped}
-    return next(r.rollout_id for r in requests if r.rollout_id not in finished and r.rollout_id not in gone)
 
 
 def resample(group: Group, algorithm: AlgorithmConfig, *, seed: int, stage: str, step: int) -> Group:
@@ -297,15 +199,3 @@ async def train_steps(
         record = await train_step(drawn, system, config, step=step, policy_version=progress.policy_version)
         progress = StageProgress(step=step, policy_version=record.metrics.policy_version, position=position)
         yield record, progress
-
-
-async def unsolved(
-    problems: Sequence[Problem], system: TrainingSystem, config: RunConfig, *, siblings: int = 8
-) -> list[Problem]:
-    """Problems the latest policy does not solve in all of 8 rollouts (arXiv:2508.20722 section 4.3)."""
-    requests = rollout_requests(problems, config, name="filter", siblings=siblings)
-    groups, _ = await roll_out(requests, system.rollouts, deadline_s=config.rollout.deadline_s)
-    solved = {
-        group[0].summary.problem_id for group in groups if all(rollout.summary.reward == 1.0 for rollout in group)
-    }
-    return [problem for problem in problems if problem.id not in solved]

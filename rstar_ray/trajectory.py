@@ -82,8 +82,11 @@ class Completion:
 
     token_ids: list[int]  # [C], with the end-of-turn token where it was sampled
     logprobs: list[float]  # [C], at sampling time
-    policy_version: int
+    policy_versions: list[int]  # [C] weights that sampled the token; they change inside a turn where a swap fell
     ended: bool  # True at the end-of-turn token, False where max_tokens cut it
+
+    def __post_init__(self) -> None:
+        assert len(self.logprobs) == len(self.policy_versions) == len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,6 @@ class Turn:
     """One completion by the policy and the sandbox's answers to its tool calls."""
 
     num_tokens: int  # C
-    policy_version: int
     tool_results: tuple[ToolResult, ...] = ()
     generate_s: float = 0.0
     tool_s: float = 0.0

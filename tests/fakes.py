@@ -9,11 +9,12 @@ from pathlib import Path
 
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.algorithm.update import SftExample, UpdateResult
+from rstar_ray.crew import Crew
 from rstar_ray.errors import EngineError, SandboxError
 from rstar_ray.outcome import Outcome
+from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
 from rstar_ray.run_dir.durable import read_json, write_json
-from rstar_ray.stages import Crew
-from rstar_ray.train_loop import DroppedRollout, FinishedRollout, TrainingRow, TrajectoryRef
+from rstar_ray.train_loop import TrainingRow
 from rstar_ray.trajectory import (
     Completion,
     Problem,
@@ -73,7 +74,8 @@ def as_completion(text: str, max_tokens: int, policy_version: int = 0) -> Comple
     ids = [*[ord(c) for c in text], END]
     ended = len(ids) <= max_tokens
     ids = ids[:max_tokens]
-    return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), policy_version=policy_version, ended=ended)
+    versions = [policy_version] * len(ids)
+    return Completion(token_ids=ids, logprobs=[-0.5] * len(ids), policy_versions=versions, ended=ended)
 
 
 @dataclass

@@ -252,11 +252,12 @@ class Engine:
             raise EngineError(f"{request_id} ended by {completion.finish_reason!r}")
         token_ids = list(completion.token_ids)
         logprobs: Any = completion.logprobs
-        versions = [int(span.version) for span in completion.weight_versions or ()]
+        spans = completion.weight_versions or ()
+        versions = [int(span.version) for span in spans for _ in range(span.start, span.end)]
         return Completion(
             token_ids=token_ids,
             logprobs=list(logprobs.logprobs),
-            policy_version=min(versions, default=self._policy_version),
+            policy_versions=versions or [self._policy_version] * len(token_ids),
             ended=token_ids[-1] in self._eos_ids,
         )
 

@@ -15,7 +15,7 @@ from rstar_ray.agent.rollout import RolloutState, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
 from rstar_ray.errors import RStarError
-from rstar_ray.train_loop import DroppedRollout, FinishedRollout, TrajectoryRef
+from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
 from rstar_ray.trajectory import RolloutRequest, StopReason, TrajectorySummary
 from scheduler.load import RolloutLoad
 
@@ -27,7 +27,7 @@ BALANCER_PING_S = 2.0
 
 
 class RolloutClient:
-    """`Rollouts` (see rstar_ray.train_loop) over the balancer and the workers' result streams."""
+    """`Rollouts` (see rstar_ray.rollouts) over the balancer and the workers' result streams."""
 
     def __init__(self, balancer: Any, chat: ChatFormat, *, on_worker_lost: Callable[[str, Exception], Any]) -> None:
         self._balancer = balancer

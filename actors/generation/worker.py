@@ -25,8 +25,8 @@ from rstar_ray.chat.template import ChatFormat, TokenizerChat
 from rstar_ray.config import SandboxConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import EngineError, SandboxError
+from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.run_dir.trajectory_log import write_trajectories
-from rstar_ray.train_loop import DroppedRollout
 from rstar_ray.trajectory import (
     Completion,
     RolloutRequest,

@@ -111,11 +111,7 @@ async def play_turn(state: RolloutState, *, generate: GenerateFn, execute: Execu
     )
     generated_s = time.monotonic()
     text = chat.decode(completion.token_ids)
-    turn = Turn(
-        num_tokens=len(completion.token_ids),
-        policy_version=completion.policy_version,
-        generate_s=generated_s - started_s,
-    )
+    turn = Turn(num_tokens=len(completion.token_ids), generate_s=generated_s - started_s)
     state = _with_completion(state, completion, text)
     if not completion.ended:
         return replace(state, turns=(*state.turns, turn), stop_reason=StopReason.TRUNCATED)
@@ -149,7 +145,7 @@ def _with_completion(state: RolloutState, completion: Completion, text: str) -> 
         response_ids=[*state.response_ids, *completion.token_ids],
         loss_mask=[*state.loss_mask, *[True] * count],
         logprobs=[*state.logprobs, *completion.logprobs],
-        policy_versions=[*state.policy_versions, *[completion.policy_version] * count],
+        policy_versions=[*state.policy_versions, *completion.policy_versions],
         final_text=text,
         num_answers=state.num_answers + count_answers(text),
     )
@@ -182,7 +178,7 @@ async def score(state: RolloutState, verify: VerifyFn) -> Trajectory:
 def _trajectory(state: RolloutState, stop_reason: StopReason, reward: float, verify_s: float) -> Trajectory:
     request, turns = state.request, state.turns
     outcomes = tuple(result.outcome for turn in turns for result in turn.tool_results)
-    versions = [turn.policy_version for turn in turns]
+    versions = [version for version in state.policy_versions if version >= 0]
     return Trajectory(
         summary=TrajectorySummary(
             rollout_id=request.rollout_id,

@@ -1,6 +1,7 @@
 """Trajectories as people read them: one JSON object per line, text in place of token ids."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,13 @@ def readable(trajectory: Trajectory, decode: Decode, **labels: object) -> dict[s
                 "tool_response": decode(tool_ids) if tool_ids else None,
                 "outcomes": [str(result.outcome) for result in turn.tool_results],
                 "num_tokens": turn.num_tokens,
-                "policy_version": turn.policy_version,
+                "policy_versions": list(dict.fromkeys(versions)),
                 "generate_s": round(turn.generate_s, 4),
                 "tool_s": round(turn.tool_s, 4),
             }
-            for turn, (completion_ids, tool_ids) in zip(trajectory.turns, split_turns(trajectory), strict=True)
+            for turn, versions, (completion_ids, tool_ids) in zip(
+                trajectory.turns, _versions(trajectory), split_turns(trajectory), strict=True
+            )
         ],
     }
 
@@ -57,6 +60,12 @@ def split_turns(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
         start = following
     assert start == len(ids), f"{trajectory.summary.rollout_id}: its turns cover {start} of {len(ids)} tokens"
     return turns
+
+
+def _versions(trajectory: Trajectory) -> list[list[int]]:
+    """The weights that sampled each turn's tokens, token by token."""
+    sampled = iter(trajectory.policy_versions[trajectory.loss_mask].tolist())
+    return [list(islice(sampled, turn.num_tokens)) for turn in trajectory.turns]
 
 
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory], decode: Decode, **labels: object) -> None:

@@ -12,7 +12,7 @@ from actors.generation.engine import EngineFacts, EngineLoad, WeightUpdate
 from actors.generation.worker import GenerationWorker, rollout_load
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import EngineError
-from rstar_ray.train_loop import DroppedRollout
+from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.trajectory import Completion, RolloutRequest, Sampling, Trajectory, TrajectorySummary
 from scheduler.picture import Activity
 from tests.fakes import (

@@ -21,7 +21,8 @@ from rstar_ray.algorithm.batch_plan import BatchLimits
 from rstar_ray.algorithm.lr_schedule import LrSchedule
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError
-from rstar_ray.train_loop import TrainingRow, TrajectoryRef
+from rstar_ray.rollouts import TrajectoryRef
+from rstar_ray.train_loop import TrainingRow
 from rstar_ray.trajectory import Problem, StopReason, Trajectory, TrajectorySummary
 from tests.actors.policies import draw_rows, num_sampled, save_policy
 

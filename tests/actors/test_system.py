@@ -20,9 +20,10 @@ from rstar_ray.agent.rollout import ToolCall
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import with_values
 from rstar_ray.outcome import Outcome
+from rstar_ray.rollouts import FinishedRollout, rollout_requests
 from rstar_ray.tiny.model import make_tiny_model
 from rstar_ray.tiny.problems import Split, generate_problems
-from rstar_ray.train_loop import FinishedRollout, TrainingRow, rollout_requests
+from rstar_ray.train_loop import TrainingRow
 from rstar_ray.trajectory import RolloutRequest, Trajectory
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rstar_ray.algorithm.update import UpdateFigures
-from rstar_ray.evaluation import evaluate
+from rstar_ray.evaluation.figures import evaluate
 from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.durable import append_row, to_row, write_json, write_text
 from rstar_ray.run_dir.metrics import SftMetrics, StepMetrics, StepTimings, step_metrics
@@ -68,7 +68,6 @@ def trajectory(
         turns=tuple(
             Turn(
                 num_tokens=len(completion),
-                policy_version=3,
                 tool_results=() if outcome is None else (ToolResult(outcome=outcome, text=tool_text, wall_s=0.01),),
                 generate_s=0.2,
                 tool_s=0.01,

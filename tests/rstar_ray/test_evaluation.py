@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rstar_ray.data.problems import load_problems
 from rstar_ray.errors import ConfigError
-from rstar_ray.evaluation import bootstrap_interval, evaluate, pass_at_k
+from rstar_ray.evaluation.figures import bootstrap_interval, evaluate, pass_at_k
 from rstar_ray.trajectory import Problem, StopReason, TrajectorySummary
 from tests.rstar_ray.fabricate import summary
 

@@ -1,9 +1,14 @@
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.errors import EngineError, SandboxError
 from rstar_ray.outcome import Outcome
-from rstar_ray.trajectory import RolloutLimits, StopReason
+from rstar_ray.run_dir.trajectory_log import readable
+from rstar_ray.trajectory import Completion, RolloutLimits, StopReason
 from tests.fakes import (
     LIMITS,
     AddingSandbox,
@@ -48,6 +53,25 @@ async def test_the_loss_mask_is_true_exactly_where_the_policy_sampled():
     assert (trajectory.rollout_logprobs[~trajectory.loss_mask] == 0).all()
     assert (trajectory.policy_versions[~trajectory.loss_mask] == -1).all()
     assert trajectory.summary.num_sampled_tokens == trajectory.loss_mask.sum()
+
+
+async def test_each_token_keeps_the_weights_that_sampled_it_where_a_swap_falls_inside_a_turn():
+    engine = ScriptedEngine([call("1+2"), answer("3")])
+
+    async def swapped_inside(prompt_ids: Sequence[int], **asked: Any) -> Completion:
+        said = await engine(prompt_ids, **asked)
+        first = 6 if len(engine.prompts) == 1 else 0
+        return replace(said, policy_versions=[4] * first + [5] * (len(said.token_ids) - first))
+
+    wanted = request()
+    start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
+    state = await run_rollout(start, generate=swapped_inside, execute=AddingSandbox(), chat=CHAT)
+    trajectory = await score(state, same_text)
+    sampled = trajectory.policy_versions[trajectory.loss_mask].tolist()
+    assert sampled == [4] * 6 + [5] * (len(sampled) - 6)
+    assert (trajectory.summary.policy_version_min, trajectory.summary.policy_version_max) == (4, 5)
+    turns = readable(trajectory, CHAT.decode)["turns"]
+    assert [turn["policy_versions"] for turn in turns] == [[4, 5], [5]]
 
 
 async def test_every_turn_is_sampled_from_exactly_the_tokens_so_far():

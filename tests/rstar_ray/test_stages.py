@@ -7,10 +7,12 @@ import pytest
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import DeadlineExceeded, RStarError
+from rstar_ray.evaluation.run import evaluated, run_evaluation
+from rstar_ray.rollouts import roll_out, rollout_requests
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.stages import evaluated, previous_checkpoint, run_evaluation, run_rl, run_sft
-from rstar_ray.train_loop import Ledger, TrainingSystem, roll_out, rollout_requests, train_step
+from rstar_ray.stages import previous_checkpoint, run_rl, run_sft
+from rstar_ray.train_loop import Ledger, TrainingSystem, train_step
 from tests.fakes import SkilledPolicy, UnreliableSandbox, adding_problems, fake_crew
 
 SMALL = with_values(

@@ -1,0 +1,40 @@
+"""All that a run acts through, as Protocols: `actors/` has the real ones, the tests have fakes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rstar_ray.algorithm.update import SftExample, UpdateResult
+from rstar_ray.rollouts import Rollouts, TrajectoryRef
+from rstar_ray.train_loop import Publish, TrainingRow
+
+
+class Learner(Protocol):
+    """The policy's owner: trains it, saves it, brings it back."""
+
+    async def train_sft(self, examples: Sequence[SftExample], lr: float) -> UpdateResult: ...
+    async def evaluate_sft(self, examples: Sequence[SftExample]) -> float: ...
+    async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult: ...
+    async def reset_optimizer(self) -> None: ...
+    async def load_checkpoint(self, folder: Path) -> None: ...
+    async def set_policy(self, folder: Path) -> None: ...
+    async def save_checkpoint(self, folder: Path) -> None: ...
+    async def export(self, folder: Path) -> None: ...
+
+
+class RecordTrajectories(Protocol):
+    """Writes trajectories in readable form, where their tokens are."""
+
+    async def __call__(self, refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """All that a stage acts through."""
+
+    learner: Learner
+    rollouts: Rollouts
+    publish: Publish
+    record: RecordTrajectories
+    show: Callable[[str], None] = print

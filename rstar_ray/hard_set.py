@@ -1,0 +1,41 @@
+"""The hard set of stage 3: problems that the latest policy does not always solve (arXiv:2508.20722 section 4.3)."""
+
+from collections.abc import Sequence
+
+from rstar_ray.config import RunConfig
+from rstar_ray.crew import Crew
+from rstar_ray.errors import ConfigError
+from rstar_ray.rollouts import roll_out, rollout_requests
+from rstar_ray.run_dir.durable import read_json, write_json
+from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.train_loop import TrainingSystem
+from rstar_ray.trajectory import Problem
+
+
+async def unsolved(
+    problems: Sequence[Problem], system: TrainingSystem, config: RunConfig, *, siblings: int = 8
+) -> list[Problem]:
+    """Problems the latest policy does not solve in all of 8 rollouts (arXiv:2508.20722 section 4.3)."""
+    requests = rollout_requests(problems, config, name="filter", siblings=siblings)
+    groups, _ = await roll_out(requests, system.rollouts, deadline_s=config.rollout.deadline_s)
+    solved = {
+        group[0].summary.problem_id for group in groups if all(rollout.summary.reward == 1.0 for rollout in group)
+    }
+    return [problem for problem in problems if problem.id not in solved]
+
+
+async def hard_set(
+    problems: Sequence[Problem], system: TrainingSystem, config: RunConfig, crew: Crew, run_dir: RunDir
+) -> Sequence[Problem]:
+    """The hard set of stage 3, chosen once by the policy that the stage starts from and kept in the run directory."""
+    kept_path = run_dir.path / f"{config.stage}-problems.json"
+    if kept_path.exists():
+        kept_ids = set(read_json(kept_path))
+        return [problem for problem in problems if problem.id in kept_ids]
+    looked_at = problems[: config.data.num_filtered] if config.data.num_filtered else problems
+    hard = await unsolved(looked_at, system, config)
+    crew.show(f"{config.stage}: {len(hard)} of {len(looked_at)} problems are not solved in 8 of 8 rollouts")
+    if not hard:
+        raise ConfigError("--drop-solved", "the policy solves every problem", "add harder problems, or stop here")
+    write_json(kept_path, [problem.id for problem in hard])
+    return hard
