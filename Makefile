@@ -13,7 +13,7 @@ export PYTHONPATH := $(CURDIR)
 # Container images often set it; here dozens of processes import the same modules, and would compile them each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train test test-fast check format bench bench-sandbox soak-sandbox bench-balancer bench-learner calibrate
+.PHONY: help setup train test test-fast mutants check format bench bench-sandbox soak-sandbox bench-balancer bench-learner calibrate
 .PHONY: cluster-up cluster-down clean
 
 help:  ## What can be made
@@ -41,6 +41,9 @@ test: $(READY)  ## All tests that run on a CPU
 
 test-fast: $(READY)  ## The tests that start neither Ray nor vLLM nor DeepSpeed
 	$(BIN)/python -m pytest -q -m "not slow and not gpu and not real" --numprocesses 2 $(ARGS)
+
+mutants: $(READY)  ## Do the fast tests notice small changes in the pure rooms? ARGS="--sample 300 --seed 1"
+	$(BIN)/python tests/mutants $(ARGS)
 
 check: $(READY)  ## Format, lint and types
 	$(BIN)/ruff format --check .
