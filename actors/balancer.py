@@ -349,7 +349,7 @@ class BalancerService:
             self._empty.clear()
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=4096)
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=4096)  # pyright: ignore[reportCallIssue]
 class BalancerActor(BalancerService):
     """Ray's view of one `BalancerService`; created under the name "balancer"."""
 

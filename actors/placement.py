@@ -1,5 +1,6 @@
-"""Where the actors of a run go: bundles for Ray's placement group, computed before anything starts."""
+"""Where the actors of a run go: bundles for Ray's placement group, computed and checked before anything starts."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,11 @@ from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 PLACEMENT_DEADLINE_S = 120.0
+EXECUTOR_CPUS = 0.1
+"""A sandbox executor's own; its programs take the cores that the others leave."""
+TOLERANCE = 1e-6
+
+Resources = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +23,15 @@ class Layout:
     bundles: tuple[dict[str, float], ...]  # what each bundle reserves
     replica_bundles: tuple[int, ...]  # by replica
     rank_bundles: tuple[int, ...]  # by learner rank
-    executor_cpus: float  # of each sandbox executor, outside the bundles
+    executors: int  # sandbox actors, outside the bundles
+    executor_cpus: float  # of each
 
     @property
     def totals(self) -> dict[str, float]:
-        names = {name for bundle in self.bundles for name in bundle}
-        return {name: sum(bundle.get(name, 0.0) for bundle in self.bundles) for name in sorted(names)}
+        """What the run reserves in all, by resource, GPUs first."""
+        wanted = _summed(self.bundles)
+        wanted["CPU"] = wanted.get("CPU", 0.0) + self.executors * self.executor_cpus
+        return {name: round(amount, 4) for name, amount in sorted(wanted.items(), reverse=True)}
 
 
 def plan_layout(config: RunConfig) -> Layout:
@@ -41,33 +50,126 @@ def plan_layout(config: RunConfig) -> Layout:
         bundles=tuple(bundle or {"CPU": 0.01} for bundle in bundles),
         replica_bundles=tuple(range(engine.replicas)),
         rank_bundles=rank_bundles,
-        executor_cpus=0.1,
+        executors=config.sandbox.executors,
+        executor_cpus=EXECUTOR_CPUS,
     )
 
 
-def refuse_misfit(layout: Layout, offered: dict[str, float]) -> None:
-    """Raise `ConfigError` with the numbers where the cluster is too small for the layout."""
+def refuse_misfit(layout: Layout, nodes: Sequence[Resources]) -> None:
+    """Raise `ConfigError` with the arithmetic where the cluster, whose nodes have so much each, is too small.
+
+    Three things can be wrong: too little in all; a bundle, which lies on one node, larger than any; or enough in all,
+    but in pieces too small to hold so many bundles.
+    """
+    _refuse_too_much(layout, nodes)
+    _refuse_large_bundle(layout, nodes)
+    _refuse_pieces(layout, nodes)
+
+
+def _refuse_too_much(layout: Layout, nodes: Sequence[Resources]) -> None:
+    has = _summed(nodes)
     for name, wanted in layout.totals.items():
-        if wanted > offered.get(name, 0.0) + 1e-6:
+        if wanted > has.get(name, 0.0) + TOLERANCE:
+            parts = [f"{count} x {bundle[name]:g}" for count, bundle in _kinds(layout) if name in bundle]
+            if name == "CPU":
+                parts.append(f"{layout.executors} x {layout.executor_cpus:g} for sandboxes")
             raise ConfigError(
-                "placement",
-                f"{len(layout.bundles)} bundles need {wanted:g} {name}, the cluster has {offered.get(name, 0.0):g}",
-                "choose a smaller --scale, fewer --engine.replicas or --learner.ranks, or add nodes",
+                "--engine.replicas",
+                f"{len(layout.bundles)} replicas and {len(layout.rank_bundles)} learner ranks need "
+                f"{' + '.join(parts)} = {wanted:g} {name}, the cluster has {has.get(name, 0.0):g}",
+                "choose a smaller --scale, lower --engine.replicas, --learner.ranks or what each takes, or add nodes",
             )
 
 
-async def place(layout: Layout) -> Any:
+def _refuse_large_bundle(layout: Layout, nodes: Sequence[Resources]) -> None:
+    for _, bundle in _kinds(layout):
+        if not any(_holds(node, bundle) for node in nodes):
+            largest = max(nodes, key=lambda node: (node.get("GPU", 0.0), node.get("CPU", 0.0)), default={})
+            raise ConfigError(
+                "--engine.gpus-per-replica" if _lacks(largest, bundle, "GPU") else "--engine.cpus-per-replica",
+                f"a replica and its learner ranks need {_said(bundle)} on one node, the largest has {_said(largest)}",
+                "lower what a replica and a rank take, or add larger nodes",
+            )
+
+
+def _refuse_pieces(layout: Layout, nodes: Sequence[Resources]) -> None:
+    """Counted with the smallest bundle there is: what is refused here has no room in any order."""
+    names = {name for bundle in layout.bundles for name in bundle}
+    least = {name: min(bundle.get(name, 0.0) for bundle in layout.bundles) for name in names}
+    least = {name: amount for name, amount in least.items() if amount}
+    room = sum(
+        min(
+            (int(node.get(name, 0.0) / amount + TOLERANCE) for name, amount in least.items()),
+            default=len(layout.bundles),
+        )
+        for node in nodes
+    )
+    if room < len(layout.bundles):
+        raise ConfigError(
+            "--engine.replicas",
+            f"{len(layout.bundles)} bundles of {_said(least)} or more are needed, the nodes have room for {room}, "
+            f"each on one node: {', '.join(_said({name: node.get(name, 0.0) for name in least}) for node in nodes)}",
+            "lower --engine.replicas and --learner.ranks, or what each takes, or add nodes",
+        )
+
+
+def _kinds(layout: Layout) -> list[tuple[int, dict[str, float]]]:
+    """The different bundles, with how many there are of each."""
+    kinds: list[dict[str, float]] = []
+    for bundle in layout.bundles:
+        if bundle not in kinds:
+            kinds.append(bundle)
+    return [(layout.bundles.count(bundle), bundle) for bundle in kinds]
+
+
+def _summed(parts: Iterable[Resources]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total.get(name, 0.0) + amount
+    return total
+
+
+def _lacks(node: Resources, bundle: Resources, name: str) -> bool:
+    return bundle.get(name, 0.0) > node.get(name, 0.0) + TOLERANCE
+
+
+def _holds(node: Resources, bundle: Resources) -> bool:
+    return not any(_lacks(node, bundle, name) for name in bundle)
+
+
+def _said(resources: Resources) -> str:
+    return (
+        " and ".join(f"{resources.get(name, 0.0):g} {name}" for name in ("GPU", "CPU") if name in resources) or "none"
+    )
+
+
+def in_bundle(group: Any, bundle: int) -> dict[str, Any]:
+    """Ray's actor option that puts an actor there."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, bundle)}
+
+
+async def place(layout: Layout, *, deadline_s: float = PLACEMENT_DEADLINE_S) -> Any:
     """Create the placement group and wait for it. Raises `ConfigError` where it cannot be had."""
     from ray.util import placement_group, placement_group_table, remove_placement_group
 
     group = placement_group(list(layout.bundles), strategy="PACK", name="rstar_ray")
+    wanted = _said(_summed(layout.bundles))
     try:
-        await within(
-            group.ready(), PLACEMENT_DEADLINE_S, waiter="driver", owner="Ray", reason=f"bundles {layout.totals}"
-        )
+        await within(group.ready(), deadline_s, waiter="driver", owner="Ray", reason=f"bundles of {wanted}")
     except DeadlineExceeded as late:
         state = placement_group_table(group)["stats"]["scheduling_state"]
         remove_placement_group(group)
-        mend = "add nodes" if state == "INFEASIBLE" else "wait until other runs have ended, or stop them"
-        raise ConfigError("placement", f"no room for {layout.totals} ({state})", mend) from late
+        raise ConfigError(
+            "placement", f"no room for {wanted} after {deadline_s:g} s ({state})", mend_for(state)
+        ) from late
     return group
+
+
+def mend_for(scheduling_state: str) -> str:
+    """What to do about a placement group that Ray has not made, by the state Ray gives it."""
+    if scheduling_state == "INFEASIBLE":
+        return "add nodes, or lower what a replica and a rank take"
+    return "wait until other runs have ended, or stop them"

@@ -60,7 +60,7 @@ def _cluster_resources() -> dict[str, float]:
     import ray
 
     connect()
-    return ray.cluster_resources()
+    return {name: float(amount) for name, amount in ray.cluster_resources().items()}
 
 
 def _parse_one(default: RunConfig, argv: Sequence[str]) -> RunConfig:

@@ -36,7 +36,7 @@ from actors.bench.replay import (
     replay_bare,
     request_limits,
 )
-from actors.generation.engine import EngineSettings
+from actors.generation.vllm_start import EngineSettings
 from rstar_ray.tiny.model import make_tiny_model
 from scheduler.traces import TraceRollout
 from scheduler.twin.engine_model import EngineCost, EngineShape

@@ -222,7 +222,8 @@ class TrlLoop:
     def __init__(self, folder: str, bench: BenchSettings) -> None:
         import transformers
         from datasets import Dataset
-        from trl import GRPOConfig, GRPOTrainer
+        from trl.trainer.grpo_config import GRPOConfig
+        from trl.trainer.grpo_trainer import GRPOTrainer
 
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         arguments = GRPOConfig(
@@ -247,8 +248,9 @@ class TrlLoop:
             train_dataset=Dataset.from_list([{"prompt": "1"}] * 8),
             processing_class=tokenizer,
         )
+        assert self.trainer.model is not None
         self.model = self.trainer.model.train()
-        self.trainer.create_optimizer()
+        self._optimizer: Any = self.trainer.create_optimizer()
         # Its train loop sets this.
         self.trainer.current_gradient_accumulation_steps = arguments.gradient_accumulation_steps
 
@@ -277,11 +279,11 @@ class TrlLoop:
         for batch in batches:
             self.trainer.accelerator.backward(self.trainer.compute_loss(self.model, batch))
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.trainer.optimizer.step()
-        self.trainer.optimizer.zero_grad()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
 
-def _no_reward(completions: Sequence[str], **_: Any) -> list[float]:
+def _no_reward(completions: Sequence[str], **_: Any) -> list[float | None]:
     return [0.0] * len(completions)
 
 

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 import tyro
 
-from actors.generation.engine import Engine, WeightUpdate
+from actors.generation.engine import Engine
 from actors.generation.vllm_start import EngineSettings
+from actors.generation.weight_swap import WeightUpdate
 from actors.learner.rank import LearnerRank
 from actors.learner.settings import LearnerSettings
 from actors.weights.buckets import checksum

@@ -17,8 +17,10 @@ import numpy as np
 import ray
 
 from actors.balancer import BalancerActor
-from actors.generation.engine import Engine, EngineFacts, EngineSettings
-from actors.generation.worker import BalancerClient, GenerationWorker, rollout_load
+from actors.generation.balancer_client import BalancerClient, rollout_load
+from actors.generation.engine import Engine, EngineFacts
+from actors.generation.vllm_start import EngineSettings
+from actors.generation.worker import GenerationWorker
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import RStarError
 from rstar_ray.outcome import Outcome
@@ -32,6 +34,8 @@ CALL, ANSWER, FILLER = 5, 6, 7
 How much the tool answers is told by the last token but one, so at most a vocabulary's size."""
 DRAIN_S = 10.0
 """Longest until the balancer has heard of the last end."""
+LONGEST_S = 600.0
+"""A replay."""
 LEAST_COMPLETION, MOST_TOOL_TOKENS = 2, 40
 MIXED = Stage(
     max_response_tokens=480,
@@ -111,7 +115,7 @@ class ReplayEngine(Engine):
         prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
         params = self._sampling_params(tokens, seed, Sampling())
         output: Any = None
-        async for part in self._alive().generate(prompt, params, f"{next(_ids)}"):
+        async for part in self._vllm.alive().generate(prompt, params, f"{next(_ids)}"):
             output = part
         return list(output.outputs[0].token_ids)
 
@@ -232,7 +236,7 @@ async def replay(
     wanted = [_request(name, f"{salt}/{rollout.group}", rollout, limits) for name, rollout in named.items()]
     starts = [RolloutState.start(one, chat.prompt_ids(one.problem)) for one in wanted]
     began = time.perf_counter()
-    await balancer.submit.remote([(rollout_load(start), start.request) for start in starts])
+    await balancer.submit.remote([(rollout_load(start), start) for start in starts])
     await _all_done(workers, len(rollouts))
     seconds = time.perf_counter() - began
     if not await balancer.drain.remote(DRAIN_S):  # results come here before the last ends are reported there
@@ -296,23 +300,20 @@ async def _all_done(workers: Sequence[GenerationWorker], count: int) -> None:
 
     async def drain(worker: GenerationWorker) -> None:
         nonlocal left
-        summaries = True
-        async for part in worker.results():
-            if summaries:
-                left -= len(part)
-            summaries = not summaries
-            if left <= 0:
-                done.set()
+        while left > 0:
+            delivery, _ = await worker.take_finished(LONGEST_S)
+            left -= len(delivery.finished) + len(delivery.dropped)
+        done.set()
 
     done = asyncio.Event()
     drains = [asyncio.create_task(drain(worker)) for worker in workers]
     waiting = asyncio.create_task(done.wait())
     try:
-        finished, _ = await asyncio.wait([waiting, *drains], timeout=600, return_when=asyncio.FIRST_COMPLETED)
+        finished, _ = await asyncio.wait([waiting, *drains], timeout=LONGEST_S, return_when=asyncio.FIRST_COMPLETED)
         if waiting not in finished:
             for task in finished:
                 task.result()  # a worker's fault
-            raise RStarError(f"replay: {left} of {count} rollouts had not ended after 600 s")
+            raise RStarError(f"replay: {left} of {count} rollouts had not ended after {LONGEST_S:g} s")
     finally:
         for task in (waiting, *drains):
             task.cancel()

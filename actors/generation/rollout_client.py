@@ -1,6 +1,7 @@
 """The driver's view of generation: hands rollouts to the balancer and collects what the workers finish.
 
-Holds refs and summaries, never tokens. Every request comes back exactly once, whatever dies on the way.
+Every request comes back exactly once, whatever dies on the way. Of tokens it holds only the prompts', encoded here once
+for all siblings; what is sampled stays behind refs.
 """
 
 import asyncio
@@ -9,25 +10,29 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import ActorUnavailableError, RayActorError
 
-from actors.generation.worker import rollout_load
+from actors.generation.balancer_client import rollout_load
+from actors.generation.delivery import Delivery
 from rstar_ray.agent.rollout import RolloutState, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
 from rstar_ray.errors import RStarError
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
-from rstar_ray.trajectory import RolloutRequest, StopReason, TrajectorySummary
+from rstar_ray.trajectory import RolloutRequest, StopReason
 from scheduler.load import RolloutLoad
 
-_Submission = tuple[RolloutLoad, RolloutRequest]
+_Submission = tuple[RolloutLoad, RolloutState]
 
 SUBMIT_BATCH = 256
 CALL_DEADLINE_S = 120.0
 BALANCER_PING_S = 2.0
+DELIVERY_WAIT_S = 20.0
+"""How long one question for finished rollouts stays open at a worker before it is asked again."""
 
 
 class RolloutClient:
-    """`Rollouts` (see rstar_ray.rollouts) over the balancer and the workers' result streams."""
+    """`Rollouts` (see rstar_ray.rollouts) over the balancer and what the workers deliver."""
 
     def __init__(self, balancer: Any, chat: ChatFormat, *, on_worker_lost: Callable[[str, Exception], Any]) -> None:
         self._balancer = balancer
@@ -64,7 +69,7 @@ class RolloutClient:
             if state.stop_reason is StopReason.REFUSED:
                 yield await _refused(state)
             else:
-                fitting[request.rollout_id] = (rollout_load(state), request)
+                fitting[request.rollout_id] = (rollout_load(state), state)
         if self._watch is None:
             self._watch = asyncio.create_task(self._watch_balancer())
         self._waiting |= fitting
@@ -90,7 +95,7 @@ class RolloutClient:
         epoch = ""
         try:
             while True:
-                with contextlib.suppress(ray.exceptions.ActorUnavailableError):
+                with contextlib.suppress(ActorUnavailableError):
                     now = await within(
                         self._balancer.ping.remote(),
                         CALL_DEADLINE_S,
@@ -123,22 +128,33 @@ class RolloutClient:
             self._finished.put_nowait(RStarError(f"{replica_id}: {_last_line(fault)}"))
 
     async def _read_until_lost(self, replica_id: str, worker: Any) -> None:
-        stream = worker.results.options(num_returns="streaming").remote()
+        take = worker.take_finished.options(num_returns=2)
         try:
             while True:
-                summaries: list[TrajectorySummary | DroppedRollout] = await (await anext(stream))
-                self._take(summaries, await anext(stream))
-        except ray.exceptions.RayActorError as lost:
+                asked, trajectories = take.remote(DELIVERY_WAIT_S)
+                delivery = await within(
+                    asked,
+                    DELIVERY_WAIT_S + CALL_DEADLINE_S,
+                    waiter="driver",
+                    owner=replica_id,
+                    reason="what it finished",
+                )
+                self._take(delivery, trajectories)
+        except RayActorError as lost:
             await self._on_worker_lost(replica_id, lost)
 
-    def _take(self, summaries: Sequence[TrajectorySummary | DroppedRollout], batch: Any) -> None:
-        for index, summary in enumerate(summaries):
-            if self._waiting.pop(summary.rollout_id, None) is None:
-                continue  # finished twice: its worker was lost after it had finished here
-            if isinstance(summary, DroppedRollout):
-                self._finished.put_nowait(summary)
-            else:
-                self._finished.put_nowait(FinishedRollout(summary=summary, ref=TrajectoryRef(batch, index)))
+    def _take(self, delivery: Delivery, trajectories: Any) -> None:
+        for dropped in delivery.dropped:
+            if self._ends(dropped.rollout_id):
+                self._finished.put_nowait(dropped)
+        for finished in delivery.finished:
+            if self._ends(finished.summary.rollout_id):
+                ref = TrajectoryRef(trajectories, finished.index)
+                self._finished.put_nowait(FinishedRollout(summary=finished.summary, ref=ref))
+
+    def _ends(self, rollout_id: str) -> bool:
+        """False for one that ended before: its worker was lost after it had finished there."""
+        return self._waiting.pop(rollout_id, None) is not None
 
 
 async def when_available(call: Callable[[], Awaitable[Any]]) -> Any:
@@ -146,7 +162,7 @@ async def when_available(call: Callable[[], Awaitable[Any]]) -> Any:
     while True:
         try:
             return await call()
-        except ray.exceptions.ActorUnavailableError:
+        except ActorUnavailableError:
             await asyncio.sleep(0.5)
 
 

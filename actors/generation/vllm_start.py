@@ -42,7 +42,6 @@ class EngineSettings:
     gpu_memory_utilization: float = 0.9  # share of the device's memory, weights included
     seed: int = 0  # of what no request seeds
     num_threads: int = 1  # CPU threads of a worker; unused on GPUs
-    weight_backend: Literal["object_store", "nccl", "ipc"] = "object_store"
     start_deadline_s: float = 900.0
     generate_deadline_s: float = 3600.0  # for one completion, its time in the engine's queue included
     control_deadline_s: float = 120.0  # for any other answer of the engine
@@ -112,14 +111,24 @@ def _engine_args(settings: EngineSettings) -> "AsyncEngineArgs":
         gpu_memory_utilization=settings.gpu_memory_utilization,
         enforce_eager=settings.enforce_eager,
         tensor_parallel_size=settings.tensor_parallel_size,
+        distributed_executor_backend=executor_backend(settings),
         enable_prefix_caching=True,
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,  # of vLLM's own loggers; ours is handed in
         use_tqdm_on_load=False,
-        weight_transfer_config=WeightTransferConfig(backend=settings.weight_backend),
+        weight_transfer_config=WeightTransferConfig(backend="object_store"),  # of actors.weights.sync
         worker_extension_cls="actors.weights.sync.WorkerExtension",
         **(_cpu_args(settings) if _on_cpu() else {}),
     )
+
+
+def executor_backend(settings: EngineSettings) -> Literal["uni", "mp"]:
+    """Processes of this machine for a replica of several ranks, none for one of a single rank.
+
+    Left to choose inside a placement group, vLLM takes its `ray` executor for several ranks, which wants one bundle for
+    each and refuses ours: a replica's GPUs are one bundle.
+    """
+    return "uni" if settings.tensor_parallel_size == 1 else "mp"
 
 
 def _cpu_args(settings: EngineSettings) -> dict[str, Any]:
@@ -128,10 +137,9 @@ def _cpu_args(settings: EngineSettings) -> dict[str, Any]:
     Chunked prefill is off: vLLM 0.32 rewinds a seeded request's generator after a partial prefill, which torch's CPU
     generators cannot do, and the engine dies of it. Stating the size of the KV cache skips the run that measures it.
     """
-    one_rank = {"distributed_executor_backend": "uni"} if settings.tensor_parallel_size == 1 else {}
     sized = {} if settings.num_blocks is None else {"kv_cache_memory_bytes": _kv_bytes(settings, settings.num_blocks)}
     prefill = settings.max_model_len + settings.max_num_seqs  # the longest prompt beside a full batch of decodes
-    return one_rank | sized | {"enable_chunked_prefill": False, "max_num_batched_tokens": max(prefill, 2048)}
+    return sized | {"enable_chunked_prefill": False, "max_num_batched_tokens": max(prefill, 2048)}
 
 
 def _kv_bytes(settings: EngineSettings, num_blocks: int) -> int:

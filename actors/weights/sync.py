@@ -1,8 +1,7 @@
 """What runs inside vLLM's worker processes: weights arrive, are loaded, and are counted.
 
 `Engine` names `WorkerExtension` as `worker_extension_cls`; importing this module in the worker registers the
-`object_store` backend of vLLM's weight-transfer interface. vLLM's own backends (`nccl`, `ipc`) need nothing from here
-but the checksum.
+`object_store` backend of vLLM's weight-transfer interface.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor

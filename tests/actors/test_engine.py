@@ -3,14 +3,15 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from actors.generation.engine import Engine, EngineSettings
+from actors.generation.engine import Engine
+from actors.generation.vllm_start import EngineSettings
 from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack
 from rstar_ray.errors import EngineError
 from rstar_ray.trajectory import Completion, Sampling
@@ -64,6 +65,13 @@ async def complete(engine: Engine, prompt: Sequence[int], *, seed: int = 0, max_
     )
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for what only the engine's statistics tell."""
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
 def prompts(count: int, length: int = 70, seed: int = 0) -> list[list[int]]:
     return np.random.default_rng(seed).integers(2, VOCABULARY, (count, length)).tolist()
 
@@ -110,7 +118,7 @@ async def test_a_request_under_way_goes_on_under_the_new_weights(engine: Engine)
     old, new = policy(seed=10), policy(seed=11)
     await engine.update_weights(10, weights(old))
     started = [asyncio.create_task(complete(engine, p, seed=i, max_tokens=900)) for i, p in enumerate(prompts(24))]
-    await asyncio.sleep(0.3)
+    await until(lambda: engine.load().running == 24)
     under_way = engine.load()
     update = await engine.update_weights(11, weights(new))
     completions = await asyncio.gather(*started)
@@ -166,7 +174,7 @@ async def test_weights_of_another_model_are_refused_and_the_old_ones_serve_on(en
 
 async def test_a_cancelled_request_leaves_the_engine(engine: Engine):
     long = asyncio.create_task(complete(engine, prompts(1)[0], max_tokens=900, seed=3))
-    await asyncio.sleep(0.05)
+    await until(lambda: engine.load().running == 1)
     long.cancel()
     with pytest.raises(asyncio.CancelledError):
         await long
@@ -177,7 +185,7 @@ async def test_a_cancelled_request_leaves_the_engine(engine: Engine):
 async def test_a_scarce_kv_cache_preempts_and_a_killed_process_is_an_engine_error(folder: Path):
     scarce = Engine(EngineSettings(model=str(folder), max_model_len=512, kv_tokens=640, max_num_seqs=16))
     facts = await scarce.start()
-    (core,) = scarce._processes
+    (core,) = scarce._vllm.processes
     assert facts.kv_capacity_tokens == 640
 
     completions = await asyncio.gather(
@@ -190,7 +198,7 @@ async def test_a_scarce_kv_cache_preempts_and_a_killed_process_is_an_engine_erro
         assert np.abs(seen - expected).max() <= TOLERANCE
 
     under_way = asyncio.create_task(complete(scarce, prompts(1, length=40)[0], max_tokens=400, seed=1))
-    await asyncio.sleep(0.05)
+    await until(lambda: scarce.load().running == 1)
     core.kill()
     killed = time.monotonic()
     with pytest.raises(EngineError, match=r"died|does not serve|could not complete"):
@@ -205,7 +213,7 @@ async def test_a_scarce_kv_cache_preempts_and_a_killed_process_is_an_engine_erro
 
 async def test_a_closed_engine_leaves_no_process_behind(engine: Engine):
     """Last in this file: it closes the engine the others share."""
-    (core,) = engine._processes
+    (core,) = engine._vllm.processes
     assert core.is_running()
     await engine.close()
     assert not core.is_running()

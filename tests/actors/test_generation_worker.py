@@ -1,19 +1,22 @@
 """The worker with fakes in place of engine, balancer and sandbox; no Ray."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from actors.balancer import BalancerService
-from actors.generation.engine import EngineFacts, EngineLoad, WeightUpdate
-from actors.generation.worker import GenerationWorker, rollout_load
+from actors.generation.balancer_client import rollout_load
+from actors.generation.engine import EngineFacts
+from actors.generation.load_meter import EngineLoad
+from actors.generation.weight_swap import WeightUpdate
+from actors.generation.worker import GenerationWorker
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import EngineError
 from rstar_ray.rollouts import DroppedRollout
-from rstar_ray.trajectory import Completion, RolloutRequest, Sampling, Trajectory, TrajectorySummary
+from rstar_ray.trajectory import Completion, Problem, RolloutRequest, Sampling, TrajectorySummary
 from scheduler.picture import Activity
 from tests.fakes import (
     AddingSandbox,
@@ -28,6 +31,13 @@ from tests.fakes import (
 CHAT = CharChat()
 
 
+class WorkerChat(CharChat):
+    """A worker's: prompts come encoded, so it has nothing to do with them."""
+
+    def prompt_ids(self, problem: Problem) -> list[int]:
+        raise AssertionError(f"{problem.id} was encoded again")
+
+
 @dataclass
 class FakeEngine:
     """`SkilledPolicy` with the surface of an engine; dies after `lives` completions."""
@@ -35,7 +45,6 @@ class FakeEngine:
     policy: SkilledPolicy = field(default_factory=SkilledPolicy)
     lives: int = 10**9
     policy_version: int = 0
-    turn_ends: Callable[[], Awaitable[Any]] | None = None
 
     async def start(self) -> EngineFacts:
         return EngineFacts(kv_capacity_tokens=100_000, block_size=16, max_model_len=1_000)
@@ -46,8 +55,6 @@ class FakeEngine:
         self.lives -= 1
         if self.lives < 0:
             raise EngineError("the engine died")
-        if self.turn_ends is not None:
-            await self.turn_ends()
         return await self.policy(prompt_ids, request_id=request_id, max_tokens=max_tokens, seed=seed, sampling=sampling)
 
     async def update_weights(self, version: int, buckets: Sequence[Any]) -> WeightUpdate:
@@ -60,11 +67,33 @@ class FakeEngine:
     async def close(self) -> None: ...
 
 
+@dataclass
+class HeldEngine(FakeEngine):
+    """Ends no completion until told to go."""
+
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    held: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def generate(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
+        self.held += 1
+        self.changed.set()
+        await self.go.wait()
+        return await super().generate(prompt_ids, **asked)
+
+    async def holds(self, count: int) -> None:
+        """Wait until so many are held."""
+        async with asyncio.timeout(10):
+            while self.held < count:
+                self.changed.clear()
+                await self.changed.wait()
+
+
 def worker(balancer: BalancerService, name: str = "generation/0", **parts: Any) -> GenerationWorker:
     return GenerationWorker(
         name,
         max_running=64,
-        chat=CHAT,
+        chat=WorkerChat(),
         balancer=balancer,
         verify=same_text,
         **{"engine": FakeEngine(), "execute": AddingSandbox(), **parts},
@@ -77,23 +106,19 @@ def requests(count: int) -> list[RolloutRequest]:
 
 async def submit(balancer: BalancerService, wanted: Sequence[RolloutRequest]) -> None:
     starts = [RolloutState.start(one, CHAT.prompt_ids(one.problem)) for one in wanted]
-    await balancer.submit([(rollout_load(state), state.request) for state in starts])
+    await balancer.submit([(rollout_load(state), state) for state in starts])
 
 
 async def collect(one: GenerationWorker, count: int) -> dict[str, TrajectorySummary | DroppedRollout]:
     found: dict[str, TrajectorySummary | DroppedRollout] = {}
 
     async def read() -> None:
-        results = one.results()
-        async for summaries in results:
-            trajectories = await anext(results)
-            for position, summary in enumerate(summaries):
-                assert not isinstance(summary, Trajectory)
-                if isinstance(summary, TrajectorySummary):
-                    assert trajectories[position].summary is summary  # type: ignore[union-attr]
-                found[summary.rollout_id] = summary
-            if len(found) >= count:
-                return
+        while len(found) < count:
+            delivery, trajectories = await one.take_finished(10)
+            for finished in delivery.finished:
+                assert trajectories[finished.index].summary is finished.summary
+                found[finished.summary.rollout_id] = finished.summary
+            found.update({dropped.rollout_id: dropped for dropped in delivery.dropped})
 
     await asyncio.wait_for(read(), 10)
     return found
@@ -107,48 +132,40 @@ async def test_granted_rollouts_are_played_and_delivered_once_each():
     await submit(balancer, requests(40))
     found = await collect(one, 40)
     assert found.keys() == {f"r{i}" for i in range(40)}
-    await asyncio.sleep(0.05)
+    assert await balancer.drain(10)  # results come before the last ends are reported there
     snapshot = await balancer.snapshot()
     assert (snapshot.finished, snapshot.waiting, snapshot.in_flight) == (40, 0, 0)
     await one.close()
 
 
 async def test_a_few_more_rollouts_are_taken_than_the_engine_runs_at_a_time():
-    balancer, go = BalancerService(), asyncio.Event()
-
-    async def hold() -> None:
-        await go.wait()
-
-    one = worker(balancer, engine=FakeEngine(turn_ends=hold))
+    balancer, engine = BalancerService(), HeldEngine()
+    one = worker(balancer, engine=engine)
     await one.start()
     await one.serve()
     await submit(balancer, requests(100))
-    await asyncio.sleep(0.05)
+    await engine.holds(64 + 8)
     snapshot = await balancer.snapshot()
     assert (snapshot.in_flight, snapshot.waiting) == (64 + 8, 28)
-    go.set()
+    engine.go.set()
     assert len(await collect(one, 100)) == 100
     await one.close()
 
 
 async def test_a_rollout_that_is_moved_goes_on_on_another_replica_from_its_last_turn():
-    balancer, moved = BalancerService(), asyncio.Event()
-
-    async def hold() -> None:
-        await moved.wait()
-
-    first = worker(balancer, "generation/0", engine=FakeEngine(SkilledPolicy(slip=1.0), turn_ends=hold))
+    balancer, engine = BalancerService(), HeldEngine(SkilledPolicy(slip=1.0))
+    first = worker(balancer, "generation/0", engine=engine)
     await first.start()
     await first.serve()
     await submit(balancer, requests(1))
-    await asyncio.sleep(0.05)
+    await engine.holds(1)
     second = worker(balancer, "generation/1", engine=FakeEngine(SkilledPolicy(skill=1.0), policy_version=0))
     await second.start()
     await second.serve()
     await balancer.set_serving("generation/0", False)  # so that it can only go on at the other
     assert "r0" in first._playing
     first._leaving.add("r0")  # as a `Move` in the grants does
-    moved.set()
+    engine.go.set()
     found = await collect(second, 1)
     assert isinstance(found["r0"], TrajectorySummary) and found["r0"].num_turns >= 2
     assert "r0" not in first._playing
@@ -167,7 +184,8 @@ async def test_a_dead_engine_hands_its_rollouts_back_before_the_worker_ends():
     await healthy.start()
     await healthy.serve()
     await balancer.replica_lost("generation/0")
-    delivered = {done.summary.rollout_id for done in dying._done if isinstance(done, Trajectory)}
+    before, _ = await dying.take_finished(0)
+    delivered = {finished.summary.rollout_id for finished in before.finished}
     found = await collect(healthy, 16 - len(delivered))
     assert found.keys() | delivered == {f"r{i}" for i in range(16)}
     await healthy.close()

@@ -6,8 +6,12 @@ from typing import Any
 import pytest
 
 from actors.generation import rollout_client
+from actors.generation.delivery import Delivery, FinishedAt
 from actors.generation.rollout_client import RolloutClient
-from tests.fakes import CharChat, adding_problems, request
+from rstar_ray.agent.rollout import RolloutState
+from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
+from rstar_ray.trajectory import Problem
+from tests.fakes import CharChat, adding_problems, request, summary
 
 
 class Remote:
@@ -23,6 +27,8 @@ class ForgetfulBalancer:
     def __init__(self) -> None:
         self.pings = 0
         self.submitted: list[list[str]] = []
+        self.payloads: list[RolloutState] = []
+        self.came_in = asyncio.Event()
         self.ping = Remote(self._ping)
         self.submit = Remote(self._submit)
 
@@ -32,6 +38,12 @@ class ForgetfulBalancer:
 
     async def _submit(self, items: list[tuple[Any, Any]]) -> None:
         self.submitted.append([load.rollout_id for load, _ in items])
+        self.payloads += [payload for _, payload in items]
+        self.came_in.set()
+
+    async def next_submission(self) -> None:
+        await asyncio.wait_for(self.came_in.wait(), 10)
+        self.came_in.clear()
 
 
 async def test_what_waited_in_a_balancer_that_died_is_handed_in_again(monkeypatch: pytest.MonkeyPatch):
@@ -45,20 +57,86 @@ async def test_what_waited_in_a_balancer_that_died_is_handed_in_again(monkeypatc
             pass
 
     running = asyncio.create_task(collect())
-    while len(balancer.submitted) < 2:
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.05)
+    for _ in range(2):
+        await balancer.next_submission()
+    pings = balancer.pings
+    while balancer.pings < pings + 3:  # and it is asked for a sign again and again
+        await asyncio.sleep(0)
     assert balancer.submitted == [["r0", "r1", "r2"]] * 2  # once more, and only once
     running.cancel()
     await client.close()
 
 
 async def test_an_id_handed_in_again_is_refused_since_its_result_would_never_come():
-    client = RolloutClient(ForgetfulBalancer(), CharChat(), on_worker_lost=lambda *_: None)
+    balancer = ForgetfulBalancer()
+    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None)
     requests = [request(problem, rollout_id="same") for problem in adding_problems(1)]
-    first = asyncio.create_task(anext(client.run(requests)))
-    await asyncio.sleep(0.01)
+    first = asyncio.ensure_future(anext(client.run(requests)))
+    await balancer.next_submission()
     with pytest.raises(ValueError, match="'same' was handed in before"):
         await anext(client.run(requests))
     first.cancel()
+    await client.close()
+
+
+class CountingChat(CharChat):
+    """Says how often it has encoded a prompt."""
+
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+
+    def prompt_ids(self, problem: Problem) -> list[int]:
+        self.encoded.append(problem.id)
+        return super().prompt_ids(problem)
+
+
+async def test_a_prompt_is_encoded_once_and_handed_over_to_every_sibling():
+    balancer, chat = ForgetfulBalancer(), CountingChat()
+    client = RolloutClient(balancer, chat, on_worker_lost=lambda *_: None)
+    problems = adding_problems(2)
+    requests = [request(problem, rollout_id=f"{problem.id}/{i}") for problem in problems for i in range(8)]
+    running = asyncio.ensure_future(anext(client.run(requests)))
+    await balancer.next_submission()
+    assert chat.encoded == [problem.id for problem in problems]
+    assert [payload.prompt_ids for payload in balancer.payloads] == [
+        CharChat().prompt_ids(problem) for problem in problems for _ in range(8)
+    ]
+    assert len({id(payload.prompt_ids) for payload in balancer.payloads}) == 2  # so that a message holds it once
+    running.cancel()
+    await client.close()
+
+
+class DeliveringWorker:
+    """Answers the driver's questions with what the test puts in."""
+
+    def __init__(self) -> None:
+        self.deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
+        self.take_finished = self
+
+    def options(self, **asked: Any) -> "DeliveringWorker":
+        assert asked == {"num_returns": 2}
+        return self
+
+    def remote(self, wait_s: float) -> tuple[Any, str]:
+        return self.deliveries.get(), "their ref"
+
+
+async def test_a_delivery_is_taken_apart_into_ends_and_a_rollout_ends_once():
+    balancer, worker = ForgetfulBalancer(), DeliveringWorker()
+    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None)
+    client.follow("generation/0", worker)
+    requests = [request(problem, rollout_id=f"r{i}") for i, problem in enumerate(adding_problems(3))]
+    ends = client.run(requests)
+    first = asyncio.ensure_future(anext(ends))
+    await balancer.next_submission()
+    twice = FinishedAt(summary=summary("r1"), index=0)
+    lost = DroppedRollout(rollout_id="r0", group_id="g", reason="sandbox")
+    worker.deliveries.put_nowait(Delivery(finished=(twice, FinishedAt(summary=summary("r2"), index=1))))
+    worker.deliveries.put_nowait(Delivery(finished=(twice,), dropped=(lost,)))
+    found = [await first, *[end async for end in ends]]
+    assert found == [
+        FinishedRollout(summary=summary("r1"), ref=TrajectoryRef("their ref", 0)),
+        FinishedRollout(summary=summary("r2"), ref=TrajectoryRef("their ref", 1)),
+        lost,
+    ]
     await client.close()

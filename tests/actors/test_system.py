@@ -6,11 +6,11 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 import ray
+from ray.experimental import get_object_locations
 
 from actors.system import TrainingActors
 from recipes.connect import connect
@@ -64,7 +64,7 @@ async def roll_out(system: TrainingActors, name: str, *, prompts: int = 6, sibli
 
 
 async def finish(system: TrainingActors, requests: Sequence[RolloutRequest]) -> list[FinishedRollout]:
-    found = [done async for done in system.rollouts.run(requests)]
+    found = [done async for done in system.replicas.rollouts.run(requests)]
     assert sorted(done.summary.rollout_id for done in found) == sorted(r.rollout_id for r in requests)  # type: ignore[union-attr]
     return found  # type: ignore[return-value]
 
@@ -108,6 +108,8 @@ async def test_engine_and_learner_agree_on_log_probs_over_several_publishes(syst
 
 async def test_trajectories_stay_behind_refs_and_are_whole(system: TrainingActors):
     rollouts = await roll_out(system, "refs", prompts=2)
+    places = get_object_locations([done.ref.batch for done in rollouts])
+    assert all(place["node_ids"] for place in places.values())  # in the object store, however small: not here
     batch: list[Trajectory] = await rollouts[0].ref.batch
     trajectory = batch[rollouts[0].ref.index]
     assert trajectory.summary == rollouts[0].summary
@@ -130,10 +132,12 @@ async def test_the_same_seeds_sample_the_same_tokens(system: TrainingActors):
 async def test_a_generation_worker_that_dies_loses_no_rollout_and_comes_back_with_todays_weights(
     system: TrainingActors, tmp_path: Path
 ):
-    worker: Any = system._workers["generation/1"]
+    worker = system.replicas.workers["generation/1"]
     pid = await worker.pid.remote()
     rollouts = asyncio.create_task(roll_out(system, "death", prompts=12, siblings=16))
-    await asyncio.sleep(0.4)
+    async with asyncio.timeout(60):
+        while (await worker.load.remote()).running == 0:
+            await asyncio.sleep(0.01)
     os.kill(pid, signal.SIGKILL)
     found = await asyncio.wait_for(rollouts, 180)
     assert len(found) == 12 * 16

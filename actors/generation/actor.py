@@ -1,0 +1,101 @@
+"""Ray's view of one generation worker: how its parts are built in the actor, and what the driver calls."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors.generation.balancer_client import BalancerClient
+from actors.generation.delivery import Delivery
+from actors.generation.engine import Engine, EngineFacts
+from actors.generation.vllm_start import EngineSettings
+from actors.generation.worker import GenerationWorker
+from actors.sandbox_executor import SandboxClient
+from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.config import SandboxConfig
+from rstar_ray.deadline import within
+from rstar_ray.trajectory import Trajectory
+from scheduler.load import ReplicaLoad
+from scheduler.picture import Timeline
+
+FETCH_DEADLINE_S = 60.0
+TO_OBJECT_STORE = {"RAY_max_direct_call_object_size": "1024"}
+"""For a worker's process: trajectories of any size go to its node's object store.
+
+Without it Ray sends return values below 100 KB along with the reply, and they lie in the driver's memory until the step
+ends. Above 1 KB is every list of trajectories, and hardly any other reply.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What a generation actor builds its worker from."""
+
+    replica_id: str
+    engine: EngineSettings
+    instruct: bool  # put the tool's schema and the answer format before the problem
+    sandbox: SandboxConfig
+    executors: tuple[str, ...]  # names, by which a restarted actor finds them again
+
+
+class GenerationActor:
+    """The address of one `GenerationWorker`; every rule lives there."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        from transformers import AutoTokenizer
+
+        executors = {name: ray.get_actor(name) for name in settings.executors}
+        tools = SandboxClient(executors, settings.sandbox, caller=settings.replica_id)
+        self._name = settings.replica_id
+        self._worker = GenerationWorker(
+            settings.replica_id,
+            engine=Engine(settings.engine),
+            max_running=settings.engine.max_num_seqs,
+            chat=TokenizerChat(AutoTokenizer.from_pretrained(settings.engine.model), instruct=settings.instruct),
+            balancer=BalancerClient(ray.get_actor("balancer")),
+            execute=tools.execute,
+            verify=tools.verify,
+        )
+
+    def __repr__(self) -> str:
+        return self._name
+
+    async def start(self) -> EngineFacts:
+        return await self._worker.start()
+
+    async def serve(self) -> None:
+        await self._worker.serve()
+
+    async def take_finished(self, wait_s: float) -> tuple[Delivery, list[Trajectory]]:
+        """Call it with `num_returns=2`: the driver reads the first, and keeps a ref of the second."""
+        return await self._worker.take_finished(wait_s)
+
+    async def pull(self, policy_version: int, refs: Sequence[Any]) -> int:
+        """Fetch the published buckets and serve them; each ref comes in a list, so that Ray hands on the ref itself."""
+        return await self._worker.pull(policy_version, await self._fetch(refs, "weight buckets"))
+
+    async def record(self, refs: Sequence[Any], indices: Sequence[int], path: Path, stage: str, step: int) -> None:
+        """Write the trajectories at these positions of the lists behind the refs (boxed, as in `pull`)."""
+        lists = await self._fetch(refs, "trajectories to record")
+        chosen = [batch[index] for batch, index in zip(lists, indices, strict=True)]
+        await self._worker.record(chosen, path, stage=stage, step=step)
+
+    async def timeline(self, rollouts: str) -> Timeline:
+        return self._worker.timeline(rollouts)
+
+    async def load(self) -> ReplicaLoad:
+        return self._worker.load()
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+    async def _fetch(self, boxed: Sequence[Any], what: str) -> list[Any]:
+        fetching = asyncio.gather(*(box[0] for box in boxed))
+        return await within(fetching, FETCH_DEADLINE_S, waiter=self._name, owner="object store", reason=what)

@@ -1,0 +1,86 @@
+"""The balancer as a worker sees it: what it is told, and how it is asked while it restarts."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol
+
+from ray.exceptions import ActorUnavailableError
+
+from rstar_ray.agent.rollout import RolloutState
+from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport
+
+RESTART_PATIENCE_S = 45.0
+"""How long a balancer that restarts is asked again."""
+ASK_AGAIN_S = 0.5
+
+
+class BalancerCalls(Protocol):
+    """What a worker calls; see `actors.balancer.BalancerService`."""
+
+    def register(
+        self,
+        replica_id: str,
+        kv_capacity_tokens: int,
+        max_running: int,
+        policy_version: int,
+        resident: Sequence[RolloutLoad],
+    ) -> Awaitable[Any]: ...
+    def report(
+        self, replica_id: str, turn_reports: Sequence[TurnReport], finished: Sequence[Finished], load: ReplicaLoad
+    ) -> Awaitable[Any]: ...
+    def next_grants(self, replica_id: str, ack: int, wait_s: float) -> Awaitable[Any]: ...
+    def return_rollouts(self, replica_id: str, items: Sequence[tuple[RolloutLoad, Any]]) -> Awaitable[Any]: ...
+
+
+class BalancerClient:
+    """The balancer's address as `BalancerCalls`; while it restarts, calls are repeated for a while."""
+
+    def __init__(self, balancer: Any) -> None:
+        self._balancer = balancer
+
+    async def register(
+        self,
+        replica_id: str,
+        kv_capacity_tokens: int,
+        max_running: int,
+        policy_version: int,
+        resident: Sequence[RolloutLoad],
+    ) -> Any:
+        return await self._call("register", replica_id, kv_capacity_tokens, max_running, policy_version, resident)
+
+    async def report(
+        self, replica_id: str, turn_reports: Sequence[TurnReport], finished: Sequence[Finished], load: ReplicaLoad
+    ) -> Any:
+        return await self._call("report", replica_id, turn_reports, finished, load)
+
+    async def next_grants(self, replica_id: str, ack: int, wait_s: float) -> Any:
+        return await self._call("next_grants", replica_id, ack, wait_s)
+
+    async def return_rollouts(self, replica_id: str, items: Sequence[tuple[RolloutLoad, Any]]) -> Any:
+        return await self._call("return_rollouts", replica_id, items)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        give_up_s = time.monotonic() + RESTART_PATIENCE_S
+        while True:
+            try:
+                return await getattr(self._balancer, method).remote(*arguments)
+            except ActorUnavailableError:
+                if time.monotonic() > give_up_s:
+                    raise
+                await asyncio.sleep(ASK_AGAIN_S)
+
+
+def rollout_load(state: RolloutState) -> RolloutLoad:
+    """A rollout as the scheduler sees it."""
+    request, prompt = state.request, len(state.prompt_ids)
+    return RolloutLoad(
+        rollout_id=request.rollout_id,
+        group_id=request.group_id,
+        prompt_tokens=prompt,
+        max_response_tokens=max(1, min(request.limits.max_response_tokens, request.limits.max_context_tokens - prompt)),
+        max_turns=request.limits.max_turns,
+        context_tokens=prompt + len(state.response_ids),
+        generated_tokens=sum(turn.num_tokens for turn in state.turns),
+        turn=len(state.turns),
+    )

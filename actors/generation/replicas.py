@@ -1,0 +1,132 @@
+"""The generation workers of a run, as the driver holds them: started, given weights, and brought back when lost."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from actors.generation.actor import TO_OBJECT_STORE, GenerationActor, WorkerSettings
+from actors.generation.rollout_client import RolloutClient, when_available
+from actors.learner.gang import Publication
+from rstar_ray.chat.template import ChatFormat
+from rstar_ray.deadline import within
+from rstar_ray.errors import RStarError
+
+CALL_DEADLINE_S = 120.0
+MAX_RESTARTS = 3
+"""Of one worker, before the run ends."""
+
+
+class Replicas:
+    """Workers by name, and the rollouts handed to them."""
+
+    def __init__(self, balancer: Any, chat: ChatFormat, *, show: Callable[[str], None]) -> None:
+        self.workers: dict[str, Any] = {}
+        self.rollouts = RolloutClient(balancer, chat, on_worker_lost=self._lost)
+        self._balancer = balancer
+        self._show = show
+        self._start_deadlines_s: dict[str, float] = {}
+        self._restarts: dict[str, int] = {}
+        self._coming_back: set[str] = set()  # lost workers; they take the newest weights before they serve
+        self._starting: asyncio.Task[None] | None = None
+        self._published: Publication | None = None
+
+    @property
+    def there(self) -> dict[str, Any]:
+        """The workers that are not on their way back."""
+        return {name: worker for name, worker in self.workers.items() if name not in self._coming_back}
+
+    def create(self, settings: WorkerSettings, options: Mapping[str, Any]) -> None:
+        """Create a worker's actor under Ray's `options` (its CPUs, GPUs and place); its engine starts later."""
+        name = settings.replica_id
+        self._start_deadlines_s[name] = settings.engine.start_deadline_s
+        self.workers[name] = (
+            ray.remote(GenerationActor)
+            .options(
+                name=name,
+                max_restarts=MAX_RESTARTS,
+                max_task_retries=0,
+                max_concurrency=1_000,
+                runtime_env={"env_vars": TO_OBJECT_STORE},
+                **options,
+            )
+            .remote(settings)
+        )
+
+    def start(self) -> None:
+        """Start every engine; `serving` says when they are up."""
+        self._starting = asyncio.create_task(self._start(list(self.workers)))
+
+    async def serving(self) -> None:
+        """Wait until every engine is up; raises what kept one from it."""
+        assert self._starting is not None
+        await self._starting
+
+    async def publish(self, weights: Publication) -> None:
+        """Have every replica serve these weights; returns when all do."""
+        await self.serving()
+        self._published = weights
+        await asyncio.gather(*(self._pull_unless_lost(name, weights) for name in self.there))
+        told = when_available(lambda: self._balancer.set_policy_version.remote(weights.version))
+        await self._ask(told, "balancer", "the policy version")
+
+    async def close(self) -> None:
+        """Stop starting and following; the actors themselves end with the run's others."""
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+        await self.rollouts.close()
+
+    async def _start(self, names: Sequence[str]) -> None:
+        """Engines up, then the current weights, then work."""
+
+        async def start(name: str) -> None:
+            worker, deadline_s = self.workers[name], self._start_deadlines_s[name]
+            facts = await within(
+                when_available(worker.start.remote), deadline_s, waiter="driver", owner=name, reason="its engine"
+            )
+            pulled: Publication | None = None
+            while self._published is not None and pulled is not self._published:
+                pulled = self._published
+                await self._pull(name, pulled)
+            self._coming_back.discard(name)
+            await self._ask(worker.serve.remote(), name, "its loops")
+            self.rollouts.follow(name, worker)
+            self._show(f"{name}: {facts.kv_capacity_tokens:,} KV tokens")
+
+        await asyncio.gather(*(start(name) for name in names))
+
+    async def _lost(self, name: str, lost: Exception) -> None:
+        """Its rollouts go on elsewhere; Ray has started the actor again and it gets today's weights."""
+        self._coming_back.add(name)
+        self._restarts[name] = self._restarts.get(name, 0) + 1
+        self._show(f"{name} was lost ({type(lost).__name__}); start {self._restarts[name] + 1}")
+        if self._restarts[name] > MAX_RESTARTS:
+            raise RStarError(f"{name} was lost {self._restarts[name]} times, last: {lost}")
+        told = when_available(lambda: self._balancer.replica_lost.remote(name))
+        await self._ask(told, "balancer", f"the rollouts of {name}")
+        await self.rollouts.resubmit()
+        await self._start([name])
+
+    async def _pull_unless_lost(self, name: str, weights: Publication) -> None:
+        """A worker that dies meanwhile takes the newest weights when it comes back."""
+        try:
+            await self._pull(name, weights)
+        except RayActorError as lost:
+            self._show(f"{name} did not take version {weights.version}: {type(lost).__name__}")
+
+    async def _pull(self, name: str, weights: Publication) -> None:
+        checksum = await self._ask(
+            self.workers[name].pull.remote(weights.version, [[ref] for ref in weights.refs]),
+            name,
+            f"policy version {weights.version}",
+        )
+        if checksum != weights.checksum:
+            raise RStarError(
+                f"{name} holds other weights than the learner published as version {weights.version}: "
+                f"checksum {checksum:08x} for {weights.checksum:08x}"
+            )
+
+    async def _ask(self, answer: Awaitable[Any], owner: str, reason: str) -> Any:
+        return await within(answer, CALL_DEADLINE_S, waiter="driver", owner=owner, reason=reason)

@@ -1,0 +1,40 @@
+"""The latest work of one replica, kept for pictures: what each rollout did and when, and the KV in use meanwhile."""
+
+import time
+from collections import deque
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from scheduler.picture import Activity, KvSample, Span, Timeline
+
+T = TypeVar("T")
+
+KEPT = 100_000
+"""Spans, and samples of the KV: a few steps' worth."""
+
+
+class TimelineLog:
+    """Bounded; seconds since the epoch, so that the logs of several machines fit together."""
+
+    def __init__(self, replica_id: str) -> None:
+        self._replica_id = replica_id
+        self._spans: deque[Span] = deque(maxlen=KEPT)
+        self._kv_samples: deque[KvSample] = deque(maxlen=KEPT)
+
+    async def noted(self, activity: Activity, rollout_id: str, work: Awaitable[T]) -> T:
+        """Do the work; how long it took is noted, however it ends."""
+        began_s = time.time()
+        try:
+            return await work
+        finally:
+            self._spans.append(Span(self._replica_id, rollout_id, activity, began_s, time.time()))
+
+    def note_kv(self, used_tokens: int) -> None:
+        self._kv_samples.append(KvSample(self._replica_id, time.time(), used_tokens))
+
+    def timeline(self, rollouts: str, kv_capacity_tokens: int) -> Timeline:
+        """Of the rollouts whose ids begin so, and the KV while they ran."""
+        spans = [span for span in self._spans if span.rollout_id.startswith(rollouts)]
+        first, last = min((s.start_s for s in spans), default=0.0), max((s.end_s for s in spans), default=0.0)
+        samples = [sample for sample in self._kv_samples if first <= sample.at_s <= last]
+        return Timeline(spans, samples, kv_capacity_tokens)

@@ -1,0 +1,122 @@
+"""vLLM's processes behind one address: every wait on them has a deadline, all their deaths are an `EngineError`."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, TypeVar
+
+import psutil
+
+from actors.generation.vllm_start import EngineSettings, ObserveFn, start_vllm
+from rstar_ray.deadline import within
+from rstar_ray.errors import DeadlineExceeded, EngineError
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+T = TypeVar("T")
+
+LIVENESS_POLL_S = 0.25
+CLOSE_GRACE_S = 1.5
+
+
+class VllmProcess:
+    """One `AsyncLLM` and its processes. `start` first, `close` last; all calls from the same event loop."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._llm: AsyncLLM | None = None
+        self._death: asyncio.Future[str] | None = None  # why it does not serve any more
+        self._watch: asyncio.Task[None] | None = None
+        self.processes: list[psutil.Process] = []
+
+    async def start(self, observe: ObserveFn) -> "AsyncLLM":
+        """Raises `EngineError` where the processes do not come up."""
+        assert self._llm is None
+        starting = asyncio.to_thread(start_vllm, self._settings, observe)
+        try:
+            self._llm = await self._within(starting, self._settings.start_deadline_s, "start")
+        except (RuntimeError, ValueError, OSError) as failed:
+            raise EngineError(f"the engine for {self._settings.model} did not start: {failed}") from failed
+        self.processes = _processes(self._llm)
+        self._death = asyncio.get_running_loop().create_future()
+        self._watch = asyncio.create_task(self._watch_for_death(self._llm))
+        return self._llm
+
+    async def close(self) -> None:
+        """End the processes; safe to call twice."""
+        llm, self._llm = self._llm, None
+        if llm is None:
+            return
+        self.mark_dead("it was closed")
+        assert self._watch is not None
+        self._watch.cancel()
+        if llm.output_handler is not None:
+            llm.output_handler.cancel()  # or it reports the end of vLLM's process as a fault
+        shutting = asyncio.to_thread(_end_processes, llm, self.processes)
+        await self._within(shutting, self._settings.control_deadline_s, "shut down")
+
+    def alive(self) -> "AsyncLLM":
+        """Raises `EngineError` with the reason where it does not serve."""
+        if self._death is None:
+            raise EngineError("the engine was not started")
+        self._notice_death()
+        if self._death.done() or self._llm is None:
+            raise EngineError(f"the engine does not serve: {self._death.result()}")
+        return self._llm
+
+    def mark_dead(self, why: str) -> None:
+        """From now on every call ends with this reason."""
+        assert self._death is not None
+        if not self._death.done():
+            self._death.set_result(why)
+
+    async def ask(self, awaitable: Awaitable[T], what: str, seconds: float | None = None) -> T:
+        """Wait for an answer, by default as long as for any but a completion; a death becomes an `EngineError`."""
+        try:
+            return await self._within(self._or_death(awaitable), seconds or self._settings.control_deadline_s, what)
+        except (EngineError, DeadlineExceeded):
+            raise
+        except Exception as failed:
+            self._notice_death()
+            raise EngineError(f"the engine could not {what}: {failed}") from failed
+
+    async def _watch_for_death(self, llm: "AsyncLLM") -> None:
+        """vLLM notices the end of its processes but leaves some calls waiting for ever."""
+        while not llm.errored:
+            await asyncio.sleep(LIVENESS_POLL_S)
+        self._notice_death()
+
+    def _notice_death(self) -> None:
+        if self._llm is not None and self._llm.errored:
+            self.mark_dead("vLLM's engine process died")
+
+    async def _or_death(self, awaitable: Awaitable[T]) -> T:
+        assert self._death is not None
+        answer = asyncio.ensure_future(awaitable)
+        try:
+            await asyncio.wait({answer, self._death}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not answer.done():
+                answer.cancel()
+        if answer.cancelled() or not answer.done():
+            self.alive()
+        return await answer
+
+    async def _within(self, awaitable: Awaitable[T], seconds: float, what: str) -> T:
+        return await within(awaitable, seconds, waiter="engine", owner="vLLM's engine process", reason=what)
+
+
+def _processes(llm: "AsyncLLM") -> list[psutil.Process]:
+    """vLLM's engine processes and their workers, as they are after the start."""
+    manager = llm.engine_core.resources.engine_manager
+    cores = [psutil.Process(process.pid) for process in getattr(manager, "processes", ()) if process.pid]
+    return [process for core in cores for process in (core, *core.children(recursive=True))]
+
+
+def _end_processes(llm: "AsyncLLM", processes: list[psutil.Process]) -> None:
+    """vLLM asks its processes to end and may return while they still do; what outlives the grace time is killed."""
+    llm.shutdown(timeout=CLOSE_GRACE_S)
+    _, alive = psutil.wait_procs(processes, timeout=CLOSE_GRACE_S)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=CLOSE_GRACE_S)

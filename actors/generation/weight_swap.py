@@ -1,0 +1,119 @@
+"""New weights for a running engine, between two decode steps: staged while decoding goes on, then a short pause."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from actors.generation.load_meter import LoadMeter
+from actors.generation.vllm_process import VllmProcess
+from actors.weights.buckets import WeightBucket
+from actors.weights.staging import refuse_other_parameters, stage
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+T = TypeVar("T")
+
+CHECKSUM_POLL_S = 0.002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightUpdate:
+    """How one swap went."""
+
+    policy_version: int
+    checksum: int  # of the weights as the workers loaded them (actors.weights.buckets.checksum)
+    paused_s: float  # from the pause's beginning until decoding was free to go on
+    staged_s: float  # laying the weights out, while decoding went on
+
+
+class WeightSwap:
+    """One engine's swaps, one after the other."""
+
+    def __init__(self, vllm: VllmProcess, meter: LoadMeter, model: Path) -> None:
+        self._vllm = vllm
+        self._meter = meter
+        self._model = model
+        self._one_at_a_time = asyncio.Lock()
+        self.policy_version = 0  # of the weights that serve; 0 for those of the model folder
+
+    async def update(self, version: int, buckets: Sequence[WeightBucket]) -> WeightUpdate:
+        """Serve the weights in `buckets`, which must hold every parameter, from the next decode step on.
+
+        Raises `EngineError` for parameters the model does not have, and goes on serving the old weights.
+        """
+        llm = self._vllm.alive()
+        async with self._one_at_a_time:
+            began = time.monotonic()
+            await asyncio.to_thread(refuse_other_parameters, self._model, buckets)
+            staging = stage(buckets)
+            staged = await asyncio.to_thread(staging.__enter__)
+            try:
+                staged_s = time.monotonic() - began
+                paused_at = await self._pause(llm)
+                await self._load(llm, staged.payload())
+                # Asked for once decoding goes on, the checksum would wait for a decode step.
+                ends = self._go_on(llm, version), self._checksum(llm)
+                went_on_at, checksum = await _both(*ends)
+            finally:
+                await asyncio.to_thread(staging.__exit__, None, None, None)
+        return WeightUpdate(
+            policy_version=version, checksum=checksum, paused_s=went_on_at - paused_at, staged_s=staged_s
+        )
+
+    async def _pause(self, llm: "AsyncLLM") -> float:
+        """Pause decoding and forget all KV, so that none of the old weights' is ever read again; returns when.
+
+        The prefix cache is emptied. A request under way keeps its tokens and their log-probs, waits, and has its KV
+        computed again under the new weights; its tokens are then of several versions.
+        """
+        # Not `pause_generation`: it sleeps for 20 ms more, so that callers see the last outputs before it returns.
+        pausing = llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
+        await self._vllm.ask(pausing, "pause for new weights")
+        paused_at = time.monotonic()
+        await self._half_done(llm.start_weight_update(), "begin a weight update")
+        return paused_at
+
+    async def _load(self, llm: "AsyncLLM", payload: dict[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._half_done(llm.update_weights(WeightTransferUpdateRequest(payload)), "load new weights")
+
+    async def _go_on(self, llm: "AsyncLLM", version: int) -> float:
+        await self._half_done(llm.finish_weight_update(str(version)), "finish a weight update")
+        self._meter.forgive_running()  # by now the statistics of the last step have come
+        await self._vllm.ask(llm.resume_generation(), "go on after new weights")
+        self.policy_version = version
+        return time.monotonic()
+
+    async def _half_done(self, awaitable: Awaitable[T], what: str) -> T:
+        """A step of a swap: an engine whose weights are half old and half new must not serve."""
+        try:
+            return await self._vllm.ask(awaitable, what)
+        except BaseException as failed:
+            self._vllm.mark_dead(f"a swap of weights failed half-way: {failed}")
+            raise
+
+    async def _checksum(self, llm: "AsyncLLM") -> int:
+        """Poll: hashing runs in a thread of the worker, beside decoding."""
+        while True:
+            sums = await self._vllm.ask(llm.collective_rpc("loaded_checksum"), "checksum the new weights")
+            if None not in sums:
+                break
+            await asyncio.sleep(CHECKSUM_POLL_S)
+        if len(set(sums)) != 1:
+            self._vllm.mark_dead(f"its ranks loaded different weights: checksums {sums}")
+            self._vllm.alive()
+        return sums[0]
+
+
+async def _both(first: Awaitable[float], second: Awaitable[int]) -> tuple[float, int]:
+    """Wait for both to end, then raise the first failure: neither is left running."""
+    outcomes = await asyncio.gather(first, second, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes  # type: ignore[return-value]  # neither failed

@@ -1,0 +1,114 @@
+"""Which bundles a run asks for, and what is refused before anything starts; no Ray but in the last test."""
+
+from typing import Any
+
+import pytest
+import ray
+from ray.util import placement_group, remove_placement_group
+
+from actors.placement import Layout, mend_for, place, plan_layout, refuse_misfit
+from recipes.scales import at_scale
+from recipes.stage1 import STAGE_1
+from rstar_ray.config import RunConfig, with_values
+from rstar_ray.errors import ConfigError
+
+MI300X_NODE = {"GPU": 8.0, "CPU": 96.0, "memory": 1e12, "node:10.0.0.1": 1.0}
+
+
+def config(scale: str, **values: Any) -> RunConfig:
+    named = {name.replace("__", "."): value for name, value in values.items()}
+    return with_values(at_scale(STAGE_1.paper, scale, STAGE_1.tiny), named)
+
+
+def test_in_the_tiny_world_all_ranks_share_the_one_replicas_bundle():
+    layout = plan_layout(config("tiny"))
+    assert layout.bundles == ({"CPU": 0.8 + 2 * 0.4},)
+    assert (layout.replica_bundles, layout.rank_bundles) == ((0,), (0, 0))
+    assert layout.totals == {"CPU": 1.7}
+
+
+def test_on_64_gpus_every_bundle_is_one_gpu_shared_by_a_replica_and_a_rank():
+    layout = plan_layout(config("mi300x-64"))
+    assert layout.bundles == ({"CPU": 6.0, "GPU": 1.0},) * 64
+    assert layout.rank_bundles == layout.replica_bundles == tuple(range(64))
+    assert layout.totals == {"CPU": 64 * 6 + 8 * 0.1, "GPU": 64.0}
+    refuse_misfit(layout, [MI300X_NODE] * 8)
+
+
+def test_fewer_ranks_than_replicas_leave_the_last_bundles_to_replicas_alone():
+    layout = plan_layout(config("gpu", engine__replicas=3, learner__ranks=2))
+    assert layout.bundles == ({"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 0.5})
+
+
+def test_a_replica_split_over_gpus_has_them_in_one_bundle_beside_its_rank():
+    layout = plan_layout(config("gpu", engine__tensor_parallel=4, engine__gpus_per_replica=4, learner__gpus_per_rank=1))
+    assert layout.bundles == ({"CPU": 4.0, "GPU": 5.0},)
+
+
+def refusal(layout: Layout, nodes: list[dict[str, float]]) -> ConfigError:
+    with pytest.raises(ConfigError) as refused:
+        refuse_misfit(layout, nodes)
+    return refused.value
+
+
+def test_more_gpus_than_the_cluster_has_are_refused_with_the_arithmetic():
+    refused = refusal(plan_layout(config("mi300x-64")), [MI300X_NODE])
+    assert refused.field == "--engine.replicas"
+    assert refused.problem == "64 replicas and 64 learner ranks need 64 x 1 = 64 GPU, the cluster has 8"
+    assert "--scale" in refused.mend
+
+
+def test_the_sandboxes_count_among_the_cpus():
+    layout = plan_layout(config("tiny"))
+    assert "1 x 1.6 + 1 x 0.1 for sandboxes = 1.7 CPU, the cluster has 1.6" in refusal(layout, [{"CPU": 1.6}]).problem
+    refuse_misfit(layout, [{"CPU": 1.7}])
+
+
+def test_a_cluster_without_gpus_is_said_to_have_none():
+    assert "the cluster has 0" in refusal(plan_layout(config("gpu")), [{"CPU": 64.0}]).problem
+
+
+def test_a_bundle_larger_than_any_node_is_refused():
+    layout = plan_layout(config("gpu", engine__tensor_parallel=8, engine__gpus_per_replica=8, learner__gpus_per_rank=1))
+    refused = refusal(layout, [MI300X_NODE] * 2)
+    assert refused.field == "--engine.gpus-per-replica"
+    assert "need 9 GPU and 4 CPU on one node, the largest has 8 GPU and 96 CPU" in refused.problem
+    refused = refusal(plan_layout(config("gpu", engine__cpus_per_replica=100)), [MI300X_NODE] * 2)
+    assert refused.field == "--engine.cpus-per-replica"
+
+
+def test_enough_in_all_but_in_pieces_too_small_is_refused():
+    layout = plan_layout(
+        config(
+            "gpu", engine__replicas=3, engine__tensor_parallel=3, engine__gpus_per_replica=3, learner__gpus_per_rank=0
+        )
+    )
+    refused = refusal(layout, [{"GPU": 5.0, "CPU": 64.0}] * 2)
+    assert "3 bundles of 3 GPU and 2 CPU or more are needed, the nodes have room for 2" in refused.problem
+    refuse_misfit(layout, [{"GPU": 6.0, "CPU": 64.0}, {"GPU": 3.0, "CPU": 64.0}])
+
+
+def test_nothing_is_refused_for_a_rounding():
+    layout = plan_layout(config("tiny", engine__cpus_per_replica=0.7, learner__cpus_per_rank=0.1))
+    refuse_misfit(layout, [{"CPU": 0.7 + 0.1 + 0.1 + 0.1}])
+
+
+def test_what_cannot_ever_be_placed_is_told_from_what_has_to_wait():
+    assert "add nodes" in mend_for("INFEASIBLE")
+    assert "other runs" in mend_for("NO_RESOURCES")
+
+
+@pytest.mark.real
+async def test_bundles_that_others_hold_are_waited_for_and_then_refused():
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        layout = plan_layout(config("tiny"))
+        refuse_misfit(layout, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        others = placement_group([{"CPU": 2}])
+        with pytest.raises(ConfigError, match=r"placement: no room for 1.6 CPU after 3 s \(\w+\); wait until other"):
+            await place(layout, deadline_s=3)
+        remove_placement_group(others)
+        group = await place(layout)
+        assert [bundle["CPU"] for bundle in group.bundle_specs] == [1.6]
+    finally:
+        ray.shutdown()
