@@ -96,7 +96,7 @@ def _recorded() -> psutil.Process | None:
         saved = json.loads((STATE / "head.json").read_text())
         head = psutil.Process(saved["pid"])
         return head if abs(head.create_time() - saved["created"]) < 1 else None
-    except (OSError, ValueError, psutil.NoSuchProcess):
+    except (OSError, ValueError, TypeError, LookupError, psutil.NoSuchProcess):  # none, or a damaged record
         return None
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import ray
 
 from actors.balancer import BalancerActor
-from actors.generation.actor import WorkerSettings
+from actors.generation.actor import TO_OBJECT_STORE, GenerationActor, WorkerSettings
 from actors.generation.records import draw_timelines, record_trajectories
-from actors.generation.replicas import Replicas
+from actors.generation.replicas import MAX_RESTARTS, Replicas
 from actors.generation.vllm_start import EngineSettings
 from actors.learner.gang import Learner
 from actors.learner.settings import LearnerSettings
@@ -151,7 +151,6 @@ class TrainingActors:
 
     def _create_workers(self, replicas: Replicas) -> None:
         engine = self._config.engine
-        share = {"num_cpus": engine.cpus_per_replica, "num_gpus": engine.gpus_per_replica}
         for replica, bundle in enumerate(self._layout.replica_bundles):
             settings = WorkerSettings(
                 replica_id=f"generation/{replica}",
@@ -160,7 +159,17 @@ class TrainingActors:
                 sandbox=self._config.sandbox,
                 executors=tuple(self._executors),
             )
-            replicas.create(settings, in_bundle(self._group, bundle) | share)
+            actor = ray.remote(GenerationActor).options(
+                name=settings.replica_id,
+                num_cpus=engine.cpus_per_replica,
+                num_gpus=engine.gpus_per_replica,
+                max_restarts=MAX_RESTARTS,
+                max_task_retries=0,
+                max_concurrency=1_000,
+                runtime_env={"env_vars": TO_OBJECT_STORE},
+                **in_bundle(self._group, bundle),
+            )
+            replicas.add(settings.replica_id, actor.remote(settings), start_deadline_s=engine.start_deadline_s)
 
 
 async def _nothing() -> None: ...

@@ -1,13 +1,11 @@
 """The generation workers of a run, as the driver holds them: started, given weights, and brought back when lost."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import ray
 from ray.exceptions import RayActorError
 
-from actors.generation.actor import TO_OBJECT_STORE, GenerationActor, WorkerSettings
 from actors.generation.rollout_client import RolloutClient, when_available
 from actors.learner.gang import Publication
 from rstar_ray.chat.template import ChatFormat
@@ -38,22 +36,10 @@ class Replicas:
         """The workers that are not on their way back."""
         return {name: worker for name, worker in self.workers.items() if name not in self._coming_back}
 
-    def create(self, settings: WorkerSettings, options: Mapping[str, Any]) -> None:
-        """Create a worker's actor under Ray's `options` (its CPUs, GPUs and place); its engine starts later."""
-        name = settings.replica_id
-        self._start_deadlines_s[name] = settings.engine.start_deadline_s
-        self.workers[name] = (
-            ray.remote(GenerationActor)
-            .options(
-                name=name,
-                max_restarts=MAX_RESTARTS,
-                max_task_retries=0,
-                max_concurrency=1_000,
-                runtime_env={"env_vars": TO_OBJECT_STORE},
-                **options,
-            )
-            .remote(settings)
-        )
+    def add(self, name: str, worker: Any, *, start_deadline_s: float) -> None:
+        """A worker's actor, whose engine is not started yet."""
+        self.workers[name] = worker
+        self._start_deadlines_s[name] = start_deadline_s
 
     def start(self) -> None:
         """Start every engine; `serving` says when they are up."""

@@ -1,0 +1,83 @@
+"""Starting and stopping a head of our own, as far as it goes without one."""
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from actors import cluster
+from rstar_ray.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def record(pid: int, created: float) -> None:
+    cluster.STATE.mkdir()
+    (cluster.STATE / "head.json").write_text(json.dumps({"pid": pid, "created": created}))
+
+
+def test_the_mode_of_authentication_is_always_set_in_so_many_words(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    assert cluster.cluster_environment(Path("/runs"))["RAY_AUTH_MODE"] in ("disabled", "token")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    assert cluster.cluster_environment(Path("/runs"))["RAY_AUTH_MODE"] == "token"
+
+
+def test_jobs_find_the_runs_folder_and_this_environments_programs():
+    environment = cluster.cluster_environment(Path("/runs"))
+    assert environment["RSTAR_RAY_RUNS"] == "/runs"
+    assert environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+
+
+def test_a_taken_port_is_refused_by_its_number_and_a_free_one_is_not():
+    with socket.socket() as listener:
+        listener.bind((cluster.HOST, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port}: it is in use"):
+            cluster.refuse_taken_port(port)
+    cluster.refuse_taken_port(port)
+
+
+def test_a_second_head_is_refused_while_the_first_is_up():
+    record(os.getpid(), psutil.Process().create_time())
+    with pytest.raises(ConfigError, match="it is up already; run `make cluster-down` first"):
+        cluster.up()
+
+
+def test_only_the_very_process_that_was_recorded_is_stopped(capsys: pytest.CaptureFixture[str]):
+    """A process id is given again: what was started at another time is somebody else's."""
+    record(os.getpid(), psutil.Process().create_time() - 100)
+    cluster.down()
+    assert capsys.readouterr().out == "no cluster of this folder is up\n"
+
+
+@pytest.mark.parametrize("written", ["", "{", '{"pid": 1}'])
+def test_a_damaged_record_names_no_head(written: str, capsys: pytest.CaptureFixture[str]):
+    cluster.STATE.mkdir()
+    (cluster.STATE / "head.json").write_text(written)
+    cluster.down()
+    assert "no cluster" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["sideways"], ["up", "down"]])
+def test_anything_but_up_and_down_is_told_the_usage(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "argv", ["cluster", *arguments])
+    assert cluster.main() == 2
+    assert "usage: python -m actors.cluster up|down" in capsys.readouterr().err
+
+
+def test_a_refusal_is_one_line_and_a_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    record(os.getpid(), psutil.Process().create_time())
+    monkeypatch.setattr(sys, "argv", ["cluster", "up"])
+    assert cluster.main() == 1
+    assert capsys.readouterr().err == "cluster: it is up already; run `make cluster-down` first\n"

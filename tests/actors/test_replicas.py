@@ -1,0 +1,175 @@
+"""The generation workers as the driver holds them, with fakes in place of workers and balancer; no Ray."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorUnavailableError
+
+from actors.generation.delivery import Delivery
+from actors.generation.engine import EngineFacts
+from actors.generation.replicas import MAX_RESTARTS, Replicas
+from actors.learner.gang import Publication
+from rstar_ray.errors import RStarError
+from tests.fakes import CharChat, adding_problems, request
+
+FIRST, SECOND = (
+    Publication(version=version, refs=("a ref",), checksum=10 + version, num_bytes=1, seconds=0.0) for version in (1, 2)
+)
+
+
+class Method:
+    """A method as an actor's handle has it."""
+
+    def __init__(self, function: Any) -> None:
+        self.remote = function
+
+    def options(self, **_: Any) -> "Method":
+        return self
+
+
+class Worker:
+    """Takes weights and says nothing; ends when killed, and can then be started again, as by Ray."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.checksums = {1: 11, 2: 12}
+        self.hold = asyncio.Event()  # its next start waits for this
+        self.hold.set()
+        self._killed = asyncio.Event()
+        self.start, self.serve = Method(self._start), Method(self._serve)
+        self.pull, self.take_finished = Method(self._pull), Method(self._take_finished)
+
+    async def _start(self) -> EngineFacts:
+        await self.hold.wait()
+        self._killed.clear()
+        self.told.append("start")
+        return EngineFacts(kv_capacity_tokens=1_000, block_size=32, max_model_len=100)
+
+    async def _serve(self) -> None:
+        self.told.append("serve")
+
+    async def _pull(self, version: int, refs: Any) -> int:
+        if self._killed.is_set():
+            raise ActorUnavailableError("it restarts", None)
+        assert refs == [["a ref"]]  # boxed, so that Ray hands on the ref itself
+        self.told.append(version)
+        return self.checksums[version]
+
+    def _take_finished(self, wait_s: float) -> tuple[Any, str]:
+        return self._until_killed(), "a ref"
+
+    async def _until_killed(self) -> Delivery:
+        await self._killed.wait()
+        raise ActorUnavailableError("it restarts", None)
+
+    def kill(self) -> None:
+        self._killed.set()
+
+
+class Balancer:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.changed = asyncio.Event()
+        self.ping, self.submit = Method(self._ping), Method(self._submit)
+        self.replica_lost, self.set_policy_version = Method(self._tell), Method(self._tell)
+
+    async def _ping(self) -> str:
+        return "epoch"
+
+    async def _submit(self, items: Any) -> None:
+        await self._tell(len(items))
+
+    async def _tell(self, what: Any) -> None:
+        self.told.append(what)
+        self.changed.set()
+
+    async def hears(self, what: Any, times: int = 1) -> None:
+        async with asyncio.timeout(10):
+            while self.told.count(what) < times:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+class Run:
+    """Two workers that serve."""
+
+    def __init__(self) -> None:
+        self.balancer = Balancer()
+        self.shown: list[str] = []
+        self.line_shown = asyncio.Event()
+        self.replicas = Replicas(self.balancer, CharChat(), show=self._show)
+        self.first, self.second = Worker(), Worker()
+        for name, worker in (("generation/0", self.first), ("generation/1", self.second)):
+            self.replicas.add(name, worker, start_deadline_s=5)
+
+    def _show(self, line: str) -> None:
+        self.shown.append(line)
+        self.line_shown.set()
+
+    async def shows(self, line: str, times: int = 1) -> None:
+        async with asyncio.timeout(10):
+            while self.shown.count(line) < times:
+                self.line_shown.clear()
+                await self.line_shown.wait()
+
+
+@pytest.fixture
+async def run() -> AsyncIterator[Run]:
+    started = Run()
+    started.replicas.start()
+    await started.replicas.serving()
+    yield started
+    await started.replicas.close()
+
+
+async def test_a_publish_reaches_every_replica_and_then_the_balancer(run: Run):
+    await run.replicas.publish(FIRST)
+    assert run.first.told == run.second.told == ["start", "serve", 1]
+    assert run.balancer.told == [1]
+
+
+async def test_other_weights_than_the_learners_end_the_run(run: Run):
+    run.second.checksums[1] = 99
+    with pytest.raises(
+        RStarError, match=r"generation/1 holds other weights .* version 1: checksum 00000063 for 0000000b"
+    ):
+        await run.replicas.publish(FIRST)
+
+
+async def test_a_lost_worker_takes_the_newest_weights_before_it_serves(run: Run):
+    await run.replicas.publish(FIRST)
+    run.second.hold.clear()
+    run.second.kill()
+    await run.balancer.hears("generation/1")  # its rollouts go on elsewhere
+    assert run.replicas.there.keys() == {"generation/0"}
+    await run.replicas.publish(SECOND)  # without waiting for it
+    assert run.first.told == ["start", "serve", 1, 2]
+    run.second.hold.set()
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.second.told == ["start", "serve", 1, "start", 2, "serve"]
+    assert run.replicas.there.keys() == {"generation/0", "generation/1"}
+
+
+async def test_a_worker_that_dies_in_a_publish_does_not_end_it(run: Run):
+    run.second.hold.clear()
+    run.second.kill()
+    await run.replicas.publish(FIRST)
+    assert "generation/1 did not take version 1: ActorUnavailableError" in run.shown
+    run.second.hold.set()
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.second.told == ["start", "serve", "start", 1, "serve"]
+
+
+async def test_a_worker_lost_too_often_ends_the_run_through_its_rollouts(run: Run):
+    rollouts = run.replicas.rollouts.run([request(problem) for problem in adding_problems(1)])
+    first = asyncio.ensure_future(anext(rollouts))
+    for time in range(MAX_RESTARTS):
+        run.second.kill()
+        await run.shows("generation/1: 1,000 KV tokens", times=2 + time)
+    run.second.kill()
+    with pytest.raises(RStarError, match=f"generation/1 was lost {MAX_RESTARTS + 1} times"):
+        await asyncio.wait_for(first, 10)
