@@ -24,10 +24,11 @@ def boxed_answer(completion: str) -> str | None:
     Only the policy's own final turn is read, never tool output.
     """
     answers = _ANSWER.findall(completion)
-    return _last_boxed(answers[-1]) if answers else None
+    return last_boxed(answers[-1]) if answers else None
 
 
-def _last_boxed(text: str) -> str | None:
+def last_boxed(text: str) -> str | None:
+    r"""What stands in the last `\boxed{}` whose brace is closed; None without one."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None

@@ -118,7 +118,8 @@ def test_problems_are_read_from_jsonl_and_parquet_alike(tmp_path: Path):
         (GOOD | {"id": "b", "answer": None}, "row 2: has no answer"),
         (GOOD | {"id": "b", "answer": "  "}, "row 2: answer is empty"),
         (GOOD | {"id": "b", "problem": ""}, "row 2: problem is empty"),
-        (GOOD | {"id": "b", "answer": 7}, "row 2: answer 7 is not a string"),
+        (GOOD | {"id": "b", "answer": [7]}, r"row 2: answer \[7\] is not a string"),
+        (GOOD | {"id": "b", "answer": 0.5}, r"row 2: answer 0.5 is not a string"),
         (GOOD | {"id": "b", "answer": r"\frac12"}, "row 2: answer .* is not an integer"),
         (GOOD | {"id": "b", "answer": "2.5"}, "row 2: answer '2.5' is not an integer"),
         (GOOD | {"id": "b", "difficulty": "hard"}, "row 2: difficulty 'hard' is not a number"),
@@ -150,9 +151,9 @@ def test_files_that_hold_no_problems_are_refused(tmp_path: Path):
         load_problems(tmp_path / "bad.parquet", integer_answers=True)
     with pytest.raises(ConfigError, match="no such file"):
         load_problems(tmp_path / "absent.jsonl", integer_answers=True)
-    (tmp_path / "set.csv").write_text("id,problem,answer\n")
+    (tmp_path / "set.xls").write_text("id,problem,answer\n")
     with pytest.raises(ConfigError, match="no known format"):
-        load_problems(tmp_path / "set.csv", integer_answers=True)
+        load_problems(tmp_path / "set.xls", integer_answers=True)
 
 
 def test_a_byte_that_is_no_text_is_named_by_its_row(tmp_path: Path):

@@ -1,0 +1,218 @@
+"""Published problem sets as training problems: judged row by row, deduplicated, decontaminated, counted by reason.
+
+python recipes/prepare.py deepmath.parquet --out problems.jsonl --integer-answers --against aime2024.jsonl math500.jsonl
+python recipes/prepare.py BytedTsinghua-SIA/DAPO-Math-17k --out dapo.jsonl --integer-answers --english
+python recipes/prepare.py problems.jsonl --check
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from rstar_ray.data.columns import Columns, RawProblem, find_columns, raw_problem
+from rstar_ray.data.overlap import NGRAM_WORDS
+from rstar_ray.data.prepare import PassRates, Prepared, Rules, prepare
+from rstar_ray.data.tables import FORMATS, read_table
+from rstar_ray.errors import ConfigError
+from rstar_ray.run_dir.durable import to_row, write_bytes, write_json, write_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnNames:
+    """Where the sources keep what a problem needs; empty finds it. Dots lead into objects: reward_model.ground_truth"""
+
+    problem: str = ""
+    answer: str = ""
+    id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareConfig:
+    """Problems from files (jsonl, json, csv, parquet), folders of them, or Hugging Face dataset names."""
+
+    sources: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """files, folders, or dataset names as owner/name[:split]; the first of several equal problems stays"""
+    out: Path | None = None
+    """where the problems go, .jsonl or .parquet; FILE.counts.json beside it holds the counts"""
+    check: bool = False
+    """report only, write nothing"""
+    columns: ColumnNames = field(default_factory=ColumnNames)
+    integer_answers: bool = False
+    """keep only integer answers, as the paper does, written plainly"""
+    english: bool = False
+    """drop problems in other scripts, such as the Chinese half of DAPO-Math-17k"""
+    max_chars: int = 0
+    """longest problem kept [characters]; 0 keeps all"""
+    keep_duplicates: bool = False
+    """keep exact and near duplicates"""
+    against: tuple[str, ...] = ()
+    """evaluation sets: problems that share words in a row with one of theirs are dropped"""
+    against_words: int = NGRAM_WORDS
+    """how many words in a row (the paper's 8-grams)"""
+    pass_rates: Path | None = None
+    """a policy's results on these problems, as recipes/evaluate.py writes them, one row a problem"""
+    solved_at_least: int = 2
+    """with --pass-rates: keep problems solved at least so often (the paper: twice in 16)"""
+    solved_at_most: int = 1_000_000
+    """with --pass-rates: keep problems solved at most so often"""
+
+    def check_values(self) -> None:
+        """Refuse what cannot work, before anything is read."""
+        if not self.sources:
+            raise ConfigError("sources", "no source is named", "name files, folders or dataset names")
+        if self.out is None and not self.check:
+            raise ConfigError("--out", "nowhere to write", "name a .jsonl or .parquet file, or give --check")
+        if self.out is not None and self.out.suffix not in (".jsonl", ".parquet"):
+            raise ConfigError("--out", f"{self.out.name} is neither", "name a file that ends in .jsonl or .parquet")
+        if self.out is not None and not self.out.absolute().parent.is_dir():
+            raise ConfigError("--out", f"{self.out.absolute().parent} does not exist", "make the folder first")
+        for option, value in (("--max-chars", self.max_chars), ("--solved-at-least", self.solved_at_least)):
+            if value < 0:
+                raise ConfigError(option, f"{value} is below 0", "give 0 or more")
+        if self.against_words < 1:
+            raise ConfigError("--against-words", f"{self.against_words} words", "give at least 1")
+        if self.solved_at_most < self.solved_at_least:
+            mend = "raise it or lower --solved-at-least"
+            raise ConfigError("--solved-at-most", f"{self.solved_at_most} leaves nothing to keep", mend)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Exit status: 0 done, 2 refused; nothing is half written."""
+    try:
+        config = tyro.cli(PrepareConfig, args=argv, description=__doc__)
+        config.check_values()
+        began_s = time.monotonic()
+        prepared = prepare_sources(config)
+        print(table(prepared), flush=True)
+        if not prepared.problems:
+            raise ConfigError("sources", "no problem is left", "see the counts; loosen what dropped them")
+        if config.out is not None and not config.check:
+            write(prepared, config)
+            seconds = time.monotonic() - began_s
+            print(f"{len(prepared.problems)} problems in {config.out}, {seconds:.1f} s", flush=True)
+    except ConfigError as refused:
+        print(f"error: {refused}", file=sys.stderr, flush=True)
+        sys.exit(2)
+
+
+def prepare_sources(config: PrepareConfig) -> Prepared:
+    """Everything but writing."""
+    against = {Path(name).stem: [row.problem for row in source_rows(name, ColumnNames())] for name in config.against}
+    if not against:
+        print("no --against: nothing is checked for problems of evaluation sets", flush=True)
+    rates = None
+    if config.pass_rates is not None:
+        rates = PassRates(
+            solved=read_pass_rates(config.pass_rates),
+            at_least=config.solved_at_least,
+            at_most=config.solved_at_most,
+        )
+    rules = Rules(
+        integer_answers=config.integer_answers,
+        english=config.english,
+        max_chars=config.max_chars,
+        duplicates=not config.keep_duplicates,
+        against=against,
+        ngram_words=config.against_words,
+        pass_rates=rates,
+    )
+    rows = chain.from_iterable(source_rows(source, config.columns, show=True) for source in config.sources)
+    return prepare(rows, rules, name=Path(config.sources[0].partition(":")[0]).stem)
+
+
+def source_rows(source: str, names: ColumnNames, *, show: bool = False) -> Iterator[RawProblem]:
+    """Rows of a file, of a folder's files in order, or of a dataset of the Hugging Face hub."""
+    path = Path(source)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix in FORMATS)
+        if not files:
+            raise ConfigError(source, f"the folder holds no {', '.join(FORMATS)} file", "name files")
+        for file in files:
+            yield from _problems(file.name, read_table(file), names, show=show)
+    elif path.exists() or path.suffix in FORMATS:
+        yield from _problems(path.name, read_table(path), names, show=show)
+    else:
+        yield from _problems(source, _hub_rows(source), names, show=show)
+
+
+def _problems(name: str, rows: Iterator[tuple[int, Any]], names: ColumnNames, *, show: bool) -> Iterator[RawProblem]:
+    columns: Columns | None = None
+    for number, row in rows:
+        where = f"{name}, row {number}"
+        if columns is None:
+            columns = find_columns(row, where=where, problem=names.problem, answer=names.answer, id_column=names.id)
+            if show:
+                print(f"{name}: reading {columns}", flush=True)
+        yield raw_problem(row, columns, where=where)
+        if show and number % 50_000 == 0:
+            print(f"{name}: {number:,} rows", flush=True)
+    if columns is None:
+        raise ConfigError(name, "holds no row", "name a file with problems")
+
+
+def _hub_rows(source: str) -> Iterator[tuple[int, Any]]:
+    """Streamed from the hub, so that only what is read is downloaded."""
+    name, _, split = source.partition(":")
+    if name.count("/") != 1:
+        mend = f"name an existing file or folder ({', '.join(FORMATS)}), or a dataset as owner/name[:split]"
+        raise ConfigError(source, "there is no such file", mend)
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        rows: Any = datasets.load_dataset(name, split=split or "train", streaming=True)
+        yield from enumerate(rows, start=1)
+    except Exception as error:  # the hub's client raises two dozen kinds, from no network to no such split
+        reason = " ".join(str(error).split())[:160]
+        mend = "where there is no network, bring its parquet files and name them"
+        raise ConfigError(source, f"the hub gives no such dataset ({type(error).__name__}: {reason})", mend) from error
+
+
+def read_pass_rates(path: Path) -> dict[str, int]:
+    """How often each problem was solved: rows of {"id", "num_correct"}."""
+    solved: dict[str, int] = {}
+    for number, row in read_table(path):
+        count: Any = row.get("num_correct") if isinstance(row, dict) else None
+        if not isinstance(row, dict) or "id" not in row or not isinstance(count, int):
+            where = f"{path.name}, row {number}"
+            raise ConfigError(where, "lacks id or num_correct", "name a file that recipes/evaluate.py wrote")
+        solved[str(row["id"])] = count
+    return solved
+
+
+def table(prepared: Prepared) -> str:
+    """The counts by reason, one a line; they add up to the rows read."""
+    lines = [f"{prepared.read:>9,}  rows read"]
+    lines += [f"{count:>9,}  {reason}" for reason, count in prepared.dropped.items()]
+    return "\n".join([*lines, f"{len(prepared.problems):>9,}  kept"])
+
+
+def write(prepared: Prepared, config: PrepareConfig) -> None:
+    """The problems and, beside them, the counts and what they were made with; each file whole or not at all."""
+    assert config.out is not None
+    rows = [asdict(problem) for problem in prepared.problems]
+    if config.out.suffix == ".parquet":
+        import io
+
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+
+        buffer = io.BytesIO()
+        parquet.write_table(arrow.Table.from_pylist(rows), buffer)
+        write_bytes(config.out, buffer.getvalue())
+    else:
+        write_text(config.out, "".join(map(to_row, rows)))
+    asked = json.loads(json.dumps(asdict(config), default=str))
+    counts = {"read": prepared.read, "kept": len(prepared.problems), "dropped": prepared.dropped, "settings": asked}
+    write_json(config.out.with_name(f"{config.out.name}.counts.json"), counts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+r"""What a published problem set calls its columns, and how a row of it becomes a problem.
+
+Known by their columns: DAPO-Math-17k (`prompt` as messages, `reward_model.ground_truth`), its processed form, AIME 2024
+and 2025 (`Problem` or `question`, `Answer`), MATH and MATH-500 (`problem`, `solution` with a `\boxed{}`, `unique_id`),
+OpenMathReasoning (`expected_answer`), DeepMath (`question`, `final_answer`), GSM8K (`answer` after `####`).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rstar_ray.agent.reward import last_boxed
+from rstar_ray.errors import ConfigError
+
+PROBLEM_COLUMNS = ("problem", "question", "prompt", "query")
+ANSWER_COLUMNS = ("answer", "expected_answer", "final_answer", "reward_model.ground_truth", "ground_truth", "target")
+ID_COLUMNS = ("id", "unique_id", "uuid", "problem_id", "extra_info.index", "index", "idx")
+FAMILY_COLUMNS = ("family", "subject", "topic", "problem_source")
+DIFFICULTY_COLUMNS = ("difficulty", "level")
+_DAPO_FRAME = re.compile(
+    r"\s*Solve the following math problem step by step\..*?\(without quotes\)[^\n]*\n+(.*?)"
+    r"\s*Remember to put your answer on its own line after .Answer:.\.?\s*",
+    re.DOTALL,
+)
+_LEVEL = re.compile(r"(?:level\s*)?(\d+(?:\.\d+)?)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Where a set keeps what a problem needs; dots lead into objects. Empty: the set has none."""
+
+    problem: str
+    answer: str
+    id: str = ""
+    family: str = ""
+    difficulty: str = ""
+
+    def __str__(self) -> str:
+        named = {"id": self.id, "family": self.family, "difficulty": self.difficulty}
+        others = [f"{column} as {name}" for name, column in named.items() if column]
+        return ", ".join([self.problem, self.answer, *others])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawProblem:
+    """A row as it was read; nothing has been judged yet. Empty where the row has none."""
+
+    problem: str
+    answer: str
+    id: str
+    family: str
+    difficulty: float
+
+
+def find_columns(row: Any, *, where: str, problem: str = "", answer: str = "", id_column: str = "") -> Columns:
+    """The columns of a set by one of its rows; a name that is given is taken.
+
+    Raises `ConfigError` naming the columns there are where none of them can be the problem or the answer.
+    """
+    if not isinstance(row, Mapping):
+        raise ConfigError(where, "is not an object", "write one object per row")
+    fields = cast(Mapping[str, Any], row)
+    for option, name in (("--columns.problem", problem), ("--columns.answer", answer), ("--columns.id", id_column)):
+        if name and _value(fields, name) is None:
+            raise ConfigError(option, f"{where} has no {name!r}, only {_names(fields)}", "name one of these")
+    problem = problem or _first(fields, PROBLEM_COLUMNS)
+    if not problem:
+        raise ConfigError(where, f"no column is known for a problem among {_names(fields)}", "name --columns.problem")
+    answer = answer or _first(fields, ANSWER_COLUMNS)
+    if not answer and last_boxed(str(fields.get("solution") or "")) is not None:
+        answer = "solution"
+    if not answer:
+        raise ConfigError(where, f"no column is known for an answer among {_names(fields)}", "name --columns.answer")
+    return Columns(
+        problem=problem,
+        answer=answer,
+        id=id_column or _first(fields, ID_COLUMNS),
+        family=_first(fields, FAMILY_COLUMNS),
+        difficulty=_first(fields, DIFFICULTY_COLUMNS),
+    )
+
+
+def raw_problem(row: Any, columns: Columns, *, where: str) -> RawProblem:
+    """One row by its columns. Raises `ConfigError` for a row that is no object, or holds a list where text belongs."""
+    if not isinstance(row, Mapping):
+        raise ConfigError(where, "is not an object", "write one object per row")
+    fields = cast(Mapping[str, Any], row)
+    return RawProblem(
+        problem=_problem_text(_value(fields, columns.problem), f"{where}, {columns.problem}"),
+        answer=_answer_text(_value(fields, columns.answer), columns.answer, f"{where}, {columns.answer}"),
+        id=_plain(_value(fields, columns.id), f"{where}, {columns.id}") if columns.id else "",
+        family=str(_value(fields, columns.family) or "") if columns.family else "",
+        difficulty=_difficulty(_value(fields, columns.difficulty)) if columns.difficulty else 0.0,
+    )
+
+
+def plain_text(value: object) -> str | None:
+    """Text, or a whole number as text (ids and answers are often kept as numbers); None for anything else."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, int):
+        return str(value)
+    return str(int(value)) if value.is_integer() else None
+
+
+def _plain(value: object, where: str) -> str:
+    if value is None:
+        return ""
+    text = plain_text(value)
+    if text is None:
+        kind = "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else repr(value)
+        raise ConfigError(where, f"is {kind}, not text", "name a column of text, or write it as a string")
+    return text.strip()
+
+
+def _problem_text(value: object, where: str) -> str:
+    """The words of a problem; of messages the last user's, without DAPO's instructions around it."""
+    if isinstance(value, list):
+        messages = [cast(Mapping[str, Any], message) for message in cast(list[Any], value) if isinstance(message, dict)]
+        said = [message.get("content") for message in messages if message.get("role", "user") == "user"]
+        value = said[-1] if said else value
+    text = _plain(value, where)
+    framed = _DAPO_FRAME.fullmatch(text)
+    return framed[1].strip() if framed else text
+
+
+def _answer_text(value: object, column: str, where: str) -> str:
+    text = _plain(value, where)
+    if column == "solution":
+        return last_boxed(text) or ""
+    before, marked, after = text.rpartition("####")  # GSM8K's
+    return after.strip().replace(",", "") if marked and "\n" in before else text
+
+
+def _difficulty(value: object) -> float:
+    if isinstance(value, bool):
+        return 0.0
+    if isinstance(value, int | float):
+        return float(value)
+    match = _LEVEL.fullmatch(value.strip()) if isinstance(value, str) else None
+    return float(match[1]) if match else 0.0
+
+
+def _value(fields: Mapping[str, Any], column: str) -> Any:
+    """What stands in a column, whatever the case of its name; dots lead into objects."""
+    value: Any = fields
+    for name in column.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        inner = cast(Mapping[str, Any], value)
+        value = inner[name] if name in inner else next((inner[k] for k in inner if k.lower() == name.lower()), None)
+    return value
+
+
+def _first(fields: Mapping[str, Any], columns: tuple[str, ...]) -> str:
+    return next((column for column in columns if _value(fields, column) is not None), "")
+
+
+def _names(fields: Mapping[str, Any]) -> str:
+    return ", ".join(fields) or "none"

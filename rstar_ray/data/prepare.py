@@ -1,0 +1,161 @@
+"""From published problem sets to training problems (arXiv:2508.20722 section 4.2), counted by reason.
+
+What is dropped: rows without problem or answer, in another language or with another answer than an integer where
+that is asked for, exact and near duplicates, problems that share 8 words in a row with an evaluation set, and, where a
+policy's results are given, problems solved too rarely or too often.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rstar_ray.agent.reward import as_integer
+from rstar_ray.data.columns import RawProblem
+from rstar_ray.data.overlap import NGRAM_WORDS, near_duplicates, numbers_of, shared_with, tokens
+from rstar_ray.trajectory import Problem
+
+_OTHER_SCRIPTS = re.compile(r"[\u0400-\u06ff\u0900-\u0dff\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRates:
+    """How often each problem was solved, and between which counts it is kept (both included)."""
+
+    solved: Mapping[str, int]  # by problem id
+    at_least: int
+    at_most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What is dropped."""
+
+    integer_answers: bool = False
+    english: bool = False
+    max_chars: int = 0  # longest problem kept [characters]; 0 keeps all
+    duplicates: bool = True  # exact and near ones
+    against: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])  # evaluation sets by name
+    ngram_words: int = NGRAM_WORDS
+    pass_rates: PassRates | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What is left, and why the rest is not."""
+
+    problems: list[Problem]
+    read: int
+    dropped: dict[str, int]  # by reason, in the order in which they were looked for
+
+    def __post_init__(self) -> None:
+        assert self.read == len(self.problems) + sum(self.dropped.values()), "a row was lost"
+
+
+def prepare(rows: Iterable[RawProblem], rules: Rules, *, name: str) -> Prepared:
+    """Judge every row; `name` begins the ids of rows that have none. The first of several that say the same stays."""
+    dropped: Counter[str] = Counter()
+    kept: list[RawProblem] = []
+    read = 0
+    for read, row in enumerate(rows, start=1):
+        reason = _refusal(row, rules)
+        if reason:
+            dropped[reason] += 1
+        else:
+            kept.append(row if row.id else replace(row, id=f"{name}-{read}"))
+    if rules.duplicates:
+        kept = _without_duplicates(kept, dropped)
+    if rules.against:
+        shared = shared_with([row.problem for row in kept], rules.against, size=rules.ngram_words)
+        dropped.update(f"shares {rules.ngram_words} words in a row with {name}" for name in shared if name)
+        kept = [row for row, name in zip(kept, shared, strict=True) if not name]
+    kept = _with_own_ids(kept)
+    if rules.pass_rates is not None:
+        kept = _between(kept, rules.pass_rates, dropped)
+    return Prepared(
+        problems=[_problem(row, rules) for row in kept],
+        read=read,
+        dropped={reason: count for reason, count in dropped.items() if count},
+    )
+
+
+def _refusal(row: RawProblem, rules: Rules) -> str:
+    """Why a row alone cannot be used; empty where it can."""
+    if not row.problem.strip():
+        return "no problem text"
+    if not row.answer.strip():
+        return "no answer"
+    if rules.max_chars and len(row.problem) > rules.max_chars:
+        return f"longer than {rules.max_chars} characters"
+    if rules.english and _OTHER_SCRIPTS.search(row.problem):
+        return "not English"
+    if rules.integer_answers and as_integer(row.answer.strip("$ ")) is None:
+        return "answer is no integer"
+    return ""
+
+
+def _problem(row: RawProblem, rules: Rules) -> Problem:
+    answer = row.answer.strip()
+    integer = as_integer(answer.strip("$ ")) if rules.integer_answers else None
+    return Problem(
+        id=row.id,
+        problem=row.problem,
+        answer=answer if integer is None else str(integer),
+        family=row.family,
+        difficulty=row.difficulty,
+    )
+
+
+def _without_duplicates(rows: Sequence[RawProblem], dropped: Counter[str]) -> list[RawProblem]:
+    """The first of every problem; none of those that are asked twice with different answers, since one is wrong."""
+    texts = [tokens(row.problem) for row in rows]
+    answers: dict[tuple[str, ...], set[str]] = {}
+    for text, row in zip(texts, rows, strict=True):
+        answers.setdefault(tuple(text), set()).add(" ".join(tokens(row.answer)))
+    once: list[int] = []
+    seen: set[tuple[str, ...]] = set()
+    for index, text in enumerate(texts):
+        key = tuple(text)
+        if len(answers[key]) > 1:
+            dropped["asked twice with different answers"] += 1
+        elif key in seen:
+            dropped["exact duplicate"] += 1
+        else:
+            seen.add(key)
+            once.append(index)
+    split = [texts[index] for index in once]
+    groups = [(numbers_of(text), *tokens(rows[index].answer)) for text, index in zip(split, once, strict=True)]
+    first = near_duplicates(split, groups)
+    kept = [index for position, index in enumerate(once) if first[position] == position]
+    dropped["near duplicate"] += len(once) - len(kept)
+    return [rows[index] for index in kept]
+
+
+def _with_own_ids(rows: Sequence[RawProblem]) -> list[RawProblem]:
+    """Ids made unique: different problems of one id (two sets that both count from 0) get a number behind it."""
+    taken = Counter(row.id for row in rows)
+    used: set[str] = set()
+    found: list[RawProblem] = []
+    for row in rows:
+        name, number = row.id, 1
+        while name in used or (number > 1 and name in taken):
+            number += 1
+            name = f"{row.id}.{number}"
+        used.add(name)
+        found.append(row if name == row.id else replace(row, id=name))
+    return found
+
+
+def _between(rows: Sequence[RawProblem], rates: PassRates, dropped: Counter[str]) -> list[RawProblem]:
+    kept: list[RawProblem] = []
+    for row in rows:
+        solved = rates.solved.get(row.id)
+        if solved is None:
+            dropped["no result in the pass rates"] += 1
+        elif solved < rates.at_least:
+            dropped[f"solved fewer than {rates.at_least} times"] += 1
+        elif solved > rates.at_most:
+            dropped[f"solved more than {rates.at_most} times"] += 1
+        else:
+            kept.append(row)
+    return kept
