@@ -1,0 +1,43 @@
+"""Documents name files, targets and options that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")])
+ROOMS = ("rstar_ray", "sandbox", "scheduler", "actors", "recipes", "tests", "docs", "deploy")
+NAMED = re.compile(rf"`((?:{'|'.join(ROOMS)})/[\w./-]*)`")
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+
+
+def test_the_table_of_places_has_a_row_for_everything_one_usually_changes():
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    rows = [line for line in text.partition("## I want to change")[2].splitlines() if line.startswith("| ")]
+    assert len(rows) - 1 >= 25
+    assert all(NAMED.search(row) for row in rows[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path):
+    text = page.read_text()
+    named = {name for name in NAMED.findall(text) if "<" not in name}
+    assert not [name for name in named if not (REPOSITORY / name).exists()]
+    assert not [link for link in LINK.findall(text) if not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_makes_can_be_made(page: Path):
+    targets = set(re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z][\w-]*)", page.read_text(), re.MULTILINE)) <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_and_recipes_that_a_page_runs_exist(page: Path):
+    text = page.read_text()
+    for module in set(re.findall(r"python -m ((?:rstar_ray|sandbox|scheduler|actors)[\w.]*)", text)):
+        path = REPOSITORY / module.rstrip(".").replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+    for recipe in set(re.findall(r"\brecipes/\w+\.py", text)):
+        assert (REPOSITORY / recipe).exists(), recipe
