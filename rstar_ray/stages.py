@@ -135,9 +135,15 @@ def _finished(run_dir: RunDir, stage: str) -> Checkpoint:
 
 
 def _show_odd(record: StepRecord, crew: Crew) -> None:
-    if record.metrics.trained_trajectories == 0:
+    if record.metrics.groups_kept == 0:
         crew.show(
             f"step {record.metrics.step}: every group has equal rewards; nothing to learn from, weights unchanged"
+        )
+    elif record.left_out:
+        first = record.left_out[0]
+        crew.show(
+            f"step {record.metrics.step}: the learner left out {len(record.left_out)} rollouts, "
+            f"such as {first.rollout_id}: {first.reason}"
         )
     if record.dropped:
         crew.show(f"step {record.metrics.step}: {len(record.dropped)} rollouts dropped: {record.dropped[0].reason}")

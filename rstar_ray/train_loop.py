@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from rstar_ray.algorithm.advantage import group_advantages, rewards_differ
 from rstar_ray.algorithm.lr_schedule import LrSchedule
 from rstar_ray.algorithm.resample import resample_on_correct
-from rstar_ray.algorithm.update import UpdateResult
+from rstar_ray.algorithm.update import LeftOut, UpdateResult
 from rstar_ray.config import AlgorithmConfig, RunConfig
 from rstar_ray.data.order import DataPosition, draw
 from rstar_ray.errors import RStarError
@@ -29,6 +29,7 @@ class TrainingRow:
     """One kept trajectory as the learner's ranks receive it."""
 
     rollout_id: str
+    group_id: str  # of its prompt: the siblings that the loss may be normalised over
     ref: TrajectoryRef
     advantage: float
     num_tokens: int  # prompt and response
@@ -64,10 +65,12 @@ class Ledger:
     dropped: int  # our failures, each with a reason
     resampled_away: int
     in_equal_groups: int  # kept siblings whose rewards do not differ carry no signal
+    left_out: int  # by the learner: above its context, without a sampled token, or in an update that was not applied
     trained: int
 
     def __post_init__(self) -> None:
-        if self.requested != self.dropped + self.resampled_away + self.in_equal_groups + self.trained:
+        accounted = self.dropped + self.resampled_away + self.in_equal_groups + self.left_out + self.trained
+        if self.requested != accounted:
             raise RStarError(f"the step's ledger does not add up: {self}")
 
 
@@ -79,6 +82,7 @@ class StepRecord:
     ledger: Ledger
     refs: tuple[TrajectoryRef, ...]  # of all finished rollouts, while the caller holds them
     dropped: tuple[DroppedRollout, ...]
+    left_out: tuple[LeftOut, ...]  # rows that the learner did not train on
 
 
 async def train_step(
@@ -103,6 +107,7 @@ async def train_step(
     published_s = time.monotonic()
 
     finished = [rollout for group in groups for rollout in group]
+    left_out = rows_left_out(rows, update)
     num_kept = sum(len(group) for group in kept)
     return StepRecord(
         metrics=step_metrics(
@@ -111,6 +116,7 @@ async def train_step(
             step=step,
             policy_version=policy_version,
             kept_ids=[row.rollout_id for row in rows],
+            left_out_ids=[row.rollout_id for row in left_out],
             timings=StepTimings(
                 rollout_s=rolled_out_s - started_s,
                 learn_s=learned_s - rolled_out_s,
@@ -124,11 +130,24 @@ async def train_step(
             dropped=len(dropped),
             resampled_away=len(finished) - num_kept,
             in_equal_groups=num_kept - len(rows),
-            trained=len(rows),
+            left_out=len(left_out),
+            trained=len(rows) - len(left_out),
         ),
+        left_out=left_out,
         refs=tuple(rollout.ref for rollout in finished),
         dropped=tuple(dropped),
     )
+
+
+def rows_left_out(rows: Sequence[TrainingRow], update: UpdateResult | None) -> tuple[LeftOut, ...]:
+    """Of the rows handed to the learner those it did not train on: all of them where the update was not applied."""
+    if update is None:
+        return ()
+    if update.applied:
+        return update.left_out
+    named = {row.rollout_id for row in update.left_out}
+    others = (LeftOut(row.rollout_id, update.reason) for row in rows if row.rollout_id not in named)
+    return (*update.left_out, *others)
 
 
 def learning_rate(step: int, config: RunConfig) -> float:
@@ -157,6 +176,7 @@ def training_rows(groups: Sequence[Group], algorithm: AlgorithmConfig) -> list[T
             rows.append(
                 TrainingRow(
                     rollout_id=summary.rollout_id,
+                    group_id=summary.group_id,
                     ref=rollout.ref,
                     advantage=float(advantage),
                     num_tokens=summary.num_prompt_tokens + summary.num_response_tokens,

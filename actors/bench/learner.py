@@ -98,15 +98,16 @@ def compare(rank: LearnerRank, other: "Loop", lengths: Any, bench: BenchSettings
         )
         for number, length in enumerate(lengths.tolist())
     ]
+    count = sum(row.num_sampled_tokens for row in rows)
+    rows = [replace(row, token_weight=1.0 / count) for row in rows]
     sizes = [len(row.token_ids) for row in rows]
     plan = plan_ranks(sizes, 1, replace(rank.settings.batch, packed=rank.settings.packed))
     micro_batches = [[rows[i] for i in batch] for batch in plan[0]]
-    count = sum(row.num_sampled_tokens for row in rows)
     per_batch = max(1, bench.micro_batch_tokens // max(sizes))
     padded = other.batches(rows, per_batch)
 
     def ours() -> None:
-        assert rank.train_rl([micro_batches], [count], 0.0).applied
+        assert rank.train_rl([micro_batches], 0.0).applied
 
     def theirs() -> None:
         other.update(padded, count)

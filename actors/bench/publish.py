@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +93,9 @@ async def _rounds(bench: BenchSettings, rank: LearnerRank, engines: Sequence[Eng
     rows = [talk.row(0) for talk in await _sample(bench, engines, _begin(bench, range(bench.conversations)))]
     resumed = 0
     for version in range(1, bench.publishes + 1):
-        micro_batches = _micro_batches(rows)
-        count = sum(row.num_sampled_tokens for row in rows)
-        await asyncio.to_thread(rank.train_rl, [micro_batches], [count], bench.learning_rate)
+        weight = 1.0 / sum(row.num_sampled_tokens for row in rows)
+        micro_batches = _micro_batches([replace(row, token_weight=weight) for row in rows])
+        await asyncio.to_thread(rank.train_rl, [micro_batches], bench.learning_rate)
         begun = await _sample(bench, engines, _begin(bench, range(0, bench.conversations, 2)), turns=1)
         for engine in engines:
             update, total, copy = await _publish(rank, engine, version)

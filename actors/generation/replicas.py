@@ -55,7 +55,7 @@ class Replicas:
         await self.serving()
         self._published = weights
         await asyncio.gather(*(self._pull_unless_lost(name, weights) for name in self.there))
-        told = when_available(lambda: self._balancer.set_policy_version.remote(weights.version))
+        told = when_available(lambda: self._balancer.set_policy_version.remote(weights.policy_version))
         await self._ask(told, "balancer", "the policy version")
 
     async def close(self) -> None:
@@ -100,17 +100,17 @@ class Replicas:
         try:
             await self._pull(name, weights)
         except RayActorError as lost:
-            self._show(f"{name} did not take version {weights.version}: {type(lost).__name__}")
+            self._show(f"{name} did not take version {weights.policy_version}: {type(lost).__name__}")
 
     async def _pull(self, name: str, weights: Publication) -> None:
         checksum = await self._ask(
-            self.workers[name].pull.remote(weights.version, [[ref] for ref in weights.refs]),
+            self.workers[name].pull.remote(weights.policy_version, [[ref] for ref in weights.refs]),
             name,
-            f"policy version {weights.version}",
+            f"policy version {weights.policy_version}",
         )
         if checksum != weights.checksum:
             raise RStarError(
-                f"{name} holds other weights than the learner published as version {weights.version}: "
+                f"{name} holds other weights than the learner published as version {weights.policy_version}: "
                 f"checksum {checksum:08x} for {weights.checksum:08x}"
             )
 

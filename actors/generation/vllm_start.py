@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from actors.weights.shared_memory import BACKEND
 from rstar_ray.errors import EngineError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _engine_args(settings: EngineSettings) -> "AsyncEngineArgs":
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,  # of vLLM's own loggers; ours is handed in
         use_tqdm_on_load=False,
-        weight_transfer_config=WeightTransferConfig(backend="object_store"),  # of actors.weights.sync
+        weight_transfer_config=WeightTransferConfig(backend=BACKEND),
         worker_extension_cls="actors.weights.sync.WorkerExtension",
         **(_cpu_args(settings) if _on_cpu() else {}),
     )

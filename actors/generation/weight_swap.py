@@ -1,4 +1,4 @@
-"""New weights for a running engine, between two decode steps: staged while decoding goes on, then a short pause."""
+"""New weights for a running engine, between two decode steps: laid out while decoding goes on, then a short pause."""
 
 import asyncio
 import time
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from actors.generation.load_meter import LoadMeter
 from actors.generation.vllm_process import VllmProcess
 from actors.weights.buckets import WeightBucket
-from actors.weights.staging import refuse_other_parameters, stage
+from actors.weights.model_folder import refuse_other_parameters
+from actors.weights.shared_memory import share
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -27,7 +28,7 @@ class WeightUpdate:
     policy_version: int
     checksum: int  # of the weights as the workers loaded them (actors.weights.buckets.checksum)
     paused_s: float  # from the pause's beginning until decoding was free to go on
-    staged_s: float  # laying the weights out, while decoding went on
+    shared_s: float  # laying the weights out in shared memory, while decoding went on
 
 
 class WeightSwap:
@@ -49,19 +50,19 @@ class WeightSwap:
         async with self._one_at_a_time:
             began = time.monotonic()
             await asyncio.to_thread(refuse_other_parameters, self._model, buckets)
-            staging = stage(buckets)
-            staged = await asyncio.to_thread(staging.__enter__)
+            sharing = share(buckets)
+            shared = await asyncio.to_thread(sharing.__enter__)
             try:
-                staged_s = time.monotonic() - began
+                shared_s = time.monotonic() - began
                 paused_at = await self._pause(llm)
-                await self._load(llm, staged.payload())
+                await self._load(llm, shared.payload())
                 # Asked for once decoding goes on, the checksum would wait for a decode step.
                 ends = self._go_on(llm, version), self._checksum(llm)
                 went_on_at, checksum = await _both(*ends)
             finally:
-                await asyncio.to_thread(staging.__exit__, None, None, None)
+                await asyncio.to_thread(sharing.__exit__, None, None, None)
         return WeightUpdate(
-            policy_version=version, checksum=checksum, paused_s=went_on_at - paused_at, staged_s=staged_s
+            policy_version=version, checksum=checksum, paused_s=went_on_at - paused_at, shared_s=shared_s
         )
 
     async def _pause(self, llm: "AsyncLLM") -> float:

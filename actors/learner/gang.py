@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
+from actors.learner.actor import LearnerActor, rank_name
 from actors.learner.settings import LearnerSettings
-from actors.weights.buckets import checksum
-from rstar_ray.algorithm.batch_plan import BatchLimits, plan_ranks
-from rstar_ray.algorithm.loss_settings import Normalisation
+from actors.learner.shares import rl_shares, sft_shares, usable_rows
+from rstar_ray.algorithm.batch_plan import BatchLimits
 from rstar_ray.algorithm.lr_schedule import LrSchedule
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.deadline import within
@@ -28,113 +28,18 @@ from rstar_ray.train_loop import TrainingRow
 
 log = logging.getLogger(__name__)
 
-FETCH_DEADLINE_S = 120.0  # for the trajectories of one update
 CLOSE_DEADLINE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """One version of the weights, in rank 0's object store."""
+    """One version of the weights, which every replica must come to serve: in rank 0's object store."""
 
-    version: int
+    policy_version: int
     refs: tuple[Any, ...]  # ObjectRefs of WeightBucket; rank 0 owns them, and they die with it
     checksum: int
     num_bytes: int
     seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRows:
-    """One rank's share of a train_rl call: rows by update and micro batch, and each update's count."""
-
-    updates: tuple[tuple[tuple[TrainingRow, ...], ...], ...]
-    counts: tuple[int, ...]
-
-
-@ray.remote
-class LearnerActor:
-    """Ray's view of one `LearnerRank`; every rule lives in actors/learner/rank.py."""
-
-    def __init__(self, settings: LearnerSettings, rank: int) -> None:
-        from actors.learner.rank import LearnerRank
-
-        self._rank = LearnerRank(settings, rank)
-        self._name = rank_name(rank)
-
-    def __repr__(self) -> str:
-        return self._name
-
-    def address(self) -> tuple[str, int]:
-        """Where the ranks meet: a port of this node that listens from now on."""
-        host = ray.util.get_node_ip_address()
-        return host, self._rank.open_store(host)
-
-    def start(self, master_address: str, master_port: int) -> Any:
-        self._rank.start(master_address, master_port)
-        return self._rank.facts()
-
-    def train_rl(self, work: RankRows, lr: float | None) -> UpdateResult:
-        from rstar_ray.algorithm.batch import rl_row
-
-        batches = self._fetch({_key(row): row.ref.batch for row in _all_rows(work)})
-        updates = [
-            [
-                [rl_row(batches[_key(row)][row.ref.index], row.advantage) for row in micro_batch]
-                for micro_batch in update
-            ]
-            for update in work.updates
-        ]
-        for row, tokens in zip(
-            _all_rows(work), (r for update in updates for batch in update for r in batch), strict=True
-        ):
-            if tokens.num_sampled_tokens != row.num_sampled_tokens:
-                raise LearnerError(
-                    f"{row.rollout_id} has {tokens.num_sampled_tokens} sampled tokens, not {row.num_sampled_tokens}"
-                )
-        return self._rank.train_rl(updates, work.counts, lr)
-
-    def _fetch(self, refs: dict[Any, Any]) -> dict[Any, Any]:
-        remote = {key: ref for key, ref in refs.items() if isinstance(ref, ray.ObjectRef)}
-        try:
-            values = ray.get(list(remote.values()), timeout=FETCH_DEADLINE_S)
-        except GetTimeoutError:
-            reason = f"{len(remote)} batches of trajectories"
-            raise DeadlineExceeded(self._name, "object store", reason, FETCH_DEADLINE_S) from None
-        return {**refs, **dict(zip(remote, values, strict=True))}
-
-    def train_sft(self, micro_batches: list[list[SftExample]], count: int, lr: float | None) -> UpdateResult:
-        return self._rank.train_sft(_sft_rows(micro_batches), count, lr)
-
-    def evaluate_sft(self, micro_batches: list[list[SftExample]], count: int) -> float:
-        return self._rank.evaluate_sft(_sft_rows(micro_batches), count)
-
-    def publish(self) -> tuple[list[Any], int, int]:
-        """Rank 0: refs of the buckets, checksum, bytes. Other ranks take part and have nothing."""
-        refs: list[Any] = []
-        total = num_bytes = 0
-        for bucket in self._rank.weight_buckets():
-            refs.append(ray.put(bucket))
-            total = checksum([bucket], total)
-            num_bytes += bucket.num_bytes
-        return refs, total, num_bytes
-
-    def save_checkpoint(self, folder: str, extra: dict[str, Any]) -> None:
-        self._rank.save_checkpoint(Path(folder), extra)
-
-    def load_checkpoint(self, folder: str) -> tuple[dict[str, Any], int]:
-        return self._rank.load_checkpoint(Path(folder)), self._rank.step
-
-    def export(self, folder: str) -> None:
-        self._rank.export(Path(folder))
-
-    def set_policy(self, folder: str) -> None:
-        self._rank.set_policy(Path(folder))
-
-    def reset_optimizer(self, schedule: LrSchedule | None) -> None:
-        self._rank.reset_optimizer(schedule)
-
-    def close(self) -> None:
-        self._rank.close()
 
 
 class Learner:
@@ -204,58 +109,35 @@ class Learner:
     async def train_rl(self, rows: Sequence[TrainingRow], lr: float | None = None) -> UpdateResult:
         """One call's optimizer steps on these rows; without `lr`, at the schedule's.
 
-        Rows longer than the model's context, and rows without a sampled token, are left out and logged.
-        With none left nothing happens, and the result says so.
+        What is left out of them, and why, is in the result. With none left nothing happens, and the result says so.
         """
-        longest = self.facts.max_context_tokens
-        usable = [row for row in rows if row.num_tokens <= longest and row.num_sampled_tokens > 0]
-        for row in rows:
-            if row.num_tokens > longest:
-                log.warning("%s: %d tokens, above the context of %d", row.rollout_id, row.num_tokens, longest)
-            elif row.num_sampled_tokens == 0:
-                log.warning("%s: no sampled token", row.rollout_id)
+        settings = self.settings
+        usable, left_out = usable_rows(rows, self.facts.max_context_tokens)
+        for row in left_out:
+            log.warning("%s is left out: %s", row.rollout_id, row.reason)
         if not usable:
-            return self._nothing(f"none of {len(rows)} rows has a token to train on within the context", lr)
-        parts = min(self.settings.updates_per_step, len(usable))
-        updates = [usable[part::parts] for part in range(parts)]
-        plans = [
-            plan_ranks([row.num_tokens for row in part], self.settings.world_size, self.limits) for part in updates
-        ]
-        counts = tuple(self._count([row.num_sampled_tokens for row in part]) for part in updates)
-        work = [
-            RankRows(
-                updates=tuple(
-                    tuple(tuple(part[i] for i in batch) for batch in plan[rank])
-                    for part, plan in zip(updates, plans, strict=True)
-                ),
-                counts=counts,
-            )
-            for rank in range(self.settings.world_size)
-        ]
-        return await self._train("train_rl", [(share, lr) for share in work], f"an update of {len(usable)} rows")
+            reason = f"none of {len(rows)} rows has a token to train on within the context"
+            return replace(self._nothing(reason, lr), left_out=left_out)
+        work = rl_shares(
+            usable, settings.loss, self.limits, world_size=settings.world_size, num_updates=settings.updates_per_step
+        )
+        result = await self._train("train_rl", [(share, lr) for share in work], f"an update of {len(usable)} rows")
+        return replace(result, left_out=left_out)
 
     async def train_sft(self, examples: Sequence[SftExample], lr: float | None = None) -> UpdateResult:
         """One optimizer step of cross-entropy; without `lr`, at the schedule's."""
-        shares, count = self._sft_shares(examples)
-        if count == 0:
+        work = sft_shares(examples, self.limits, world_size=self.settings.world_size)
+        if not work:
             return self._nothing(f"none of {len(examples)} conversations has a token with a loss", lr)
-        return await self._train("train_sft", [(share, count, lr) for share in shares], "an SFT update")
+        return await self._train("train_sft", [(share, lr) for share in work], "an SFT update")
 
     async def evaluate_sft(self, examples: Sequence[SftExample]) -> float:
         """Mean cross-entropy per token with a loss; NaN without such a token."""
-        shares, count = self._sft_shares(examples)
-        if count == 0:
+        work = sft_shares(examples, self.limits, world_size=self.settings.world_size)
+        if not work:
             return math.nan
         seconds = self.settings.step_deadline_s
-        return (await self._all("evaluate_sft", [(share, count) for share in shares], seconds, "validation loss"))[0]
-
-    def _count(self, sampled: Sequence[int]) -> int:
-        return sum(sampled) if self.settings.loss.normalisation is Normalisation.TOKEN else len(sampled)
-
-    def _sft_shares(self, examples: Sequence[SftExample]) -> tuple[list[list[list[SftExample]]], int]:
-        plan = plan_ranks([len(example.token_ids) for example in examples], self.settings.world_size, self.limits)
-        count = sum(int(example.loss_mask[1:].sum()) for example in examples)
-        return [[[examples[i] for i in batch] for batch in batches] for batches in plan], count
+        return (await self._all("evaluate_sft", [(share,) for share in work], seconds, "validation loss"))[0]
 
     async def _train(self, method: str, arguments: Sequence[tuple[Any, ...]], reason: str) -> UpdateResult:
         results = await self._all(method, arguments, self.settings.step_deadline_s, reason)
@@ -285,13 +167,13 @@ class Learner:
 
     # ------------------------------------------------------------ weights out and in
 
-    async def publish(self, version: int) -> Publication:
+    async def publish(self, policy_version: int) -> Publication:
         """Put the weights into rank 0's object store; hand the refs, not what they hold, to every engine."""
         started = time.perf_counter()
         seconds = self.settings.step_deadline_s
         refs, total, num_bytes = (await self._all("publish", [()] * len(self._ranks), seconds, "the weights"))[0]
         return Publication(
-            version=version,
+            policy_version=policy_version,
             refs=tuple(refs),
             checksum=total,
             num_bytes=num_bytes,
@@ -357,26 +239,6 @@ class Learner:
             raise LearnerError(f"{name} failed in {reason}: {type(cause).__name__}: {cause}") from error
         except RayActorError as error:
             raise LearnerError(f"{name} died during {reason}") from error
-
-
-def rank_name(rank: int) -> str:
-    """A rank's name in Ray's dashboard and in messages."""
-    return f"learner/rank-{rank}"
-
-
-def _key(row: TrainingRow) -> Any:
-    """Names a batch: the reference itself, or where it is a plain list, that list."""
-    return row.ref.batch if isinstance(row.ref.batch, ray.ObjectRef) else id(row.ref.batch)
-
-
-def _all_rows(work: RankRows) -> list[TrainingRow]:
-    return [row for update in work.updates for micro_batch in update for row in micro_batch]
-
-
-def _sft_rows(micro_batches: Sequence[Sequence[SftExample]]) -> Any:
-    from rstar_ray.algorithm.batch import sft_row
-
-    return [[sft_row(example) for example in batch] for batch in micro_batches]
 
 
 async def _settled(ref: Awaitable[Any]) -> None:

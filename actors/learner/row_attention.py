@@ -1,5 +1,6 @@
 """Attention over rows that lie end to end in one line: causal within each row, none across, and no padding."""
 
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -10,27 +11,38 @@ from torch.nn.functional import scaled_dot_product_attention
 NAME = "rows"
 
 
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What an attention layer attends with: H query heads and K key and value heads over T tokens, D wide."""
+
+    query_BHTD: Tensor
+    key_BKTD: Tensor
+    value_BKTD: Tensor
+
+
 def attend_rows(
-    module: Any,
-    query_BHTD: Tensor,
-    key_BKTD: Tensor,
-    value_BKTD: Tensor,
-    attention_mask: Tensor | None,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: None, **options: Any
+) -> tuple[Tensor, None]:
+    """Transformers' attention interface; `mask` is what the mask function made, which for this attention is nothing."""
+    return attend(Heads(query, key, value), **options), None
+
+
+def attend(
+    heads: Heads,
     *,
     row_lengths: tuple[int, ...] | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
     **_: Any,
-) -> tuple[Tensor, None]:
+) -> Tensor:
     """PyTorch's fused attention, neighbouring rows of one length at a time: [B, T, H, D].
 
-    `row_lengths` add up to T where B is 1; without them each of the B lines is one row. In transformers' attention
-    interface `attention_mask` is what the mask function made, which for this attention is nothing.
+    `row_lengths` add up to T where B is 1; without them each of the B lines is one row.
     """
-    grouped = query_BHTD.shape[1] != key_BKTD.shape[1]
+    grouped = heads.query_BHTD.shape[1] != heads.key_BKTD.shape[1]
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         window = _window(query, sliding_window)
         return scaled_dot_product_attention(
             query,
@@ -43,17 +55,18 @@ def attend_rows(
             enable_gqa=grouped,
         )
 
+    whole = (heads.query_BHTD, heads.key_BKTD, heads.value_BKTD)
     if row_lengths is None:
-        return attend(query_BHTD, key_BKTD, value_BKTD).transpose(1, 2).contiguous(), None
+        return fused(*whole).transpose(1, 2).contiguous()
     runs = [(length, len(list(same))) for length, same in groupby(row_lengths)]
     if len(runs) == 1:
-        return _as_line(attend(*(_as_rows(part, runs[0][1]) for part in (query_BHTD, key_BKTD, value_BKTD)))), None
+        return _as_line(fused(*(_as_rows(part, runs[0][1]) for part in whole)))
     sizes = [length * count for length, count in runs]
-    parts = zip(*(part.split(sizes, dim=2) for part in (query_BHTD, key_BKTD, value_BKTD)), strict=True)
+    parts = zip(*(part.split(sizes, dim=2) for part in whole), strict=True)
     lines = [
-        _as_line(attend(*(_as_rows(part, count) for part in run))) for run, (_, count) in zip(parts, runs, strict=True)
+        _as_line(fused(*(_as_rows(part, count) for part in run))) for run, (_, count) in zip(parts, runs, strict=True)
     ]
-    return torch.cat(lines, dim=1), None
+    return torch.cat(lines, dim=1)
 
 
 def _as_rows(part_1HTD: Tensor, count: int) -> Tensor:

@@ -3,7 +3,7 @@
 Everything here that reads or writes a parameter is a collective: all ranks call it, in the same order.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 import deepspeed
@@ -12,54 +12,18 @@ import torch.distributed as dist
 from deepspeed import utils as deepspeed_utils
 from torch import Tensor, nn
 
-from actors.weights.buckets import BFLOAT16, NamedArray
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-class RefusingAdamW(torch.optim.AdamW):
-    """AdamW that leaves everything unchanged while `refuse` is set, or where a gradient is not finite.
-
-    DeepSpeed calls `step` in the middle of its own bookkeeping, which must run in any case. Without
-    ZeRO nobody clips, so it clips here.
-    """
-
-    refuse: bool = False
-    clip_here: float | None = None  # ZeRO stage 0: clip to this norm; 0 clips nothing
-    grad_norm: float = 0.0  # where clipped here
-    refused: bool = False
-
-    def step(self, closure: Any = None) -> Any:
-        self.refused = self.refuse
-        if self.clip_here is not None:
-            parameters = [p for group in self.param_groups for p in group["params"]]
-            limit = self.clip_here or float("inf")
-            self.grad_norm = float(nn.utils.clip_grad_norm_(parameters, limit))
-            self.refused = self.refused or not torch.isfinite(torch.tensor(self.grad_norm)).item()
-        return None if self.refused else super().step(closure)
-
-    def fill_state(self, parameters: Iterable[Tensor]) -> None:
-        """Make the moments of these exist, as zeros, where no step has made them yet."""
-        for parameter in parameters:
-            if "step" not in self.state[parameter]:
-                at = parameter.device if self.defaults["fused"] else "cpu"
-                self.state[parameter]["step"] = torch.zeros((), dtype=torch.float32, device=at)
-                for moment in MOMENTS:
-                    self.state[parameter][moment] = torch.zeros_like(parameter)
-
-    def set_steps(self, step: int) -> None:
-        """Adam's own count, which its bias correction uses."""
-        for state in self.state.values():
-            state["step"].fill_(step)
+from actors.learner.optimizer import RefusingAdamW
+from actors.weights.buckets import NamedArray
+from actors.weights.tensors import named_array
 
 
 class LearnerState:
-    """Names, weights and moments of one policy."""
+    """Names, weights and moments of one policy; `zero` is how much of them ZeRO spreads over the ranks (0 to 3)."""
 
-    def __init__(self, engine: Any, model: nn.Module, optimizer: RefusingAdamW, zero_stage: int) -> None:
+    def __init__(self, engine: Any, model: nn.Module, optimizer: RefusingAdamW, zero: int) -> None:
         self._engine = engine
         self._optimizer = optimizer
-        self._stage = zero_stage
+        self._zero = zero
         self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         self._rank = dist.get_rank()
         self._device = torch.device(engine.device)
@@ -71,18 +35,18 @@ class LearnerState:
 
     def prepare_moments(self) -> None:
         """Make the optimizer's state readable and writable before its first step."""
-        if self._stage == 3:
+        if self._zero == 3:
             # ZeRO-3 lends its partitions to the optimizer's groups only during a step.
             self._optimizer.fill_state(self._engine.optimizer.fp32_partitioned_groups_flat)
         else:
             self._optimizer.fill_state(p for group in self._optimizer.param_groups for p in group["params"])
-        if self._stage > 0 and hasattr(self._engine.optimizer, "_lazy_init_hp_params_optimizer_state"):
+        if self._zero > 0 and hasattr(self._engine.optimizer, "_lazy_init_hp_params_optimizer_state"):
             self._engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     def get(self, name: str, moment: str | None = None) -> Tensor:
         """The float32 master weight, or one moment; whole, on every rank."""
         parameter = self._parameters[name]
-        if self._stage == 0:
+        if self._zero == 0:
             return (parameter if moment is None else self._optimizer.state[parameter][moment]).detach()
         if moment is None:
             value = deepspeed_utils.safe_get_full_fp32_param(parameter)
@@ -99,9 +63,9 @@ class LearnerState:
             whole.copy_(value)
         dist.broadcast(whole, 0)
         with torch.no_grad():
-            if self._stage == 0:
+            if self._zero == 0:
                 (parameter if moment is None else self._optimizer.state[parameter][moment]).copy_(whole)
-            elif self._stage < 3:
+            elif self._zero < 3:
                 if moment is None:
                     deepspeed_utils.safe_set_full_fp32_param(parameter, whole)
                     parameter.copy_(whole)
@@ -146,20 +110,13 @@ class LearnerState:
 
     def _served_group(self, names: list[str]) -> Iterator[NamedArray]:
         parameters = [self._parameters[name] for name in names]
-        if self._stage < 3:
+        if self._zero < 3:
             if self._rank == 0:
-                yield from (_named_array(name, p) for name, p in zip(names, parameters, strict=True))
+                yield from (named_array(name, p) for name, p in zip(names, parameters, strict=True))
             return
         with deepspeed.zero.GatheredParameters(parameters, modifier_rank=None):
-            arrays = [_named_array(n, p) for n, p in zip(names, parameters, strict=True)] if self._rank == 0 else []
+            arrays = [named_array(n, p) for n, p in zip(names, parameters, strict=True)] if self._rank == 0 else []
             yield from arrays
-
-
-def _named_array(name: str, parameter: nn.Parameter) -> NamedArray:
-    on_host = parameter.detach().cpu().contiguous()
-    if on_host.dtype == torch.bfloat16:
-        return NamedArray(name, on_host.view(torch.uint16).numpy(), BFLOAT16)
-    return NamedArray(name, on_host.numpy())
 
 
 def _num_elements(shape: tuple[int, ...]) -> int:

@@ -16,9 +16,8 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from actors.weights.buckets import checksum, unpack
-from actors.weights.staging import from_payload, open_buckets
-
-BACKEND = "object_store"
+from actors.weights.shared_memory import BACKEND, from_payload, open_buckets
+from actors.weights.tensors import as_tensor
 
 
 @dataclass
@@ -28,7 +27,7 @@ class ObjectStoreInit(WeightTransferInitInfo):
 
 @dataclass
 class ObjectStoreUpdate(WeightTransferUpdateInfo):
-    """One version's staged weights (`StagedWeights.payload`)."""
+    """One version's weights (`SharedWeights.payload`)."""
 
     path: str
     buckets: list[Any]
@@ -65,7 +64,7 @@ class ObjectStoreTransfer(WeightTransferEngine[ObjectStoreInit, ObjectStoreUpdat
 
     def receive_weights(self, update_info: ObjectStoreUpdate) -> None:
         buckets = open_buckets(from_payload(update_info.path, update_info.buckets))
-        weights = ((p.name, _tensor(p.array, p.dtype).to(self.device)) for p in unpack(buckets))
+        weights = ((p.name, as_tensor(p).to(self.device)) for p in unpack(buckets))
         loaded = self.model.load_weights(weights)
         if missing := self._parameters - set(loaded):
             raise ValueError(f"no weights came for {sorted(missing)}")
@@ -100,12 +99,6 @@ class WorkerExtension:
     def loaded_checksum(self) -> int | None:
         assert isinstance(self.weight_transfer_engine, ObjectStoreTransfer)
         return self.weight_transfer_engine.checksum()
-
-
-def _tensor(array: Any, dtype: str) -> torch.Tensor:
-    """A view of the same memory; `bfloat16` travels as its bit patterns."""
-    tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, ObjectStoreTransfer)

@@ -4,15 +4,14 @@ Legend: B rows of a micro batch, T padded length, L a row's own length, N sample
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rstar_ray.algorithm.loss import token_weights
-from rstar_ray.algorithm.loss_settings import Normalisation
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.trajectory import Trajectory
 
@@ -29,6 +28,7 @@ class TokenRow:
     loss_mask: NDArray[np.bool_]  # [L] True where the loss applies
     advantage: float = 1.0
     rollout_logprobs: NDArray[np.float32] | None = None  # [L] from the engine; None for SFT
+    token_weight: float = 1.0  # what the loss of each sampled token counts in the update, from `token_weights`
 
     @property
     def num_sampled_tokens(self) -> int:
@@ -42,10 +42,12 @@ class TokenRow:
         if length == len(self.token_ids):
             return self
         logprobs = None if self.rollout_logprobs is None else self.rollout_logprobs[:length]
-        return TokenRow(self.name, self.token_ids[:length], self.loss_mask[:length], self.advantage, logprobs)
+        return replace(
+            self, token_ids=self.token_ids[:length], loss_mask=self.loss_mask[:length], rollout_logprobs=logprobs
+        )
 
 
-def rl_row(trajectory: Trajectory, advantage: float) -> TokenRow:
+def rl_row(trajectory: Trajectory, advantage: float, token_weight: float) -> TokenRow:
     """A trajectory as one row: the prompt, without loss, then the response."""
     num_prompt = len(trajectory.prompt_ids)
     return TokenRow(
@@ -54,12 +56,13 @@ def rl_row(trajectory: Trajectory, advantage: float) -> TokenRow:
         np.concatenate([np.zeros(num_prompt, np.bool_), trajectory.loss_mask]),
         advantage,
         np.concatenate([np.zeros(num_prompt, np.float32), trajectory.rollout_logprobs]),
+        token_weight,
     ).trimmed()
 
 
-def sft_row(example: SftExample) -> TokenRow:
+def sft_row(example: SftExample, token_weight: float) -> TokenRow:
     """A conversation as one row."""
-    return TokenRow(example.name, example.token_ids, example.loss_mask).trimmed()
+    return TokenRow(example.name, example.token_ids, example.loss_mask, token_weight=token_weight).trimmed()
 
 
 # ---------------------------------------------------------------- one micro batch as tensors
@@ -75,7 +78,7 @@ class MicroBatch:
     positions_N: Tensor  # int64: where in the flattened input the token before each sampled token lies
     targets_N: Tensor  # int64
     advantages_N: Tensor  # float32
-    weights_N: Tensor  # float32, from `loss.token_weights`
+    weights_N: Tensor  # float32, from each row's `token_weight`
     rollout_logprobs_N: Tensor  # float32; 0 for SFT
     rows_N: Tensor  # int64: the row of each sampled token
     num_input_tokens: int  # without padding
@@ -100,10 +103,8 @@ class MicroBatch:
         )
 
 
-def collate(
-    rows: Sequence[TokenRow], normalisation: Normalisation, *, count: int, constant: int = 1, packed: bool = False
-) -> MicroBatch:
-    """Rows, padded on the right with token 0, as one micro batch; `count` as in `loss.token_weights`.
+def collate(rows: Sequence[TokenRow], *, packed: bool = False) -> MicroBatch:
+    """Rows, padded on the right with token 0, as one micro batch.
 
     Padding needs no attention mask: attention is causal, so nothing before it can see it. `packed`
     lays the rows end to end in one line of positions that start again at 0, for attention that
@@ -111,43 +112,58 @@ def collate(
     take part in a pass with nothing to add.
     """
     used = [row for row in rows if len(row.token_ids) > 1]
-    inputs = [row.token_ids if len(row.token_ids) % LANES == 0 else row.token_ids[:-1] for row in used]
-    lengths = np.array([len(ids) for ids in inputs], np.int64)
-    position_ids = None
-    if not inputs:
-        input_ids, offsets = np.zeros((1, 1), np.int64), np.zeros(0, np.int64)
-    elif packed:
-        input_ids = np.concatenate(inputs).astype(np.int64)[None]
-        offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        position_ids = torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])[None])
-    else:
-        width = int(lengths.max())
-        input_ids = np.zeros((len(inputs), width), np.int64)
-        for row, ids in enumerate(inputs):
-            input_ids[row, : len(ids)] = ids
-        offsets = np.arange(len(inputs), dtype=np.int64) * width
+    lines = _lines(used, packed)
     # A sampled token at place p of its row is predicted from the input at place p - 1.
     places = [np.flatnonzero(row.loss_mask[1:]) for row in used]
-    counts = np.array([len(p) for p in places], np.int64)
-    rows_N = np.repeat(np.arange(len(used), dtype=np.int64), counts)
-    places_N = np.concatenate([*places, np.zeros(0, np.int64)]).astype(np.int64)
+    rows_N = np.repeat(np.arange(len(used), dtype=np.int64), np.array([len(p) for p in places], np.int64))
     targets = [row.token_ids[1:][p] for row, p in zip(used, places, strict=True)]
     logprobs = [
         np.zeros(len(p), np.float32) if row.rollout_logprobs is None else row.rollout_logprobs[1:][p]
         for row, p in zip(used, places, strict=True)
     ]
     row_of_token = torch.from_numpy(rows_N)
-    weights_R = token_weights(torch.from_numpy(counts), normalisation, count=count, constant=constant)
-    advantages_R = torch.tensor([row.advantage for row in used], dtype=torch.float32)
     return MicroBatch(
-        input_ids_BT=torch.from_numpy(input_ids),
-        position_ids_BT=position_ids,
-        row_lengths=None if position_ids is None else tuple(int(n) for n in lengths),
-        positions_N=torch.from_numpy(offsets[rows_N] + places_N),
-        targets_N=torch.from_numpy(np.concatenate([*targets, np.zeros(0, np.int32)]).astype(np.int64)),
-        advantages_N=advantages_R[row_of_token],
-        weights_N=weights_R[row_of_token],
-        rollout_logprobs_N=torch.from_numpy(np.concatenate([*logprobs, np.zeros(0, np.float32)])),
+        input_ids_BT=torch.from_numpy(lines.input_ids),
+        position_ids_BT=torch.from_numpy(lines.position_ids) if packed and used else None,
+        row_lengths=tuple(lines.lengths.tolist()) if packed and used else None,
+        positions_N=torch.from_numpy(lines.offsets[rows_N] + _joined(places, np.int64)),
+        targets_N=torch.from_numpy(_joined(targets, np.int64)),
+        advantages_N=torch.tensor([row.advantage for row in used], dtype=torch.float32)[row_of_token],
+        weights_N=torch.tensor([row.token_weight for row in used], dtype=torch.float32)[row_of_token],
+        rollout_logprobs_N=torch.from_numpy(_joined(logprobs, np.float32)),
         rows_N=row_of_token,
-        num_input_tokens=int(lengths.sum()),
+        num_input_tokens=int(lines.lengths.sum()),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """Where rows lie in the model's input."""
+
+    input_ids: NDArray[np.int64]  # [B, T]
+    position_ids: NDArray[np.int64]  # [B, T] places within the row
+    offsets: NDArray[np.int64]  # [R] where each row starts in the flattened input
+    lengths: NDArray[np.int64]  # [R] of the input
+
+
+def _lines(rows: Sequence[TokenRow], packed: bool) -> _Lines:
+    """The last token predicts nothing and is left out, unless it fills up the lanes."""
+    inputs = [row.token_ids if len(row.token_ids) % LANES == 0 else row.token_ids[:-1] for row in rows]
+    lengths = np.array([len(ids) for ids in inputs], np.int64)
+    if not inputs:
+        empty = np.zeros((1, 1), np.int64)
+        return _Lines(empty, empty, np.zeros(0, np.int64), lengths)
+    if packed:
+        places = np.concatenate([np.arange(length) for length in lengths])
+        return _Lines(_joined(inputs, np.int64)[None], places[None], np.cumsum(lengths) - lengths, lengths)
+    width = int(lengths.max())
+    input_ids = np.zeros((len(inputs), width), np.int64)
+    for row, ids in enumerate(inputs):
+        input_ids[row, : len(ids)] = ids
+    places = np.broadcast_to(np.arange(width), input_ids.shape)
+    return _Lines(input_ids, places, np.arange(len(inputs), dtype=np.int64) * width, lengths)
+
+
+def _joined(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    """End to end, of this type even where there is nothing."""
+    return np.concatenate([*parts, np.zeros(0, dtype)]).astype(dtype, copy=False)

@@ -3,18 +3,16 @@
 Legend: N sampled tokens of a micro batch, rows of different lengths laid end to end without padding;
 R rows (trajectories); H hidden size; V vocabulary. `rows_N` names the row of each token.
 
-A loss is always `sum(weights_N * per_token_N)`. The weights come from `token_weights` and carry the one
-normalisation count of the whole update, over all ranks and micro batches, so that the gradient does
-not depend on how rows were spread.
+A loss is always `sum(weights_N * per_token_N)`; the weights are those of the whole update (`normalisation`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rstar_ray.algorithm.loss_settings import Correction, LossSettings, Normalisation
+from rstar_ray.algorithm.loss_settings import Correction, LossSettings
 
 MOST_LOG_RATIO = 20.0  # exp overflows float32 at 88, and inf times an advantage of 0 is NaN; a ratio of 5e8 says enough
 
@@ -109,24 +107,6 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return hidden_grads_NH, weight_grad_VH, None, None, None
 
 
-# ---------------------------------------------------------------- normalisation
-
-
-def token_weights(lengths_R: Tensor, mode: Normalisation, *, count: int, constant: int = 1) -> Tensor:
-    """What one token of each row weighs in the loss: [R] float32.
-
-    `lengths_R` are the rows' sampled tokens. `count` is the one normalisation count over the whole
-    update, every rank's: sampled tokens for `token`, rows with at least one sampled token for
-    `sequence` and `constant`. `constant` is the length that Dr. GRPO divides by instead of each row's own.
-    """
-    lengths = lengths_R.clamp(min=1).to(torch.float32)
-    if mode is Normalisation.TOKEN:
-        return torch.full_like(lengths, 1.0 / max(count, 1))
-    if mode is Normalisation.SEQUENCE:
-        return 1.0 / (lengths * max(count, 1))
-    return torch.full_like(lengths, 1.0 / (max(count, 1) * constant))
-
-
 # ---------------------------------------------------------------- the policy's loss
 
 
@@ -202,68 +182,102 @@ def rollout_correction(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTokens:
+    """What the policy's loss is taken over; all but `rows_N` float."""
+
+    logprobs_N: Tensor  # of the policy now: the gradient flows through these and the entropies
+    entropy_N: Tensor
+    old_logprobs_N: Tensor  # of the policy before the step's first update
+    rollout_logprobs_N: Tensor  # of the engine, at sampling
+    advantages_N: Tensor
+    weights_N: Tensor  # what each token's loss counts in the whole update
+    rows_N: Tensor  # int64
+    ref_logprobs_N: Tensor | None = None  # of the reference; needed for a KL term
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossStats:
-    """Sums and maxima over a micro batch, float64; add the sums and take the maxima to combine."""
+    """The loss of a micro batch, sums over its tokens and maxima: float64 scalars. `+` combines micro batches."""
 
-    sums: Tensor  # [7] loss, entropy, clipped, ratio, k3, |logprob difference|, correction; the last six per token
-    maxima: Tensor  # [2] ratio, |logprob difference|
+    loss: Tensor
+    entropy: Tensor
+    clipped: Tensor  # tokens whose ratio was clipped
+    ratio: Tensor
+    kl: Tensor  # k3, to the reference
+    logprob_diff: Tensor  # |old_logprobs - rollout_logprobs|
+    correction: Tensor  # weights for the gap between engine and learner
+    ratio_max: Tensor
+    logprob_diff_max: Tensor
+
+    @classmethod
+    def nothing(cls, device: torch.device | str = "cpu") -> "LossStats":
+        """Of no micro batch at all."""
+        return cls(**{name: torch.zeros((), dtype=torch.float64, device=device) for name in (*SUMS, *MAXIMA)})
+
+    def __add__(self, other: "LossStats") -> "LossStats":
+        sums = {name: getattr(self, name) + getattr(other, name) for name in SUMS}
+        maxima = {name: torch.maximum(getattr(self, name), getattr(other, name)) for name in MAXIMA}
+        return LossStats(**sums, **maxima)
 
 
-def policy_loss(
-    logprobs_N: Tensor,
-    entropy_N: Tensor,
-    old_logprobs_N: Tensor,
-    rollout_logprobs_N: Tensor,
-    advantages_N: Tensor,
-    weights_N: Tensor,
-    rows_N: Tensor,
-    settings: LossSettings,
-    ref_logprobs_N: Tensor | None = None,
-) -> tuple[Tensor, LossStats]:
+SUMS = ("loss", "entropy", "clipped", "ratio", "kl", "logprob_diff", "correction")
+MAXIMA = ("ratio_max", "logprob_diff_max")
+"""How the fields of `LossStats` combine, over micro batches and over ranks."""
+
+
+def policy_loss(tokens: SampledTokens, settings: LossSettings) -> tuple[Tensor, LossStats]:
     """The loss to minimise and what there is to report of it.
 
     Raises `ValueError` for a KL term without the reference's log-probs.
     """
-    if settings.kl_coefficient and ref_logprobs_N is None:
+    if settings.kl_coefficient and tokens.ref_logprobs_N is None:
         raise ValueError(f"kl_coefficient is {settings.kl_coefficient}, but there are no ref_logprobs")
     surrogate = clipped_surrogate(
-        logprobs_N,
-        old_logprobs_N,
-        advantages_N,
+        tokens.logprobs_N,
+        tokens.old_logprobs_N,
+        tokens.advantages_N,
         clip_low=settings.clip_low,
         clip_high=settings.clip_high,
         dual_clip=settings.dual_clip,
     )
     correction_N = rollout_correction(
-        old_logprobs_N,
-        rollout_logprobs_N,
-        rows_N,
+        tokens.old_logprobs_N,
+        tokens.rollout_logprobs_N,
+        tokens.rows_N,
         settings.correction,
         cap=settings.correction_cap,
         low=settings.correction_low,
     )
     per_token_N = -correction_N * surrogate.objective_N
     if settings.entropy_coefficient:
-        per_token_N = per_token_N - settings.entropy_coefficient * entropy_N
-    kl_N = torch.zeros_like(logprobs_N) if ref_logprobs_N is None else k3_kl(logprobs_N, ref_logprobs_N)
+        per_token_N = per_token_N - settings.entropy_coefficient * tokens.entropy_N
+    reference_N = tokens.ref_logprobs_N
+    kl_N = torch.zeros_like(per_token_N) if reference_N is None else k3_kl(tokens.logprobs_N, reference_N)
     if settings.kl_coefficient:
         per_token_N = per_token_N + settings.kl_coefficient * kl_N
-    loss = (weights_N * per_token_N).sum()
+    loss = (tokens.weights_N * per_token_N).sum()
     with torch.no_grad():
-        gap_N = (old_logprobs_N - rollout_logprobs_N).abs()
-        columns = (entropy_N, surrogate.clipped_N, surrogate.ratio_N, kl_N, gap_N, correction_N)
-        sums = torch.stack([loss.double(), *(column.double().sum() for column in columns)])
-        maxima = torch.stack([_largest(surrogate.ratio_N), _largest(gap_N)])
-    return loss, LossStats(sums=sums, maxima=maxima)
+        gap_N = (tokens.old_logprobs_N - tokens.rollout_logprobs_N).abs()
+        stats = LossStats(
+            loss=loss.double(),
+            entropy=tokens.entropy_N.double().sum(),
+            clipped=surrogate.clipped_N.double().sum(),
+            ratio=surrogate.ratio_N.double().sum(),
+            kl=kl_N.double().sum(),
+            logprob_diff=gap_N.double().sum(),
+            correction=correction_N.double().sum(),
+            ratio_max=_largest(surrogate.ratio_N),
+            logprob_diff_max=_largest(gap_N),
+        )
+    return loss, stats
 
 
 def likelihood_loss(logprobs_N: Tensor, entropy_N: Tensor, weights_N: Tensor) -> tuple[Tensor, LossStats]:
-    """Cross-entropy on the tokens with a loss (SFT)."""
+    """Cross-entropy on the tokens with a loss (SFT); of the statistics only loss and entropy mean anything."""
     loss = -(weights_N * logprobs_N).sum()
     with torch.no_grad():
-        sums = torch.zeros(7, dtype=torch.float64, device=loss.device)
-        sums[0], sums[1] = loss.double(), entropy_N.double().sum()
-    return loss, LossStats(sums=sums, maxima=torch.zeros(2, dtype=torch.float64, device=loss.device))
+        stats = replace(LossStats.nothing(loss.device), loss=loss.double(), entropy=entropy_N.double().sum())
+    return loss, stats
 
 
 def _largest(values_N: Tensor) -> Tensor:

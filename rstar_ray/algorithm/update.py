@@ -18,6 +18,14 @@ class SftExample:
         assert len(self.token_ids) == len(self.loss_mask)
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A row that the learner did not train on, and why."""
+
+    rollout_id: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateFigures:
     """What the learner says of one update; means are over trained tokens of all ranks."""
@@ -42,6 +50,7 @@ class UpdateResult(UpdateFigures):
     input_tokens: int  # tokens that went through the model, padding apart
     padding_waste: float  # share of the model's input that was padding
     seconds: float
+    left_out: tuple[LeftOut, ...] = ()  # of the rows handed in
     ratio_mean: float = 1.0
     ratio_max: float = 1.0
     kl: float = 0.0  # mean k3 to the reference, where there is one

@@ -82,13 +82,14 @@ def step_metrics(
     step: int,
     policy_version: int,
     kept_ids: Collection[str],
+    left_out_ids: Collection[str] = (),
     timings: StepTimings,
     update: UpdateFigures | None,
 ) -> StepMetrics:
     """The figures of a step with all its rollouts in `summaries`.
 
-    `kept_ids` are the rollout ids that were trained on; `update` is None when nothing was left to train on.
-    Raises `ValueError` when a kept id is not among the summaries.
+    `kept_ids` are the rollout ids handed to the learner, `left_out_ids` those of them that it did not train on;
+    `update` is None when nothing was left to train on. Raises `ValueError` when a kept id is not among the summaries.
     """
     kept = set(kept_ids)
     groups = {summary.group_id for summary in summaries}
@@ -111,7 +112,7 @@ def step_metrics(
         groups_kept=len(groups_kept),
         groups_equal_dropped=len(groups) - len(groups_kept),
         rollouts=len(summaries),
-        trained_trajectories=len(kept),
+        trained_trajectories=len(kept - set(left_out_ids)),
         tokens_generated=tokens_generated,
         tokens_per_s=tokens_generated / timings.rollout_s if timings.rollout_s > 0 else 0.0,
         generate_s=generate_s,

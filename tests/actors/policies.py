@@ -1,5 +1,7 @@
 """Small random policies and rows for the learner's tests."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,8 @@ import numpy as np
 
 from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.algorithm.batch_plan import BatchLimits, plan_ranks
+from rstar_ray.algorithm.loss_settings import Normalisation
+from rstar_ray.algorithm.normalisation import token_weights
 
 VOCABULARY = 200
 
@@ -57,10 +61,16 @@ def draw_rows(count: int, seed: int = 0, low: int = 8, high: int = 60) -> list[T
     return rows
 
 
-def micro_batches(rows: list[TokenRow], tokens: int = 512) -> list[list[TokenRow]]:
+def micro_batches(rows: Sequence[TokenRow], tokens: int = 512) -> list[list[TokenRow]]:
     plan = plan_ranks([len(row.token_ids) for row in rows], 1, BatchLimits(micro_batch_tokens=tokens))[0]
     return [[rows[i] for i in batch] for batch in plan]
 
 
-def num_sampled(rows: list[TokenRow]) -> int:
+def weighted(rows: Sequence[TokenRow], mode: Normalisation = Normalisation.TOKEN) -> list[TokenRow]:
+    """The rows of one update; each is a group of its own."""
+    weights = token_weights([row.num_sampled_tokens for row in rows], [row.name for row in rows], mode)
+    return [replace(row, token_weight=weight) for row, weight in zip(rows, weights, strict=True)]
+
+
+def num_sampled(rows: Sequence[TokenRow]) -> int:
     return sum(row.num_sampled_tokens for row in rows)

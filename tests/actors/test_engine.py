@@ -166,7 +166,7 @@ async def test_weights_of_another_model_are_refused_and_the_old_ones_serve_on(en
     model = policy(seed=20)
     before = engine.policy_version
     renamed = list(pack(NamedArray(f"other.{n}", p.detach().numpy()) for n, p in model.named_parameters()))
-    with pytest.raises(EngineError, match=r"missing \['model.embed_tokens.weight'.*unknown \['other\."):
+    with pytest.raises(EngineError, match=r"missing \[model\.embed_tokens\.weight.*unknown \[other\."):
         await engine.update_weights(20, renamed)
     assert engine.policy_version == before
     assert set((await complete(engine, prompts(1)[0])).policy_versions) == {before}
@@ -219,3 +219,25 @@ async def test_a_closed_engine_leaves_no_process_behind(engine: Engine):
     assert not core.is_running()
     with pytest.raises(EngineError, match="closed"):
         await complete(engine, prompts(1)[0])
+
+
+async def test_a_tied_head_saved_beside_its_embeddings_is_published_to_like_any_other(tmp_path: Path):
+    """As some folders of small models are: lm_head in the file, tie_word_embeddings in config.json."""
+    from safetensors.torch import load_file, save_file
+
+    policy(seed=0).save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    saved["lm_head.weight"] = saved["model.embed_tokens.weight"].clone()
+    save_file(saved, tmp_path / "model.safetensors", {"format": "pt"})
+    twice = Engine(EngineSettings(model=str(tmp_path), max_model_len=256, kv_tokens=4_096))
+    await twice.start()
+    try:
+        model = policy(seed=1)
+        update = await twice.update_weights(1, weights(model))
+        assert update.checksum == checksum(weights(model))
+        (prompt,) = prompts(1)
+        completion = await complete(twice, prompt)
+        expected = logprobs_of(model, prompt, completion.token_ids)
+        assert float(np.abs(expected - np.array(completion.logprobs)).max()) <= TOLERANCE
+    finally:
+        await twice.close()

@@ -59,7 +59,7 @@ class FakeEngine:
 
     async def update_weights(self, version: int, buckets: Sequence[Any]) -> WeightUpdate:
         self.policy_version = version
-        return WeightUpdate(policy_version=version, checksum=7, staged_s=0.0, paused_s=0.0)
+        return WeightUpdate(policy_version=version, checksum=7, shared_s=0.0, paused_s=0.0)
 
     def load(self) -> EngineLoad:
         return EngineLoad()

@@ -100,6 +100,7 @@ def training_rows(rows: Sequence[TokenRow], ray: Any) -> list[TrainingRow]:
         made += [
             TrainingRow(
                 rollout_id=row.name,
+                group_id="group",
                 ref=TrajectoryRef(batch, index),
                 advantage=row.advantage,
                 num_tokens=len(row.token_ids),
@@ -155,6 +156,10 @@ async def test_two_ranks_under_zero_3_do_what_one_rank_does_and_go_on_from_its_c
         assert not (await two.train_rl(masked)).applied
         too_long = await two.train_rl([replace(rows[0], num_tokens=513)])
         assert (too_long.applied, "context" in too_long.reason) == (False, True)
+        some = await two.train_rl([*rows[1:], replace(rows[0], num_tokens=513)])
+        assert some.applied and [(row.rollout_id, "513 tokens" in row.reason) for row in some.left_out] == [
+            ("rollout-0", True)
+        ]
         assert not (await two.train_sft([SftExample(np.zeros(3, np.int32), np.zeros(3, np.bool_))])).applied
         assert math.isnan(await two.evaluate_sft([]))
 
@@ -185,7 +190,7 @@ async def test_a_rank_that_dies_ends_the_gang_at_once_and_is_named(cluster: Any,
 async def test_what_a_rank_refuses_or_cannot_finish_reaches_the_driver_by_name(
     cluster: Any, folder: Path, tmp_path: Path
 ):
-    with pytest.raises(ConfigError, match=r"learner\.model"):
+    with pytest.raises(ConfigError, match=r"--model"):
         async with learning(tmp_path):
             pass
     async with learning(folder, max_bad_updates=1) as learner:

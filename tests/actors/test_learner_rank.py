@@ -16,7 +16,7 @@ from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.algorithm.loss_settings import Correction, LossSettings, Normalisation
 from rstar_ray.algorithm.lr_schedule import LrSchedule
 from rstar_ray.errors import ConfigError, LearnerError
-from tests.actors.policies import draw_rows, micro_batches, num_sampled, save_policy
+from tests.actors.policies import draw_rows, micro_batches, num_sampled, save_policy, weighted
 
 pytestmark = pytest.mark.real
 
@@ -64,7 +64,7 @@ ROWS = draw_rows(12)
 
 
 def update(rank: Any, rows: list[TokenRow] = ROWS, tokens: int = 512, **more: Any) -> Any:
-    return rank.train_rl([micro_batches(rows, tokens)], [num_sampled(rows)], **more)
+    return rank.train_rl([micro_batches(weighted(rows), tokens)], **more)
 
 
 def gradients(rank: Any) -> dict[str, Any]:
@@ -116,6 +116,7 @@ def test_the_gradient_is_that_of_plain_torch_in_float64(start: Start, folder: Pa
         {"activation_checkpointing": True},
         {"logprob_chunk_tokens": 7},
         {"loss": LossSettings(normalisation=Normalisation.SEQUENCE)},
+        {"loss": LossSettings(normalisation=Normalisation.GROUP), "tokens": 150},
     ],
 )
 def test_the_gradient_does_not_depend_on_micro_batches_packing_checkpointing_or_chunks(
@@ -123,10 +124,10 @@ def test_the_gradient_does_not_depend_on_micro_batches_packing_checkpointing_or_
 ):
     tokens = changes.pop("tokens", 600)
     loss = changes.get("loss", LossSettings())
-    count = num_sampled(ROWS) if loss.normalisation is Normalisation.TOKEN else len(ROWS)
     whole, other = start(loss=loss), start(**changes)
-    whole.train_rl([micro_batches(ROWS, 10_000)], [count])
-    other.train_rl([micro_batches(ROWS, tokens)], [count])
+    rows = weighted(ROWS, loss.normalisation)
+    whole.train_rl([micro_batches(rows, 10_000)])
+    other.train_rl([micro_batches(rows, tokens)])
     assert largest_difference(gradients(whole), gradients(other)) < 1e-6
 
 
@@ -169,7 +170,7 @@ def test_with_one_update_a_pass_of_its_own_for_old_logprobs_finds_no_difference(
 def test_with_several_updates_the_ratio_is_taken_to_the_policy_before_the_first(start: Start):
     halves = [ROWS[::2], ROWS[1::2]]
     rank = start()
-    together = rank.train_rl([micro_batches(half) for half in halves], [num_sampled(half) for half in halves])
+    together = rank.train_rl([micro_batches(weighted(half)) for half in halves])
     assert rank.step == together.step == 2
     assert together.ratio_max > 1.0
     assert together.tokens == num_sampled(ROWS)
@@ -229,13 +230,23 @@ def test_weight_decay_leaves_norms_alone(start: Start):
 
 def test_the_sft_loss_is_cross_entropy_and_its_update_lowers_it(start: Start):
     rank = start()
-    rows = [TokenRow(row.name, row.token_ids, row.loss_mask) for row in ROWS]
-    batches, count = micro_batches(rows), num_sampled(rows)
-    want = -float(sum(logprobs.sum() for logprobs in rank.logprobs(batches))) / count
-    first = rank.evaluate_sft(batches, count)
-    result = rank.train_sft(batches, count, 1e-3)
+    rows = weighted([TokenRow(row.name, row.token_ids, row.loss_mask) for row in ROWS])
+    batches = micro_batches(rows)
+    want = -float(sum(logprobs.sum() for logprobs in rank.logprobs(batches))) / num_sampled(rows)
+    first = rank.evaluate_sft(batches)
+    result = rank.train_sft(batches, 1e-3)
     assert (first, result.loss) == (pytest.approx(want, rel=1e-6), pytest.approx(want, rel=1e-6))
-    assert rank.evaluate_sft(batches, count) < first
+    assert rank.evaluate_sft(batches) < first
+
+
+def test_the_temperature_of_rollouts_does_not_touch_sft(start: Start):
+    rows = weighted([TokenRow(row.name, row.token_ids, row.loss_mask) for row in ROWS])
+    plain, tempered = start(), start(loss=LossSettings(temperature=0.5))
+    assert tempered.evaluate_sft(micro_batches(rows)) == plain.evaluate_sft(micro_batches(rows))
+    for rank in (plain, tempered):
+        assert rank.train_sft(micro_batches(rows), 1e-3).applied
+    assert largest_difference(gradients(plain), gradients(tempered)) == 0.0
+    assert abs(float(plain.logprobs([rows[:1]])[0].sum() - tempered.logprobs([rows[:1]])[0].sum())) > 0.01
 
 
 # ---------------------------------------------------------------- bad input
@@ -273,14 +284,31 @@ def test_the_run_stops_after_several_such_updates_in_a_row(start: Start):
 def test_micro_batches_without_a_token_to_train_on_take_part_and_add_nothing(start: Start, stage: int):
     plain, padded = start(zero_stage=stage), start(zero_stage=stage)
     masked = TokenRow("masked", np.arange(5, dtype=np.int32), np.zeros(5, np.bool_))
-    plain.train_rl([[ROWS]], [num_sampled(ROWS)])
-    padded.train_rl([[[], ROWS, [masked]]], [num_sampled(ROWS)])
+    rows = weighted(ROWS)
+    plain.train_rl([[rows]])
+    padded.train_rl([[[], rows, [masked]]])
     assert largest_difference(gradients(plain), gradients(padded)) < 1e-6
 
 
 def test_a_folder_without_a_model_is_refused(start: Start, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"learner\.model"):
+    with pytest.raises(ConfigError, match=r"--model"):
         start(model=str(tmp_path))
+
+
+def test_a_head_of_its_own_under_a_config_that_ties_it_is_refused(start: Start, tmp_path: Path):
+    """transformers would train both, and engines would serve the embeddings alone."""
+    from safetensors.numpy import load_file, save_file
+
+    folder = save_policy(tmp_path, num_hidden_layers=1)
+    saved = load_file(folder / "model.safetensors")
+    head = saved["model.embed_tokens.weight"].copy()
+    save_file(saved | {"lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
+    rank = start(model=str(folder))
+    assert "lm_head.weight" not in rank.state.shapes
+    rank.set_policy(folder)
+    save_file(saved | {"lm_head.weight": 2 * head}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"--model: .*ties the output head.*tie_word_embeddings to false"):
+        start(model=str(folder))
 
 
 # ---------------------------------------------------------------- out and in

@@ -15,7 +15,8 @@ from rstar_ray.errors import RStarError
 from tests.fakes import CharChat, adding_problems, request
 
 FIRST, SECOND = (
-    Publication(version=version, refs=("a ref",), checksum=10 + version, num_bytes=1, seconds=0.0) for version in (1, 2)
+    Publication(policy_version=version, refs=("a ref",), checksum=10 + version, num_bytes=1, seconds=0.0)
+    for version in (1, 2)
 )
 
 

@@ -72,6 +72,7 @@ async def finish(system: TrainingActors, requests: Sequence[RolloutRequest]) -> 
 def rows(rollouts: list[FinishedRollout]) -> list[TrainingRow]:
     return [
         TrainingRow(
+            group_id="group",
             rollout_id=done.summary.rollout_id,
             ref=done.ref,
             advantage=1.0 if position % 2 else -1.0,

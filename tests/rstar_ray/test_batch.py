@@ -9,8 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rstar_ray.algorithm.batch import TokenRow, collate, rl_row, sft_row
-from rstar_ray.algorithm.batch_plan import BatchLimits, cheapest_cut, cut, padding_waste, plan_ranks, row_work
-from rstar_ray.algorithm.loss_settings import Normalisation
+from rstar_ray.algorithm.batch_plan import (
+    BatchLimits,
+    balance,
+    cheapest_cut,
+    cut,
+    fill,
+    padding_waste,
+    plan_ranks,
+    row_work,
+)
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import Problem
@@ -132,20 +140,79 @@ def test_with_fewer_rows_than_ranks_the_others_get_empty_micro_batches():
     assert plan_ranks([], 3, LIMITS) == [[], [], []]
 
 
+# ---------------------------------------------------------------- plans, number by number
+
+
+def test_the_works_of_a_row_are_its_length_and_its_attention():
+    assert row_work(10, 40.0) == 12.5
+    assert row_work(10, float("inf")) == 10.0
+
+
+def test_the_longest_row_goes_to_the_part_with_least_work_and_equals_go_in_order():
+    assert balance([5, 9, 5, 1], range(4), 2, float("inf")) == [[1, 3], [0, 2]]
+    assert balance([4, 4, 4], range(3), 2, float("inf")) == [[0, 2], [1]]
+    assert balance([9, 3, 3, 3], [3, 1], 2, float("inf")) == [[1], [3]]
+    # Attention makes one row of 8 heavier than two of 5 (8 + 16 against 5 + 6.25 each).
+    assert balance([8, 5, 5, 1], range(4), 2, 4.0) == [[0], [1, 2, 3]]
+    assert balance([8, 5, 5, 1], range(4), 2, float("inf")) == [[0, 3], [1, 2]]
+
+
+def test_a_rank_with_fewer_micro_batches_cuts_its_largest_in_two():
+    ten, hundred = (BatchLimits(micro_batch_tokens=tokens, packed=True) for tokens in (10, 100))
+    assert plan_ranks([10, 10, 10, 3, 3, 3], 2, ten) == [[[0], [2]], [[1], [3, 4, 5]]]
+    assert plan_ranks([90, 34, 33, 33, 20], 2, hundred) == [[[0], [4]], [[1], [2, 3]]]
+    assert plan_ranks([90, 50, 50, 20], 2, hundred) == [[[0], [3]], [[1], [2]]]
+    assert plan_ranks([12, 1, 1, 1, 1, 1, 7], 2, ten) == [[[0], []], [[6], [1, 2, 3, 4, 5]]]
+
+
+def test_filling_takes_as_few_micro_batches_as_hold_the_rows():
+    assert fill([5, 5], range(2), 10) == [[0, 1]]
+    assert fill([6, 5], range(2), 10) == [[0], [1]]
+    assert fill([20, 5, 6], range(3), 10) == [[0], [2], [1]]
+    assert fill([6, 6, 6, 2], range(4), 10) == [[0, 3], [1], [2]]
+    assert fill([], [], 10) == []
+
+
+def test_the_cheapest_cut_weighs_padding_against_a_pass():
+    assert cheapest_cut([10, 6], 100, 3) == [range(0, 1), range(1, 2)]  # 10 + 6 + 6 against 20 + 3
+    assert cheapest_cut([10, 7], 100, 4) == [range(0, 2)]  # 10 + 7 + 8 against 20 + 4
+    assert cheapest_cut([10, 10], 20, 1) == [range(0, 2)]
+    assert cheapest_cut([10, 10], 19, 1) == [range(0, 1), range(1, 2)]
+    assert cheapest_cut([50], 19, 7) == [range(0, 1)]
+    assert cheapest_cut([], 19, 7) == []
+
+
+def test_padding_is_counted_over_all_ranks_and_micro_batches():
+    assert padding_waste([4, 2, 3], [[[0, 1]], [[2], []]]) == pytest.approx(1 - 9 / 11)
+    assert padding_waste([4, 4], [[[0, 1]]]) == 0.0
+    assert padding_waste([], [[[]]]) == 0.0
+
+
+def test_the_overhead_is_halved_until_padding_is_within_its_limit():
+    lengths = [100, 90, 80, 70]
+
+    def passes(max_padding: float) -> int:
+        limits = BatchLimits(micro_batch_tokens=1_000, max_padding=max_padding, overhead_tokens=1_024)
+        return len(cut(lengths, range(4), limits))
+
+    assert [passes(share) for share in (0.2, 0.149, 0.056, 0.055, 0.0)] == [1, 2, 2, 4, 4]
+    assert passes(1 - 340 / 400) == 1  # exactly at the limit
+
+
 # ---------------------------------------------------------------- tensors
 
 
-def row(ids: list[int], mask: list[int], advantage: float = 1.0) -> TokenRow:
+def row(ids: list[int], mask: list[int], advantage: float = 1.0, weight: float = 1.0) -> TokenRow:
     logprobs = -np.arange(len(ids), dtype=np.float32)
-    return TokenRow("r", np.array(ids, np.int32), np.array(mask, np.bool_), advantage, logprobs)
+    return TokenRow("r", np.array(ids, np.int32), np.array(mask, np.bool_), advantage, logprobs, weight)
 
 
-ROWS = [row([5, 6, 7, 8], [0, 1, 0, 1], 0.5), row([9, 3], [0, 1], -2.0), row([1, 2, 4], [0, 0, 0])]
+ROWS = [row([5, 6, 7, 8], [0, 1, 0, 1], 0.5, 0.25), row([9, 3], [0, 1], -2.0, 0.5), row([1, 2, 4], [0, 0, 0])]
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_each_sampled_token_meets_the_input_before_it_and_its_own_advantage(packed: bool):
-    batch = collate(ROWS, Normalisation.SEQUENCE, count=2, packed=packed)
+    batch = collate(ROWS, packed=packed)
     before = batch.input_ids_BT.flatten()[batch.positions_N]
     assert before.tolist() == [5, 7, 9]
     assert batch.targets_N.tolist() == [6, 8, 3]
@@ -157,7 +224,7 @@ def test_each_sampled_token_meets_the_input_before_it_and_its_own_advantage(pack
 
 
 def test_packed_rows_lie_end_to_end_with_positions_that_start_again():
-    batch = collate(ROWS, Normalisation.TOKEN, count=3, packed=True)
+    batch = collate(ROWS, packed=True)
     assert batch.input_ids_BT.tolist() == [[5, 6, 7, 9, 1, 2]]
     assert batch.position_ids_BT.tolist() == [[0, 1, 2, 0, 0, 1]]
 
@@ -165,7 +232,7 @@ def test_packed_rows_lie_end_to_end_with_positions_that_start_again():
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rows", [[], [row([3], [1])], [row([1, 2], [0, 0])]])
 def test_a_micro_batch_without_a_token_to_train_on_still_has_an_input(rows: list[TokenRow], packed: bool):
-    batch = collate(rows, Normalisation.TOKEN, count=1, packed=packed)
+    batch = collate(rows, packed=packed)
     assert batch.input_ids_BT.numel() >= 1
     assert len(batch.targets_N) == len(batch.positions_N) == 0
 
@@ -178,23 +245,60 @@ def test_a_row_ends_at_its_last_sampled_token():
 def test_a_trajectory_becomes_its_prompt_without_loss_and_its_response():
     problem = Problem(id="p", problem="1+1", answer="2")
     one = trajectory(problem, [("call", "2", Outcome.OK), ("two", "", None)], reward=1.0)
-    tokens = rl_row(one, 0.25)
+    tokens = rl_row(one, 0.25, 0.125)
     num_prompt = len(one.prompt_ids)
     length = len(tokens.token_ids)
     whole = np.concatenate([one.prompt_ids, one.response_ids])[:length]
     assert tokens.token_ids.tolist() == whole.tolist()
     assert not tokens.loss_mask[:num_prompt].any()
     assert tokens.loss_mask.sum() == one.loss_mask.sum() == tokens.num_sampled_tokens
-    assert tokens.advantage == 0.25
+    assert (tokens.advantage, tokens.token_weight) == (0.25, 0.125)
     assert tokens.rollout_logprobs is not None and len(tokens.rollout_logprobs) == length
 
 
 def test_a_conversation_becomes_a_row_that_counts_its_tokens_with_a_loss():
     example = SftExample(np.arange(6, dtype=np.int32), np.array([0, 0, 1, 1, 0, 0], np.bool_), "file:3")
-    tokens = sft_row(example)
-    assert (tokens.name, tokens.num_sampled_tokens, len(tokens.token_ids)) == ("file:3", 2, 4)
+    tokens = sft_row(example, 0.5)
+    assert (tokens.name, tokens.num_sampled_tokens, len(tokens.token_ids), tokens.token_weight) == ("file:3", 2, 4, 0.5)
 
 
 def test_a_micro_batch_moves_whole_to_a_device():
-    moved = collate(ROWS, Normalisation.TOKEN, count=3, packed=True).to(torch.device("meta"))
+    moved = collate(ROWS, packed=True).to(torch.device("meta"))
     assert {moved.input_ids_BT.device.type, moved.weights_N.device.type, moved.rows_N.device.type} == {"meta"}
+
+
+def test_padded_rows_lie_one_below_the_other_with_zeros_on_the_right():
+    batch = collate(ROWS)
+    assert batch.input_ids_BT.tolist() == [[5, 6, 7], [9, 0, 0], [1, 2, 0]]
+    assert (batch.position_ids_BT, batch.row_lengths) == (None, None)
+    assert batch.positions_N.tolist() == [0, 2, 3]
+    assert (batch.num_input_tokens, batch.num_padded_tokens) == (6, 9)
+
+
+def test_a_row_that_fills_the_lanes_keeps_its_last_token():
+    for length, kept in ((15, 14), (16, 16), (17, 16), (32, 32)):
+        batch = collate([row(list(range(length)), [0] * (length - 1) + [1])], packed=True)
+        assert batch.row_lengths == (kept,)
+        assert batch.targets_N.tolist() == [length - 1] and batch.positions_N.tolist() == [length - 2]
+
+
+def test_a_row_of_one_token_predicts_nothing_and_is_no_input():
+    batch = collate([row([3], [1]), row([4, 5], [1, 1])], packed=True)
+    assert batch.input_ids_BT.tolist() == [[4]]
+    assert batch.targets_N.tolist() == [5] and batch.rows_N.tolist() == [0]
+
+
+def test_rows_without_log_probs_of_an_engine_have_zeros_there():
+    batch = collate([TokenRow("sft", np.array([1, 2, 3], np.int32), np.ones(3, np.bool_))])
+    assert batch.rollout_logprobs_N.tolist() == [0.0, 0.0]
+    assert batch.advantages_N.tolist() == batch.weights_N.tolist() == [1.0, 1.0]
+
+
+def test_a_trimmed_row_keeps_everything_else():
+    whole = row([1, 2, 3, 4], [1, 1, 0, 0], advantage=0.5, weight=0.25)
+    cut_row = whole.trimmed()
+    assert (cut_row.name, cut_row.advantage, cut_row.token_weight) == ("r", 0.5, 0.25)
+    assert cut_row.rollout_logprobs is not None and cut_row.rollout_logprobs.tolist() == [0.0, -1.0]
+    assert whole.num_sampled_tokens == cut_row.num_sampled_tokens == 1  # the first token never counts
+    full = row([1, 2], [0, 1])
+    assert full.trimmed() is full

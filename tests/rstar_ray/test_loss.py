@@ -1,6 +1,7 @@
 """The learner's losses against plain references written out in float64, and against finite differences."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,17 +11,22 @@ import torch
 from torch import Tensor
 
 from rstar_ray.algorithm.loss import (
+    MAXIMA,
+    SUMS,
+    LossStats,
+    SampledTokens,
     clipped_surrogate,
     k3_kl,
     likelihood_loss,
     policy_loss,
     rollout_correction,
     token_logprobs,
-    token_weights,
 )
 from rstar_ray.algorithm.loss_settings import Correction, LossSettings, Normalisation, default_correction
+from rstar_ray.algorithm.normalisation import token_weights
 
 LENGTHS = [5, 1, 7, 0, 3]
+GROUPS = ["a", "a", "b", "c", "d"]
 ROWS = [row for row, length in enumerate(LENGTHS) for _ in range(length)]
 
 
@@ -118,31 +124,33 @@ def reference_loss(logprobs, old, advantages, settings: LossSettings, rollout=No
         return sum(sum(row) for row in rows.values()) / len(ROWS)
     if settings.normalisation is Normalisation.SEQUENCE:
         return sum(sum(row) / len(row) for row in rows.values()) / len(rows)
+    if settings.normalisation is Normalisation.GROUP:
+        groups: dict[str, list[float]] = {}
+        for row, losses in rows.items():
+            groups.setdefault(GROUPS[row], []).extend(losses)
+        return sum(sum(losses) / len(losses) for losses in groups.values()) / len(groups)
     return sum(sum(row) / settings.constant_tokens for row in rows.values()) / len(rows)
 
 
-def our_loss(logprobs, old, advantages, settings: LossSettings, rollout=None, ref=None, entropy=None):
-    lengths = torch.tensor(LENGTHS)
-    token = settings.normalisation is Normalisation.TOKEN
-    count = int(lengths.sum()) if token else int((lengths > 0).sum())
-    weights = token_weights(lengths, settings.normalisation, count=count, constant=settings.constant_tokens)
+def sampled_tokens(tensors: dict[str, Tensor], settings: LossSettings) -> SampledTokens:
+    """Each row a group of its own but the first two, which share one."""
+    weights = token_weights(LENGTHS, GROUPS, settings.normalisation, constant_tokens=settings.constant_tokens)
     rows = torch.tensor(ROWS)
-    zero = torch.zeros_like(logprobs)
-    return policy_loss(
-        logprobs,
-        zero if entropy is None else entropy,
-        old,
-        zero if rollout is None else rollout,
-        advantages,
-        weights.double()[rows],
-        rows,
-        settings,
-        ref,
+    return SampledTokens(
+        logprobs_N=tensors["logprobs"],
+        entropy_N=tensors["entropy"],
+        old_logprobs_N=tensors["old"],
+        rollout_logprobs_N=tensors["rollout"],
+        advantages_N=tensors["advantages"],
+        weights_N=torch.tensor(weights, dtype=torch.float64)[rows],
+        rows_N=rows,
+        ref_logprobs_N=tensors["ref"],
     )
 
 
 VARIANTS = [
     LossSettings(),
+    LossSettings(normalisation=Normalisation.GROUP),
     LossSettings(normalisation=Normalisation.SEQUENCE),
     LossSettings(normalisation=Normalisation.CONSTANT, constant_tokens=9),
     LossSettings(dual_clip=1.5, clip_low=0.1, clip_high=0.4),
@@ -172,17 +180,16 @@ def drawn(seed: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_policy_loss_is_the_reference_written_out_token_by_token(settings: LossSettings, seed: int):
     tensors = drawn(100 * seed)
-    got, _ = our_loss(**tensors, settings=settings)
+    got, _ = policy_loss(sampled_tokens(tensors, settings), settings)
     want = reference_loss(**{name: tensor.tolist() for name, tensor in tensors.items()}, settings=settings)
-    # The weights are float32 before they meet float64 log-probs.
-    assert float(got) == pytest.approx(want, abs=1e-7)
+    assert float(got) == pytest.approx(want, abs=1e-12)
 
 
 @pytest.mark.parametrize("settings", VARIANTS)
 def test_the_gradient_is_the_finite_difference_of_the_reference(settings: LossSettings):
     tensors = drawn(7)
     logprobs = tensors["logprobs"].clone().requires_grad_()
-    our_loss(**{**tensors, "logprobs": logprobs}, settings=settings)[0].backward()
+    policy_loss(sampled_tokens({**tensors, "logprobs": logprobs}, settings), settings)[0].backward()
     plain = {name: tensor.tolist() for name, tensor in tensors.items()}
     step = 1e-6
     for i in range(len(ROWS)):
@@ -240,41 +247,52 @@ def test_the_correction_carries_no_gradient():
     assert not weights.requires_grad
 
 
-def test_every_token_weight_sums_to_what_its_normalisation_says():
-    lengths = torch.tensor([4, 1, 5])
-    token = token_weights(lengths, Normalisation.TOKEN, count=10)
-    sequence = token_weights(lengths, Normalisation.SEQUENCE, count=3)
-    constant = token_weights(lengths, Normalisation.CONSTANT, count=3, constant=8)
-    assert float((token * lengths).sum()) == pytest.approx(1.0)
-    assert (sequence * lengths).tolist() == pytest.approx([1 / 3] * 3)
-    assert constant.tolist() == pytest.approx([1 / 24] * 3)
+def test_the_statistics_are_what_their_names_say():
+    settings = LossSettings(correction=Correction.TOKEN, correction_cap=1.2)
+    tokens = sampled_tokens(drawn(3), settings)
+    loss, stats = policy_loss(tokens, settings)
+    ratio = (tokens.logprobs_N - tokens.old_logprobs_N).exp()
+    gap = (tokens.old_logprobs_N - tokens.rollout_logprobs_N).abs()
+    clipped = ((ratio > 1.28) & (tokens.advantages_N > 0)) | ((ratio < 0.8) & (tokens.advantages_N < 0))
+    log_ratio = tokens.ref_logprobs_N - tokens.logprobs_N
+    weights = (tokens.old_logprobs_N - tokens.rollout_logprobs_N).exp().clamp(max=1.2)
+    want = LossStats(
+        loss=loss,
+        entropy=tokens.entropy_N.sum(),
+        clipped=clipped.double().sum(),
+        ratio=ratio.sum(),
+        kl=(log_ratio.exp() - log_ratio - 1).sum(),
+        logprob_diff=gap.sum(),
+        correction=weights.sum(),
+        ratio_max=ratio.max(),
+        logprob_diff_max=gap.max(),
+    )
+    assert 0 < float(clipped.sum()) < len(ROWS)
+    for name in (*SUMS, *MAXIMA):
+        torch.testing.assert_close(getattr(stats, name), getattr(want, name), rtol=0, atol=1e-12)
+    assert {*SUMS, *MAXIMA} == set(LossStats.__slots__)
 
 
-def test_the_statistics_are_sums_that_add_up_over_any_split():
-    tensors, settings = drawn(3), LossSettings(correction=Correction.TOKEN)
-    _, whole = our_loss(**tensors, settings=settings)
-    rows = torch.tensor(ROWS)
-    weights = token_weights(torch.tensor(LENGTHS), settings.normalisation, count=len(ROWS)).double()[rows]
-    parts = []
-    for part in (rows < 2, rows >= 2):
-        cut = {name: tensor[part] for name, tensor in tensors.items()}
-        parts.append(
-            policy_loss(
-                cut["logprobs"], cut["entropy"], cut["old"], cut["rollout"], cut["advantages"],
-                weights[part], rows[part], settings, cut["ref"],
-            )[1]
-        )  # fmt: skip
-    torch.testing.assert_close(parts[0].sums + parts[1].sums, whole.sums)
-    torch.testing.assert_close(torch.maximum(parts[0].maxima, parts[1].maxima), whole.maxima)
+def test_statistics_of_micro_batches_add_up_to_those_of_the_whole():
+    settings = LossSettings(correction=Correction.TOKEN)
+    whole = sampled_tokens(drawn(3), settings)
+    _, of_whole = policy_loss(whole, settings)
+    combined = LossStats.nothing()
+    for part in (whole.rows_N < 2, whole.rows_N >= 2):
+        cut = SampledTokens(**{name: getattr(whole, name)[part] for name in SampledTokens.__slots__})
+        combined = combined + policy_loss(cut, settings)[1]
+    for name in (*SUMS, *MAXIMA):
+        torch.testing.assert_close(getattr(combined, name), getattr(of_whole, name))
 
 
 def test_cross_entropy_is_torchs_own():
     logits = draw(1, 9, 5)
     targets = torch.arange(9) % 5
     logprobs = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
-    loss, stats = likelihood_loss(logprobs, torch.zeros(9), torch.full((9,), 1 / 9).double())
+    loss, stats = likelihood_loss(logprobs, torch.full((9,), 0.5), torch.full((9,), 1 / 9).double())
     assert float(loss) == pytest.approx(float(torch.nn.functional.cross_entropy(logits, targets)), abs=1e-7)
-    assert float(stats.sums[0]) == float(loss)
+    assert (float(stats.loss), float(stats.entropy)) == (float(loss), 4.5)
+    assert {float(getattr(stats, name)) for name in (*SUMS[2:], *MAXIMA)} == {0.0}
 
 
 def test_precisions_that_differ_are_corrected_unless_told_otherwise():
@@ -309,21 +327,90 @@ def test_settings_without_a_meaning_are_refused(wrong: dict[str, Any]):
         LossSettings(**wrong)
 
 
+def one_token(logprob: Tensor, *, old: float, advantage: float, ref: float | None) -> SampledTokens:
+    return SampledTokens(
+        logprobs_N=logprob,
+        entropy_N=torch.zeros(1),
+        old_logprobs_N=torch.tensor([old]),
+        rollout_logprobs_N=torch.tensor([old]),
+        advantages_N=torch.tensor([advantage]),
+        weights_N=torch.ones(1),
+        rows_N=torch.zeros(1, dtype=torch.long),
+        ref_logprobs_N=None if ref is None else torch.tensor([ref]),
+    )
+
+
 def test_a_kl_term_needs_the_references_logprobs():
-    some, rows = torch.zeros(1), torch.zeros(1, dtype=torch.long)
     with pytest.raises(ValueError, match="no ref_logprobs"):
-        policy_loss(some, some, some, some, some, some, rows, LossSettings(kl_coefficient=0.5))
+        policy_loss(one_token(torch.zeros(1), old=0.0, advantage=0.0, ref=None), LossSettings(kl_coefficient=0.5))
 
 
 @pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
 def test_a_token_that_became_vastly_likelier_gives_finite_losses_and_gradients(advantage: float):
     logprobs = torch.tensor([-0.1], requires_grad=True)
-    reference = torch.tensor([200.0])  # no log-prob, but as far off as one could be
-    zeros = torch.zeros(1)
-    loss, stats = policy_loss(
-        logprobs, zeros, torch.tensor([-200.0]), torch.tensor([-200.0]), torch.full((1,), advantage), torch.ones(1),
-        torch.zeros(1, dtype=torch.long), LossSettings(kl_coefficient=0.1), reference,
-    )  # fmt: skip
+    # The reference is no log-prob, but as far off as one could be.
+    tokens = one_token(logprobs, old=-200.0, advantage=advantage, ref=200.0)
+    loss, stats = policy_loss(tokens, LossSettings(kl_coefficient=0.1))
     loss.backward()
     assert loss.isfinite() and logprobs.grad is not None and logprobs.grad.isfinite().all()
-    assert stats.sums.isfinite().all() and stats.maxima.isfinite().all()
+    assert all(getattr(stats, name).isfinite() for name in (*SUMS, *MAXIMA))
+
+
+def test_log_ratios_are_cut_off_at_twenty_on_one_side_alone():
+    advantages = torch.ones(3)
+    surrogate = clipped_surrogate(
+        torch.tensor([30.0, 19.0, -30.0]), torch.zeros(3), advantages, clip_low=0.2, clip_high=0.28
+    )
+    assert surrogate.ratio_N.log().tolist() == pytest.approx([20.0, 19.0, -30.0])
+    assert k3_kl(torch.tensor([-30.0]), torch.zeros(1)).tolist() == pytest.approx([math.exp(20) - 21])
+
+
+def test_ratios_at_the_ends_of_the_clip_are_not_clipped():
+    ratios = torch.tensor([0.75, 1.5, 0.74, 1.51], dtype=torch.float64)
+    for advantage, clipped in ((1.0, [False, False, False, True]), (-1.0, [False, False, True, False])):
+        surrogate = clipped_surrogate(
+            ratios.log(), torch.zeros(4).double(), torch.full((4,), advantage).double(), clip_low=0.25, clip_high=0.5
+        )
+        near = torch.isclose(surrogate.objective_N, ratios * advantage, rtol=0, atol=1e-12)
+        assert (~near).tolist() == clipped
+        assert surrogate.clipped_N[2:].tolist() == clipped[2:]
+
+
+def test_the_dual_clip_leaves_good_tokens_alone_and_reports_what_it_bound():
+    surrogate = clipped_surrogate(
+        torch.tensor([3.0, 3.0, 0.1]),
+        torch.zeros(3),
+        torch.tensor([1.0, -1.0, -1.0]),
+        clip_low=0.2,
+        clip_high=0.28,
+        dual_clip=2.0,
+    )
+    assert surrogate.objective_N.tolist() == pytest.approx([1.28, -2.0, -math.exp(0.1)])
+    assert surrogate.clipped_N.tolist() == [True, True, False]
+
+
+def test_each_correction_weighs_as_it_is_written():
+    old = torch.tensor([0.0, 0.0, 0.0, 0.0])
+    rollout = -torch.tensor([0.5, 3.0, 1.5, 0.8]).log()  # so that w is 0.5, 3, 1.5, 0.8
+    rows = torch.tensor([0, 0, 1, 1])
+
+    def weights(mode: Correction, **bounds: float) -> Any:
+        return pytest.approx(rollout_correction(old, rollout, rows, mode, **bounds).tolist(), abs=1e-6)
+
+    assert weights(Correction.NONE) == [1.0, 1.0, 1.0, 1.0]
+    assert weights(Correction.TOKEN) == [0.5, 2.0, 1.5, 0.8]
+    assert weights(Correction.SEQUENCE) == [1.5, 1.5, 1.2, 1.2]
+    assert weights(Correction.SEQUENCE, cap=1.4) == [1.4, 1.4, 1.2, 1.2]
+    assert weights(Correction.ICEPOP, low=0.6, cap=2.9) == [0.0, 0.0, 1.5, 0.8]
+    assert weights(Correction.ICEPOP, low=0.49, cap=1.51) == [0.5, 0.0, 1.5, 0.8]
+    empty = torch.zeros(0)
+    assert rollout_correction(empty, empty, empty.long(), Correction.SEQUENCE).tolist() == []
+
+
+def test_entropy_is_rewarded_and_distance_from_the_reference_is_not():
+    tokens = one_token(torch.zeros(1), old=0.0, advantage=2.0, ref=math.log(2))
+    tokens = replace(tokens, entropy_N=torch.tensor([0.5]), weights_N=torch.tensor([3.0]))
+    plain, with_both = LossSettings(), LossSettings(entropy_coefficient=0.1, kl_coefficient=0.2)
+    assert float(policy_loss(tokens, plain)[0]) == pytest.approx(-6.0)
+    distance = 2 - math.log(2) - 1
+    assert float(policy_loss(tokens, with_both)[0]) == pytest.approx(-6.0 - 3 * 0.05 + 3 * 0.2 * distance)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from rstar_ray.algorithm.loss import policy_loss, rollout_correction, token_weights
+from rstar_ray.algorithm.loss import SampledTokens, policy_loss, rollout_correction
 from rstar_ray.algorithm.loss_settings import Correction, LossSettings, Normalisation
+from rstar_ray.algorithm.normalisation import token_weights
 
 pytestmark = pytest.mark.slow  # importing TRL takes long
 
@@ -66,21 +67,20 @@ def trl_loss(trainer: Any, settings: LossSettings, tensors: dict[str, Any]) -> A
 
 def our_loss(settings: LossSettings, tensors: dict[str, Any]) -> Any:
     mask = tensors["mask"]
-    lengths = mask.sum(-1)
     rows = torch.arange(ROWS)[:, None].expand(ROWS, TOKENS)[mask]
-    count = int(lengths.sum()) if settings.normalisation is Normalisation.TOKEN else ROWS
-    weights = token_weights(lengths, settings.normalisation, count=count, constant=settings.constant_tokens)
-    return policy_loss(
-        tensors["logprobs"][mask],
-        tensors["entropy"][mask],
-        tensors["old"][mask],
-        tensors["rollout"][mask],
-        tensors["advantages"][rows],
-        weights[rows],
-        rows,
-        settings,
-        tensors["ref"][mask],
-    )[0]
+    lengths, groups = mask.sum(-1).tolist(), [str(row) for row in range(ROWS)]
+    weights = token_weights(lengths, groups, settings.normalisation, constant_tokens=settings.constant_tokens)
+    tokens = SampledTokens(
+        logprobs_N=tensors["logprobs"][mask],
+        entropy_N=tensors["entropy"][mask],
+        old_logprobs_N=tensors["old"][mask],
+        rollout_logprobs_N=tensors["rollout"][mask],
+        advantages_N=tensors["advantages"][rows],
+        weights_N=torch.tensor(weights, dtype=torch.float64)[rows],
+        rows_N=rows,
+        ref_logprobs_N=tensors["ref"][mask],
+    )
+    return policy_loss(tokens, settings)[0]
 
 
 @pytest.mark.parametrize(

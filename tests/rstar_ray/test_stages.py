@@ -1,10 +1,11 @@
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rstar_ray.algorithm.update import SftExample
+from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.evaluation.run import evaluated, run_evaluation
@@ -12,8 +13,8 @@ from rstar_ray.rollouts import roll_out, rollout_requests
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.stages import previous_checkpoint, run_rl, run_sft
-from rstar_ray.train_loop import Ledger, TrainingSystem, train_step
-from tests.fakes import SkilledPolicy, UnreliableSandbox, adding_problems, fake_crew
+from rstar_ray.train_loop import Ledger, TrainingRow, TrainingSystem, train_step
+from tests.fakes import SkilledPolicy, SkillLearner, UnreliableSandbox, adding_problems, fake_crew
 
 SMALL = with_values(
     RunConfig(),
@@ -76,8 +77,6 @@ async def test_a_stopped_stage_goes_on_to_the_same_end_as_one_that_was_not(tmp_p
     def stop_at_six(line: str) -> None:
         if " 6/12" in line:
             raise Stop
-
-    from dataclasses import replace
 
     config = stage("stage1")
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir, pytest.raises(Stop):
@@ -155,9 +154,34 @@ async def test_a_wait_for_rollouts_that_never_finish_ends_with_their_names():
         await roll_out(requests, Silent(), deadline_s=0.05)  # type: ignore[arg-type]
 
 
+async def test_rows_that_the_learner_leaves_out_are_counted_so_and_not_as_trained():
+    class Choosy(SkillLearner):
+        applies = True
+
+        async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult:
+            result = await super().train_rl(rows[1:], lr)
+            left_out = (LeftOut(rows[0].rollout_id, "too long"),)
+            return replace(result, left_out=left_out, applied=self.applies, reason="" if self.applies else "NaN")
+
+    crew = fake_crew(SkilledPolicy())
+    choosy = Choosy(SkilledPolicy())
+    system = TrainingSystem(rollouts=crew.rollouts, learner=choosy, publish=crew.publish)
+    record = await train_step(adding_problems(4), system, SMALL, step=1, policy_version=0)
+    (batch,) = choosy.batches
+    assert (record.ledger.left_out, record.ledger.trained) == (1, len(batch))
+    assert [row.reason for row in record.left_out] == ["too long"]
+    assert record.metrics.trained_trajectories == len(batch) and record.metrics.policy_version == 1
+
+    choosy.applies = False
+    record = await train_step(adding_problems(4), system, SMALL, step=1, policy_version=0)
+    assert (record.ledger.left_out, record.ledger.trained) == (1 + len(choosy.batches[1]), 0)
+    assert [row.reason for row in record.left_out][:2] == ["too long", "NaN"]
+    assert record.metrics.trained_trajectories == 0 and record.metrics.policy_version == 0
+
+
 def test_a_ledger_that_does_not_add_up_ends_the_run():
     with pytest.raises(RStarError, match="does not add up"):
-        Ledger(requested=3, dropped=0, resampled_away=1, in_equal_groups=0, trained=1)
+        Ledger(requested=3, dropped=0, resampled_away=1, in_equal_groups=0, left_out=0, trained=1)
 
 
 def test_every_sibling_has_its_own_seed_and_the_same_in_the_next_run():

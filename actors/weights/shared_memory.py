@@ -10,20 +10,19 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from actors.weights.buckets import WeightBucket, WeightEntry
-from rstar_ray.errors import EngineError
 
+BACKEND = "object_store"  # how vLLM's weight-transfer interface is told of this way
 SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
-class StagedBucket:
-    """Where one bucket lies in the staged file."""
+class SharedBucket:
+    """Where one bucket lies in the shared file."""
 
     entries: tuple[WeightEntry, ...]
     offset_bytes: int
@@ -31,11 +30,11 @@ class StagedBucket:
 
 
 @dataclass(frozen=True, slots=True)
-class StagedWeights:
+class SharedWeights:
     """A file in shared memory with all buckets of one version."""
 
     path: str
-    buckets: tuple[StagedBucket, ...]
+    buckets: tuple[SharedBucket, ...]
 
     def payload(self) -> dict[str, object]:
         """Plain values that survive msgpack; `from_payload` is the way back."""
@@ -52,19 +51,19 @@ class StagedWeights:
         }
 
 
-def from_payload(path: str, buckets: Sequence[Sequence[object]]) -> StagedWeights:
-    """Undo `StagedWeights.payload`."""
-    return StagedWeights(path, tuple(_bucket(*bucket) for bucket in buckets))  # type: ignore[arg-type]
+def from_payload(path: str, buckets: Sequence[Sequence[object]]) -> SharedWeights:
+    """Undo `SharedWeights.payload`."""
+    return SharedWeights(path, tuple(_bucket(*bucket) for bucket in buckets))  # type: ignore[arg-type]
 
 
-def open_buckets(staged: StagedWeights) -> list[WeightBucket]:
-    """The staged buckets as copy-on-write views of the mapping: no byte is copied, none can be changed for others."""
-    mapped = np.memmap(staged.path, dtype=np.uint8, mode="c")
-    return [WeightBucket(b.entries, mapped[b.offset_bytes : b.offset_bytes + b.num_bytes]) for b in staged.buckets]
+def open_buckets(shared: SharedWeights) -> list[WeightBucket]:
+    """The buckets as copy-on-write views of the mapping: no byte is copied, none can be changed for others."""
+    mapped = np.memmap(shared.path, dtype=np.uint8, mode="c")
+    return [WeightBucket(b.entries, mapped[b.offset_bytes : b.offset_bytes + b.num_bytes]) for b in shared.buckets]
 
 
 @contextmanager
-def stage(buckets: Sequence[WeightBucket]) -> Iterator[StagedWeights]:
+def share(buckets: Sequence[WeightBucket]) -> Iterator[SharedWeights]:
     """Copy buckets into one shared-memory file that is gone when the block ends."""
     offsets, total = _offsets(buckets)
     descriptor, path = tempfile.mkstemp(prefix="rstar-weights-", dir=_folder(total))
@@ -74,40 +73,15 @@ def stage(buckets: Sequence[WeightBucket]) -> Iterator[StagedWeights]:
             for bucket, offset in zip(buckets, offsets, strict=True):
                 file.seek(offset)
                 file.write(memoryview(bucket.data))
-        staged = (StagedBucket(b.entries, o, b.num_bytes) for b, o in zip(buckets, offsets, strict=True))
-        yield StagedWeights(path, tuple(staged))
+        places = (SharedBucket(b.entries, o, b.num_bytes) for b, o in zip(buckets, offsets, strict=True))
+        yield SharedWeights(path, tuple(places))
     finally:
         Path(path).unlink(missing_ok=True)
 
 
-def refuse_other_parameters(model: Path, buckets: Sequence[WeightBucket]) -> None:
-    """Raise `EngineError` unless the buckets hold the parameters of the model folder, in the same shapes.
-
-    A folder without safetensors is not checked here; the workers still refuse names they do not know.
-    """
-    expected = _saved_shapes(model)
-    given = {entry.name: entry.shape for bucket in buckets for entry in bucket.entries}
-    if not expected or given == expected:
-        return
-    missing, unknown = sorted(expected.keys() - given.keys()), sorted(given.keys() - expected.keys())
-    reshaped = sorted(name for name in given.keys() & expected.keys() if given[name] != expected[name])
-    raise EngineError(f"not the weights of {model}: missing {missing}, unknown {unknown}, of another shape {reshaped}")
-
-
-@lru_cache(maxsize=4)
-def _saved_shapes(model: Path) -> dict[str, tuple[int, ...]]:
-    from safetensors import safe_open
-
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in sorted(model.glob("*.safetensors")):
-        with safe_open(path, "np") as saved:
-            shapes |= {name: tuple(saved.get_slice(name).get_shape()) for name in saved.keys()}  # noqa: SIM118
-    return shapes
-
-
-def _bucket(offset_bytes: int, num_bytes: int, entries: Sequence[tuple[str, Sequence[int], str, int]]) -> StagedBucket:
+def _bucket(offset_bytes: int, num_bytes: int, entries: Sequence[tuple[str, Sequence[int], str, int]]) -> SharedBucket:
     named = tuple(WeightEntry(name, tuple(shape), dtype, offset) for name, shape, dtype, offset in entries)
-    return StagedBucket(named, offset_bytes, num_bytes)
+    return SharedBucket(named, offset_bytes, num_bytes)
 
 
 def _offsets(buckets: Sequence[WeightBucket], page: int = 4096) -> tuple[list[int], int]:

@@ -1,0 +1,122 @@
+"""Ray's view of one `LearnerRank`: it fetches what the rank trains on and puts what the rank publishes."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError
+
+from actors.learner.settings import LearnerSettings
+from actors.learner.shares import RlShare, RlWork, SftWork
+from actors.weights.buckets import checksum
+from rstar_ray.algorithm.lr_schedule import LrSchedule
+from rstar_ray.algorithm.update import UpdateResult
+from rstar_ray.errors import DeadlineExceeded, LearnerError
+
+FETCH_DEADLINE_S = 120.0  # for the trajectories of one update
+
+
+def rank_name(rank: int) -> str:
+    """A rank's name in Ray's dashboard and in messages."""
+    return f"learner/rank-{rank}"
+
+
+@ray.remote
+class LearnerActor:
+    """One rank; every rule lives in actors/learner/rank.py."""
+
+    def __init__(self, settings: LearnerSettings, rank: int) -> None:
+        from actors.learner.rank import LearnerRank
+
+        self._rank = LearnerRank(settings, rank)
+        self._name = rank_name(rank)
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def address(self) -> tuple[str, int]:
+        """Where the ranks meet: a port of this node that listens from now on."""
+        host = ray.util.get_node_ip_address()
+        return host, self._rank.open_store(host)
+
+    def start(self, master_address: str, master_port: int) -> Any:
+        self._rank.start(master_address, master_port)
+        return self._rank.facts()
+
+    def train_rl(self, work: RlWork, lr: float | None) -> UpdateResult:
+        batches = self._fetch([share.row.ref.batch for share in _all_shares(work)])
+        updates = [[[_token_row(share, batches) for share in shares] for shares in update] for update in work]
+        return self._rank.train_rl(updates, lr)
+
+    def _fetch(self, refs: Sequence[Any]) -> dict[Any, Any]:
+        """The batches of trajectories behind these references, each fetched once, by `_key`."""
+        wanted = {_key(ref): ref for ref in refs}
+        remote = {key: ref for key, ref in wanted.items() if isinstance(ref, ray.ObjectRef)}
+        try:
+            values = ray.get(list(remote.values()), timeout=FETCH_DEADLINE_S)
+        except GetTimeoutError:
+            reason = f"{len(remote)} batches of trajectories"
+            raise DeadlineExceeded(self._name, "object store", reason, FETCH_DEADLINE_S) from None
+        return {**wanted, **dict(zip(remote, values, strict=True))}
+
+    def train_sft(self, work: SftWork, lr: float | None) -> UpdateResult:
+        return self._rank.train_sft(_sft_rows(work), lr)
+
+    def evaluate_sft(self, work: SftWork) -> float:
+        return self._rank.evaluate_sft(_sft_rows(work))
+
+    def publish(self) -> tuple[list[Any], int, int]:
+        """Rank 0: refs of the buckets, checksum, bytes. Other ranks take part and have nothing."""
+        refs: list[Any] = []
+        total = num_bytes = 0
+        for bucket in self._rank.weight_buckets():
+            refs.append(ray.put(bucket))
+            total = checksum([bucket], total)
+            num_bytes += bucket.num_bytes
+        return refs, total, num_bytes
+
+    def save_checkpoint(self, folder: str, extra: dict[str, Any]) -> None:
+        self._rank.save_checkpoint(Path(folder), extra)
+
+    def load_checkpoint(self, folder: str) -> tuple[dict[str, Any], int]:
+        return self._rank.load_checkpoint(Path(folder)), self._rank.step
+
+    def export(self, folder: str) -> None:
+        self._rank.export(Path(folder))
+
+    def set_policy(self, folder: str) -> None:
+        self._rank.set_policy(Path(folder))
+
+    def reset_optimizer(self, schedule: LrSchedule | None) -> None:
+        self._rank.reset_optimizer(schedule)
+
+    def close(self) -> None:
+        self._rank.close()
+
+
+def _all_shares(work: RlWork) -> Iterator[RlShare]:
+    return (share for update in work for micro_batch in update for share in micro_batch)
+
+
+def _key(batch: Any) -> Any:
+    """Names a batch: the reference itself, or where it is a plain list, that list."""
+    return batch if isinstance(batch, ray.ObjectRef) else id(batch)
+
+
+def _token_row(share: RlShare, batches: dict[Any, Any]) -> Any:
+    from rstar_ray.algorithm.batch import rl_row
+
+    row = share.row
+    tokens = rl_row(batches[_key(row.ref.batch)][row.ref.index], row.advantage, share.token_weight)
+    if tokens.num_sampled_tokens != row.num_sampled_tokens:
+        raise LearnerError(
+            f"{row.rollout_id} has {tokens.num_sampled_tokens} sampled tokens, not {row.num_sampled_tokens}"
+        )
+    return tokens
+
+
+def _sft_rows(work: SftWork) -> Any:
+    from rstar_ray.algorithm.batch import sft_row
+
+    return [[sft_row(share.example, share.token_weight) for share in shares] for shares in work]

@@ -1,0 +1,124 @@
+"""How ranks meet and a DeepSpeed engine is started around a policy."""
+
+import contextlib
+import logging
+import os
+import random
+import warnings
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from actors.learner.optimizer import RefusingAdamW
+from actors.learner.policy import Policy
+from actors.learner.settings import LearnerSettings
+from rstar_ray.errors import LearnerError
+
+
+def learner_device(settings: LearnerSettings) -> torch.device:
+    """The GPU that this process sees, or the CPU; DeepSpeed is told too."""
+    if settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available()):
+        return torch.device("cuda", torch.cuda.current_device())
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    return torch.device("cpu")
+
+
+def open_store(settings: LearnerSettings, host: str) -> dist.TCPStore:
+    """Where the other ranks are waited for: a port that is never let go in between, so nobody else can take it."""
+    deadline = timedelta(seconds=settings.start_deadline_s)
+    return dist.TCPStore(host, 0, settings.world_size, is_master=True, timeout=deadline, wait_for_workers=False)
+
+
+def join_ranks(settings: LearnerSettings, rank: int, device: torch.device, store: Any) -> None:
+    """Enter the process group; `store` is that of the rank that the others meet at, or its address and port."""
+    if dist.is_initialized():
+        if dist.get_world_size() != settings.world_size:
+            raise LearnerError(f"this process already belongs to a group of {dist.get_world_size()} ranks")
+        return
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(settings.world_size), LOCAL_RANK="0")
+    if settings.world_size == 1:
+        store = dist.HashStore()
+    elif isinstance(store, tuple):
+        host, port = store
+        deadline = timedelta(seconds=settings.start_deadline_s)
+        store = dist.TCPStore(host, port, settings.world_size, is_master=False, timeout=deadline)
+    if settings.world_size > 1:
+        os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=settings.world_size,
+        timeout=timedelta(seconds=settings.step_deadline_s),
+    )
+
+
+def seed_generators(seed: int) -> None:
+    """Every generator that torch, numpy and Python draw from by default."""
+    random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed % 2**32)
+
+
+def start_deepspeed(policy: Policy, settings: LearnerSettings, device: torch.device) -> tuple[Any, RefusingAdamW]:
+    """DeepSpeed's engine around the policy, and the optimizer in it."""
+    deepspeed = _quiet_deepspeed()
+    optimizer = RefusingAdamW(
+        _parameter_groups(policy, settings.weight_decay),
+        lr=settings.schedule.at(0),
+        betas=settings.betas,
+        eps=settings.epsilon,
+        fused=device.type == "cuda" and not settings.offload,
+    )
+    if settings.zero_stage == 0:
+        optimizer.clip_here = settings.grad_clip
+    config = _deepspeed_config(settings, device.type)
+    engine = deepspeed.initialize(model=policy, optimizer=optimizer, config=config, dist_init_required=False)[0]
+    return engine, optimizer
+
+
+def _quiet_deepspeed() -> Any:
+    """DeepSpeed, which logs every setting at every start, with only its errors left."""
+    with contextlib.redirect_stdout(None):
+        import deepspeed
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    # Shared-memory collectives for CPU inference: unused here, and compiled for minutes at the first start.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def _parameter_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """One group, or two where there is weight decay: none on vectors (norms, biases)."""
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    if not weight_decay:
+        return [{"params": parameters, "weight_decay": 0.0}]
+    return [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+
+
+def _deepspeed_config(settings: LearnerSettings, device: str) -> dict[str, Any]:
+    """Micro batches and their scale are ours: DeepSpeed is told of one micro batch a step."""
+    zero: dict[str, Any] = {"stage": settings.zero_stage, "overlap_comm": device == "cuda"}
+    if settings.offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device == "cuda"}
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": 0.0 if settings.zero_stage == 0 else settings.grad_clip,
+        "steps_per_print": None,
+    }
+    if settings.dtype == "bfloat16":
+        config["bf16"] = {"enabled": True, "check_grad_overflow": True}
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+        config["communication_data_type"] = "fp32"
+    return config

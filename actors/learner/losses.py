@@ -1,0 +1,65 @@
+"""The losses of one update's micro batches, as functions of their place and their tensors."""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from rstar_ray.algorithm.batch import MicroBatch
+from rstar_ray.algorithm.loss import LossStats, SampledTokens, likelihood_loss, policy_loss
+from rstar_ray.algorithm.loss_settings import LossSettings
+
+Forward = Callable[[MicroBatch, float], tuple[Tensor, Tensor]]
+"""Log-probability and entropy of each sampled token at a temperature."""
+LossFn = Callable[[int, MicroBatch], tuple[Tensor, LossStats]]
+"""The loss of the update's micro batch of this number."""
+
+
+class PolicyLoss:
+    """The RL loss of one update.
+
+    Without `old`, the update's own log-probs, detached, are the old ones: the weights that the forward pass uses are
+    those before the update, so both are the same computation, and the ratio is exactly 1.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        settings: LossSettings,
+        *,
+        old: Sequence[Tensor] | None,
+        reference: Callable[[MicroBatch], Tensor] | None,
+    ) -> None:
+        self._forward = forward
+        self._settings = settings
+        self._old = old
+        self._reference = reference
+        self.drift = 0.0  # largest difference so far between `old` and the update's own
+
+    def __call__(self, index: int, batch: MicroBatch) -> tuple[Tensor, LossStats]:
+        logprobs_N, entropy_N = self._forward(batch, self._settings.temperature)
+        own_N = logprobs_N.detach()
+        old_N = own_N if self._old is None else self._old[index]
+        if self._old is not None and len(old_N):
+            self.drift = max(self.drift, float((old_N - own_N).abs().max()))
+        tokens = SampledTokens(
+            logprobs_N=logprobs_N,
+            entropy_N=entropy_N,
+            old_logprobs_N=old_N,
+            rollout_logprobs_N=batch.rollout_logprobs_N,
+            advantages_N=batch.advantages_N,
+            weights_N=batch.weights_N,
+            rows_N=batch.rows_N,
+            ref_logprobs_N=None if self._reference is None else self._reference(batch),
+        )
+        return policy_loss(tokens, self._settings)
+
+
+class SftLoss:
+    """Cross-entropy; of the model's own distribution, whatever temperature rollouts are sampled at."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+
+    def __call__(self, index: int, batch: MicroBatch) -> tuple[Tensor, LossStats]:
+        logprobs_N, entropy_N = self._forward(batch, 1.0)
+        return likelihood_loss(logprobs_N, entropy_N, batch.weights_N)

@@ -1,0 +1,192 @@
+"""One optimizer step: micro batches through a loss, summed over all ranks, refused where it is not finite."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from actors.learner.losses import LossFn
+from actors.learner.optimizer import RefusingAdamW
+from actors.learner.settings import LearnerSettings
+from rstar_ray.algorithm.batch import MicroBatch, TokenRow
+from rstar_ray.algorithm.loss import MAXIMA, SUMS, LossStats
+from rstar_ray.algorithm.update import UpdateResult
+from rstar_ray.errors import LearnerError
+
+MicroBatches = Sequence[Sequence[TokenRow]]  # of one rank; a micro batch may be empty
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Of a rank's micro batches, or of all ranks'."""
+
+    tokens: int = 0  # trained on
+    input_tokens: int = 0
+    padded_tokens: int = 0
+
+    def add(self, batch: MicroBatch) -> None:
+        self.tokens += len(batch.targets_N)
+        self.input_tokens += batch.num_input_tokens
+        self.padded_tokens += batch.num_padded_tokens
+
+
+class OptimizerSteps:
+    """Takes optimizer steps and counts them; every rank calls it with as many micro batches."""
+
+    def __init__(self, settings: LearnerSettings, rank: int, engine: Any, optimizer: RefusingAdamW) -> None:
+        self._settings = settings
+        self._rank = rank
+        self._engine = engine
+        self._optimizer = optimizer
+        self._device = torch.device(engine.device)
+        self._bad_updates = 0  # in a row
+        self.step = 0  # applied
+
+    def take(
+        self, micro_batches: MicroBatches, batches: Sequence[MicroBatch], loss_of: LossFn, lr: float
+    ) -> UpdateResult:
+        """Apply the gradient of all ranks' micro batches, or leave everything as it is where it is not finite.
+
+        Raises `LearnerError` after too many such updates in a row.
+        """
+        started_s = time.perf_counter()
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        counts, stats, losses = self._backward(batches, loss_of)
+        counts, figures = _over_ranks(counts, stats)
+        self._optimizer.refuse = not math.isfinite(figures["loss"])
+        self._engine.step()
+        grad_norm = self._grad_norm()
+        applied = math.isfinite(figures["loss"]) and math.isfinite(grad_norm)
+        reason = "" if applied else self._bad_update(micro_batches, losses, figures["loss"], grad_norm)
+        if applied:
+            self.step += 1
+            self._bad_updates = 0
+        tokens = max(float(counts.tokens), 1.0)
+        return UpdateResult(
+            applied=applied,
+            reason=reason,
+            step=self.step,
+            loss=figures["loss"],
+            grad_norm=grad_norm,
+            lr=lr,
+            tokens=counts.tokens,
+            input_tokens=counts.input_tokens,
+            padding_waste=1.0 - counts.input_tokens / max(counts.padded_tokens, 1),
+            seconds=time.perf_counter() - started_s,
+            entropy=figures["entropy"] / tokens,
+            clip_share=figures["clipped"] / tokens,
+            ratio_mean=figures["ratio"] / tokens,
+            kl=figures["kl"] / tokens,
+            logprob_diff_mean=figures["logprob_diff"] / tokens,
+            correction_mean=figures["correction"] / tokens,
+            ratio_max=figures["ratio_max"],
+            logprob_diff_max=figures["logprob_diff_max"],
+        )
+
+    def _backward(self, batches: Sequence[MicroBatch], loss_of: LossFn) -> tuple[_Counts, LossStats, list[Tensor]]:
+        counts, stats = _Counts(), LossStats.nothing(self._device)
+        losses: list[Tensor] = []
+        for index, batch in enumerate(batches):
+            self._engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
+            loss, of_batch = loss_of(index, batch)
+            # DeepSpeed averages gradients over ranks; the loss is a share of one global sum.
+            self._engine.backward(loss * self._settings.world_size)
+            losses.append(loss.detach())
+            counts.add(batch)
+            stats = stats + of_batch
+        return counts, stats, losses
+
+    def _grad_norm(self) -> float:
+        """Of the last step, over all ranks, before clipping; not finite where any gradient was not."""
+        if self._settings.zero_stage == 0:
+            return self._optimizer.grad_norm
+        norm = float(self._engine.get_global_grad_norm() or 0.0)
+        return norm if norm >= 0 else math.inf  # DeepSpeed says -1 for a norm that is not finite
+
+    def _bad_update(self, micro_batches: MicroBatches, losses: Sequence[Tensor], loss: float, grad_norm: float) -> str:
+        """Say where it broke, save the batch, and stop the run when it happens too often."""
+        self._bad_updates += 1
+        by_rank: list[Any] = [None] * self._settings.world_size
+        dist.all_gather_object(by_rank, suspects(micro_batches, losses))
+        named = "; ".join(f"rank {rank}: {', '.join(names[:4])}" for rank, names in enumerate(by_rank) if names)
+        reason = f"loss {loss:g}, gradient norm {grad_norm:g} ({named or 'no row of its own stands out'})"
+        if self._settings.inspect_dir:
+            path = Path(self._settings.inspect_dir) / f"update-{self.step + 1:06d}-rank-{self._rank}.npz"
+            save_rows([row for rows in micro_batches for row in rows], path)
+        if self._bad_updates >= self._settings.max_bad_updates:
+            raise LearnerError(
+                f"{self._bad_updates} updates in a row not finite at optimizer step {self.step + 1}, "
+                f"rank {self._rank}: {reason}"
+            )
+        return reason
+
+
+def combined(results: Sequence[UpdateResult]) -> UpdateResult:
+    """Several optimizer steps as one result: means by tokens, the last one's position."""
+    last = results[-1]
+    if len(results) == 1:
+        return last
+    tokens = sum(result.tokens for result in results)
+
+    def mean(name: str) -> float:
+        return sum(getattr(result, name) * result.tokens for result in results) / max(tokens, 1)
+
+    means = ("loss", "grad_norm", "entropy", "clip_share", "ratio_mean", "kl", "logprob_diff_mean", "correction_mean")
+    return replace(
+        last,
+        applied=all(result.applied for result in results),
+        reason="; ".join(result.reason for result in results if result.reason),
+        tokens=tokens,
+        input_tokens=sum(result.input_tokens for result in results),
+        seconds=sum(result.seconds for result in results),
+        ratio_max=max(result.ratio_max for result in results),
+        logprob_diff_max=max(result.logprob_diff_max for result in results),
+        **{name: mean(name) for name in (*means, "padding_waste")},
+    )
+
+
+def suspects(micro_batches: MicroBatches, losses: Sequence[Tensor]) -> list[str]:
+    """Rows of the micro batches whose loss is not finite: those whose own numbers are not, or else all of them."""
+    broken = [
+        row for rows, loss in zip(micro_batches, losses, strict=True) for row in rows if not math.isfinite(float(loss))
+    ]
+    certain = [row for row in broken if not math.isfinite(row.advantage) or not _all_finite(row.rollout_logprobs)]
+    return [row.name for row in certain or broken]
+
+
+def save_rows(rows: Sequence[TokenRow], path: Path) -> None:
+    """Rows as one npz, for inspection: `names`, `advantages`, and per row `ids-i`, `mask-i`, `logprobs-i`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, Any] = {
+        "names": np.array([row.name for row in rows]),
+        "advantages": np.array([row.advantage for row in rows]),
+    }
+    for index, row in enumerate(rows):
+        arrays[f"ids-{index}"], arrays[f"mask-{index}"] = row.token_ids, row.loss_mask
+        if row.rollout_logprobs is not None:
+            arrays[f"logprobs-{index}"] = row.rollout_logprobs
+    np.savez_compressed(path, **arrays)
+
+
+def _over_ranks(counts: _Counts, stats: LossStats) -> tuple[_Counts, dict[str, float]]:
+    """Every rank's counts together, and the fields of `LossStats` by name: sums added, maxima taken."""
+    own = torch.tensor([counts.tokens, counts.input_tokens, counts.padded_tokens]).to(stats.loss)
+    sums = torch.cat([own, torch.stack([getattr(stats, name) for name in SUMS])])
+    maxima = torch.stack([getattr(stats, name) for name in MAXIMA])
+    dist.all_reduce(sums)
+    dist.all_reduce(maxima, dist.ReduceOp.MAX)
+    tokens, input_tokens, padded_tokens, *summed = sums.tolist()
+    figures = dict(zip((*SUMS, *MAXIMA), (*summed, *maxima.tolist()), strict=True))
+    return _Counts(int(tokens), int(input_tokens), int(padded_tokens)), figures
+
+
+def _all_finite(values: Any) -> bool:
+    return values is None or bool(np.isfinite(values).all())

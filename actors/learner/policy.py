@@ -1,0 +1,134 @@
+"""The policy as the learner holds it: a Hugging Face causal LM that answers with log-probabilities of chosen tokens."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from actors.learner import row_attention
+from actors.learner.settings import LearnerSettings
+from actors.weights.model_folder import refuse_misfit
+from rstar_ray.algorithm.batch import MicroBatch, TokenRow, collate
+from rstar_ray.algorithm.loss import token_logprobs
+from rstar_ray.errors import ConfigError
+
+
+class Policy(nn.Module):
+    """A causal LM that answers with log-probabilities of chosen tokens in place of logits."""
+
+    def __init__(self, language_model: Any, chunk_tokens: int) -> None:
+        super().__init__()
+        head = language_model.get_output_embeddings()
+        if not isinstance(head, nn.Linear) or cast(Any, head.bias) is not None:
+            raise ConfigError("--model", f"its output layer is {head}", "use a causal LM with a plain linear head")
+        self.language_model = language_model
+        language_model.set_output_embeddings(LogprobHead(head.weight, chunk_tokens))
+
+    @property
+    def architecture(self) -> str:
+        """A readable name for what must agree between a checkpoint and this model."""
+        config = self.language_model.config
+        name = (getattr(config, "architectures", None) or [type(self.language_model).__name__])[0]
+        return (
+            f"{name}(hidden {config.hidden_size}, layers {config.num_hidden_layers}, "
+            f"heads {config.num_attention_heads}, vocabulary {config.vocab_size})"
+        )
+
+    def forward(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of each sampled token under the tempered distribution: two float32 [N]."""
+        ours = self.language_model.config._attn_implementation == row_attention.NAME
+        rows = {"row_lengths": batch.row_lengths} if ours else {}
+        hidden_BTH = self.language_model.base_model(
+            input_ids=batch.input_ids_BT, position_ids=batch.position_ids_BT, use_cache=False, **rows
+        ).last_hidden_state
+        hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, batch.positions_N)
+        return self.language_model.get_output_embeddings()(hidden_NH, batch.targets_N, temperature)
+
+
+class LogprobHead(nn.Module):
+    """The output layer; as a module of its own, so that ZeRO-3 gathers its weight around it."""
+
+    def __init__(self, weight_VH: Tensor, chunk_tokens: int) -> None:
+        super().__init__()
+        self.weight = cast(nn.Parameter, weight_VH)
+        self.chunk_tokens = chunk_tokens
+
+    def forward(self, hidden: Tensor, targets_N: Tensor | None = None, temperature: float = 1.0) -> Any:
+        """Logits as the model's own layer gives them, or with targets their log-probabilities and entropies."""
+        if targets_N is None:
+            return nn.functional.linear(hidden, self.weight)
+        return token_logprobs(hidden, self.weight, targets_N, chunk_tokens=self.chunk_tokens, temperature=temperature)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """What a started rank says of itself."""
+
+    architecture: str
+    num_parameters: int
+    max_context_tokens: int
+    attention_tokens: float  # length at which attention costs as much as the rest of the model
+    device: str
+
+
+def rank_facts(policy: Policy, num_parameters: int, device: torch.device) -> RankFacts:
+    """What the front plans with."""
+    config = policy.language_model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = config.num_attention_heads * head_dim * config.num_hidden_layers
+    return RankFacts(
+        architecture=policy.architecture,
+        num_parameters=num_parameters,
+        max_context_tokens=int(getattr(config, "max_position_embeddings", 2**31)),
+        # 2 flops a parameter and token, and on average half a length of keys: 2 * width flops each.
+        attention_tokens=num_parameters / width,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+    )
+
+
+def load_language_model(folder: str, settings: LearnerSettings) -> Any:
+    """The causal LM of a Hugging Face folder in the forward pass's type; on the CPU.
+
+    Raises `ConfigError` where engines could not serve what the learner would publish of it.
+    """
+    import transformers
+
+    if not (Path(folder) / "config.json").is_file():
+        raise ConfigError("--model", f"no model in {folder!r}", "name a Hugging Face folder with a config.json")
+    refuse_misfit(Path(folder))
+    transformers.utils.logging.disable_progress_bar()
+    attention = row_attention.register() if settings.attention == row_attention.NAME else settings.attention
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, settings.dtype), attn_implementation=attention
+    )
+    own_head = model.get_output_embeddings() is not None and (
+        model.get_output_embeddings().weight is not model.get_input_embeddings().weight
+    )
+    if model.config.tie_word_embeddings and own_head:
+        raise ConfigError(
+            "--model",
+            f"config.json of {folder} ties the output head to the embeddings, but its file has a head of other values",
+            "set tie_word_embeddings to false there if the head was trained, or remove it from the file",
+        )
+    return model
+
+
+def refuse_changed_logits(policy: Policy, engine: Any, device: torch.device) -> None:
+    """Refuse a model that does more to its logits than its output layer (scales or caps them)."""
+    row = TokenRow("probe", np.arange(1, 9, dtype=np.int32), np.ones(8, np.bool_))
+    batch = collate([row]).to(device)
+    engine.eval()
+    with torch.no_grad():
+        ours_N, _ = policy(batch, 1.0)
+        logits_NV = policy.language_model(input_ids=batch.input_ids_BT, use_cache=False).logits[0].float()
+    engine.train()
+    theirs_N = logits_NV.log_softmax(-1).gather(-1, batch.targets_N[:, None])
+    if not torch.allclose(ours_N, theirs_N[:, 0], atol=1e-3 if logits_NV.dtype == torch.float32 else 0.1):
+        raise ConfigError(
+            "--model",
+            f"{policy.architecture} changes its logits after its output layer",
+            "use a model whose logits are hidden @ weight",
+        )

@@ -1,0 +1,71 @@
+"""Which rows an update takes, and which rank takes which: decided from counts alone, no token in sight."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rstar_ray.algorithm.batch_plan import BatchLimits, plan_ranks
+from rstar_ray.algorithm.loss_settings import LossSettings, Normalisation
+from rstar_ray.algorithm.normalisation import token_weights
+from rstar_ray.algorithm.update import LeftOut, SftExample
+from rstar_ray.train_loop import TrainingRow
+
+
+@dataclass(frozen=True, slots=True)
+class RlShare:
+    """One row for one rank."""
+
+    row: TrainingRow
+    token_weight: float  # what the loss of each of its sampled tokens counts in the update
+
+
+@dataclass(frozen=True, slots=True)
+class SftShare:
+    """One conversation for one rank."""
+
+    example: SftExample
+    token_weight: float
+
+
+RlWork = list[list[list[RlShare]]]  # of one rank, by update and micro batch
+SftWork = list[list[SftShare]]  # of one rank, by micro batch
+
+
+def usable_rows(rows: Sequence[TrainingRow], max_context_tokens: int) -> tuple[list[TrainingRow], tuple[LeftOut, ...]]:
+    """The rows to train on, and those longer than the model's context or without a sampled token."""
+    usable: list[TrainingRow] = []
+    left_out: list[LeftOut] = []
+    for row in rows:
+        if row.num_tokens > max_context_tokens:
+            reason = f"{row.num_tokens} tokens, above the model's context of {max_context_tokens}"
+            left_out.append(LeftOut(row.rollout_id, reason))
+        elif row.num_sampled_tokens == 0:
+            left_out.append(LeftOut(row.rollout_id, "no sampled token"))
+        else:
+            usable.append(row)
+    return usable, tuple(left_out)
+
+
+def rl_shares(
+    rows: Sequence[TrainingRow], loss: LossSettings, limits: BatchLimits, *, world_size: int, num_updates: int
+) -> list[RlWork]:
+    """Each rank's work: the rows dealt out to at most `num_updates` updates in turn, each normalised by itself."""
+    parts = min(num_updates, len(rows))
+    by_rank: list[RlWork] = [[] for _ in range(world_size)]
+    for part in (rows[start::parts] for start in range(parts)):
+        sampled = [row.num_sampled_tokens for row in part]
+        groups = [row.group_id for row in part]
+        weights = token_weights(sampled, groups, loss.normalisation, constant_tokens=loss.constant_tokens)
+        plan = plan_ranks([row.num_tokens for row in part], world_size, limits)
+        for work, batches in zip(by_rank, plan, strict=True):
+            work.append([[RlShare(part[i], weights[i]) for i in batch] for batch in batches])
+    return by_rank
+
+
+def sft_shares(examples: Sequence[SftExample], limits: BatchLimits, *, world_size: int) -> list[SftWork]:
+    """Each rank's conversations; every token with a loss weighs the same. Empty where no token has one."""
+    trained = [int(example.loss_mask[1:].sum()) for example in examples]
+    if not sum(trained):
+        return []
+    weights = token_weights(trained, [example.name for example in examples], Normalisation.TOKEN)
+    plan = plan_ranks([len(example.token_ids) for example in examples], world_size, limits)
+    return [[[SftShare(examples[i], weights[i]) for i in batch] for batch in batches] for batches in plan]

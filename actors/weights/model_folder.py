@@ -1,0 +1,114 @@
+"""What a Hugging Face folder holds, and whether its architecture's parameters are what it saves and engines are given.
+
+Learner and engines both name parameters as transformers does. A folder may save more than its model has: a head beside
+the embeddings that it is tied to, or buffers of older releases.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from actors.weights.buckets import WeightBucket
+from rstar_ray.errors import ConfigError, EngineError
+
+Shapes = Mapping[str, tuple[int, ...]]
+INDEX = "model.safetensors.index.json"
+NAMED = 4
+"""Parameters named in a message; a model has hundreds."""
+
+
+@lru_cache(maxsize=4)
+def parameter_shapes(folder: Path) -> Shapes:
+    """Every parameter of the causal LM that config.json describes, tied ones once; nothing is loaded."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model: Any = transformers.AutoModelForCausalLM.from_config(config)
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+class SavedWeights:
+    """The safetensors of a folder, read one tensor at a time; empty where it has none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[str, Path] = {name: path for path in _files(folder) for name in _names(path)}
+
+    def shapes(self) -> Shapes:
+        from safetensors import safe_open
+
+        found: dict[str, tuple[int, ...]] = {}
+        for path in dict.fromkeys(self._files.values()):
+            with safe_open(path, "np") as saved:
+                found |= {name: tuple(saved.get_slice(name).get_shape()) for name in saved.keys()}  # noqa: SIM118
+        return found
+
+    def tensor(self, name: str) -> Any:
+        """As torch has it, in the type it was saved in."""
+        from safetensors import safe_open
+
+        with safe_open(self._files[name], "pt") as saved:
+            return saved.get_tensor(name)
+
+
+def refuse_misfit(folder: Path) -> None:
+    """Raise `ConfigError` where the folder's safetensors do not hold the parameters of the model it describes."""
+    saved = SavedWeights(folder).shapes()
+    if not saved:
+        raise ConfigError("--model", f"{folder} has no safetensors", "save its weights as safetensors")
+    parameters = parameter_shapes(folder)
+    if missing := sorted(parameters.keys() - saved.keys()):
+        raise ConfigError(
+            "--model",
+            f"config.json of {folder} describes parameters that its safetensors do not hold: {_some(missing)}",
+            "name a whole folder of a dense causal LM, its parameters saved under transformers' own names",
+        )
+    if reshaped := [name for name in parameters if parameters[name] != saved[name]]:
+        name = reshaped[0]
+        raise ConfigError(
+            "--model",
+            f"{name} is {list(saved[name])} in the safetensors of {folder} and {list(parameters[name])} by its "
+            "config.json",
+            "make config.json agree with the weights (a padded vocabulary is vocab_size's business)",
+        )
+
+
+def refuse_other_parameters(model: Path, buckets: Sequence[WeightBucket]) -> None:
+    """Raise `EngineError` unless the buckets hold the parameters of the folder's model, in the same shapes."""
+    expected = parameter_shapes(model)
+    given = {entry.name: entry.shape for bucket in buckets for entry in bucket.entries}
+    if given == expected:
+        return
+    missing, unknown = sorted(expected.keys() - given.keys()), sorted(given.keys() - expected.keys())
+    reshaped = sorted(name for name in given.keys() & expected.keys() if given[name] != expected[name])
+    raise EngineError(
+        f"not the weights of {model}: missing {_some(missing)}, unknown {_some(unknown)}, "
+        f"of another shape {_some(reshaped)}"
+    )
+
+
+def _files(folder: Path) -> list[Path]:
+    """As the index says where there is one: beside its shards a folder may hold the same weights in another form."""
+    index = folder / INDEX
+    if index.is_file():
+        shards = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+        if missing := [shard.name for shard in shards if not shard.is_file()]:
+            raise ConfigError("--model", f"{folder} lacks {_some(missing)}, which its {INDEX} names", "fetch it whole")
+        return shards
+    whole = folder / "model.safetensors"
+    return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+
+
+def _names(path: Path) -> list[str]:
+    from safetensors import safe_open
+
+    with safe_open(path, "np") as saved:
+        return list(saved.keys())
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"[{', '.join(names[:NAMED])}]{more}"
