@@ -26,7 +26,7 @@ from scheduler.plan import (
     plan_pools,
     read_model,
 )
-from scheduler.traces import STAGES
+from scheduler.traces.stages import STAGES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ from typing import Any
 
 from scheduler.balancer import RULES, Balancer
 from scheduler.load import RolloutLoad
-from scheduler.traces import STAGES, TraceRollout, synthetic
+from scheduler.traces.record import TraceRollout
+from scheduler.traces.stages import STAGES, synthetic
 from scheduler.twin.clairvoyant import clairvoyant_step
 from scheduler.twin.engine_model import EngineShape
 from scheduler.twin.simulate import MI300X_14B, Twin, TwinResult, TwinSettings

@@ -11,7 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from scheduler.traces import Stage, TraceRollout, synthetic
+from scheduler.traces.record import TraceRollout
+from scheduler.traces.stages import Stage, synthetic
 from scheduler.twin.bound import lower_bound
 from scheduler.twin.engine_model import EngineCost, EngineShape
 

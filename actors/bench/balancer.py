@@ -38,7 +38,7 @@ from actors.bench.replay import (
 )
 from actors.generation.vllm_start import EngineSettings
 from rstar_ray.tiny.model import make_tiny_model
-from scheduler.traces import TraceRollout
+from scheduler.traces.record import TraceRollout
 from scheduler.twin.engine_model import EngineCost, EngineShape
 from scheduler.twin.simulate import Twin, TwinSettings
 

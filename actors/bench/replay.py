@@ -25,7 +25,8 @@ from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import RStarError
 from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import Completion, Problem, RolloutLimits, RolloutRequest, Sampling, ToolCall, ToolResult
-from scheduler.traces import Stage, TraceRollout, TraceTurn, synthetic
+from scheduler.traces.record import TraceRollout, TraceTurn
+from scheduler.traces.stages import Stage, synthetic
 from scheduler.twin.simulate import limits_of
 
 CALL, ANSWER, FILLER = 5, 6, 7

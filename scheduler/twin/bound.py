@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler.traces import TraceRollout
+from scheduler.traces.record import TraceRollout
 from scheduler.twin.engine_model import EngineCost, EngineShape
 
 

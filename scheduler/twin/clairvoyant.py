@@ -13,7 +13,7 @@ import numpy as np
 from scheduler.estimate import Floats
 from scheduler.fleet import BLOCK_TOKENS, Fleet, Replica, Rollout
 from scheduler.rules import QueueRule
-from scheduler.traces import TraceRollout, cut
+from scheduler.traces.record import TraceRollout, cut
 from scheduler.twin.simulate import Twin, TwinResult, TwinSettings, named
 
 STEPS = 64  # decode steps told apart as one

@@ -10,7 +10,8 @@ from pathlib import Path
 from scheduler.balancer import RULES
 from scheduler.load import NeverFits
 from scheduler.picture import KvSample, Span, draw_step
-from scheduler.traces import STAGES, TraceRollout, read_trace
+from scheduler.traces.record import TraceRollout, read_trace
+from scheduler.traces.stages import STAGES
 from scheduler.twin.engine_model import EngineCost, EngineShape
 from scheduler.twin.simulate import MI300X_14B, CannotHold, Twin, TwinResult, TwinSettings, limits_of
 

@@ -14,7 +14,7 @@ from scheduler.fleet import Fleet
 from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, in_flight_limit
 from scheduler.picture import Activity, KvSample, Span
 from scheduler.rules import PlacementRule
-from scheduler.traces import TraceRollout, cut
+from scheduler.traces.record import TraceRollout, check_siblings, cut
 from scheduler.twin.bound import lower_bound
 from scheduler.twin.engine_model import EngineCost, EngineShape, ModelledEngine, Request
 
@@ -140,6 +140,7 @@ class Twin:
         self._order = 0
         self._decide_s = 0.0
         self._decisions = 0
+        check_siblings(rollouts)
         self.rollouts = [cut(rollout, settings.max_response_tokens, settings.max_turns) for rollout in rollouts]
         largest = max(rollout.prompt_tokens + rollout.response_tokens for rollout in self.rollouts)
         if largest + settings.shape.block_tokens > settings.shape.kv_tokens:

@@ -7,7 +7,7 @@ import pytest
 
 from recipes.plan import PlanConfig, plan, report, row
 from scheduler.plan import QWEN3_14B, Gpu, Pools, best_separated, lacks, plan_pools, read_model, remedies
-from scheduler.traces import STAGES
+from scheduler.traces.stages import STAGES
 
 
 def colocated(*, gpus: int = 64, memory_gb: float = 192.0, tensor_parallel: int = 1):

@@ -7,8 +7,9 @@ import pytest
 
 from scheduler.balancer import RULES
 from scheduler.picture import Activity, KvSample, Span, draw_step, rows_of
-from scheduler.traces import STAGES, TraceRollout, TraceTurn, cut, read_trace, synthetic, write_trace
-from scheduler.traces import main as write_synthetic
+from scheduler.traces.command_line import main as write_synthetic
+from scheduler.traces.record import TraceRollout, TraceTurn, cut, read_trace, write_trace
+from scheduler.traces.stages import STAGES, synthetic
 from scheduler.twin.bound import lower_bound
 from scheduler.twin.clairvoyant import clairvoyant_step
 from scheduler.twin.command_line import main as simulate
@@ -227,5 +228,3 @@ def test_synthetic_traces_have_the_stages_lengths():
         mean = sum(rollout.response_tokens for rollout in rollouts) / len(rollouts)
         assert 0.7 * stage.mean_response_tokens < mean < 1.05 * stage.mean_response_tokens
         assert max(rollout.response_tokens for rollout in rollouts) <= stage.max_response_tokens
-    with pytest.raises(ValueError, match="neither"):
-        synthetic(STAGE, tail="fat")

@@ -1,0 +1,3 @@
+from scheduler.traces.command_line import main
+
+main()
