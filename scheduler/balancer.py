@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
-from scheduler.expected_kv import ExpectedKV
+from scheduler.expected_kv.rule import ExpectedKV
 from scheduler.fleet import Fleet, Replica, Rollout
 from scheduler.load import (
     Admission,
@@ -77,20 +77,26 @@ class Balancer:
 
     # -- replicas -------------------------------------------------------------------------------------------------
     def add_replica(
-        self, replica_id: str, kv_capacity_tokens: int, *, max_running: int, policy_version: int = 0
+        self, replica_id: str, kv_capacity_tokens: int, *, max_running: int, block_tokens: int, policy_version: int = 0
     ) -> list[str]:
         """A replica serves from now on; one known by that name is removed first.
 
         Returns the rollouts that wait again, because the name's former holder had them.
         Raises `ValueError` for a capacity or batch below 1.
         """
-        if kv_capacity_tokens < 1 or max_running < 1:
+        if min(kv_capacity_tokens, max_running, block_tokens) < 1:
             raise ValueError(
-                f"replica {replica_id!r}: kv_capacity_tokens {kv_capacity_tokens} and max_running {max_running} "
-                "must be at least 1"
+                f"replica {replica_id!r}: kv_capacity_tokens {kv_capacity_tokens}, max_running {max_running} and "
+                f"block_tokens {block_tokens} must be at least 1"
             )
         lost = self.remove_replica(replica_id) if replica_id in self._fleet.by_id else []
-        self._fleet.add(replica_id, kv_capacity_tokens, max_running, policy_version)
+        self._fleet.add(
+            replica_id,
+            kv_capacity_tokens,
+            max_running=max_running,
+            block_tokens=block_tokens,
+            policy_version=policy_version,
+        )
         self._replicas_changed()
         return lost
 

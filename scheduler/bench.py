@@ -28,7 +28,7 @@ def decisions_per_s(rule: str, *, replicas: int = 64, groups: int = 512) -> floa
     """Admissions a second of CPU time, from a queue of `groups` x 32 until nothing more fits."""
     balancer = Balancer(rule)
     for index in range(replicas):
-        balancer.add_replica(f"replica-{index}", 650_000, max_running=1_024)
+        balancer.add_replica(f"replica-{index}", 650_000, max_running=1_024, block_tokens=16)
     balancer.submit(
         [
             RolloutLoad(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from scheduler.load import ReplicaLoad, ReplicaSnapshot, RolloutLoad
 
-BLOCK_TOKENS = 16  # vLLM's default; reservations are whole blocks
+BLOCK_TOKENS = 16  # vLLM's default, while no replica has told its own
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +21,10 @@ class Rollout:
     profile_row: int = -1  # the rule's own index of it on its replica
     length_row: int = -1  # the estimate's own index of it
 
+    def age_at(self, decode_step: float) -> float:
+        """Response tokens at this step of its replica: those last reported, and one for every step since."""
+        return min(self.load.response_tokens + decode_step - self.step_seen, self.load.max_response_tokens - 1)
+
 
 @dataclass(slots=True, eq=False)
 class Replica:
@@ -30,6 +34,7 @@ class Replica:
     index: int  # position in `Fleet.by_index`
     kv_capacity_tokens: int
     max_running: int
+    block_tokens: int = BLOCK_TOKENS
     serving: bool = True
     set_aside: str | None = None
     load: ReplicaLoad = field(default_factory=ReplicaLoad)
@@ -50,6 +55,10 @@ class Replica:
     @property
     def has_seat(self) -> bool:
         return len(self.residents) < self.max_running
+
+    def whole_blocks(self, tokens: int) -> int:
+        """Tokens of the blocks that so many take: an engine never gives half of one."""
+        return -(-tokens // self.block_tokens) * self.block_tokens
 
     def snapshot(self) -> ReplicaSnapshot:
         return ReplicaSnapshot(
@@ -74,21 +83,26 @@ class Fleet:
         self.by_id: dict[str, Replica] = {}
         self.by_index: list[Replica | None] = []
         self.generated_tokens = 0  # by all rollouts, as reported
+        self.block_tokens = BLOCK_TOKENS  # the largest of any replica
 
     def __len__(self) -> int:
         return len(self.by_id)
 
-    def add(self, replica_id: str, kv_capacity_tokens: int, max_running: int, policy_version: int) -> Replica:
+    def add(
+        self, replica_id: str, kv_capacity_tokens: int, *, max_running: int, block_tokens: int, policy_version: int
+    ) -> Replica:
         index = self.by_index.index(None) if None in self.by_index else len(self.by_index)
         replica = Replica(
             replica_id,
             index,
             kv_capacity_tokens,
             max_running,
+            block_tokens,
             policy_version=policy_version,
             told_version=policy_version,
         )
         self.by_id[replica_id] = replica
+        self.block_tokens = max(known.block_tokens for known in self.by_id.values())
         if index == len(self.by_index):
             self.by_index.append(replica)
         else:
@@ -102,6 +116,10 @@ class Fleet:
 
     def open(self) -> list[Replica]:
         return [replica for replica in self.by_index if replica is not None and replica.open]
+
+    def whole_blocks(self, tokens: int) -> int:
+        """As a replica's, where it is not known which."""
+        return -(-tokens // self.block_tokens) * self.block_tokens
 
     @property
     def largest_capacity_tokens(self) -> int:

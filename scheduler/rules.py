@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 from zlib import crc32
 
-from scheduler.fleet import BLOCK_TOKENS, Fleet, Replica, Rollout
+from scheduler.fleet import Fleet, Replica, Rollout
 from scheduler.load import Move, RolloutLoad
 
 
@@ -266,4 +266,4 @@ class WorstCase(QueueRule):
 
     def needed_tokens(self, load: RolloutLoad) -> int:
         """Whole blocks: an engine never gives half of one."""
-        return -(-load.worst_case_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
+        return self.fleet.whole_blocks(load.worst_case_tokens)

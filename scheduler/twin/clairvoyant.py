@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler.estimate import Floats
-from scheduler.fleet import BLOCK_TOKENS, Fleet, Replica, Rollout
+from scheduler.fleet import Fleet, Replica, Rollout
 from scheduler.rules import QueueRule
 from scheduler.traces.record import TraceRollout, cut
 from scheduler.twin.simulate import Twin, TwinResult, TwinSettings, named
@@ -87,7 +87,7 @@ class Clairvoyant(QueueRule):
         ends = (np.arange(now // STEPS, (now + left) // STEPS + 1) + 1) * STEPS - now
         siblings = replica.groups.get(load.group_id, 0) - (rollout.replica is replica)
         prompt = 0 if siblings else load.prompt_tokens
-        held = prompt + load.response_tokens + np.minimum(ends, left) + BLOCK_TOKENS / 2
+        held = prompt + load.response_tokens + np.minimum(ends, left) + self.fleet.block_tokens / 2
         return _Stay(replica.replica_id, now // STEPS, held)
 
     def admitted(self, rollout: Rollout) -> None:

@@ -159,7 +159,12 @@ class Twin:
         """Until every rollout has ended."""
         shape = self.settings.shape
         for name in self.names:
-            self.balancer.add_replica(name, shape.kv_tokens, max_running=in_flight_limit(shape.max_running))
+            self.balancer.add_replica(
+                name,
+                shape.kv_tokens,
+                max_running=in_flight_limit(shape.max_running),
+                block_tokens=shape.block_tokens,
+            )
         limits = (self.settings.max_response_tokens, self.settings.max_turns)
         if self._history:
             past = [cut(rollout, *limits) for rollout in self._history]

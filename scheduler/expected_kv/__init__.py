@@ -1,0 +1,1 @@
+"""Our placement rule: expected KV demand against capacity."""

@@ -1,0 +1,229 @@
+"""What is known of the lengths of live rollouts, and what KV that makes them need.
+
+Legend: H horizons (tokens of growth from now), N rollouts, G prompt groups under one pair of budgets.
+
+Running rollouts grow in lock-step, one token per decode step, so "h tokens from now" is one moment for all of them. At
+it, a rollout with response a is alive with probability P(h) (scheduler/estimate.py) and then holds a + h tokens beside
+its prompt.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler.estimate import Floats, LengthEstimate
+from scheduler.fleet import Fleet, Rollout
+
+NUM_HORIZONS = 20
+LEARN_EVERY = 128  # observations between two refreshes of the estimate, fewer with few groups
+
+Rows = tuple[Floats, Floats, Floats]
+"""[H] each: demand, its variance, and its covariance with one sibling of that age."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreshRows:
+    """What a fresh rollout of each group would add to a replica, at every horizon and at most."""
+
+    demand_GH: Floats
+    variance_GH: Floats
+    shared_GH: Floats  # covariance with one sibling there
+    peaks_G: list[tuple[float, float, float]]  # of the three, over the horizons
+    length_G: Floats  # expected response tokens
+
+
+@dataclass(slots=True, eq=False)
+class Budgets:
+    """Rollouts under one pair of budgets (response tokens and turns): learned of apart from all others."""
+
+    estimate: LengthEstimate
+    fresh: FreshRows | None = None  # of the groups known at the last refresh
+
+    def fresh_of(self, group: "Group") -> FreshRows | None:
+        """None: the group came after the last refresh."""
+        return self.fresh if self.fresh is not None and group.index < len(self.fresh.peaks_G) else None
+
+
+class Group:
+    """One prompt group: who waits, how many siblings have started and where they are."""
+
+    def __init__(self, budgets: Budgets, index: int, prompt_tokens: int) -> None:
+        self.budgets = budgets
+        self.index = index  # in the estimate
+        self.prompt_tokens = prompt_tokens
+        self.fresh: OrderedDict[str, Rollout] = OrderedDict()
+        self.started = 0
+        self.live = 0
+        self.homes: dict[int, int] = {}  # index in the fleet -> residents there
+
+
+class Lengths:
+    """All groups with a live rollout, and the estimates behind them."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.groups: dict[str, Group] = {}
+        self.horizons_H: Floats = np.zeros(NUM_HORIZONS)
+        self._budgets: dict[tuple[int, int], Budgets] = {}
+        self._learnt_at = -1
+        self._observed = 0
+
+    # -- what happens ---------------------------------------------------------------------------------------------
+    def know(self, rollout: Rollout) -> Group:
+        """The rollout's group; both are new, perhaps."""
+        load = rollout.load
+        group = self.groups.get(load.group_id)
+        if group is None:
+            budgets = self._budgets_of(load.max_response_tokens, load.max_turns)
+            index = budgets.estimate.add_group(load.group_id)
+            group = self.groups[load.group_id] = Group(budgets, index, load.prompt_tokens)
+        if rollout.length_row < 0:
+            rollout.length_row = group.budgets.estimate.start(group.index, load.response_tokens)
+            group.live += 1
+        return group
+
+    def group_of(self, rollout: Rollout) -> Group:
+        return self.groups[rollout.load.group_id]
+
+    def grow(self, rollout: Rollout) -> None:
+        self._observed += 1
+        self.group_of(rollout).budgets.estimate.grow(rollout.length_row, rollout.load.response_tokens)
+
+    def leave(self, rollout: Rollout, *, ended: bool, truncated: bool) -> None:
+        """It left its replica: for good, or to wait again."""
+        self._observed += 1
+        if ended:
+            estimate = self.group_of(rollout).budgets.estimate
+            estimate.end(rollout.length_row, rollout.load.response_tokens, truncated=truncated)
+            self._forget(rollout)
+
+    def withdraw(self, rollout: Rollout) -> None:
+        """It was cancelled while it waited: no evidence of anything."""
+        self.group_of(rollout).budgets.estimate.drop(rollout.length_row)
+        self._forget(rollout)
+
+    def remember(self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]]) -> None:
+        """Lengths of an earlier step or run: (group, response tokens, truncated)."""
+        self._budgets_of(max_response_tokens, max_turns).estimate.remember(ended)
+        self._renumber()
+
+    def new_policy_version(self) -> None:
+        """The weights changed: what was learned of lengths fades."""
+        for budgets in self._budgets.values():
+            budgets.estimate.forget_finished()
+        self._renumber()
+
+    def stale(self) -> None:
+        """Groups have come, or horizons have changed: learn before the next decision."""
+        self._learnt_at = -1
+
+    def _budgets_of(self, max_response_tokens: int, max_turns: int) -> Budgets:
+        budgets = self._budgets.get((max_response_tokens, max_turns))
+        if budgets is None:
+            budgets = self._budgets[max_response_tokens, max_turns] = Budgets(LengthEstimate(max_response_tokens))
+            if max_response_tokens > self.horizons_H[-1]:  # they reach to the longest life, dense where most is certain
+                self.horizons_H = max_response_tokens * (np.arange(NUM_HORIZONS) / (NUM_HORIZONS - 1)) ** 1.5
+                self.stale()
+        return budgets
+
+    def _forget(self, rollout: Rollout) -> None:
+        group = self.group_of(rollout)
+        rollout.length_row = -1
+        group.live -= 1
+        if group.live == 0:
+            del self.groups[rollout.load.group_id]
+
+    def _renumber(self) -> None:
+        """The estimates have forgotten finished groups, and count the others anew."""
+        for group_id, group in self.groups.items():
+            group.index = group.budgets.estimate.add_group(group_id)
+        self.stale()
+
+    # -- what is learned ------------------------------------------------------------------------------------------
+    def learn(self) -> bool:
+        """Refresh the estimates, where enough has been seen since the last time."""
+        patience = max(min(LEARN_EVERY, 4 + len(self.groups) // 4), self._observed // 100)
+        if self._learnt_at >= 0 and self._observed < self._learnt_at + patience:
+            return False
+        self._learnt_at = self._observed
+        self._note_survivors()
+        for budgets in self._budgets.values():
+            estimate = budgets.estimate
+            estimate.refresh()
+            groups_G = np.arange(estimate.num_groups)
+            ages_G = np.zeros(estimate.num_groups)
+            length_G = estimate.mean_remaining(groups_G, ages_G)
+            alive_GH, covariance_GH = estimate.survivals(groups_G, ages_G, self.horizons_H)
+            demand_GH, variance_GH = self.rows(ages_G, alive_GH, covariance_GH, np.zeros((1, 1)))
+            shared_GH = covariance_GH * (self.horizons_H + self.fleet.block_tokens / 2) ** 2
+            peaks_G3 = np.stack([demand_GH.max(axis=1), variance_GH.max(axis=1), shared_GH.max(axis=1)], axis=1)
+            peaks_G = [
+                (float(demand), float(variance), float(shared)) for demand, variance, shared in peaks_G3.tolist()
+            ]
+            budgets.fresh = FreshRows(demand_GH, variance_GH, shared_GH, peaks_G, length_G)
+        return True
+
+    def _note_survivors(self) -> None:
+        """Tell the estimates how far all have come: ends are known at once, and must not be counted alone."""
+        ages: dict[Budgets, tuple[list[int], list[float]]] = {budgets: ([], []) for budgets in self._budgets.values()}
+        for replica in self.fleet.by_id.values():
+            for rollout in replica.residents.values():
+                rows, known = ages[self.group_of(rollout).budgets]
+                rows.append(rollout.length_row)
+                known.append(rollout.age_at(replica.decode_step))
+        for budgets, (rows, known) in ages.items():
+            budgets.estimate.survive(np.array(rows, dtype=np.int64), np.array(known))
+
+    # -- what is asked --------------------------------------------------------------------------------------------
+    def rows(self, age_N: Floats, alive_NH: Floats, shared_NH: Floats, siblings_N1: Floats) -> tuple[Floats, Floats]:
+        """Demand and variance [N, H]; half a block is lost to rounding by every rollout."""
+        size_NH = age_N[:, None] + self.horizons_H[None, :] + self.fleet.block_tokens / 2
+        demand_NH = size_NH * alive_NH
+        return demand_NH, size_NH * size_NH * (alive_NH * (1.0 - alive_NH) + siblings_N1 * shared_NH)
+
+    def rows_of(self, rollout: Rollout) -> Rows:
+        """What this one would add to a replica."""
+        group, response = self.group_of(rollout), rollout.load.response_tokens
+        if response == 0:
+            fresh = group.budgets.fresh_of(group)
+            if fresh is None:  # adopted before anything was learned
+                self.stale()
+                self.learn()
+                fresh = group.budgets.fresh_of(group)
+            assert fresh is not None
+            return fresh.demand_GH[group.index], fresh.variance_GH[group.index], fresh.shared_GH[group.index]
+        age_1 = np.array([float(min(response, rollout.load.max_response_tokens - 1))])
+        alive_1H, shared_1H = group.budgets.estimate.survivals(np.array([group.index]), age_1, self.horizons_H)
+        demand_1H, variance_1H = self.rows(age_1, alive_1H, shared_1H, np.zeros((1, 1)))
+        size_H = response + self.horizons_H + self.fleet.block_tokens / 2
+        return demand_1H[0], variance_1H[0], shared_1H[0] * size_H**2
+
+    def peaks_of(self, rollout: Rollout) -> tuple[float, float, float]:
+        """Demand, variance and covariance with a sibling, at most."""
+        group = self.group_of(rollout)
+        fresh = group.budgets.fresh_of(group)
+        if rollout.load.response_tokens == 0 and fresh is not None:
+            return fresh.peaks_G[group.index]
+        demand_H, variance_H, shared_H = self.rows_of(rollout)
+        return float(demand_H.max()), float(variance_H.max()), float(shared_H.max())
+
+    def rows_at(self, rollouts: Sequence[Rollout], decode_step: float, home: int) -> tuple[Floats, Floats]:
+        """Demand and variance [N, H] of a replica's residents, at their ages now; they are noted as alive."""
+        groups = [self.group_of(rollout) for rollout in rollouts]
+        age_N = np.array([rollout.age_at(decode_step) for rollout in rollouts])
+        index_N = np.array([group.index for group in groups])
+        row_N = np.array([rollout.length_row for rollout in rollouts])
+        siblings_N1 = np.array([[float(group.homes[home] - 1)] for group in groups])
+        alive_NH, shared_NH = np.zeros((2, len(groups), NUM_HORIZONS))
+        for budgets in {group.budgets: None for group in groups}:
+            of_N = np.array([group.budgets is budgets for group in groups])
+            budgets.estimate.survive(row_N[of_N], age_N[of_N])
+            alive_NH[of_N], shared_NH[of_N] = budgets.estimate.survivals(index_N[of_N], age_N[of_N], self.horizons_H)
+        return self.rows(age_N, alive_NH, shared_NH, siblings_N1)
+
+    def remaining_tokens(self, rollout: Rollout) -> float:
+        """Response tokens still to come, as expected."""
+        group, age_1 = self.group_of(rollout), np.array([float(rollout.load.response_tokens)])
+        return float(group.budgets.estimate.mean_remaining(np.array([group.index]), age_1)[0])

@@ -1,0 +1,82 @@
+"""When a rollout leaves its replica between two turns.
+
+A move computes the context again, so it must be repaid by faster tokens, and all of them together stay within a small
+share of the tokens generated.
+"""
+
+from collections.abc import Sequence
+
+from scheduler.expected_kv.lengths import Lengths
+from scheduler.expected_kv.room import Room
+from scheduler.fleet import Fleet, Replica, Rollout
+from scheduler.load import Move
+
+MOVE_SHARE = 0.003  # tokens computed again because of moves, at most, of all generated
+PRESSED_SHARE = 0.008  # the same, where the alternative is an engine's preemption, which wastes more
+PRESSED_Z = 0.5  # a replica is pressed when its demand exceeds its cache with this margin
+MOVE_GAIN = 4.0  # a token decoded costs at least this many tokens prefilled
+
+
+class Moves:
+    """Looks at rollouts that have ended a turn since the last look."""
+
+    def __init__(self, fleet: Fleet, lengths: Lengths, room: Room) -> None:
+        self.fleet = fleet
+        self._lengths = lengths
+        self._room = room
+        self._turned: list[Rollout] = []
+        self._moved_tokens = 0
+
+    def turn_ended(self, rollout: Rollout) -> None:
+        self._turned.append(rollout)
+
+    def decide(self, *, some_wait: bool) -> Sequence[Move]:
+        """Away from a replica about to overflow, and, once nothing waits, from a full one to one less than half as
+        full, where enough is still to come.
+        """
+        turned, self._turned = self._turned, []
+        moves: list[Move] = []
+        used: dict[str, float] = {}
+        for rollout in turned:
+            source = rollout.replica
+            if source is None or rollout.prefer is not None:
+                continue
+            context = rollout.load.context_tokens
+            pressed = self._room.peak(source, PRESSED_Z) > source.kv_capacity_tokens
+            if some_wait and not pressed:
+                continue
+            share = PRESSED_SHARE if pressed else MOVE_SHARE
+            if self._moved_tokens + context > share * self.fleet.generated_tokens:
+                continue
+            used = used or {replica.replica_id: self._room.used_tokens(replica) for replica in self.fleet.open()}
+            target = self._relief(rollout, source) if pressed else self._emptiest(rollout, source, used)
+            if target is None:
+                continue
+            rollout.prefer = target
+            self._moved_tokens += context
+            used[target] += context
+            used[source.replica_id] = used.get(source.replica_id, 0.0) - context
+            moves.append(Move(rollout.load.rollout_id, source.replica_id, target))
+        return moves
+
+    def _emptiest(self, rollout: Rollout, source: Replica, used: dict[str, float]) -> str | None:
+        """The emptiest other replica, where moving there is worth it."""
+        target = min((name for name in used if name != source.replica_id), key=used.__getitem__, default=None)
+        if target is None:
+            return None
+        context = rollout.load.context_tokens
+        if used[target] + context > 0.5 * (self._room.used_tokens(source) - context):
+            return None
+        if MOVE_GAIN * self._lengths.remaining_tokens(rollout) < context:
+            return None
+        return target if self._room.fits(self.fleet.by_id[target], rollout) else None
+
+    def _relief(self, rollout: Rollout, source: Replica) -> str | None:
+        """The replica with the lowest peak ahead, where the rollout would leave it below its cache and the source."""
+        others = [r for r in self.fleet.open() if r is not source and r.has_seat]
+        target = min(others, key=lambda r: self._room.peak(r, PRESSED_Z) / r.kv_capacity_tokens, default=None)
+        if target is None:
+            return None
+        peak = self._room.peak(target, PRESSED_Z, rollout)
+        least = min(target.kv_capacity_tokens, self._room.peak(source, PRESSED_Z))
+        return target.replica_id if peak <= least else None

@@ -1,0 +1,81 @@
+"""Who goes next: interrupted ones, a few probes of every group, then the longest-expected; now and then the oldest."""
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+from scheduler.expected_kv.lengths import Group, Lengths
+from scheduler.fleet import Rollout
+
+PROBES = 4  # siblings of each group that start before groups are ranked by length
+OLDEST_EVERY = 32  # every so many admissions the longest-waiting rollout goes first
+
+
+class Order:
+    """All that wait."""
+
+    def __init__(self, lengths: Lengths) -> None:
+        self._lengths = lengths
+        self._ranked: list[tuple[int, float, int, Group]] = []  # heap: probes done, minus expected length, tie
+        self._resumed: OrderedDict[str, Rollout] = OrderedDict()
+        self._arrivals: deque[Rollout] = deque()  # fresh ones, oldest first; those that have started are skipped
+        self.taken = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._ranked or self._resumed)
+
+    def add(self, rollouts: Sequence[Rollout]) -> None:
+        for rollout in rollouts:
+            group, load = self._lengths.know(rollout), rollout.load
+            if load.context_tokens == load.prompt_tokens and rollout.prefer is None:
+                group.fresh[load.rollout_id] = rollout
+                self._arrivals.append(rollout)
+            else:
+                self._resumed[load.rollout_id] = rollout
+
+    def remove(self, rollout: Rollout) -> None:
+        """It does not wait any more: it runs somewhere, or is not wanted."""
+        self._resumed.pop(rollout.load.rollout_id, None)
+        group = self._lengths.group_of(rollout)
+        if group.fresh.pop(rollout.load.rollout_id, None) is not None:
+            group.started += 1
+
+    def rank(self) -> None:
+        """By what the estimates say now."""
+        self._ranked = [
+            (min(group.started, PROBES), -self._expected(group), tie, group)
+            for tie, group in enumerate(self._lengths.groups.values())
+            if group.fresh
+        ]
+        heapq.heapify(self._ranked)
+
+    def _expected(self, group: Group) -> float:
+        fresh = group.budgets.fresh_of(group)
+        assert fresh is not None
+        return float(fresh.length_G[group.index])
+
+    def next(self) -> Rollout | None:
+        if self._resumed:
+            return next(iter(self._resumed.values()))
+        if self.taken % OLDEST_EVERY == OLDEST_EVERY - 1:
+            while self._arrivals:
+                rollout = self._arrivals[0]
+                if rollout.replica is None and rollout.length_row >= 0:
+                    return rollout
+                self._arrivals.popleft()
+        while self._ranked and not self._ranked[0][3].fresh:
+            heapq.heappop(self._ranked)
+        return next(iter(self._ranked[0][3].fresh.values())) if self._ranked else None
+
+    def take(self, rollout: Rollout) -> None:
+        """It starts now."""
+        self.taken += 1
+        if self._resumed.pop(rollout.load.rollout_id, None) is not None:
+            return
+        group = self._lengths.group_of(rollout)
+        del group.fresh[rollout.load.rollout_id]
+        group.started += 1
+        if self._ranked and self._ranked[0][3] is group:
+            _, length, tie, _ = heapq.heappop(self._ranked)
+            if group.fresh:
+                heapq.heappush(self._ranked, (min(group.started, PROBES), length, tie, group))

@@ -1,0 +1,122 @@
+"""Expected KV demand of one replica's residents over the horizons, a row per resident.
+
+Legend: H horizons (tokens of growth from now), R residents.
+"""
+
+import numpy as np
+
+from scheduler.estimate import Floats
+from scheduler.expected_kv.lengths import NUM_HORIZONS, Group, Lengths
+from scheduler.fleet import Replica, Rollout
+
+
+class Profile:
+    """Sums over residents, kept up to date as they come and go; their ages are those of the last `refresh`."""
+
+    def __init__(self, replica: Replica, lengths: Lengths) -> None:
+        self.replica = replica
+        self._lengths = lengths
+        self._horizons_H = lengths.horizons_H
+        self._rollouts: list[Rollout] = []
+        self._demand_RH: Floats = np.zeros((8, NUM_HORIZONS))
+        self._variance_RH: Floats = np.zeros((8, NUM_HORIZONS))
+        self.demand_H: Floats = np.zeros(NUM_HORIZONS)
+        self.variance_H: Floats = np.zeros(NUM_HORIZONS)
+        self._pending: list[Rollout] = []  # appended, but their rows are not computed yet
+        self.prompt_tokens = 0  # of the groups present, once each, in whole blocks
+        self._fresh_at = 0.0  # decode step of the last full computation
+
+    def append(self, rollout: Rollout, group: Group) -> int:
+        """Returns how many siblings were here before."""
+        rollout.profile_row = len(self._rollouts)
+        self._rollouts.append(rollout)
+        self._pending.append(rollout)
+        siblings = group.homes.get(self.replica.index, 0)
+        group.homes[self.replica.index] = siblings + 1
+        if siblings == 0:
+            self.prompt_tokens += self.replica.whole_blocks(group.prompt_tokens)
+        return siblings
+
+    def pop(self, rollout: Rollout, group: Group) -> None:
+        self.settle()
+        last = self._rollouts.pop()
+        row = rollout.profile_row
+        self.demand_H -= self._demand_RH[row]
+        self.variance_H -= self._variance_RH[row]
+        if last is not rollout:
+            self._rollouts[row] = last
+            last.profile_row = row
+            self._demand_RH[row] = self._demand_RH[len(self._rollouts)]
+            self._variance_RH[row] = self._variance_RH[len(self._rollouts)]
+        rollout.profile_row = -1
+        if not self._rollouts:
+            self.demand_H = np.zeros_like(self.demand_H)
+            self.variance_H = np.zeros_like(self.variance_H)
+        group.homes[self.replica.index] -= 1
+        if group.homes[self.replica.index] == 0:
+            del group.homes[self.replica.index]
+            self.prompt_tokens -= self.replica.whole_blocks(group.prompt_tokens)
+
+    def settle(self) -> None:
+        """Have every resident's row in the sums."""
+        if self._horizons_H is not self._lengths.horizons_H:
+            self._fill()
+            self.refresh()
+        elif self._pending:
+            self._fill()
+
+    def _fill(self) -> None:
+        """The pending rollouts' rows, which are the last ones."""
+        if not self._pending:
+            return
+        rows = [self._lengths.rows_of(rollout) for rollout in self._pending]
+        homes = [self._lengths.group_of(rollout).homes[self.replica.index] - 1 for rollout in self._pending]
+        first, count = len(self._rollouts) - len(self._pending), len(self._rollouts)
+        if count > len(self._demand_RH):
+            more = np.zeros((max(count, 2 * len(self._demand_RH)) - len(self._demand_RH), NUM_HORIZONS))
+            self._demand_RH = np.concatenate([self._demand_RH, more])
+            self._variance_RH = np.concatenate([self._variance_RH, more])
+        shared_RH = np.array([row[2] for row in rows])
+        demand_RH = np.array([row[0] for row in rows])
+        variance_RH = np.array([row[1] for row in rows]) + np.array(homes)[:, None] * shared_RH
+        self._demand_RH[first:count] = demand_RH
+        self._variance_RH[first:count] = variance_RH
+        self.demand_H += demand_RH.sum(axis=0)
+        self.variance_H += variance_RH.sum(axis=0)
+        self._pending = []
+
+    def refresh_after(self, steps: int) -> None:
+        """All rows anew from the residents' ages now, where so many decode steps have passed since the last time."""
+        self.settle()
+        if self._rollouts and self.replica.decode_step >= self._fresh_at + steps:
+            self.refresh()
+
+    def refresh(self) -> None:
+        self._horizons_H = self._lengths.horizons_H
+        if not self._rollouts:
+            return
+        step, count = self.replica.decode_step, len(self._rollouts)
+        demand_RH, variance_RH = self._lengths.rows_at(self._rollouts, step, self.replica.index)
+        self._demand_RH[:count] = demand_RH
+        self._variance_RH[:count] = variance_RH
+        self.demand_H = demand_RH.sum(axis=0)
+        self.variance_H = variance_RH.sum(axis=0)
+        self._fresh_at = step
+
+    @property
+    def beside_tokens(self) -> float:
+        """What the rows do not show: prompts, growth since, and what the engine reports on top."""
+        growth = len(self._rollouts) * max(0.0, self.replica.decode_step - self._fresh_at)
+        unexplained = self.replica.load.kv_used_tokens - (self.demand_H[0] + self.prompt_tokens + growth)
+        return self.prompt_tokens + growth + max(0.0, unexplained)
+
+    def peak(self, z: float, demand_H: Floats | float = 0.0, variance_H: Floats | float = 0.0) -> float:
+        """The most KV that residents, and a newcomer with these rows, need from now on: mean and `z` deviations."""
+        self.settle()
+        spread_H = np.sqrt(np.maximum(self.variance_H + variance_H, 0.0))
+        return float((self.demand_H + demand_H + z * spread_H).max()) + self.beside_tokens
+
+    @property
+    def used_tokens(self) -> float:
+        self.settle()
+        return float(self.demand_H[0]) + self.prompt_tokens

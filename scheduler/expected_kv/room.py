@@ -1,0 +1,195 @@
+"""Where a rollout fits: every replica's expected demand against its cache.
+
+Legend: H horizons (tokens of growth from now), S places in the fleet.
+
+    demand(h) = sum_i (a_i + h) P_i(h)      variance(h) = sum_i (a_i + h)^2 (P_i(h) (1 - P_i(h)) + (m_i - 1) C_i(h))
+
+over the residents i of a replica, where m_i siblings share it and C is the covariance of their survival. A rollout is
+admitted where demand + z sqrt(variance) + prompts <= capacity at every h, itself included. Prompts count once per group
+and replica.
+"""
+
+from math import inf, sqrt
+from statistics import NormalDist
+
+import numpy as np
+
+from scheduler.estimate import Floats
+from scheduler.expected_kv.lengths import Group, Lengths
+from scheduler.expected_kv.profile import Profile
+from scheduler.fleet import Fleet, Replica, Rollout
+
+REFRESH_STEPS = 32  # decode steps after which a replica's profile is computed anew
+LOOKS = 8  # independent moments during a rollout's life at which its replica may overflow; each gets its share of risk
+Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `risk` of it back with every end
+Z_SPAN = 1.5  # how far it may go above the normal quantile
+CLEAR_ROOM = 0.02  # of a cache: more room than this needs no exact test
+PROMPT_WORTH = 2  # a cached prompt saves its KV, and its prefill
+
+
+class Caution:
+    """The safety factor `z`: the normal quantile of the risk (over `LOOKS`), raised by preemptions.
+
+    Each rollout that ends lets it sink back a little: while more than `risk` of them are preempted it stays up.
+    """
+
+    def __init__(self, risk: float) -> None:
+        if not 0.0 < risk < 0.5:
+            raise ValueError(f"risk {risk} must lie between 0 and 0.5: the share of rollouts an engine may preempt")
+        self.risk = risk
+        self.z = self._least = NormalDist().inv_cdf(1.0 - risk / LOOKS)
+
+    def preempted(self) -> None:
+        self.z = min(self.z + Z_STEP, self._least + Z_SPAN)
+
+    def ended(self) -> None:
+        self.z = max(self._least, self.z - Z_STEP * self.risk)
+
+
+class Room:
+    """All replicas' profiles, and of each the demand at its worst horizon."""
+
+    def __init__(self, fleet: Fleet, lengths: Lengths, caution: Caution) -> None:
+        self.fleet = fleet
+        self._lengths = lengths
+        self._caution = caution
+        self._profiles: dict[str, Profile] = {}
+        self._peak_S: Floats = np.zeros(0)  # expected demand at the worst horizon; inf: closed
+        self._variance_S: Floats = np.zeros(0)  # there
+        self._capacity_S: Floats = np.zeros(0)
+        self._exact_S: list[bool] = []  # measured; False: what was measured, and what was admitted since
+
+    # -- where a rollout goes -------------------------------------------------------------------------------------
+    def place(self, rollout: Rollout, turn: int) -> Replica | None:
+        """The replica with most room after admission, counting a cached prompt as room; ties rotate with `turn`."""
+        group = self._lengths.group_of(rollout)
+        needed = rollout.load.context_tokens + 1
+        preferred = self.fleet.by_id.get(rollout.prefer) if rollout.prefer is not None else None
+        if preferred is not None and preferred.open and preferred.has_seat and preferred.kv_capacity_tokens >= needed:
+            return preferred  # how much it will need was weighed when the move was decided
+        peaks = self._lengths.peaks_of(rollout)
+        while True:
+            best, room = self._roomiest(group, peaks, turn)
+            if best < 0:
+                if self._measure_loose():
+                    continue
+                return None
+            replica = self.fleet.by_index[best]
+            assert replica is not None
+            if replica.kv_capacity_tokens < needed:
+                return self._place_among_large(rollout, needed)
+            if room >= CLEAR_ROOM * replica.kv_capacity_tokens:
+                return replica
+            if not self._exact_S[best]:
+                self.measure(replica)
+            elif self.fits(replica, rollout):
+                return replica
+            elif not self._measure_loose():
+                return None
+
+    def _place_among_large(self, rollout: Rollout, needed: int) -> Replica | None:
+        """As `place`, where the roomiest replica is too small ever to hold it: the roomiest of those that could."""
+        self._measure_loose()
+        large = [r for r in self.fleet.open() if r.has_seat and r.kv_capacity_tokens >= needed]
+        best = max(large, key=lambda r: (not r.residents, r.kv_capacity_tokens - self._peak_S[r.index]), default=None)
+        return best if best is not None and self.fits(best, rollout) else None
+
+    def _roomiest(self, group: Group, peaks: tuple[float, float, float], turn: int) -> tuple[int, float]:
+        """The open replica (its index) with most room after an admission, and that room: -1 where none is open.
+
+        Siblings there save a prompt, which counts as room, but share the newcomer's fate, which takes some. Between two
+        measurements peaks and variances are summed as if all came at the worst horizon.
+        """
+        if len(self._peak_S) == 0:
+            return -1, -inf
+        demand, variance, shared = peaks
+        prompt, z = self.fleet.whole_blocks(group.prompt_tokens), self._caution.z
+        free_S = self._capacity_S - self._peak_S - (demand + prompt)
+        room_S = free_S - z * np.sqrt(self._variance_S + variance)
+        for index, siblings in group.homes.items():
+            spread = sqrt(self._variance_S[index] + variance + 2.0 * siblings * shared)
+            room_S[index] = free_S[index] + PROMPT_WORTH * prompt - z * spread
+        first = turn % len(room_S)  # ties rotate
+        best = (int(np.concatenate([room_S[first:], room_S[:first]]).argmax()) + first) % len(room_S)
+        if room_S[best] == -inf:
+            return -1, -inf
+        prefill_saved = (PROMPT_WORTH - 1) * prompt if best in group.homes else 0  # worth much, but no room
+        return best, float(room_S[best]) - prefill_saved
+
+    def fits(self, replica: Replica, rollout: Rollout) -> bool:
+        """Exactly, against the replica's profile; an empty replica takes whatever its cache can hold."""
+        if not replica.has_seat or replica.kv_capacity_tokens < rollout.load.context_tokens + 1:
+            return False
+        return not replica.residents or self.peak(replica, self._caution.z, rollout) <= replica.kv_capacity_tokens
+
+    def peak(self, replica: Replica, z: float, newcomer: Rollout | None = None) -> float:
+        """The most KV that its residents, and a newcomer, are likely to need from now on."""
+        profile = self._profiles[replica.replica_id]
+        if newcomer is None:
+            return profile.peak(z)
+        profile.settle()
+        group, (demand_H, variance_H, shared_H) = self._lengths.group_of(newcomer), self._lengths.rows_of(newcomer)
+        if siblings := group.homes.get(replica.index, 0):
+            return profile.peak(z, demand_H, variance_H + 2.0 * siblings * shared_H)
+        return profile.peak(z, demand_H, variance_H) + replica.whole_blocks(group.prompt_tokens)
+
+    def used_tokens(self, replica: Replica) -> float:
+        return self._profiles[replica.replica_id].used_tokens
+
+    # -- what happens ---------------------------------------------------------------------------------------------
+    def admitted(self, rollout: Rollout, replica: Replica) -> None:
+        group, index = self._lengths.know(rollout), replica.index
+        siblings = self._profiles[replica.replica_id].append(rollout, group)
+        self._exact_S[index] = not replica.has_seat
+        if not replica.has_seat:
+            self._peak_S[index] = inf
+        elif group.budgets.fresh_of(group) is not None:
+            demand, variance, shared = self._lengths.peaks_of(rollout)
+            self._peak_S[index] += demand + (0 if siblings else replica.whole_blocks(group.prompt_tokens))
+            self._variance_S[index] += variance + 2.0 * siblings * shared
+        else:  # adopted before it could be ranked: closed until measured
+            self._peak_S[index] = inf
+
+    def released(self, rollout: Rollout, replica: Replica) -> None:
+        self._profiles[replica.replica_id].pop(rollout, self._lengths.group_of(rollout))
+
+    def reported(self, replica: Replica, *, some_wait: bool) -> None:
+        self._profiles[replica.replica_id].refresh_after(REFRESH_STEPS if some_wait else 4 * REFRESH_STEPS)
+        self.measure(replica)
+
+    def measure(self, replica: Replica) -> None:
+        """Note exactly what this replica's residents will need."""
+        index = replica.index
+        self._exact_S[index] = True
+        self._capacity_S[index] = replica.kv_capacity_tokens
+        self._peak_S[index], self._variance_S[index] = inf, 0.0
+        if replica.open and replica.has_seat:
+            profile = self._profiles[replica.replica_id]
+            profile.settle()
+            variance_H = np.maximum(profile.variance_H, 0.0)
+            worst = int((profile.demand_H + self._caution.z * np.sqrt(variance_H)).argmax())
+            self._peak_S[index] = profile.demand_H[worst] + profile.beside_tokens
+            self._variance_S[index] = variance_H[worst]
+
+    def _measure_loose(self) -> bool:
+        """Measure every replica of which only a bound is known; False: there was none."""
+        loose = [r for r in self.fleet.by_index if r is not None and not self._exact_S[r.index]]
+        for replica in loose:
+            self.measure(replica)
+        return bool(loose)
+
+    def replicas_changed(self) -> None:
+        missing = len(self.fleet.by_index) - len(self._exact_S)
+        self._peak_S = np.concatenate([self._peak_S, np.full(missing, inf)])
+        self._variance_S = np.concatenate([self._variance_S, np.zeros(missing)])
+        self._capacity_S = np.concatenate([self._capacity_S, np.zeros(missing)])
+        self._exact_S += [True] * missing
+        for replica_id in self._profiles.keys() - self.fleet.by_id.keys():
+            del self._profiles[replica_id]
+        for index, replica in enumerate(self.fleet.by_index):
+            if replica is None:
+                self._peak_S[index], self._exact_S[index] = inf, True
+                continue
+            if replica.replica_id not in self._profiles:
+                self._profiles[replica.replica_id] = Profile(replica, self._lengths)
+            self.measure(replica)

@@ -1,0 +1,84 @@
+"""Our rule: admit while the residents' KV demand, now and later, stays below capacity at a given risk."""
+
+from collections.abc import Sequence
+
+from scheduler.expected_kv.lengths import Lengths
+from scheduler.expected_kv.moves import Moves
+from scheduler.expected_kv.order import Order
+from scheduler.expected_kv.room import Caution, Room
+from scheduler.fleet import Fleet, Replica, Rollout
+from scheduler.load import Move, RolloutLoad
+
+
+class ExpectedKV:
+    """Fill every replica to the brim of its expected KV; the longest-expected groups start first."""
+
+    name = "expected_kv"
+    need = "its context and one more"
+
+    def __init__(self, fleet: Fleet, *, risk: float = 0.01) -> None:
+        self.caution = Caution(risk)
+        self._lengths = Lengths(fleet)
+        self._order = Order(self._lengths)
+        self._room = Room(fleet, self._lengths, self.caution)
+        self._moves = Moves(fleet, self._lengths, self._room)
+
+    def submitted(self, rollouts: Sequence[Rollout]) -> None:
+        self._order.add(rollouts)
+        self._lengths.stale()  # new groups must be ranked
+
+    def unqueue(self, rollout: Rollout) -> None:
+        self._order.remove(rollout)
+
+    def withdrawn(self, rollout: Rollout) -> None:
+        if rollout.length_row >= 0:  # else it was never seen here
+            self._order.remove(rollout)
+            self._lengths.withdraw(rollout)
+
+    def pick(self) -> tuple[Rollout, Replica] | None:
+        if self._lengths.learn():
+            self._order.rank()
+        rollout = self._order.next()
+        replica = None if rollout is None else self._room.place(rollout, self._order.taken)
+        if rollout is None or replica is None:
+            return None
+        self._order.take(rollout)
+        rollout.prefer = None
+        return rollout, replica
+
+    def admitted(self, rollout: Rollout) -> None:
+        assert rollout.replica is not None
+        self._room.admitted(rollout, rollout.replica)
+
+    def grown(self, rollout: Rollout) -> None:
+        self._lengths.grow(rollout)
+        self._moves.turn_ended(rollout)
+
+    def released(self, rollout: Rollout, *, ended: bool, truncated: bool) -> None:
+        replica = rollout.replica
+        assert replica is not None
+        self._room.released(rollout, replica)
+        self._lengths.leave(rollout, ended=ended, truncated=truncated)
+        if ended:
+            self.caution.ended()
+        self._room.measure(replica)
+
+    def replicas_changed(self) -> None:
+        self._room.replicas_changed()
+
+    def reported(self, replica: Replica, new_preemptions: int) -> None:
+        if new_preemptions > 0:
+            self.caution.preempted()
+        self._room.reported(replica, some_wait=bool(self._order))
+
+    def moves(self) -> Sequence[Move]:
+        return self._moves.decide(some_wait=bool(self._order))
+
+    def needed_tokens(self, load: RolloutLoad) -> int:
+        return load.context_tokens + 1
+
+    def new_policy_version(self) -> None:
+        self._lengths.new_policy_version()
+
+    def remember(self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]]) -> None:
+        self._lengths.remember(max_response_tokens, max_turns, ended)
