@@ -11,15 +11,16 @@ Until `settle_s` have passed after such a start nothing is admitted, so that not
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 import ray
 
+from actors.mailbox import Grant, Grants, Mailboxes
 from rstar_ray.errors import DeadlineExceeded
+from rstar_ray.run_dir.metrics import PlacementFigures
 from scheduler.balancer import Balancer
 from scheduler.load import (
     Admission,
@@ -32,45 +33,20 @@ from scheduler.load import (
     TurnReport,
     UnknownReplica,
 )
+from scheduler.tally import Tally
 
 DECISIONS_AT_ONCE = 1024  # then the event loop serves other calls
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """Run this rollout: from its payload, at the lengths of its load."""
-
-    load: RolloutLoad
-    payload: Any
+SAMPLE_EVERY_S = 0.25  # of waiting, in flight and KV, for the figures of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grants:
-    """Everything decided for one replica since what it acknowledged; `number` is what to acknowledge next."""
+class Sign:
+    """A sign of life, and what people should be shown since the last one."""
 
-    number: int
     epoch: str  # of the balancer's life
-    admissions: tuple[Grant, ...] = ()
-    moves: tuple[Move, ...] = ()  # hand these back at their next turn boundary
-    cancels: tuple[str, ...] = ()  # stop these; nobody wants their result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitTimes:
-    """Seconds from submission to grant, of the last 16,384 grants."""
-
-    p50_s: float = 0.0
-    p99_s: float = 0.0
-    longest_waiting_s: float = 0.0  # of those that wait now
-
-
-@dataclass(slots=True)
-class _Mailbox:
-    """What a replica has not acknowledged yet."""
-
-    event: asyncio.Event = field(default_factory=asyncio.Event)
-    letters: deque[Grants] = field(default_factory=deque[Grants])
-    number: int = 0
+    lines: tuple[str, ...] = ()
 
 
 class BalancerService:
@@ -85,13 +61,15 @@ class BalancerService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._balancer = Balancer(rule, risk=risk)
-        self._rule_name = rule
         self._clock = clock
         self._epoch = uuid4().hex[:12]
         self._payloads: dict[str, Any] = {}
         self._submitted_s: dict[str, float] = {}
-        self._mailboxes: dict[str, _Mailbox] = {}
-        self._waits: deque[float] = deque(maxlen=16_384)
+        self._mailboxes = Mailboxes(self._epoch)
+        self._tally = Tally(self._balancer.snapshot())
+        self._sampled_s = clock()
+        self._lines: list[str] = []  # to show with the next sign
+        self._set_aside: dict[str, str | None] = {}  # shown already
         self._registered = asyncio.Event()
         self._empty = asyncio.Event()
         self._draining = False
@@ -99,7 +77,7 @@ class BalancerService:
         self._tick: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"Balancer({self._rule_name})"
+        return f"Balancer({self._balancer.rule})"
 
     # -- the driver's side ----------------------------------------------------------------------------------------
     async def submit(self, items: Sequence[tuple[RolloutLoad, Any]], wait_s: float = 60.0) -> None:
@@ -129,7 +107,7 @@ class BalancerService:
             holder = self._balancer.cancel(rollout_id)
             self._forget(rollout_id)
             if holder is not None:
-                self._post(holder, cancels=(rollout_id,))
+                self._mailboxes.post(holder, cancels=(rollout_id,))
         self._wake()
 
     async def set_policy_version(self, policy_version: int) -> None:
@@ -149,7 +127,7 @@ class BalancerService:
         if not self._balancer.knows(replica_id):
             return []
         lost = self._balancer.remove_replica(replica_id)
-        self._close(replica_id)
+        self._mailboxes.close(replica_id)
         self._drop_unknown(lost)
         self._wake()
         return lost
@@ -171,19 +149,14 @@ class BalancerService:
     async def snapshot(self) -> BalancerSnapshot:
         return self._balancer.snapshot()
 
-    async def wait_times(self) -> WaitTimes:
-        waits = sorted(self._waits)
-        now = self._clock()
-        oldest = min((at for name, at in self._submitted_s.items() if not self._balancer.replica_of(name)), default=now)
-        if not waits:
-            return WaitTimes(longest_waiting_s=now - oldest)
-        return WaitTimes(
-            p50_s=waits[len(waits) // 2], p99_s=waits[(len(waits) * 99) // 100], longest_waiting_s=now - oldest
-        )
+    async def step_figures(self) -> PlacementFigures:
+        """What was done since the last call; taken when a step has all its rollouts."""
+        return self._tally.take(self._balancer.snapshot(), self._balancer.faults())
 
-    async def ping(self) -> str:
-        """The epoch; for liveness."""
-        return self._epoch
+    async def sign(self) -> Sign:
+        """The epoch, for liveness; and once each, why a replica was set aside and what the idle books lack."""
+        lines, self._lines = self._lines, []
+        return Sign(epoch=self._epoch, lines=tuple(lines))
 
     # -- the workers' side ----------------------------------------------------------------------------------------
     async def register(
@@ -191,6 +164,7 @@ class BalancerService:
         replica_id: str,
         kv_capacity_tokens: int,
         max_running: int,
+        block_tokens: int,
         policy_version: int = 0,
         resident: Sequence[RolloutLoad] = (),
     ) -> Grants:
@@ -198,19 +172,21 @@ class BalancerService:
 
         Returns the number to acknowledge first, and in `cancels` what the replica must stop.
         """
-        known = self._balancer.knows(replica_id)
+        self._set_aside.pop(replica_id, None)
         lost = self._balancer.add_replica(
-            replica_id, kv_capacity_tokens, max_running=max_running, policy_version=policy_version
+            replica_id,
+            kv_capacity_tokens,
+            max_running=max_running,
+            block_tokens=block_tokens,
+            policy_version=policy_version,
         )
-        if known:
-            self._close(replica_id)
-        mailbox = self._mailboxes[replica_id] = _Mailbox()
+        number = self._mailboxes.open(replica_id)
         stop = self._balancer.adopt(replica_id, resident)
         held = {load.rollout_id for load in resident}
         self._drop_unknown([name for name in lost if name not in held])
         self._registered.set()
         self._wake()
-        return Grants(number=mailbox.number, epoch=self._epoch, cancels=tuple(stop))
+        return Grants(number=number, epoch=self._epoch, cancels=tuple(stop))
 
     async def report(
         self,
@@ -233,7 +209,9 @@ class BalancerService:
                 self._forget(end.rollout_id)
         if load is not None:
             self._balancer.replica_report(replica_id, load)
+        self._show_set_aside(replica_id)
         moves = self._decide()
+        self._sample()
         self._note_if_empty()
         return [move for move in moves if move.from_replica == replica_id]
 
@@ -242,26 +220,7 @@ class BalancerService:
 
         Raises `UnknownReplica` when it must register (again).
         """
-        mailbox = self._mailboxes.get(replica_id)
-        if mailbox is None:
-            raise UnknownReplica(f"replica {replica_id!r} is not registered; register it with what is resident")
-        while mailbox.letters and mailbox.letters[0].number <= ack:
-            mailbox.letters.popleft()
-        if not mailbox.letters:
-            mailbox.event.clear()
-            try:
-                await asyncio.wait_for(mailbox.event.wait(), wait_s)
-            except TimeoutError:
-                return Grants(number=ack, epoch=self._epoch)
-            if self._mailboxes.get(replica_id) is not mailbox:
-                raise UnknownReplica(f"replica {replica_id!r} was removed while it waited; register it again")
-        return Grants(
-            number=mailbox.letters[-1].number if mailbox.letters else ack,
-            epoch=self._epoch,
-            admissions=tuple(grant for letter in mailbox.letters for grant in letter.admissions),
-            moves=tuple(move for letter in mailbox.letters for move in letter.moves),
-            cancels=tuple(name for letter in mailbox.letters for name in letter.cancels),
-        )
+        return await self._mailboxes.next(replica_id, ack, wait_s)
 
     async def return_rollouts(self, replica_id: str, items: Sequence[tuple[RolloutLoad, Any]]) -> None:
         """Between turns a worker hands back rollouts, to go on elsewhere from the payload it gives with them."""
@@ -302,35 +261,27 @@ class BalancerService:
         for move in decisions.moves:
             moves.setdefault(move.from_replica, []).append(move)
         for replica_id in grants.keys() | moves.keys():
-            self._post(replica_id, tuple(grants.get(replica_id, ())), tuple(moves.get(replica_id, ())))
+            self._mailboxes.post(replica_id, admissions=grants.get(replica_id, ()), moves=moves.get(replica_id, ()))
 
     def _grant(self, admission: Admission, now: float) -> Grant:
         load = self._balancer.load_of(admission.rollout_id)
         assert load is not None
         waited_from = self._submitted_s.get(admission.rollout_id)
         if waited_from is not None:
-            self._waits.append(now - waited_from)
+            self._tally.waited(now - waited_from)
         return Grant(load=load, payload=self._payloads[admission.rollout_id])
 
-    def _post(
-        self,
-        replica_id: str,
-        admissions: tuple[Grant, ...] = (),
-        moves: tuple[Move, ...] = (),
-        cancels: tuple[str, ...] = (),
-    ) -> None:
-        mailbox = self._mailboxes[replica_id]
-        mailbox.number += 1
-        mailbox.letters.append(
-            Grants(number=mailbox.number, epoch=self._epoch, admissions=admissions, moves=moves, cancels=cancels)
-        )
-        mailbox.event.set()
+    def _sample(self) -> None:
+        now = self._clock()
+        if now >= self._sampled_s + SAMPLE_EVERY_S:
+            self._sampled_s = now
+            self._tally.sample(self._balancer.snapshot())
 
-    def _close(self, replica_id: str) -> None:
-        """Wake whoever still waits for this replica's grants; it will be told to register."""
-        mailbox = self._mailboxes.pop(replica_id, None)
-        if mailbox is not None:
-            mailbox.event.set()
+    def _show_set_aside(self, replica_id: str) -> None:
+        reason = self._balancer.set_aside(replica_id)
+        if reason != self._set_aside.get(replica_id):
+            self._set_aside[replica_id] = reason
+            self._lines.append(f"balancer: {replica_id} is set aside and gets no more work: it {reason}")
 
     def _drop_unknown(self, rollout_ids: Sequence[str]) -> None:
         """Waiting again without a payload: only whoever submitted it can bring it back."""
@@ -344,6 +295,8 @@ class BalancerService:
 
     def _note_if_empty(self) -> None:
         if not self._payloads and self._balancer.in_flight == 0:
+            if not self._empty.is_set():  # idle from now on
+                self._lines += [f"balancer: nothing is left to run, but {fault}" for fault in self._balancer.faults()]
             self._empty.set()
         else:
             self._empty.clear()

@@ -24,6 +24,7 @@ from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
 from rstar_ray.deadline import within
 from rstar_ray.rollouts import TrajectoryRef
+from rstar_ray.run_dir.metrics import PlacementFigures
 from sandbox.pool import PoolConfig
 
 START_DEADLINE_S = 120.0
@@ -58,7 +59,9 @@ class TrainingActors:
         refuse_misfit(self._layout, [node["Resources"] for node in ray.nodes() if node["Alive"]])
         self._group = await place(self._layout)
         self._start_executors()
-        self._balancer = BalancerActor.options(name="balancer", runtime_env={"env_vars": NO_GPU}).remote()  # type: ignore[attr-defined]
+        self._balancer = BalancerActor.options(name="balancer", runtime_env={"env_vars": NO_GPU}).remote(  # type: ignore[attr-defined]
+            self._config.balancer.rule, risk=self._config.balancer.risk
+        )
         self.tools = SandboxClient(self._executors, self._config.sandbox, caller="driver")
         self._replicas = Replicas(self._balancer, self._chat, show=self._show)
         levels, _ = await asyncio.gather(self._executors_up(), self._start_learner() if learner else _nothing())
@@ -82,6 +85,7 @@ class TrainingActors:
             rollouts=self.replicas.rollouts,
             publish=self.publish,
             record=self.record,
+            placed=self.placed,
             show=self._show,
         )
 
@@ -97,6 +101,10 @@ class TrainingActors:
     async def record(self, refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int) -> None:
         """Have a worker write these trajectories; where none can, a shown line says so."""
         await record_trajectories(self.replicas.there, refs, path, stage=stage, step=step, show=self._show)
+
+    async def placed(self) -> PlacementFigures:
+        """What the balancer did since this was asked last."""
+        return await self.replicas.placed()
 
     async def draw_step(self, path: Path, *, rollouts: str, title: str) -> None:
         """The picture of the rollouts whose ids begin so: what each replica did, and its KV; or a shown line."""

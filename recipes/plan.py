@@ -73,7 +73,7 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
     colocated = plan_pools(
         model,
         gpu,
-        stage,
+        stage=stage,
         engine_gpus=config.gpus,
         learner_gpus=config.gpus,
         colocated=True,
@@ -84,7 +84,7 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
     separated = best_separated(
         model,
         gpu,
-        stage,
+        stage=stage,
         gpus=config.gpus,
         tensor_parallel=config.tensor_parallel,
         micro_batch_tokens=config.micro_batch_tokens,

@@ -152,6 +152,33 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BalancerConfig:
+    """Which replica a rollout runs on, and when it starts (docs/scheduler.md)."""
+
+    rule: Literal[
+        "static",
+        "round_robin",
+        "consistent_hash",
+        "least_requests",
+        "least_sessions",
+        "prefix_aware",
+        "worst_case",
+        "expected_kv",
+    ] = "expected_kv"
+    """placement rule"""
+    risk: float = 0.01
+    """share of rollouts that an engine may have to preempt (rule expected_kv); between 0 and 0.5"""
+
+    def __post_init__(self) -> None:
+        _require(
+            0 < self.risk < 0.5,
+            "--balancer.risk",
+            f"{self.risk} is no share of rollouts that an engine may preempt",
+            "give one between 0 and 0.5",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
     """The DeepSpeed learner."""
 
@@ -336,6 +363,7 @@ class RunConfig:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    balancer: BalancerConfig = field(default_factory=BalancerConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -1,12 +1,13 @@
 """All that a run acts through, as Protocols: `actors/` has the real ones, the tests have fakes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.rollouts import Rollouts, TrajectoryRef
+from rstar_ray.run_dir.metrics import PlacementFigures
 from rstar_ray.train_loop import Publish, TrainingRow
 
 
@@ -37,4 +38,5 @@ class Crew:
     rollouts: Rollouts
     publish: Publish
     record: RecordTrajectories
+    placed: Callable[[], Awaitable[PlacementFigures]] | None = None  # since it was asked last
     show: Callable[[str], None] = print

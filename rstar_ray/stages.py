@@ -6,6 +6,7 @@ saved, and where a stopped run goes on.
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rstar_ray.algorithm.lr_schedule import LrSchedule
@@ -17,7 +18,7 @@ from rstar_ray.errors import RStarError
 from rstar_ray.hard_set import hard_set
 from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name
-from rstar_ray.run_dir.metrics import MetricsLog, SftMetrics
+from rstar_ray.run_dir.metrics import MetricsLog, SftMetrics, StepMetrics
 from rstar_ray.train_loop import StageProgress, StepRecord, TrainingSystem, train_steps
 from rstar_ray.trajectory import Problem
 
@@ -74,6 +75,8 @@ async def run_rl(config: RunConfig, problems: Sequence[Problem], crew: Crew, run
     system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
     if config.drop_solved:
         problems = await hard_set(problems, system, config, crew, run_dir)
+    if crew.placed is not None:
+        await crew.placed()  # what came before the first step is none of its own
     if progress.step == 0 and config.steps == 0:
         await _save(config, progress, crew, run_dir, finishes=True)
     with MetricsLog(
@@ -81,7 +84,7 @@ async def run_rl(config: RunConfig, problems: Sequence[Problem], crew: Crew, run
     ) as log:
         async for record, reached in train_steps(problems, system, config, progress):
             progress = reached
-            log.write(record.metrics)
+            log.write(await _with_placement(record.metrics, crew))
             _show_odd(record, crew)
             await _record(record, config, crew, run_dir)
             if progress.step % config.checkpoint.every_steps == 0 or progress.step == config.steps:
@@ -132,6 +135,16 @@ def _finished(run_dir: RunDir, stage: str) -> Checkpoint:
     checkpoint = run_dir.finished_checkpoint(stage)
     assert checkpoint is not None, f"{stage} ended without its checkpoint"
     return checkpoint
+
+
+async def _with_placement(metrics: StepMetrics, crew: Crew) -> StepMetrics:
+    """The step's row with what the balancer did; a book that does not close is shown."""
+    if crew.placed is None:
+        return metrics
+    placed = await crew.placed()
+    for fault in placed.faults:
+        crew.show(f"step {metrics.step}: the balancer's books do not close: {fault}")
+    return replace(metrics, balancer=placed)
 
 
 def _show_odd(record: StepRecord, crew: Crew) -> None:

@@ -75,6 +75,11 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"  # the last allowed turn still called a tool
     REFUSED = "refused"  # the prompt alone exceeds the context
 
+    @property
+    def truncated(self) -> bool:
+        """A budget of tokens cut the rollout, which would have gone on: its length is known to a bound only."""
+        return self is StopReason.TRUNCATED
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
@@ -124,7 +129,7 @@ class TrajectorySummary:
 
     @property
     def truncated(self) -> bool:
-        return self.stop_reason is StopReason.TRUNCATED
+        return self.stop_reason.truncated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,11 +60,12 @@ class Replica:
         """Tokens of the blocks that so many take: an engine never gives half of one."""
         return -(-tokens // self.block_tokens) * self.block_tokens
 
-    def snapshot(self) -> ReplicaSnapshot:
+    def snapshot(self, reserved_tokens: int) -> ReplicaSnapshot:
         return ReplicaSnapshot(
             replica_id=self.replica_id,
             kv_capacity_tokens=self.kv_capacity_tokens,
             kv_used_tokens=self.load.kv_used_tokens,
+            kv_reserved_tokens=reserved_tokens,
             in_flight=len(self.residents),
             running=self.load.running,
             engine_waiting=self.load.waiting,

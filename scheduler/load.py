@@ -122,6 +122,7 @@ class ReplicaSnapshot:
     replica_id: str
     kv_capacity_tokens: int
     kv_used_tokens: int
+    kv_reserved_tokens: int  # that the rule counts on its residents to need, now or later
     in_flight: int  # rollouts resident, in a turn or at a tool
     running: int
     engine_waiting: int
@@ -146,6 +147,7 @@ class BalancerSnapshot:
     requeued: int  # came back after a death or a move
     moves: int
     preemptions: int
+    recomputed_tokens: int  # contexts that went on elsewhere, and of preempted rollouts, as far as can be told
     stale_reports: int  # about rollouts that the reporter does not hold
     too_large: tuple[str, ...] = ()  # of those waiting: no replica that takes work now could ever hold them
     replicas: tuple[ReplicaSnapshot, ...] = field(default=())

@@ -182,8 +182,8 @@ def engine_cost(model: ModelShape, gpu: Gpu, tensor_parallel: int) -> EngineCost
 def plan_pools(
     model: ModelShape,
     gpu: Gpu,
-    stage: Stage,
     *,
+    stage: Stage,
     engine_gpus: int,
     learner_gpus: int,
     colocated: bool,
@@ -335,8 +335,8 @@ def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
 def best_separated(
     model: ModelShape,
     gpu: Gpu,
-    stage: Stage,
     *,
+    stage: Stage,
     gpus: int,
     tensor_parallel: int,
     micro_batch_tokens: int,
@@ -348,7 +348,7 @@ def best_separated(
         plan_pools(
             model,
             gpu,
-            stage,
+            stage=stage,
             engine_gpus=engine_gpus,
             learner_gpus=gpus - engine_gpus,
             colocated=False,

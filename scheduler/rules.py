@@ -58,6 +58,14 @@ class PlacementRule(Protocol):
         """The least capacity of a replica that could ever hold it."""
         ...
 
+    def reserved_tokens(self, replica: Replica) -> int:
+        """KV that its residents are counted on to need, now or later; 0 where the rule does not look ahead."""
+        ...
+
+    def leftovers(self) -> list[str]:
+        """What it still keeps of rollouts, in words, although none is left."""
+        ...
+
     def new_policy_version(self) -> None:
         """The weights changed."""
         ...
@@ -125,6 +133,12 @@ class QueueRule:
 
     def needed_tokens(self, load: RolloutLoad) -> int:
         return load.context_tokens + 1
+
+    def reserved_tokens(self, replica: Replica) -> int:
+        return replica.reserved_tokens
+
+    def leftovers(self) -> list[str]:
+        return [f"{len(self.waiting)} rollouts still queued"] if self.waiting else []
 
     def new_policy_version(self) -> None:
         pass

@@ -23,6 +23,7 @@ class BalancerCalls(Protocol):
         replica_id: str,
         kv_capacity_tokens: int,
         max_running: int,
+        block_tokens: int,
         policy_version: int,
         resident: Sequence[RolloutLoad],
     ) -> Awaitable[Any]: ...
@@ -44,10 +45,13 @@ class BalancerClient:
         replica_id: str,
         kv_capacity_tokens: int,
         max_running: int,
+        block_tokens: int,
         policy_version: int,
         resident: Sequence[RolloutLoad],
     ) -> Any:
-        return await self._call("register", replica_id, kv_capacity_tokens, max_running, policy_version, resident)
+        return await self._call(
+            "register", replica_id, kv_capacity_tokens, max_running, block_tokens, policy_version, resident
+        )
 
     async def report(
         self, replica_id: str, turn_reports: Sequence[TurnReport], finished: Sequence[Finished], load: ReplicaLoad

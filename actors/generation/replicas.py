@@ -11,6 +11,7 @@ from actors.learner.gang import Publication
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
 from rstar_ray.errors import RStarError
+from rstar_ray.run_dir.metrics import PlacementFigures
 
 CALL_DEADLINE_S = 120.0
 MAX_RESTARTS = 3
@@ -22,7 +23,7 @@ class Replicas:
 
     def __init__(self, balancer: Any, chat: ChatFormat, *, show: Callable[[str], None]) -> None:
         self.workers: dict[str, Any] = {}
-        self.rollouts = RolloutClient(balancer, chat, on_worker_lost=self._lost)
+        self.rollouts = RolloutClient(balancer, chat, on_worker_lost=self._lost, show=show)
         self._balancer = balancer
         self._show = show
         self._start_deadlines_s: dict[str, float] = {}
@@ -57,6 +58,11 @@ class Replicas:
         await asyncio.gather(*(self._pull_unless_lost(name, weights) for name in self.there))
         told = when_available(lambda: self._balancer.set_policy_version.remote(weights.policy_version))
         await self._ask(told, "balancer", "the policy version")
+
+    async def placed(self) -> PlacementFigures:
+        """What the balancer did since this was asked last."""
+        told = when_available(lambda: self._balancer.step_figures.remote())
+        return await self._ask(told, "balancer", "the step's figures")
 
     async def close(self) -> None:
         """Stop starting and following; the actors themselves end with the run's others."""

@@ -34,10 +34,18 @@ DELIVERY_WAIT_S = 20.0
 class RolloutClient:
     """`Rollouts` (see rstar_ray.rollouts) over the balancer and what the workers deliver."""
 
-    def __init__(self, balancer: Any, chat: ChatFormat, *, on_worker_lost: Callable[[str, Exception], Any]) -> None:
+    def __init__(
+        self,
+        balancer: Any,
+        chat: ChatFormat,
+        *,
+        on_worker_lost: Callable[[str, Exception], Any],
+        show: Callable[[str], None] = print,
+    ) -> None:
         self._balancer = balancer
         self._chat = chat
         self._on_worker_lost = on_worker_lost
+        self._show = show
         self._finished: asyncio.Queue[FinishedRollout | DroppedRollout | BaseException] = asyncio.Queue()
         self._waiting: dict[str, _Submission] = {}
         self._latest: frozenset[str] = frozenset()  # ids of the latest run
@@ -91,21 +99,23 @@ class RolloutClient:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch_balancer(self) -> None:
-        """A balancer that Ray has started again is empty: what waited in it is handed in once more."""
+        """Show what it says. One that Ray has started again is empty: what waited there is handed in once more."""
         epoch = ""
         try:
             while True:
                 with contextlib.suppress(ActorUnavailableError):
-                    now = await within(
-                        self._balancer.ping.remote(),
+                    sign = await within(
+                        self._balancer.sign.remote(),
                         CALL_DEADLINE_S,
                         waiter="driver",
                         owner="balancer",
                         reason="a sign",
                     )
-                    if epoch not in ("", now):
+                    for line in sign.lines:
+                        self._show(line)
+                    if epoch not in ("", sign.epoch):
                         await self.resubmit()
-                    epoch = now
+                    epoch = sign.epoch
                 await asyncio.sleep(BALANCER_PING_S)
         except Exception as fault:  # nobody awaits this task either
             self._finished.put_nowait(RStarError(f"balancer: {_last_line(fault)}"))

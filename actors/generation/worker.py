@@ -27,7 +27,7 @@ from rstar_ray.deadline import within
 from rstar_ray.errors import EngineError, SandboxError
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.run_dir.trajectory_log import write_trajectories
-from rstar_ray.trajectory import Completion, Sampling, StopReason, ToolCall, ToolResult, Trajectory
+from rstar_ray.trajectory import Completion, Sampling, ToolCall, ToolResult, Trajectory
 from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica, in_flight_limit
 from scheduler.picture import Activity, Timeline
 
@@ -162,6 +162,7 @@ class GenerationWorker:
                 self._replica_id,
                 self._facts.kv_capacity_tokens,
                 in_flight_limit(self._max_running),
+                self._facts.block_size,
                 self._engine.policy_version,
                 [rollout_load(state) for state in self._states.values()],
             ),
@@ -252,7 +253,7 @@ class GenerationWorker:
                 context_tokens=load.context_tokens,
                 generated_tokens=load.generated_tokens,
                 turn=load.turn,
-                truncated=state.stop_reason is StopReason.TRUNCATED,
+                truncated=state.stop_reason is None or state.stop_reason.truncated,  # None: a failure of ours cut it
             )
         )
         self._reporting.set()

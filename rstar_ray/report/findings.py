@@ -188,6 +188,62 @@ def time_rows(run: RunRecord) -> list[list[str]]:
     ]
 
 
+PLACEMENT_HEAD = (
+    "stage",
+    "rule",
+    "most waiting",
+    "most in flight",
+    "KV in use",
+    "KV reserved",
+    "preemptions",
+    "moves",
+    "recomputed",
+    "wait p50",
+    "wait p99",
+)
+
+
+def placement_rows(run: RunRecord) -> list[list[str]]:
+    """What the balancer did in each stage: maxima over its steps, mean shares of KV, sums, and waits (mean, worst)."""
+    rows: list[list[str]] = []
+    for span in run.spans:
+        steps = [row for row in run.steps if row["stage"] == span.name and row.get("balancer")]
+        placed: list[Row] = [row["balancer"] for row in steps]
+        if not placed:
+            continue
+        recomputed, sampled = sum(row["recomputed_tokens"] for row in placed), sum(r["tokens_generated"] for r in steps)
+        rows.append(
+            [
+                stage_title(span.name),
+                ", ".join(sorted({row["rule"] for row in placed})),
+                f"{max(row['waiting_most'] for row in placed):,}",
+                f"{max(row['in_flight_most'] for row in placed):,}",
+                percent(sum(row["kv_used_share"] for row in placed) / len(placed), 0),
+                percent(sum(row["kv_reserved_share"] for row in placed) / len(placed), 0),
+                f"{sum(row['preemptions'] for row in placed):,}",
+                f"{sum(row['moves'] for row in placed):,}",
+                percent(recomputed / sampled if sampled else None),
+                f"{sum(row['wait_p50_s'] for row in placed) / len(placed):.1f} s",
+                f"{max(row['wait_p99_s'] for row in placed):.1f} s",
+            ]
+        )
+    return rows
+
+
+def placement_notes(run: RunRecord) -> list[str]:
+    """Replicas set aside and books that did not close, each with the step at which it was seen first."""
+    seen: dict[str, str] = {}
+    for row in run.steps:
+        placed: Row = row.get("balancer") or {}
+        for text in placed.get("set_aside", ()):
+            seen.setdefault(f"Set aside: {text}", f"{stage_title(row['stage'])}, step {row['step']}")
+        for text in placed.get("faults", ()):
+            seen.setdefault(
+                f"The balancer's books did not close: {text}", f"{stage_title(row['stage'])}, step {row['step']}"
+            )
+    return [f"{text} ({where})" for text, where in seen.items()]
+
+
 def facts(run: RunRecord) -> list[tuple[str, str]]:
     """What ran where, as (name, value)."""
     found: list[tuple[str, str]] = []

@@ -7,12 +7,15 @@ from pathlib import Path
 from rstar_ray.report.examples import Example, Segment, examples, segments
 from rstar_ray.report.findings import (
     PHASE_NAMES,
+    PLACEMENT_HEAD,
     before_after,
     evaluation_cells,
     evaluation_head,
     facts,
     headline,
     other_sets,
+    placement_notes,
+    placement_rows,
     time_rows,
 )
 from rstar_ray.report.record import Row, RunRecord
@@ -38,6 +41,8 @@ def markdown_report(run: RunRecord, plots: Sequence[Path]) -> str:
         head = ["stage", "steps", "time", *PHASE_NAMES.values()]
         parts += ["## Where the time went", table(head, time_rows(run)), pictures.get("time", "")]
         parts += [picture for name, picture in pictures.items() if name.startswith("step-")]
+    if placed := placement_rows(run):
+        parts += ["## Where rollouts ran", table(PLACEMENT_HEAD, placed), *placement_notes(run)]
     if run.sft:
         parts += ["## Supervised fine-tuning", pictures.get("sft", "")]
     if chosen := examples(run):

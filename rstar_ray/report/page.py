@@ -10,6 +10,7 @@ from typing import Any
 from rstar_ray.report.examples import recovered, segments, viewer_rows
 from rstar_ray.report.findings import (
     PHASE_NAMES,
+    PLACEMENT_HEAD,
     Change,
     before_after,
     duration,
@@ -22,6 +23,8 @@ from rstar_ray.report.findings import (
     length_change,
     other_sets,
     phase_times,
+    placement_notes,
+    placement_rows,
     reward_change,
     sft_change,
     time_rows,
@@ -80,6 +83,9 @@ def page_data(run: RunRecord) -> dict[str, Any]:
         ],
         "time_head": ["stage", "steps", "time", *PHASE_NAMES.values()],
         "time_rows": time_rows(run),
+        "placement_head": list(PLACEMENT_HEAD),
+        "placement_rows": placement_rows(run),
+        "placement_notes": placement_notes(run),
         "facts": [list(fact) for fact in facts(run)],
         "trajectories": [_trajectory(file, row) for file, rows in viewer_rows(run) for row in rows],
     }

@@ -23,6 +23,26 @@ class StepTimings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementFigures:
+    """What the balancer did in one step; shares are of all replicas' KV caches together."""
+
+    rule: str
+    waiting_most: int
+    in_flight_most: int
+    kv_used_share: float  # mean, as engines report it
+    kv_used_share_most: float
+    kv_reserved_share: float  # mean of what residents are counted on to need, now or later
+    kv_reserved_share_most: float
+    preemptions: int
+    moves: int
+    recomputed_tokens: int  # contexts that went on elsewhere, and of preempted rollouts, as far as can be told
+    wait_p50_s: float  # submission to grant
+    wait_p99_s: float
+    set_aside: tuple[str, ...] = ()  # replicas that get no more work, with the reason
+    faults: tuple[str, ...] = ()  # counters that were not back to zero at the step's end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
     """One RL step. `None` where a figure has no meaning: no correct call to divide by, no update taken.
 
@@ -60,6 +80,7 @@ class StepMetrics:
     logprob_diff_mean: float | None
     logprob_diff_max: float | None
     lr: float | None
+    balancer: PlacementFigures | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +270,9 @@ class _Scalars:
     def write(self, step: int, values: dict[str, Any]) -> None:
         scalars = [
             self._summaries.Summary.Value(tag=name, simple_value=value)
-            for name, value in values.items()
+            for name, value in (
+                values | {f"balancer/{name}": of for name, of in (values.get("balancer") or {}).items()}
+            ).items()
             if isinstance(value, (int, float)) and name != "step"
         ]
         summary = self._summaries.Summary(value=scalars)

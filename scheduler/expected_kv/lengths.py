@@ -141,6 +141,9 @@ class Lengths:
             group.index = group.budgets.estimate.add_group(group_id)
         self.stale()
 
+    def leftovers(self) -> list[str]:
+        return [f"group {group_id!r} still has {group.live} live" for group_id, group in self.groups.items()]
+
     # -- what is learned ------------------------------------------------------------------------------------------
     def learn(self) -> bool:
         """Refresh the estimates, where enough has been seen since the last time."""

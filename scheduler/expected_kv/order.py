@@ -40,6 +40,9 @@ class Order:
         if group.fresh.pop(rollout.load.rollout_id, None) is not None:
             group.started += 1
 
+    def leftovers(self) -> list[str]:
+        return [f"{len(self._resumed)} interrupted rollouts still queued"] if self._resumed else []
+
     def rank(self) -> None:
         """By what the estimates say now."""
         self._ranked = [

@@ -57,6 +57,13 @@ class Profile:
             del group.homes[self.replica.index]
             self.prompt_tokens -= self.replica.whole_blocks(group.prompt_tokens)
 
+    def leftovers(self) -> list[str]:
+        if not self._rollouts and not self.prompt_tokens:
+            return []
+        return [
+            f"{self.replica.replica_id} still counts {len(self._rollouts)} rollouts, {self.prompt_tokens} of prompts"
+        ]
+
     def settle(self) -> None:
         """Have every resident's row in the sums."""
         if self._horizons_H is not self._lengths.horizons_H:

@@ -136,6 +136,13 @@ class Room:
     def used_tokens(self, replica: Replica) -> float:
         return self._profiles[replica.replica_id].used_tokens
 
+    def reserved_tokens(self, replica: Replica) -> int:
+        """What its residents need at most, at the present risk."""
+        return int(self.peak(replica, self._caution.z)) if replica.residents else 0
+
+    def leftovers(self) -> list[str]:
+        return [text for profile in self._profiles.values() for text in profile.leftovers()]
+
     # -- what happens ---------------------------------------------------------------------------------------------
     def admitted(self, rollout: Rollout, replica: Replica) -> None:
         group, index = self._lengths.know(rollout), replica.index

@@ -77,6 +77,12 @@ class ExpectedKV:
     def needed_tokens(self, load: RolloutLoad) -> int:
         return load.context_tokens + 1
 
+    def reserved_tokens(self, replica: Replica) -> int:
+        return self._room.reserved_tokens(replica)
+
+    def leftovers(self) -> list[str]:
+        return [*self._lengths.leftovers(), *self._room.leftovers(), *self._order.leftovers()]
+
     def new_policy_version(self) -> None:
         self._lengths.new_policy_version()
 

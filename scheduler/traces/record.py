@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from rstar_ray.trajectory import StopReason
+
 LONGEST_TOOL_S = 1e9  # times and sums of what a trace holds stay finite
 MOST_TOKENS = 10**9
 
@@ -51,6 +53,17 @@ def cut(rollout: TraceRollout, max_response_tokens: int, max_turns: int) -> Trac
         if used >= max_response_tokens:
             break
     return replace(rollout, turns=tuple(turns))
+
+
+def stop_reason(rollout: TraceRollout, max_response_tokens: int, max_turns: int) -> StopReason:
+    """Why the agent loop would have ended a rollout that was cut to these limits."""
+    if rollout.response_tokens >= max_response_tokens:
+        return StopReason.TRUNCATED
+    if len(rollout.turns) >= max_turns:
+        return StopReason.MAX_TURNS
+    unread = rollout.turns[-1].tool_tokens  # a tool's text that would have overflowed the budget
+    overflowed = unread > 0 and rollout.response_tokens + unread >= max_response_tokens
+    return StopReason.TRUNCATED if overflowed else StopReason.ANSWERED
 
 
 # -- files ----------------------------------------------------------------------------------------------------------

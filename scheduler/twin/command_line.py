@@ -83,19 +83,19 @@ def _simulated(
     picture: Path | None,
 ) -> TwinResult:
     """One rule's step, drawn where a picture of it is wanted."""
-    spans: list[Span] = []
-    samples: list[KvSample] = []
+    seen: list[Span | KvSample] = []
     result = Twin(
         rollouts,
         rule,
         settings,
         history=history,
         clock=time.perf_counter,
-        on_span=spans.append if picture else None,
-        on_kv=samples.append if picture else None,
+        watch=seen.append if picture else None,
     ).run()
     if picture is not None:
         title = f"one step under {rule}, simulated"
+        spans = [one for one in seen if isinstance(one, Span)]
+        samples = [one for one in seen if isinstance(one, KvSample)]
         draw_step(picture, spans, samples, kv_capacity_tokens=settings.shape.kv_tokens, title=title)
     return result
 

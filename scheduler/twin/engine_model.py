@@ -14,9 +14,11 @@ and computed again later.
 """
 
 import heapq
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 from math import inf, sqrt
+
+from scheduler.twin.paged_cache import PagedCache, Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,38 +55,13 @@ class EngineShape:
                 raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
 
 
-class Request:
-    """One turn of one rollout inside an engine."""
-
-    __slots__ = (
-        "admitted_s", "computed", "context", "end_step", "group", "held", "key", "left", "new_tokens", "order",
-        "prefill_left", "prompt", "seen",
-    )  # fmt: skip
-
-    def __init__(self, key: str, group: str, prompt: int, context: int, new_tokens: int, seen: int) -> None:
-        self.key = key  # the rollout
-        self.group = group
-        self.prompt = prompt
-        self.context = context  # tokens to hold before the next one is sampled
-        self.left = new_tokens  # still to sample
-        self.new_tokens = new_tokens
-        self.seen = seen  # of the context, computed by some engine before: whole blocks computed again are waste
-        self.order = 0
-        self.held = 0  # blocks of its own while running
-        self.prefill_left = 0
-        self.end_step = 0
-        self.computed = False  # prefill done: it decodes
-        self.admitted_s = -1.0  # first time in the batch
-
-
 class ModelledEngine:
     """Submit requests at a time, ask for `next_event_s`, call `advance` at it and get the completed requests."""
 
     def __init__(self, cost: EngineCost, shape: EngineShape) -> None:
         self.cost = cost
         self.shape = shape
-        self.capacity = shape.kv_tokens // shape.block_tokens  # in blocks, as all below
-        self.used = 0  # by running sequences, a group's shared prompt once
+        self._cache = PagedCache(shape.kv_tokens // shape.block_tokens, shape.block_tokens)
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Request] = {}
         self.version = 0  # changes whenever `next_event_s` does
@@ -103,9 +80,6 @@ class ModelledEngine:
         self._prefilling: deque[Request] = deque()
         self._latest: list[Request] = []  # stack of admissions; stale entries are skipped
         self._order = 0
-        self._group_users: dict[str, int] = {}
-        self._cached: OrderedDict[str, int] = OrderedDict()  # key -> blocks, oldest first; a group's prompt as "/group"
-        self._cached_blocks = 0
         self._planned = 0  # steps until the event; 0: idle
         self._mixed = False  # the planned step prefills
         self._mixed_s = 0.0
@@ -116,8 +90,18 @@ class ModelledEngine:
         return self._step
 
     @property
+    def capacity(self) -> int:
+        """Blocks."""
+        return self._cache.capacity
+
+    @property
+    def used_blocks(self) -> int:
+        """By running sequences."""
+        return self._cache.used
+
+    @property
     def kv_used_tokens(self) -> int:
-        return self.used * self.shape.block_tokens
+        return self.used_blocks * self.shape.block_tokens
 
     def submit(self, now_s: float, request: Request) -> None:
         """The request arrives at `now_s`, and joins at the next step boundary."""
@@ -132,7 +116,7 @@ class ModelledEngine:
 
     def abort(self, key: str) -> None:
         """Forget a rollout's cached blocks (it went elsewhere); they are free already."""
-        self._cached_blocks -= self._cached.pop(key, 0)
+        self._cache.forget(key)
 
     def advance(self, now_s: float) -> list[Request]:
         """Run to the event at `now_s` (which is `next_event_s`); returns what completed there."""
@@ -166,14 +150,13 @@ class ModelledEngine:
 
     def _grow(self, steps: int, seconds: float) -> None:
         """All decoding sequences grow by `steps`."""
-        before = self.used
-        self.used += self._new_blocks(steps)
-        self.kv_area += (before + self.used) / 2 * seconds
+        blocks = self._new_blocks(steps)
+        self.kv_area += (self._cache.used + blocks / 2) * seconds
         self.busy_s += seconds
         self._context += self._decoding * steps
         self._step += steps
         self._now += seconds
-        self._trim()
+        self._cache.grow(blocks)
 
     def _finish_due(self) -> list[Request]:
         done: list[Request] = []
@@ -222,7 +205,10 @@ class ModelledEngine:
         """At a step boundary: preempt what does not fit, admit what does, and say when the next event is."""
         self.version += 1
         preempted = False
-        while self._decoding and self.used + self._phase[-self._step % self.shape.block_tokens] > self.capacity:
+        while (
+            self._decoding
+            and self._cache.used + self._phase[-self._step % self.shape.block_tokens] > self._cache.capacity
+        ):
             self._preempt()
             preempted = True
         if not preempted:
@@ -232,8 +218,8 @@ class ModelledEngine:
         elif self._decoding:
             self._mixed = False
             steps = self._ends_in()
-            if self.used + self._decoding * (steps // self.shape.block_tokens + 1) > self.capacity:
-                steps = min(steps, max(1, self._steps_that_fit(self.capacity - self.used)))
+            if self._cache.used + self._decoding * (steps // self.shape.block_tokens + 1) > self._cache.capacity:
+                steps = min(steps, max(1, self._steps_that_fit(self._cache.capacity - self._cache.used)))
             self._planned = steps
             self.next_event_s = self._now + self._decode_s(steps)
         else:
@@ -277,28 +263,16 @@ class ModelledEngine:
             self.next_event_s = self._now + self._decode_s(steps)
 
     # -- blocks ---------------------------------------------------------------------------------------------------
-    def _blocks(self, request: Request) -> int:
-        """Its own blocks: all of its context but the full blocks of the prompt, which the group shares."""
-        block = self.shape.block_tokens
-        return -(-(request.context + 1) // block) - request.prompt // block
-
-    def _need(self, request: Request) -> int:
-        shared = 0 if request.group in self._group_users else request.prompt // self.shape.block_tokens
-        return self._blocks(request) + shared
-
     def _room_for(self, request: Request) -> bool:
         next_step = self._phase[-self._step % self.shape.block_tokens]  # the running ones come first
-        fits = self.used + next_step + self._need(request) <= self.capacity
+        fits = self._cache.used + next_step + self._cache.needs(request) <= self._cache.capacity
         return fits and len(self.running) < self.shape.max_running
 
     def _admit(self) -> None:
         budget = self.shape.max_batched_tokens - self._decoding - sum(r.prefill_left for r in self._prefilling)
         while self.waiting and budget > 0 and self._room_for(self.waiting[0]):
             request = self.waiting.popleft()
-            cached = self._take_cached(request)
-            request.held = self._blocks(request)
-            self.used += self._need(request)
-            self._group_users[request.group] = self._group_users.get(request.group, 0) + 1
+            cached = self._cache.hold(request)
             request.prefill_left = max(1, request.context - cached)
             self.prefilled_tokens += request.prefill_left
             whole = request.seen // self.shape.block_tokens * self.shape.block_tokens
@@ -310,66 +284,16 @@ class ModelledEngine:
             self._prefilling.append(request)
             self._latest.append(request)
             budget -= request.prefill_left
-        self._trim()
-
-    def _take_cached(self, request: Request) -> int:
-        """Tokens of its context found in the cache; they are in use from now on."""
-        block = self.shape.block_tokens
-        prompt_blocks = request.prompt // block
-        prompt_key = "/" + request.group
-        if request.group in self._group_users:
-            found = prompt_blocks
-        else:
-            found = self._cached.pop(prompt_key, 0)
-            self._cached_blocks -= found
-        own = self._cached.pop(request.key, 0)
-        self._cached_blocks -= own
-        if found < prompt_blocks:
-            return found * block
-        return min((found + own) * block, request.context - 1)
+        self._cache.trim()
 
     def _leave(self, request: Request, context: int) -> None:
-        """It stops running with `context` tokens; its full blocks stay cached, as the newest."""
-        block = self.shape.block_tokens
+        """It stops running with `context` tokens."""
         if request.computed:
-            self._phase[(context - self._step) % block] -= 1
+            self._phase[(context - self._step) % self.shape.block_tokens] -= 1
             self._decoding -= 1
             self._context -= context
-            own = -(-context // block) - request.prompt // block
-        else:
-            own = request.held
         del self.running[request.key]
-        self.used -= own
-        users = self._group_users[request.group] - 1
-        if users:
-            self._group_users[request.group] = users
-        else:
-            del self._group_users[request.group]
-            shared = request.prompt // block
-            self.used -= shared
-            self._cache("/" + request.group, shared)
-        if request.computed:
-            self._cache(request.key, context // block - request.prompt // block)
-        self._trim()
-
-    def _cache(self, key: str, blocks: int) -> None:
-        if blocks > 0:
-            self._cached_blocks += blocks - self._cached.pop(key, 0)
-            self._cached[key] = blocks
-
-    def _trim(self) -> None:
-        """Evict cached blocks that running sequences have taken, oldest entry first, its tail first."""
-        excess = self.used + self._cached_blocks - self.capacity
-        while excess > 0 and self._cached:
-            key = next(iter(self._cached))
-            blocks = self._cached[key]
-            taken = min(blocks, excess)
-            self._cached_blocks -= taken
-            excess -= taken
-            if taken == blocks:
-                del self._cached[key]
-            else:
-                self._cached[key] = blocks - taken
+        self._cache.release(request, context)
 
     def _preempt(self) -> None:
         """The sequence admitted last gives up its blocks and waits at the head of the queue."""

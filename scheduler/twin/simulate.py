@@ -14,9 +14,10 @@ from scheduler.fleet import Fleet
 from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, in_flight_limit
 from scheduler.picture import Activity, KvSample, Span
 from scheduler.rules import PlacementRule
-from scheduler.traces.record import TraceRollout, check_siblings, cut
+from scheduler.traces.record import TraceRollout, check_siblings, cut, stop_reason
 from scheduler.twin.bound import lower_bound
-from scheduler.twin.engine_model import EngineCost, EngineShape, ModelledEngine, Request
+from scheduler.twin.engine_model import EngineCost, EngineShape, ModelledEngine
+from scheduler.twin.paged_cache import Request
 
 MI300X_14B = EngineCost(
     # Computed, not measured: Qwen3-14B in bf16 (29.6 GB, 14.8e9 parameters, 160 KiB of KV per token) on 5.3 TB/s at
@@ -109,7 +110,7 @@ def named(rollouts: Sequence[TraceRollout]) -> dict[str, TraceRollout]:
 
 
 class Twin:
-    """One step in virtual time. `on_span` and `on_kv` are called as it goes, for pictures.
+    """One step in virtual time. `watch` is called as it goes, for pictures.
 
     `history`: rollouts of an earlier step, whose lengths the balancer has seen; without it the step is the run's first.
     """
@@ -121,16 +122,16 @@ class Twin:
         settings: TwinSettings,
         *,
         history: Sequence[TraceRollout] = (),
-        on_span: Callable[[Span], None] | None = None,
-        on_kv: Callable[[KvSample], None] | None = None,
+        watch: Callable[[Span | KvSample], None] | None = None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.settings = settings
+        self._limits = (settings.max_response_tokens, settings.max_turns)
         self.balancer = Balancer(rule, risk=settings.risk)
         self.names = [f"replica-{index:02d}" for index in range(settings.replicas)]
         self._index = {name: index for index, name in enumerate(self.names)}
         self.engines = [ModelledEngine(settings.cost, settings.shape) for _ in self.names]
-        self._on_span, self._on_kv, self._clock = on_span, on_kv, clock
+        self._watch, self._clock = watch, clock
         self._history = history
         self._lives: dict[str, _Life] = {}
         self._moving: set[str] = set()
@@ -165,11 +166,11 @@ class Twin:
                 max_running=in_flight_limit(shape.max_running),
                 block_tokens=shape.block_tokens,
             )
-        limits = (self.settings.max_response_tokens, self.settings.max_turns)
         if self._history:
-            past = [cut(rollout, *limits) for rollout in self._history]
+            past = [cut(rollout, *self._limits) for rollout in self._history]
             self.balancer.remember(
-                *limits, [(r.group, float(r.response_tokens), r.response_tokens >= limits[0]) for r in past]
+                *self._limits,
+                [(r.group, float(r.response_tokens), stop_reason(r, *self._limits).truncated) for r in past],
             )
         self.balancer.submit([life.load for life in self._lives.values()])
         self._decide(0.0)
@@ -206,8 +207,8 @@ class Twin:
         """A turn boundary, the tool's answer known: the rollout's next turn reaches its engine, or it leaves."""
         life = self._lives[rollout_id]
         fresh = life.turn > life.load.turn  # not told yet: it comes from its tool, not from an admission
-        if fresh and self._on_span:
-            self._on_span(Span(self.names[life.home], rollout_id, Activity.TOOL, life.since_s, now_s))
+        if fresh and self._watch:
+            self._watch(Span(self.names[life.home], rollout_id, Activity.TOOL, life.since_s, now_s))
         life.since_s = now_s
         if rollout_id in self._moving:
             self._hand_back(now_s, life)
@@ -260,7 +261,6 @@ class Twin:
                 self._push(self._tool_end(now_s, life), -1, 0, request.key)
                 continue
             ended += 1
-            response = life.context - life.load.prompt_tokens
             self.balancer.finished(
                 name,
                 Finished(
@@ -268,7 +268,7 @@ class Twin:
                     context_tokens=life.context,
                     generated_tokens=life.generated,
                     turn=life.turn,
-                    truncated=response >= self.settings.max_response_tokens or life.turn >= self.settings.max_turns,
+                    truncated=stop_reason(life.rollout, *self._limits).truncated,
                 ),
             )
         load = ReplicaLoad(
@@ -280,18 +280,18 @@ class Twin:
         )
         reason = self.balancer.replica_report(name, load)
         assert reason is None, reason
-        if self._on_kv:
-            self._on_kv(KvSample(name, now_s, engine.kv_used_tokens))
+        if self._watch:
+            self._watch(KvSample(name, now_s, engine.kv_used_tokens))
         self._decide(now_s)
         return ended
 
     def _record(self, life: _Life, request: Request, name: str, now_s: float) -> None:
         if life.first_s < 0:
             life.first_s = request.admitted_s
-        if self._on_span:
+        if self._watch:
             if request.admitted_s > life.since_s:
-                self._on_span(Span(name, request.key, Activity.QUEUED, life.since_s, request.admitted_s))
-            self._on_span(Span(name, request.key, Activity.GENERATE, request.admitted_s, now_s))
+                self._watch(Span(name, request.key, Activity.QUEUED, life.since_s, request.admitted_s))
+            self._watch(Span(name, request.key, Activity.GENERATE, request.admitted_s, now_s))
         life.since_s = now_s
 
     def _tool_end(self, now_s: float, life: _Life) -> float:

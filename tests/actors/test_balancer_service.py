@@ -24,7 +24,7 @@ async def granted(service: BalancerService, replica: str, ack: int = 0, wait_s: 
 
 async def test_a_payload_comes_out_with_its_grant():
     service = BalancerService()
-    await service.register("r0", 1000, 8)
+    await service.register("r0", 1000, 8, 16)
     await service.submit([(load("a"), {"seed": 7})])
     grants = await service.next_grants("r0", 0, 1.0)
     assert [(grant.load.rollout_id, grant.payload) for grant in grants.admissions] == [("a", {"seed": 7})]
@@ -32,7 +32,7 @@ async def test_a_payload_comes_out_with_its_grant():
 
 async def test_grants_are_delivered_again_until_acknowledged():
     service = BalancerService()
-    await service.register("r0", 1000, 8)
+    await service.register("r0", 1000, 8, 16)
     await service.submit([(load("a"), None)])
     number, first = await granted(service, "r0")
     assert (await granted(service, "r0"))[1] == first == ["a"]
@@ -41,7 +41,7 @@ async def test_grants_are_delivered_again_until_acknowledged():
 
 async def test_a_waiting_worker_is_woken_by_a_submission():
     service = BalancerService()
-    await service.register("r0", 1000, 8)
+    await service.register("r0", 1000, 8, 16)
     poll = asyncio.create_task(granted(service, "r0", wait_s=30.0))
     await asyncio.sleep(0.01)
     await service.submit([(load("a"), None)])
@@ -50,7 +50,7 @@ async def test_a_waiting_worker_is_woken_by_a_submission():
 
 async def test_a_rollout_is_granted_when_another_ends():
     service = BalancerService("worst_case")
-    await service.register("r0", 120, 8)
+    await service.register("r0", 120, 8, 16)
     await service.submit([(load("a"), None), (load("b"), None)])
     number, first = await granted(service, "r0")
     assert first == ["a"]
@@ -61,10 +61,10 @@ async def test_a_rollout_is_granted_when_another_ends():
 
 async def test_a_dead_replicas_rollouts_are_granted_elsewhere_with_their_payload():
     service = BalancerService()
-    await service.register("r0", 1000, 8)
+    await service.register("r0", 1000, 8, 16)
     await service.submit([(load("a"), "payload")])
     await granted(service, "r0")
-    await service.register("r1", 1000, 8)
+    await service.register("r1", 1000, 8, 16)
     turn = TurnReport(rollout_id="a", context_tokens=40, generated_tokens=30, turn=1)
     await service.report("r0", [turn], [])
     assert await service.replica_lost("r0") == ["a"]
@@ -75,11 +75,11 @@ async def test_a_dead_replicas_rollouts_are_granted_elsewhere_with_their_payload
 
 async def test_handed_back_rollouts_go_on_from_their_new_payload():
     service = BalancerService()
-    await service.register("r0", 1000, 8)
+    await service.register("r0", 1000, 8, 16)
     await service.submit([(load("a"), "fresh")])
     await granted(service, "r0")
     await service.set_serving("r0", False)
-    await service.register("r1", 1000, 8)
+    await service.register("r1", 1000, 8, 16)
     later = RolloutLoad(
         rollout_id="a", group_id="g", prompt_tokens=10, max_response_tokens=90, max_turns=4, context_tokens=50,
         generated_tokens=30, turn=2,
@@ -91,12 +91,12 @@ async def test_handed_back_rollouts_go_on_from_their_new_payload():
 
 async def test_a_result_from_a_replica_that_lost_the_rollout_is_stale():
     service = BalancerService()
-    await service.register("r0", 1000, 8)
+    await service.register("r0", 1000, 8, 16)
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
     await service.replica_lost("r0")
-    await service.register("r0", 1000, 8)
-    await service.register("r1", 1000, 8)
+    await service.register("r0", 1000, 8, 16)
+    await service.register("r1", 1000, 8, 16)
     snapshot = await service.snapshot()
     assert snapshot.finished == 0
     holder = "r0" if (await granted(service, "r0", wait_s=0.05))[1] else "r1"
@@ -111,26 +111,26 @@ async def test_a_reborn_balancer_is_rebuilt_from_what_is_resident():
     service = BalancerService(settle_s=0.05)
     with pytest.raises(UnknownReplica):
         await service.report("r0", [], [])
-    await service.register("r0", 1000, 8, resident=[load("a")])
+    await service.register("r0", 1000, 8, 16, resident=[load("a")])
     await service.submit([(load("a"), "again"), (load("b"), None)])
     assert (await granted(service, "r0"))[1] == ["b"]
     await service.replica_lost("r0")
-    await service.register("r1", 1000, 8)
+    await service.register("r1", 1000, 8, 16)
     assert sorted((await granted(service, "r1"))[1]) == ["a", "b"]
 
 
 async def test_a_late_return_of_a_rollout_that_runs_elsewhere_is_stopped():
     service = BalancerService()
-    await service.register("r0", 1000, 8)
+    await service.register("r0", 1000, 8, 16)
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
-    reply = await service.register("r1", 1000, 8, resident=[load("a")])
+    reply = await service.register("r1", 1000, 8, 16, resident=[load("a")])
     assert reply.cancels == ("a",)
 
 
 async def test_a_cancelled_rollout_is_stopped_where_it_runs():
     service = BalancerService()
-    await service.register("r0", 1000, 8)
+    await service.register("r0", 1000, 8, 16)
     await service.submit([(load("a"), None)])
     number, _ = await granted(service, "r0")
     await service.cancel(["a"])
@@ -140,7 +140,7 @@ async def test_a_cancelled_rollout_is_stopped_where_it_runs():
 
 async def test_what_can_never_fit_is_refused_with_the_numbers():
     service = BalancerService()
-    await service.register("r0", 100, 8)
+    await service.register("r0", 100, 8, 16)
     with pytest.raises(NeverFits, match=r"needs at least 101 KV tokens.*holds 100"):
         await service.submit([(load("a", prompt=100), None)])
 
@@ -152,8 +152,8 @@ async def test_a_submission_without_any_replica_ends_at_its_deadline():
 
 async def test_a_replica_that_reports_nonsense_gets_no_more_work():
     service = BalancerService()
-    await service.register("r0", 1000, 8)
-    await service.register("r1", 1000, 8)
+    await service.register("r0", 1000, 8, 16)
+    await service.register("r1", 1000, 8, 16)
     await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=1001))
     await service.submit([(load(f"x{i}"), None) for i in range(4)])
     assert len((await granted(service, "r1"))[1]) == 4
@@ -163,7 +163,7 @@ async def test_a_replica_that_reports_nonsense_gets_no_more_work():
 
 async def test_a_drain_ends_when_the_last_rollout_does():
     service = BalancerService()
-    await service.register("r0", 1000, 8)
+    await service.register("r0", 1000, 8, 16)
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
     drain = asyncio.create_task(service.drain(5.0))
@@ -172,4 +172,58 @@ async def test_a_drain_ends_when_the_last_rollout_does():
         await service.submit([(load("b"), None)])
     await service.report("r0", [], [end("a")])
     assert await drain is True
-    assert (await service.wait_times()).p50_s < 1.0
+    assert (await service.step_figures()).wait_p99_s < 1.0
+
+
+async def test_a_replica_that_is_set_aside_is_shown_once_with_its_reason():
+    service = BalancerService()
+    await service.register("r0", 1000, 8, 16)
+    await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=1001))
+    await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=1001))
+    (line,) = (await service.sign()).lines
+    assert "r0 is set aside" in line and "reports 1001 KV tokens in use of 1000" in line
+    assert (await service.sign()).lines == ()
+    assert (await service.step_figures()).set_aside == ("r0: reports 1001 KV tokens in use of 1000",)
+
+
+async def test_books_that_do_not_close_are_named_when_the_balancer_is_idle():
+    service = BalancerService("worst_case")
+    await service.register("r0", 1000, 8, 16)
+    await service.submit([(load("a"), None)])
+    await granted(service, "r0")
+    service._balancer._books.replica("r0").reserved_tokens += 7  # a fault of ours
+    await service.report("r0", [], [end("a")])
+    (line,) = (await service.sign()).lines
+    assert "r0 is left with 7 reserved tokens" in line
+    assert (await service.step_figures()).faults == ("r0 is left with 7 reserved tokens",)
+
+
+async def test_books_that_close_are_not_mentioned():
+    service = BalancerService()
+    await service.register("r0", 1000, 8, 16)
+    await service.submit([(load("a"), None), (load("b"), None)])
+    await granted(service, "r0")
+    await service.cancel(["b"])
+    await service.report("r0", [], [end("a")])
+    assert (await service.sign()).lines == ()
+
+
+async def test_the_figures_of_a_step_tell_what_was_done_since_the_last_one():
+    now = [100.0]
+    service = BalancerService("worst_case", clock=lambda: now[0])
+    await service.register("r0", 112, 8, 16)
+    await service.submit([(load("a"), None), (load("b"), None)])
+    await granted(service, "r0")
+    now[0] += 2.0
+    await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=56, preemptions=3))
+    now[0] += 2.0
+    await service.report("r0", [], [end("a")], ReplicaLoad(kv_used_tokens=28, preemptions=3))
+    await service.report("r0", [], [end("b")])
+    step = await service.step_figures()
+    assert (step.rule, step.waiting_most, step.in_flight_most) == ("worst_case", 1, 1)
+    assert (step.kv_used_share_most, step.kv_used_share) == (0.5, 0.375)
+    assert step.kv_reserved_share == step.kv_reserved_share_most == 1.0
+    assert (step.preemptions, step.moves, step.recomputed_tokens) == (3, 0, 30)
+    assert (step.wait_p50_s, step.wait_p99_s) == (4.0, 4.0)
+    after = await service.step_figures()
+    assert (after.preemptions, after.recomputed_tokens, after.waiting_most, after.wait_p99_s) == (0, 0, 0, 0.0)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from actors.generation.worker import GenerationWorker
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import EngineError
 from rstar_ray.rollouts import DroppedRollout
-from rstar_ray.trajectory import Completion, Problem, RolloutRequest, Sampling, TrajectorySummary
+from rstar_ray.trajectory import Completion, Problem, RolloutLimits, RolloutRequest, Sampling, TrajectorySummary
 from scheduler.picture import Activity
 from tests.fakes import (
     AddingSandbox,
@@ -24,6 +24,9 @@ from tests.fakes import (
     SkilledPolicy,
     UnreliableSandbox,
     adding_problems,
+    answer,
+    as_completion,
+    call,
     request,
     same_text,
 )
@@ -171,6 +174,60 @@ async def test_a_rollout_that_is_moved_goes_on_on_another_replica_from_its_last_
     assert "r0" not in first._playing
     await first.close()
     await second.close()
+
+
+@dataclass
+class Talker(SkilledPolicy):
+    """Calls the tool in `turns` turns of a second step, then answers; in the first step it writes much and ends."""
+
+    turns: int = 1
+
+    async def __call__(
+        self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
+    ) -> Completion:
+        await asyncio.sleep(0.001)
+        rollout, turn = request_id.rsplit("/turn-", 1)
+        if rollout.startswith("first"):
+            return as_completion(800 * " " + answer("3"), max_tokens)
+        return as_completion(call("1+2") if int(turn) < self.turns else answer("3"), max_tokens)
+
+
+async def test_the_balancers_own_move_takes_a_rollout_from_a_full_worker_to_an_idle_one():
+    balancer = BalancerService()
+    workers = [worker(balancer, f"generation/{n}", engine=FakeEngine(Talker(turns=7 * n + 1))) for n in range(2)]
+    for one in workers:
+        await one.start()
+        await one.serve()
+    problems = adding_problems(300)
+    limits = RolloutLimits(max_response_tokens=2_000, max_turns=10, max_context_tokens=4_000)
+
+    async def play(step: str, count: int) -> dict[str, TrajectorySummary]:
+        wanted = [replace(request(problems[n], rollout_id=f"{step}-{n}"), limits=limits) for n in range(count)]
+        found: dict[str, TrajectorySummary] = {}
+        await submit(balancer, wanted)
+
+        async def read(one: GenerationWorker) -> None:
+            while len(found) < count:
+                delivery, _ = await one.take_finished(0.05)
+                assert not delivery.dropped
+                for finished in delivery.finished:
+                    assert finished.summary.rollout_id not in found, "delivered twice"
+                    found[finished.summary.rollout_id] = finished.summary
+
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(read(one) for one in workers))
+        return found
+
+    await play("first", 300)  # moves may cost a small share of what was generated before
+    assert await balancer.drain(10.0)
+    await balancer.resume()
+    await balancer.step_figures()
+    assert len(await play("second", 16)) == 16
+    assert await balancer.drain(10.0)
+    assert (await balancer.step_figures()).moves >= 1
+    assert (await balancer.sign()).lines == (), "the books close"
+    for one in workers:
+        await one.close()
 
 
 async def test_a_dead_engine_hands_its_rollouts_back_before_the_worker_ends():

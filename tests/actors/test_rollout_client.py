@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from actors.balancer import Sign
 from actors.generation import rollout_client
 from actors.generation.delivery import Delivery, FinishedAt
 from actors.generation.rollout_client import RolloutClient
@@ -25,16 +26,17 @@ class ForgetfulBalancer:
     """Comes back empty, under a new epoch, once it has been asked a few times."""
 
     def __init__(self) -> None:
-        self.pings = 0
+        self.signs = 0
         self.submitted: list[list[str]] = []
         self.payloads: list[RolloutState] = []
         self.came_in = asyncio.Event()
-        self.ping = Remote(self._ping)
+        self.sign = Remote(self._sign)
         self.submit = Remote(self._submit)
 
-    async def _ping(self) -> str:
-        self.pings += 1
-        return "first" if self.pings < 3 else "second"
+    async def _sign(self) -> Sign:
+        self.signs += 1
+        lines = ("r0 is set aside",) if self.signs == 2 else ()
+        return Sign(epoch="first" if self.signs < 3 else "second", lines=lines)
 
     async def _submit(self, items: list[tuple[Any, Any]]) -> None:
         self.submitted.append([load.rollout_id for load, _ in items])
@@ -49,7 +51,8 @@ class ForgetfulBalancer:
 async def test_what_waited_in_a_balancer_that_died_is_handed_in_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rollout_client, "BALANCER_PING_S", 0.01)
     balancer = ForgetfulBalancer()
-    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None)
+    shown: list[str] = []
+    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None, show=shown.append)
     requests = [request(problem, rollout_id=f"r{i}") for i, problem in enumerate(adding_problems(3))]
 
     async def collect() -> None:
@@ -59,10 +62,11 @@ async def test_what_waited_in_a_balancer_that_died_is_handed_in_again(monkeypatc
     running = asyncio.create_task(collect())
     for _ in range(2):
         await balancer.next_submission()
-    pings = balancer.pings
-    while balancer.pings < pings + 3:  # and it is asked for a sign again and again
+    signs = balancer.signs
+    while balancer.signs < signs + 3:  # and it is asked for a sign again and again
         await asyncio.sleep(0)
     assert balancer.submitted == [["r0", "r1", "r2"]] * 2  # once more, and only once
+    assert shown == ["r0 is set aside"]
     running.cancel()
     await client.close()
 

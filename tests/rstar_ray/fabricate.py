@@ -13,7 +13,7 @@ from rstar_ray.algorithm.update import UpdateFigures
 from rstar_ray.evaluation.figures import evaluate
 from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.durable import append_row, to_row, write_json, write_text
-from rstar_ray.run_dir.metrics import SftMetrics, StepMetrics, StepTimings, step_metrics
+from rstar_ray.run_dir.metrics import PlacementFigures, SftMetrics, StepMetrics, StepTimings, step_metrics
 from rstar_ray.run_dir.trajectory_log import write_trajectories
 from rstar_ray.trajectory import Problem, StopReason, ToolResult, Trajectory, TrajectorySummary, Turn
 
@@ -179,7 +179,7 @@ def _draw(rng: random.Random, group: str, sibling: int, solved: float, errors: f
 def _step(rng: random.Random, stage: str, step: int, solved: float, errors: float) -> StepMetrics:
     rollouts = [_draw(rng, f"g{group}", sibling, solved, errors) for group in range(16) for sibling in range(16)]
     wall_s = 5 + rng.random()
-    return step_metrics(
+    metrics = step_metrics(
         rollouts,
         stage=stage,
         step=step,
@@ -196,6 +196,23 @@ def _step(rng: random.Random, stage: str, step: int, solved: float, errors: floa
             lr=1e-4,
         ),
     )
+    set_aside = ("generation/1: reports 5 KV tokens in use of 4",) if step > 1 else ()
+    placed = PlacementFigures(
+        rule="expected_kv",
+        waiting_most=40,
+        in_flight_most=24,
+        kv_used_share=0.5,
+        kv_used_share_most=0.8,
+        kv_reserved_share=0.75,
+        kv_reserved_share_most=0.97,
+        preemptions=1,
+        moves=2,
+        recomputed_tokens=50,
+        wait_p50_s=0.5,
+        wait_p99_s=2.5,
+        set_aside=set_aside,
+    )
+    return replace(metrics, balancer=placed)
 
 
 def _append_evaluation(path: Path, rng: random.Random, stage: str, step: int, *, solved: float, errors: float) -> None:

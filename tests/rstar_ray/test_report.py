@@ -18,6 +18,7 @@ from rstar_ray.report.findings import (
     headline,
     percent,
     phase_times,
+    placement_rows,
 )
 from rstar_ray.report.markdown import fenced, markdown_report
 from rstar_ray.report.page import html_report
@@ -50,6 +51,17 @@ def test_a_report_is_made_from_the_directory_alone(run_path: Path):
     assert figures["changes"]["heldout_pass_at_1"]["after"] > 0.85
     assert [row["stage"] for row in figures["evaluations"]["held-out"]] == ["sft", "stage1", "stage2", "stage3"]
     assert figures["stages"][1] == {"stage": "stage2", "first_rl_step": 31, "last_rl_step": 50}
+
+
+def test_the_report_tells_where_rollouts_ran_and_what_was_set_aside(run_path: Path):
+    write_report(run_path)
+    markdown, page = ((run_path / name).read_text() for name in ("report.md", "report.html"))
+    for shown in (markdown, page):
+        assert "Where rollouts ran" in shown and "expected_kv" in shown
+        assert "Set aside: generation/1: reports 5 KV tokens in use of 4 (Stage 1, step 2)" in shown
+    row = placement_rows(read_run(run_path))[0]
+    assert row[1:8] == ["expected_kv", "40", "24", "50 %", "75 %", "30", "60"]
+    assert row[-1] == "2.5 s"
 
 
 def test_stages_follow_each_other_on_one_axis(run_path: Path):

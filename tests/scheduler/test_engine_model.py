@@ -2,7 +2,8 @@
 
 import pytest
 
-from scheduler.twin.engine_model import EngineCost, EngineShape, ModelledEngine, Request
+from scheduler.twin.engine_model import EngineCost, EngineShape, ModelledEngine
+from scheduler.twin.paged_cache import Request
 
 COST = EngineCost(fixed_s=1.0, per_sequence_s=0.1, per_context_s=0.001, per_prefill_s=0.01)
 
@@ -31,7 +32,7 @@ def test_one_request_takes_its_prefill_and_a_step_for_every_further_token():
     for context in range(101, 105):
         expected += 1.0 + 0.1 + context * 0.001
     assert run(model) == [("a", pytest.approx(expected))]
-    assert model.used == 0 and not model.running
+    assert model.used_blocks == 0 and not model.running
 
 
 def test_many_steps_at_once_equal_single_steps():
@@ -69,7 +70,7 @@ def test_a_full_cache_preempts_the_latest_and_computes_it_again():
     assert [key for key, _ in run(model)] == ["a", "b"]
     assert model.preemptions == 1
     assert model.recomputed_tokens >= 96
-    assert model.used == 0
+    assert model.used_blocks == 0
 
 
 def test_siblings_share_their_prompts_blocks():
@@ -79,7 +80,7 @@ def test_siblings_share_their_prompts_blocks():
         together.submit(0.0, request(key, 160, 10, group="g"))
     for model in (apart, together):
         model.advance(model.next_event_s)
-    assert apart.used - together.used == 10
+    assert apart.used_blocks - together.used_blocks == 10
     assert apart.prefilled_tokens > together.prefilled_tokens
 
 
@@ -102,7 +103,7 @@ def test_blocks_in_use_are_never_more_than_there_are():
     done = 0
     while model.next_event_s != float("inf"):
         done += len(model.advance(model.next_event_s))
-        assert 0 <= model.used <= model.capacity
-        assert model.used + model._cached_blocks <= model.capacity
+        assert 0 <= model.used_blocks <= model.capacity
+        assert model.used_blocks + model._cache._cached_blocks <= model.capacity
     assert done == 12
-    assert model.used == 0 and model._decoding == 0 and model._context == 0 and not any(model._phase)
+    assert model.used_blocks == 0 and model._decoding == 0 and model._context == 0 and not any(model._phase)

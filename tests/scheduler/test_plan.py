@@ -14,7 +14,7 @@ def colocated(*, gpus: int = 64, memory_gb: float = 192.0, tensor_parallel: int 
     return plan_pools(
         QWEN3_14B,
         Gpu(memory_gb=memory_gb),
-        STAGES["stage1"],
+        stage=STAGES["stage1"],
         engine_gpus=gpus,
         learner_gpus=gpus,
         colocated=True,
@@ -89,7 +89,7 @@ def test_an_option_without_a_meaning_is_named(wrong: dict[str, float]):
 
 def test_engines_of_separated_pools_are_whole():
     best = best_separated(
-        QWEN3_14B, Gpu(), STAGES["stage1"], gpus=12, tensor_parallel=2, micro_batch_tokens=20_480, rollouts=3_072
+        QWEN3_14B, Gpu(), stage=STAGES["stage1"], gpus=12, tensor_parallel=2, micro_batch_tokens=20_480, rollouts=3_072
     )
     assert best is not None and best.engine_gpus % 2 == 0
 
@@ -102,7 +102,7 @@ def test_more_gpus_shorten_both_phases():
 
 def test_pools_are_split_where_the_slower_phase_is_shortest():
     best = best_separated(
-        QWEN3_14B, Gpu(), STAGES["stage1"], gpus=16, tensor_parallel=1, micro_batch_tokens=20_480, rollouts=4_096
+        QWEN3_14B, Gpu(), stage=STAGES["stage1"], gpus=16, tensor_parallel=1, micro_batch_tokens=20_480, rollouts=4_096
     )
     assert best is not None and not best.problems
     assert best.engine_gpus + best.learner_gpus == 16

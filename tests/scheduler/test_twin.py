@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rstar_ray.trajectory import StopReason
 from scheduler.balancer import RULES
 from scheduler.picture import Activity, KvSample, Span, draw_step, rows_of
 from scheduler.traces.command_line import main as write_synthetic
-from scheduler.traces.record import TraceRollout, TraceTurn, cut, read_trace, write_trace
+from scheduler.traces.kinds import NAMES, draw, family, kind_named
+from scheduler.traces.record import TraceRollout, TraceTurn, cut, read_trace, stop_reason, write_trace
 from scheduler.traces.stages import STAGES, synthetic
 from scheduler.twin.bound import lower_bound
 from scheduler.twin.clairvoyant import clairvoyant_step
@@ -116,9 +119,10 @@ def test_more_replicas_or_more_kv_never_raise_the_bound():
 
 
 def test_spans_of_a_step_cover_generation_and_tools(tmp_path: Path):
-    spans: list[Span] = []
-    samples: list[KvSample] = []
-    Twin(ROLLOUTS[:32], "expected_kv", settings(60_000), on_span=spans.append, on_kv=samples.append).run()
+    seen: list[Span | KvSample] = []
+    Twin(ROLLOUTS[:32], "expected_kv", settings(60_000), watch=seen.append).run()
+    spans = [one for one in seen if isinstance(one, Span)]
+    samples = [one for one in seen if isinstance(one, KvSample)]
     assert {span.activity for span in spans} >= {Activity.GENERATE, Activity.TOOL}
     assert all(span.start_s <= span.end_s for span in spans)
     draw_step(tmp_path / "step.png", spans, samples, kv_capacity_tokens=60_000, title="a step, simulated")
@@ -211,6 +215,57 @@ def test_a_trace_that_cannot_be_made_is_refused_in_one_line_and_nothing_is_writt
     (line,) = capsys.readouterr().err.splitlines()
     assert named in line
     assert not list(tmp_path.iterdir())
+
+
+def test_siblings_with_different_prompts_are_refused_with_file_and_row(tmp_path: Path):
+    odd = [TraceRollout("g", 10, (TraceTurn(5),)), TraceRollout("h", 20, (TraceTurn(5),))]
+    odd.append(TraceRollout("g", 30, (TraceTurn(5),)))
+    write_trace(tmp_path / "odd.jsonl", odd)
+    with pytest.raises(ValueError, match=r"odd\.jsonl:3: 'prompt_tokens' is 30, but group 'g' has a prompt of 10"):
+        read_trace(tmp_path / "odd.jsonl")
+    with pytest.raises(ValueError, match="group 'g' has a prompt of 10"):
+        Twin(odd, "expected_kv", settings(60_000))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "family"])
+def test_every_kind_of_trace_is_drawn_again_alike_and_stays_within_its_limits(name: str):
+    kind = kind_named(name)
+    rollouts = draw(kind, groups=6, siblings=4, seed=3)
+    assert rollouts == draw(kind, groups=6, siblings=4, seed=3) != draw(kind, groups=6, siblings=4, seed=4)
+    assert rollouts != draw(kind, groups=6, siblings=4, seed=3, earlier=True)
+    assert [rollout.group for rollout in rollouts] == [f"g{number // 4}" for number in range(24)]
+    assert all(0 < rollout.response_tokens <= kind.max_response_tokens for rollout in rollouts)
+    assert all(len(rollout.turns) <= kind.max_turns for rollout in rollouts)
+    Twin(rollouts[:4], "least_requests", settings(60_000))  # siblings share a prompt
+
+
+def test_kinds_have_the_shapes_they_are_named_for():
+    def lengths(name: str, *, earlier: bool = False) -> np.ndarray:
+        drawn = draw(kind_named(name), groups=64, siblings=8, seed=0, earlier=earlier)
+        return np.array([rollout.response_tokens for rollout in drawn])
+
+    bimodal = lengths("bimodal")
+    assert not ((bimodal > 1_600) & (bimodal < 7_500)).any() and 0.15 < (bimodal > 7_500).mean() < 0.35
+    assert np.median(lengths("heavy_tail")) < 0.6 * lengths("heavy_tail").mean()
+    by_group = lengths("hard_last").reshape(64, 8).mean(axis=1)
+    assert by_group[-16:].mean() > 3.0 * by_group[:16].mean()
+    assert lengths("longer").mean() > 1.4 * lengths("longer", earlier=True).mean()
+    assert lengths("briefer").mean() < 0.8 * lengths("briefer", earlier=True).mean()
+    prompts = [rollout.prompt_tokens for rollout in draw(kind_named("long_prompts"), groups=64, siblings=1)]
+    assert min(prompts) < 300 and max(prompts) > 10_000
+    slow = [turn.tool_seconds for rollout in draw(kind_named("slow_tools"), groups=64) for turn in rollout.turns[:-1]]
+    assert 0.8 < np.mean(slow) < 1.4
+    assert family(1).summary != family(2).summary and family(1).summary == family(1).summary
+
+
+def test_a_trace_ends_as_the_agent_loop_would_end_it():
+    answered = TraceRollout("g", 10, (TraceTurn(50, 30), TraceTurn(10)))
+    assert stop_reason(answered, 100, 10) is StopReason.ANSWERED
+    assert stop_reason(answered, 90, 10) is StopReason.TRUNCATED
+    assert stop_reason(answered, 100, 2) is StopReason.MAX_TURNS
+    assert stop_reason(cut(answered, 70, 10), 70, 10) is StopReason.TRUNCATED  # the tool's text would have overflowed
+    assert stop_reason(answered, 91, 10) is StopReason.ANSWERED
+    assert [reason for reason in StopReason if reason.truncated] == [StopReason.TRUNCATED]
 
 
 def test_the_agent_loops_limits_cut_a_rollout():
