@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorUnavailableError
 
+from actors.balancer import Sign
 from actors.generation.delivery import Delivery
 from actors.generation.engine import EngineFacts
 from actors.generation.replicas import MAX_RESTARTS, Replicas
@@ -75,11 +76,11 @@ class Balancer:
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.changed = asyncio.Event()
-        self.ping, self.submit = Method(self._ping), Method(self._submit)
+        self.sign, self.submit = Method(self._sign), Method(self._submit)
         self.replica_lost, self.set_policy_version = Method(self._tell), Method(self._tell)
 
-    async def _ping(self) -> str:
-        return "epoch"
+    async def _sign(self) -> Sign:
+        return Sign(epoch="epoch")
 
     async def _submit(self, items: Any) -> None:
         await self._tell(len(items))
