@@ -61,3 +61,14 @@ def cage_spec(level: IsolationLevel) -> CageSpec:
         first_uid=FIRST_UID,
         max_threads=MAX_THREADS,
     )
+
+
+def mend(level: IsolationLevel) -> str:
+    """What to do on a machine that refuses `level`."""
+    if level is IsolationLevel.NAMESPACES:
+        return (
+            "Allow user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns; "
+            "in a container: a seccomp profile that permits unshare), or accept landlock (--sandbox.level landlock; in "
+            "`python -m sandbox`, --allow-landlock)."
+        )
+    return "Use Linux 5.15 or newer with Landlock and seccomp, and an interpreter that other users may read."

@@ -273,6 +273,11 @@ class CellHandle:
         if sent < len(message):
             raise BlockingIOError("the cell does not read")
 
+    def ping(self) -> None:
+        """Ask whether it lives."""
+        self.pinged = True
+        self.say(wire.PING)
+
     def say(self, kind: int) -> None:
         """Send PING or CANCEL."""
         with contextlib.suppress(OSError):

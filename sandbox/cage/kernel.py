@@ -111,15 +111,6 @@ def empty_bounding_set() -> None:
             break
 
 
-def effective_capabilities() -> int:
-    """The bit set of this process's effective capabilities."""
-    with open("/proc/self/status", encoding="ascii") as status:  # noqa: PTH123
-        for line in status:
-            if line.startswith("CapEff:"):
-                return int(line.split()[1], 16)
-    return 0
-
-
 _MADV_COLLAPSE = 25
 _HUGE_PAGE = 2 << 20
 

@@ -166,7 +166,7 @@ def _run_program(code: bytes, call: wire.Call, shared: mmap.mmap, warmth: Warmth
     sys.excepthook = report
     status = 0
     try:
-        source = code.decode("utf-8", "surrogatepass")
+        source = code.decode("utf-8", "surrogatepass").removeprefix("\ufeff")  # an editor's mark, as in a file
         LINES.source = source
         body, last = _compile(source)
         names = main.__dict__

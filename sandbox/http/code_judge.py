@@ -16,6 +16,7 @@ from sandbox.request import ExecutionRequest, ExecutionResult
 MAX_BATCH = 50_000
 COMPARED_CHARS = MIB  # of stdout, against an expected output
 SHOWN_CHARS = 1000  # of stdout and stderr in an answer
+TIMED_OUT = "Suicide from timeout.\n"  # Code Judge's own words behind what the program printed; clients look for them
 
 INVALID_INPUT, QUEUE_TIMEOUT, WORKER_TIMEOUT, INTERNAL_ERROR = (
     "invalid_input",
@@ -90,9 +91,12 @@ def write_answer(submission: Submission, result: ExecutionResult) -> dict[str, A
     success = run_success
     if submission.expected_output is not None:
         success = run_success and result.stdout.strip() == submission.expected_output.strip()
-    reason = ""
+    reason, stdout = "", result.stdout
+    if submission.expected_output is not None:  # more was kept, to compare
+        stdout = cut_text(stdout, SHOWN_CHARS, STDOUT_HEAD_SHARE)[0]
     if result.outcome is Outcome.TIMEOUT:
         reason = WORKER_TIMEOUT
+        stdout += TIMED_OUT
     elif result.outcome is Outcome.INVALID:
         reason = INVALID_INPUT
     return _answer(
@@ -100,9 +104,7 @@ def write_answer(submission: Submission, result: ExecutionResult) -> dict[str, A
         success=success,
         run_success=run_success,
         cost=result.wall_s,
-        stdout=cut_text(result.stdout, SHOWN_CHARS, STDOUT_HEAD_SHARE)[0]
-        if submission.expected_output is not None
-        else result.stdout,
+        stdout=stdout,
         stderr=result.stderr or _note(result),
         reason=reason,
     )

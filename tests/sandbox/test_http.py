@@ -1,6 +1,7 @@
 """The HTTP face: Code Judge's interface, our own route, and clients that send nonsense."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -58,6 +59,20 @@ async def test_a_long_output_is_compared_whole_and_shown_cut(http: aiohttp.Clien
 async def test_a_failing_program_says_why(http: aiohttp.ClientSession, url: str):
     _, answer = await post(http, f"{url}/run", python("1/0"))
     assert not answer["success"] and answer["stderr"].endswith("division by zero\n") and answer["reason"] == ""
+
+
+async def test_a_time_out_reads_as_in_code_judge(http: aiohttp.ClientSession, url: str):
+    endless = python("print('so far', end='', flush=True)\nwhile True: pass", input="a", expected_output="a")
+    _, answer = await post(http, f"{url}/run", endless)
+    assert (answer["success"], answer["run_success"], answer["reason"]) == (False, False, "worker_timeout")
+    assert answer["stdout"] == "so farSuicide from timeout.\n"
+    assert set((await post(http, f"{url}/judge", endless))[1]) == FIELDS - {"stdout", "stderr"}
+
+
+async def test_a_body_may_begin_with_a_byte_order_mark(http: aiohttp.ClientSession, url: str):
+    body = b"\xef\xbb\xbf" + json.dumps(python("\ufeffprint(3)")).encode()
+    async with http.post(f"{url}/run", data=body, headers={"Content-Type": "application/json"}) as answer:
+        assert (await answer.json())["stdout"] == "3\n"
 
 
 async def test_batches_answer_every_entry_in_order_bad_ones_too(http: aiohttp.ClientSession, url: str):

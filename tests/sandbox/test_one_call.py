@@ -24,6 +24,14 @@ async def test_a_program_shows_what_it_prints(pool: SandboxPool):
     assert tool_text(result) == "2"
 
 
+async def test_a_byte_order_mark_before_a_program_is_no_part_of_it(pool: SandboxPool):
+    assert tool_text(await run(pool, "\ufeffprint(1 + 1)")) == "2"
+    assert tool_text(await run(pool, "\ufeffx = 6\nx * 7")) == "42"
+    failed = await run(pool, "\ufeff1 / 0")
+    assert "\n    1 / 0\n    ~~^~~\n" in failed.stderr
+    assert (await run(pool, "x = '\ufeff'\nprint(len(x))")).stdout == "1\n"
+
+
 async def test_a_program_that_prints_nothing_shows_its_last_value(pool: SandboxPool):
     assert tool_text(await run(pool, "x = 6\nx * 7")) == "42"
     assert tool_text(await run(pool, "'a' + 'b'")) == "'ab'"

@@ -13,6 +13,7 @@ from rstar_ray.outcome import Outcome
 from sandbox.errors import SandboxClosed, SandboxFull, SandboxLate, SandboxLost
 from sandbox.limits import Limits
 from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.processes import CellHandle
 from sandbox.request import ExecutionRequest
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -43,6 +44,11 @@ def descendants(root: int) -> set[int]:
         below |= more
 
 
+def busy_cells(pool: SandboxPool) -> list[CellHandle]:
+    assert pool._crews is not None
+    return [cell for crew in pool._crews.everyone() for cell in crew.cells if cell.call]
+
+
 async def until(condition, seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -53,9 +59,9 @@ async def until(condition, seconds: float = 20.0) -> None:
 async def test_a_lost_cell_costs_a_second_run_and_nothing_else():
     async with SandboxPool(PoolConfig(slots=1, flavors=LEAN)) as pool:
         call = asyncio.ensure_future(pool.run(sleeping(1.0)))
-        await until(lambda: any(cell.call for kind in pool._flavors.values() for cell in kind.cells))
+        await until(lambda: busy_cells(pool))
         await asyncio.sleep(0.2)
-        busy = next(cell for kind in pool._flavors.values() for cell in kind.cells if cell.call)
+        busy = busy_cells(pool)[0]
         signal.pidfd_send_signal(busy.channel.pidfd, signal.SIGKILL)
         result = await call
         stats = pool.stats()
@@ -66,8 +72,8 @@ async def test_a_lost_cell_costs_a_second_run_and_nothing_else():
 async def test_a_wedged_cell_is_replaced_within_two_seconds_and_its_call_repeated():
     async with SandboxPool(PoolConfig(slots=1, flavors=LEAN)) as pool:
         call = asyncio.ensure_future(pool.run(sleeping(0.8)))
-        await until(lambda: any(cell.call for kind in pool._flavors.values() for cell in kind.cells))
-        busy = next(cell for kind in pool._flavors.values() for cell in kind.cells if cell.call)
+        await until(lambda: busy_cells(pool))
+        busy = busy_cells(pool)[0]
         signal.pidfd_send_signal(busy.channel.pidfd, signal.SIGSTOP)
         result = await asyncio.wait_for(call, 20)
         assert (result.stdout, pool.stats().retried) == ("slept\n", 1)
@@ -75,18 +81,18 @@ async def test_a_wedged_cell_is_replaced_within_two_seconds_and_its_call_repeate
 
 async def test_a_dead_server_is_started_again_and_its_cells_serve_on():
     async with SandboxPool(PoolConfig(slots=1, flavors=LEAN)) as pool:
-        server = pool._flavors["lean"].server
+        server = pool._crews["lean"].server
         assert server is not None
         os.kill(server.pid, signal.SIGKILL)
         assert (await pool.run(ExecutionRequest(code="print(1)"))).stdout == "1\n"
-        await until(lambda: pool.stats().servers_lost == 1 and pool._flavors["lean"].server not in (None, server))
+        await until(lambda: pool.stats().servers_lost == 1 and pool._crews["lean"].server not in (None, server))
 
 
 async def test_a_call_that_loses_every_cell_is_our_error_not_the_programs():
     async with SandboxPool(PoolConfig(slots=1, attempts=1, flavors=LEAN)) as pool:
         call = asyncio.ensure_future(pool.run(SLEEP))
-        await until(lambda: any(cell.call for kind in pool._flavors.values() for cell in kind.cells))
-        busy = next(cell for kind in pool._flavors.values() for cell in kind.cells if cell.call)
+        await until(lambda: busy_cells(pool))
+        busy = busy_cells(pool)[0]
         signal.pidfd_send_signal(busy.channel.pidfd, signal.SIGKILL)
         with pytest.raises(SandboxLost):
             await call

@@ -1,0 +1,71 @@
+"""One accepted call on its way, and what its cell is told."""
+
+import asyncio
+from dataclasses import dataclass
+
+from sandbox.cage import cpp_program, cut, flavors, wire
+from sandbox.isolation import IsolationLevel
+from sandbox.outcomes import kept_bytes
+from sandbox.processes import CellHandle
+from sandbox.request import MAX_CODE_CHARS, ExecutionRequest, ExecutionResult
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One accepted call on its way."""
+
+    request: ExecutionRequest
+    caller: str
+    number: int
+    answer: asyncio.Future[ExecutionResult]
+    accepted_at: float
+    started_at: float = 0.0  # 0.0: it waits
+    attempts: int = 0
+    cell: CellHandle | None = None
+
+
+def refusal(request: ExecutionRequest, level: IsolationLevel) -> str:
+    """Why a program cannot be run at all; empty where it can."""
+    if len(request.code) > MAX_CODE_CHARS:
+        return f"The source has {len(request.code)} characters; at most {MAX_CODE_CHARS} are run."
+    if request.language == "cpp" and level is not IsolationLevel.NAMESPACES:
+        return f"C++ needs processes, which level {level} cannot contain."
+    if request.language == "cpp" and cpp_program.compiler() is None:
+        return "g++ is not installed."
+    return ""
+
+
+def flavor_for(request: ExecutionRequest) -> str:
+    """The kind of warm server that suits a request best."""
+    if request.trusted:
+        return flavors.VERIFY
+    return flavors.choose(request.code) if request.language == "python" else flavors.LEAN
+
+
+def message_for(request: ExecutionRequest, number: int) -> tuple[wire.Call, bytes, bytes]:
+    """The header, the source and the input that a cell gets for call `number`."""
+    limits = request.limits
+    source = request.code
+    if request.language == "cpp":
+        source = cpp_program.wrap(source, cpp_program.compiler() or "g++")
+    code = source.encode("utf-8", "surrogatepass")
+    stdin = request.stdin if isinstance(request.stdin, bytes) else request.stdin.encode("utf-8", "surrogatepass")
+    out_head, out_tail = kept_bytes(limits.stdout_chars, cut.STDOUT_HEAD_SHARE)
+    err_head, err_tail = kept_bytes(limits.stderr_chars, cut.STDERR_HEAD_SHARE)
+    header = wire.Call(
+        kind=wire.CALL,
+        flags=wire.PROCESSES_ALLOWED if request.language == "cpp" else 0,
+        call_id=number,
+        wall_s=limits.wall_s,
+        cpu_s=limits.cpu_s,
+        memory_bytes=limits.memory_bytes + limits.interpreter_bytes,
+        output_bytes=limits.output_bytes,
+        seed=-1 if request.seed is None else request.seed,
+        code_bytes=len(code),
+        stdin_bytes=len(stdin),
+        out_head=out_head,
+        out_tail=out_tail,
+        err_head=err_head,
+        err_tail=err_tail,
+    )
+    return header, code, stdin

@@ -1,0 +1,48 @@
+"""When a process that says nothing is given up: the rules, without a clock or a process."""
+
+from enum import Enum
+
+TICK_S = 0.25
+SILENCE_S = 1.5  # a process that says nothing for so long, although asked, is wedged ...
+STARVING_S = 15.0  # ... unless it is ready to run and merely gets no core
+PING_AFTER_S = 0.5
+START_S = 60.0  # for a warm server to import everything on a busy machine
+CELL_START_S = 10.0
+
+
+class Verdict(Enum):
+    """What to do about a process."""
+
+    WELL = "nothing"
+    PING = "ask it whether it lives"
+    LOOK = "it is lost unless it waits for a core"
+    LOST = "end it"
+
+
+def overslept(since_last_tick_s: float) -> bool:
+    """True where the supervisor itself did not run: then nobody's silence counts."""
+    return since_last_tick_s > 4 * TICK_S
+
+
+def on_cell(silent_s: float, *, ready: bool, busy: bool, pinged: bool) -> Verdict:
+    """What the silence of a cell means; a busy one speaks of its own accord."""
+    if not ready:
+        return Verdict.LOST if silent_s > CELL_START_S else Verdict.WELL
+    if busy or pinged:
+        return _on_answer_due(silent_s)
+    return Verdict.PING if silent_s > PING_AFTER_S else Verdict.WELL
+
+
+def on_server(silent_s: float, *, ready: bool, pinged: bool) -> Verdict:
+    """What the silence of a warm server means; while it starts it imports, which takes its time."""
+    if not ready:
+        return Verdict.LOST if silent_s > START_S else Verdict.WELL
+    if pinged:
+        return _on_answer_due(silent_s)
+    return Verdict.PING if silent_s > PING_AFTER_S else Verdict.WELL
+
+
+def _on_answer_due(silent_s: float) -> Verdict:
+    if silent_s <= SILENCE_S:
+        return Verdict.WELL
+    return Verdict.LOST if silent_s > STARVING_S else Verdict.LOOK
