@@ -12,6 +12,7 @@ _REASONS = {
     wire.WALL_TIME: (Outcome.TIMEOUT, "ran for too long"),
     wire.OUTPUT: (Outcome.OUTPUT_LIMIT, "printed too much"),
     wire.STORAGE: (Outcome.OUT_OF_MEMORY, "left too many or too large files"),
+    wire.THREADS: (Outcome.OUT_OF_MEMORY, "started too many threads"),
 }
 
 

@@ -95,6 +95,7 @@ def _enter_namespaces(spec: CageSpec, uid: int, channel: socket.socket) -> dict[
         os._exit(0)
     answers.close()
     os.close(proc)
+    os.setsid()  # else signals to the process group, 0 to kill(2), reach the server and its other cells
     inside = uid if privileged else INSIDE_UID
     socket.sethostname("sandbox")
     facts: dict[str, Any] = {"user_namespace": not privileged, "proc": _build_root(spec, inside)}
@@ -157,7 +158,7 @@ def _build_root(spec: CageSpec, uid: int) -> bool:
         trees.append((path, tree))
     for name in _DEVICES:
         tree = kernel.clone_tree(f"/dev/{name}")
-        kernel.seal_tree(tree, read_only=False, devices=True)
+        kernel.seal_tree(tree, read_only=True, devices=True)  # they can be written to; their times and modes cannot
         trees.append((f"/dev/{name}", tree))
     stage = next(path for path in ("/tmp", "/run", "/mnt", "/var") if os.path.isdir(path))
     plain = kernel.MS_NOSUID | kernel.MS_NODEV
@@ -181,7 +182,7 @@ def _build_root(spec: CageSpec, uid: int) -> bool:
     if not os.path.exists(f"{stage}/tmp"):
         os.symlink(HOME, f"{stage}/tmp")
     options = f"mode=700,size={spec.scratch_bytes},nr_inodes={spec.scratch_files},uid={uid},gid={uid}"
-    kernel.mount("tmpfs", stage + HOME, "tmpfs", plain, options)
+    kernel.mount("tmpfs", stage + HOME, "tmpfs", plain | kernel.MS_NOATIME, options)
     has_proc = _mount_proc(f"{stage}/proc")
     os.chdir(stage)
     kernel.pivot_root(".", ".")
@@ -258,7 +259,7 @@ def _set_limits(spec: CageSpec, *, own_uid: bool) -> None:
     """The bounds that are the same for every program; a program can only lower them."""
     files = spec.scratch_bytes
     bounds = [
-        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CORE, 1),  # 0 does not count where core_pattern is a pipe; 1 means none in every case
         (resource.RLIMIT_NOFILE, 256),
         (resource.RLIMIT_FSIZE, files),
         (resource.RLIMIT_MEMLOCK, 0),

@@ -1,7 +1,8 @@
 """A cell: a caged process that runs one program after another, each in a fork of itself.
 
-Nothing of a program stays: code and output pass through buffers that are wiped, never through
-Python objects that a later fork could find in freed memory.
+Nothing of a program stays: code and output pass through buffers that are wiped, never through Python objects that a
+later fork could find in freed memory, and a cell whose working folder a program has touched takes no other one. What
+the cell's own memory does keep of a call is numbers: sizes, times, a status.
 """
 
 import array
@@ -15,8 +16,8 @@ from pathlib import Path
 
 from sandbox.cage import kernel, program, wire
 from sandbox.cage.build import Cage
-from sandbox.cage.scratch import leave_empty
-from sandbox.cage.seccomp import Filter, program_filter
+from sandbox.cage.scratch import first_stamp, stamp
+from sandbox.cage.seccomp import Filter, Reach, program_filter
 from sandbox.cage.stream import Stream, open_pipe
 from sandbox.cage.watch import Watch, end_everybody, end_group, read_rest
 
@@ -41,10 +42,14 @@ class Cell:
         self._out, self._err = Stream(), Stream()
         self._watch = Watch(channel, "" if cage.first_process else cage.home)
         self._peak_at_start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        alone = cage.first_process
+        own_uid = alone or bool(cage.facts.get("own_uid"))
         self._filters: dict[bool, Filter | None] = {
-            allowed: program_filter(processes_allowed=allowed, signals_to_others=cage.first_process) if caged else None
+            allowed: program_filter(Reach(allowed, own_pids=alone, own_uid=own_uid, own_files=alone)) if caged else None
             for allowed in (False, True)
         }
+        self._cores = sorted(os.sched_getaffinity(0))
+        self._untouched = first_stamp(cage.home)
 
     def serve(self) -> None:
         """Answer the pool until it closes the channel."""
@@ -121,8 +126,12 @@ class Cell:
         read_rest(streams, call.output_bytes)
         os.close(out_read)
         os.close(err_read)
-        retire = not leave_empty(self._cage.home) or self._has_grown()
-        self._report(call, status, ended_for, retire, wall_s, cpu_s, usage.ru_maxrss * 1024)
+        peak = usage.ru_maxrss * 1024
+        self._report(call, status, ended_for, wall_s=wall_s, cpu_s=cpu_s, peak=peak)
+
+    def _is_spent(self) -> bool:
+        """True where a program left a trace in the folder, or this process has grown."""
+        return stamp(self._cage.home) != self._untouched or self._has_grown()
 
     def _has_grown(self) -> bool:
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - self._peak_at_start
@@ -150,14 +159,14 @@ class Cell:
             os.closerange(3, MAX_DESCRIPTORS)
             if not self._caged:
                 os.setpgid(0, 0)
+            elif call.flags & wire.PROCESSES_ALLOWED:  # so that the whole tree has no more CPU time than the clock
+                os.sched_setaffinity(0, {self._cores[call.call_id % len(self._cores)]})
             cage_filter = self._filters[bool(call.flags & wire.PROCESSES_ALLOWED)]
             program.run(code, call, self._shared, self._warmth, cage_filter, self._space)
         finally:
             os._exit(program.BROKEN)
 
-    def _report(
-        self, call: wire.Call, status: int, ended_for: int, retire: bool, wall_s: float, cpu_s: float, peak: int
-    ) -> None:
+    def _report(self, call: wire.Call, status: int, ended_for: int, *, wall_s: float, cpu_s: float, peak: int) -> None:
         """Tell the pool what was seen, and forget it."""
         start = program.SHARED_HEADER.size
         value_bytes, flags = program.SHARED_HEADER.unpack_from(self._shared)
@@ -169,7 +178,7 @@ class Cell:
             call_id=call.call_id,
             wait_status=status,
             ended_for=ended_for,
-            flags=(flags & wire.MEMORY_ERROR) | (wire.RETIRE if retire else 0),
+            flags=(flags & wire.MEMORY_ERROR) | (wire.RETIRE if self._is_spent() else 0),
             value_cut=min(flags >> 1, call.memory_bytes),
             wall_s=wall_s,
             cpu_s=cpu_s,
@@ -196,8 +205,7 @@ class Cell:
                     self._channel.sendall(part[sent:])
                     sent = 0
         value.release()
-        if value_bytes or flags:
-            self._shared[: start + value_bytes] = bytes(start + value_bytes)
+        self._shared.madvise(mmap.MADV_REMOVE)  # whatever the program wrote there, its pages are gone
         self._out.wipe()
         self._err.wipe()
         self._view[: self._used] = bytes(self._used)

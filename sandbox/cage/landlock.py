@@ -16,8 +16,9 @@ _PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE, _IOCTL_DEV = 1 << 14, 1 << 15
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
-_MAKE_AND_REMOVE = 0x1FF0  # bits 4 to 12: remove dir and file, make char, dir, reg, sock, fifo, block, sym
-_MAKE_DEVICES = (1 << 6) | (1 << 11)
+# Of bits 4 to 12 (remove dir and file, make char, dir, reg, sock, fifo, block, sym) not the devices, nor removing
+# files: one that is open or mapped would keep its room on the disk where no look finds it.
+_MAKE = (1 << 4) | (1 << 7) | (1 << 8) | (1 << 12)
 _REFER = 1 << 13
 _FILE_ONLY = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
@@ -51,7 +52,7 @@ def restrict(read_only: list[str], writable: list[str]) -> int:
         for path in read_only:
             _allow(rules, path, _READ & handled)
         for path in writable:
-            rights = (_READ | _WRITE_FILE | _MAKE_AND_REMOVE | _TRUNCATE | _REFER) & ~_MAKE_DEVICES
+            rights = _READ | _WRITE_FILE | _MAKE | _TRUNCATE | _REFER
             _allow(rules, path, rights & handled)
         kernel.syscall(_RESTRICT, rules, 0, what="landlock_restrict_self")
     finally:

@@ -36,6 +36,7 @@ _INNER = rf"""(?:[^()'"#\\\n]|{_STRING}"""
 _PRINT = re.compile(rf"print\({_INNER}|\({_INNER}|\({_INNER})*+\))*+\))*+\);?")
 SHARED_BYTES = 256 * 1024
 SHARED_HEADER = struct.Struct("<II")  # bytes of the value's text, flags
+MAX_DESCRIPTORS = 64  # 32 socket pairs of 416 KiB are the most that they hold beside the memory limit
 BROKEN = 70  # exit status where our own code failed in the child
 _exit = os._exit
 _write = os.write
@@ -56,7 +57,8 @@ class _Lines(list[str]):
 
     def _split(self) -> None:
         if self.source:
-            self[:] = self.source.splitlines(True)
+            whole = self.source if self.source.endswith("\n") else self.source + "\n"  # carets are counted with it
+            self[:] = whole.splitlines(True)
             self.source = ""
 
     def __len__(self) -> int:
@@ -142,6 +144,11 @@ def limit_cpu(seconds: int) -> None:
     _set_limit(0, seconds)
 
 
+def limit_descriptors() -> None:
+    """Bound the open files of this process, for good: pipes and socket pairs hold memory that no other limit counts."""
+    _set_limit(7, MAX_DESCRIPTORS)
+
+
 def _set_limit(which: int, bound: int) -> None:
     _rlimit.soft = _rlimit.hard = bound
     if kernel.setrlimit(which, _rlimit_pointer) < 0:
@@ -151,6 +158,7 @@ def _set_limit(which: int, bound: int) -> None:
 def _bind(call: wire.Call, warmth: Warmth, cage_filter: Filter | None, space: int) -> None:
     limit_memory(space + call.memory_bytes)
     limit_cpu(int(call.cpu_s) + 2)  # the cell ends it before; this holds if the cell cannot
+    limit_descriptors()
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     _signal.signal(2, _interrupt)  # not through `signal`, whose enums cost as much as a fork
     seed = None if call.seed < 0 else call.seed

@@ -1,7 +1,7 @@
-"""The working folder between two programs."""
+"""The working folder: whether a program has touched it, whether it holds too much, and how it is cleared away."""
 
 # Plain strings: thousands of entries, in a process that is copied for every call.
-# ruff: noqa: PTH101, PTH104, PTH106, PTH108, PTH112, PTH114, PTH208
+# ruff: noqa: PTH101, PTH116, PTH119, PTH120, PTH208
 import contextlib
 import itertools
 import os
@@ -12,8 +12,25 @@ MAX_FILES = 4000
 MAX_BYTES = 64 << 20
 MAX_DEPTH = 64  # folders within folders; each is open while we look below it
 LOOK_S = 0.1  # a look keeps the program's deadline waiting
-CLEAN_S = 0.05  # emptying a folder keeps its program's result waiting
+CLEAR_S = 60.0
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE: what file times are taken from
+
+
+def stamp(home: str) -> tuple[int, ...]:
+    """What changes when anything is made, removed or changed in a folder, though it be put back."""
+    about = os.stat(home)
+    return about.st_mtime_ns, about.st_ctime_ns, about.st_mode, about.st_nlink, about.st_size
+
+
+def first_stamp(home: str) -> tuple[int, ...]:
+    """The stamp of a new folder, once the clock of file times has moved on: no change will share its instant."""
+    made = os.stat(home).st_ctime_ns
+    end = time.monotonic() + LOOK_S
+    while time.clock_gettime_ns(_COARSE_CLOCK) <= made and time.monotonic() < end:
+        time.sleep(0.001)
+    os.listdir(home)  # a later reading of the folder, ours or a program's, leaves no newer time (relatime)
+    return stamp(home)
 
 
 class _TooMuch(Exception):
@@ -77,49 +94,76 @@ def too_much_in(home: str) -> bool:
     return False
 
 
-def leave_empty(home: str, *, seconds: float = CLEAN_S) -> bool:
-    """Empty the working folder; False where that takes longer than `seconds`, or is not possible.
+def clear_away(home: str, *, seconds: float = CLEAR_S) -> bool:
+    """Remove a folder that a program has left in any state; False where that takes longer, or cannot be done.
 
-    Never recursive, never follows a link: folders are moved up and emptied one level at a time.
+    By descriptors alone, so that no link on the way is followed, whoever still changes the folder meanwhile. Never
+    recursive: folders within folders are moved up and emptied one level at a time.
     """
     end = time.monotonic() + seconds
-    mark = time.monotonic_ns()  # what no program that is dead by now has guessed
-    places = (f"{home}/.up-{mark}-{number}" for number in itertools.count())
     try:
-        os.chmod(home, 0o700)
-        names = os.listdir(home)
-        while names:
-            for name in names:
-                path = f"{home}/{name}"
-                try:
-                    os.unlink(path)
-                except IsADirectoryError:
-                    _move_up(path, places, end)
-                    os.rmdir(path)
-                if time.monotonic() > end:
-                    return False
-            names = os.listdir(home)
+        parent = os.open(os.path.dirname(home), _FOLDER)
     except OSError:
+        return False
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            _empty(parent, os.path.basename(home), end)
+            os.rmdir(os.path.basename(home), dir_fd=parent)
+    except OSError:
+        return False
+    finally:
+        os.close(parent)
+    return True
+
+
+def _empty(parent: int, name: str, end: float) -> None:
+    """Empty the folder `name` of an open folder. Raises OSError, TimeoutError among them."""
+    mark = time.monotonic_ns()  # what nobody has guessed
+    places = (f".up-{mark}-{number}" for number in itertools.count())
+    home = _open_for_us(parent, name)
+    try:
+        while names := os.listdir(home):
+            for inside in names:
+                _check(end)
+                if not _unlinked(home, inside):
+                    _move_up(home, inside, places, end)
+                    os.rmdir(inside, dir_fd=home)
+    finally:
+        os.close(home)
+
+
+def _move_up(home: int, name: str, places: Iterator[str], end: float) -> None:
+    """Unlink the files of a folder and move its folders to `places` in `home`."""
+    folder = _open_for_us(home, name)
+    try:
+        for inside in os.listdir(folder):
+            _check(end)
+            if not _unlinked(folder, inside):
+                os.close(_open_for_us(folder, inside))  # a folder that is closed to its owner cannot be moved
+                os.rename(inside, next(places), src_dir_fd=folder, dst_dir_fd=home)
+    finally:
+        os.close(folder)
+
+
+def _unlinked(folder: int, name: str) -> bool:
+    """Remove what is no folder; False where it is one."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except IsADirectoryError:
         return False
     return True
 
 
-def _move_up(path: str, places: Iterator[str], end: float) -> None:
-    """Unlink the files of a folder and move its folders to `places`. Raises TimeoutError after `end`."""
-    os.chmod(path, 0o700)
-    for name in os.listdir(path):
-        inside = f"{path}/{name}"
-        if os.path.isdir(inside) and not os.path.islink(inside):
-            os.chmod(inside, 0o700)
-            os.rename(inside, next(places))
-        else:
-            os.unlink(inside)
-        if time.monotonic() > end:
-            raise TimeoutError
+def _open_for_us(parent: int, name: str) -> int:
+    """Open a folder although its owner has closed it to himself; never a link."""
+    found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        os.chmod(f"/proc/self/fd/{found}", 0o700)
+        return os.open(".", _FOLDER, dir_fd=found)
+    finally:
+        os.close(found)
 
 
-def clear_away(home: str) -> None:
-    """Remove a folder that a program may have left in any state."""
-    leave_empty(home, seconds=60.0)
-    with contextlib.suppress(OSError):
-        os.rmdir(home)
+def _check(end: float) -> None:
+    if time.monotonic() > end:
+        raise TimeoutError

@@ -1,71 +1,44 @@
 """Seccomp filters in classic BPF, written by hand and installed through prctl(2).
 
-Two filters stack. The *base* filter is installed once per cell: an allow-list of what Python and
-numeric libraries need; everything else fails with EPERM (ENOSYS for calls this table does not
-know, so that libc falls back). The *program* filter is installed in every child: it takes away
-what only the cell itself needs. A program can add filters but remove none.
+Two filters stack. The *base* filter is installed once per cell: the allow-list of sandbox/cage/calls.py; everything
+else fails with EPERM (ENOSYS for calls that no table knows, so that libc falls back). The *program* filter is
+installed in every child: it takes away what only the cell itself needs, or what this level cannot contain. A program
+can add no filter and remove none.
 """
 
 import ctypes
 import errno
 import os
 import platform
+from typing import NamedTuple
 
-from sandbox.cage import kernel
-
-# name:x86_64:aarch64 (the generic numbers); a missing third part does not exist on aarch64.
-_ALLOWED = """
-read:0:63 write:1:64 readv:19:65 writev:20:66 pread64:17:67 pwrite64:18:68 preadv:295:69 pwritev:296:70
-preadv2:327:286 pwritev2:328:287 open:2 openat:257:56 openat2:437:437 creat:85 close:3:57 close_range:436:436
-stat:4 fstat:5:80 lstat:6 newfstatat:262:79 statx:332:291 access:21 faccessat:269:48 faccessat2:439:439
-lseek:8:62 mmap:9:222 mprotect:10:226 munmap:11:215 mremap:25:216 msync:26:227 mincore:27:232 madvise:28:233
-brk:12:214 rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139 rt_sigpending:127:136
-rt_sigtimedwait:128:137 rt_sigsuspend:130:133 sigaltstack:131:132 dup:32:23 dup2:33 dup3:292:24 pipe:22
-pipe2:293:59 select:23 pselect6:270:72 poll:7 ppoll:271:73 epoll_create:213 epoll_create1:291:20
-epoll_ctl:233:21 epoll_wait:232 epoll_pwait:281:22 epoll_pwait2:441:441 eventfd:284 eventfd2:290:19
-signalfd:282 signalfd4:289:74 timerfd_create:283:85 timerfd_settime:286:86 timerfd_gettime:287:87
-timer_create:222:107 timer_settime:223:110 timer_gettime:224:108 timer_getoverrun:225:109 timer_delete:226:111
-nanosleep:35:101 clock_nanosleep:230:115 clock_gettime:228:113 clock_getres:229:114 gettimeofday:96:169
-time:201 times:100:153 getitimer:36:102 setitimer:38:103 alarm:37 pause:34 sched_yield:24:124
-sched_getaffinity:204:123 sched_getparam:143:121 sched_getscheduler:145:120 sched_get_priority_max:146:125
-sched_get_priority_min:147:126 getpriority:140:141 getpid:39:172 getppid:110:173 gettid:186:178 getuid:102:174
-geteuid:107:175 getgid:104:176 getegid:108:177 getresuid:118:148 getresgid:120:150 getgroups:115:158
-getpgrp:111 getpgid:121:155 getsid:124:156 uname:63:160 sysinfo:99:179 getrusage:98:165 getrlimit:97:163
-setrlimit:160:164 prlimit64:302:261 getcwd:79:17 chdir:80:49 fchdir:81:50 mkdir:83 mkdirat:258:34 rmdir:84
-unlink:87 unlinkat:263:35 rename:82 renameat:264:38 renameat2:316:276 link:86 linkat:265:37 symlink:88
-symlinkat:266:36 readlink:89 readlinkat:267:78 chmod:90 fchmod:91:52 fchmodat:268:53 chown:92 lchown:94
-fchown:93:55 fchownat:260:54 utime:132 utimes:235 utimensat:280:88 futimesat:261 truncate:76:45
-ftruncate:77:46 fallocate:285:47 fsync:74:82 fdatasync:75:83 umask:95:166 getdents:78 getdents64:217:61
-statfs:137:43 fstatfs:138:44 fadvise64:221:223 readahead:187:213 sendfile:40:71 copy_file_range:326:285
-splice:275:76 tee:276:77 flock:73:32 fcntl:72:25 getxattr:191:8 lgetxattr:192:9 fgetxattr:193:10
-listxattr:194:11 llistxattr:195:12 flistxattr:196:13 futex:202:98 futex_waitv:449:449 set_robust_list:273:99
-get_robust_list:274:100 set_tid_address:218:96 arch_prctl:158 rseq:334:293 membarrier:324:283
-getrandom:318:278 getcpu:309:168 restart_syscall:219:128 exit:60:93 exit_group:231:94 wait4:61:260
-waitid:247:95 kill:62:129 tgkill:234:131 tkill:200:130 fork:57 vfork:58 execve:59:221 recvfrom:45:207
-sendto:44:206 recvmsg:47:212 sendmsg:46:211 shutdown:48:210 getsockopt:55:209 getsockname:51:204
-getpeername:52:205 pidfd_open:434:434
-"""
-# Allowed for some arguments only.
-_JUDGED = "clone:56:220 clone3:435:435 ioctl:16:29 prctl:157:167 socketpair:53:199"
+from sandbox.cage import calls, kernel
 
 # Known to no table above, refused with EPERM rather than ENOSYS up to this number.
 _LAST_KNOWN = 462
 _X32_BIT = 0x40000000
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-_LD_W_ABS, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
-_AND = 0x54
+_LD_W_ABS, _JEQ, _JGE, _JSET, _RET, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _NR, _ARCH = 0, 4
 
 _CLONE_THREAD = 0x00010000
 _CLONE_NEW_ANY = 0x7E020080
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
+_MAP_HUGETLB = 0x40000
+_ACCESS_AND_TRUNCATE, _TRUNCATE, _READ_AND_WRITE, _NAMELESS = 0x203, 0x200, 0x3, 0x400000
 # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: all that files and pipes need.
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-# PR_SET_PDEATHSIG (not for programs), PR_GET_DUMPABLE, PR_SET_DUMPABLE, PR_SET_NAME, PR_GET_NAME,
-# PR_SET_SECCOMP, PR_GET_NO_NEW_PRIVS, PR_SET_VMA.
-_PRCTLS = (1, 3, 4, 15, 16, 22, 39, 0x53564D41)
+# PR_SET_PDEATHSIG and PR_SET_SECCOMP (not for programs), PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_SET_VMA.
+_PRCTLS = (1, 22, 3, 15, 16, 0x53564D41)
+_CELL_PRCTLS = (1, 22)
+# F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ.
+_FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
+_LOCKS = (5, 6, 7, 36, 37, 38)  # F_GETLK, F_SETLK, F_SETLKW and the F_OFD_ kinds
+# Hints about its own pages up to MADV_POPULATE_WRITE: not COLD and PAGEOUT (20, 21), MERGEABLE (12), HWPOISON (100).
+_MADVISE = (0, 1, 2, 3, 4, 8, 9, 10, 11, 14, 15, 16, 17, 18, 19, 22, 23)
+_MEMBARRIERS = (0, 8, 16, 32, 64)  # QUERY, and the PRIVATE kinds
 
 Instruction = tuple[int, int, int, int]
 
@@ -76,14 +49,6 @@ class _SockFilter(ctypes.Structure):
 
 class _SockFprog(ctypes.Structure):
     _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_void_p))
-
-
-def _table(text: str) -> dict[str, int]:
-    column = {"x86_64": 1, "aarch64": 2}.get(platform.machine())
-    if column is None:
-        raise OSError(errno.ENOSYS, f"no system call table for {platform.machine()}")
-    rows = [entry.split(":") for entry in text.split()]
-    return {row[0]: int(row[column]) for row in rows if len(row) > column}
 
 
 class Filter:
@@ -127,10 +92,66 @@ def _one_of(argument: int, values: tuple[int, ...], otherwise: int) -> list[Inst
     return [(_LD_W_ABS, 0, 0, _argument(argument)), *tests, _refuse(otherwise), (_RET, 0, 0, _ALLOW)]
 
 
+def _none_of(argument: int, values: tuple[int, ...], otherwise: int) -> list[Instruction]:
+    tests: list[Instruction] = [(_JEQ, len(values) - i, 0, value) for i, value in enumerate(values)]
+    return [(_LD_W_ABS, 0, 0, _argument(argument)), *tests, (_RET, 0, 0, _ALLOW), _refuse(otherwise)]
+
+
+def _no_bits(argument: int, bits: int, otherwise: int) -> list[Instruction]:
+    return [(_LD_W_ABS, 0, 0, _argument(argument)), (_JSET, 0, 1, bits), _refuse(otherwise), (_RET, 0, 0, _ALLOW)]
+
+
+def _opening(flags: int) -> list[Instruction]:
+    """Truncating asks for the right to write: O_RDONLY and O_ACCMODE with O_TRUNC pass by Landlock before ABI 3."""
+    return [
+        (_LD_W_ABS, 0, 0, _argument(flags)),
+        (_AND, 0, 0, _ACCESS_AND_TRUNCATE),
+        (_JEQ, 1, 0, _TRUNCATE),
+        (_JEQ, 0, 1, _TRUNCATE | _READ_AND_WRITE),
+        _refuse(errno.EACCES),
+        (_RET, 0, 0, _ALLOW),
+    ]
+
+
+def _fcntl() -> list[Instruction]:
+    """Locks are answered with success: nobody shares the program's files, and foreign ones are not its to lock."""
+    others = _one_of(1, _FCNTLS, errno.EPERM)[1:]
+    to_end = len(_LOCKS) - 1 + len(others)
+    locks: list[Instruction] = [(_JEQ, to_end - i, 0, value) for i, value in enumerate(_LOCKS)]
+    return [(_LD_W_ABS, 0, 0, _argument(1)), *locks, *others, _refuse(0)]
+
+
+def _stream_pairs() -> list[Instruction]:
+    """A connected pair reaches nobody (asyncio needs one); datagram sockets could be sent anywhere."""
+    return [
+        (_LD_W_ABS, 0, 0, _argument(0)),
+        (_JEQ, 1, 0, _AF_UNIX),
+        _refuse(errno.EPERM),
+        (_LD_W_ABS, 0, 0, _argument(1)),
+        (_AND, 0, 0, _SOCK_TYPE_MASK),
+        (_JEQ, 1, 0, _SOCK_STREAM),
+        _refuse(errno.EPERM),
+        (_RET, 0, 0, _ALLOW),
+    ]
+
+
 def base_filter() -> Filter:
     """The allow-list for a cell and everything it forks."""
-    allowed = sorted(_table(_ALLOWED).values())
-    judged = _table(_JUDGED)
+    judged: dict[str, list[Instruction]] = {
+        "open": _opening(1),
+        "openat": _opening(2),
+        "preadv2": _one_of(5, (0,), errno.EOPNOTSUPP),
+        "pwritev2": _one_of(5, (0,), errno.EOPNOTSUPP),
+        "mmap": _no_bits(3, _MAP_HUGETLB, errno.EPERM),
+        "madvise": _one_of(2, _MADVISE, errno.EINVAL),
+        "fcntl": _fcntl(),
+        "membarrier": _one_of(0, _MEMBARRIERS, errno.EINVAL),
+        "clone": _no_bits(0, _CLONE_NEW_ANY, errno.EPERM),
+        "clone3": [_refuse(errno.ENOSYS)],
+        "ioctl": _one_of(1, _IOCTLS, errno.ENOTTY),
+        "prctl": _one_of(0, _PRCTLS, errno.EPERM),
+        "socketpair": _stream_pairs(),
+    }
     program: list[Instruction] = [
         (_LD_W_ABS, 0, 0, _ARCH),
         (_JEQ, 1, 0, _AUDIT_ARCH[platform.machine()]),
@@ -139,85 +160,52 @@ def base_filter() -> Filter:
         (_JGE, 0, 1, _X32_BIT),
         _refuse(errno.EPERM),
     ]
-    for nr in allowed:
-        program += [(_JEQ, 0, 1, nr), (_RET, 0, 0, _ALLOW)]
-    # Threads and forks, but no namespace; clone3 hides its flags from us, and libc falls back.
-    program += _when(
-        judged["clone"],
-        [
-            (_LD_W_ABS, 0, 0, _argument(0)),
-            (_JSET, 0, 1, _CLONE_NEW_ANY),
-            _refuse(errno.EPERM),
-            (_RET, 0, 0, _ALLOW),
-        ],
-    )
-    program += _when(judged["clone3"], [_refuse(errno.ENOSYS)])
-    program += _when(judged["ioctl"], _one_of(1, _IOCTLS, errno.ENOTTY))
-    program += _when(judged["prctl"], _one_of(0, _PRCTLS, errno.EPERM))
-    # A connected pair reaches nobody (asyncio needs one); datagram sockets could be sent anywhere.
-    program += _when(
-        judged["socketpair"],
-        [
-            (_LD_W_ABS, 0, 0, _argument(0)),
-            (_JEQ, 1, 0, _AF_UNIX),
-            _refuse(errno.EPERM),
-            (_LD_W_ABS, 0, 0, _argument(1)),
-            (_AND, 0, 0, _SOCK_TYPE_MASK),
-            (_JEQ, 1, 0, _SOCK_STREAM),
-            _refuse(errno.EPERM),
-            (_RET, 0, 0, _ALLOW),
-        ],
-    )
+    for call in calls.table():
+        if call.number is not None:
+            always = [_refuse(0)] if call.rule == calls.NOTHING else [(_RET, 0, 0, _ALLOW)]
+            program += _when(call.number, judged.get(call.name, always))
     program += [(_JGE, 0, 1, _LAST_KNOWN + 1), _refuse(errno.ENOSYS), _refuse(errno.EPERM)]
     return Filter(program)
 
 
-def program_filter(*, processes_allowed: bool, signals_to_others: bool) -> Filter:
-    """What a program may not do although its cell may.
+class Reach(NamedTuple):
+    """What a program may touch beside itself; each allows more system calls."""
 
-    `processes_allowed`: it may fork and exec. `signals_to_others`: its pid namespace holds
-    nobody else, so signals need no filter.
-    """
-    numbers = _table(_ALLOWED)
-    judged = _table(_JUDGED)
+    processes: bool  # it may fork and exec
+    own_pids: bool  # its pid namespace holds nobody else
+    own_uid: bool  # no file but its own belongs to its uid
+    own_files: bool  # its working folder is a file system of its own
+
+
+def program_filter(reach: Reach) -> Filter:
+    """What a program may not do although its cell may."""
     program: list[Instruction] = [(_LD_W_ABS, 0, 0, _NR)]
-    # Another process's limits; a process's own are asked for as 0 or by its id.
-    program += _when(numbers["prlimit64"], _one_of(0, (0, OWN_PID), errno.EPERM))
-    program += _when(numbers["pidfd_open"], [_refuse(errno.EPERM)])
-    # PR_SET_PDEATHSIG: the program ends with its cell.
-    program += _when(
-        judged["prctl"],
-        [(_LD_W_ABS, 0, 0, _argument(0)), (_JEQ, 0, 1, 1), _refuse(errno.EPERM), (_RET, 0, 0, _ALLOW)],
-    )
-    if not processes_allowed:
-        for name in ("fork", "vfork", "execve"):
-            if name in numbers:
-                program += _when(numbers[name], [_refuse(errno.EPERM)])
-        program += _when(
-            judged["clone"],
-            [
-                (_LD_W_ABS, 0, 0, _argument(0)),
-                (_JSET, 1, 0, _CLONE_THREAD),
-                _refuse(errno.EPERM),
-                (_RET, 0, 0, _ALLOW),
-            ],
-        )
-    if not signals_to_others:
-        for name in ("kill", "tgkill"):
-            program += _when(numbers[name], _one_of(0, (OWN_PID,), errno.EPERM))
-        program += _when(numbers["tkill"], [_refuse(errno.EPERM)])
-        # F_SETOWN and its kin (8, 10, 15) aim a file's signals at any process; F_NOTIFY (1026) sends them.
-        program += _when(
-            numbers["fcntl"],
-            [
-                (_LD_W_ABS, 0, 0, _argument(1)),
-                (_JEQ, 4, 0, 8),
-                (_JEQ, 3, 0, 10),
-                (_JEQ, 2, 0, 15),
-                (_JEQ, 1, 0, 1026),
-                (_RET, 0, 0, _ALLOW),
-                _refuse(errno.EPERM),
-            ],
-        )
+    for call in calls.table():
+        if call.number is not None and (body := _for_program(call, reach)):
+            program += _when(call.number, body)
     program += [(_RET, 0, 0, _ALLOW)]
     return Filter(program)
+
+
+def _for_program(call: calls.SystemCall, reach: Reach) -> list[Instruction]:
+    """How a program's call is judged further; nothing where the base filter has said all."""
+    allowed = {calls.CELL: False, calls.PROCESSES: reach.processes}
+    allowed |= {calls.OWNED: reach.own_uid, calls.PRIVATE: reach.own_files}
+    if not allowed.get(call.rule, True):
+        return [_refuse(errno.EOPNOTSUPP if call.name == "fallocate" else errno.EPERM)]
+    if call.name == "prctl":
+        return _none_of(0, _CELL_PRCTLS, errno.EPERM)
+    if call.name in ("prlimit64", "sched_getaffinity", "sched_getparam", "sched_getscheduler", "getpgid", "getsid"):
+        return _one_of(0, (0, OWN_PID), errno.EPERM)
+    if call.name == "clone" and not reach.processes:
+        return [
+            (_LD_W_ABS, 0, 0, _argument(0)),
+            (_JSET, 1, 0, _CLONE_THREAD),
+            _refuse(errno.EPERM),
+            (_RET, 0, 0, _ALLOW),
+        ]
+    if call.name in ("kill", "tgkill", "tkill") and not reach.own_pids:
+        return [_refuse(errno.EPERM)] if call.name == "tkill" else _one_of(0, (OWN_PID,), errno.EPERM)
+    if call.name in ("open", "openat") and not reach.own_files:
+        return _no_bits(1 if call.name == "open" else 2, _NAMELESS, errno.EOPNOTSUPP)
+    return []

@@ -1,19 +1,19 @@
 """Messages between a pool and its cells: fixed binary headers, then raw bytes.
 
-Imported by the warm server, so it needs nothing but `struct`. The pool sends CALL, CANCEL and
-PING; a cell answers with HELLO, BEAT, PONG and RESULT.
+Imported by the warm server, so it needs nothing but `struct`. The pool sends CALL, CANCEL, CROWDED
+and PING; a cell answers with HELLO, BEAT, PONG and RESULT.
 """
 
 import struct
 from typing import NamedTuple
 
-CALL, CANCEL, PING = 1, 2, 3
+CALL, CANCEL, PING, CROWDED = 1, 2, 3, 4
 HELLO, BEAT, PONG, RESULT, FAILED = 11, 12, 13, 14, 15
 
 # Flags of a CALL.
 CODE_IN_FD, STDIN_IN_FD, PROCESSES_ALLOWED = 1, 2, 4
 # Why a cell ended a program itself.
-NOT_ENDED, CPU_TIME, WALL_TIME, OUTPUT, STORAGE, CANCELLED = 0, 1, 2, 3, 4, 5
+NOT_ENDED, CPU_TIME, WALL_TIME, OUTPUT, STORAGE, CANCELLED, THREADS = range(7)
 # Flags of a RESULT.
 MEMORY_ERROR, RETIRE = 1, 2
 
@@ -48,7 +48,7 @@ class Call(NamedTuple):
 
 
 def bare(kind: int) -> bytes:
-    """A CALL-sized header without a program: PING or CANCEL."""
+    """A CALL-sized header without a program: PING, CANCEL or CROWDED."""
     return Call(kind, 0, 0, 0.0, 0.0, 0, 0, -1, 0, 0, 0, 0, 0, 0).pack()
 
 

@@ -1,15 +1,18 @@
 """Attacks: every case is contained, and the next honest program runs."""
 
 import asyncio
+import contextlib
 import os
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rstar_ray.outcome import Outcome
-from sandbox.cage.scratch import MAX_BYTES, leave_empty, too_much_in
+from sandbox.cage.scratch import MAX_BYTES, clear_away, first_stamp, stamp, too_much_in
 from sandbox.cage.stream import Stream, open_pipe
 from sandbox.case_check import check_case, read_cases
 from sandbox.limits import Limits
@@ -167,19 +170,83 @@ async def test_a_look_sees_what_lies_below_and_goes_no_deeper_than_it_must(tmp_p
     open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     too_much_in(str(tmp_path))
     assert len(os.listdir("/proc/self/fd")) == open_files  # noqa: PTH208
-    assert leave_empty(str(tmp_path), seconds=60.0)
-    assert list(tmp_path.iterdir()) == []
+    home = str(tmp_path)
+    assert clear_away(home) and not tmp_path.exists()
 
 
-async def test_a_folder_is_emptied_whatever_it_holds_or_given_up_in_time(tmp_path: Path):
+async def test_a_folder_is_cleared_away_whatever_it_holds_or_given_up_in_time(tmp_path: Path):
+    home, kept = tmp_path / "home", tmp_path / "kept"
     for number in range(600):
-        (tmp_path / f"f{number}").mkdir()
-    (tmp_path / "f0/.up-0").mkdir()
-    (tmp_path / "f1/link").symlink_to("/usr")
-    (tmp_path / "f2").chmod(0)
-    assert not leave_empty(str(tmp_path), seconds=0.0)
-    assert leave_empty(str(tmp_path), seconds=60.0)
-    assert list(tmp_path.iterdir()) == []
+        (home / f"f{number}").mkdir(parents=True)
+    kept.mkdir(mode=0o755)
+    (kept / "file").write_text("mine")
+    (home / "f0/.up-0").mkdir()
+    (home / "f1/link").symlink_to(kept)
+    (home / "to-folder").symlink_to(kept)
+    (home / "to-file").symlink_to(kept / "file")
+    (home / "f2").chmod(0)
+    assert not clear_away(str(home), seconds=0.0)
+    assert clear_away(str(home)) and not home.exists()
+    assert [entry.name for entry in kept.iterdir()] == ["file"] and kept.stat().st_mode & 0o777 == 0o755
+
+
+async def test_a_home_that_became_a_link_is_not_followed(tmp_path: Path):
+    kept, home = tmp_path / "kept", tmp_path / "home"
+    kept.mkdir(mode=0o755)
+    (kept / "file").write_text("mine")
+    home.symlink_to(kept)
+    assert not clear_away(str(home))
+    assert (kept / "file").read_text() == "mine" and kept.stat().st_mode & 0o777 == 0o755
+
+
+async def test_a_folder_that_is_swapped_for_a_link_while_it_is_cleared_leads_nowhere(tmp_path: Path):
+    """The race of an outlived program against the clearing, with every folder swapped in turn."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("mine")
+    stop = threading.Event()
+
+    def swap(home: Path) -> None:
+        while not stop.is_set():
+            for number in range(20):
+                with contextlib.suppress(OSError):
+                    (home / f"d{number}").rename(home / f"away{number}")
+                    (home / f"d{number}").symlink_to(kept)
+
+    for turn in range(15):
+        home = tmp_path / f"home{turn}"
+        for number in range(20):
+            (home / f"d{number}" / "inner").mkdir(parents=True)
+        stop.clear()
+        racer = threading.Thread(target=swap, args=(home,))
+        racer.start()
+        clear_away(str(home), seconds=0.2)
+        stop.set()
+        racer.join()
+    assert (kept / "file").read_text() == "mine" and [entry.name for entry in kept.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda home: (home / "file").touch(),
+        lambda home: ((home / "file").touch(), (home / "file").unlink()),
+        lambda home: ((home / "folder").mkdir(), (home / "folder").rmdir()),
+        lambda home: (home.chmod(0o755), home.chmod(0o700)),
+        lambda home: os.utime(home, ns=(0, home.stat().st_mtime_ns)),
+        lambda home: ((home / "f").touch(), (home / "f").unlink(), os.utime(home, ns=(home.stat().st_mtime_ns,) * 2)),
+    ],
+)
+async def test_whatever_is_done_to_a_folder_shows_though_it_was_put_back(
+    tmp_path: Path, change: Callable[[Path], object]
+):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    before = first_stamp(str(home))
+    os.listdir(home)  # noqa: PTH208
+    assert stamp(str(home)) == before
+    change(home)
+    assert stamp(str(home)) != before
 
 
 async def test_a_stolen_byte_is_nothing_yet_and_not_the_end():

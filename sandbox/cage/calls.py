@@ -1,0 +1,236 @@
+"""Which system calls a program may make, and why: one row a call, everything else is refused.
+
+The numbers are those of x86_64 and of the generic table (aarch64; `-` where it has no such call). The rule says how:
+
+`free`       with any arguments
+`nothing`    answered with success, and nothing is done: what it would do reaches files that are not the program's
+`judged`     with some arguments only; sandbox/cage/seccomp.py has them
+`owned`      not where programs share the server's uid, whose files they would be allowed to change
+`private`    not where the working folder lies on the host's disk, beside everybody's files (landlock)
+`cell`       by the cell alone: the program's own filter takes it away
+`processes`  by programs that may have processes (C++), and by the cell
+"""
+
+import errno
+import platform
+from typing import NamedTuple
+
+FREE, NOTHING, JUDGED = "free", "nothing", "judged"
+OWNED, PRIVATE, CELL, PROCESSES = "owned", "private", "cell", "processes"
+
+
+class SystemCall(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    number: int | None  # on this machine; None where it does not exist here
+    rule: str
+    reason: str
+
+
+_TABLE = """
+read 0 63 free | its input and its files
+write 1 64 free | its output, counted by the cell, and its files, bounded by size and folder
+readv 19 65 free | as read
+writev 20 66 free | as write
+pread64 17 67 free | as read
+pwrite64 18 68 free | as write
+preadv 295 69 free | as read
+pwritev 296 70 free | as write
+preadv2 327 286 judged | without flags alone: RWF_NOWAIT tells what lies in the page cache, so what others read
+pwritev2 328 287 judged | as preadv2
+open 2 - judged | what mounts or Landlock show; truncates only what it may write; no nameless file on a shared disk
+openat 257 56 judged | as open
+creat 85 - free | open for writing
+close 3 57 free | its own descriptors
+close_range 436 436 free | as close
+stat 4 - free | imports look for files; where Landlock is the wall it tells of foreign files, too
+fstat 5 80 free | its own descriptors
+lstat 6 - free | as stat
+newfstatat 262 79 free | as stat
+statx 332 291 free | as stat
+access 21 - free | as stat
+faccessat 269 48 free | as stat
+faccessat2 439 439 free | as stat
+lseek 8 62 free | its own descriptors
+mmap 9 222 judged | memory within its address space; not the machine's reserve of huge pages
+mprotect 10 226 free | its own memory; ctypes and compiled code need executable pages
+munmap 11 215 free | its own memory
+mremap 25 216 free | its own memory, within its address space
+msync 26 227 nothing | its mappings end with it; of a foreign file it would make the host write to disk
+madvise 28 233 judged | hints for its own memory; none that evicts files which others use, or compares pages with theirs
+brk 12 214 free | its own memory
+rt_sigaction 13 134 free | its own handlers
+rt_sigprocmask 14 135 free | its own mask; limits do not depend on it
+rt_sigreturn 15 139 free | the end of a handler
+rt_sigpending 127 136 free | its own signals
+rt_sigtimedwait 128 137 free | waits
+rt_sigsuspend 130 133 free | waits
+sigaltstack 131 132 free | its own stack
+dup 32 23 free | its own descriptors
+dup2 33 - free | its own descriptors
+dup3 292 24 free | its own descriptors
+pipe 22 - free | its own; 64 KiB each, and no more than its descriptors
+pipe2 293 59 free | as pipe
+select 23 - free | waits
+pselect6 270 72 free | waits
+poll 7 - free | waits
+ppoll 271 73 free | waits
+epoll_create 213 - free | asyncio waits by it
+epoll_create1 291 20 free | as epoll_create
+epoll_ctl 233 21 free | as epoll_create
+epoll_wait 232 - free | waits
+epoll_pwait 281 22 free | waits
+epoll_pwait2 441 441 free | waits
+eventfd 284 - free | wakes its own threads
+eventfd2 290 19 free | as eventfd
+signalfd 282 - free | its own signals
+signalfd4 289 74 free | as signalfd
+timerfd_create 283 85 free | waits
+timerfd_settime 286 86 free | waits
+timerfd_gettime 287 87 free | waits
+timer_create 222 107 free | its own timers, as many as signals may be pending
+timer_settime 223 110 free | as timer_create
+timer_gettime 224 108 free | as timer_create
+timer_getoverrun 225 109 free | as timer_create
+timer_delete 226 111 free | as timer_create
+nanosleep 35 101 free | waits
+clock_nanosleep 230 115 free | waits
+clock_gettime 228 113 free | the time
+clock_getres 229 114 free | the time
+gettimeofday 96 169 free | the time
+time 201 - free | the time
+times 100 153 free | its own CPU time
+getitimer 36 102 free | its own timer
+setitimer 38 103 free | its own timer
+alarm 37 - free | its own timer
+pause 34 - free | waits
+sched_yield 24 124 free | gives up the core
+sched_getaffinity 204 123 judged | of itself alone: another's would tell that it lives
+sched_setaffinity 203 122 cell | the cell ties a program of many processes to one core
+sched_getparam 143 121 judged | of itself alone
+sched_getscheduler 145 120 judged | of itself alone
+sched_get_priority_max 146 125 free | a constant
+sched_get_priority_min 147 126 free | a constant
+getpriority 140 141 free | a number between -20 and 19
+getpid 39 172 free | its own id
+getppid 110 173 free | its cell's id
+gettid 186 178 free | its own id
+getuid 102 174 free | its own id
+geteuid 107 175 free | its own id
+getgid 104 176 free | its own id
+getegid 108 177 free | its own id
+getresuid 118 148 free | its own ids
+getresgid 120 150 free | its own ids
+getgroups 115 158 free | its own ids
+getpgrp 111 - free | its own group
+getpgid 121 155 judged | of itself alone
+getsid 124 156 judged | of itself alone
+uname 63 160 free | the kernel's name
+sysinfo 99 179 free | how much memory there is; how busy the machine is it can time anyway
+getrusage 98 165 free | its own use
+getrlimit 97 163 free | its own limits
+setrlimit 160 164 free | its own limits, which it can only lower
+prlimit64 302 261 judged | its own limits alone
+getcwd 79 17 free | where it is
+chdir 80 49 free | within what it sees
+fchdir 81 50 free | as chdir
+mkdir 83 - free | its own folder
+mkdirat 258 34 free | its own folder
+rmdir 84 - free | its own folder
+unlink 87 - free | its own folder
+unlinkat 263 35 free | its own folder
+rename 82 - free | its own folder
+renameat 264 38 free | its own folder
+renameat2 316 276 free | its own folder
+link 86 - free | its own folder
+linkat 265 37 free | its own folder
+symlink 88 - free | its own folder; nothing of ours follows it
+symlinkat 266 36 free | as symlink
+readlink 89 - free | as stat
+readlinkat 267 78 free | as stat
+chmod 90 - owned | its own files
+fchmod 91 52 owned | its own files
+fchmodat 268 53 owned | its own files
+chown 92 - owned | its own files
+lchown 94 - owned | its own files
+fchown 93 55 owned | its own files
+fchownat 260 54 owned | its own files
+utime 132 - private | its own files; devices are mounted read-only, so that their times stay
+utimes 235 - private | as utime
+utimensat 280 88 private | as utime
+futimesat 261 - private | as utime
+truncate 76 45 private | its own files; Landlock before ABI 3 does not know it
+ftruncate 77 46 free | files it has opened for writing
+fallocate 285 47 private | its own files; where disk is shared it would take gigabytes in no time
+fsync 74 82 nothing | its files end with it; of a foreign one it would make the host write to disk
+fdatasync 75 83 nothing | as fsync
+umask 95 166 free | its own mask
+getdents 78 - free | lists folders
+getdents64 217 61 free | lists folders
+statfs 137 43 free | room on a file system
+fstatfs 138 44 free | as statfs
+fadvise64 221 223 nothing | a hint; it would evict from the page cache what others use
+readahead 187 213 nothing | a hint
+sendfile 40 71 free | copies between its own descriptors
+flock 73 32 nothing | it shares its folder with nobody; a lock on a foreign file would lock out the host
+fcntl 72 25 judged | duplicates and flags of descriptors; locks do nothing, and nobody is notified, leased or signalled
+getxattr 191 8 free | as stat
+lgetxattr 192 9 free | as stat
+fgetxattr 193 10 free | as stat
+listxattr 194 11 free | as stat
+llistxattr 195 12 free | as stat
+flistxattr 196 13 free | as stat
+futex 202 98 free | locks of its own threads
+set_robust_list 273 99 free | its own threads
+set_tid_address 218 96 free | its own threads
+arch_prctl 158 - free | thread-local storage
+rseq 334 293 free | its own threads
+membarrier 324 283 judged | for its own threads; the global kinds interrupt every core
+getrandom 318 278 free | random bytes
+getcpu 309 168 free | which core it is on
+restart_syscall 219 128 free | the kernel's own
+exit 60 93 free | its end
+exit_group 231 94 free | its end
+wait4 61 260 free | its own children; a Python program has none
+waitid 247 95 free | as wait4
+kill 62 129 judged | in a pid namespace of its own anybody in sight; elsewhere itself alone
+tgkill 234 131 judged | as kill
+tkill 200 130 judged | in a pid namespace of its own alone
+clone 56 220 judged | threads; processes where allowed; never a namespace
+clone3 435 435 judged | answered with "unknown", for its flags lie in memory, and libc falls back on clone
+fork 57 - processes | g++ and what it makes
+vfork 58 - processes | as fork
+execve 59 221 processes | as fork
+ioctl 16 29 judged | how much is in a pipe, non-blocking, close-on-exec, is it a terminal
+prctl 157 167 judged | names of threads and of memory; what the cell still has to set
+socketpair 53 199 judged | a connected pair of streams, which reaches nobody; asyncio needs one
+recvfrom 45 207 free | its own pairs
+sendto 44 206 free | its own pairs
+recvmsg 47 212 cell | the cell gets descriptors by it
+sendmsg 46 211 cell | a descriptor sent in a circle outlives its program
+shutdown 48 210 free | its own pairs
+getsockopt 55 209 free | its own pairs
+getsockname 51 204 free | its own pairs
+getpeername 52 205 free | its own pairs
+pidfd_open 434 434 cell | the cell waits for its program by it
+"""
+
+
+def _read(line: str) -> SystemCall:
+    about, reason = line.split(" | ")
+    name, x86_64, aarch64, rule = about.split()
+    number = {"x86_64": x86_64, "aarch64": aarch64}.get(platform.machine())
+    if number is None:
+        raise OSError(errno.ENOSYS, f"no system call table for {platform.machine()}")
+    return SystemCall(name, None if number == "-" else int(number), rule, reason)
+
+
+def table() -> list[SystemCall]:
+    """Every call that is not refused outright. Raises OSError on a machine whose numbers we do not know."""
+    return [_read(line) for line in _TABLE.strip().splitlines()]
+
+
+def numbers() -> dict[str, int]:
+    """Name to number, of what exists on this machine."""
+    return {call.name: call.number for call in table() if call.number is not None}
