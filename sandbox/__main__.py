@@ -12,7 +12,7 @@ from pathlib import Path
 from rstar_ray.errors import ConfigError, SandboxError
 from sandbox.case_check import check_case, read_cases
 from sandbox.isolation import IsolationLevel
-from sandbox.limits import MIB, Limits
+from sandbox.limits import CEILINGS, MIB, Limits
 from sandbox.pool import PoolConfig, SandboxPool
 from sandbox.request import ExecutionRequest
 from sandbox.tool_text import tool_text
@@ -46,8 +46,14 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", parents=[common], help="answer over HTTP as Code Judge does")
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=8088)
-    serve.add_argument("--token", default="", help=f"for addresses other than loopback (or set {TOKEN_VARIABLE})")
+    serve.add_argument(
+        "--token", default="", help=f"needed beyond loopback, and at `process` (or set {TOKEN_VARIABLE})"
+    )
     serve.add_argument("--queue-size", type=int, default=65_536)
+    serve.add_argument("--allow-host", action="append", default=[], help="a host name of this server; may be repeated")
+    serve.add_argument("--max-cpu-s", type=float, default=CEILINGS.cpu_s, help="what a client may ask for at most")
+    serve.add_argument("--max-wall-s", type=float, default=CEILINGS.wall_s, help="likewise")
+    serve.add_argument("--max-memory-mb", type=int, default=CEILINGS.memory_bytes // MIB, help="likewise")
     serve.set_defaults(command=_serve)
 
     run = commands.add_parser("run", parents=[common], help="run one program and show what a model would see")
@@ -72,7 +78,11 @@ async def _serve(options: argparse.Namespace) -> int:
     from sandbox.http.server import ServerConfig, start_server
 
     token = options.token or os.environ.get(TOKEN_VARIABLE, "")
-    config = ServerConfig(host=options.host, port=options.port, token=token)
+    most = replace(
+        CEILINGS, cpu_s=options.max_cpu_s, wall_s=options.max_wall_s, memory_bytes=options.max_memory_mb * MIB
+    )
+    hosts = tuple(options.allow_host)
+    config = ServerConfig(host=options.host, port=options.port, token=token, allow_hosts=hosts, ceilings=most)
     async with SandboxPool(replace(_pool_config(options), queue_size=options.queue_size)) as pool:
         runner, port = await start_server(pool, config)
         print(f"sandbox: http://{config.host}:{port} level {pool.report.level}", flush=True)

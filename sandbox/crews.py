@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,7 +12,7 @@ from sandbox.cage import flavors, wire
 from sandbox.call import Call
 from sandbox.fair_queue import FairQueue
 from sandbox.homes import Homes
-from sandbox.isolation import IsolationLevel, cage_spec, program_path
+from sandbox.isolation import MAX_THREADS, IsolationLevel, cage_spec, program_path
 from sandbox.pool_config import PoolConfig
 from sandbox.processes import CellHandle, WarmServer
 from sandbox.supervision import Verdict
@@ -66,6 +67,8 @@ class Crews:
         self._instead: dict[str, str] = {}  # flavors that cannot be had, and what serves for them
         self._dispatch: Dispatch | None = None
         self._open = True
+        # Threads are counted by uid; where that is the whole account's, only looking bounds them.
+        self._shares_uid = level is IsolationLevel.LANDLOCK and os.geteuid() != 0
 
     def report_to(self, dispatch: Dispatch) -> None:
         """Tell `dispatch` from now on."""
@@ -169,8 +172,12 @@ class Crews:
             self._start_server(crew)
             return
         while len(crew.cells) < self._wanted:
-            number, home = self._homes.take(self.level)
-            cell = CellHandle(number, crew.name, self._on_cell_event)
+            try:
+                number, home = self._homes.take(self.level)
+                cell = CellHandle(number, crew.name, self._on_cell_event)
+            except OSError as error:  # a shortage of ours, of descriptors, say; the supervisor comes again
+                crew.reason = f"no room for a cell: {error}"
+                return
             crew.cells.add(cell)
             crew.forked += 1
             try:
@@ -195,7 +202,11 @@ class Crews:
             if self._crews.get(crew.name) is crew and crew.server is server:
                 self._server_lost(crew, reason)
 
-        server = WarmServer(crew.name, self._config.python, program_path(), cage_spec(self.level), on_ready, on_end)
+        try:
+            server = WarmServer(crew.name, self._config.python, program_path(), cage_spec(self.level), on_ready, on_end)
+        except OSError as error:  # a shortage of ours; the supervisor comes again
+            crew.server, crew.reason = None, f"no room for a server: {error}"
+            return
         crew.server = server
 
     def _server_lost(self, crew: Crew, reason: str) -> None:
@@ -246,6 +257,8 @@ class Crews:
                 each.last_heard = max(each.last_heard, now - supervision.PING_AFTER_S)
 
     def _check_cell(self, crew: Crew, cell: CellHandle, now: float) -> None:
+        if self._shares_uid and cell.call is not None and cell.channel.num_threads_below() > MAX_THREADS:
+            cell.say(wire.CROWDED)
         silent_s = now - cell.last_heard
         verdict = supervision.on_cell(silent_s, ready=cell.ready, busy=cell.call is not None, pinged=cell.pinged)
         if verdict is Verdict.PING:
@@ -257,6 +270,8 @@ class Crews:
     def _check_server(self, crew: Crew, now: float) -> None:
         server = crew.server
         if server is None:
+            if not crew.given_up:
+                self._start_server(crew)
             return
         verdict = supervision.on_server(now - server.last_heard, ready=server.ready, pinged=server.pinged)
         if verdict is Verdict.PING:

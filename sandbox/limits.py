@@ -1,7 +1,6 @@
 """What one program may use."""
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 MIB = 1024 * 1024
 
@@ -36,6 +35,23 @@ class Limits:
             value = getattr(self, field)
             whole = not field.endswith("_s")
             if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-                raise ValueError(f"limits.{field}: {value!r} is not a number")
-            if not math.isfinite(value) or not low <= value <= high:
-                raise ValueError(f"limits.{field}: {value!r} is outside {low} to {high}")
+                raise ValueError(f"limits.{field}: expected a number, got {type(value).__name__}")
+            if not low <= value <= high:  # as NaN is, too
+                shown = value if value != value or abs(value) < 1 << 64 else "a huge number"
+                raise ValueError(f"limits.{field}: {shown} is outside {low} to {high}")
+
+    def above(self, ceilings: "Limits") -> str:
+        """The first field that exceeds `ceilings`; empty where none does."""
+        return next((each.name for each in fields(self) if getattr(self, each.name) > getattr(ceilings, each.name)), "")
+
+
+# What a client of the HTTP face may ask for at most, unless the server's owner says otherwise.
+CEILINGS = Limits(
+    cpu_s=60.0,
+    wall_s=120.0,
+    memory_bytes=1024 * MIB,
+    interpreter_bytes=512 * MIB,
+    stdout_chars=MIB,
+    stderr_chars=MIB,
+    output_bytes=64 * MIB,
+)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -117,14 +118,26 @@ class Channel:
         self._on_end()
 
     def wants_to_run(self) -> bool:
-        """True where the process waits for a core or a page, so that silence is not its fault."""
+        """True where the process waits for a core or a page, or we cannot look: its silence is not its fault."""
         try:
-            about = Path(f"/proc/self/fdinfo/{self.pidfd}").read_text("ascii")
-            pid = next(line.split()[1] for line in about.splitlines() if line.startswith("Pid:"))
-            state = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rsplit(")", 1)[1].split()[0]
-        except (OSError, StopIteration):
+            return _stat_of(self._pid())[0] in "RD"
+        except OSError as error:
+            return error.errno in (errno.EMFILE, errno.ENFILE)
+        except (StopIteration, IndexError):
             return False
-        return state in "RD"
+
+    def num_threads_below(self) -> int:
+        """Threads of the process's own child, the program; 0 where it has none or /proc does not tell."""
+        try:
+            pid = self._pid()
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
+            return max((int(_stat_of(child)[17]) for child in children), default=0)
+        except (OSError, StopIteration, IndexError):
+            return 0
+
+    def _pid(self) -> str:
+        about = Path(f"/proc/self/fdinfo/{self.pidfd}").read_text("ascii")
+        return next(line.split()[1] for line in about.splitlines() if line.startswith("Pid:"))
 
     def close(self) -> None:
         """Let go of the process; it ends when it notices."""
@@ -141,6 +154,11 @@ class Channel:
             os.close(self.pidfd)
             self.pidfd = -1
         self.close()
+
+
+def _stat_of(pid: str) -> list[str]:
+    """The fields of /proc/PID/stat behind the name: state, parent ..."""
+    return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rsplit(")", 1)[1].split()
 
 
 class WarmServer:
@@ -165,7 +183,20 @@ class WarmServer:
         self._reason = "it ended without a word"
         self.channel = Channel(self._hear, self._ended)
         number = self.channel.theirs.fileno()
-        self._process = subprocess.Popen(
+        try:
+            self._process = self._start(python, number)
+            self.channel.pidfd = os.pidfd_open(self._process.pid)
+        except OSError:
+            self.channel.close()  # then it ends, if it had begun
+            raise
+        self.channel.hand_over()
+        config: dict[str, Any] = {"root": ROOT, "flavor": flavor, "sys_path": sys_path, "cage": spec._asdict()}
+        with contextlib.suppress(OSError):  # it is gone already; the channel tells
+            self.channel.ours.send(json.dumps(config).encode() + b"\n")
+
+    @staticmethod
+    def _start(python: str, number: int) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
             [python, "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _BOOT, str(number)],
             env=ENVIRONMENT,
             cwd="/",
@@ -175,11 +206,6 @@ class WarmServer:
             pass_fds=(number,),
             start_new_session=True,
         )
-        self.channel.hand_over()
-        self.channel.pidfd = os.pidfd_open(self._process.pid)
-        config: dict[str, Any] = {"root": ROOT, "flavor": flavor, "sys_path": sys_path, "cage": spec._asdict()}
-        with contextlib.suppress(OSError):  # it is gone already; the channel tells
-            self.channel.ours.send(json.dumps(config).encode() + b"\n")
 
     @property
     def pid(self) -> int:

@@ -39,9 +39,9 @@ class ExecutionRequest:
         if not isinstance(self.call_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"call_id: expected a string, got {type(self.call_id).__name__}")
         if self.language not in ("python", "cpp"):
-            raise ValueError(f"language: {self.language!r} is not 'python' or 'cpp'")
+            raise ValueError("language: it is not 'python' or 'cpp'")
         if self.seed is not None and not 0 <= self.seed < 1 << 32:
-            raise ValueError(f"seed: {self.seed} is outside 0 to {(1 << 32) - 1}")
+            raise ValueError(f"seed: it is outside 0 to {(1 << 32) - 1}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

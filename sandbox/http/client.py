@@ -11,7 +11,7 @@ import msgpack
 
 from sandbox.errors import SandboxFull, SandboxLost
 from sandbox.http.codec import request_to_data, result_from_data
-from sandbox.http.server import MSGPACK
+from sandbox.http.door import MSGPACK
 from sandbox.request import ExecutionRequest, ExecutionResult
 
 RETRY_S = 0.05

@@ -1,6 +1,6 @@
 """ExecutionRequest and ExecutionResult as plain data, for our own wire and files."""
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any, cast
 
 from rstar_ray.outcome import Outcome
@@ -19,8 +19,11 @@ def request_to_data(request: ExecutionRequest) -> dict[str, Any]:
     return data
 
 
-def request_from_data(data: object) -> ExecutionRequest:
-    """Read a request. Raises ValueError, naming the field, for anything that is not one."""
+def request_from_data(data: object, limits: Limits | None = None) -> ExecutionRequest:
+    """Read a request; `limits` are those of one that names none.
+
+    Raises ValueError, naming the field, for anything that is not one.
+    """
     if not isinstance(data, dict):
         raise ValueError(f"a request is an object, not {type(data).__name__}")
     given = cast(dict[str, Any], data)
@@ -35,19 +38,19 @@ def request_from_data(data: object) -> ExecutionRequest:
     seed = values.get("seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise ValueError(f"seed: expected a whole number, got {type(seed).__name__}")
-    return ExecutionRequest(**values, limits=_limits(given.get("limits")))
+    return ExecutionRequest(**values, limits=_limits(given.get("limits"), limits or Limits()))
 
 
-def _limits(data: object) -> Limits:
+def _limits(data: object, default: Limits) -> Limits:
     if data is None:
-        return Limits()
+        return default
     if not isinstance(data, dict):
         raise ValueError(f"limits: expected an object, got {type(data).__name__}")
     given = cast(dict[str, Any], data)
     unknown = [str(name)[:40] for name in given if name not in _LIMITS]
     if unknown:
         raise ValueError(f"limits: unknown fields {', '.join(unknown[:5])}")
-    return Limits(**given)
+    return replace(default, **given)
 
 
 def result_to_data(result: ExecutionResult) -> dict[str, Any]:

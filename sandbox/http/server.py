@@ -8,11 +8,8 @@ JSON, or msgpack where the client says so in Content-Type and Accept.
 """
 
 import asyncio
-import hmac
-import ipaddress
 import json
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,16 +19,18 @@ from aiohttp import web
 
 from rstar_ray.errors import ConfigError, SandboxError
 from sandbox.errors import SandboxFull, SandboxLate
-from sandbox.http import code_judge
+from sandbox.http import code_judge, door
+from sandbox.http.answers import Answers
+from sandbox.http.bodies import Bodies
 from sandbox.http.codec import request_from_data, result_to_data
+from sandbox.http.connections import IDLE_S, Room, Site, room_for_connections
+from sandbox.http.door import MSGPACK
 from sandbox.http.metrics import PoolMetrics
-from sandbox.limits import Limits
+from sandbox.isolation import IsolationLevel
+from sandbox.limits import CEILINGS, Limits
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 
-MSGPACK = "application/msgpack"
-MAX_BODY_BYTES = 512 * 1024 * 1024
-REMEMBERED = 4096  # finished calls whose answer a retry may still fetch
 _log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -39,45 +38,41 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Where to listen and how long calls may take, queue included."""
+    """Where to listen, whom to answer, and how much a call may take."""
 
     host: str = "127.0.0.1"
     port: int = 8088
-    token: str = ""  # required of every client where the address is not loopback
-    queue_s: float = 600.0  # a call
+    token: str = ""  # required of every client where the address is not loopback, or the level is `process`
+    allow_hosts: tuple[str, ...] = ()  # names of this server beside localhost, the machine's own, and plain addresses
+    queue_s: float = 600.0  # a call, queue included
     long_queue_s: float = 3600.0  # a call of a long batch
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = field(default_factory=Limits)  # of a call that names none
+    ceilings: Limits = CEILINGS  # what a client may ask for at most
 
     def __post_init__(self) -> None:
-        if not is_loopback(self.host) and not self.token:
+        if not door.is_loopback(self.host) and not self.token:
             raise ConfigError("token", f"{self.host} can be reached from elsewhere", "give --token, or use 127.0.0.1")
         if not 0 <= self.port < 65536:
             raise ConfigError("port", f"{self.port} is no port", "use 1 to 65535, or 0 for any")
-
-
-def is_loopback(host: str) -> bool:
-    """True for addresses that only this machine can reach."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        if above := self.limits.above(self.ceilings):
+            raise ConfigError("limits", f"{above} of a call that names none exceeds the ceiling", "raise the ceiling")
 
 
 class SandboxServer:
     """Routes over one pool."""
 
-    def __init__(self, pool: SandboxPool, config: ServerConfig) -> None:
+    def __init__(self, pool: SandboxPool, config: ServerConfig, room: Room) -> None:
         self._pool = pool
         self._config = config
+        self._room = room
+        self._names = door.own_names(config.allow_hosts)
         self._metrics = PoolMetrics(pool)
-        self._remembered: OrderedDict[str, asyncio.Future[ExecutionResult]] = OrderedDict()
+        self._answers = Answers()
+        self._bodies = Bodies()
 
     def app(self) -> web.Application:
         """The aiohttp application."""
-        middlewares = [self._authorize] if self._config.token else []
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares)
+        app = web.Application(middlewares=[self._let_in])
         app.add_routes(
             [
                 web.get("/ping", self._ping),
@@ -94,11 +89,22 @@ class SandboxServer:
         return app
 
     @web.middleware
-    async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        if request.path != "/ping" and not hmac.compare_digest(given, self._config.token.encode()):
-            return web.json_response({"detail": "a valid token is required: Authorization: Bearer ..."}, status=401)
-        return await handler(request)
+    async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        refused = door.refusal(
+            request.method, request.path, request.headers, token=self._config.token, names=self._names
+        )
+        if refused is not None:
+            answer = web.json_response({"detail": refused.text}, status=refused.status)
+            answer.force_close()  # its body is not read
+            return answer
+        connection = self._room.of(request)
+        if connection is None:
+            return await handler(request)
+        connection.begin()
+        try:
+            return await handler(request)
+        finally:
+            connection.end()
 
     async def _ping(self, request: web.Request) -> web.Response:
         return web.json_response("pong")
@@ -113,11 +119,12 @@ class SandboxServer:
     async def _execute(self, request: web.Request) -> web.Response:
         """Our own route: an ExecutionRequest in, an ExecutionResult out; same `call_id`, same answer."""
         try:
-            wanted = request_from_data(await read_body(request))
+            wanted = request_from_data(await self._bodies.read(request), self._config.limits)
+            if above := wanted.limits.above(self._config.ceilings):
+                raise ValueError(f"limits.{above}: this server allows {getattr(self._config.ceilings, above)} at most")
+            result = await self._run_once(wanted, request.remote or "")
         except ValueError as error:
             return reply(request, {"detail": str(error)}, 422)
-        try:
-            result = await self._run_once(wanted, request.remote or "")
         except SandboxFull as error:
             return reply(request, {"detail": str(error), "error": "full"}, 503)
         except SandboxError as error:
@@ -125,25 +132,19 @@ class SandboxServer:
         return reply(request, result_to_data(result))
 
     async def _run_once(self, wanted: ExecutionRequest, caller: str) -> ExecutionResult:
-        """Run a program, or join the run of an earlier request with the same id."""
+        """Run a program, or join the run of an earlier request with the same id. Raises ValueError for another's id."""
+
+        def submit() -> asyncio.Future[ExecutionResult]:
+            return self._pool.submit(wanted, caller, deadline_s=self._config.queue_s)
+
         if not wanted.call_id:
-            return await self._pool.run(wanted, caller, deadline_s=self._config.queue_s)
-        known = self._remembered.get(wanted.call_id)
-        if known is None:
-            known = self._pool.submit(wanted, caller, deadline_s=self._config.queue_s)
-            self._remembered[wanted.call_id] = known
-            while len(self._remembered) > REMEMBERED and next(iter(self._remembered.values())).done():
-                self._remembered.popitem(last=False)
-        try:
-            return await asyncio.shield(known)
-        except SandboxError:
-            self._remembered.pop(wanted.call_id, None)
-            raise
+            return await submit()
+        return await asyncio.shield(self._answers.get(wanted, submit))
 
     def _one(self, *, verdict: bool) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
-                submission = code_judge.read_submission(await read_body(request), self._config.limits)
+                submission = code_judge.read_submission(await self._bodies.read(request), self._config.limits)
             except ValueError as error:
                 answer = code_judge.bad_answer("", str(error))
                 return reply(request, {**answer, "detail": str(error)}, 422)
@@ -155,7 +156,7 @@ class SandboxServer:
     def _batch(self, *, verdict: bool, queue_s: float) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
-                sub_id, entries = code_judge.read_batch(await read_body(request), self._config.limits)
+                sub_id, entries = code_judge.read_batch(await self._bodies.read(request), self._config.limits)
             except ValueError as error:
                 return reply(request, {"detail": str(error), "reason": code_judge.INVALID_INPUT}, 422)
             caller = request.remote or ""
@@ -188,29 +189,6 @@ class SandboxServer:
         return code_judge.write_answer(submission, result)
 
 
-async def read_body(request: web.Request) -> object:
-    """Decode a body as its Content-Type says. Raises ValueError with a text for people, or HTTPBadRequest."""
-    try:
-        body = await request.read()
-    except (web.HTTPException, ConnectionError):
-        raise  # too large, say, or nobody there any more
-    except Exception as error:  # of the decompressor, or of the HTTP parser
-        headers = {"Connection": "close"}  # what follows on it cannot be told from the body
-        raise web.HTTPBadRequest(text=f"the body cannot be read: {_text(error)}", headers=headers) from error
-    try:
-        if request.content_type in (MSGPACK, "application/x-msgpack"):
-            return msgpack.unpackb(body, unicode_errors="surrogatepass")
-        return json.loads(body)
-    except RecursionError as error:
-        raise ValueError("the body is nested too deeply") from error
-    except Exception as error:  # msgpack raises a dozen kinds
-        raise ValueError(f"the body cannot be decoded: {_text(error)}") from error
-
-
-def _text(error: Exception) -> str:
-    return str(error) or type(error).__name__
-
-
 def reply(request: web.Request, data: object, status: int = 200) -> web.Response:
     """Encode an answer as the client asked."""
     if MSGPACK in request.headers.get("Accept", ""):
@@ -220,13 +198,17 @@ def reply(request: web.Request, data: object, status: int = 200) -> web.Response
 
 
 async def start_server(pool: SandboxPool, config: ServerConfig) -> tuple[web.AppRunner, int]:
-    """Listen; returns the runner, to be cleaned up by the caller, and the port."""
-    app = SandboxServer(pool, config).app()
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, keepalive_timeout=75.0)
+    """Listen; returns the runner, to be cleaned up by the caller, and the port. Raises ConfigError."""
+    if pool.report.level is IsolationLevel.PROCESS and not config.token:
+        raise ConfigError(
+            "token", "at level process programs may do all that this user may", "give --token, or another --level"
+        )
+    room = Room(room_for_connections())
+    app = SandboxServer(pool, config, room).app()
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, keepalive_timeout=IDLE_S)
     await runner.setup()
-    site = web.TCPSite(runner, config.host, config.port, backlog=4096)
     try:
-        await site.start()
+        await Site(runner, config.host, config.port, room).start()
     except OSError as error:
         await runner.cleanup()
         raise ConfigError("port", f"cannot listen on {config.host}:{config.port}: {error}", "use another") from error

@@ -1,0 +1,139 @@
+"""The connections of the server: no more than descriptors allow, and none that waits for nothing."""
+
+import asyncio
+import os
+import resource
+import time
+from pathlib import Path
+
+from aiohttp import web
+
+IDLE_S = 75.0  # between two requests of a connection
+HEADERS_S = 20.0  # from its opening to the end of its first request's headers
+RESERVED = 64  # descriptors that connections leave to the pool beyond what is open at the start
+MOST = 20_000
+
+
+def room_for_connections() -> int:
+    """How many connections this process can hold open beside the pool's own descriptors; lifts the soft limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    open_now = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 128  # noqa: PTH208
+    return max(min(hard - open_now - RESERVED, MOST), 8)
+
+
+class Connection(asyncio.Protocol):
+    """One connection on its way to aiohttp's own protocol; knows since when nothing is being answered on it."""
+
+    def __init__(self, inner: asyncio.Protocol, room: "Room") -> None:
+        self._inner = inner
+        self._room = room
+        self._requests = 0
+        self.transport: asyncio.Transport | None = None
+        self.answered = False
+        self.idle_since: float | None = time.monotonic()  # None while a request is answered
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._inner.connection_made(transport)
+        self._room.enter(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._room.leave(self)
+        self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    def begin(self) -> None:
+        """A request's headers are complete."""
+        self._requests += 1
+        self.answered, self.idle_since = True, None
+
+    def end(self) -> None:
+        """A request is answered."""
+        self._requests -= 1
+        if not self._requests:
+            self.idle_since = time.monotonic()
+
+    def overdue(self, now: float) -> bool:
+        """True where nothing has come for too long."""
+        return self.idle_since is not None and now - self.idle_since > (IDLE_S if self.answered else HEADERS_S)
+
+    def drop(self) -> None:
+        """Close at once, without a word."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class Room:
+    """All open connections; where there are too many, the one that has been idle longest goes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: dict[asyncio.BaseTransport, Connection] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def enter(self, connection: Connection) -> None:
+        assert connection.transport is not None
+        self._open[connection.transport] = connection
+        if len(self._open) > self._most:
+            idle = [each for each in self._open.values() if each.idle_since is not None]
+            min(idle, key=lambda each: each.idle_since or 0.0).drop()
+
+    def leave(self, connection: Connection) -> None:
+        if connection.transport is not None:
+            self._open.pop(connection.transport, None)
+
+    def of(self, request: web.Request) -> Connection | None:
+        """The connection that a request came by."""
+        return self._open.get(request.transport) if request.transport is not None else None
+
+    async def sweep(self) -> None:
+        """Drop what is overdue, again and again."""
+        while True:
+            await asyncio.sleep(1.0)
+            now = time.monotonic()
+            for connection in [each for each in self._open.values() if each.overdue(now)]:
+                connection.drop()
+
+
+class Site(web.BaseSite):
+    """A TCP site whose connections pass through a room."""
+
+    def __init__(self, runner: web.AppRunner, host: str, port: int, room: Room) -> None:
+        super().__init__(runner)
+        self._address = (host, port)
+        self._room = room
+        self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"http://{self._address[0]}:{self._address[1]}"
+
+    async def start(self) -> None:
+        await super().start()
+        handler = self._runner.server
+        assert handler is not None
+        host, port = self._address
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Connection(handler(), self._room), host, port, backlog=4096)
+        self._sweeper = asyncio.create_task(self._room.sweep(), name="idle connections")
+
+    async def stop(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await super().stop()

@@ -1,0 +1,84 @@
+"""Who may come in: by token, host name, origin and type of body; pure functions on a request's headers.
+
+A web page that somebody on this machine looks at can send requests to the loopback. It cannot set `Content-Type:
+application/json` without asking first (which nobody answers), cannot leave out `Origin` from a POST, and where it has
+pointed its own name at 127.0.0.1 it cannot leave that name out of `Host`.
+"""
+
+import hmac
+import ipaddress
+import socket
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+JSON, MSGPACK = "application/json", "application/msgpack"
+TYPES = (JSON, MSGPACK, "application/x-msgpack")
+_OWN_SITE = ("same-origin", "none")  # of Sec-Fetch-Site: our own page, or the address bar
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A status and a text for people, who are told the mend."""
+
+    status: int
+    text: str
+
+
+def is_loopback(host: str) -> bool:
+    """True for addresses that only this machine can reach."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def own_names(allowed: Collection[str]) -> frozenset[str]:
+    """The host names that requests may be addressed to, beside plain addresses."""
+    return frozenset(name.lower().rstrip(".") for name in ("localhost", socket.gethostname(), *allowed))
+
+
+def refusal(
+    method: str, path: str, headers: Mapping[str, str], *, token: str, names: Collection[str]
+) -> Refusal | None:
+    """Why a request is not let in; None where it is. `headers` ignores case, as HTTP's do."""
+    given = headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
+    if token and path != "/ping" and not hmac.compare_digest(given, token.encode()):
+        return Refusal(401, "a valid token is required: Authorization: Bearer ...")
+    host = headers.get("Host", "")
+    if not _is_ours(host, names):
+        return Refusal(421, f"{host[:100]!r} is no name of this server; allow it with --allow-host, or use its address")
+    origin = headers.get("Origin")
+    if origin is not None and (origin == "null" or _authority(origin) != host.lower()):
+        return Refusal(403, "requests of other sites' pages are not answered (Origin)")
+    if headers.get("Sec-Fetch-Site", "none").lower() not in _OWN_SITE:
+        return Refusal(403, "requests of other sites' pages are not answered (Sec-Fetch-Site)")
+    if method == "POST" and _kind(headers.get("Content-Type", "")) not in TYPES:
+        return Refusal(415, f"Content-Type: send {JSON} or {MSGPACK}")
+    return None
+
+
+def _is_ours(host: str, names: Collection[str]) -> bool:
+    """An address in figures cannot have been pointed here by another's name server."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name.rstrip(".") in names
+    return True
+
+
+def _authority(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _kind(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()

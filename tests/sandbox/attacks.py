@@ -1,0 +1,367 @@
+"""Attacks that got through once, each with what must be found afterwards: `python -m tests.sandbox.attacks LEVEL`.
+
+Run in a process of its own, so that it can be run as any user; prints one JSON object: attack to what was wrong.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from rstar_ray.outcome import Outcome
+from sandbox.cage import cpp_program
+from sandbox.limits import Limits
+from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.request import ExecutionRequest, ExecutionResult
+
+MIB = 1 << 20
+Attack = Callable[[SandboxPool, Path], Awaitable[str]]
+ATTACKS: dict[str, Attack] = {}
+
+# Every program begins so; `refused` is True where an attempt raises OSError, and False where it works.
+PRELUDE = """
+import ctypes, errno, fcntl, mmap, os, resource, signal, socket, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+def refused(attempt, *arguments):
+    try:
+        attempt(*arguments)
+    except OSError:
+        return True
+    return False
+def maps():
+    try:  # at landlock a program cannot know where its memory lies, and searches nothing
+        return list(open("/proc/self/maps"))
+    except OSError:
+        return []
+def call(number, *arguments):
+    found = libc.syscall(ctypes.c_long(number), *arguments)
+    if found < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+    return found
+"""
+
+
+def attack(function: Attack) -> Attack:
+    """Enter one attack; it returns what was wrong, nothing where it was contained."""
+    ATTACKS[function.__name__] = function
+    return function
+
+
+async def run(pool: SandboxPool, code: str, **more: Any) -> ExecutionResult:
+    limits = Limits(cpu_s=more.pop("cpu_s", 10.0), wall_s=more.pop("wall_s", 30.0))
+    return await pool.run(ExecutionRequest(code=PRELUDE + code, limits=limits, **more))
+
+
+async def expect(pool: SandboxPool, code: str, stdout: str) -> str:
+    result = await run(pool, code)
+    return (
+        "" if result.stdout == stdout else f"{result.outcome} {result.reason} {result.stdout!r} {result.stderr[-300:]}"
+    )
+
+
+@attack
+async def a_signal_to_the_process_group_reaches_nobody_else(pool: SandboxPool, _: Path) -> str:
+    for _ in range(2):
+        await run(pool, "try: os.kill(0, signal.SIGKILL)\nexcept OSError: pass")
+        await run(pool, "try: os.killpg(os.getpgrp(), signal.SIGKILL)\nexcept OSError: pass")
+    if wrong := await expect(pool, "print(os.getpgrp() != 0)", "True\n"):
+        return wrong
+    stats = pool.stats()
+    return f"lost {stats}" if stats.cells_lost or stats.servers_lost or stats.retried else ""
+
+
+@attack
+async def files_of_the_server_keep_their_metadata(pool: SandboxPool, home: Path) -> str:
+    canary = home / "canary"
+    canary.write_text("x" * 1000)
+    canary.chmod(0o600)
+    os.utime(canary, (1e9, 1e9))
+    places = [str(canary), str(home), os.path.dirname(os.__file__), os.__file__]  # noqa: PTH120
+    before = [(os.stat(place).st_mode, os.stat(place).st_mtime, os.stat(place).st_size) for place in places]  # noqa: PTH116
+    code = f"""
+import glob
+for place in {places!r} + glob.glob("/tmp/sandbox-*") + glob.glob("/tmp/sandbox-*/*"):
+    if place.startswith(os.getcwd()):
+        continue
+    for attempt in (
+        lambda: os.chmod(place, 0o777), lambda: os.chown(place, os.getuid(), os.getgid()), lambda: os.utime(place),
+        lambda: os.utime(place, (5, 5)), lambda: os.truncate(place, 1), lambda: os.chmod(place, 0),
+        lambda: os.close(os.open(place, os.O_RDONLY | os.O_TRUNC)), lambda: os.close(os.open(place, 3 | os.O_TRUNC)),
+        lambda: os.fchmod(os.open(place, os.O_RDONLY), 0o777), lambda: os.utime(os.open(place, os.O_RDONLY), (5, 5)),
+        lambda: os.setxattr(place, "user.x", b"y"), lambda: os.rename(place, place + "x"), lambda: os.unlink(place),
+    ):
+        try: attempt()
+        except OSError: pass
+print("done")
+"""
+    wrong = await expect(pool, code, "done\n")
+    after = [(os.stat(place).st_mode, os.stat(place).st_mtime, os.stat(place).st_size) for place in places]  # noqa: PTH116
+    return wrong or ("" if before == after else f"{before} became {after}")
+
+
+@attack
+async def nothing_is_left_in_shared_memory(pool: SandboxPool, _: Path) -> str:
+    places = """
+for line in maps():
+    place, mode, *rest = line.split()
+    low, high = (int(end, 16) for end in place.split("-"))
+    if "s" in mode and "w" in mode:
+"""
+    left = places + "        ctypes.memset(low, 0x5A, high - low)"
+    found = places + "        print('FOUND') if ctypes.string_at(low, high - low).count(0x5A) > 1000 else None"
+    await run(pool, left)
+    return await expect(pool, found + "\nprint('searched')", "searched\n")
+
+
+@attack
+async def no_name_of_a_file_is_left_in_memory(pool: SandboxPool, _: Path) -> str:
+    await run(pool, "for number in range(300): open(f'LEFT-BEHIND-{number:04}', 'w').close()")
+    code = r"""
+import re
+found = 0
+for line in maps():
+    place, mode, *rest = line.split()
+    low, high = (int(end, 16) for end in place.split("-"))
+    if mode.startswith("rw") and "[v" not in line:
+        found += len(re.findall(rb"LEFT[-]BEHIND[-][0-9]+", ctypes.string_at(low, high - low)))
+print(found, os.listdir("."))
+"""
+    return await expect(pool, code, "0 []\n")
+
+
+@attack
+async def a_descriptor_in_flight_keeps_no_room(pool: SandboxPool, _: Path) -> str:
+    code = """
+file = os.open("big", os.O_RDWR | os.O_CREAT)
+os.write(file, bytes(40 << 20))
+one, other = socket.socketpair()
+print(refused(socket.send_fds, one, [b"x"], [file]), refused(socket.send_fds, other, [b"x"], [one.fileno()]))
+"""
+    if wrong := await expect(pool, code, "True True\n"):
+        return wrong
+    return await expect(pool, "print(open('big', 'wb').write(bytes(40 << 20)))", f"{40 * MIB}\n")
+
+
+@attack
+async def the_folder_tells_nothing_of_the_program_before(pool: SandboxPool, _: Path) -> str:
+    show = "print(os.stat('.').st_mtime_ns, os.stat('.').st_ctime_ns)"
+    first = await run(pool, "open('x', 'w').close()\n" + show)
+    second = await run(pool, show)
+    return f"{first.stdout} again" if set(first.stdout.split()) & set(second.stdout.split()) else ""
+
+
+@attack
+async def nobody_is_notified_leased_or_locked_out(pool: SandboxPool, _: Path) -> str:
+    modules = sorted(Path(os.__file__).parent.glob("*.py"))
+    mine = modules[os.getpid() % len(modules)]  # others run this attack at the same time
+    wrong = await expect(
+        pool,
+        f"""
+place = {str(mine)!r}
+library = os.open(os.path.dirname(os.__file__), os.O_RDONLY)
+file = os.open(place, os.O_RDONLY)
+print(refused(fcntl.fcntl, library, 1026, 0x8000003F), refused(fcntl.fcntl, file, 1024, 0),
+      refused(fcntl.fcntl, file, 8, os.getpid()), refused(fcntl.fcntl, os.pipe()[0], 1031, 1 << 20))
+fcntl.flock(file, fcntl.LOCK_EX)
+sys.stdout.flush()
+time.sleep(0.5)
+""",
+        "True True True True\n",
+    )
+    if wrong:
+        return wrong
+    locker = asyncio.ensure_future(
+        run(pool, f"fcntl.flock(os.open({str(mine)!r}, os.O_RDONLY), fcntl.LOCK_EX)\ntime.sleep(0.5)")
+    )
+    await asyncio.sleep(0.25)
+    with open(mine, "rb") as file:  # noqa: PTH123
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "the host is locked out"
+        finally:
+            await locker
+    return ""
+
+
+@attack
+async def the_page_cache_answers_no_questions(pool: SandboxPool, _: Path) -> str:
+    code = """
+file = os.open(os.__file__, os.O_RDONLY)
+print(refused(os.preadv, file, [bytearray(10)], 0, os.RWF_NOWAIT))
+reading, writing = os.pipe()
+os.posix_fadvise(reading, 0, 0, os.POSIX_FADV_DONTNEED)  # of a pipe it would fail, were it done
+if os.uname().machine == "x86_64":
+    memory = mmap.mmap(file, 4096, prot=mmap.PROT_READ)
+    print(refused(call, 27, ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(bytearray(4096)))), 4096, None))
+else:
+    print(True)
+print(refused(mmap.mmap(-1, 1 << 20).madvise, 21))
+"""
+    return await expect(pool, code, "True\nTrue\nTrue\n")
+
+
+@attack
+async def nothing_is_written_to_disk_on_demand(pool: SandboxPool, _: Path) -> str:
+    code = """
+reading, writing = os.pipe()  # of a pipe it would fail, were it done
+os.fsync(writing); os.fdatasync(writing)
+print(refused(os.sync) or hasattr(os, "sync"), "synced")
+"""
+    return await expect(pool, code, "True synced\n")
+
+
+@attack
+async def devices_keep_their_times(pool: SandboxPool, _: Path) -> str:
+    before = [os.stat(f"/dev/{name}") for name in ("full", "null", "zero")]  # noqa: PTH116
+    code = """
+for name in ("full", "null", "zero"):
+    refused(os.utime, "/dev/" + name); refused(os.utime, "/dev/" + name, (5, 5)); refused(os.chmod, "/dev/" + name, 0)
+print(open("/dev/null", "w").write("x"), len(open("/dev/zero", "rb").read(3)))
+"""
+    wrong = await expect(pool, code, "1 3\n")
+    after = [os.stat(f"/dev/{name}") for name in ("full", "null", "zero")]  # noqa: PTH116
+    changed = [
+        (a.st_mtime, a.st_mode) != (b.st_mtime, b.st_mode) and b.st_mtime < 10
+        for a, b in zip(before, after, strict=True)
+    ]
+    return wrong or ("a device has another time" if any(changed) else "")
+
+
+@attack
+async def files_that_nobody_sees_take_little_of_the_disk(pool: SandboxPool, _: Path) -> str:
+    code = """
+held = []
+for number in range(40):
+    try:
+        file = os.open(f"f{number}", os.O_RDWR | os.O_CREAT)
+        os.unlink(f"f{number}")
+        os.posix_fallocate(file, 0, 60 << 20)
+    except OSError:
+        continue
+    finally:
+        held.append(file)
+try: held.append(os.open(".", os.O_RDWR | os.O_TMPFILE))
+except OSError: pass
+print(sum(os.fstat(file).st_blocks * 512 for file in held if os.fstat(file).st_nlink == 0) <= 64 << 20)
+"""
+    result = await run(pool, code)
+    fine = result.stdout == "True\n" or result.outcome is Outcome.OUT_OF_MEMORY
+    return "" if fine else f"{result.outcome} {result.stdout} {result.stderr[-300:]}"
+
+
+@attack
+async def threads_are_few_or_few_for_long(pool: SandboxPool, _: Path) -> str:
+    code = """
+threading.stack_size(32768)
+number = 0
+try:
+    for number in range(3000):
+        threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
+except RuntimeError:
+    print(number <= 64)
+    os._exit(0)
+time.sleep(20)
+"""
+    result = await run(pool, code)
+    fine = result.stdout == "True\n" or (result.reason == "started too many threads" and result.wall_s < 10)
+    return "" if fine else f"{result.outcome} {result.reason} {result.stdout} {result.stderr[-300:]}"
+
+
+@attack
+async def no_core_is_dumped_and_nobody_becomes_dumpable(pool: SandboxPool, _: Path) -> str:
+    code = """
+print(resource.getrlimit(resource.RLIMIT_CORE)[1] == 1, libc.prctl(4, 1, 0, 0, 0), libc.prctl(3, 0, 0, 0, 0))
+"""
+    return await expect(pool, code, "True -1 0\n")
+
+
+@attack
+async def pipes_and_pairs_hold_little(pool: SandboxPool, _: Path) -> str:
+    code = """
+held = []
+try:
+    while True: held.append(socket.socketpair())
+except OSError as error: pass
+print(len(held) <= 32)
+"""
+    return await expect(pool, code, "True\n")
+
+
+@attack
+async def huge_pages_and_nameless_memory_are_refused(pool: SandboxPool, _: Path) -> str:
+    return await expect(
+        pool,
+        "print(refused(mmap.mmap, -1, 2 << 20, mmap.MAP_PRIVATE | 0x40020), refused(os.memfd_create, 'x'))",
+        "True True\n",
+    )
+
+
+@attack
+async def nothing_is_learnt_of_other_processes(pool: SandboxPool, _: Path) -> str:
+    others = [os.getpid(), os.getppid()]
+    code = f"""
+for pid in {others!r} + [os.getppid()]:
+    for look in (os.sched_getaffinity, os.getpgid, os.getsid, lambda p: os.kill(p, 0) if p != os.getppid() else 1 / 0):
+        try: look(pid)
+        except (OSError, ZeroDivisionError): continue
+        print("told of", pid)
+print("done")
+"""
+    return await expect(pool, code, "done\n")
+
+
+@attack
+async def a_tree_of_processes_has_one_core(pool: SandboxPool, _: Path) -> str:
+    if pool.report.level != "namespaces" or cpp_program.compiler() is None:
+        return ""
+    source = "#include <unistd.h>\nint main(){for(int i=0;i<8;i++) if(!fork()) for(;;); for(;;) pause();}"
+    limits = Limits(cpu_s=2.0, wall_s=5.0)
+    result = await pool.run(ExecutionRequest(code=source, language="cpp", limits=limits))
+    fine = result.outcome is Outcome.TIMEOUT and result.cpu_s < 5.5
+    return "" if fine else f"{result.outcome} {result.cpu_s} {result.stderr[-200:]}"
+
+
+@attack
+async def honest_programs_find_what_they_need(pool: SandboxPool, _: Path) -> str:
+    code = """
+import asyncio, sqlite3, tempfile, threading, concurrent.futures
+async def both(): return await asyncio.gather(asyncio.sleep(0, 1), asyncio.to_thread(lambda: 2))
+print(asyncio.run(both()))
+base = sqlite3.connect("base.db")
+base.execute("create table t(a)"); base.execute("insert into t values (7)"); base.commit()
+print(base.execute("select a from t").fetchall())
+with open("f", "w") as file: file.write("text"); file.flush(); os.fsync(file.fileno())
+print(open("f").read(), list(concurrent.futures.ThreadPoolExecutor(4).map(abs, [-1, 2])))
+"""
+    if pool.report.level == "landlock":
+        code = code.replace('"base.db"', '":memory:"')  # a journal is removed, and files stay here
+    return await expect(pool, code, "[1, 2]\n[(7,)]\ntext [1, 2]\n")
+
+
+async def main(level: str) -> dict[str, str]:
+    """Run every attack, one after another, and an honest program after each."""
+    found: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as place:
+        async with SandboxPool(PoolConfig(level=level, slots=1, flavors=("lean",))) as pool:
+            for name, made in ATTACKS.items():
+                started = time.monotonic()
+                wrong = await made(pool, Path(place))
+                after = await pool.run(ExecutionRequest(code="print(sum(range(10)))"))
+                if not wrong and after.stdout != "45\n":
+                    wrong = f"the next program: {after}"
+                found[name] = wrong
+                print(f"{name}: {time.monotonic() - started:.1f} s {wrong}", file=sys.stderr)
+            stats = pool.stats()
+            found["no_cell_was_lost"] = "" if not stats.cells_lost + stats.servers_lost + stats.failed else str(stats)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(main(sys.argv[1]))))
