@@ -19,7 +19,7 @@ class Homes:
         self._folder.chmod(0o711)
         self._free: list[int] = []
         self._next = 0
-        self._clearing: set[asyncio.Future[None]] = set()
+        self._clearing: set[asyncio.Future[bool]] = set()
 
     def take(self, level: IsolationLevel) -> tuple[int, str]:
         """A number that no cell has, and its folder."""

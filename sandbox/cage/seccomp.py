@@ -137,6 +137,11 @@ def _stream_pairs() -> list[Instruction]:
 
 def base_filter() -> Filter:
     """The allow-list for a cell and everything it forks."""
+    return Filter(base_program())
+
+
+def base_program() -> list[Instruction]:
+    """The instructions of the base filter."""
     judged: dict[str, list[Instruction]] = {
         "open": _opening(1),
         "openat": _opening(2),
@@ -165,7 +170,7 @@ def base_filter() -> Filter:
             always = [_refuse(0)] if call.rule == calls.NOTHING else [(_RET, 0, 0, _ALLOW)]
             program += _when(call.number, judged.get(call.name, always))
     program += [(_JGE, 0, 1, _LAST_KNOWN + 1), _refuse(errno.ENOSYS), _refuse(errno.EPERM)]
-    return Filter(program)
+    return program
 
 
 class Reach(NamedTuple):
@@ -179,12 +184,17 @@ class Reach(NamedTuple):
 
 def program_filter(reach: Reach) -> Filter:
     """What a program may not do although its cell may."""
+    return Filter(reach_program(reach))
+
+
+def reach_program(reach: Reach) -> list[Instruction]:
+    """The instructions of the program filter; OWN_PID stands for the process's id."""
     program: list[Instruction] = [(_LD_W_ABS, 0, 0, _NR)]
     for call in calls.table():
         if call.number is not None and (body := _for_program(call, reach)):
             program += _when(call.number, body)
     program += [(_RET, 0, 0, _ALLOW)]
-    return Filter(program)
+    return program
 
 
 def _for_program(call: calls.SystemCall, reach: Reach) -> list[Instruction]:

@@ -55,7 +55,8 @@ def refusal(
         return Refusal(403, "requests of other sites' pages are not answered (Origin)")
     if headers.get("Sec-Fetch-Site", "none").lower() not in _OWN_SITE:
         return Refusal(403, "requests of other sites' pages are not answered (Sec-Fetch-Site)")
-    if method == "POST" and _kind(headers.get("Content-Type", "")) not in TYPES:
+    empty = headers.get("Content-Length", "") == "0" and "Transfer-Encoding" not in headers  # told so as any bad body
+    if method == "POST" and not empty and _kind(headers.get("Content-Type", "")) not in TYPES:
         return Refusal(415, f"Content-Type: send {JSON} or {MSGPACK}")
     return None
 

@@ -1,6 +1,7 @@
 """The HTTP face: Code Judge's interface, our own route, and clients that send nonsense."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 
@@ -11,9 +12,11 @@ import pytest_asyncio
 
 from rstar_ray.errors import ConfigError
 from rstar_ray.outcome import Outcome
+from sandbox.http import bodies, connections, server
 from sandbox.http.client import SandboxClient
 from sandbox.http.server import MSGPACK, ServerConfig, start_server
-from sandbox.pool import SandboxPool
+from sandbox.limits import Limits
+from sandbox.pool import PoolConfig, SandboxPool
 from sandbox.request import ExecutionRequest
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -22,7 +25,7 @@ FIELDS = {"sub_id", "success", "run_success", "cost", "stdout", "stderr", "reaso
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def url(pool: SandboxPool) -> AsyncIterator[str]:
-    runner, port = await start_server(pool, ServerConfig(port=0))
+    runner, port = await start_server(pool, ServerConfig(port=0, limits=Limits(wall_s=40.0)))  # for a busy machine
     yield f"http://127.0.0.1:{port}"
     await runner.cleanup()
 
@@ -197,6 +200,140 @@ async def test_other_addresses_need_a_token(pool: SandboxPool, http: aiohttp.Cli
         writer.close()
         async with SandboxClient(f"http://127.0.0.1:{port}", token="let-me-in") as client:
             assert (await client.run(ExecutionRequest(code="print(2)"))).stdout == "2\n"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    "headers, status",
+    [
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content-Type": "text/json; charset=utf-8"}, 415),
+        ({"Content-Type": "application/json; charset=utf-8"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Host": "evil.example"}, 421),
+        ({"Host": "localhost:1"}, 200),
+        ({"Host": "node-7.cluster"}, 421),
+    ],
+)
+async def test_a_web_page_can_run_nothing_here(
+    http: aiohttp.ClientSession, url: str, pool: SandboxPool, headers: dict[str, str], status: int
+):
+    before = pool.stats().accepted
+    sent = {"Content-Type": "application/json", **headers}
+    async with http.post(f"{url}/run", data=json.dumps(python("print(1)")), headers=sent) as answer:
+        assert answer.status == status, await answer.text()
+    assert pool.stats().accepted == before + (status == 200)
+
+
+async def test_a_name_that_points_here_reads_nothing(http: aiohttp.ClientSession, url: str):
+    for route in ("/metrics", "/status", "/ping"):
+        async with http.get(f"{url}{route}", headers={"Host": "rebound.example"}) as answer:
+            assert answer.status == 421
+    async with http.options(f"{url}/run", headers={"Origin": "http://evil.example"}) as answer:
+        assert answer.status == 403
+
+
+async def test_names_of_a_cluster_are_allowed_by_a_list(http: aiohttp.ClientSession, pool: SandboxPool):
+    runner, port = await start_server(pool, ServerConfig(port=0, allow_hosts=("node-7.cluster",)))
+    try:
+        for host, status in (("node-7.cluster", 200), (f"NODE-7.cluster.:{port}", 200), ("node-8.cluster", 421)):
+            async with http.get(f"http://127.0.0.1:{port}/status", headers={"Host": host}) as answer:
+                assert answer.status == status
+    finally:
+        await runner.cleanup()
+
+
+async def test_level_process_needs_a_token_on_the_loopback_too(http: aiohttp.ClientSession):
+    async with SandboxPool(PoolConfig(level="process", slots=1, flavors=("lean",))) as trusting:
+        with pytest.raises(ConfigError, match="token"):
+            await start_server(trusting, ServerConfig(port=0))
+        runner, port = await start_server(trusting, ServerConfig(port=0, token="let-me-in"))
+        assert (await post(http, f"http://127.0.0.1:{port}/run", python("1")))[0] == 401
+        await runner.cleanup()
+
+
+async def test_an_id_stands_for_one_program(http: aiohttp.ClientSession, url: str):
+    mine = {"code": "print('mine')", "call_id": "shared"}
+    assert (await post(http, f"{url}/execute", mine))[1]["stdout"] == "mine\n"
+    assert (await post(http, f"{url}/execute", mine))[1]["stdout"] == "mine\n"
+    for other in ({"code": "print('yours')"}, {"stdin": "x"}, {"limits": {"cpu_s": 1.0}}, {"seed": 3}):
+        status, answer = await post(http, f"{url}/execute", {**mine, **other})
+        assert status == 422 and "call_id" in answer["detail"] and "mine" not in answer["detail"]
+
+
+@pytest.mark.parametrize(
+    "limits, field",
+    [
+        ({"memory_bytes": 10**400}, "memory_bytes"),
+        ({"memory_bytes": 3 << 30}, "memory_bytes"),
+        ({"cpu_s": 61}, "cpu_s"),
+        ({"wall_s": 1e308}, "wall_s"),
+        ({"stdout_chars": 1 << 21}, "stdout_chars"),
+        ({"cpu_s": "9" * 100_000}, "cpu_s"),
+    ],
+)
+async def test_a_client_cannot_ask_for_more_than_the_owner_allows(
+    http: aiohttp.ClientSession, url: str, limits: dict[str, object], field: str
+):
+    status, answer = await post(http, f"{url}/execute", {"code": "print(1)", "limits": limits})
+    assert status == 422 and field in answer["detail"] and len(answer["detail"]) < 200
+
+
+def head(length: int) -> bytes:
+    lines = ("POST /run HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {length}")
+    return "".join(f"{line}\r\n" for line in (*lines, "")).encode()
+
+
+async def test_a_body_too_large_is_refused_before_it_is_read(url: str):
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    head = (
+        "POST /run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1073741824\r\n\r\n"
+    )
+    writer.write(head.encode() + b"{" * 1000)
+    assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.1 413 ")
+    writer.close()
+
+
+async def test_a_body_that_does_not_come_is_given_up(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bodies, "PAUSE_S", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    writer.write(head(100) + b"{")
+    assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+
+
+async def test_idle_connections_make_room_for_those_that_ask(pool: SandboxPool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server, "room_for_connections", lambda: 8)
+    runner, port = await start_server(pool, ServerConfig(port=0))
+    try:
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
+        async with aiohttp.ClientSession() as http:
+            for _ in range(3):
+                async with http.get(f"http://127.0.0.1:{port}/status") as answer:
+                    assert answer.status == 200
+        ends = [reader.at_eof() or reader.exception() is not None for reader, _ in idle]
+        assert sum(ends) >= 22
+        for _, writer in idle:
+            writer.close()
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_connection_that_never_asks_is_closed(pool: SandboxPool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connections, "HEADERS_S", 0.1)
+    runner, port = await start_server(pool, ServerConfig(port=0))
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /status HT")
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
     finally:
         await runner.cleanup()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -176,6 +177,22 @@ async def test_cells_are_replaced_after_their_share_of_calls():
         for i in range(12):
             assert (await pool.run(ExecutionRequest(code=f"print({i})"))).stdout == f"{i}\n"
         assert pool.stats().cells_replaced >= 2
+
+
+async def test_a_shortage_of_descriptors_passes():
+    """Supervision goes on, and what died meanwhile is replaced once there is room again."""
+    async with SandboxPool(PoolConfig(slots=1, spare_cells=0, flavors=LEAN)) as pool:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (8, hard))
+        try:
+            crew = pool._crews["lean"]
+            signal.pidfd_send_signal(next(iter(crew.cells)).channel.pidfd, signal.SIGKILL)
+            os.kill(crew.server.pid, signal.SIGKILL)
+            await asyncio.sleep(1.2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert pool._supervisor is not None and not pool._supervisor.done()
+        assert (await pool.run(ExecutionRequest(code="print('back')"))).stdout == "back\n"
 
 
 async def test_an_impossible_level_refuses_to_start_with_the_mend():
