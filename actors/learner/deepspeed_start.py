@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]  # torch documents both
 
 from actors.learner.optimizer import RefusingAdamW
 from actors.learner.policy import Policy
@@ -27,10 +28,10 @@ def learner_device(settings: LearnerSettings) -> torch.device:
     return torch.device("cpu")
 
 
-def open_store(settings: LearnerSettings, host: str) -> dist.TCPStore:
+def open_store(settings: LearnerSettings, host: str) -> TCPStore:
     """Where the other ranks are waited for: a port that is never let go in between, so nobody else can take it."""
     deadline = timedelta(seconds=settings.start_deadline_s)
-    return dist.TCPStore(host, 0, settings.world_size, is_master=True, timeout=deadline, wait_for_workers=False)
+    return TCPStore(host, 0, settings.world_size, is_master=True, timeout=deadline, wait_for_workers=False)
 
 
 def join_ranks(settings: LearnerSettings, rank: int, device: torch.device, store: Any) -> None:
@@ -41,11 +42,11 @@ def join_ranks(settings: LearnerSettings, rank: int, device: torch.device, store
         return
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(settings.world_size), LOCAL_RANK="0")
     if settings.world_size == 1:
-        store = dist.HashStore()
+        store = HashStore()
     elif isinstance(store, tuple):
         host, port = store
         deadline = timedelta(seconds=settings.start_deadline_s)
-        store = dist.TCPStore(host, port, settings.world_size, is_master=False, timeout=deadline)
+        store = TCPStore(host, port, settings.world_size, is_master=False, timeout=deadline)
     if settings.world_size > 1:
         os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
     dist.init_process_group(

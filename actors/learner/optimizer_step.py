@@ -184,7 +184,7 @@ def _over_ranks(counts: _Counts, stats: LossStats) -> tuple[_Counts, dict[str, f
     dist.all_reduce(sums)
     dist.all_reduce(maxima, dist.ReduceOp.MAX)
     tokens, input_tokens, padded_tokens, *summed = sums.tolist()
-    figures = dict(zip((*SUMS, *MAXIMA), (*summed, *maxima.tolist()), strict=True))
+    figures: dict[str, float] = dict(zip((*SUMS, *MAXIMA), (*summed, *maxima.tolist()), strict=True))
     return _Counts(int(tokens), int(input_tokens), int(padded_tokens)), figures
 
 

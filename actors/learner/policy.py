@@ -104,9 +104,9 @@ def load_language_model(folder: str, settings: LearnerSettings) -> Any:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, settings.dtype), attn_implementation=attention
     )
-    own_head = model.get_output_embeddings() is not None and (
-        model.get_output_embeddings().weight is not model.get_input_embeddings().weight
-    )
+    head: Any = model.get_output_embeddings()
+    embeddings: Any = model.get_input_embeddings()
+    own_head = head is not None and head.weight is not embeddings.weight
     if model.config.tie_word_embeddings and own_head:
         raise ConfigError(
             "--model",

@@ -7,7 +7,7 @@ processes of the same host) copy from the mapping. Nothing large ever crosses a 
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +63,7 @@ def open_buckets(shared: SharedWeights) -> list[WeightBucket]:
 
 
 @contextmanager
-def share(buckets: Sequence[WeightBucket]) -> Iterator[SharedWeights]:
+def share(buckets: Sequence[WeightBucket]) -> Generator[SharedWeights]:
     """Copy buckets into one shared-memory file that is gone when the block ends."""
     offsets, total = _offsets(buckets)
     descriptor, path = tempfile.mkstemp(prefix="rstar-weights-", dir=_folder(total))
@@ -72,7 +72,7 @@ def share(buckets: Sequence[WeightBucket]) -> Iterator[SharedWeights]:
             file.truncate(max(total, 1))
             for bucket, offset in zip(buckets, offsets, strict=True):
                 file.seek(offset)
-                file.write(memoryview(bucket.data))
+                file.write(bucket.data.data)
         places = (SharedBucket(b.entries, o, b.num_bytes) for b, o in zip(buckets, offsets, strict=True))
         yield SharedWeights(path, tuple(places))
     finally:

@@ -65,7 +65,8 @@ class ObjectStoreTransfer(WeightTransferEngine[ObjectStoreInit, ObjectStoreUpdat
     def receive_weights(self, update_info: ObjectStoreUpdate) -> None:
         buckets = open_buckets(from_payload(update_info.path, update_info.buckets))
         weights = ((p.name, as_tensor(p).to(self.device)) for p in unpack(buckets))
-        loaded = self.model.load_weights(weights)
+        model: Any = self.model  # vLLM knows of any torch module only that it is one
+        loaded = model.load_weights(weights)
         if missing := self._parameters - set(loaded):
             raise ValueError(f"no weights came for {sorted(missing)}")
         self._checksum = self._hashing.submit(checksum, buckets)
@@ -83,7 +84,7 @@ class ObjectStoreTransfer(WeightTransferEngine[ObjectStoreInit, ObjectStoreUpdat
 
     def _repack_tied_head(self) -> None:
         """vLLM 0.32 packs a tied output head for oneDNN on its own, and its reload leaves the head the old weights."""
-        head = getattr(self.model, "lm_head", None)
+        head: Any = getattr(self.model, "lm_head", None)
         if self.model_config.hf_config.tie_word_embeddings and hasattr(head, "quant_method"):
             head.quant_method.process_weights_after_loading(head)
 
