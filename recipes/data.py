@@ -26,12 +26,17 @@ def training_problems(config: RunConfig) -> list[Problem]:
 
 
 def heldout_problems(config: RunConfig) -> list[Problem]:
-    """At most `evaluate.num_problems`. The tiny world's are the same for every seed, so that runs compare."""
+    """What is evaluated on during training. The tiny world's are the same for every seed, so that runs compare."""
     if config.data.heldout:
-        return _from_file("--data.heldout", config.data.heldout)[: config.evaluate.num_problems]
+        return _asked_for(config, _from_file("--data.heldout", config.data.heldout))
     if config.scale != "tiny":
         return []
-    return _generated(0, Split.HELD_OUT, config.evaluate.num_problems, "--evaluate.num-problems")
+    return _asked_for(config, _generated(0, Split.HELD_OUT, config.data.num_heldout, "--data.num-heldout"))
+
+
+def _asked_for(config: RunConfig, problems: list[Problem]) -> list[Problem]:
+    """All of a set, or the first `evaluate.num_problems`."""
+    return problems[: config.evaluate.num_problems or None]
 
 
 def _from_file(option: str, path: str, *, integer_answers: bool = False) -> list[Problem]:
@@ -54,10 +59,7 @@ def problem_sets(config: RunConfig) -> dict[str, list[Problem]]:
     stems = [Path(path).stem for path in config.evaluate.files]
     if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
         raise ConfigError("--evaluate.files", f"two files are named {twice}", "rename one: results go by the name")
-    return {
-        Path(path).stem: _from_file("--evaluate.files", path)[: config.evaluate.num_problems]
-        for path in config.evaluate.files
-    }
+    return {Path(path).stem: _asked_for(config, _from_file("--evaluate.files", path)) for path in config.evaluate.files}
 
 
 async def sft_examples(

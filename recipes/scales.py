@@ -36,7 +36,6 @@ TINY: dict[str, Any] = {
     "sft.batch_size": 32,
     "sft.learning_rate": 3e-3,
     "sft.num_conversations": 8_000,
-    "evaluate.num_problems": 240,
     "evaluate.samples": 4,
     "evaluate.temperature": 1.0,
     "evaluate.max_response_tokens": 512,

@@ -59,6 +59,9 @@ class AlgorithmConfig:
     """G trajectories kept per prompt by resampling on correct, and trained on"""
     resample: Literal["paper", "release", "none"] = "paper"
     """paper: sampled by penalty; release: the released code's top-k rule; none: plain GRPO"""
+    least_failures: int = 0
+    """with `--algorithm.resample paper`: failures kept of a group at least, where it has them; 0 is the paper's
+    floor(n_neg / 2), which keeps none of one failure, so that the group has no signal (release: 2)"""
     advantage_std: Literal["population", "sample", "none"] = "population"
     """what advantages are divided by (Eq. 7, which does not say which): the group's population or sample (n - 1)
     standard deviation; none is Dr. GRPO's choice"""
@@ -74,6 +77,13 @@ class AlgorithmConfig:
     def __post_init__(self) -> None:
         _at_least(2, algorithm__keep=self.keep)  # one reward alone differs from none: every advantage would be 0
         _at_least(0, algorithm__clip_low=self.clip_low, algorithm__clip_high=self.clip_high)
+        _at_least(0, algorithm__least_failures=self.least_failures)
+        _require(
+            self.least_failures < self.keep,
+            "--algorithm.least-failures",
+            f"{self.least_failures} of {self.keep} kept leaves no place for a success",
+            "give one below --algorithm.keep",
+        )
         low = self.clip_low
         _require(low < 1, "--algorithm.clip-low", f"{low} would clip no ratio: none is below 0", "give one below 1")
         _require(
@@ -257,11 +267,13 @@ class DataConfig:
     """refuse training problems whose answer is no integer (arXiv:2508.20722 section 4.2)"""
     num_train: int = 4_000
     """problems generated where no path is given"""
+    num_heldout: int = 240
+    """held-out problems generated where no path is given"""
     num_filtered: int = 0
     """problems looked at where solved ones are dropped (--drop-solved); 0 looks at all"""
 
     def __post_init__(self) -> None:
-        _at_least(1, data__num_train=self.num_train)
+        _at_least(1, data__num_train=self.num_train, data__num_heldout=self.num_heldout)
         _at_least(0, data__num_filtered=self.num_filtered)
 
 
@@ -269,12 +281,14 @@ class DataConfig:
 class EvaluationConfig:
     """avg@k and pass@k on held-out problems (arXiv:2508.20722 section 5)."""
 
-    num_problems: int = 240
-    """held-out problems used, at most"""
+    num_problems: int = 0
+    """problems of a set used, at most; 0 uses all"""
     samples: int = 16
     """k: rollouts per problem"""
     temperature: float = 0.6
     """softmax temperature"""
+    top_p: float = 1.0
+    """nucleus mass; 1 samples from the whole distribution"""
     max_response_tokens: int = 30_720
     """length budget [tokens]"""
     max_turns: int = 30
@@ -283,7 +297,9 @@ class EvaluationConfig:
     """for recipes/evaluate.py: problem files to evaluate on; none evaluates on the held-out problems"""
 
     def __post_init__(self) -> None:
-        _at_least(1, evaluate__num_problems=self.num_problems, evaluate__samples=self.samples)
+        _at_least(0, evaluate__num_problems=self.num_problems)
+        _at_least(1, evaluate__samples=self.samples)
+        _require(0 < self.top_p <= 1, "--evaluate.top-p", f"{self.top_p} is no share", "give one in (0, 1]")
         _at_least(1, evaluate__max_response_tokens=self.max_response_tokens, evaluate__max_turns=self.max_turns)
         _at_least(0, evaluate__temperature=self.temperature)
 

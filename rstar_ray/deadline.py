@@ -1,7 +1,7 @@
 """The one way to wait on another process: with a deadline, an owner and a reason."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from rstar_ray.errors import DeadlineExceeded
@@ -9,10 +9,13 @@ from rstar_ray.errors import DeadlineExceeded
 T = TypeVar("T")
 
 
-async def within(awaitable: Awaitable[T], seconds: float, *, waiter: str, owner: str, reason: str) -> T:
+async def within(
+    awaitable: Awaitable[T], seconds: float, *, waiter: str, owner: str, reason: str | Callable[[], str]
+) -> T:
     """Await for at most `seconds`.
 
-    Works on coroutines, futures and Ray object refs alike. Raises `DeadlineExceeded` naming all
+    Works on coroutines, futures and Ray object refs alike. A `reason` that costs something to find is a function,
+    called when the time is out. Raises `DeadlineExceeded` naming all
     four arguments; a `TimeoutError` raised by the awaited work itself passes through unchanged.
     """
 
@@ -28,4 +31,4 @@ async def within(awaitable: Awaitable[T], seconds: float, *, waiter: str, owner:
     if done:
         return task.result()
     task.cancel()
-    raise DeadlineExceeded(waiter, owner, reason, seconds)
+    raise DeadlineExceeded(waiter, owner, reason if isinstance(reason, str) else reason(), seconds)

@@ -4,22 +4,37 @@ from collections.abc import Sequence
 
 from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
-from rstar_ray.errors import ConfigError
-from rstar_ray.rollouts import roll_out, rollout_requests
+from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.rollouts import MOST_REPEATS, roll_out_repeating, rollout_requests
 from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.metrics import is_correct
 from rstar_ray.train_loop import TrainingSystem
 from rstar_ray.trajectory import Problem
+
+MOST_LOST = 0.05
+"""Share of its rollouts that the choice may lack."""
 
 
 async def unsolved(
     problems: Sequence[Problem], system: TrainingSystem, config: RunConfig, *, siblings: int = 8
 ) -> list[Problem]:
-    """Problems the latest policy does not solve in all of 8 rollouts (arXiv:2508.20722 section 4.3)."""
+    """Problems the latest policy does not solve in all of 8 rollouts (arXiv:2508.20722 section 4.3).
+
+    Rollouts that our own failures end are repeated. A problem that still lacks one is not known to be solved, and
+    stays; with more than a small share of them the choice would be ours and not the policy's: `RStarError`.
+    """
     requests = rollout_requests(problems, config, name="filter", siblings=siblings)
-    groups, _ = await roll_out(requests, system.rollouts, deadline_s=config.rollout.deadline_s)
+    groups, dropped = await roll_out_repeating(requests, system.rollouts, deadline_s=config.rollout.deadline_s)
+    if len(dropped) > MOST_LOST * len(requests):
+        raise RStarError(
+            f"choosing the hard set: {len(dropped)} of {len(requests)} rollouts failed {1 + MOST_REPEATS} times: "
+            f"{dropped[0].reason}"
+        )
     solved = {
-        group[0].summary.problem_id for group in groups if all(rollout.summary.reward == 1.0 for rollout in group)
+        group[0].summary.problem_id
+        for group in groups
+        if len(group) == siblings and all(is_correct(rollout.summary) for rollout in group)
     }
     return [problem for problem in problems if problem.id not in solved]
 

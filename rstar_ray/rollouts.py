@@ -1,7 +1,7 @@
 """Asking for rollouts and collecting what becomes of them, by refs and summaries: tokens stay where they are."""
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rstar_ray.config import RunConfig
@@ -42,6 +42,11 @@ class Rollouts(Protocol):
 
 
 Group = list[FinishedRollout]
+
+MOST_REPEATS = 2
+"""How often a rollout that our own failures ended is asked for again where its answer is needed."""
+REPEAT = "/again-"
+"""Between a rollout's id and the number of its repeat."""
 
 
 def rollout_requests(
@@ -85,24 +90,54 @@ async def roll_out(
     finished: dict[str, FinishedRollout] = {}
     dropped: list[DroppedRollout] = []
     stream = rollouts.run(requests)
+
+    def unfinished() -> str:
+        ended = {*finished, *(rollout.rollout_id for rollout in dropped)}
+        waiting = [request.rollout_id for request in requests if request.rollout_id not in ended]
+        return f"{len(waiting)} of {len(requests)} rollouts unfinished, such as {waiting[0]}"
+
     while len(finished) + len(dropped) < len(requests):
-        waiting = len(requests) - len(finished) - len(dropped)
-        reason = f"{waiting} of {len(requests)} rollouts unfinished, such as {_unfinished(requests, finished, dropped)}"
-        rollout = await within(anext(stream), deadline_s, waiter="train loop", owner="generation", reason=reason)
+        rollout = await within(anext(stream), deadline_s, waiter="train loop", owner="generation", reason=unfinished)
         if isinstance(rollout, DroppedRollout):
             dropped.append(rollout)
             continue
         assert rollout.summary.rollout_id not in finished, f"{rollout.summary.rollout_id} finished twice"
         finished[rollout.summary.rollout_id] = rollout
+    return _grouped(requests, finished), dropped
+
+
+async def roll_out_repeating(
+    requests: Sequence[RolloutRequest], rollouts: Rollouts, *, deadline_s: float, repeats: int = MOST_REPEATS
+) -> tuple[list[Group], list[DroppedRollout]]:
+    """As `roll_out`, but what our own failures ended is asked for again, under the same seed and an id of its own.
+
+    A repeat's id names the attempt, since generation takes no id twice. What is dropped has failed every time.
+    """
+    finished: dict[str, FinishedRollout] = {}
+    dropped: list[DroppedRollout] = []
+    wanted = list(requests)
+    for attempt in range(1 + repeats):
+        groups, dropped = await roll_out(wanted, rollouts, deadline_s=deadline_s)
+        finished |= {_without_repeat(rollout.summary.rollout_id): rollout for group in groups for rollout in group}
+        if not dropped:
+            break
+        lost = {_without_repeat(rollout.rollout_id) for rollout in dropped}
+        wanted = [
+            replace(request, rollout_id=f"{request.rollout_id}{REPEAT}{attempt + 1}")
+            for request in requests
+            if request.rollout_id in lost
+        ]
+    return _grouped(requests, finished), dropped
+
+
+def _without_repeat(rollout_id: str) -> str:
+    return rollout_id.partition(REPEAT)[0]
+
+
+def _grouped(requests: Sequence[RolloutRequest], finished: Mapping[str, FinishedRollout]) -> list[Group]:
+    """Finished rollouts in the order of the requests, by group."""
     groups: dict[str, Group] = {}
     for request in requests:
         if request.rollout_id in finished:
             groups.setdefault(request.group_id, []).append(finished[request.rollout_id])
-    return list(groups.values()), dropped
-
-
-def _unfinished(
-    requests: Sequence[RolloutRequest], finished: dict[str, FinishedRollout], dropped: list[DroppedRollout]
-) -> str:
-    gone = {rollout.rollout_id for rollout in dropped}
-    return next(r.rollout_id for r in requests if r.rollout_id not in finished and r.rollout_id not in gone)
+    return list(groups.values())

@@ -162,7 +162,10 @@ def resample(group: Group, algorithm: AlgorithmConfig, *, seed: int, stage: str,
         return group
     rng = named_generator(seed, stage, "resample", step, group[0].summary.group_id)
     summaries = [rollout.summary for rollout in group]
-    return [group[i] for i in resample_on_correct(summaries, algorithm.keep, rng, algorithm.resample)]
+    kept = resample_on_correct(
+        summaries, algorithm.keep, rng, algorithm.resample, least_failures=algorithm.least_failures
+    )
+    return [group[i] for i in kept]
 
 
 def training_rows(groups: Sequence[Group], algorithm: AlgorithmConfig) -> list[TrainingRow]:

@@ -138,8 +138,13 @@ class LocalRollouts:
 
     policy: SkilledPolicy
     execute: AddingSandbox = field(default_factory=AddingSandbox)
+    latest: frozenset[str] = frozenset()  # ids of the latest run, which the real part takes no second time
 
     async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
+        ids = frozenset(request.rollout_id for request in requests)
+        if again := ids & self.latest:
+            raise ValueError(f"rollout {min(again)!r} was handed in before")
+        self.latest = ids
         order = list(requests)
         random.Random(len(order)).shuffle(order)
         for request in order:

@@ -66,11 +66,14 @@ def resample_on_correct(
     rng: np.random.Generator,
     mode: Literal["paper", "release"] = "paper",
     release: ReleaseRule | None = None,
+    *,
+    least_failures: int = 0,
 ) -> list[int]:
     """Indices of the kept candidates, ascending, no one twice.
 
-    paper: floor(n_neg / 2) negatives uniformly (N = 2G), the rest positives, drawn without
-    replacement with probability inversely proportional to p_total. release: positives sorted by penalty and cut.
+    paper: the negatives' share of G, rounded down, uniformly (floor(n_neg / 2) of N = 2G; where our own failures lost
+    some of the N, of those left), but at least `least_failures` of them; the rest positives, drawn without replacement
+    with probability inversely proportional to p_total. release: positives sorted by penalty and cut.
     Where a side has too few, the other fills up; with `keep` candidates or fewer, all are kept.
 
     Raises ValueError where `keep` is below 1, `mode` is neither, or a reward is no number.
@@ -88,17 +91,17 @@ def resample_on_correct(
     if mode == "release":
         kept = _release(candidates, positives, negatives, keep, release or ReleaseRule())
     else:
-        num_negatives = _num_negatives(len(positives), len(negatives), keep)
+        num_negatives = _num_negatives(len(positives), len(negatives), keep, least_failures)
         kept = _uniform(negatives, num_negatives, rng) + _by_penalty(
             positives, [total_penalty(candidates[i]) for i in positives], keep - num_negatives, rng
         )
     return sorted(kept)
 
 
-def _num_negatives(num_positives: int, num_negatives: int, keep: int) -> int:
-    """Half of the failures, rounded down as in the paper; their share of the group where G is below N / 2."""
-    candidates = num_positives + num_negatives
-    wanted = num_negatives // 2 if 2 * keep >= candidates else num_negatives * keep // candidates
+def _num_negatives(num_positives: int, num_negatives: int, keep: int, least: int) -> int:
+    """As many as leave the share of failures as it is, rounded down as in the paper; `least` of them where they are."""
+    share = num_negatives * keep // (num_positives + num_negatives)
+    wanted = max(share, min(least, num_negatives, keep - 1))  # a success keeps its place
     return max(wanted, keep - num_positives)  # too few positives: failures fill the group
 
 

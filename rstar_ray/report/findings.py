@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from rstar_ray.report.record import Row, RunRecord, ends, seconds_by_phase, stage_title
+from rstar_ray.report.record import Row, RunRecord, asked_of, ends, seconds_by_phase, stage_title
 
 PHASE_NAMES = {
     "generate_s": "generation",
@@ -136,9 +136,10 @@ def headline(run: RunRecord) -> str:
 
 
 def before_after(run: RunRecord, problem_set: str = "held-out") -> list[Row]:
-    """The last evaluation of each stage, in the order they were trained."""
+    """The last evaluation of each stage, in the order they were trained; each model and each protocol has its own."""
     rows = run.heldout if problem_set == "held-out" else run.evaluations
-    last = {row["stage"]: row for row in rows if row["set"] == problem_set}  # rows lie in order of their RL step
+    # rows lie in order of their RL step
+    last = {(row["stage"], *asked_of(row)): row for row in rows if row["set"] == problem_set}
     return list(last.values())
 
 
@@ -155,14 +156,22 @@ def family_changes(run: RunRecord) -> list[tuple[str, float, float]]:
     return sorted(changes, key=lambda change: change[1])
 
 
-def evaluation_head(rows: Sequence[Row]) -> list[str]:
-    k = rows[-1]["k"]
-    return ["after", "pass@1", "95 % interval", f"pass@{k}", "tool errors when correct", "tokens", "truncated"]
+EVALUATION_HEAD = (
+    "policy",
+    "asked",
+    "pass@1",
+    "95 % interval",
+    "pass@k",
+    "tool errors when correct",
+    "tokens",
+    "truncated",
+)
 
 
 def evaluation_cells(row: Row) -> list[str]:
     return [
-        stage_title(row["stage"]),
+        row.get("model") or stage_title(row["stage"]),
+        _asked(row),
         percent(row["avg_at_k"]),
         f"{100 * row['ci_low']:.1f} to {100 * row['ci_high']:.1f}",
         percent(row["pass_at_k"]),
@@ -170,6 +179,14 @@ def evaluation_cells(row: Row) -> list[str]:
         number(row["response_tokens_mean"]),
         percent(row["share_truncated"]),
     ]
+
+
+def _asked(row: Row) -> str:
+    """ "k 4, T 1, top-p 1, 512 tokens, 6 turns"."""
+    return (
+        f"k {row['k']}, T {row['temperature']:g}, top-p {row['top_p']:g}, "
+        f"{number(row['max_response_tokens'])} tokens, {row['max_turns']} turns"
+    )
 
 
 def time_rows(run: RunRecord) -> list[list[str]]:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from rstar_ray.report.examples import Example, Segment, examples, segments
 from rstar_ray.report.findings import (
+    EVALUATION_HEAD,
     PHASE_NAMES,
     PLACEMENT_HEAD,
     before_after,
     evaluation_cells,
-    evaluation_head,
     facts,
     headline,
     other_sets,
@@ -67,7 +67,7 @@ def _cells(row: Sequence[str]) -> list[str]:
 
 
 def evaluation_table(rows: Sequence[Row]) -> str:
-    return table(evaluation_head(rows), [evaluation_cells(row) for row in rows])
+    return table(EVALUATION_HEAD, [evaluation_cells(row) for row in rows])
 
 
 def example_section(example: Example) -> str:

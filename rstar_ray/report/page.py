@@ -9,13 +9,13 @@ from typing import Any
 
 from rstar_ray.report.examples import recovered, segments, viewer_rows
 from rstar_ray.report.findings import (
+    EVALUATION_HEAD,
     PHASE_NAMES,
     PLACEMENT_HEAD,
     Change,
     before_after,
     duration,
     evaluation_cells,
-    evaluation_head,
     facts,
     family_changes,
     headline,
@@ -71,7 +71,7 @@ def page_data(run: RunRecord) -> dict[str, Any]:
         "results": [
             {
                 "title": "Before and after" if name == "held-out" else name,
-                "head": evaluation_head(rows),
+                "head": list(EVALUATION_HEAD),
                 "rows": [evaluation_cells(row) for row in rows],
             }
             for name in ["held-out", *other_sets(run)]

@@ -111,11 +111,20 @@ def stage_spans(steps: Sequence[Row]) -> tuple[StageSpan, ...]:
 
 def _newest_evaluations(rows: Sequence[Row], spans: Sequence[StageSpan]) -> list[Row]:
     """A repeated evaluation replaces the earlier one."""
-    newest: dict[tuple[str, int, str], Row] = {}
+    newest: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         rl_step = _rl_step(row["stage"], row["step"], spans)
-        newest[row["stage"], row["step"], row["set"]] = row | {"rl_step": rl_step}
+        newest[row["stage"], row["step"], *asked_of(row)] = row | {"rl_step": rl_step}
     return sorted(newest.values(), key=lambda row: row["rl_step"])
+
+
+ASKED = ("set", "model", "k", "num_problems", "temperature", "top_p", "max_response_tokens", "max_turns")
+"""What an evaluation was asked: rows that differ in any of it stand beside each other."""
+
+
+def asked_of(row: Row) -> tuple[Any, ...]:
+    """Values of `ASKED`."""
+    return tuple(row.get(name) for name in ASKED)
 
 
 def _rl_step(stage: str, step: int, spans: Sequence[StageSpan]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from recipes.command_line import parse
-from recipes.data import problem_sets, training_problems
+from recipes.data import heldout_problems, problem_sets, training_problems
 from recipes.evaluate import EVALUATE
 from recipes.model import model_context_tokens
 from recipes.scales import SCALES, at_scale, detect_scale
@@ -202,7 +202,7 @@ def test_run_directories_are_absolute(tmp_path: Path, monkeypatch: pytest.Monkey
         ([], "", "train.jsonl"),
         (["--sft.data", "/no/such/conversations.jsonl"], None, "--sft.data"),
         (["--data.num-train", "99999"], None, "--data.num-train"),
-        (["--evaluate.num-problems", "999999"], None, "--evaluate.num-problems"),
+        (["--data.num-heldout", "999999"], None, "--data.num-heldout"),
     ],
 )
 def test_missing_and_broken_inputs_are_refused_before_any_actor_starts(
@@ -308,3 +308,22 @@ def test_help_and_refusals_load_no_framework():
     code = f"import recipes.session, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_named_file_is_evaluated_whole_unless_less_is_asked_for(tmp_path: Path):
+    rows = [{"id": str(number), "problem": "1 + 1?", "answer": "2"} for number in range(500)]
+    path = tmp_path / "math500.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for recipe in (EVALUATE, STAGE_1):
+        named = ["--evaluate.files", str(path), "--data.heldout", str(path)]
+        (config,) = parse([recipe], [*TINY, *named])
+        assert [len(problem_sets(config)["math500"]), len(heldout_problems(config))] == [500, 500]
+        (config,) = parse([recipe], [*TINY, *named, "--evaluate.num-problems", "30"])
+        assert [len(problem_sets(config)["math500"]), len(heldout_problems(config))] == [30, 30]
+    (config,) = parse([STAGE_1], TINY)
+    assert len(heldout_problems(config)) == 240
+
+
+def test_keeping_only_failures_is_refused():
+    with pytest.raises(ConfigError, match=r"--algorithm\.least-failures: 4 of 4 kept"):
+        parse([STAGE_1], [*TINY, "--algorithm.least-failures", "4"])

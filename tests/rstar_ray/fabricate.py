@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from rstar_ray.algorithm.update import UpdateFigures
+from rstar_ray.config import EvaluationConfig
 from rstar_ray.evaluation.figures import evaluate
+from rstar_ray.evaluation.run import protocol
 from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.durable import append_row, to_row, write_json, write_text
 from rstar_ray.run_dir.metrics import PlacementFigures, SftMetrics, StepMetrics, StepTimings, step_metrics
@@ -226,7 +228,8 @@ def _append_evaluation(path: Path, rng: random.Random, stage: str, step: int, *,
         for problem in problems
         for sibling in range(4)
     ]
-    append_row(path / "evaluations.jsonl", evaluate(problems, rollouts, stage=stage, step=step).as_row())
+    row = evaluate(problems, rollouts, stage=stage, step=step).as_row() | protocol(EvaluationConfig(samples=4), "")
+    append_row(path / "evaluations.jsonl", row)
 
 
 def example_trajectories(reward: float) -> list[Trajectory]:

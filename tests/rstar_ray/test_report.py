@@ -237,6 +237,23 @@ def test_an_evaluation_on_its_own_does_not_move_the_curve(tmp_path: Path):
     assert "### aime2024" in markdown_report(run, [])
 
 
+def test_two_models_or_two_protocols_on_one_set_are_two_rows_with_what_they_were_asked(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 10})
+    row = read_run(path).heldout[-1] | {"stage": "evaluate", "step": 0, "set": "aime2024", "model": "/models/a"}
+    for other in (row, row | {"avg_at_k": 0.25}, row | {"model": "/models/b"}, row | {"max_turns": 3, "top_p": 0.9}):
+        append_row(path / "evaluations.jsonl", other)
+    rows = before_after(read_run(path), "aime2024")
+    assert [(row["model"], row["max_turns"]) for row in rows] == [
+        ("/models/a", 30),
+        ("/models/b", 30),
+        ("/models/a", 3),
+    ]
+    assert rows[0]["avg_at_k"] == 0.25  # the same asked again replaces the earlier one
+    report = markdown_report(read_run(path), [])
+    assert "| /models/b | k 4, T 0.6, top-p 1, 30,720 tokens, 30 turns |" in report
+    assert "k 4, T 0.6, top-p 0.9, 30,720 tokens, 3 turns" in report
+
+
 def test_facts_tell_how_long_it_took_and_how_often_it_went_on(tmp_path: Path):
     path = run_directory(tmp_path / "run", stages={"stage1": 3})
     first = read_run(path).launches[0]

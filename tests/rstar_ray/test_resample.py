@@ -65,6 +65,31 @@ def test_every_odd_case_has_a_defined_answer(wrong: int, correct: int, keep: int
             assert sum(candidates[i].reward == 0 for i in kept) == wrong_kept
 
 
+def test_a_group_that_lost_rollouts_keeps_its_share_of_failures():
+    candidates = [right()] * 12 + [WRONG] * 8
+    kept = resample_on_correct(candidates, 16, RNG(0))
+    assert len(kept) == 16 and sum(candidates[i].reward == 0 for i in kept) == 6  # 8 of 20, and not floor(8 / 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "correct", "least", "wrong_kept"),
+    [
+        (1, 7, 0, 0),  # as the paper has it: the group's one failure, and with it the signal, is gone
+        (1, 7, 1, 1),
+        (1, 7, 2, 1),  # the least of a side is what there is of it
+        (3, 5, 1, 1),
+        (3, 5, 2, 2),
+        (6, 2, 2, 3),  # more than the least anyway
+        (3, 5, 9, 3),  # a success keeps its place
+        (0, 8, 2, 0),
+    ],
+)
+def test_the_least_failures_of_a_group_are_kept_where_they_are(wrong: int, correct: int, least: int, wrong_kept: int):
+    candidates = [WRONG] * wrong + [right()] * correct
+    kept = resample_on_correct(candidates, 4, RNG(0), least_failures=least)
+    assert len(kept) == 4 and sum(candidates[i].reward == 0 for i in kept) == wrong_kept
+
+
 def test_successes_are_drawn_with_probability_inverse_to_their_penalty():
     candidates = [right(num_failed=1), right(num_failed=2), right(num_failed=4)]  # p = 1/4, 1/2, 1
     rng = RNG(2)

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -9,12 +9,22 @@ from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.evaluation.run import evaluated, run_evaluation
-from rstar_ray.rollouts import roll_out, rollout_requests
+from rstar_ray.hard_set import unsolved
+from rstar_ray.rollouts import DroppedRollout, FinishedRollout, roll_out, rollout_requests
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.stages import previous_checkpoint, run_rl, run_sft
 from rstar_ray.train_loop import Ledger, TrainingRow, TrainingSystem, train_step
-from tests.fakes import SkilledPolicy, SkillLearner, UnreliableSandbox, adding_problems, fake_crew
+from rstar_ray.trajectory import RolloutRequest
+from tests.fakes import (
+    AddingSandbox,
+    LocalRollouts,
+    SkilledPolicy,
+    SkillLearner,
+    UnreliableSandbox,
+    adding_problems,
+    fake_crew,
+)
 
 SMALL = with_values(
     RunConfig(),
@@ -124,6 +134,54 @@ async def test_rollouts_that_our_failures_end_are_dropped_with_a_reason_and_neve
     assert record.metrics.rollouts == 64 - record.ledger.dropped
 
 
+async def test_an_evaluation_repeats_what_our_failures_ended_and_each_answer_counts_once(tmp_path: Path):
+    shown: list[str] = []
+    for name, execute in (("lossy", UnreliableSandbox(fails_every=9)), ("whole", AddingSandbox())):
+        crew = fake_crew(SkilledPolicy(), shown, execute=execute)
+        with RunDir.open(tmp_path / name, "stage1", asdict(SMALL)) as run_dir:
+            await run_evaluation(SMALL, adding_problems(30), crew, run_dir, step=3, problem_set="held-out")
+    lossy, whole = (read_rows(tmp_path / name / "evaluations.jsonl") for name in ("lossy", "whole"))
+    assert lossy == whole and lossy[0]["num_problems"] == 30
+
+
+async def test_an_evaluation_whose_rollouts_fail_every_time_says_why(tmp_path: Path):
+    crew = fake_crew(SkilledPolicy(), execute=UnreliableSandbox(fails_every=1))
+    with (
+        RunDir.open(tmp_path / "run", "stage1", asdict(SMALL)) as run_dir,
+        pytest.raises(RStarError, match="8 rollouts failed 3 times: no executor left"),
+    ):
+        await run_evaluation(SMALL, adding_problems(2), crew, run_dir, step=3, problem_set="held-out")
+
+
+class LosingRollouts(LocalRollouts):
+    """Loses some siblings of one problem, every time they are asked for."""
+
+    lost = ("0-add-0/1", "0-add-0/2")
+
+    async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
+        async for end in super().run(requests):
+            if isinstance(end, FinishedRollout) and any(name in end.summary.rollout_id for name in self.lost):
+                summary = end.summary
+                yield DroppedRollout(rollout_id=summary.rollout_id, group_id=summary.group_id, reason="lost")
+            else:
+                yield end
+
+
+async def test_a_problem_that_lacks_rollouts_is_not_counted_as_solved():
+    policy = SkilledPolicy(skill=1.0, slip=0.0)  # solves all that it is not kept from
+    crew = fake_crew(policy)
+    losing = TrainingSystem(rollouts=LosingRollouts(policy), learner=crew.learner, publish=crew.publish)
+    hard = await unsolved(adding_problems(20), losing, SMALL)
+    assert [problem.id for problem in hard] == ["add-0"]
+
+
+async def test_the_hard_set_is_not_chosen_from_what_is_left_of_our_losses():
+    crew = fake_crew(SkilledPolicy(), execute=UnreliableSandbox(fails_every=2))
+    system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
+    with pytest.raises(RStarError, match=r"choosing the hard set: \d+ of 80 rollouts failed 3 times"):
+        await unsolved(adding_problems(10), system, SMALL)
+
+
 async def test_a_step_that_loses_most_of_its_rollouts_ends_the_run_with_the_reason():
     crew = fake_crew(SkilledPolicy(), execute=UnreliableSandbox(fails_every=1))
     system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
@@ -137,7 +195,7 @@ async def test_plain_grpo_trains_on_as_many_as_resampling_keeps():
     plain = with_values(SMALL, {"algorithm.resample": "none"})
     record = await train_step(adding_problems(4), system, plain, step=1, policy_version=0)
     assert record.ledger.requested == 4 * 8 and record.ledger.resampled_away == 0
-    roc = await train_step(adding_problems(4), system, SMALL, step=1, policy_version=0)
+    roc = await train_step(adding_problems(4), system, SMALL, step=2, policy_version=0)
     assert roc.ledger.requested == 4 * 16 and roc.ledger.resampled_away == 4 * 8
 
 
@@ -152,6 +210,25 @@ async def test_a_wait_for_rollouts_that_never_finish_ends_with_their_names():
     requests = rollout_requests(adding_problems(1), SMALL, name=3, siblings=2)
     with pytest.raises(DeadlineExceeded, match="stage1/3/0-add-0/0"):
         await roll_out(requests, Silent(), deadline_s=0.05)  # type: ignore[arg-type]
+
+
+class CountedRequests(list[RolloutRequest]):
+    """Says how often it was gone through."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[RolloutRequest]:
+        self.walks += 1
+        return super().__iter__()
+
+
+async def test_what_is_unfinished_is_searched_for_when_a_deadline_passes_and_not_for_each_result():
+    counts: list[int] = []
+    for siblings in (1, 16):
+        requests = CountedRequests(rollout_requests(adding_problems(4), SMALL, name=1, siblings=siblings))
+        await roll_out(requests, LocalRollouts(SkilledPolicy()), deadline_s=5.0)
+        counts.append(requests.walks)
+    assert counts[0] == counts[1]
 
 
 async def test_rows_that_the_learner_leaves_out_are_counted_so_and_not_as_trained():
@@ -173,7 +250,7 @@ async def test_rows_that_the_learner_leaves_out_are_counted_so_and_not_as_traine
     assert record.metrics.trained_trajectories == len(batch) and record.metrics.policy_version == 1
 
     choosy.applies = False
-    record = await train_step(adding_problems(4), system, SMALL, step=1, policy_version=0)
+    record = await train_step(adding_problems(4), system, SMALL, step=2, policy_version=0)
     assert (record.ledger.left_out, record.ledger.trained) == (1 + len(choosy.batches[1]), 0)
     assert [row.reason for row in record.left_out][:2] == ["too long", "NaN"]
     assert record.metrics.trained_trajectories == 0 and record.metrics.policy_version == 0
