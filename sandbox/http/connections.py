@@ -10,6 +10,7 @@ from aiohttp import web
 
 IDLE_S = 75.0  # between two requests of a connection
 HEADERS_S = 20.0  # from its opening to the end of its first request's headers
+LINGER_S = 2.0  # what is still being sent after an early answer is read so long, that the answer be not lost
 RESERVED = 64  # descriptors that connections leave to the pool beyond what is open at the start
 MOST = 20_000
 

@@ -19,11 +19,11 @@ from aiohttp import web
 
 from rstar_ray.errors import ConfigError, SandboxError
 from sandbox.errors import SandboxFull, SandboxLate
-from sandbox.http import code_judge, door
+from sandbox.http import code_judge, connections, door
 from sandbox.http.answers import Answers
 from sandbox.http.bodies import Bodies
 from sandbox.http.codec import request_from_data, result_to_data
-from sandbox.http.connections import IDLE_S, Room, Site, room_for_connections
+from sandbox.http.connections import Room, Site, room_for_connections
 from sandbox.http.door import MSGPACK
 from sandbox.http.metrics import PoolMetrics
 from sandbox.isolation import IsolationLevel
@@ -205,7 +205,13 @@ async def start_server(pool: SandboxPool, config: ServerConfig) -> tuple[web.App
         )
     room = Room(room_for_connections())
     app = SandboxServer(pool, config, room).app()
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, keepalive_timeout=IDLE_S)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handler_cancellation=True,
+        keepalive_timeout=connections.IDLE_S,
+        lingering_time=connections.LINGER_S,
+    )
     await runner.setup()
     try:
         await Site(runner, config.host, config.port, room).start()

@@ -327,9 +327,9 @@ async def a_tree_of_processes_has_one_core(pool: SandboxPool, _: Path) -> str:
     if pool.report.level != "namespaces" or cpp_program.compiler() is None:
         return ""
     source = "#include <unistd.h>\nint main(){for(int i=0;i<8;i++) if(!fork()) for(;;); for(;;) pause();}"
-    limits = Limits(cpu_s=2.0, wall_s=5.0)
+    limits = Limits(cpu_s=1.5, wall_s=2.0)
     result = await pool.run(ExecutionRequest(code=source, language="cpp", limits=limits))
-    fine = result.outcome is Outcome.TIMEOUT and result.cpu_s < 5.5
+    fine = result.outcome is Outcome.TIMEOUT and result.cpu_s < 2.5
     return "" if fine else f"{result.outcome} {result.cpu_s} {result.stderr[-200:]}"
 
 

@@ -21,7 +21,7 @@ from sandbox.request import ExecutionRequest
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 CASES = Path(__file__).parent / "data" / "sandbox_cases.json"
-BRIEF = Limits(cpu_s=1.0, wall_s=4.0)
+BRIEF = Limits(cpu_s=0.8, wall_s=2.5)
 
 
 async def test_every_case_is_contained_at_both_levels(monkeypatch: pytest.MonkeyPatch):

@@ -25,7 +25,9 @@ FIELDS = {"sub_id", "success", "run_success", "cost", "stdout", "stderr", "reaso
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def url(pool: SandboxPool) -> AsyncIterator[str]:
-    runner, port = await start_server(pool, ServerConfig(port=0, limits=Limits(wall_s=40.0)))  # for a busy machine
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "LINGER_S", 0.1)
+        runner, port = await start_server(pool, ServerConfig(port=0, limits=Limits(wall_s=40.0)))  # for a busy machine
     yield f"http://127.0.0.1:{port}"
     await runner.cleanup()
 
@@ -64,12 +66,17 @@ async def test_a_failing_program_says_why(http: aiohttp.ClientSession, url: str)
     assert not answer["success"] and answer["stderr"].endswith("division by zero\n") and answer["reason"] == ""
 
 
-async def test_a_time_out_reads_as_in_code_judge(http: aiohttp.ClientSession, url: str):
+async def test_a_time_out_reads_as_in_code_judge(http: aiohttp.ClientSession, pool: SandboxPool):
     endless = python("print('so far', end='', flush=True)\nwhile True: pass", input="a", expected_output="a")
-    _, answer = await post(http, f"{url}/run", endless)
+    runner, port = await start_server(pool, ServerConfig(port=0, limits=Limits(cpu_s=0.2, wall_s=40.0)))
+    try:
+        _, answer = await post(http, f"http://127.0.0.1:{port}/run", endless)
+        _, verdict = await post(http, f"http://127.0.0.1:{port}/judge", endless)
+    finally:
+        await runner.cleanup()
     assert (answer["success"], answer["run_success"], answer["reason"]) == (False, False, "worker_timeout")
     assert answer["stdout"] == "so farSuicide from timeout.\n"
-    assert set((await post(http, f"{url}/judge", endless))[1]) == FIELDS - {"stdout", "stderr"}
+    assert set(verdict) == FIELDS - {"stdout", "stderr"} and verdict["reason"] == "worker_timeout"
 
 
 async def test_a_body_may_begin_with_a_byte_order_mark(http: aiohttp.ClientSession, url: str):
