@@ -96,7 +96,7 @@ def test_the_gradient_does_not_depend_on_the_chunk_in_float32():
 # ---------------------------------------------------------------- the surrogate and its normalisation
 
 
-def reference_loss(logprobs, old, advantages, settings: LossSettings, rollout=None, ref=None, entropy=None) -> float:
+def reference_loss(*, logprobs, old, advantages, settings: LossSettings, rollout=None, ref=None, entropy=None) -> float:
     """arXiv:2508.20722 Eq. 6 and its variants, one token at a time, in Python floats."""
     rows: dict[int, list[float]] = {}
     for i, row in enumerate(ROWS):
