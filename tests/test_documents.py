@@ -41,3 +41,9 @@ def test_modules_and_recipes_that_a_page_runs_exist(page: Path):
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
     for recipe in set(re.findall(r"\brecipes/\w+\.py", text)):
         assert (REPOSITORY / recipe).exists(), recipe
+
+
+def test_tests_that_need_a_gpu_are_spoken_of_where_there_are_some():
+    tests = "".join(path.read_text() for path in (REPOSITORY / "tests").rglob("test_*.py"))
+    claim = re.compile(r"marked `gpu`|`gpu` tests|skipped without (?:one|a GPU)")
+    assert "mark." + "gpu" in tests or not [page.name for page in PAGES if claim.search(page.read_text())]
