@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 
-# Left open, a test run turns Ray's authentication on for the whole account; see actors/cluster.py.
-export RAY_AUTH_MODE ?= disabled
+# Ray answers those who have the token alone; see actors/door.py.
+export RAY_AUTH_MODE ?= token
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PYTHONPATH := $(CURDIR)
 # Container images often set it; here dozens of processes import the same modules, and would compile them each time.

@@ -1,7 +1,7 @@
 """A Ray head on this machine: `python -m actors.cluster up` starts one, `down` stops that one and no other.
 
-The mode of Ray's authentication is always set in so many words: left open, a test run turns it on for the whole
-account and `ray job submit` fails with 401. On the loopback it is off; for anything wider set RAY_AUTH_MODE=token.
+It takes nothing from who has not its token (`actors.door`): only the dashboard is bound to the loopback, Ray's other
+servers listen on every interface.
 """
 
 import json
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from actors.door import EXPORT_LINE, MODE_VARIABLE, shut_door, the_token
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 HOST, DASHBOARD_PORT = "127.0.0.1", 8265
@@ -29,7 +30,7 @@ def cluster_environment(runs: Path) -> dict[str, str]:
     """The environment of the head, which every job's driver inherits."""
     return {
         **os.environ,
-        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "disabled"),
+        MODE_VARIABLE: os.environ.get(MODE_VARIABLE, "token"),
         "RAY_DASHBOARD_ENABLE_PROFILING": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RSTAR_RAY_RUNS": str(runs),  # a job's own folder is thrown away with its session
@@ -42,6 +43,7 @@ def up() -> None:
     if _recorded() is not None:
         raise ConfigError("cluster", "it is up already", "run `make cluster-down` first")
     refuse_taken_port(DASHBOARD_PORT)
+    locked = shut_door(print)
     STATE.mkdir(exist_ok=True)
     ray = shutil.which("ray", path=str(Path(sys.executable).parent)) or "ray"
     command = [ray, "start", "--head", "--block", "--disable-usage-stats", f"--node-ip-address={HOST}"]
@@ -57,9 +59,11 @@ def up() -> None:
         )
     created = psutil.Process(head.pid).create_time()
     (STATE / "head.json").write_text(json.dumps({"pid": head.pid, "created": created}))
-    _wait_for_dashboard(head)
+    _wait_for_dashboard(head, {"Authorization": f"Bearer {the_token()}"} if locked else {})
     dashboard = f"http://{HOST}:{DASHBOARD_PORT}"
     print(f"cluster up: dashboard {dashboard}")
+    if locked:
+        print(f"in your shell, once: {EXPORT_LINE}")
     print(f"submit:     ray job submit --address {dashboard} --working-dir . -- python recipes/stage1.py")
 
 
@@ -100,14 +104,15 @@ def _recorded() -> psutil.Process | None:
         return None
 
 
-def _wait_for_dashboard(head: "subprocess.Popen[bytes]") -> None:
+def _wait_for_dashboard(head: "subprocess.Popen[bytes]", headers: dict[str, str]) -> None:
     deadline = time.monotonic() + START_DEADLINE_S
     while time.monotonic() < deadline:
         if head.poll() is not None:
             log = (STATE / "head.log").read_text().strip().splitlines()
             raise ConfigError("cluster", f"ray start ended with {head.returncode}: {log[-1:]}", "see .cluster/head.log")
         try:
-            with urllib.request.urlopen(f"http://{HOST}:{DASHBOARD_PORT}/api/version", timeout=2):
+            asked = urllib.request.Request(f"http://{HOST}:{DASHBOARD_PORT}/api/version", headers=headers)
+            with urllib.request.urlopen(asked, timeout=2):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.3)

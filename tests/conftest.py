@@ -1,6 +1,7 @@
-"""Set before anything imports Ray, vLLM or torch: loopback only, quiet, one thread each."""
+"""Set before anything imports Ray, vLLM or torch: a token of its own, quiet, one thread each."""
 
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 os.environ.update(
-    RAY_AUTH_MODE="disabled",
+    RAY_AUTH_MODE="token",
+    RAY_AUTH_TOKEN=secrets.token_hex(32),  # every Ray of this test run asks for it, and none touches the account's
     RAY_USAGE_STATS_ENABLED="0",
     RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
     HF_HUB_OFFLINE="1",

@@ -11,8 +11,8 @@ import asyncio
 import itertools
 import json
 import logging
-import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -36,6 +36,7 @@ from actors.bench.replay import (
     replay_bare,
     request_limits,
 )
+from actors.door import shut_door
 from actors.generation.vllm_start import EngineSettings
 from rstar_ray.tiny.model import make_tiny_model
 from scheduler.traces.record import TraceRollout
@@ -256,7 +257,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    shut_door(lambda line: print(line, file=sys.stderr))
     logging.disable(logging.WARNING)
     settings = tyro.cli(BenchSettings)
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)

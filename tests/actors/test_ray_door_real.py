@@ -1,0 +1,79 @@
+"""A Ray started as the runs start it, and a stranger without its token: GCS, jobs and dashboard refuse."""
+
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from actors import door
+
+pytestmark = pytest.mark.real
+
+AT_THE_GCS = """
+import sys
+from ray._raylet import GcsClient
+print(len(GcsClient(address=sys.argv[1]).get_all_node_info(timeout=5)), "nodes")
+"""
+AT_THE_JOBS = """
+import sys
+from ray.job_submission import JobSubmissionClient
+print("submitted", JobSubmissionClient(f"http://{sys.argv[1]}").submit_job(entrypoint="true"))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator["ray.runtime_context.RayContext"]:  # type: ignore[name-defined]
+    assert door.shut_door(print)
+    context = ray.init(
+        address="local", num_cpus=1, include_dashboard=True, dashboard_host="127.0.0.1", log_to_driver=False,
+        object_store_memory=80 * 2**20,
+    )  # fmt: skip
+    yield context
+    ray.shutdown()
+
+
+def ask(program: str, address: str, home: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run a stranger's program: no variable of Ray, and no token in its home."""
+    home.mkdir(exist_ok=True)
+    without = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return subprocess.run(
+        [sys.executable, "-c", program, address],
+        env={**without, "HOME": str(home), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def status(url: str, **headers: str) -> int:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=5) as answer:
+            return answer.status
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code
+
+
+@pytest.mark.parametrize(("place", "program"), [("gcs_address", AT_THE_GCS), ("webui_url", AT_THE_JOBS)])
+def test_a_stranger_is_refused_and_who_has_the_token_is_not(place: str, program: str, cluster, tmp_path: Path):  # type: ignore[no-untyped-def]
+    address = cluster.address_info[place]
+    for environment in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):
+        stranger = ask(program, address, tmp_path / "home", **environment)
+        assert stranger.returncode != 0 and not stranger.stdout, stranger.stdout
+        assert "uthenticat" in stranger.stderr, stranger.stderr[-1_000:]
+    friend = ask(program, address, tmp_path / "home", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=door.the_token())
+    assert friend.returncode == 0, friend.stderr[-1_000:]
+
+
+@pytest.mark.parametrize("path", ["/api/version", "/api/jobs/", "/nodes?view=summary", "/api/v0/actors"])
+def test_the_dashboard_tells_a_stranger_nothing(path: str, cluster):  # type: ignore[no-untyped-def]
+    url = f"http://{cluster.address_info['webui_url']}{path}"
+    assert status(url) == 401
+    assert status(url, Authorization="Bearer wrong") in (401, 403)
+    assert status(url, Authorization=f"Bearer {door.the_token()}") == 200
