@@ -25,6 +25,7 @@ from rstar_ray.crew import Crew
 from rstar_ray.deadline import within
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.run_dir.metrics import PlacementFigures
+from rstar_ray.train_loop import PublishOnce
 from sandbox.pool import PoolConfig
 
 START_DEADLINE_S = 120.0
@@ -49,6 +50,7 @@ class TrainingActors:
         self._balancer: Any = None
         self._learner: Learner | None = None
         self._replicas: Replicas | None = None
+        self._publish_once = PublishOnce(self.publish)
         self.tools: SandboxClient
 
     async def start(self, *, learner: bool = True) -> None:
@@ -83,7 +85,7 @@ class TrainingActors:
         return Crew(
             learner=self._learner,  # type: ignore[arg-type]  # an evaluation trains nothing
             rollouts=self.replicas.rollouts,
-            publish=self.publish,
+            publish=self._publish_once,
             record=self.record,
             placed=self.placed,
             show=self._show,

@@ -20,6 +20,7 @@ from rstar_ray.config import RunConfig, differences, with_values
 from rstar_ray.data.sft import load_conversations
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.evaluation.run import evaluated, run_evaluation
+from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import read_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.stages import STAGES, previous_checkpoint, run_rl, run_sft
@@ -122,10 +123,11 @@ def run(configs: Sequence[RunConfig]) -> None:
     else:
         connect()
         asyncio.run(_run_stages(configs, problems, heldout, path))
-    from rstar_ray.report.write import write_report
+    with decoration("the report", say):
+        from rstar_ray.report.write import write_report
 
-    write_report(path)
-    say(f"report: {path / 'report.md'}")
+        write_report(path, say)
+        say(f"report: {path / 'report.md'}")
 
 
 def run_path(config: RunConfig) -> Path:
@@ -219,11 +221,10 @@ async def _run_stage(
         checkpoint = await run_sft(config, train, validation, crew, run_dir)
     else:
         checkpoint = await run_rl(config, problems, crew, run_dir)
-        await actors.draw_step(
-            run_dir.path / "plots" / f"step-{config.stage}.png",
-            rollouts=f"{config.stage}/{checkpoint.step}/",
-            title=f"{config.stage}, step {checkpoint.step}",
-        )
+        picture = run_dir.path / "plots" / f"step-{config.stage}.png"
+        with decoration(picture.name, say):
+            title = f"{config.stage}, step {checkpoint.step}"
+            await actors.draw_step(picture, rollouts=f"{config.stage}/{checkpoint.step}/", title=title)
     if heldout:
         progress = StageProgress.from_json(read_json(checkpoint.path / "progress.json"))
         await crew.publish(progress.policy_version)

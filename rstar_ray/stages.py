@@ -16,9 +16,10 @@ from rstar_ray.crew import Crew
 from rstar_ray.data.order import DataPosition, draw
 from rstar_ray.errors import RStarError
 from rstar_ray.hard_set import hard_set
+from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name
-from rstar_ray.run_dir.metrics import MetricsLog, SftMetrics, StepMetrics
+from rstar_ray.run_dir.metrics import MetricsLog, PlacementFigures, SftMetrics, StepMetrics
 from rstar_ray.train_loop import StageProgress, StepRecord, TrainingSystem, train_steps
 from rstar_ray.trajectory import Problem
 
@@ -48,7 +49,7 @@ async def run_sft(
             update = await crew.learner.train_sft(batch, lr)
             if not update.applied:
                 raise RStarError(f"{stage} step {step} was not applied: {update.reason}")
-            progress = StageProgress(step=step, policy_version=0, position=position)
+            progress = StageProgress(step=step, policy_version=progress.policy_version + 1, position=position)
             saves = step % config.checkpoint.every_steps == 0 or step == sft.steps
             val_loss = await crew.learner.evaluate_sft(validation) if saves and validation else None
             seconds = time.monotonic() - started_s
@@ -75,8 +76,7 @@ async def run_rl(config: RunConfig, problems: Sequence[Problem], crew: Crew, run
     system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
     if config.drop_solved:
         problems = await hard_set(problems, system, config, crew, run_dir)
-    if crew.placed is not None:
-        await crew.placed()  # what came before the first step is none of its own
+    await _placed(crew)  # what came before the first step is none of its own
     if progress.step == 0 and config.steps == 0:
         await _save(config, progress, crew, run_dir, finishes=True)
     with MetricsLog(
@@ -139,12 +139,18 @@ def _finished(run_dir: RunDir, stage: str) -> Checkpoint:
 
 async def _with_placement(metrics: StepMetrics, crew: Crew) -> StepMetrics:
     """The step's row with what the balancer did; a book that does not close is shown."""
-    if crew.placed is None:
-        return metrics
-    placed = await crew.placed()
-    for fault in placed.faults:
+    placed = await _placed(crew)
+    for fault in placed.faults if placed else ():
         crew.show(f"step {metrics.step}: the balancer's books do not close: {fault}")
     return replace(metrics, balancer=placed)
+
+
+async def _placed(crew: Crew) -> PlacementFigures | None:
+    """What the balancer did since this was asked last, as far as it can be told."""
+    if crew.placed is not None:
+        with decoration("the balancer's row", crew.show):
+            return await crew.placed()
+    return None
 
 
 def _show_odd(record: StepRecord, crew: Crew) -> None:
@@ -166,4 +172,5 @@ async def _record(record: StepRecord, config: RunConfig, crew: Crew, run_dir: Ru
     every, step = config.checkpoint.trajectories_every_steps, record.metrics.step
     if every and (step % every == 0 or step == 1):
         path = run_dir.trajectories_path / f"{checkpoint_name(config.stage, step)}.jsonl"
-        await crew.record(record.refs, path, stage=config.stage, step=step)
+        with decoration(path.name, crew.show):
+            await crew.record(record.refs, path, stage=config.stage, step=step)

@@ -43,9 +43,25 @@ class RlLearner(Protocol):
 
 
 class Publish(Protocol):
-    """Hands the learner's weights to every replica under a version; returns when all serve them."""
+    """Hands the learner's weights to every replica under a version; returns when all serve them.
+
+    A version names one set of weights over a whole run: the number of updates behind them, SFT's included.
+    """
 
     async def __call__(self, policy_version: int) -> None: ...
+
+
+class PublishOnce:
+    """`Publish` that sends nothing where the version is served already, as between two stages."""
+
+    def __init__(self, publish: Publish) -> None:
+        self._publish = publish
+        self._served: int | None = None
+
+    async def __call__(self, policy_version: int) -> None:
+        if policy_version != self._served:
+            await self._publish(policy_version)
+            self._served = policy_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +213,7 @@ class StageProgress:
     """
 
     step: int = 0  # steps done
-    policy_version: int = 0
+    policy_version: int = 0  # updates applied since the run's first policy, SFT's included
     position: DataPosition = field(default_factory=DataPosition)
 
     def as_json(self) -> dict[str, Any]:

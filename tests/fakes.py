@@ -14,7 +14,7 @@ from rstar_ray.errors import EngineError, SandboxError
 from rstar_ray.outcome import Outcome
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
 from rstar_ray.run_dir.durable import read_json, write_json
-from rstar_ray.train_loop import TrainingRow
+from rstar_ray.train_loop import PublishOnce, TrainingRow
 from rstar_ray.trajectory import (
     Completion,
     Problem,
@@ -204,6 +204,10 @@ class SkillLearner:
         write_json(folder / "config.json", {})
 
 
+Published = tuple[int, float, float, int]
+"""A version, and the weights under it: skill, slip, and the updates behind them."""
+
+
 def update_result(step: int, *, tokens: int, lr: float, applied: bool = True) -> UpdateResult:
     return UpdateResult(
         loss=0.1, grad_norm=0.2, entropy=0.3, clip_share=0.0, logprob_diff_mean=0.0, logprob_diff_max=0.0, lr=lr,
@@ -211,20 +215,25 @@ def update_result(step: int, *, tokens: int, lr: float, applied: bool = True) ->
     )  # fmt: skip
 
 
-def fake_crew(policy: SkilledPolicy, shown: list[str] | None = None, **rollouts: object) -> Crew:
+def fake_crew(
+    policy: SkilledPolicy, shown: list[str] | None = None, published: list[Published] | None = None, **rollouts: object
+) -> Crew:
     """A whole crew in this process."""
 
     async def publish(policy_version: int) -> None:
         policy.policy_version = policy_version
+        if published is not None:
+            published.append((policy_version, policy.skill, policy.slip, learner.steps))
 
     async def record(refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{ref.batch[ref.index].summary.rollout_id}\n" for ref in refs))
 
+    learner = SkillLearner(policy)
     return Crew(
-        learner=SkillLearner(policy),
+        learner=learner,
         rollouts=LocalRollouts(policy, **rollouts),  # type: ignore[arg-type]
-        publish=publish,
+        publish=PublishOnce(publish),
         record=record,
         show=(shown if shown is not None else []).append,
     )

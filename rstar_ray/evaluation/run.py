@@ -7,6 +7,7 @@ from rstar_ray.crew import Crew
 from rstar_ray.errors import RStarError
 from rstar_ray.evaluation.figures import EvaluationResult, evaluate
 from rstar_ray.rollouts import MOST_REPEATS, Rollouts, TrajectoryRef, roll_out_repeating, sibling_requests
+from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import append_row, cut_rows, read_rows
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.stages import STAGES
@@ -33,7 +34,8 @@ async def run_evaluation(
         cut_rows(run_dir.evaluations_path, stage=config.stage, after_step=step - 1)
     append_row(run_dir.evaluations_path, {**result.as_row(), **protocol(config.evaluate, model)})
     path = run_dir.trajectories_path / f"{config.stage}-{problem_set}.jsonl"
-    await crew.record(refs[: 4 * result.k * 16], path, stage=config.stage, step=step)
+    with decoration(path.name, crew.show):
+        await crew.record(refs[: 4 * result.k * 16], path, stage=config.stage, step=step)
     crew.show(
         f"{config.stage} {problem_set}: avg@{result.k} {result.avg_at_k:.3f} "
         f"[{result.ci_low:.3f}, {result.ci_high:.3f}] pass@{result.k} {result.pass_at_k:.3f} "

@@ -17,6 +17,7 @@ from rstar_ray.report.findings import (
     tool_error_change,
 )
 from rstar_ray.report.record import RunRecord, StageSpan, seconds_by_phase, smooth, stage_title
+from rstar_ray.run_dir.decoration import decoration
 
 INK, MUTED, GRID, BAND = "#1f2933", "#6b7785", "#e4e7eb", "#f4f6f8"
 BLUE, GREEN, RED, PURPLE, AMBER, GREY = "#2b6cb0", "#2f855a", "#c8452d", "#6b4fa0", "#d99a2b", "#c3cad3"
@@ -57,18 +58,20 @@ STYLE: Any = {
 Axes = Any  # matplotlib is only partly typed
 
 
-def draw_plots(run: RunRecord, folder: Path) -> list[Path]:
-    """Every plot the run has figures for, in reading order."""
+def draw_plots(run: RunRecord, folder: Path, show: Callable[[str], None] = print) -> list[Path]:
+    """Every plot the run has figures for, in reading order; one that fails is a shown line."""
     folder.mkdir(parents=True, exist_ok=True)
-    drawn: list[Path] = []
+    plots: list[tuple[str, Callable[[Any, RunRecord], None], float]] = []
     if run.steps:
-        drawn.append(save(_overview, run, folder / "overview.png", height_in=5.6))
-        drawn.append(save(_alone(draw_time), run, folder / "time.png", height_in=3.0))
+        plots += [("overview", _overview, 5.6), ("time", _alone(draw_time), 3.0)]
     if family_changes(run):
-        height_in = 0.9 + 0.24 * len(family_changes(run))
-        drawn.append(save(_alone(draw_families), run, folder / "families.png", height_in=height_in))
+        plots.append(("families", _alone(draw_families), 0.9 + 0.24 * len(family_changes(run))))
     if run.sft:
-        drawn.append(save(_alone(draw_sft), run, folder / "sft.png", height_in=2.7))
+        plots.append(("sft", _alone(draw_sft), 2.7))
+    drawn: list[Path] = []
+    for name, draw, height_in in plots:
+        with decoration(f"{name}.png", show):
+            drawn.append(save(draw, run, folder / f"{name}.png", height_in=height_in))
     drawn += sorted(folder.glob("step-*.png"))[-1:]  # of the last stage, drawn when it ended
     return drawn
 

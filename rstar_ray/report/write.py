@@ -1,5 +1,6 @@
 """All of a run's report at once: report.md, report.json, report.html and plots/*.png, in the run directory."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rstar_ray.report.markdown import markdown_report
 from rstar_ray.report.page import html_report
 from rstar_ray.report.plots import draw_plots
 from rstar_ray.report.record import RunRecord, read_run
+from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import write_json, write_text
 
 
@@ -33,16 +35,19 @@ class Report:
     html_path: Path
 
 
-def write_report(run_path: Path | str) -> Report:
+def write_report(run_path: Path | str, show: Callable[[str], None] = print) -> Report:
     """Make the report from the run directory alone; an earlier one is replaced.
 
-    Works on a run that is still going. Raises `ConfigError` where there is no run.
+    Works on a run that is still going. A part that fails is a shown line. Raises `ConfigError` where there is no run.
     """
     run = read_run(run_path)
     report = Report(headline(run), run.path / "report.md", run.path / "report.html")
-    write_text(report.markdown_path, markdown_report(run, draw_plots(run, run.path / "plots")))
-    write_text(report.html_path, html_report(run))
-    write_json(run.path / "report.json", report_figures(run))
+    with decoration(report.markdown_path.name, show):
+        write_text(report.markdown_path, markdown_report(run, draw_plots(run, run.path / "plots", show)))
+    with decoration(report.html_path.name, show):
+        write_text(report.html_path, html_report(run))
+    with decoration("report.json", show):
+        write_json(run.path / "report.json", report_figures(run))
     return report
 
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from rstar_ray.algorithm.update import UpdateFigures
+from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import cut_rows, to_row
 from rstar_ray.trajectory import TrajectorySummary
 
@@ -202,7 +203,7 @@ class MetricsLog:
 
     Opening it cuts what a stopped run wrote beyond `after_step`, the step of the checkpoint the
     stage goes on from (0 for a fresh start), so no step is ever logged twice. Rows of other
-    stages stay. Each row is on disk when `write` returns.
+    stages stay. Each row is on disk when `write` returns. A sink that fails is a shown line, and ends nothing.
     """
 
     def __init__(
@@ -228,25 +229,33 @@ class MetricsLog:
     def __enter__(self) -> Self:
         cut_rows(self._path, stage=self._stage, after_step=self._after_step)
         self._file = self._path.open("a", encoding="utf-8")
-        self._scalars = _Scalars(self._tensorboard_path, first_step=self._after_step + 1)
+        with decoration("TensorBoard's file", self._show):
+            self._scalars = _Scalars(self._tensorboard_path, first_step=self._after_step + 1)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
         if self._file is not None:
-            self._file.close()
+            with decoration(f"the end of {self._path.name}", self._show):
+                self._file.close()
         if self._scalars is not None:
-            self._scalars.close()
+            with decoration("the end of TensorBoard's file", self._show):
+                self._scalars.close()
 
     def write(self, row: StepMetrics | SftMetrics) -> None:
         """Log one step; steps must come in order, each once."""
-        assert self._file is not None and self._scalars is not None, "MetricsLog is used inside `with`"
+        assert self._file is not None, "MetricsLog is used inside `with`"
         assert row.stage == self._stage, f"a row of {row.stage} in the log of {self._stage}"
         assert row.step > self._after_step, f"step {row.step} of {row.stage} is already logged"
         self._after_step = row.step
         values = asdict(row)
-        self._file.write(to_row(values))
-        self._file.flush()
-        self._scalars.write(row.step, values)
+        with decoration(f"step {row.step} in {self._path.name}", self._show):
+            self._file.write(to_row(values))
+            self._file.flush()  # what it could not write stays in its buffer, and comes before the next row
+        scalars, self._scalars = self._scalars, None
+        if scalars is not None:
+            with decoration(f"TensorBoard's file from step {row.step} on", self._show):
+                scalars.write(row.step, values)
+                self._scalars = scalars
         measured = isinstance(row, SftMetrics) and row.val_loss is not None
         if measured or row.step % self._print_every == 0 or row.step in (1, self._num_steps):
             self._show(progress_line(row, self._num_steps))

@@ -53,6 +53,31 @@ def test_a_step_with_nothing_to_train_on_is_logged_without_an_update():
     assert row.loss is None and row.lr is None
 
 
+def test_a_sink_that_fails_is_a_shown_line_and_the_others_go_on(tmp_path: Path):
+    class Full:
+        def write(self, *_: object) -> None:
+            raise OSError("no space left on device")
+
+        close = flush = write
+
+    shown: list[str] = []
+    with MetricsLog(tmp_path, stage="stage1", after_step=0, num_steps=3, show=shown.append) as log:
+        log.write(metrics(1))
+        log._scalars.close()  # type: ignore[union-attr]
+        log._scalars = Full()  # type: ignore[assignment]
+        log.write(metrics(2))
+        log._file.close()  # type: ignore[union-attr]
+        log._file = Full()  # type: ignore[assignment]
+        log.write(metrics(3))
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2]
+    assert [line.split(":")[0] for line in shown if "left out" in line] == [
+        "TensorBoard's file from step 2 on is left out",
+        "step 3 in metrics.jsonl is left out",
+        "the end of metrics.jsonl is left out",
+    ]
+    assert sum("reward" in line for line in shown) == 3  # the person watching still sees every step
+
+
 def test_a_kept_id_that_was_never_rolled_out_is_refused():
     with pytest.raises(ValueError, match="kept_ids"):
         metrics(kept_ids=["z/9"])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rstar_ray.errors import ConfigError
+from rstar_ray.report import plots, write
 from rstar_ray.report.__main__ import main
 from rstar_ray.report.compare import group_runs, mean_course
 from rstar_ray.report.examples import examples, segments, viewer_rows
@@ -167,6 +168,19 @@ def test_a_run_without_correct_calls_updates_or_evaluations_can_be_reported(tmp_
     report = write_report(path)
     assert report.headline.startswith("Response length")
     assert "NaN" not in report.html_path.read_text()
+
+
+def test_a_plot_that_fails_is_a_shown_line_and_the_rest_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such font\nin any folder")
+
+    path, shown = run_directory(tmp_path / "run", stages={"stage1": 3}), list[str]()
+    monkeypatch.setattr(plots, "draw_time", fail)
+    monkeypatch.setattr(write, "html_report", fail)
+    write.write_report(path, shown.append)
+    assert shown == [f"{name} is left out: RuntimeError: no such font" for name in ("time.png", "report.html")]
+    assert (path / "plots" / "overview.png").exists() and "overview.png" in (path / "report.md").read_text()
+    assert (path / "report.json").exists()
 
 
 def test_a_torn_last_line_does_not_stop_the_report(tmp_path: Path):

@@ -11,14 +11,17 @@ from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.evaluation.run import evaluated, run_evaluation
 from rstar_ray.hard_set import unsolved
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, roll_out, rollout_requests
-from rstar_ray.run_dir.durable import read_rows
+from rstar_ray.run_dir import metrics
+from rstar_ray.run_dir.durable import read_json, read_rows
 from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.metrics import PlacementFigures
 from rstar_ray.stages import previous_checkpoint, run_rl, run_sft
 from rstar_ray.train_loop import Ledger, TrainingRow, TrainingSystem, train_step
 from rstar_ray.trajectory import RolloutRequest
 from tests.fakes import (
     AddingSandbox,
     LocalRollouts,
+    Published,
     SkilledPolicy,
     SkillLearner,
     UnreliableSandbox,
@@ -76,6 +79,48 @@ async def test_a_whole_recipe_learns_to_solve_and_to_call_without_errors(tmp_pat
     steps = [(row["stage"], row["step"]) for row in read_rows(tmp_path / "run" / "metrics.jsonl")]
     assert steps == [("sft", i) for i in range(1, 7)] + [(name, i) for name in STAGES for i in range(1, 13)]
     assert any("not solved in 8 of 8" in line for line in shown)
+
+
+async def test_a_version_names_one_set_of_weights_over_a_whole_run_and_is_sent_once(tmp_path: Path):
+    policy, published = SkilledPolicy(), list[Published]()
+    crew = fake_crew(policy, published=published)
+    examples = [SftExample(np.arange(9, dtype=np.int32), np.ones(9, dtype=bool)) for _ in range(20)]
+    await crew.publish(0)  # what the run starts from
+    for config in (stage("sft"), stage("stage1", steps=3), stage("stage2", steps=2)):
+        with RunDir.open(tmp_path / "run", config.stage, asdict(config)) as run_dir:
+            if config.stage == "sft":
+                checkpoint = await run_sft(config, examples, [], crew, run_dir)
+            else:
+                checkpoint = await run_rl(config, adding_problems(40), crew, run_dir)
+            await crew.publish(read_json(checkpoint.path / "progress.json")["policy_version"])  # to be evaluated
+    assert [(version, steps) for version, _, _, steps in published] == [(n, n) for n in (0, 6, 7, 8, 9, 10, 11)]
+
+
+async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def fail(*_: object, **__: object) -> PlacementFigures:
+        raise OSError("no space left on device")
+
+    class NoTensorBoard:
+        def __init__(self, *_: object, **__: object) -> None:
+            raise ImportError("no module named tensorboard")
+
+    monkeypatch.setattr(metrics, "_Scalars", NoTensorBoard)
+    config, shown = stage("stage1", steps=2), list[str]()
+    crew = replace(fake_crew(SkilledPolicy(), shown), record=fail, placed=fail)
+    with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
+        await run_rl(config, adding_problems(40), crew, run_dir)
+        await run_evaluation(config, adding_problems(4), crew, run_dir, step=2, problem_set="held-out")
+    assert len(read_rows(tmp_path / "run" / "metrics.jsonl")) == 2 and evaluated(RunDir(tmp_path / "run"), "stage1")
+    lines = [line for line in shown if "is left out" in line]
+    assert {line.split(" is left out: ")[0] for line in lines} == {
+        "TensorBoard's file",
+        "the balancer's row",
+        "stage1-step-000001.jsonl",
+        "stage1-held-out.jsonl",
+    }
+    assert all("no space left" in line or "no module" in line for line in lines)
 
 
 async def test_a_stopped_stage_goes_on_to_the_same_end_as_one_that_was_not(tmp_path: Path):
