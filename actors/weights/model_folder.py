@@ -5,7 +5,7 @@ the embeddings that it is tied to, or buffers of older releases.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,24 @@ def refuse_misfit(folder: Path) -> None:
             f"{name} is {list(saved[name])} in the safetensors of {folder} and {list(parameters[name])} by its "
             "config.json",
             "make config.json agree with the weights (a padded vocabulary is vocab_size's business)",
+        )
+    _refuse_another_head(folder, parameters.keys(), saved.keys())
+
+
+def _refuse_another_head(folder: Path, parameters: Collection[str], saved: Collection[str]) -> None:
+    """A head saved beside the embeddings that config.json ties it to must be the same numbers.
+
+    Loaders untie the two where they differ: learner and engine would then have a parameter that config.json denies.
+    """
+    head, embeddings = "lm_head.weight", "model.embed_tokens.weight"
+    if head in parameters or head not in saved or embeddings not in saved:
+        return
+    weights = SavedWeights(folder)
+    if not weights.tensor(head).equal(weights.tensor(embeddings)):
+        raise ConfigError(
+            "--model",
+            f"config.json of {folder} ties the output head to the embeddings, its safetensors hold a head that differs",
+            "set tie_word_embeddings to false in its config.json",
         )
 
 

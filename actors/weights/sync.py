@@ -83,9 +83,13 @@ class ObjectStoreTransfer(WeightTransferEngine[ObjectStoreInit, ObjectStoreUpdat
         return self._checksum.result() if self._checksum.done() else None
 
     def _repack_tied_head(self) -> None:
-        """vLLM 0.32 packs a tied output head for oneDNN on its own, and its reload leaves the head the old weights."""
+        """vLLM 0.32 packs a tied output head for oneDNN on its own, and its reload leaves the head the old weights.
+
+        Whether it is tied the parameters tell: of a folder that saves the head beside its embeddings, vLLM's copy of
+        config.json says that it is not, and the two are tied again once they turn out to be equal.
+        """
         head: Any = getattr(self.model, "lm_head", None)
-        if self.model_config.hf_config.tie_word_embeddings and hasattr(head, "quant_method"):
+        if hasattr(head, "quant_method") and "lm_head.weight" not in self._parameters:
             head.quant_method.process_weights_after_loading(head)
 
     def shutdown(self) -> None:

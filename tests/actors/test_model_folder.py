@@ -39,6 +39,12 @@ def test_a_tied_head_counts_once_whether_or_not_the_file_has_it_beside_the_embed
         refuse_other_parameters(folder, buckets(folder))
 
 
+def test_a_head_that_differs_from_the_embeddings_it_is_said_to_be_tied_to_is_refused(tmp_path: Path):
+    folder = saved_with(tmp_path, lambda saved: saved | {HEAD: saved[EMBEDDING] + 1})
+    with pytest.raises(ConfigError, match=r"holds? a head that differs.*tie_word_embeddings to false"):
+        refuse_misfit(folder)
+
+
 def test_buffers_of_older_releases_in_the_file_are_no_parameters(tmp_path: Path):
     folder = saved_with(tmp_path, lambda saved: saved | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(8)})
     refuse_misfit(folder)
