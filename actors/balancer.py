@@ -19,6 +19,8 @@ from uuid import uuid4
 import ray
 
 from actors.mailbox import Grant, Grants, Mailboxes
+from actors.probe import Alive
+from actors.probe import Sign as ProbeSign
 from rstar_ray.errors import DeadlineExceeded
 from rstar_ray.run_dir.metrics import PlacementFigures
 from scheduler.balancer import Balancer
@@ -309,3 +311,7 @@ class BalancerActor(BalancerService):
     def __init__(self, rule: str = "expected_kv", *, risk: float = 0.01, settle_s: float = 5.0) -> None:
         reborn = ray.get_runtime_context().was_current_actor_reconstructed
         super().__init__(rule, risk=risk, settle_s=settle_s if reborn else 0.0)
+        self._alive = Alive()
+
+    async def probe(self) -> ProbeSign:
+        return self._alive.sign()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.probe import Alive, Sign
 from rstar_ray.config import SandboxConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, SandboxError
@@ -24,6 +25,8 @@ MAX_BATCH_CALLS = 64
 GATHER_S = 0.002
 MAX_TRIES = 3
 """On how many executors a call is tried before our failure becomes the rollout's end."""
+STREAM_SHARE = 0.5
+"""Of a call's deadline: an executor that answers nothing for so long leaves time to try another."""
 REST_S = 5.0
 """How long an executor that failed is passed over."""
 
@@ -60,9 +63,16 @@ class SandboxExecutor:
         self._name = name
         self._pool = SandboxPool(pool)
         self._starting: asyncio.Task[Any] | None = None
+        self._alive: Alive | None = None
+        self._num_answered = 0
 
     def __repr__(self) -> str:
         return self._name
+
+    async def probe(self) -> Sign:
+        """For the run's detector."""
+        self._alive = self._alive or Alive()
+        return self._alive.sign(progress=self._num_answered)
 
     async def start(self) -> str:
         """Start the pool, once; returns the isolation level it achieved."""
@@ -85,6 +95,7 @@ class SandboxExecutor:
             while not finished.empty():
                 ready.append(finished.get_nowait())
             left -= len(ready)
+            self._num_answered += len(ready)
             yield ready
 
     async def stats(self) -> Any:
@@ -202,7 +213,7 @@ class SandboxClient:
             while waiting:
                 answers = await within(
                     _next_answers(stream),
-                    self._config.deadline_s,
+                    self._config.deadline_s * STREAM_SHARE,
                     waiter=self._caller,
                     owner=executor.name,
                     reason=f"{len(waiting)} calls",

@@ -11,12 +11,13 @@ import ray
 from actors.balancer import BalancerActor
 from actors.generation.actor import TO_OBJECT_STORE, GenerationActor, WorkerSettings
 from actors.generation.records import draw_timelines, record_trajectories
-from actors.generation.replicas import MAX_RESTARTS, Replicas
+from actors.generation.replicas import Replicas
 from actors.generation.vllm_start import EngineSettings
 from actors.learner.gang import Learner
 from actors.learner.settings import LearnerSettings
 from actors.placement import Layout, in_bundle, place, plan_layout, refuse_misfit
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
+from actors.watch import Watch
 from rstar_ray.algorithm.batch_plan import BatchLimits
 from rstar_ray.algorithm.loss_settings import LossSettings, Normalisation
 from rstar_ray.chat.template import ChatFormat
@@ -31,7 +32,6 @@ from sandbox.pool import PoolConfig
 START_DEADLINE_S = 120.0
 """For an executor's warm servers."""
 CLOSE_DEADLINE_S = 30.0
-MAX_EXECUTOR_RESTARTS = 3
 NO_GPU = {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""}
 """For actors that need none: Ray hides GPUs from nobody by itself."""
 
@@ -45,6 +45,7 @@ class TrainingActors:
         self._chat = chat
         self._show = show
         self._layout: Layout = plan_layout(config)
+        self.watch = Watch(config.detector, show=show)
         self._group: Any = None
         self._executors: dict[str, Any] = {}
         self._balancer: Any = None
@@ -59,17 +60,26 @@ class TrainingActors:
         Without a learner the engines serve the model folder's own weights.
         """
         refuse_misfit(self._layout, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        self.watch.start()
         self._group = await place(self._layout)
         self._start_executors()
         self._balancer = BalancerActor.options(name="balancer", runtime_env={"env_vars": NO_GPU}).remote(  # type: ignore[attr-defined]
             self._config.balancer.rule, risk=self._config.balancer.risk
         )
         self.tools = SandboxClient(self._executors, self._config.sandbox, caller="driver")
-        self._replicas = Replicas(self._balancer, self._chat, show=self._show)
+        self._replicas = Replicas(
+            self._balancer, self._chat, show=self._show, watch=self.watch, silent_s=self._config.detector.silent_s
+        )
         levels, _ = await asyncio.gather(self._executors_up(), self._start_learner() if learner else _nothing())
         self._show(f"sandbox: isolation level {levels[0]}, {len(levels)} executors")
+        self._follow_all()
         self._create_workers(self._replicas)
         self._replicas.start()
+
+    def _follow_all(self) -> None:
+        """Probe everything that is up by now; a replica is followed when it serves."""
+        for name, handle in {"balancer": self._balancer, **self._executors}.items():
+            self.watch.follow(name, handle, silent_s=self._config.detector.silent_s)
 
     @property
     def learner(self) -> Learner:
@@ -114,6 +124,7 @@ class TrainingActors:
 
     async def close(self) -> None:
         """End every actor this run started."""
+        await self.watch.close()
         workers = self._replicas.workers if self._replicas else {}
         if self._replicas is not None:
             await self._replicas.close()
@@ -145,7 +156,7 @@ class TrainingActors:
             self._executors[name] = executor.options(
                 name=name,
                 num_cpus=self._layout.executor_cpus,
-                max_restarts=MAX_EXECUTOR_RESTARTS,
+                max_restarts=-1,
                 max_concurrency=1_000,
                 scheduling_strategy="SPREAD",
                 runtime_env={"env_vars": NO_GPU},
@@ -173,7 +184,7 @@ class TrainingActors:
                 name=settings.replica_id,
                 num_cpus=engine.cpus_per_replica,
                 num_gpus=engine.gpus_per_replica,
-                max_restarts=MAX_RESTARTS,
+                max_restarts=-1,
                 max_task_retries=0,
                 max_concurrency=1_000,
                 runtime_env={"env_vars": TO_OBJECT_STORE},
@@ -198,6 +209,7 @@ def engine_settings(config: RunConfig, model: Path) -> EngineSettings:
         gpu_memory_utilization=engine.gpu_memory_share,
         seed=config.seed,
         start_deadline_s=engine.start_deadline_s,
+        step_limit_s=config.detector.engine_step_s,
     )
 
 

@@ -41,6 +41,11 @@ TINY: dict[str, Any] = {
     "evaluate.max_response_tokens": 512,
     "evaluate.max_turns": 6,
     "checkpoint.every_steps": 10,
+    "detector.probe_every_s": 1.0,
+    "detector.silent_s": 10.0,
+    "detector.learner_silent_s": 20.0,
+    "detector.engine_step_s": 10.0,
+    "detector.still_s": 240.0,
 }
 """Two cores, no GPU, no download: Qwen3's architecture with 0.6M random weights."""
 

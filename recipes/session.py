@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 MAY_DIFFER = (
     "run_dir",
     "checkpoint",
+    "detector",
     "evaluate.files",
     "rollout.deadline_s",
     "engine.replicas",
@@ -197,7 +198,8 @@ async def _run_stages(
             with _open(path, config) as run_dir:
                 if not _done(config, run_dir, heldout):
                     run_dir.log_launch(stage=config.stage, scale=config.scale)
-                    await _run_stage(config, problems.get(config.stage, []), heldout, actors, tokenizer, run_dir)
+                    stage = _run_stage(config, problems.get(config.stage, []), heldout, actors, tokenizer, run_dir)
+                    await actors.watch.guard(stage)
     finally:
         await actors.close()
 

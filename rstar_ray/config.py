@@ -321,6 +321,33 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DetectorConfig:
+    """How long a process may be silent, and a run still, before that is a fault."""
+
+    probe_every_s: float = 2.0
+    """between two probes of a process [s]"""
+    silent_s: float = 60.0
+    """longest an actor may leave a probe unanswered before it is killed and fails over [s]"""
+    learner_silent_s: float = 600.0
+    """the same of a learner rank, whose checkpoint or compilation may hold it up [s]"""
+    engine_step_s: float = 300.0
+    """longest an engine with work may go without a decode step before it is killed: a cold compilation [s]"""
+    still_s: float = 3_600.0
+    """longest the whole run may go without anything getting on before it ends, naming the oldest wait [s]"""
+
+    def __post_init__(self) -> None:
+        _at_least(0.1, detector__probe_every_s=self.probe_every_s)
+        for name in ("silent_s", "learner_silent_s", "engine_step_s", "still_s"):
+            seconds = getattr(self, name)
+            _require(
+                seconds >= 3 * self.probe_every_s,
+                f"--detector.{name.replace('_', '-')}",
+                f"{seconds:g} s are not three probes, which come every {self.probe_every_s:g} s",
+                "raise it, or lower --detector.probe-every-s",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SftConfig:
     """The non-reasoning SFT stage (arXiv:2508.20722 section 4.1): format, tool calls, instruction drills."""
 
@@ -386,6 +413,7 @@ class RunConfig:
     sft: SftConfig = field(default_factory=SftConfig)
     evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    detector: DetectorConfig = field(default_factory=DetectorConfig)
 
     def __post_init__(self) -> None:
         _at_least(0, steps=self.steps, seed=self.seed)

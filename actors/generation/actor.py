@@ -1,7 +1,6 @@
 """Ray's view of one generation worker: how its parts are built in the actor, and what the driver calls."""
 
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from actors.generation.delivery import Delivery
 from actors.generation.engine import Engine, EngineFacts
 from actors.generation.vllm_start import EngineSettings
 from actors.generation.worker import GenerationWorker
+from actors.probe import Alive, Sign
 from actors.sandbox_executor import SandboxClient
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import SandboxConfig
@@ -51,6 +51,7 @@ class GenerationActor:
         executors = {name: ray.get_actor(name) for name in settings.executors}
         tools = SandboxClient(executors, settings.sandbox, caller=settings.replica_id)
         self._name = settings.replica_id
+        self._alive = Alive()
         self._worker = GenerationWorker(
             settings.replica_id,
             engine=Engine(settings.engine),
@@ -70,9 +71,14 @@ class GenerationActor:
     async def serve(self) -> None:
         await self._worker.serve()
 
-    async def take_finished(self, wait_s: float) -> tuple[Delivery, list[Trajectory]]:
+    async def probe(self) -> Sign:
+        """For the run's detector. A stuck engine is the worker's own to find, whose processes it can end."""
+        load = self._worker.load()
+        return self._alive.sign(work=load.running, progress=load.steps)
+
+    async def take_finished(self, wait_s: float, acknowledged: int) -> tuple[Delivery, list[Trajectory]]:
         """Call it with `num_returns=2`: the driver reads the first, and keeps a ref of the second."""
-        return await self._worker.take_finished(wait_s)
+        return await self._worker.take_finished(wait_s, acknowledged)
 
     async def pull(self, policy_version: int, refs: Sequence[Any]) -> int:
         """Fetch the published buckets and serve them; each ref comes in a list, so that Ray hands on the ref itself."""
@@ -89,9 +95,6 @@ class GenerationActor:
 
     async def load(self) -> ReplicaLoad:
         return self._worker.load()
-
-    async def pid(self) -> int:
-        return os.getpid()
 
     async def close(self) -> None:
         await self._worker.close()

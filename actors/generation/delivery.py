@@ -19,6 +19,7 @@ class FinishedAt:
 class Delivery:
     """What ended since the delivery before; empty when nothing did while the driver's question was open."""
 
+    number: int = 0  # to acknowledge with the next question; until then it is delivered again
     finished: tuple[FinishedAt, ...] = ()
     dropped: tuple[DroppedRollout, ...] = ()
 
@@ -29,6 +30,8 @@ class Deliveries:
     def __init__(self) -> None:
         self._trajectories: list[Trajectory] = []
         self._dropped: list[DroppedRollout] = []
+        self._number = 0
+        self._unacknowledged: tuple[Delivery, list[Trajectory]] | None = None
         self._fault: BaseException | None = None
         self._something = asyncio.Event()
 
@@ -44,16 +47,27 @@ class Deliveries:
         self._fault = fault
         self._something.set()
 
-    async def take(self, wait_s: float) -> tuple[Delivery, list[Trajectory]]:
-        """Wait up to `wait_s` for the next delivery and its trajectories; raises the fault of `fail`."""
-        try:
-            await asyncio.wait_for(self._something.wait(), wait_s)
-        except TimeoutError:
-            return Delivery(), []
+    async def take(self, wait_s: float, acknowledged: int) -> tuple[Delivery, list[Trajectory]]:
+        """Wait up to `wait_s` for the delivery after the one acknowledged, and its trajectories.
+
+        What was not acknowledged is delivered again: its answer may have been lost on the way. Raises the fault of
+        `fail`.
+        """
+        if self._unacknowledged is None or self._unacknowledged[0].number == acknowledged:
+            self._unacknowledged = None
+            try:
+                await asyncio.wait_for(self._something.wait(), wait_s)
+            except TimeoutError:
+                return Delivery(number=acknowledged), []
         if self._fault is not None:
             raise self._fault
+        if self._unacknowledged is not None:  # perhaps of a question that was asked before, and its asker cut off
+            return self._unacknowledged
         self._something.clear()
         trajectories, self._trajectories = self._trajectories, []
         dropped, self._dropped = self._dropped, []
         finished = (FinishedAt(summary=one.summary, index=index) for index, one in enumerate(trajectories))
-        return Delivery(finished=tuple(finished), dropped=tuple(dropped)), trajectories
+        self._number += 1
+        delivery = Delivery(number=self._number, finished=tuple(finished), dropped=tuple(dropped))
+        self._unacknowledged = delivery, trajectories
+        return self._unacknowledged

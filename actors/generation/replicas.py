@@ -6,28 +6,36 @@ from typing import Any
 
 from ray.exceptions import RayActorError
 
-from actors.generation.rollout_client import RolloutClient, when_available
+from actors.generation.rollout_client import BLIP_PATIENCE_S, RolloutClient, life_of, when_available
 from actors.learner.gang import Publication
+from actors.watch import Follow
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
 from rstar_ray.errors import RStarError
 from rstar_ray.run_dir.metrics import PlacementFigures
 
 CALL_DEADLINE_S = 120.0
-MAX_RESTARTS = 3
-"""Of one worker, before the run ends."""
+MAX_LOSSES_IN_A_ROW = 4
+"""Of workers, without a single rollout that ended in between, before the run does."""
 
 
 class Replicas:
     """Workers by name, and the rollouts handed to them."""
 
-    def __init__(self, balancer: Any, chat: ChatFormat, *, show: Callable[[str], None]) -> None:
+    def __init__(
+        self, balancer: Any, chat: ChatFormat, *, show: Callable[[str], None], watch: Follow, silent_s: float
+    ) -> None:
+        """`silent_s`: how long a worker may leave `watch` without an answer."""
         self.workers: dict[str, Any] = {}
         self.rollouts = RolloutClient(balancer, chat, on_worker_lost=self._lost, show=show)
         self._balancer = balancer
         self._show = show
         self._start_deadlines_s: dict[str, float] = {}
-        self._restarts: dict[str, int] = {}
+        self._lives: dict[str, str] = {}  # of the workers' processes
+        self._watch = watch
+        self._silent_s = silent_s
+        self._losses_in_a_row = 0
+        self._ended_at_loss = 0  # rollouts, at the latest loss
         self._coming_back: set[str] = set()  # lost workers; they take the newest weights before they serve
         self._starting: asyncio.Task[None] | None = None
         self._published: Publication | None = None
@@ -74,39 +82,63 @@ class Replicas:
         """Engines up, then the current weights, then work."""
 
         async def start(name: str) -> None:
-            worker, deadline_s = self.workers[name], self._start_deadlines_s[name]
-            facts = await within(
-                when_available(worker.start.remote), deadline_s, waiter="driver", owner=name, reason="its engine"
-            )
-            pulled: Publication | None = None
-            while self._published is not None and pulled is not self._published:
-                pulled = self._published
-                await self._pull(name, pulled)
-            self._coming_back.discard(name)
-            await self._ask(worker.serve.remote(), name, "its loops")
-            self.rollouts.follow(name, worker)
-            self._show(f"{name}: {facts.kv_capacity_tokens:,} KV tokens")
+            while True:
+                try:
+                    return await self._bring_up(name)
+                except RayActorError as lost:  # once more: it may have been killed in its start
+                    self._count_loss(name, lost)
 
         await asyncio.gather(*(start(name) for name in names))
+
+    async def _bring_up(self, name: str) -> None:
+        worker, deadline_s = self.workers[name], self._start_deadlines_s[name]
+        facts = await within(
+            when_available(worker.start.remote), deadline_s, waiter="driver", owner=name, reason="its engine"
+        )
+        pulled: Publication | None = None
+        while self._published is not None and pulled is not self._published:
+            pulled = self._published
+            await self._pull(name, pulled)
+        self._coming_back.discard(name)
+        await self._ask(worker.serve.remote(), name, "its loops")
+        self._lives[name] = (await self._ask(worker.probe.remote(), name, "a sign")).life
+        self.rollouts.follow(name, worker, self._lives[name])
+        self._watch.follow(name, worker, silent_s=self._silent_s)
+        self._show(f"{name}: {facts.kv_capacity_tokens:,} KV tokens")
 
     async def _lost(self, name: str, lost: Exception) -> None:
         """Its rollouts go on elsewhere; Ray has started the actor again and it gets today's weights."""
         self._coming_back.add(name)
-        self._restarts[name] = self._restarts.get(name, 0) + 1
-        self._show(f"{name} was lost ({type(lost).__name__}); start {self._restarts[name] + 1}")
-        if self._restarts[name] > MAX_RESTARTS:
-            raise RStarError(f"{name} was lost {self._restarts[name]} times, last: {lost}")
+        self._watch.leave(name)
+        self._count_loss(name, lost)
         told = when_available(lambda: self._balancer.replica_lost.remote(name))
         await self._ask(told, "balancer", f"the rollouts of {name}")
         await self.rollouts.resubmit()
         await self._start([name])
 
+    def _count_loss(self, name: str, lost: Exception) -> None:
+        """Any number over a run, as long as rollouts end in between. Raises `RStarError` where none does."""
+        ended = self.rollouts.num_ended
+        self._losses_in_a_row = 1 if ended > self._ended_at_loss else self._losses_in_a_row + 1
+        self._ended_at_loss = ended
+        self._show(f"{name} was lost ({type(lost).__name__}) and starts again")
+        if self._losses_in_a_row > MAX_LOSSES_IN_A_ROW:
+            raise RStarError(
+                f"{name} was lost: {self._losses_in_a_row} losses of replicas without a rollout that ended in between"
+                f", the last {type(lost).__name__}: {lost}"
+            )
+
     async def _pull_unless_lost(self, name: str, weights: Publication) -> None:
-        """A worker that dies meanwhile takes the newest weights when it comes back."""
-        try:
-            await self._pull(name, weights)
-        except RayActorError as lost:
-            self._show(f"{name} did not take version {weights.policy_version}: {type(lost).__name__}")
+        """A worker that dies meanwhile takes the newest weights when it comes back; one that could not be reached for
+        a moment takes them now, before it serves another token."""
+        while True:
+            try:
+                return await self._pull(name, weights)
+            except RayActorError as lost:
+                if await life_of(self.workers[name], BLIP_PATIENCE_S) != self._lives[name]:
+                    self._show(f"{name} did not take version {weights.policy_version}: {type(lost).__name__}")
+                    return
+                self._show(f"{name} answers again after {type(lost).__name__}: it is given the weights again")
 
     async def _pull(self, name: str, weights: Publication) -> None:
         checksum = await self._ask(

@@ -17,7 +17,7 @@ from actors.generation.delivery import Delivery
 from rstar_ray.agent.rollout import RolloutState, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
-from rstar_ray.errors import RStarError
+from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
 from rstar_ray.trajectory import RolloutRequest, StopReason
 from scheduler.load import RolloutLoad
@@ -27,6 +27,8 @@ _Submission = tuple[RolloutLoad, RolloutState]
 SUBMIT_BATCH = 256
 CALL_DEADLINE_S = 120.0
 BALANCER_PING_S = 2.0
+BLIP_PATIENCE_S = 3.0
+"""How long a worker that could not be reached may take to answer again before it is taken for lost."""
 DELIVERY_WAIT_S = 20.0
 """How long one question for finished rollouts stays open at a worker before it is asked again."""
 
@@ -49,12 +51,13 @@ class RolloutClient:
         self._finished: asyncio.Queue[FinishedRollout | DroppedRollout | BaseException] = asyncio.Queue()
         self._waiting: dict[str, _Submission] = {}
         self._latest: frozenset[str] = frozenset()  # ids of the latest run
+        self.num_ended = 0  # over the whole run
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
 
-    def follow(self, replica_id: str, worker: Any) -> None:
-        """Collect what this worker finishes, until it is lost."""
-        reader = asyncio.create_task(self._read(replica_id, worker))
+    def follow(self, replica_id: str, worker: Any, life: str) -> None:
+        """Collect what this life of the worker finishes, until it is lost."""
+        reader = asyncio.create_task(self._read(replica_id, worker, life))
         self._readers[replica_id] = reader
 
     async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
@@ -110,6 +113,7 @@ class RolloutClient:
                         waiter="driver",
                         owner="balancer",
                         reason="a sign",
+                        poll=True,
                     )
                     for line in sign.lines:
                         self._show(line)
@@ -131,27 +135,34 @@ class RolloutClient:
                 reason=f"submitting {len(items)} rollouts",
             )
 
-    async def _read(self, replica_id: str, worker: Any) -> None:
+    async def _read(self, replica_id: str, worker: Any, life: str) -> None:
         try:
-            await self._read_until_lost(replica_id, worker)
+            await self._read_until_lost(replica_id, worker, life)
         except Exception as fault:  # nobody awaits a reader: what it met ends the run through `run`
             self._finished.put_nowait(RStarError(f"{replica_id}: {_last_line(fault)}"))
 
-    async def _read_until_lost(self, replica_id: str, worker: Any) -> None:
+    async def _read_until_lost(self, replica_id: str, worker: Any, life: str) -> None:
         take = worker.take_finished.options(num_returns=2)
-        try:
-            while True:
-                asked, trajectories = take.remote(DELIVERY_WAIT_S)
+        acknowledged = 0
+        while True:
+            asked, trajectories = take.remote(DELIVERY_WAIT_S, acknowledged)
+            try:
                 delivery = await within(
                     asked,
                     DELIVERY_WAIT_S + CALL_DEADLINE_S,
                     waiter="driver",
                     owner=replica_id,
                     reason="what it finished",
+                    poll=True,
                 )
-                self._take(delivery, trajectories)
-        except RayActorError as lost:
-            await self._on_worker_lost(replica_id, lost)
+            except RayActorError as lost:
+                if await life_of(worker, BLIP_PATIENCE_S) == life:
+                    self._show(f"{replica_id} answers again after {type(lost).__name__}: nothing is lost")
+                    continue
+                await self._on_worker_lost(replica_id, lost)
+                return
+            acknowledged = delivery.number
+            self._take(delivery, trajectories)
 
     def _take(self, delivery: Delivery, trajectories: Any) -> None:
         for dropped in delivery.dropped:
@@ -164,7 +175,18 @@ class RolloutClient:
 
     def _ends(self, rollout_id: str) -> bool:
         """False for one that ended before: its worker was lost after it had finished there."""
-        return self._waiting.pop(rollout_id, None) is not None
+        known = self._waiting.pop(rollout_id, None) is not None
+        self.num_ended += known
+        return known
+
+
+async def life_of(worker: Any, patience_s: float) -> str | None:
+    """Which life of the actor answers; None where none does within this time: it died, or starts again."""
+    asked = when_available(worker.probe.remote)
+    try:
+        return (await within(asked, patience_s, waiter="driver", owner="worker", reason="a sign", poll=True)).life
+    except (RayActorError, DeadlineExceeded):
+        return None
 
 
 async def when_available(call: Callable[[], Awaitable[Any]]) -> Any:

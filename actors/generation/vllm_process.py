@@ -1,13 +1,17 @@
 """vLLM's processes behind one address: every wait on them has a deadline, all their deaths are an `EngineError`."""
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, TypeVar
+import contextlib
+import math
+import time
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
 from actors.generation.vllm_start import EngineSettings, ObserveFn, start_vllm
 from rstar_ray.deadline import within
+from rstar_ray.detector import Detector, Limit
 from rstar_ray.errors import DeadlineExceeded, EngineError
 
 if TYPE_CHECKING:
@@ -15,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ENGINE = "vLLM's engine process"
 LIVENESS_POLL_S = 0.25
 CLOSE_GRACE_S = 1.5
 
@@ -27,12 +32,19 @@ class VllmProcess:
         self._llm: AsyncLLM | None = None
         self._death: asyncio.Future[str] | None = None  # why it does not serve any more
         self._watch: asyncio.Task[None] | None = None
+        self._num_asked = 0  # and not answered
+        self._progress = 0  # answers and steps
         self.processes: list[psutil.Process] = []
 
     async def start(self, observe: ObserveFn) -> "AsyncLLM":
         """Raises `EngineError` where the processes do not come up."""
         assert self._llm is None
-        starting = asyncio.to_thread(start_vllm, self._settings, observe)
+
+        def observed(scheduler_stats: Any, iteration_stats: Any) -> None:
+            self._progress += 1
+            observe(scheduler_stats, iteration_stats)
+
+        starting = asyncio.to_thread(start_vllm, self._settings, observed)
         try:
             self._llm = await self._within(starting, self._settings.start_deadline_s, "start")
         except (RuntimeError, ValueError, OSError) as failed:
@@ -72,6 +84,7 @@ class VllmProcess:
 
     async def ask(self, awaitable: Awaitable[T], what: str, seconds: float | None = None) -> T:
         """Wait for an answer, by default as long as for any but a completion; a death becomes an `EngineError`."""
+        self._num_asked += 1
         try:
             return await self._within(self._or_death(awaitable), seconds or self._settings.control_deadline_s, what)
         except (EngineError, DeadlineExceeded):
@@ -79,11 +92,21 @@ class VllmProcess:
         except Exception as failed:
             self._notice_death()
             raise EngineError(f"the engine could not {what}: {failed}") from failed
+        finally:
+            self._num_asked -= 1
+            self._progress += 1
 
     async def _watch_for_death(self, llm: "AsyncLLM") -> None:
-        """vLLM notices the end of its processes but leaves some calls waiting for ever."""
+        """vLLM notices the end of its processes but leaves some calls waiting for ever; a wedge it does not notice."""
+        detector = Detector(tick_s=LIVENESS_POLL_S)
+        detector.watch(ENGINE, Limit(silent_s=math.inf, stuck_s=self._settings.step_limit_s))
         while not llm.errored:
             await asyncio.sleep(LIVENESS_POLL_S)
+            detector.heard(ENGINE, work=self._num_asked, progress=self._progress)
+            for wedged in detector.tick(time.monotonic()):
+                self.mark_dead(f"{ENGINE} was wedged: {wedged.seen}; it was killed")
+                _kill(self.processes)
+                return
         self._notice_death()
 
     def _notice_death(self) -> None:
@@ -103,7 +126,7 @@ class VllmProcess:
         return await answer
 
     async def _within(self, awaitable: Awaitable[T], seconds: float, what: str) -> T:
-        return await within(awaitable, seconds, waiter="engine", owner="vLLM's engine process", reason=what)
+        return await within(awaitable, seconds, waiter="engine", owner=ENGINE, reason=what)
 
 
 def _processes(llm: "AsyncLLM") -> list[psutil.Process]:
@@ -111,6 +134,13 @@ def _processes(llm: "AsyncLLM") -> list[psutil.Process]:
     manager = llm.engine_core.resources.engine_manager
     cores = [psutil.Process(process.pid) for process in getattr(manager, "processes", ()) if process.pid]
     return [process for core in cores for process in (core, *core.children(recursive=True))]
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    """Stopped ones too; psutil knows an id that was given again."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _end_processes(llm: "AsyncLLM", processes: list[psutil.Process]) -> None:

@@ -46,6 +46,7 @@ class EngineSettings:
     start_deadline_s: float = 900.0
     generate_deadline_s: float = 3600.0  # for one completion, its time in the engine's queue included
     control_deadline_s: float = 120.0  # for any other answer of the engine
+    step_limit_s: float = 300.0  # longest it may have work and take no step before it is killed
 
     @property
     def num_blocks(self) -> int | None:

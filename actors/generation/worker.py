@@ -102,20 +102,23 @@ class GenerationWorker:
         return self._replica_id
 
     async def start(self) -> EngineFacts:
-        """Start the engine; rollouts come once `serve` is called."""
-        self._facts = await self._engine.start()
+        """Start the engine, once; rollouts come once `serve` is called."""
+        if self._facts is None:
+            self._facts = await self._engine.start()
         return self._facts
 
     async def serve(self) -> None:
-        """Register with the balancer and take work until closed."""
+        """Register with the balancer, with what is resident, and take work until closed."""
         await self._register()
+        if self._loops:  # it was taken for lost
+            return
         self._loops = [asyncio.create_task(self._take_grants()), asyncio.create_task(self._send_reports())]
         for loop in self._loops:
             loop.add_done_callback(self._note_fault)
 
-    async def take_finished(self, wait_s: float) -> tuple[Delivery, list[Trajectory]]:
+    async def take_finished(self, wait_s: float, acknowledged: int) -> tuple[Delivery, list[Trajectory]]:
         """Wait up to `wait_s` for what finishes next; raises what went wrong in here, which nobody else would see."""
-        return await self._deliveries.take(wait_s)
+        return await self._deliveries.take(wait_s, acknowledged)
 
     async def pull(self, policy_version: int, buckets: Sequence[WeightBucket]) -> int:
         """Serve these weights from now on; returns their checksum as the engine has them."""

@@ -9,6 +9,7 @@ from ray.exceptions import GetTimeoutError
 
 from actors.learner.settings import LearnerSettings
 from actors.learner.shares import RlShare, RlWork, SftWork
+from actors.probe import Alive, Sign
 from actors.weights.buckets import checksum
 from rstar_ray.algorithm.lr_schedule import LrSchedule
 from rstar_ray.algorithm.update import UpdateResult
@@ -22,7 +23,7 @@ def rank_name(rank: int) -> str:
     return f"learner/rank-{rank}"
 
 
-@ray.remote
+@ray.remote(concurrency_groups={"probe": 1})  # pyright: ignore[reportCallIssue]
 class LearnerActor:
     """One rank; every rule lives in actors/learner/rank.py."""
 
@@ -31,9 +32,15 @@ class LearnerActor:
 
         self._rank = LearnerRank(settings, rank)
         self._name = rank_name(rank)
+        self._alive = Alive()
 
     def __repr__(self) -> str:
         return self._name
+
+    @ray.method(concurrency_group="probe")
+    def probe(self) -> Sign:
+        """For the run's detector, in a thread of its own: the others wait while the rank computes."""
+        return self._alive.sign(progress=self._rank.calls)
 
     def address(self) -> tuple[str, int]:
         """Where the ranks meet: a port of this node that listens from now on."""

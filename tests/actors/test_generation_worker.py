@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from actors.balancer import BalancerService
 from actors.generation.balancer_client import rollout_load
+from actors.generation.delivery import Deliveries, Delivery
 from actors.generation.engine import EngineFacts
 from actors.generation.load_meter import EngineLoad
 from actors.generation.weight_swap import WeightUpdate
@@ -112,12 +114,17 @@ async def submit(balancer: BalancerService, wanted: Sequence[RolloutRequest]) ->
     await balancer.submit([(rollout_load(state), state) for state in starts])
 
 
+ACKNOWLEDGED: WeakKeyDictionary[GenerationWorker, int] = WeakKeyDictionary()
+"""By the tests that read a worker more than once."""
+
+
 async def collect(one: GenerationWorker, count: int) -> dict[str, TrajectorySummary | DroppedRollout]:
     found: dict[str, TrajectorySummary | DroppedRollout] = {}
 
     async def read() -> None:
         while len(found) < count:
-            delivery, trajectories = await one.take_finished(10)
+            delivery, trajectories = await one.take_finished(10, ACKNOWLEDGED.get(one, 0))
+            ACKNOWLEDGED[one] = delivery.number
             for finished in delivery.finished:
                 assert trajectories[finished.index].summary is finished.summary
                 found[finished.summary.rollout_id] = finished.summary
@@ -208,7 +215,8 @@ async def test_the_balancers_own_move_takes_a_rollout_from_a_full_worker_to_an_i
 
         async def read(one: GenerationWorker) -> None:
             while len(found) < count:
-                delivery, _ = await one.take_finished(0.05)
+                delivery, _ = await one.take_finished(0.05, ACKNOWLEDGED.get(one, 0))
+                ACKNOWLEDGED[one] = delivery.number
                 assert not delivery.dropped
                 for finished in delivery.finished:
                     assert finished.summary.rollout_id not in found, "delivered twice"
@@ -241,11 +249,49 @@ async def test_a_dead_engine_hands_its_rollouts_back_before_the_worker_ends():
     await healthy.start()
     await healthy.serve()
     await balancer.replica_lost("generation/0")
-    before, _ = await dying.take_finished(0)
+    before, _ = await dying.take_finished(0, 0)
     delivered = {finished.summary.rollout_id for finished in before.finished}
     found = await collect(healthy, 16 - len(delivered))
     assert found.keys() | delivered == {f"r{i}" for i in range(16)}
     await healthy.close()
+
+
+async def test_a_worker_that_was_taken_for_lost_is_not_started_again_and_registers_with_what_is_resident():
+    balancer, engine = BalancerService(), HeldEngine()
+    one = worker(balancer, engine=engine)
+    facts = await one.start()
+    await one.serve()
+    await submit(balancer, requests(5))
+    await engine.holds(5)
+    await balancer.replica_lost("generation/0")
+    assert await one.start() is facts
+    await one.serve()
+    engine.go.set()
+    assert len(await collect(one, 5)) == 5
+    assert await balancer.drain(10)
+    assert (await balancer.snapshot()).finished == 5
+    await one.close()
+
+
+async def test_what_was_not_acknowledged_is_delivered_again():
+    deliveries = Deliveries()
+    gone = DroppedRollout(rollout_id="a", group_id="g", reason="sandbox")
+    deliveries.add(gone)
+    first, _ = await deliveries.take(1, 0)
+    deliveries.add(replace(gone, rollout_id="b"))
+    assert (await deliveries.take(1, 0))[0] is first  # its answer was lost on the way
+    second, _ = await deliveries.take(1, first.number)
+    assert [dropped.rollout_id for dropped in second.dropped] == ["b"]
+    assert await deliveries.take(0, second.number) == (Delivery(number=second.number), [])
+
+
+async def test_a_question_whose_asker_was_cut_off_takes_nothing_from_the_next():
+    deliveries = Deliveries()
+    cut_off, asked_again = (asyncio.ensure_future(deliveries.take(5, 0)) for _ in range(2))
+    await asyncio.sleep(0)
+    deliveries.add(DroppedRollout(rollout_id="a", group_id="g", reason="sandbox"))
+    assert await cut_off == await asked_again
+    assert (await asked_again)[0].dropped
 
 
 async def test_a_sandbox_that_fails_ends_a_rollout_as_dropped_with_its_reason():

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from actors.balancer import Sign
+from actors.balancer import Sign as BalancerSign
+from actors.generation import replicas, rollout_client
 from actors.generation.delivery import Delivery
 from actors.generation.engine import EngineFacts
-from actors.generation.replicas import MAX_RESTARTS, Replicas
+from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, Replicas
 from actors.learner.gang import Publication
+from actors.probe import Sign
 from rstar_ray.errors import RStarError
 from tests.fakes import CharChat, adding_problems, request
 
@@ -40,12 +42,16 @@ class Worker:
         self.hold = asyncio.Event()  # its next start waits for this
         self.hold.set()
         self._killed = asyncio.Event()
+        self._lives = 0
+        self.cut = False  # calls fail, and it lives on
+        self.probe = Method(self._probe)
         self.start, self.serve = Method(self._start), Method(self._serve)
         self.pull, self.take_finished = Method(self._pull), Method(self._take_finished)
 
     async def _start(self) -> EngineFacts:
         await self.hold.wait()
         self._killed.clear()
+        self._lives += 1
         self.told.append("start")
         return EngineFacts(kv_capacity_tokens=1_000, block_size=32, max_model_len=100)
 
@@ -53,13 +59,19 @@ class Worker:
         self.told.append("serve")
 
     async def _pull(self, version: int, refs: Any) -> int:
-        if self._killed.is_set():
+        if self.cut or self._killed.is_set():
+            self.cut = False
             raise ActorUnavailableError("it restarts", None)
         assert refs == [["a ref"]]  # boxed, so that Ray hands on the ref itself
         self.told.append(version)
         return self.checksums[version]
 
-    def _take_finished(self, wait_s: float) -> tuple[Any, str]:
+    async def _probe(self) -> Sign:
+        if self._killed.is_set():
+            raise ActorUnavailableError("it restarts", None)
+        return Sign(life=str(self._lives), node_id="node", pid=1, created_s=0.0)
+
+    def _take_finished(self, wait_s: float, acknowledged: int) -> tuple[Any, str]:
         return self._until_killed(), "a ref"
 
     async def _until_killed(self) -> Delivery:
@@ -79,8 +91,8 @@ class Balancer:
         self.sign, self.submit = Method(self._sign), Method(self._submit)
         self.replica_lost, self.set_policy_version = Method(self._tell), Method(self._tell)
 
-    async def _sign(self) -> Sign:
-        return Sign(epoch="epoch")
+    async def _sign(self) -> BalancerSign:
+        return BalancerSign(epoch="epoch")
 
     async def _submit(self, items: Any) -> None:
         await self._tell(len(items))
@@ -96,6 +108,19 @@ class Balancer:
                 await self.changed.wait()
 
 
+class Followed:
+    """Whom the detector probes."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def follow(self, name: str, handle: Any, *, silent_s: float, on_death: Any = None) -> None:
+        self.names.add(name)
+
+    def leave(self, name: str) -> None:
+        self.names.discard(name)
+
+
 class Run:
     """Two workers that serve."""
 
@@ -103,7 +128,8 @@ class Run:
         self.balancer = Balancer()
         self.shown: list[str] = []
         self.line_shown = asyncio.Event()
-        self.replicas = Replicas(self.balancer, CharChat(), show=self._show)
+        self.followed = Followed()
+        self.replicas = Replicas(self.balancer, CharChat(), show=self._show, watch=self.followed, silent_s=10)
         self.first, self.second = Worker(), Worker()
         for name, worker in (("generation/0", self.first), ("generation/1", self.second)):
             self.replicas.add(name, worker, start_deadline_s=5)
@@ -117,6 +143,12 @@ class Run:
             while self.shown.count(line) < times:
                 self.line_shown.clear()
                 await self.line_shown.wait()
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (replicas, rollout_client):
+        monkeypatch.setattr(module, "BLIP_PATIENCE_S", 0.01)
 
 
 @pytest.fixture
@@ -147,7 +179,7 @@ async def test_a_lost_worker_takes_the_newest_weights_before_it_serves(run: Run)
     run.second.hold.clear()
     run.second.kill()
     await run.balancer.hears("generation/1")  # its rollouts go on elsewhere
-    assert run.replicas.there.keys() == {"generation/0"}
+    assert run.replicas.there.keys() == run.followed.names == {"generation/0"}
     await run.replicas.publish(SECOND)  # without waiting for it
     assert run.first.told == ["start", "serve", 1, 2]
     run.second.hold.set()
@@ -166,12 +198,28 @@ async def test_a_worker_that_dies_in_a_publish_does_not_end_it(run: Run):
     assert run.second.told == ["start", "serve", "start", 1, "serve"]
 
 
-async def test_a_worker_lost_too_often_ends_the_run_through_its_rollouts(run: Run):
+async def test_a_worker_that_could_not_be_reached_for_a_moment_takes_the_weights_before_the_publish_ends(run: Run):
+    run.second.cut = True
+    await run.replicas.publish(FIRST)
+    assert run.second.told == ["start", "serve", 1]  # and it was not started again
+    assert "generation/1 answers again after ActorUnavailableError: it is given the weights again" in run.shown
+    assert run.balancer.told == [1]
+
+
+async def test_losses_without_a_rollout_that_ends_in_between_end_the_run_through_its_rollouts(run: Run):
     rollouts = run.replicas.rollouts.run([request(problem) for problem in adding_problems(1)])
     first = asyncio.ensure_future(anext(rollouts))
-    for time in range(MAX_RESTARTS):
+    for time in range(MAX_LOSSES_IN_A_ROW):
         run.second.kill()
         await run.shows("generation/1: 1,000 KV tokens", times=2 + time)
     run.second.kill()
-    with pytest.raises(RStarError, match=f"generation/1 was lost {MAX_RESTARTS + 1} times"):
+    with pytest.raises(RStarError, match=f"{MAX_LOSSES_IN_A_ROW + 1} losses of replicas without a rollout"):
         await asyncio.wait_for(first, 10)
+
+
+async def test_any_number_of_losses_is_borne_as_long_as_rollouts_end_in_between(run: Run):
+    for time in range(3 * MAX_LOSSES_IN_A_ROW):
+        run.replicas.rollouts.num_ended += 1
+        run.second.kill()
+        await run.shows("generation/1: 1,000 KV tokens", times=2 + time)
+    assert run.replicas.there.keys() == {"generation/0", "generation/1"}

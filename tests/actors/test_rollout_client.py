@@ -121,14 +121,14 @@ class DeliveringWorker:
         assert asked == {"num_returns": 2}
         return self
 
-    def remote(self, wait_s: float) -> tuple[Any, str]:
+    def remote(self, wait_s: float, acknowledged: int) -> tuple[Any, str]:
         return self.deliveries.get(), "their ref"
 
 
 async def test_a_delivery_is_taken_apart_into_ends_and_a_rollout_ends_once():
     balancer, worker = ForgetfulBalancer(), DeliveringWorker()
     client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None)
-    client.follow("generation/0", worker)
+    client.follow("generation/0", worker, "its life")
     requests = [request(problem, rollout_id=f"r{i}") for i, problem in enumerate(adding_problems(3))]
     ends = client.run(requests)
     first = asyncio.ensure_future(anext(ends))

@@ -134,7 +134,7 @@ async def test_a_generation_worker_that_dies_loses_no_rollout_and_comes_back_wit
     system: TrainingActors, tmp_path: Path
 ):
     worker = system.replicas.workers["generation/1"]
-    pid = await worker.pid.remote()
+    pid = (await worker.probe.remote()).pid
     rollouts = asyncio.create_task(roll_out(system, "death", prompts=12, siblings=16))
     async with asyncio.timeout(60):
         while (await worker.load.remote()).running == 0:

@@ -294,7 +294,7 @@ def test_a_run_that_goes_on_may_move_but_not_compute_something_else(tmp_path: Pa
             run([with_values(config, {name: value, "run_dir": str(tmp_path / name)})])
     where = {name for name in flat_names(config) if name.partition(".")[0] in ("engine", "learner", "sandbox")}
     assert where - set(MAY_DIFFER) == COMPUTES.keys()
-    assert set(MAY_DIFFER) <= {*flat_names(config), "checkpoint"}
+    assert set(MAY_DIFFER) <= {*flat_names(config), "checkpoint", "detector"}
 
 
 def test_a_stage_at_a_larger_scale_asks_for_its_policy(tmp_path: Path):

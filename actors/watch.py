@@ -1,0 +1,183 @@
+"""The run's detector at work: it probes every actor that something waits for, ends what is wedged, and ends the run
+when nothing in it gets on any more.
+
+The rules are `rstar_ray.detector`'s. What is ended fails over by the same paths as what dies by itself.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import psutil
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError
+
+from actors.probe import Sign
+from rstar_ray.config import DetectorConfig
+from rstar_ray.deadline import waits
+from rstar_ray.detector import Detector, Limit, Wedged
+from rstar_ray.errors import RStarError
+
+T = TypeVar("T")
+
+THE_RUN, FIRST_WORD = "the run", "the run, as far as a first word"
+FIRST_WORD_SHARE = 0.25
+"""Of `still_s`: after so long without anything getting on, a line names the oldest wait."""
+
+EndFn = Callable[[Any, Sign | None], Awaitable[None]]
+DeathFn = Callable[[str, Exception], None]
+
+
+class Follow(Protocol):
+    """What those who start actors need of a `Watch`."""
+
+    def follow(self, name: str, handle: Any, *, silent_s: float, on_death: DeathFn | None = None) -> None: ...
+    def leave(self, name: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _Followed:
+    handle: Any
+    limit: Limit
+    on_death: DeathFn | None
+    asking: asyncio.Task[None] | None = None
+    sign: Sign | None = None  # the latest
+
+
+class Watch:
+    """One for a run, in its driver. `start` first, `close` last."""
+
+    def __init__(self, config: DetectorConfig, *, show: Callable[[str], None], end: EndFn | None = None) -> None:
+        self._config = config
+        self._show = show
+        self._end_process = end or end_process
+        self._detector = Detector(tick_s=config.probe_every_s)
+        self._followed: dict[str, _Followed] = {}
+        self._progress = -1
+        self._over: asyncio.Future[None] | None = None  # what ends the run
+        self._ticking: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self._over = asyncio.get_running_loop().create_future()
+        self._ticking = asyncio.create_task(self._tick_for_ever())
+
+    async def close(self) -> None:
+        tasks = [one.asking for one in self._followed.values() if one.asking] + list(self._ending)
+        tasks += [self._ticking] if self._ticking else []
+        self._followed.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._over is not None:
+            self._over.cancel()
+
+    def follow(self, name: str, handle: Any, *, silent_s: float, on_death: DeathFn | None = None) -> None:
+        """Probe this actor, which answers now, from now on; `on_death` hears when it is gone for good."""
+        self.leave(name)
+        one = self._followed[name] = _Followed(handle, Limit(silent_s=silent_s), on_death)
+        self._detector.watch(name, one.limit)
+        one.asking = asyncio.create_task(self._ask(name, one))
+
+    def leave(self, name: str) -> None:
+        """It is not waited for any more, or starts again."""
+        self._detector.forget(name)
+        one = self._followed.pop(name, None)
+        if one is not None and one.asking is not None and one.asking is not _current_task():
+            one.asking.cancel()
+
+    async def guard(self, work: Awaitable[T]) -> T:
+        """The result of `work`, unless the run has to end before: raises `RStarError` with what was waited for."""
+        assert self._over is not None, "start() comes first"
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self._over}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task}, timeout=self._config.probe_every_s)
+            self._over.result()
+        return await task
+
+    async def _ask(self, name: str, one: _Followed) -> None:
+        """An actor that Ray says is unavailable starts again, or is cut off: that is no silence, and not judged."""
+        while True:
+            try:
+                sign: Sign = await one.handle.probe.remote()
+            except ActorUnavailableError:
+                self._detector.forget(name)
+            except RayActorError as died:
+                self.leave(name)
+                if one.on_death is not None:
+                    one.on_death(name, died)
+                return
+            else:
+                one.sign = sign
+                if not self._detector.watches(name):
+                    self._detector.watch(name, one.limit)
+                self._detector.heard(name, work=sign.work, progress=sign.progress)
+            await asyncio.sleep(self._config.probe_every_s)
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            for wedged in self.tick():
+                ending = asyncio.create_task(self._end(wedged))
+                self._ending.add(ending)
+                ending.add_done_callback(self._ending.discard)
+            await asyncio.sleep(self._config.probe_every_s)
+
+    def tick(self) -> list[Wedged]:
+        """Judge once; the actors to end. What concerns the whole run is dealt with here."""
+        progress = waits.num_answered + sum(one.sign.progress for one in self._followed.values() if one.sign)
+        if progress != self._progress:
+            self._progress = progress
+            self._detector.watch(THE_RUN, Limit(silent_s=self._config.still_s))
+            self._detector.watch(FIRST_WORD, Limit(silent_s=self._config.still_s * FIRST_WORD_SHARE))
+        wedged = self._detector.tick(time.monotonic())
+        for found in wedged:
+            if found.name == FIRST_WORD:
+                self._show(f"nothing got on: {found.seen}; {self._oldest_wait()}")
+            elif found.name == THE_RUN and self._over is not None and not self._over.done():
+                self._over.set_exception(RStarError(f"nothing got on, {found.seen}; {self._oldest_wait()}"))
+        return [found for found in wedged if found.name not in (THE_RUN, FIRST_WORD)]
+
+    def _oldest_wait(self) -> str:
+        oldest = waits.oldest()
+        return oldest.line(time.monotonic()) if oldest else "nobody waits for another process"
+
+    async def _end(self, wedged: Wedged) -> None:
+        one = self._followed.get(wedged.name)
+        if one is None:
+            return
+        where = f"process {one.sign.pid}" if one.sign else "its process"
+        self._show(f"{wedged.name} was {wedged.seen}: {where} is killed, and fails over")
+        await self._end_process(one.handle, one.sign)
+
+
+async def end_process(handle: Any, sign: Sign | None) -> None:
+    """Kill an actor's process, a stopped one too; Ray starts it again where it is told to."""
+    if sign is not None and sign.node_id == ray.get_runtime_context().get_node_id():
+        kill_here(sign)
+    else:
+        await asyncio.to_thread(ray.kill, handle, no_restart=False)
+
+
+def kill_here(sign: Sign) -> None:
+    """At once, and none that merely has the same id."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(sign.pid)
+        if abs(process.create_time() - sign.created_s) < 1:
+            process.kill()
+
+
+def _current_task() -> "asyncio.Task[Any] | None":
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None

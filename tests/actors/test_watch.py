@@ -1,0 +1,170 @@
+"""The detector at work, with fakes in place of actors; no Ray. The process it ends is a real one."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+from actors.probe import Sign
+from actors.watch import Watch, kill_here
+from rstar_ray.config import DetectorConfig
+from rstar_ray.deadline import within
+from rstar_ray.errors import RStarError
+
+CONFIG = DetectorConfig(probe_every_s=0.1, silent_s=0.4, learner_silent_s=0.4, engine_step_s=0.4, still_s=60)
+SIGN = Sign(life="life", node_id="node", pid=1, created_s=0.0)
+
+
+class Actor:
+    """Answers, keeps silent, or fails, as told."""
+
+    def __init__(self) -> None:
+        self.probe = self
+        self.fault: Exception | None = None
+        self.silent = False
+        self.asked = 0
+
+    def remote(self) -> Any:
+        return self._answer()
+
+    async def _answer(self) -> Sign:
+        self.asked += 1
+        if self.silent:
+            await asyncio.Event().wait()
+        if self.fault is not None:
+            raise self.fault
+        return replace(SIGN, progress=self.asked)
+
+
+class Run:
+    """A watch, what it showed, and whom it ended."""
+
+    def __init__(self, config: DetectorConfig = CONFIG) -> None:
+        self.shown: list[str] = []
+        self.ended: list[tuple[Any, Sign | None]] = []
+        self.changed = asyncio.Event()
+        self.watch = Watch(config, show=self._show, end=self._end)
+        self.watch.start()
+
+    def _show(self, line: str) -> None:
+        self.shown.append(line)
+        self.changed.set()
+
+    async def _end(self, handle: Any, sign: Sign | None) -> None:
+        self.ended.append((handle, sign))
+        self.changed.set()
+
+    async def happens(self) -> None:
+        await asyncio.wait_for(self.changed.wait(), 10)
+        self.changed.clear()
+
+
+@pytest.fixture
+async def run() -> AsyncIterator[Run]:
+    started = Run()
+    yield started
+    await started.watch.close()
+
+
+async def test_a_silent_actor_is_ended_by_its_process_with_a_line_that_says_what_was_seen(run: Run):
+    healthy, wedged = Actor(), Actor()
+    run.watch.follow("healthy", healthy, silent_s=0.3)
+    run.watch.follow("wedged", wedged, silent_s=0.3)
+    while wedged.asked < 2:
+        await asyncio.sleep(0.01)
+    wedged.silent = True
+    await run.happens()
+    assert [(handle, sign.pid) for handle, sign in run.ended if sign] == [(wedged, 1)]
+    (line,) = run.shown
+    assert line.startswith("wedged was silent for 0.") and "process 1 is killed" in line
+
+
+async def test_what_ray_says_is_unavailable_is_not_judged_and_is_watched_again_when_it_answers(run: Run):
+    actor = Actor()
+    run.watch.follow("actor", actor, silent_s=0.3)
+    actor.fault = ActorUnavailableError("it restarts", None)
+    while actor.asked < 7:
+        await asyncio.sleep(0.01)
+    assert not run.ended
+    actor.fault = None
+    while actor.asked < 9:
+        await asyncio.sleep(0.01)
+    actor.silent = True
+    await run.happens()
+    assert len(run.ended) == 1
+
+
+async def test_a_death_for_good_is_told_while_nobody_waits_for_the_actor(run: Run):
+    actor, told = Actor(), asyncio.Queue[tuple[str, Exception]]()
+    actor.fault = ActorDiedError()
+    run.watch.follow("rank", actor, silent_s=0.3, on_death=lambda *death: told.put_nowait(death))
+    name, death = await asyncio.wait_for(told.get(), 10)
+    assert name == "rank" and isinstance(death, ActorDiedError) and not run.ended
+
+
+async def test_what_it_has_left_is_not_judged(run: Run):
+    actor = Actor()
+    actor.silent = True
+    run.watch.follow("actor", actor, silent_s=0.3)
+    run.watch.leave("actor")
+    await asyncio.sleep(0.5)
+    assert not run.ended
+
+
+async def test_a_run_in_which_nothing_gets_on_ends_naming_its_oldest_wait():
+    run = Run(replace(CONFIG, still_s=0.6))
+
+    async def wait_for_ever() -> None:
+        await within(asyncio.Event().wait(), 100, waiter="train loop", owner="generation", reason="3 rollouts")
+
+    with pytest.raises(RStarError, match=r"nothing got on, .*train loop has waited 1 s for generation \(3 rollouts\)"):
+        await asyncio.wait_for(run.watch.guard(wait_for_ever()), 10)
+    assert len(run.shown) == 1 and "train loop has waited 0 s for generation" in run.shown[0]
+    await run.watch.close()
+
+
+async def test_steps_of_an_actor_and_answers_to_waits_are_getting_on_and_polls_are_not():
+    run = Run(replace(CONFIG, still_s=0.6))
+    actor = Actor()  # its progress grows with every probe
+    run.watch.follow("engine", actor, silent_s=0.3)
+    assert await run.watch.guard(asyncio.sleep(1.0, "done")) == "done"
+    run.watch.leave("engine")
+
+    async def ask(poll: bool) -> None:
+        for _ in range(20):
+            await within(asyncio.sleep(0.05), 1, waiter="a", owner="b", reason="c", poll=poll)
+
+    await run.watch.guard(ask(poll=False))
+    with pytest.raises(RStarError, match="nothing got on"):
+        await run.watch.guard(ask(poll=True))
+    await run.watch.close()
+
+
+async def test_what_the_guarded_work_raises_comes_through(run: Run):
+    async def fail() -> None:
+        raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError):
+        await run.watch.guard(fail())
+
+
+def test_a_stopped_process_is_killed_and_none_that_merely_has_its_id():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        created_s = psutil.Process(child.pid).create_time()
+        child.send_signal(signal.SIGSTOP)
+        kill_here(replace(SIGN, pid=child.pid, created_s=created_s - 100))
+        assert child.poll() is None
+        kill_here(replace(SIGN, pid=child.pid, created_s=created_s))
+        assert child.wait(10) == -signal.SIGKILL
+        kill_here(replace(SIGN, pid=child.pid, created_s=created_s))  # gone already
+    finally:
+        child.kill()
+        child.wait()
