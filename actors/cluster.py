@@ -18,7 +18,9 @@ from pathlib import Path
 
 import psutil
 
+from actors.cluster_file import run_cluster_file
 from actors.door import EXPORT_LINE, MODE_VARIABLE, shut_door, the_token
+from actors.environment import accelerator, gpu_environment
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 HOST, DASHBOARD_PORT = "127.0.0.1", 8265
@@ -29,7 +31,8 @@ START_DEADLINE_S = 90.0
 def cluster_environment(runs: Path) -> dict[str, str]:
     """The environment of the head, which every job's driver inherits."""
     return {
-        **os.environ,
+        **gpu_environment(accelerator()),
+        **os.environ,  # over the file's: what a person set is meant
         MODE_VARIABLE: os.environ.get(MODE_VARIABLE, "token"),
         "RAY_DASHBOARD_ENABLE_PROFILING": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -121,10 +124,12 @@ def _wait_for_dashboard(head: "subprocess.Popen[bytes]", headers: dict[str, str]
 
 def main() -> int:
     actions = {"up": up, "down": down}
-    if len(sys.argv) != 2 or sys.argv[1] not in actions:
-        print("usage: python -m actors.cluster up|down", file=sys.stderr)
+    if len(sys.argv) not in (2, 3) or sys.argv[1] not in actions:
+        print("usage: python -m actors.cluster up|down [FILE for `ray up`]", file=sys.stderr)
         return 2
     try:
+        if len(sys.argv) == 3:
+            return run_cluster_file("up" if sys.argv[1] == "up" else "down", Path(sys.argv[2]))
         actions[sys.argv[1]]()
     except (ConfigError, DeadlineExceeded) as refused:
         print(refused, file=sys.stderr)

@@ -5,6 +5,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from actors.door import shut_door
+from actors.environment import accelerator, gpu_environment, missing
 from recipes.scales import local_resources
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -19,6 +20,7 @@ def connect() -> None:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.update(missing(gpu_environment(accelerator())))
     from actors.system import quiet_environment
 
     namespace = f"rstar_ray-{uuid4().hex[:8]}"  # actor names are a run's own

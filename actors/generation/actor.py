@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 
+from actors.devices import see_own_gpu_first
 from actors.generation.balancer_client import BalancerClient
 from actors.generation.delivery import Delivery
 from actors.generation.engine import Engine, EngineFacts
@@ -46,6 +47,7 @@ class GenerationActor:
     """The address of one `GenerationWorker`; every rule lives there."""
 
     def __init__(self, settings: WorkerSettings) -> None:
+        see_own_gpu_first()
         from transformers import AutoTokenizer
 
         executors = {name: ray.get_actor(name) for name in settings.executors}

@@ -7,6 +7,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError
 
+from actors.devices import see_own_gpu_first
 from actors.learner.settings import LearnerSettings
 from actors.learner.shares import RlShare, RlWork, SftWork
 from actors.probe import Alive, Sign
@@ -28,6 +29,7 @@ class LearnerActor:
     """One rank; every rule lives in actors/learner/rank.py."""
 
     def __init__(self, settings: LearnerSettings, rank: int) -> None:
+        see_own_gpu_first()
         from actors.learner.rank import LearnerRank
 
         self._rank = LearnerRank(settings, rank)

@@ -67,7 +67,7 @@ def test_a_damaged_record_names_no_head(written: str, capsys: pytest.CaptureFixt
     assert "no cluster" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [[], ["sideways"], ["up", "down"]])
+@pytest.mark.parametrize("arguments", [[], ["sideways"], ["up", "a.yaml", "b.yaml"]])
 def test_anything_but_up_and_down_is_told_the_usage(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

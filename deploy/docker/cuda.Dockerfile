@@ -1,0 +1,15 @@
+# docker build -f deploy/docker/cuda.Dockerfile -t rstar-ray:cuda .
+# docker run --rm -it --init --gpus all --network host --ipc host \
+#   --ulimit nofile=65536 --ulimit memlock=-1 --security-opt seccomp=unconfined --security-opt apparmor=unconfined \
+#   --env-file deploy/cuda.env -v /shared:/shared rstar-ray:cuda
+# seccomp and apparmor: the sandbox makes namespaces, which Docker's default profiles refuse; its own filter stands
+# around every program. Without these two lines say --sandbox.level landlock.
+ARG BASE=vllm/vllm-openai:v0.32.0
+FROM ${BASE}
+# The base starts a server; and it brings torch and vLLM built for these GPUs: nothing of it is installed again.
+ENTRYPOINT []
+WORKDIR /opt/rstar_ray
+COPY . .
+RUN make setup TARGET=cuda
+ENV PATH=/opt/rstar_ray/.venv/bin:$PATH
+CMD ["python", "-m", "actors.preflight"]

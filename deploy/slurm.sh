@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# One run over the nodes of one Slurm job, from a repository that all nodes see (make setup TARGET=rocm, or cuda, done):
+#   sbatch --nodes 8 deploy/slurm.sh recipes/train.py --scale mi300x-64 --run-dir /shared/runs/first
+# In containers (pyxis): CONTAINER=/shared/rstar-ray.sqsh sbatch ..., with the paths that the job needs in MOUNTS.
+# The same command again goes on from the newest checkpoint.
+#SBATCH --job-name=rstar_ray
+#SBATCH --nodes=8
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --time=24:00:00
+set -euo pipefail
+
+[ $# -ge 1 ] || { echo "which recipe? sbatch deploy/slurm.sh recipes/train.py --scale mi300x-64 ..." >&2; exit 2; }
+target=${TARGET:-rocm}
+
+# Ours first, the site's over it; exported, so that srun hands it to every node.
+set -a
+. "deploy/$target.env"
+if [ -f deploy/site.env ]; then . deploy/site.env; fi
+set +a
+# Slurm's masks: the first alone makes `import ray` fail, and the job has whole nodes anyway.
+unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES
+
+export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
+export PATH="$PWD/.venv/bin:$PATH" PYTHONPATH="$PWD"
+[ -s ~/.ray/auth_token ] || ray get-auth-token --generate > /dev/null
+chmod 600 ~/.ray/auth_token
+
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+address="$(getent ahostsv4 "$head" | awk '{ print $1; exit }'):6379"
+container=(${CONTAINER:+--container-image="$CONTAINER" --container-mounts="$PWD:$PWD,$HOME/.ray:/root/.ray${MOUNTS:+,$MOUNTS}" --container-workdir="$PWD"})
+
+# Ray on every node, what is wrong with any of them in one table, and the recipe on the first; Ray ends with it.
+# shellcheck disable=SC2016
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "${container[@]}" bash -c '
+  unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES # srun sets them again
+  ulimit -c 0; ulimit -n 65536; ulimit -l unlimited || true
+  address=$1 nodes=$2; shift 2
+  exec ray symmetric-run --address "$address" --min-nodes "$nodes" --disable-usage-stats -- \
+    env RAY_ADDRESS="$address" bash -c "python -m actors.preflight && exec python \"\$@\"" recipe "$@"
+' node "$address" "$SLURM_JOB_NUM_NODES" "$@"

@@ -1,0 +1,109 @@
+"""What processes on GPUs find in their environment, and which GPU they see first."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from actors.devices import mask_for, own_first
+from actors.environment import (
+    DEPLOY,
+    accelerator,
+    gpu_environment,
+    missing,
+    parse_env_file,
+    read_env_file,
+)
+from rstar_ray.errors import ConfigError
+
+FILES = ("rocm.env", "cuda.env")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_variable_has_a_reason_and_a_source_right_above_it(name: str):
+    file = read_env_file(DEPLOY / name)
+    for variable in file.variables:
+        assert ". Source: " in variable.reason and len(variable.reason) > 40, variable.name
+    assert file.harmful
+    assert all(". Source: " in reason for reason in file.harmful.values())
+    assert not file.harmful.keys() & file.values.keys()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_shell_reads_the_same_values_as_we_do(name: str):
+    script = f"set -a; . {DEPLOY / name}; env -0"
+    told = subprocess.run(["env", "-i", "bash", "-c", script], capture_output=True, check=True, text=True).stdout
+    seen = dict(line.split("=", 1) for line in told.split("\0") if line)
+    values = read_env_file(DEPLOY / name).values
+    assert {key: seen.get(key) for key in values} == values
+
+
+def test_on_rocm_every_process_sees_all_gpus_and_ipc_does_not_leak():
+    values = gpu_environment("rocm")
+    assert values["RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES"] == "1"
+    assert values["HSA_ENABLE_IPC_MODE_LEGACY"] == "1"
+    assert "NCCL_MIN_NCHANNELS" in read_env_file(DEPLOY / "rocm.env").harmful
+    assert gpu_environment("cpu") == {}
+
+
+@pytest.mark.parametrize(
+    "line", ["export A=1", "A = 1", 'A="1"', "A=1 # why", "A=$B", "A", "A=~/x", "A=1;rm", "A=`x`", "1A=2", " A=1"]
+)
+def test_what_docker_kubernetes_and_a_shell_read_differently_is_refused_with_its_line(line: str):
+    with pytest.raises(ConfigError, match=r"deploy/x\.env:2: .*; write NAME=value"):
+        parse_env_file(f"B=1\n{line}\n", "deploy/x.env")
+
+
+def test_a_variable_set_twice_is_refused():
+    with pytest.raises(ConfigError, match="x:3: A is set twice"):
+        parse_env_file("A=1\nB=\nA=2", "x")
+
+
+def test_a_reason_belongs_to_the_variable_below_it_alone():
+    file = parse_env_file("# why A\nA=1\nB=2\n# not C: harms\n", "x")
+    assert [(v.name, v.value, v.reason) for v in file.variables] == [("A", "1", "why A"), ("B", "2", "")]
+    assert file.harmful == {"C": "harms"}
+
+
+def test_what_a_site_and_a_shell_set_goes_before_the_file(tmp_path: Path):
+    (tmp_path / "rocm.env").write_text("NCCL_IB_GID_INDEX=3\nHSA_XNACK=0\n")
+    assert gpu_environment("rocm", tmp_path) == {"NCCL_IB_GID_INDEX": "3", "HSA_XNACK": "0"}
+    (tmp_path / "site.env").write_text("NCCL_IB_GID_INDEX=1\nNCCL_IB_HCA=mlx5_0:1,mlx5_1:1\n")
+    wanted = gpu_environment("rocm", tmp_path)
+    assert wanted == {"NCCL_IB_GID_INDEX": "1", "HSA_XNACK": "0", "NCCL_IB_HCA": "mlx5_0:1,mlx5_1:1"}
+    assert missing(wanted, {"HSA_XNACK": "1"}) == {"NCCL_IB_GID_INDEX": "1", "NCCL_IB_HCA": "mlx5_0:1,mlx5_1:1"}
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"rocm\.env: cannot be read"):
+        gpu_environment("rocm", tmp_path)
+
+
+def test_the_kind_of_gpu_is_read_off_its_device_files(tmp_path: Path):
+    assert accelerator(tmp_path) == "cpu"
+    (tmp_path / "nvidiactl").touch()
+    assert accelerator(tmp_path) == "cpu"
+    (tmp_path / "nvidia0").touch()
+    assert accelerator(tmp_path) == "cuda"
+    (tmp_path / "kfd").touch()
+    assert accelerator(tmp_path) == "rocm"
+
+
+def test_a_mask_begins_with_ones_own_gpus_and_leaves_none_out():
+    assert own_first(["2"], ["0", "1", "2", "3"]) == "2,0,1,3"
+    assert own_first(["4", "5"], [str(gpu) for gpu in range(8)]) == "4,5,0,1,2,3,6,7"
+
+
+def test_a_process_sets_a_mask_only_where_ray_was_told_to_leave_it_alone():
+    rocm = gpu_environment("rocm")
+    assert mask_for(rocm, own=["3"], num_gpus=8) == {"HIP_VISIBLE_DEVICES": "3,0,1,2,4,5,6,7"}
+    assert mask_for({"CUDA_VISIBLE_DEVICES": "3"}, own=["3"], num_gpus=8) == {}
+    assert mask_for(rocm, own=[], num_gpus=8) == {}
+    assert mask_for(gpu_environment("cuda"), own=["3"], num_gpus=8) == {}
+    cuda = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "true"}
+    assert mask_for(cuda, own=["1"], num_gpus=2) == {"CUDA_VISIBLE_DEVICES": "1,0"}
+
+
+def test_of_a_node_that_lends_only_some_gpus_no_others_are_seen():
+    environment = {**gpu_environment("rocm"), "HIP_VISIBLE_DEVICES": "4,5,6"}
+    assert mask_for(environment, own=["6"], num_gpus=3) == {"HIP_VISIBLE_DEVICES": "6,4,5"}
