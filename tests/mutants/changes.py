@@ -10,7 +10,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-LOOKS = {"alpha", "bbox_inches", "bottom", "color", "dpi", "figsize", "fontsize", "height_ratios", "labelpad", "left"}
+LOOKS = {
+    "alpha",
+    "bbox_inches",
+    "bottom",
+    "color",
+    "dpi",
+    "figsize",
+    "flush",
+    "fontsize",
+    "height_ratios",
+    "labelpad",
+    "left",
+}
 LOOKS |= {"linewidth", "lw", "markersize", "pad", "right", "rotation", "s", "top", "width_ratios", "zorder"}
 SWAPPED: dict[type[ast.AST], tuple[type[Any], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),
