@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,15 @@ def test_a_seed_fixes_the_weights_and_leaves_the_global_generator_alone(folder: 
     other = make_tiny_model(tmp_path / "other", seed=2)
     weights = [(path / "model.safetensors").read_bytes() for path in (folder, again, other)]
     assert weights[0] == weights[1] != weights[2]
+
+
+def test_its_sizes_and_its_first_weights(folder: Path):
+    from safetensors.torch import load_file
+
+    config = json.loads((folder / "config.json").read_text())
+    sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+             "head_dim", "max_position_embeddings")  # fmt: skip
+    assert [config[name] for name in sizes] == [128, 256, 3, 8, 4, 32, 2_048]
+    assert config["rope_parameters"]["rope_theta"] == 300.0 and config["tie_word_embeddings"] is True
+    embeddings = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.std(embeddings).item() == pytest.approx(0.05, rel=0.02)

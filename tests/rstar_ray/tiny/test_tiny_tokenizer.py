@@ -1,3 +1,4 @@
+import hashlib
 import string
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,10 @@ def test_the_chat_template_puts_tools_and_system_text_in_a_system_turn(loaded: A
 def test_the_chat_template_refuses_an_unknown_role(loaded: Any):
     with pytest.raises(Exception, match="unknown role: judge"):
         loaded.apply_chat_template([{"role": "judge", "content": ""}], tokenize=False)
+
+
+def test_the_vocabulary_is_what_recorded_runs_were_trained_with(made: Any):
+    words = [word for word, _ in sorted(made.get_vocab().items(), key=lambda item: item[1])]
+    assert len(words) == 226
+    assert hashlib.sha256("\n".join(words).encode()).hexdigest()[:16] == "85eb88000c0e8d9e"
+    assert made.model_max_length == 2_048 and not made.clean_up_tokenization_spaces
