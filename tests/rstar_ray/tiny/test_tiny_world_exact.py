@@ -118,7 +118,7 @@ def test_as_many_problems_as_a_split_holds_may_be_asked_for():
 def test_problems_of_a_seed_are_what_they_were():
     problems = {split.value: [p.problem + p.answer for p in generate_problems(7, split, 60)] for split in Split}
     assert {name: digest(texts) for name, texts in problems.items()} == {
-        "train": "6466736c85df0059", "validation": "00c91c374e2e6130", "held_out": ""}  # fmt: skip
+        "train": "6466736c85df0059", "validation": "00c91c374e2e6130", "held_out": "de9b33da48a5fe69"}  # fmt: skip
 
 
 def test_the_teachers_conversations_of_a_seed_are_what_they_were():
