@@ -10,6 +10,7 @@ from rstar_ray.config import RunConfig
 from rstar_ray.data.problems import load_problems
 from rstar_ray.data.sft import load_conversations, to_example
 from rstar_ray.errors import ConfigError
+from rstar_ray.evaluation.run import HELD_OUT
 from rstar_ray.tiny.conversations import generate_conversations
 from rstar_ray.tiny.problems import MAX_PROBLEMS, Split, generate_problems
 from rstar_ray.trajectory import Problem
@@ -55,7 +56,7 @@ def _generated(seed: int, split: Split, count: int, option: str) -> list[Problem
 def problem_sets(config: RunConfig) -> dict[str, list[Problem]]:
     """By name, for recipes/evaluate.py."""
     if not config.evaluate.files:
-        return {"held-out": heldout_problems(config)}
+        return {HELD_OUT: heldout_problems(config)}
     stems = [Path(path).stem for path in config.evaluate.files]
     if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
         raise ConfigError("--evaluate.files", f"two files are named {twice}", "rename one: results go by the name")

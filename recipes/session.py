@@ -19,12 +19,12 @@ from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig, differences, with_values
 from rstar_ray.data.sft import load_conversations
 from rstar_ray.errors import ConfigError, RStarError
-from rstar_ray.evaluation.run import evaluated, run_evaluation
+from rstar_ray.evaluation.run import HELD_OUT, evaluated, run_evaluation
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import read_json
 from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.stage_progress import StageProgress
 from rstar_ray.stages import STAGES, previous_checkpoint, run_rl, run_sft
-from rstar_ray.train_loop import StageProgress
 from rstar_ray.trajectory import Problem
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
         sys.exit(_complain(refused, 2))
     except RStarError as failed:
         sys.exit(_complain(failed, 1))
+    except KeyboardInterrupt:
+        sys.exit(_complain("stopped; the same command goes on with the problems that are left", 130))
 
 
 def say(line: str) -> None:
@@ -172,8 +174,8 @@ def with_sft_before(configs: Sequence[RunConfig], recipe: Recipe, sft: Recipe | 
 
 
 def _done(config: RunConfig, run_dir: RunDir, heldout: Sequence[Problem]) -> bool:
-    finished = run_dir.finished_checkpoint(config.stage) is not None
-    return finished and (not heldout or evaluated(run_dir, config.stage))
+    finished = run_dir.finished_checkpoint(config.stage)
+    return finished is not None and (not heldout or evaluated(run_dir, config.stage, finished.step))
 
 
 def _finished_before(config: RunConfig, path: Path) -> Path | None:
@@ -222,15 +224,15 @@ async def _run_stage(
         say(f"sft: {len(train)} conversations")
         checkpoint = await run_sft(config, train, validation, crew, run_dir)
     else:
-        checkpoint = await run_rl(config, problems, crew, run_dir)
+        checkpoint = await run_rl(config, problems, crew, run_dir, heldout=heldout)
         picture = run_dir.path / "plots" / f"step-{config.stage}.png"
         with decoration(picture.name, say):
             title = f"{config.stage}, step {checkpoint.step}"
             await actors.draw_step(picture, rollouts=f"{config.stage}/{checkpoint.step}/", title=title)
-    if heldout:
+    if heldout and not evaluated(run_dir, config.stage, checkpoint.step):
         progress = StageProgress.from_json(read_json(checkpoint.path / "progress.json"))
         await crew.publish(progress.policy_version)
-        await run_evaluation(config, heldout, crew, run_dir, step=checkpoint.step, problem_set="held-out")
+        await run_evaluation(config, {HELD_OUT: heldout}, crew, run_dir, step=checkpoint.step)
 
 
 def _policy_to_evaluate(config: RunConfig, path: Path) -> Path:
@@ -255,9 +257,6 @@ async def _evaluate(config: RunConfig, sets: dict[str, list[Problem]], model: Pa
     try:
         await actors.start(learner=False)
         await actors.serving()
-        for name, problems in sets.items():
-            await run_evaluation(
-                config, problems, actors.crew(), RunDir(path), step=0, problem_set=name, model=str(model)
-            )
+        await run_evaluation(config, sets, actors.crew(), RunDir(path), step=0, model=model)
     finally:
         await actors.close()

@@ -293,11 +293,13 @@ class EvaluationConfig:
     """length budget [tokens]"""
     max_turns: int = 30
     """turn budget"""
+    every_steps: int = 0
+    """RL steps between evaluations on the held-out problems; 0 evaluates before the first and after the last alone"""
     files: tuple[str, ...] = ()
     """for recipes/evaluate.py: problem files to evaluate on; none evaluates on the held-out problems"""
 
     def __post_init__(self) -> None:
-        _at_least(0, evaluate__num_problems=self.num_problems)
+        _at_least(0, evaluate__num_problems=self.num_problems, evaluate__every_steps=self.every_steps)
         _at_least(1, evaluate__samples=self.samples)
         _require(0 < self.top_p <= 1, "--evaluate.top-p", f"{self.top_p} is no share", "give one in (0, 1]")
         _at_least(1, evaluate__max_response_tokens=self.max_response_tokens, evaluate__max_turns=self.max_turns)
@@ -395,7 +397,12 @@ class RunConfig:
     model: str = ""
     """policy to start from, a Hugging Face folder; empty takes the stage before in the run directory"""
     steps: int = 300
-    """training steps"""
+    """training steps, at most"""
+    until: Literal["steps", "settled", "solved"] = "steps"
+    """when the stage ends: after --steps; settled: once truncation stays near 10 % and the reward on a plateau (the
+    paper's end of stage 1); solved: once over 70 % of the problems are all right (its end of stage 2)"""
+    max_empty_steps: int = 10
+    """steps in a row without a group whose rewards differ, after which the run ends with the reason"""
     prompts_per_step: int = 512
     """prompt groups of one step"""
     drop_solved: bool = False
@@ -417,7 +424,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _at_least(0, steps=self.steps, seed=self.seed)
-        _at_least(1, prompts_per_step=self.prompts_per_step)
+        _at_least(1, prompts_per_step=self.prompts_per_step, max_empty_steps=self.max_empty_steps)
         context = self.engine.max_context_tokens
         for option, budget in (
             ("--rollout.max-response-tokens", self.rollout.max_response_tokens),

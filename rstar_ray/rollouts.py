@@ -1,6 +1,6 @@
 """Asking for rollouts and collecting what becomes of them, by refs and summaries: tokens stay where they are."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -63,13 +63,23 @@ def rollout_requests(
 
 
 def sibling_requests(
-    problems: Sequence[Problem], siblings: int, limits: RolloutLimits, sampling: Sampling, *, seed: int, name: str
+    problems: Sequence[Problem],
+    siblings: int,
+    limits: RolloutLimits,
+    sampling: Sampling,
+    *,
+    seed: int,
+    name: str,
+    at: str = "",
 ) -> list[RolloutRequest]:
-    """`siblings` requests for each problem, under ids that begin with `name`, each with a sampling seed of its own."""
+    """`siblings` requests for each problem, under ids that begin with `name` and `at`.
+
+    Each has a sampling seed of its own, which `at` does not change: the same draws at one step and at another.
+    """
     return [
         RolloutRequest(
-            rollout_id=f"{name}/{position}-{problem.id}/{sibling}",
-            group_id=f"{name}/{position}-{problem.id}",
+            rollout_id=f"{name}{at}/{position}-{problem.id}/{sibling}",
+            group_id=f"{name}{at}/{position}-{problem.id}",
             problem=problem,
             seed=derive_seed(seed, name, position, problem.id, sibling),
             limits=limits,
@@ -89,55 +99,74 @@ async def roll_out(
     """
     finished: dict[str, FinishedRollout] = {}
     dropped: list[DroppedRollout] = []
-    stream = rollouts.run(requests)
-
-    def unfinished() -> str:
-        ended = {*finished, *(rollout.rollout_id for rollout in dropped)}
-        waiting = [request.rollout_id for request in requests if request.rollout_id not in ended]
-        return f"{len(waiting)} of {len(requests)} rollouts unfinished, such as {waiting[0]}"
-
-    while len(finished) + len(dropped) < len(requests):
-        rollout = await within(anext(stream), deadline_s, waiter="train loop", owner="generation", reason=unfinished)
-        if isinstance(rollout, DroppedRollout):
-            dropped.append(rollout)
-            continue
-        assert rollout.summary.rollout_id not in finished, f"{rollout.summary.rollout_id} finished twice"
-        finished[rollout.summary.rollout_id] = rollout
-    return _grouped(requests, finished), dropped
+    async for end in _ends(requests, rollouts, deadline_s=deadline_s):
+        if isinstance(end, DroppedRollout):
+            dropped.append(end)
+        else:
+            finished[end.summary.rollout_id] = end
+    groups: dict[str, Group] = {}
+    for request in requests:
+        if request.rollout_id in finished:
+            groups.setdefault(request.group_id, []).append(finished[request.rollout_id])
+    return list(groups.values()), dropped
 
 
-async def roll_out_repeating(
+async def whole_groups(
     requests: Sequence[RolloutRequest], rollouts: Rollouts, *, deadline_s: float, repeats: int = MOST_REPEATS
-) -> tuple[list[Group], list[DroppedRollout]]:
-    """As `roll_out`, but what our own failures ended is asked for again, under the same seed and an id of its own.
+) -> AsyncIterator[Group | DroppedRollout]:
+    """Each group when the last of its siblings ends, in the order of the requests.
 
-    A repeat's id names the attempt, since generation takes no id twice. What is dropped has failed every time.
+    What our own failures ended is asked for again, under the same seed and an id of its own: generation takes no id
+    twice. What failed every time comes last, and its group not at all. Raises as `roll_out`.
     """
-    finished: dict[str, FinishedRollout] = {}
-    dropped: list[DroppedRollout] = []
+    siblings: dict[str, list[str]] = {}
+    for request in requests:
+        siblings.setdefault(request.group_id, []).append(request.rollout_id)
+    finished: dict[str, dict[str, FinishedRollout]] = {group_id: {} for group_id in siblings}
     wanted = list(requests)
-    for attempt in range(1 + repeats):
-        groups, dropped = await roll_out(wanted, rollouts, deadline_s=deadline_s)
-        finished |= {_without_repeat(rollout.summary.rollout_id): rollout for group in groups for rollout in group}
+    for attempt in range(1, repeats + 2):
+        dropped: dict[str, DroppedRollout] = {}
+        async for end in _ends(wanted, rollouts, deadline_s=deadline_s):
+            if isinstance(end, DroppedRollout):
+                dropped[_without_repeat(end.rollout_id)] = end
+                continue
+            group_id = end.summary.group_id
+            group = finished[group_id]
+            group[_without_repeat(end.summary.rollout_id)] = end
+            if len(group) == len(siblings[group_id]):
+                yield [group[rollout_id] for rollout_id in siblings[group_id]]
+                finished[group_id] = {}  # the caller may let go of it
         if not dropped:
-            break
-        lost = {_without_repeat(rollout.rollout_id) for rollout in dropped}
+            return
+        if attempt > repeats:
+            for lost in dropped.values():
+                yield lost
+            return
         wanted = [
-            replace(request, rollout_id=f"{request.rollout_id}{REPEAT}{attempt + 1}")
+            replace(request, rollout_id=f"{request.rollout_id}{REPEAT}{attempt}")
             for request in requests
-            if request.rollout_id in lost
+            if request.rollout_id in dropped
         ]
-    return _grouped(requests, finished), dropped
 
 
 def _without_repeat(rollout_id: str) -> str:
     return rollout_id.partition(REPEAT)[0]
 
 
-def _grouped(requests: Sequence[RolloutRequest], finished: Mapping[str, FinishedRollout]) -> list[Group]:
-    """Finished rollouts in the order of the requests, by group."""
-    groups: dict[str, Group] = {}
-    for request in requests:
-        if request.rollout_id in finished:
-            groups.setdefault(request.group_id, []).append(finished[request.rollout_id])
-    return list(groups.values())
+async def _ends(
+    requests: Sequence[RolloutRequest], rollouts: Rollouts, *, deadline_s: float
+) -> AsyncIterator[FinishedRollout | DroppedRollout]:
+    """The end of every request, once, as it comes."""
+    ended: set[str] = set()
+    stream = rollouts.run(requests)
+
+    def unfinished() -> str:
+        waiting = [request.rollout_id for request in requests if request.rollout_id not in ended]
+        return f"{len(waiting)} of {len(requests)} rollouts unfinished, such as {waiting[0]}"
+
+    while len(ended) < len(requests):
+        end = await within(anext(stream), deadline_s, waiter="train loop", owner="generation", reason=unfinished)
+        rollout_id = end.rollout_id if isinstance(end, DroppedRollout) else end.summary.rollout_id
+        assert rollout_id not in ended, f"{rollout_id} ended twice"
+        ended.add(rollout_id)
+        yield end

@@ -15,12 +15,14 @@ from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
 from rstar_ray.data.order import DataPosition, draw
 from rstar_ray.errors import RStarError
+from rstar_ray.evaluation.run import HELD_OUT, evaluated, forget_evaluations, run_evaluation
 from rstar_ray.hard_set import hard_set
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name
 from rstar_ray.run_dir.metrics import MetricsLog, PlacementFigures, SftMetrics, StepMetrics
-from rstar_ray.train_loop import StageProgress, StepRecord, TrainingSystem, train_steps
+from rstar_ray.stage_progress import StageProgress
+from rstar_ray.train_loop import StepRecord, TrainingSystem, train_steps
 from rstar_ray.trajectory import Problem
 
 STAGES = ("sft", "stage1", "stage2", "stage3")
@@ -69,10 +71,13 @@ async def run_sft(
     return _finished(run_dir, stage)
 
 
-async def run_rl(config: RunConfig, problems: Sequence[Problem], crew: Crew, run_dir: RunDir) -> Checkpoint:
-    """GRPO-RoC steps, logged and saved around; goes on where a stopped run left off."""
+async def run_rl(
+    config: RunConfig, problems: Sequence[Problem], crew: Crew, run_dir: RunDir, *, heldout: Sequence[Problem] = ()
+) -> Checkpoint:
+    """GRPO-RoC steps, logged, evaluated and saved around; goes on where a stopped run left off."""
     progress = await _start(config, crew, run_dir)
     await crew.publish(progress.policy_version)
+    await _evaluate_if_due(config, progress, heldout, crew, run_dir)
     system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
     if config.drop_solved:
         problems = await hard_set(problems, system, config, crew, run_dir)
@@ -87,21 +92,44 @@ async def run_rl(config: RunConfig, problems: Sequence[Problem], crew: Crew, run
             log.write(await _with_placement(record.metrics, crew))
             _show_odd(record, crew)
             await _record(record, config, crew, run_dir)
-            if progress.step % config.checkpoint.every_steps == 0 or progress.step == config.steps:
-                await _save(config, progress, crew, run_dir, finishes=progress.step == config.steps)
+            last = progress.step == config.steps or progress.ended != ""
+            if progress.ended:
+                crew.show(f"{config.stage} ends after step {progress.step}: {progress.ended}")
+            if progress.step % config.checkpoint.every_steps == 0 or last:
+                await _save(config, progress, crew, run_dir, finishes=last)
+            if not last:
+                await _evaluate_if_due(config, progress, heldout, crew, run_dir)
     return _finished(run_dir, config.stage)
+
+
+async def _evaluate_if_due(
+    config: RunConfig, progress: StageProgress, heldout: Sequence[Problem], crew: Crew, run_dir: RunDir
+) -> None:
+    """Before the first step and every so many; the stage's end is evaluated by whoever runs the stages."""
+    step, every = progress.step, config.evaluate.every_steps
+    due = not _start_was_evaluated(config, run_dir) if step == 0 else every > 0 and step % every == 0
+    if heldout and due and not evaluated(run_dir, config.stage, step):
+        await run_evaluation(config, {HELD_OUT: heldout}, crew, run_dir, step=step)
+
+
+def _start_was_evaluated(config: RunConfig, run_dir: RunDir) -> bool:
+    """Whether a curve has its first point already: the stage before ended with it."""
+    before = None if config.model else previous_checkpoint(run_dir, config.stage)
+    return before is not None and evaluated(run_dir, before.stage, before.step)
 
 
 async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> StageProgress:
     """Bring the learner to where this stage stands: its own newest checkpoint, or what the stage before left."""
     newest = run_dir.newest_checkpoint(config.stage)
+    forget_evaluations(run_dir, config.stage, newest.step if newest else 0)
     if newest is not None:
+        progress = StageProgress.from_json(read_json(newest.path / "progress.json"))
         last = config.sft.steps if config.stage == "sft" else config.steps
-        if newest.step >= last and run_dir.finished_checkpoint(config.stage) is None:
+        if (newest.step >= last or progress.ended) and run_dir.finished_checkpoint(config.stage) is None:
             run_dir.finish_stage(config.stage, newest.step)  # stopped between the two
         await crew.learner.load_checkpoint(newest.path)
         crew.show(f"{config.stage}: going on after step {newest.step}")
-        return StageProgress.from_json(read_json(newest.path / "progress.json"))
+        return progress
     before = previous_checkpoint(run_dir, config.stage)
     policy_version = 0
     if config.model:

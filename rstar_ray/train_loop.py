@@ -5,19 +5,20 @@ It holds refs and summaries, never tokens. Legend: G trajectories kept per promp
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from rstar_ray.algorithm.advantage import group_advantages, rewards_differ
 from rstar_ray.algorithm.lr_schedule import LrSchedule
 from rstar_ray.algorithm.resample import resample_on_correct
 from rstar_ray.algorithm.update import LeftOut, UpdateResult
 from rstar_ray.config import AlgorithmConfig, RunConfig
-from rstar_ray.data.order import DataPosition, draw
+from rstar_ray.data.order import draw
 from rstar_ray.errors import RStarError
 from rstar_ray.rollouts import DroppedRollout, Group, Rollouts, TrajectoryRef, roll_out, rollout_requests
 from rstar_ray.run_dir.metrics import StepMetrics, StepTimings, step_metrics
 from rstar_ray.seeds import named_generator
+from rstar_ray.stage_progress import StageProgress, nothing_to_learn
 from rstar_ray.trajectory import Problem
 
 MOST_DROPPED = 0.5
@@ -205,36 +206,20 @@ def training_rows(groups: Sequence[Group], algorithm: AlgorithmConfig) -> list[T
     return rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageProgress:
-    """Where a stage stands between two steps: with the learner's checkpoint, all that resuming needs.
-
-    Every other generator is derived from (seed, stage, purpose, step) when it is needed.
-    """
-
-    step: int = 0  # steps done
-    policy_version: int = 0  # updates applied since the run's first policy, SFT's included
-    position: DataPosition = field(default_factory=DataPosition)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> "StageProgress":
-        return cls(
-            step=saved["step"], policy_version=saved["policy_version"], position=DataPosition(**saved["position"])
-        )
-
-
 async def train_steps(
     problems: Sequence[Problem], system: TrainingSystem, config: RunConfig, progress: StageProgress
 ) -> AsyncIterator[tuple[StepRecord, StageProgress]]:
-    """The stage's remaining steps; what logs and saves wraps them from outside."""
-    while progress.step < config.steps:
+    """The stage's remaining steps; what logs and saves wraps them from outside.
+
+    Raises `RStarError` with the reason where `--max-empty-steps` in a row have nothing to learn from.
+    """
+    while progress.step < config.steps and not progress.ended:
         step = progress.step + 1
         drawn, position = draw(
             problems, config.prompts_per_step, progress.position, seed=config.seed, stage=config.stage
         )
         record = await train_step(drawn, system, config, step=step, policy_version=progress.policy_version)
-        progress = StageProgress(step=step, policy_version=record.metrics.policy_version, position=position)
+        progress = progress.after(record.metrics, position, config.until)
         yield record, progress
+        if progress.empty_steps >= config.max_empty_steps:
+            raise RStarError(nothing_to_learn(record.metrics, progress.empty_steps))

@@ -120,6 +120,7 @@ class TrajectorySummary:
     num_response_tokens: int  # everything after the prompt
     num_sampled_tokens: int  # of those, what the policy sampled: the tokens trained on
     stop_reason: StopReason
+    answer: str = ""  # as the policy wrote it; empty without one
     outcomes: tuple[Outcome, ...] = ()
     policy_version_min: int = 0
     policy_version_max: int = 0

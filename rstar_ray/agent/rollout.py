@@ -29,6 +29,9 @@ from rstar_ray.trajectory import (
     Turn,
 )
 
+MAX_ANSWER_CHARS = 200
+"""Kept of an answer; a model may put a book into its box."""
+
 
 class GenerateFn(Protocol):
     """Samples one completion. Raises `EngineError` when the engine is gone, never returns half a turn."""
@@ -175,6 +178,11 @@ async def score(state: RolloutState, verify: VerifyFn) -> Trajectory:
     return _trajectory(state, state.stop_reason, reward, time.monotonic() - started_s)
 
 
+def _answer(state: RolloutState, stop_reason: StopReason) -> str:
+    """What the policy boxed, for votes and for people; a rollout that did not end by itself has no answer."""
+    return (boxed_answer(state.final_text) or "")[:MAX_ANSWER_CHARS] if stop_reason is StopReason.ANSWERED else ""
+
+
 def _trajectory(state: RolloutState, stop_reason: StopReason, reward: float, verify_s: float) -> Trajectory:
     request, turns = state.request, state.turns
     outcomes = tuple(result.outcome for turn in turns for result in turn.tool_results)
@@ -185,6 +193,7 @@ def _trajectory(state: RolloutState, stop_reason: StopReason, reward: float, ver
             group_id=request.group_id,
             problem_id=request.problem.id,
             reward=reward,
+            answer=_answer(state, stop_reason),
             num_calls=len(outcomes),
             num_failed=sum(outcome.failed for outcome in outcomes),
             num_answers=state.num_answers,

@@ -1,17 +1,21 @@
-"""avg@k and pass@k on a problem set (arXiv:2508.20722 section 5).
+"""avg@k, pass@k and maj@k on a problem set (arXiv:2508.20722 section 5), with intervals.
 
 Legend: N problems, k rollouts of each, S bootstrap resamples.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from rstar_ray.run_dir.metrics import is_correct, tool_error_share_correct
-from rstar_ray.trajectory import Problem, TrajectorySummary
+from rstar_ray.evaluation.results import ProblemResult
+
+Interval = tuple[float, float]
+"""95 % bootstrap interval over problems."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +24,7 @@ class Score:
 
     num_problems: int
     avg_at_k: float
-    tool_error_share_correct: float | None  # None without a call in a correct trajectory
+    tool_error_share_correct: float | None  # None without a call in a correct rollout
     response_tokens_mean: float
 
 
@@ -37,9 +41,13 @@ class EvaluationResult:
     ci_low: float  # 95 % bootstrap interval of avg_at_k over problems
     ci_high: float
     pass_at: dict[int, float]  # unbiased pass@j for j = 1, 2, 4, ... and k
-    tool_error_share_correct: float | None
+    maj_at_k: float  # the most frequent answer is right; ties by lot
+    tool_error_share: float | None  # failed calls / calls; None without a call
+    tool_error_share_correct: float | None  # the same inside correct rollouts
+    calls_mean: float
     response_tokens_mean: float
     share_truncated: float
+    intervals: dict[str, Interval]  # of the figures above, by name; none for those that are None
     by_family: dict[str, Score]  # empty where problems have no family
     by_difficulty: dict[str, Score]  # empty where problems have no difficulty
 
@@ -57,54 +65,78 @@ class EvaluationResult:
 
 
 def evaluate(
-    problems: Sequence[Problem],
-    summaries: Sequence[TrajectorySummary],
-    *,
-    stage: str,
-    step: int,
-    problem_set: str = "held-out",
-    seed: int = 0,
+    results: Sequence[ProblemResult], *, stage: str, step: int, problem_set: str = "held-out", seed: int = 0
 ) -> EvaluationResult:
-    """Score k rollouts of each problem.
+    """The figures of k rollouts of each problem.
 
     Raises `ValueError` when the problems do not all have the same number of rollouts: a missing
     rollout is ours to repeat, not the policy's to be charged with.
     """
-    rollouts = group_by_problem(problems, summaries)
-    k = len(next(iter(rollouts.values())))
-    num_correct = [sum(map(is_correct, siblings)) for siblings in rollouts.values()]
+    k = _rollouts_of_each(results)
+    num_correct = [result.num_correct for result in results]
     ci_low, ci_high = bootstrap_interval([correct / k for correct in num_correct], seed=seed)
-    whole = _score(list(rollouts.values()))
+    figures = {name: [parts(result) for result in results] for name, parts in _RATIOS.items()}
+    intervals = {name: bootstrap_ratio(parts, seed=seed) for name, parts in figures.items()}
+    whole = {name: _ratio(parts) for name, parts in figures.items()}
     return EvaluationResult(
         stage=stage,
         step=step,
         problem_set=problem_set,
         k=k,
-        num_problems=len(problems),
-        avg_at_k=whole.avg_at_k,
+        num_problems=len(results),
+        avg_at_k=sum(num_correct) / (k * len(results)),
         ci_low=ci_low,
         ci_high=ci_high,
-        pass_at={j: sum(pass_at_k(k, correct, j) for correct in num_correct) / len(problems) for j in _budgets(k)},
-        tool_error_share_correct=whole.tool_error_share_correct,
-        response_tokens_mean=whole.response_tokens_mean,
-        share_truncated=sum(summary.truncated for summary in summaries) / len(summaries),
-        by_family=_scores_by({problem.id: problem.family for problem in problems}, rollouts),
+        pass_at={j: sum(pass_at_k(k, correct, j) for correct in num_correct) / len(results) for j in _budgets(k)},
+        maj_at_k=whole["maj_at_k"] or 0.0,
+        tool_error_share=whole["tool_error_share"],
+        tool_error_share_correct=whole["tool_error_share_correct"],
+        calls_mean=whole["calls_mean"] or 0.0,
+        response_tokens_mean=whole["response_tokens_mean"] or 0.0,
+        share_truncated=whole["share_truncated"] or 0.0,
+        intervals={name: interval for name, interval in intervals.items() if interval is not None},
+        by_family=_scores_by([result.family for result in results], results),
         by_difficulty=_scores_by(
-            {problem.id: f"{problem.difficulty:g}" if problem.difficulty else "" for problem in problems}, rollouts
+            [f"{result.difficulty:g}" if result.difficulty else "" for result in results], results
         ),
     )
 
 
 def pass_at_k(num_rollouts: int, num_correct: int, k: int) -> float:
-    """Chance that k of the rollouts, drawn without replacement, hold a correct one (arXiv:2107.03374 section 2.1)."""
+    """Chance that k of the rollouts, drawn without replacement, hold a correct one (arXiv:2107.03374 section 2.1).
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
     if not 1 <= k <= num_rollouts:
         raise ValueError(f"pass@{k} cannot be estimated from {num_rollouts} rollouts")
     return 1.0 - math.comb(num_rollouts - num_correct, k) / math.comb(num_rollouts, k)
 
 
+def majority_is_right(correct_k: Sequence[bool], answers_k: Sequence[str]) -> float:
+    """maj@k of one problem (arXiv:2203.11171): chance that the most frequent answer is right, with ties drawn by lot.
+
+    Answers that were judged right are one answer, however they are written; of the others equal texts are. A rollout
+    without an answer has no vote.
+
+    >>> majority_is_right([True, True, False], ["1/2", "0.5", "2"])
+    1.0
+    >>> majority_is_right([True, False, False], ["1", "2", ""])
+    0.5
+    """
+    right = sum(correct_k)
+    wrong = Counter(
+        answer.strip() for is_right, answer in zip(correct_k, answers_k, strict=True) if not is_right and answer.strip()
+    )
+    most = max([right, *wrong.values()])
+    if right == 0 or right < most:
+        return 0.0
+    return 1.0 / (1 + sum(votes == most for votes in wrong.values()))
+
+
 def bootstrap_interval(
     rates: Sequence[float], *, confidence: float = 0.95, num_resamples: int = 2_000, seed: int = 0
-) -> tuple[float, float]:
+) -> Interval:
     """Percentile interval of the mean over problems [N], which are redrawn with replacement.
 
     It speaks of the choice of problems; where every rate is the same it has no width.
@@ -117,40 +149,73 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def group_by_problem(
-    problems: Sequence[Problem], summaries: Sequence[TrajectorySummary]
-) -> dict[str, list[TrajectorySummary]]:
-    """Rollouts by problem id, in the order of `problems`; `ValueError` unless every problem has equally many."""
-    rollouts: dict[str, list[TrajectorySummary]] = {problem.id: [] for problem in problems}
-    if not problems:
+def bootstrap_ratio(
+    parts: Sequence[tuple[float, float]], *, confidence: float = 0.95, num_resamples: int = 2_000, seed: int = 0
+) -> Interval | None:
+    """Percentile interval of sum(numerators) / sum(denominators) over problems [N], redrawn with replacement.
+
+    None where no problem has a denominator.
+    """
+    part_V2, count_V = np.unique(np.asarray(parts, dtype=np.float64), axis=0, return_counts=True)
+    rng = np.random.default_rng(seed)
+    redraw = partial(rng.multinomial, len(parts), count_V / len(parts))
+    # One after the other: all of them at once are gigabytes where there are many problems.
+    top_S, bottom_S = np.array([redraw() @ part_V2 for _ in range(num_resamples)]).T
+    known = bottom_S > 0
+    if not known.any():
+        return None
+    low, high = np.quantile(top_S[known] / bottom_S[known], [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def _rollouts_of_each(results: Sequence[ProblemResult]) -> int:
+    if not results:
         raise ValueError("there is no problem to evaluate on")
-    for summary in summaries:
-        if summary.problem_id not in rollouts:
-            raise ValueError(f"rollout {summary.rollout_id} is of {summary.problem_id}, which is not evaluated")
-        rollouts[summary.problem_id].append(summary)
-    k = max(len(siblings) for siblings in rollouts.values())
-    for problem_id, siblings in rollouts.items():
-        if len(siblings) != k or k == 0:
-            raise ValueError(f"problem {problem_id} has {len(siblings)} rollouts where others have {k}")
-    return rollouts
+    k = max(result.k for result in results)
+    for result in results:
+        if result.k != k or k == 0:
+            raise ValueError(f"problem {result.problem_id} has {result.k} rollouts where others have {k}")
+    return k
 
 
-def _score(groups: Sequence[Sequence[TrajectorySummary]]) -> Score:
-    summaries = [summary for siblings in groups for summary in siblings]
+def _ratio(parts: Sequence[tuple[float, float]]) -> float | None:
+    top, bottom = (sum(column) for column in zip(*parts, strict=True))
+    return top / bottom if bottom else None
+
+
+def _in_correct(counts_k: Sequence[int], result: ProblemResult) -> int:
+    return sum(count for count, right in zip(counts_k, result.correct, strict=True) if right)
+
+
+_RATIOS: dict[str, Callable[[ProblemResult], tuple[float, float]]] = {
+    "avg_at_k": lambda result: (result.num_correct, result.k),
+    "pass_at_k": lambda result: (result.num_correct > 0, 1),
+    "maj_at_k": lambda result: (majority_is_right(result.correct, result.answers), 1),
+    "tool_error_share": lambda result: (sum(result.failed), sum(result.calls)),
+    "tool_error_share_correct": lambda result: (_in_correct(result.failed, result), _in_correct(result.calls, result)),
+    "calls_mean": lambda result: (sum(result.calls), result.k),
+    "response_tokens_mean": lambda result: (sum(result.response_tokens), result.k),
+    "share_truncated": lambda result: (sum(reason.truncated for reason in result.stop_reasons), result.k),
+}
+"""What of a problem adds to a figure's numerator, and what to its denominator."""
+
+
+def _score(results: Sequence[ProblemResult]) -> Score:
+    figures = {name: _ratio([_RATIOS[name](result) for result in results]) for name in _RATIOS}
     return Score(
-        num_problems=len(groups),
-        avg_at_k=sum(map(is_correct, summaries)) / len(summaries),
-        tool_error_share_correct=tool_error_share_correct(summaries),
-        response_tokens_mean=sum(summary.num_response_tokens for summary in summaries) / len(summaries),
+        num_problems=len(results),
+        avg_at_k=figures["avg_at_k"] or 0.0,
+        tool_error_share_correct=figures["tool_error_share_correct"],
+        response_tokens_mean=figures["response_tokens_mean"] or 0.0,
     )
 
 
-def _scores_by(label: Mapping[str, str], rollouts: Mapping[str, Sequence[TrajectorySummary]]) -> dict[str, Score]:
+def _scores_by(labels: Sequence[str], results: Sequence[ProblemResult]) -> dict[str, Score]:
     """Scores of the problems that share a label; unlabelled problems are left out."""
-    parts: dict[str, list[Sequence[TrajectorySummary]]] = {}
-    for problem_id, siblings in rollouts.items():
-        if label[problem_id]:
-            parts.setdefault(label[problem_id], []).append(siblings)
+    parts: dict[str, list[ProblemResult]] = {}
+    for label, result in zip(labels, results, strict=True):
+        if label:
+            parts.setdefault(label, []).append(result)
     return {name: _score(parts[name]) for name in sorted(parts)}
 
 

@@ -1,51 +1,68 @@
-"""An evaluation from its first rollout to its row in evaluations.jsonl (arXiv:2508.20722 section 5)."""
+"""Evaluations from their first rollout to their rows in evaluations.jsonl (arXiv:2508.20722 section 5).
 
-from collections.abc import Sequence
+All sets of one evaluation are asked for at once, so that replicas have work until the last problem; each problem's row
+is written when it ends, and an evaluation that was interrupted goes on from those rows.
+"""
 
-from rstar_ray.config import EvaluationConfig, RunConfig
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
 from rstar_ray.errors import RStarError
 from rstar_ray.evaluation.figures import EvaluationResult, evaluate
-from rstar_ray.rollouts import MOST_REPEATS, Rollouts, TrajectoryRef, roll_out_repeating, sibling_requests
+from rstar_ray.evaluation.results import ResultLog, digest_of
+from rstar_ray.progress import Progress
+from rstar_ray.rollouts import MOST_REPEATS, DroppedRollout, TrajectoryRef, sibling_requests, whole_groups
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import append_row, cut_rows, read_rows
-from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.stages import STAGES
-from rstar_ray.trajectory import Problem, RolloutLimits, Sampling, TrajectorySummary
+from rstar_ray.run_dir.folder import RunDir, checkpoint_name
+from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling
+
+HELD_OUT = "held-out"
+"""Name of the set that a run is watched on."""
+RECORDED = 64
+"""Problems of each set whose trajectories are kept as text."""
 
 
 async def run_evaluation(
     config: RunConfig,
-    problems: Sequence[Problem],
+    sets: Mapping[str, Sequence[Problem]],
     crew: Crew,
     run_dir: RunDir,
     *,
     step: int,
-    problem_set: str,
-    model: str = "",
-) -> EvaluationResult:
-    """k rollouts of every problem with the published policy; one row in evaluations.jsonl with what it was asked under.
+    model: Path | None = None,
+) -> list[EvaluationResult]:
+    """k rollouts of every problem of every set with the published policy, and what came of it in the run directory.
 
-    `model` names a policy that is not of this run.
+    `step` is the stage's; `model` is a folder whose policy is not of this run. Problems that an earlier start of the
+    same evaluation finished are not asked for again. Raises `RStarError` where a rollout failed every time.
     """
-    summaries, refs = await _evaluation_rollouts(config, problems, crew.rollouts, name=f"{config.stage}/{problem_set}")
-    result = evaluate(problems, summaries, stage=config.stage, step=step, problem_set=problem_set, seed=config.seed)
-    if problem_set == "held-out" and config.stage in STAGES:
-        cut_rows(run_dir.evaluations_path, stage=config.stage, after_step=step - 1)
-    append_row(run_dir.evaluations_path, {**result.as_row(), **protocol(config.evaluate, model)})
-    path = run_dir.trajectories_path / f"{config.stage}-{problem_set}.jsonl"
-    with decoration(path.name, crew.show):
-        await crew.record(refs[: 4 * result.k * 16], path, stage=config.stage, step=step)
-    crew.show(
-        f"{config.stage} {problem_set}: avg@{result.k} {result.avg_at_k:.3f} "
-        f"[{result.ci_low:.3f}, {result.ci_high:.3f}] pass@{result.k} {result.pass_at_k:.3f} "
-        f"on {result.num_problems} problems, {result.response_tokens_mean:.0f} tokens"
-    )
-    return result
+    logs: dict[str, ResultLog] = {}
+    requests: list[RolloutRequest] = []
+    set_of: dict[str, str] = {}  # by group
+    with ExitStack() as open_logs:
+        for name, problems in sets.items():
+            log = ResultLog(_rows_path(config, run_dir, name, step, model), problems)
+            logs[name] = open_logs.enter_context(log)
+            missing = _requests(config, problems, {problem.id for problem in log.missing}, name=name, step=step)
+            set_of |= {request.group_id: name for request in missing}
+            requests += missing
+        refs = await _collect(config, requests, set_of, logs, crew)
+    for name, finished in refs.items():
+        if finished:
+            path = run_dir.trajectories_path / f"{config.stage}-{name}.jsonl"
+            with decoration(path.name, crew.show):
+                await crew.record(finished, path, stage=config.stage, step=step)
+    return [_conclude(config, log, crew, run_dir, name=name, step=step, model=model) for name, log in logs.items()]
 
 
-def protocol(asked: EvaluationConfig, model: str) -> dict[str, str | float]:
+def protocol(config: RunConfig, model: str = "") -> dict[str, Any]:
     """What besides the problems decides an evaluation's figures; rows that differ in it are of two evaluations."""
+    asked = config.evaluate
     return {
         "model": model,
         "temperature": asked.temperature,
@@ -55,26 +72,105 @@ def protocol(asked: EvaluationConfig, model: str) -> dict[str, str | float]:
     }
 
 
-def evaluated(run_dir: RunDir, stage: str, problem_set: str = "held-out") -> bool:
-    """Whether the stage's end has its row in evaluations.jsonl."""
-    return any(row["stage"] == stage and row["set"] == problem_set for row in read_rows(run_dir.evaluations_path))
+def evaluated(run_dir: RunDir, stage: str, step: int, problem_set: str = HELD_OUT) -> bool:
+    """Whether the stage's policy at this step has its row in evaluations.jsonl."""
+    rows = read_rows(run_dir.evaluations_path)
+    return any((row["stage"], row["step"], row["set"]) == (stage, step, problem_set) for row in rows)
 
 
-async def _evaluation_rollouts(
-    config: RunConfig, problems: Sequence[Problem], rollouts: Rollouts, *, name: str
-) -> tuple[list[TrajectorySummary], list[TrajectoryRef]]:
-    """Every request answered; `RStarError` where one failed every time."""
+def forget_evaluations(run_dir: RunDir, stage: str, after_step: int) -> None:
+    """Drop what a stopped run evaluated beyond the step that it goes on from: those weights are not there any more."""
+    cut_rows(run_dir.evaluations_path, stage=stage, after_step=after_step)
+    for path in run_dir.results_path.glob(f"{stage}-step-*"):
+        if int(path.name.removeprefix(f"{stage}-step-").partition("-")[0]) > after_step:
+            path.unlink()
+
+
+async def _collect(
+    config: RunConfig,
+    requests: Sequence[RolloutRequest],
+    set_of: Mapping[str, str],
+    logs: Mapping[str, ResultLog],
+    crew: Crew,
+) -> dict[str, list[TrajectoryRef]]:
+    """Play the requests; rows are written as problems end. The refs are of those whose trajectories are kept."""
+    wanted = {name: {problem.id for problem in log.missing[:RECORDED]} for name, log in logs.items()}
+    refs: dict[str, list[TrajectoryRef]] = {name: [] for name in logs}
+    lost: list[DroppedRollout] = []
+    progress = Progress(f"{config.stage} on {', '.join(logs)}", len(set(set_of)), crew.show)
+    correct = ended = 0
+    async for group in whole_groups(requests, crew.rollouts, deadline_s=config.rollout.deadline_s):
+        if isinstance(group, DroppedRollout):
+            lost.append(group)
+            continue
+        name = set_of[group[0].summary.group_id]
+        result = logs[name].add([rollout.summary for rollout in group])
+        if result.problem_id in wanted[name]:
+            refs[name] += [rollout.ref for rollout in group]
+        correct, ended = correct + result.num_correct, ended + result.k
+        progress.ended(note=f"{correct / ended:.3f} right")
+    if lost:
+        raise RStarError(f"evaluation: {len(lost)} rollouts failed {1 + MOST_REPEATS} times: {lost[0].reason}")
+    return refs
+
+
+def _conclude(
+    config: RunConfig, log: ResultLog, crew: Crew, run_dir: RunDir, *, name: str, step: int, model: Path | None
+) -> EvaluationResult:
+    """The set's figures, their row and their line."""
+    result = evaluate(log.results, stage=config.stage, step=step, problem_set=name, seed=config.seed)
+    rows = str(log.path.relative_to(run_dir.path))
+    asked = protocol(config, str(model) if model else "")
+    append_row(run_dir.evaluations_path, {**result.as_row(), **asked, "problems": rows})
+    k = result.k
+    crew.show(
+        f"{config.stage} {name}: avg@{k} {result.avg_at_k:.3f} [{result.ci_low:.3f}, {result.ci_high:.3f}] "
+        f"pass@{k} {result.pass_at_k:.3f} maj@{k} {result.maj_at_k:.3f} on {result.num_problems} problems, "
+        f"{result.response_tokens_mean:.0f} tokens; a row per problem in {rows}"
+    )
+    return result
+
+
+def _rows_path(config: RunConfig, run_dir: RunDir, name: str, step: int, model: Path | None) -> Path:
+    """One file for each evaluation that may differ in its rollouts."""
+    asked = {
+        **protocol(config),
+        "model": None if model is None else [str(model.absolute()), *_weights(model)],
+        "samples": config.evaluate.samples,
+        "seed": config.seed,
+        "instruct": config.rollout.instruct,
+        "context": config.engine.max_context_tokens,
+        "dtype": config.engine.dtype,
+        "sandbox": [config.sandbox.time_limit_s, config.sandbox.memory_mb, config.sandbox.max_output_chars],
+    }
+    of = name if model is not None else f"{checkpoint_name(config.stage, step)}-{name}"
+    return run_dir.results_path / f"{of}-{digest_of(asked)}.jsonl"
+
+
+def _weights(model: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of the folder's files: other weights under the same path are another policy."""
+    stats = [(path.name, path.stat()) for path in sorted(model.iterdir()) if path.is_file()]
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+
+
+def _requests(
+    config: RunConfig, problems: Sequence[Problem], missing: set[str], *, name: str, step: int
+) -> list[RolloutRequest]:
+    """For the problems that have no result; which they are changes nobody's seed."""
+    asked = config.evaluate
     limits = RolloutLimits(
-        max_response_tokens=config.evaluate.max_response_tokens,
-        max_turns=config.evaluate.max_turns,
+        max_response_tokens=asked.max_response_tokens,
+        max_turns=asked.max_turns,
         max_context_tokens=config.engine.max_context_tokens,
     )
-    sampling = Sampling(temperature=config.evaluate.temperature, top_p=config.evaluate.top_p)
+    sampling = Sampling(temperature=asked.temperature, top_p=asked.top_p)
     requests = sibling_requests(
-        problems, config.evaluate.samples, limits, sampling, seed=config.seed, name=f"evaluate/{name}"
+        problems,
+        asked.samples,
+        limits,
+        sampling,
+        seed=config.seed,
+        name=f"evaluate/{config.stage}/{name}",
+        at=f"/step-{step}",
     )
-    groups, dropped = await roll_out_repeating(requests, rollouts, deadline_s=config.rollout.deadline_s)
-    if dropped:
-        raise RStarError(f"evaluation: {len(dropped)} rollouts failed {1 + MOST_REPEATS} times: {dropped[0].reason}")
-    finished = [rollout for group in groups for rollout in group]
-    return [rollout.summary for rollout in finished], [rollout.ref for rollout in finished]
+    return [request for request in requests if request.problem.id in missing]

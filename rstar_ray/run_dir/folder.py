@@ -80,6 +80,11 @@ class RunDir:
         return self.path / "evaluations.jsonl"
 
     @property
+    def results_path(self) -> Path:
+        """A file for each evaluation of a problem set, with a row per problem."""
+        return self.path / "evaluations"
+
+    @property
     def launches_path(self) -> Path:
         return self.path / "launches.jsonl"
 
@@ -175,7 +180,11 @@ class RunDir:
             return
         if not self.path.is_dir():
             raise ConfigError("--run-dir", f"{self.path} is a file", "name a directory")
-        evaluated = {self.evaluations_path, self.trajectories_path}  # what an evaluation alone leaves
+        evaluated = {
+            self.evaluations_path,
+            self.results_path,
+            self.trajectories_path,
+        }  # what an evaluation alone leaves
         entries = [entry for entry in self.path.iterdir() if entry not in evaluated]
         others = sorted(entry.name for entry in entries if not entry.name.startswith("."))
         if others:

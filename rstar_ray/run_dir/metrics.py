@@ -62,6 +62,8 @@ class StepMetrics:
     share_truncated: float
     turns_mean: float
     calls_mean: float
+    share_all_right: float  # of groups, before resampling: nothing is left to learn from them
+    share_all_wrong: float
     groups_kept: int
     groups_equal_dropped: int  # no reward differs among the kept siblings
     rollouts: int
@@ -114,7 +116,7 @@ def step_metrics(
     `update` is None when nothing was left to train on. Raises `ValueError` when a kept id is not among the summaries.
     """
     kept = set(kept_ids)
-    groups = {summary.group_id for summary in summaries}
+    groups = _by_group(summaries)
     groups_kept = {summary.group_id for summary in summaries if summary.rollout_id in kept}
     if unknown := kept - {summary.rollout_id for summary in summaries}:
         raise ValueError(f"kept_ids: {sorted(unknown)[:3]} are not among the step's {len(summaries)} rollouts")
@@ -131,6 +133,8 @@ def step_metrics(
         share_truncated=_mean([float(summary.truncated) for summary in summaries]),
         turns_mean=_mean([summary.num_turns for summary in summaries]),
         calls_mean=_mean([summary.num_calls for summary in summaries]),
+        share_all_right=_mean([float(all(right)) for right in groups.values()]),
+        share_all_wrong=_mean([float(not any(right)) for right in groups.values()]),
         groups_kept=len(groups_kept),
         groups_equal_dropped=len(groups) - len(groups_kept),
         rollouts=len(summaries),
@@ -151,6 +155,14 @@ def step_metrics(
         logprob_diff_max=update.logprob_diff_max if update else None,
         lr=update.lr if update else None,
     )
+
+
+def _by_group(summaries: Sequence[TrajectorySummary]) -> dict[str, list[bool]]:
+    """Which siblings are right, by group."""
+    groups: dict[str, list[bool]] = {}
+    for summary in summaries:
+        groups.setdefault(summary.group_id, []).append(is_correct(summary))
+    return groups
 
 
 def is_correct(summary: TrajectorySummary) -> bool:
@@ -188,7 +200,8 @@ def progress_line(row: StepMetrics | SftMetrics, num_steps: int) -> str:
     return " | ".join(
         [
             at,
-            f"reward {row.reward_mean:.3f}  pass {row.pass_rate:4.0%}",
+            f"reward {row.reward_mean:.3f}  pass {row.pass_rate:4.0%}"
+            f"  all right {row.share_all_right:.0%}  all wrong {row.share_all_wrong:.0%}",
             f"tool errors {_percent(row.tool_error_share_correct)}",
             f"{row.response_tokens_mean:,.0f} tok  cut {row.share_truncated:.1%}",
             f"{row.tokens_per_s:,.0f} tok/s",

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from rstar_ray.algorithm.update import UpdateFigures
-from rstar_ray.config import EvaluationConfig
+from rstar_ray.config import RunConfig
 from rstar_ray.evaluation.figures import evaluate
+from rstar_ray.evaluation.results import ProblemResult
 from rstar_ray.evaluation.run import protocol
 from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.durable import append_row, to_row, write_json, write_text
@@ -89,6 +90,7 @@ def summary(
     sampled: int = 60,
     response: int = 80,
     stop: StopReason = StopReason.ANSWERED,
+    answer: str = "",
     generate_s: float = 1.0,
     tool_s: float = 0.0,
     verify_s: float = 0.0,
@@ -106,6 +108,7 @@ def summary(
         num_response_tokens=response,
         num_sampled_tokens=sampled,
         stop_reason=stop,
+        answer=answer,
         outcomes=(Outcome.ERROR,) * failed + (Outcome.OK,) * (calls - failed),
         generate_s=generate_s,
         tool_s=tool_s,
@@ -217,6 +220,13 @@ def _step(rng: random.Random, stage: str, step: int, solved: float, errors: floa
     return replace(metrics, balancer=placed)
 
 
+def results_of(problems: Sequence[Problem], rollouts: Sequence[TrajectorySummary]) -> list[ProblemResult]:
+    return [
+        ProblemResult.of(problem, [rollout for rollout in rollouts if rollout.problem_id == problem.id])
+        for problem in problems
+    ]
+
+
 def _append_evaluation(path: Path, rng: random.Random, stage: str, step: int, *, solved: float, errors: float) -> None:
     problems = [
         Problem(id=f"{family}-{number}", problem="?", answer="1", family=family, difficulty=1 + number % 3)
@@ -228,7 +238,7 @@ def _append_evaluation(path: Path, rng: random.Random, stage: str, step: int, *,
         for problem in problems
         for sibling in range(4)
     ]
-    row = evaluate(problems, rollouts, stage=stage, step=step).as_row() | protocol(EvaluationConfig(samples=4), "")
+    row = evaluate(results_of(problems, rollouts), stage=stage, step=step).as_row() | protocol(RunConfig())
     append_row(path / "evaluations.jsonl", row)
 
 

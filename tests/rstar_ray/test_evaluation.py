@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recipes.prepare import read_pass_rates
 from rstar_ray.data.problems import load_problems
 from rstar_ray.errors import ConfigError
-from rstar_ray.evaluation.figures import bootstrap_interval, evaluate, pass_at_k
+from rstar_ray.evaluation.figures import bootstrap_interval, bootstrap_ratio, evaluate, majority_is_right, pass_at_k
+from rstar_ray.evaluation.results import ProblemResult, ResultLog
 from rstar_ray.trajectory import Problem, StopReason, TrajectorySummary
-from tests.rstar_ray.fabricate import summary
+from tests.rstar_ray.fabricate import results_of, summary
 
 GOOD = {"id": "a", "problem": "1 + 1 = ?", "answer": "2"}
 
@@ -47,14 +49,18 @@ def test_pass_at_more_than_was_rolled_out_is_refused():
 
 def test_avg_at_k_and_pass_at_k_by_hand():
     problems = [problem("a"), problem("b")]
-    result = evaluate(problems, rollouts("a", [1, 0, 0, 0]) + rollouts("b", [0] * 4), stage="stage1", step=40)
+    result = evaluate(
+        results_of(problems, rollouts("a", [1, 0, 0, 0]) + rollouts("b", [0] * 4)), stage="stage1", step=40
+    )
     assert (result.k, result.num_problems, result.avg_at_k, result.pass_at_k) == (4, 2, 1 / 8, 0.5)
     assert result.pass_at == pytest.approx({1: 1 / 8, 2: 1 / 4, 4: 1 / 2})
     assert result.ci_low == 0 and result.ci_high == 0.25
 
 
 def test_one_rollout_per_problem_is_plain_pass_at_1():
-    result = evaluate([problem("a"), problem("b")], rollouts("a", [1]) + rollouts("b", [0]), stage="sft", step=1)
+    result = evaluate(
+        results_of([problem("a"), problem("b")], rollouts("a", [1]) + rollouts("b", [0])), stage="sft", step=1
+    )
     assert result.pass_at == {1: 0.5} and result.avg_at_k == result.pass_at_k == 0.5
 
 
@@ -62,7 +68,7 @@ def test_figures_are_broken_down_by_family_and_difficulty():
     problems = [problem("a", "gcd", 1), problem("b", "gcd", 3), problem("c", "sum", 3)]
     done = rollouts("a", [1, 1]) + rollouts("b", [1, 0]) + rollouts("c", [0, 0])
     done[-1] = replace(done[-1], stop_reason=StopReason.TRUNCATED)
-    result = evaluate(problems, done, stage="stage1", step=1)
+    result = evaluate(results_of(problems, done), stage="stage1", step=1)
     assert {name: (score.num_problems, score.avg_at_k) for name, score in result.by_family.items()} == {
         "gcd": (2, 0.75),
         "sum": (1, 0.0),
@@ -71,17 +77,16 @@ def test_figures_are_broken_down_by_family_and_difficulty():
     assert result.share_truncated == pytest.approx(1 / 6)
 
 
-def test_a_missing_or_foreign_rollout_is_not_averaged_over():
+def test_a_missing_rollout_is_not_averaged_over():
     with pytest.raises(ValueError, match="problem b has 1 rollouts where others have 2"):
-        evaluate([problem("a"), problem("b")], rollouts("a", [1, 1]) + rollouts("b", [1]), stage="sft", step=1)
-    with pytest.raises(ValueError, match="not evaluated"):
-        evaluate([problem("a")], rollouts("b", [1]), stage="sft", step=1)
+        done = rollouts("a", [1, 1]) + rollouts("b", [1])
+        evaluate(results_of([problem("a"), problem("b")], done), stage="sft", step=1)
     with pytest.raises(ValueError, match="no problem"):
-        evaluate([], [], stage="sft", step=1)
+        evaluate([], stage="sft", step=1)
 
 
 def test_the_row_of_an_evaluation_has_the_names_that_reports_read():
-    row = evaluate([problem("a", "gcd")], rollouts("a", [1, 0]), stage="stage1", step=3).as_row()
+    row = evaluate(results_of([problem("a", "gcd")], rollouts("a", [1, 0])), stage="stage1", step=3).as_row()
     wanted = "stage step set k num_problems avg_at_k pass_at_k ci_low ci_high tool_error_share_correct"
     assert set(wanted.split()) | {"response_tokens_mean", "share_truncated", "by_family"} <= row.keys()
     assert row["set"] == "held-out" and row["by_family"]["gcd"]["avg_at_k"] == 0.5
@@ -94,6 +99,82 @@ def test_the_bootstrap_interval_is_that_of_the_mean_and_the_same_every_time():
     assert (low, high) == bootstrap_interval(rates)
     assert (low, high) == (pytest.approx(0.4 - 0.096, abs=0.015), pytest.approx(0.4 + 0.096, abs=0.015))
     assert bootstrap_interval([1.0, 1.0]) == (1.0, 1.0)
+
+
+def test_a_majority_counts_right_answers_as_one_and_draws_ties_by_lot():
+    assert majority_is_right([True, True, False, False], ["1/2", "0.5", "3", "4"]) == 1.0
+    assert majority_is_right([True, False, False], ["1", "7", "7 "]) == 0.0
+    assert majority_is_right([True, False, False], ["1", "7", "8"]) == pytest.approx(1 / 3)
+    assert majority_is_right([True, False, False, False], ["1", "", "", ""]) == 1.0  # no answer, no vote
+    assert majority_is_right([False, False], ["", ""]) == 0.0
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(["", "1", "2", "3"])), min_size=1, max_size=7))
+def test_a_majority_is_what_drawing_by_lot_gives(rollouts_k: list[tuple[bool, str]]):
+    votes = ["right" if right else answer for right, answer in rollouts_k if right or answer]
+    most = max((votes.count(vote) for vote in votes), default=0)
+    drawn = sorted({vote for vote in votes if votes.count(vote) == most})
+    expected = drawn.count("right") / len(drawn) if drawn else 0.0
+    correct, answers = zip(*rollouts_k, strict=True)
+    assert majority_is_right(correct, answers) == pytest.approx(expected)
+
+
+def test_every_figure_has_its_interval_over_problems():
+    problems = [problem(str(number)) for number in range(40)]
+    done: list[TrajectorySummary] = []
+    for number in range(40):
+        right, calls = float(number % 2), 1 + number % 3
+        done += [
+            summary(
+                str(number), sibling, reward=right, calls=calls, failed=number % 2, response=100 + number, answer="7"
+            )
+            for sibling in range(2)
+        ]
+    result = evaluate(results_of(problems, done), stage="stage1", step=1)
+    assert (result.maj_at_k, result.calls_mean) == (0.5, pytest.approx(sum(1 + n % 3 for n in range(40)) / 40))
+    assert result.tool_error_share == pytest.approx(20 / sum(1 + n % 3 for n in range(40)))
+    for name in ("avg_at_k", "pass_at_k", "maj_at_k", "calls_mean", "response_tokens_mean", "tool_error_share"):
+        low, high = result.intervals[name]
+        assert low < getattr(result, name) < high, name
+    assert result.intervals["share_truncated"] == (0.0, 0.0)
+    assert result.intervals["avg_at_k"] == pytest.approx((result.ci_low, result.ci_high), abs=0.05)
+
+
+def test_a_ratio_without_anything_to_divide_by_has_no_interval():
+    assert bootstrap_ratio([(0, 0), (0, 0)]) is None
+    assert bootstrap_ratio([(1, 2), (1, 2), (0, 0)]) == (0.5, 0.5)
+
+
+def test_results_on_disk_are_those_of_problems_that_still_read_the_same(tmp_path: Path):
+    problems = [problem("a"), problem("b"), problem("c")]
+    with ResultLog(tmp_path / "rows" / "set.jsonl", problems) as log:
+        log.add(rollouts("b", [1, 0]))
+        kept = log.add(rollouts("a", [1, 1]))
+        assert [left.id for left in log.missing] == ["c"]
+    rows = [json.loads(line) for line in (tmp_path / "rows" / "set.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["num_correct"], row["k"]) for row in rows] == [("b", 1, 2), ("a", 2, 2)]
+    with (tmp_path / "rows" / "set.jsonl").open("a") as file:
+        file.write('{"id": "c", "num_cor')  # torn by a crash
+    again = ResultLog(
+        tmp_path / "rows" / "set.jsonl", [replace(problems[1], problem="other"), problems[2], problems[0]]
+    )
+    assert again.results == [kept] and [left.id for left in again.missing] == ["b", "c"]
+    with again:
+        again.add(rollouts("c", [0, 0]))
+    assert [result.problem_id for result in ResultLog(again.path, problems).results] == ["a", "b", "c"]
+
+
+def test_a_result_comes_back_from_its_row_as_it_was():
+    done = [summary("a", 0, answer="7", calls=2, failed=1), summary("a", 1, reward=0.0, stop=StopReason.TRUNCATED)]
+    result = ProblemResult.of(problem("a", "gcd", 2), done)
+    assert ProblemResult.from_row(problem("a", "gcd", 2), json.loads(json.dumps(result.as_row()))) == result
+
+
+def test_pass_rates_are_read_from_the_rows_of_an_evaluation(tmp_path: Path):
+    with ResultLog(tmp_path / "set.jsonl", [problem("a"), problem("b")]) as log:
+        log.add(rollouts("a", [1, 0, 1]))
+        log.add(rollouts("b", [0, 0, 0]))
+    assert read_pass_rates(tmp_path / "set.jsonl") == {"a": 2, "b": 0}
 
 
 def test_problems_are_read_from_jsonl_and_parquet_alike(tmp_path: Path):

@@ -1,3 +1,4 @@
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -5,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rstar_ray import progress
 from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import DeadlineExceeded, RStarError
@@ -42,11 +44,18 @@ SMALL = with_values(
         "evaluate.max_response_tokens": 400,
         "evaluate.samples": 4,
         "checkpoint.every_steps": 4,
+        "max_empty_steps": 60,
         "sft.steps": 6,
         "sft.batch_size": 4,
     },
 )
 STAGES = ("stage1", "stage2", "stage3")
+
+
+class Stop(Exception): ...
+
+
+HELDOUT = {"held-out": adding_problems(30, seed=1)}
 
 
 def stage(name: str, **values: object) -> RunConfig:
@@ -57,10 +66,8 @@ async def run_stage(config: RunConfig, policy: SkilledPolicy, path: Path, shown:
     crew = fake_crew(policy, shown)
     with RunDir.open(path, config.stage, asdict(config)) as run_dir:
         checkpoint = await run_rl(config, adding_problems(40), crew, run_dir)
-        if not evaluated(run_dir, config.stage):
-            await run_evaluation(
-                config, adding_problems(30, seed=1), crew, run_dir, step=checkpoint.step, problem_set="held-out"
-            )
+        if not evaluated(run_dir, config.stage, checkpoint.step):
+            await run_evaluation(config, HELDOUT, crew, run_dir, step=checkpoint.step)
 
 
 async def test_a_whole_recipe_learns_to_solve_and_to_call_without_errors(tmp_path: Path):
@@ -70,7 +77,7 @@ async def test_a_whole_recipe_learns_to_solve_and_to_call_without_errors(tmp_pat
     with RunDir.open(tmp_path / "run", "sft", asdict(config)) as run_dir:
         crew = fake_crew(policy, shown)
         await run_sft(config, examples[2:], examples[:2], crew, run_dir)
-        await run_evaluation(config, adding_problems(30, seed=1), crew, run_dir, step=6, problem_set="held-out")
+        await run_evaluation(config, HELDOUT, crew, run_dir, step=6)
     for name in STAGES:
         await run_stage(stage(name, drop_solved=name == "stage3"), policy, tmp_path / "run", shown)
     rows = read_rows(tmp_path / "run" / "evaluations.jsonl")
@@ -111,8 +118,8 @@ async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
     crew = replace(fake_crew(SkilledPolicy(), shown), record=fail, placed=fail)
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
         await run_rl(config, adding_problems(40), crew, run_dir)
-        await run_evaluation(config, adding_problems(4), crew, run_dir, step=2, problem_set="held-out")
-    assert len(read_rows(tmp_path / "run" / "metrics.jsonl")) == 2 and evaluated(RunDir(tmp_path / "run"), "stage1")
+        await run_evaluation(config, {"held-out": adding_problems(4)}, crew, run_dir, step=2)
+    assert len(read_rows(tmp_path / "run" / "metrics.jsonl")) == 2 and evaluated(RunDir(tmp_path / "run"), "stage1", 2)
     lines = [line for line in shown if "is left out" in line]
     assert {line.split(" is left out: ")[0] for line in lines} == {
         "TensorBoard's file",
@@ -123,11 +130,126 @@ async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
     assert all("no space left" in line or "no module" in line for line in lines)
 
 
+def evaluations(path: Path) -> list[tuple[str, int, str]]:
+    return [(row["stage"], row["step"], row["set"]) for row in read_rows(path / "evaluations.jsonl")]
+
+
+async def test_a_stage_is_evaluated_before_its_first_step_and_every_few(tmp_path: Path):
+    policy = SkilledPolicy()
+    for name in ("stage1", "stage2"):
+        config = stage(name, evaluate__every_steps=4, steps=8)
+        with RunDir.open(tmp_path / "run", name, asdict(config)) as run_dir:
+            crew = fake_crew(policy)
+            checkpoint = await run_rl(config, adding_problems(40), crew, run_dir, heldout=HELDOUT["held-out"])
+            await run_evaluation(config, HELDOUT, crew, run_dir, step=checkpoint.step)
+    # Stage 2 starts with what stage 1 ended with: that point of the curve is there already.
+    steps = [("stage1", 0), ("stage1", 4), ("stage1", 8), ("stage2", 4), ("stage2", 8)]
+    assert evaluations(tmp_path / "run") == [(*at, "held-out") for at in steps]
+    rows = read_rows(tmp_path / "run" / "evaluations.jsonl")
+    assert rows[0]["avg_at_k"] < rows[2]["avg_at_k"]
+    assert all(len(read_rows(tmp_path / "run" / row["problems"])) == 30 for row in rows)
+
+
+async def test_what_was_evaluated_beyond_the_checkpoint_a_stage_goes_on_from_is_forgotten(tmp_path: Path):
+    config = stage("stage1", evaluate__every_steps=2, checkpoint__every_steps=4, steps=8)
+
+    def stop_at_seven(line: str) -> None:
+        if " 7/8" in line:
+            raise Stop
+
+    with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
+        crew = replace(fake_crew(SkilledPolicy()), show=stop_at_seven)
+        with pytest.raises(Stop):
+            await run_rl(config, adding_problems(40), crew, run_dir, heldout=HELDOUT["held-out"])
+        assert [step for _, step, _ in evaluations(tmp_path / "run")] == [0, 2, 4, 6]
+        files = len(list(run_dir.results_path.iterdir()))
+        steps: list[int] = []
+
+        def watch(line: str) -> None:
+            steps.append(len(list(run_dir.results_path.iterdir())))
+
+        crew = replace(fake_crew(SkilledPolicy()), show=watch)
+        await run_rl(config, adding_problems(40), crew, run_dir, heldout=HELDOUT["held-out"])
+    assert [step for _, step, _ in evaluations(tmp_path / "run")] == [0, 2, 4, 6]  # 6 is a new one
+    assert (steps[0], files) == (3, 4)
+
+
+class StoppingRollouts(LocalRollouts):
+    """Is interrupted after so many rollouts; counts those it plays."""
+
+    ends_after = 1_000
+    played = 0
+
+    async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
+        async for end in super().run(sorted(requests, key=lambda request: request.rollout_id)):
+            self.played += 1
+            yield end
+            if self.played == self.ends_after:
+                raise Stop
+
+
+async def test_an_interrupted_evaluation_goes_on_and_computes_nothing_twice(tmp_path: Path):
+    sets = {"easy": adding_problems(20), "hard": adding_problems(30, seed=1)}
+    crew = fake_crew(SkilledPolicy())
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"weights")
+    stopping = StoppingRollouts(SkilledPolicy())
+    stopping.ends_after = 110
+    with pytest.raises(Stop):
+        await run_evaluation(SMALL, sets, replace(crew, rollouts=stopping), RunDir(tmp_path / "a"), step=0, model=model)
+    rows = [row for path in (tmp_path / "a" / "evaluations").iterdir() for row in read_rows(path)]
+    assert 0 < len(rows) < 50 and not (tmp_path / "a" / "evaluations.jsonl").exists()
+    rest = StoppingRollouts(SkilledPolicy())
+    gone_on = await run_evaluation(
+        SMALL, sets, replace(crew, rollouts=rest), RunDir(tmp_path / "a"), step=0, model=model
+    )
+    assert rest.played == 4 * (50 - len(rows))
+    assert gone_on == await run_evaluation(SMALL, sets, crew, RunDir(tmp_path / "b"), step=0, model=model)
+    assert [row["set"] for row in read_rows(tmp_path / "a" / "evaluations.jsonl")] == ["easy", "hard"]
+
+    (model / "model.safetensors").write_bytes(b"other weights")
+    for config in (SMALL, with_values(SMALL, {"evaluate.top_p": 0.9})):
+        again = StoppingRollouts(SkilledPolicy())
+        await run_evaluation(config, sets, replace(crew, rollouts=again), RunDir(tmp_path / "a"), step=0, model=model)
+        assert again.played == 200  # other weights under the same path, or asked otherwise: nothing is there
+
+
+async def test_a_long_evaluation_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
+    shown: list[str] = []
+    crew = fake_crew(SkilledPolicy(), shown)
+    await run_evaluation(SMALL, HELDOUT, crew, RunDir(tmp_path), step=3)
+    assert sum(bool(re.search(r"on held-out: \d+ of 30 problems, \d+ s, 0\.\d+ right", line)) for line in shown) == 29
+    assert "avg@4" in shown[-1] and "maj@4" in shown[-1]
+
+
+async def test_a_stage_ends_when_it_has_taught_what_it_can(tmp_path: Path):
+    config, shown = stage("stage2", until="solved", steps=60), list[str]()
+    policy = SkilledPolicy(skill=0.9, slip=0.0)
+    await run_stage(config, policy, tmp_path / "run", shown)
+    last = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert 10 <= last["step"] < 60 and last["share_all_right"] > 0.7
+    assert any(line.startswith(f"stage2 ends after step {last['step']}: ") for line in shown)
+    finished = RunDir(tmp_path / "run").finished_checkpoint("stage2")
+    assert finished is not None and finished.step == last["step"]
+    (tmp_path / "run" / "finished" / "stage2.json").unlink()  # stopped between its checkpoint and the mark
+    await run_stage(config, policy, tmp_path / "run")
+    assert len(read_rows(tmp_path / "run" / "metrics.jsonl")) == last["step"]
+
+
+async def test_a_run_whose_batches_stay_empty_ends_with_the_reason_and_the_mend(tmp_path: Path):
+    config = stage("stage1", max_empty_steps=3)
+    with pytest.raises(RStarError, match=r"3 steps in a row, to step 3, .* 100 % of the groups are all right.*--drop"):
+        await run_stage(config, SkilledPolicy(skill=1.0, slip=0.0), tmp_path / "right")
+    with pytest.raises(RStarError, match=r"0 % of the groups are all right, 100 % all wrong; give easier problems"):
+        await run_stage(config, SkilledPolicy(skill=0.0, slip=0.0), tmp_path / "wrong")
+    assert len(read_rows(tmp_path / "right" / "metrics.jsonl")) == 3
+
+
 async def test_a_stopped_stage_goes_on_to_the_same_end_as_one_that_was_not(tmp_path: Path):
     whole, stopped = SkilledPolicy(), SkilledPolicy()
     await run_stage(stage("stage1"), whole, tmp_path / "whole")
-
-    class Stop(Exception): ...
 
     def stop_at_six(line: str) -> None:
         if " 6/12" in line:
@@ -166,6 +288,7 @@ async def test_equal_rewards_everywhere_are_a_logged_step_that_changes_nothing(t
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["trained_trajectories"] for row in rows] == [0, 0]
     assert [row["groups_equal_dropped"] for row in rows] == [8, 8]
+    assert [(row["share_all_right"], row["share_all_wrong"]) for row in rows] == [(1.0, 0.0)] * 2
     assert [row["policy_version"] for row in rows] == [0, 0]
     assert sum("equal rewards" in line for line in shown) == 2
 
@@ -184,7 +307,7 @@ async def test_an_evaluation_repeats_what_our_failures_ended_and_each_answer_cou
     for name, execute in (("lossy", UnreliableSandbox(fails_every=9)), ("whole", AddingSandbox())):
         crew = fake_crew(SkilledPolicy(), shown, execute=execute)
         with RunDir.open(tmp_path / name, "stage1", asdict(SMALL)) as run_dir:
-            await run_evaluation(SMALL, adding_problems(30), crew, run_dir, step=3, problem_set="held-out")
+            await run_evaluation(SMALL, {"held-out": adding_problems(30)}, crew, run_dir, step=3)
     lossy, whole = (read_rows(tmp_path / name / "evaluations.jsonl") for name in ("lossy", "whole"))
     assert lossy == whole and lossy[0]["num_problems"] == 30
 
@@ -195,7 +318,7 @@ async def test_an_evaluation_whose_rollouts_fail_every_time_says_why(tmp_path: P
         RunDir.open(tmp_path / "run", "stage1", asdict(SMALL)) as run_dir,
         pytest.raises(RStarError, match="8 rollouts failed 3 times: no executor left"),
     ):
-        await run_evaluation(SMALL, adding_problems(2), crew, run_dir, step=3, problem_set="held-out")
+        await run_evaluation(SMALL, {"held-out": adding_problems(2)}, crew, run_dir, step=3)
 
 
 class LosingRollouts(LocalRollouts):

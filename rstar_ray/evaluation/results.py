@@ -1,0 +1,141 @@
+"""What became of one problem's k rollouts: a row of jsonl, written when the last of them ends."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from rstar_ray.run_dir.durable import mend_rows, read_rows, to_row
+from rstar_ray.run_dir.metrics import is_correct
+from rstar_ray.trajectory import Problem, StopReason, TrajectorySummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemResult:
+    """One problem's rollouts, in the order of their siblings. Legend: k rollouts."""
+
+    problem_id: str
+    family: str
+    difficulty: float
+    correct: tuple[bool, ...]  # [k]
+    answers: tuple[str, ...]  # [k] as they were written; empty where there was none
+    response_tokens: tuple[int, ...]  # [k]
+    calls: tuple[int, ...]  # [k]
+    failed: tuple[int, ...]  # [k] calls
+    turns: tuple[int, ...]  # [k]
+    stop_reasons: tuple[StopReason, ...]  # [k]
+
+    @property
+    def k(self) -> int:
+        return len(self.correct)
+
+    @property
+    def num_correct(self) -> int:
+        return sum(self.correct)
+
+    @classmethod
+    def of(cls, problem: Problem, summaries: Sequence[TrajectorySummary]) -> "ProblemResult":
+        """From all of a problem's rollouts."""
+        return cls(
+            problem_id=problem.id,
+            family=problem.family,
+            difficulty=problem.difficulty,
+            correct=tuple(map(is_correct, summaries)),
+            answers=tuple(summary.answer for summary in summaries),
+            response_tokens=tuple(summary.num_response_tokens for summary in summaries),
+            calls=tuple(summary.num_calls for summary in summaries),
+            failed=tuple(summary.num_failed for summary in summaries),
+            turns=tuple(summary.num_turns for summary in summaries),
+            stop_reasons=tuple(summary.stop_reason for summary in summaries),
+        )
+
+    def as_row(self) -> dict[str, Any]:
+        """Its row; `recipes/prepare.py --pass-rates` reads `id` and `num_correct`."""
+        return {
+            "id": self.problem_id,
+            "num_correct": self.num_correct,
+            "k": self.k,
+            "correct": [int(right) for right in self.correct],
+            "answers": list(self.answers),
+            "response_tokens": list(self.response_tokens),
+            "calls": list(self.calls),
+            "failed": list(self.failed),
+            "turns": list(self.turns),
+            "stop_reasons": [str(reason) for reason in self.stop_reasons],
+        }
+
+    @classmethod
+    def from_row(cls, problem: Problem, row: Mapping[str, Any]) -> "ProblemResult":
+        """What `as_row` wrote."""
+        return cls(
+            problem_id=problem.id,
+            family=problem.family,
+            difficulty=problem.difficulty,
+            correct=tuple(map(bool, row["correct"])),
+            answers=tuple(row["answers"]),
+            response_tokens=tuple(row["response_tokens"]),
+            calls=tuple(row["calls"]),
+            failed=tuple(row["failed"]),
+            turns=tuple(row["turns"]),
+            stop_reasons=tuple(map(StopReason, row["stop_reasons"])),
+        )
+
+
+class ResultLog:
+    """A set's results on disk: what an earlier start of the same evaluation finished is not asked for again.
+
+    Used with `with`. A row counts where its problem still reads as it did.
+    """
+
+    def __init__(self, path: Path, problems: Sequence[Problem]) -> None:
+        """Reads what is there; `path` is one evaluation's own, so that its rows were asked in the same way."""
+        self.path = path
+        self._problems = {problem.id: problem for problem in problems}
+        self._found = {
+            row["id"]: ProblemResult.from_row(self._problems[row["id"]], row)
+            for row in read_rows(path)
+            if row["id"] in self._problems and row["problem_digest"] == _digest(self._problems[row["id"]])
+        }
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        mend_rows(self.path)
+        self._file = self.path.open("a", encoding="utf-8")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        assert self._file is not None
+        self._file.close()
+
+    @property
+    def missing(self) -> list[Problem]:
+        """Problems without a result, in the order of the set."""
+        return [problem for problem in self._problems.values() if problem.id not in self._found]
+
+    @property
+    def results(self) -> list[ProblemResult]:
+        """Of all problems that have one, in the order of the set."""
+        return [self._found[problem_id] for problem_id in self._problems if problem_id in self._found]
+
+    def add(self, summaries: Sequence[TrajectorySummary]) -> ProblemResult:
+        """Keep a problem's rollouts; its row is on disk when this returns."""
+        assert self._file is not None, "ResultLog is used inside `with`"
+        problem = self._problems[summaries[0].problem_id]
+        result = ProblemResult.of(problem, summaries)
+        self._found[problem.id] = result
+        self._file.write(to_row({**result.as_row(), "problem_digest": _digest(problem)}))
+        self._file.flush()
+        return result
+
+
+def digest_of(asked: Mapping[str, object]) -> str:
+    """Names an evaluation by all that decides its rollouts; 12 hexadecimal digits."""
+    return hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
+
+
+def _digest(problem: Problem) -> str:
+    return digest_of({"problem": problem.problem, "answer": problem.answer})

@@ -1,0 +1,67 @@
+"""Where a stage stands between two steps, and whether it should go on."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rstar_ray.algorithm.stage_end import REMEMBERED, StepSigns, Until, reached
+from rstar_ray.data.order import DataPosition
+from rstar_ray.run_dir.metrics import StepMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProgress:
+    """Where a stage stands between two steps: with the learner's checkpoint, all that resuming needs.
+
+    Every other generator is derived from (seed, stage, purpose, step) when it is needed.
+    """
+
+    step: int = 0  # steps done
+    policy_version: int = 0  # updates applied since the run's first policy, SFT's included
+    position: DataPosition = field(default_factory=DataPosition)
+    signs: tuple[StepSigns, ...] = ()  # of the latest steps, for the stage's end
+    empty_steps: int = 0  # the latest steps that had nothing to learn from, in a row
+    ended: str = ""  # why the stage has reached its end before its steps are done
+
+    def after(self, metrics: StepMetrics, position: DataPosition, until: Until) -> "StageProgress":
+        """Where the stage stands once this step is done."""
+        latest = StepSigns(
+            reward_mean=metrics.reward_mean,
+            share_truncated=metrics.share_truncated,
+            share_all_right=metrics.share_all_right,
+        )
+        signs = (*self.signs, latest)[-REMEMBERED:]
+        return StageProgress(
+            step=metrics.step,
+            policy_version=metrics.policy_version,
+            position=position,
+            signs=signs,
+            empty_steps=0 if metrics.groups_kept else self.empty_steps + 1,
+            ended=reached(until, signs),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> "StageProgress":
+        return cls(
+            step=saved["step"],
+            policy_version=saved["policy_version"],
+            position=DataPosition(**saved["position"]),
+            signs=tuple(StepSigns(**signs) for signs in saved["signs"]),
+            empty_steps=saved["empty_steps"],
+            ended=saved["ended"],
+        )
+
+
+def nothing_to_learn(metrics: StepMetrics, empty_steps: int) -> str:
+    """Why a run whose batches stay empty ends, and what can be done about it."""
+    right, wrong = (f"{100 * share:.0f} %" for share in (metrics.share_all_right, metrics.share_all_wrong))
+    mend = "give harder problems (--drop-solved)"
+    if metrics.share_all_wrong > metrics.share_all_right:
+        mend = "give easier problems or larger budgets (--rollout.max-response-tokens, --rollout.max-turns)"
+    return (
+        f"{metrics.stage}: {empty_steps} steps in a row, to step {metrics.step}, had no group whose kept rewards "
+        f"differ; in the last one {right} of the groups are all right, {wrong} all wrong; {mend}, draw more rollouts "
+        "(--algorithm.rollouts-per-prompt), or keep more failures (--algorithm.least-failures)"
+    )
