@@ -12,14 +12,12 @@ from actors.balancer import BalancerActor
 from actors.generation.actor import TO_OBJECT_STORE, GenerationActor, WorkerSettings
 from actors.generation.records import draw_timelines, record_trajectories
 from actors.generation.replicas import Replicas
-from actors.generation.vllm_start import EngineSettings
+from actors.generation.settings import engine_settings
 from actors.learner.gang import Learner
-from actors.learner.settings import LearnerSettings
+from actors.learner.settings import learner_settings
 from actors.placement import Layout, in_bundle, place, plan_layout, refuse_misfit
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from actors.watch import Watch
-from rstar_ray.algorithm.batch_plan import BatchLimits
-from rstar_ray.algorithm.loss_settings import LossSettings, Normalisation
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
@@ -194,49 +192,6 @@ class TrainingActors:
 
 
 async def _nothing() -> None: ...
-
-
-def engine_settings(config: RunConfig, model: Path) -> EngineSettings:
-    engine = config.engine
-    return EngineSettings(
-        model=str(model),
-        dtype=engine.dtype,
-        max_model_len=engine.max_context_tokens,
-        kv_tokens=engine.kv_tokens or None,
-        max_num_seqs=engine.max_running,
-        enforce_eager=engine.gpus_per_replica == 0,
-        tensor_parallel_size=engine.tensor_parallel,
-        gpu_memory_utilization=engine.gpu_memory_share,
-        seed=config.seed,
-        start_deadline_s=engine.start_deadline_s,
-        step_limit_s=config.detector.engine_step_s,
-    )
-
-
-def learner_settings(config: RunConfig, model: Path) -> LearnerSettings:
-    learner, algorithm = config.learner, config.algorithm
-    return LearnerSettings(
-        model=str(model),
-        world_size=learner.ranks,
-        device="cuda" if learner.gpus_per_rank else "cpu",
-        dtype=learner.dtype,
-        zero_stage=learner.zero_stage,
-        activation_checkpointing=learner.activation_checkpointing,
-        num_threads=learner.num_threads,
-        seed=config.seed,
-        betas=(0.9, config.optimizer.beta2),
-        weight_decay=config.optimizer.weight_decay,
-        grad_clip=config.optimizer.grad_clip,
-        loss=LossSettings(
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            normalisation=Normalisation(algorithm.normalisation),
-            constant_tokens=config.engine.max_context_tokens,  # one constant for all stages
-            temperature=config.rollout.temperature or 1.0,
-        ),
-        batch=BatchLimits(micro_batch_tokens=learner.micro_batch_tokens),
-        step_deadline_s=learner.step_deadline_s,
-    )
 
 
 def pool_config(config: RunConfig) -> PoolConfig:

@@ -14,7 +14,7 @@ TINY: dict[str, Any] = {
     "engine.max_running": 256,
     "learner.ranks": 2,
     "learner.cpus_per_rank": 0.4,
-    "learner.zero_stage": 1,
+    "learner.zero": 1,
     "learner.dtype": "float32",
     "learner.micro_batch_tokens": 2_048,
     "learner.activation_checkpointing": False,
@@ -71,7 +71,7 @@ MI300X_64: dict[str, Any] = {
     "learner.ranks": 64,
     "learner.gpus_per_rank": 0.5,
     "learner.cpus_per_rank": 2.0,
-    "learner.zero_stage": 3,
+    "learner.zero": 3,
     "sandbox.executors": 8,
     "sandbox.slots": 64,
 }

@@ -16,7 +16,7 @@ from recipes.model import refuse_beyond_context, start_folder, start_model
 from recipes.recipe import Recipe
 from recipes.scales import at_scale
 from rstar_ray.chat.template import TokenizerChat
-from rstar_ray.config import RunConfig, differences, with_values
+from rstar_ray.config import RunConfig, differences, may_change, with_values
 from rstar_ray.data.sft import load_conversations
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.evaluation.run import HELD_OUT, evaluated, run_evaluation
@@ -29,35 +29,6 @@ from rstar_ray.trajectory import Problem
 
 if TYPE_CHECKING:
     from actors.system import TrainingActors
-
-MAY_DIFFER = (
-    "run_dir",
-    "checkpoint",
-    "detector",
-    "evaluate.files",
-    "rollout.deadline_s",
-    "engine.replicas",
-    "engine.gpus_per_replica",
-    "engine.cpus_per_replica",
-    "engine.tensor_parallel",
-    "engine.kv_tokens",
-    "engine.max_running",
-    "engine.gpu_memory_share",
-    "engine.start_deadline_s",
-    "learner.ranks",
-    "learner.gpus_per_rank",
-    "learner.cpus_per_rank",
-    "learner.zero_stage",
-    "learner.micro_batch_tokens",
-    "learner.activation_checkpointing",
-    "learner.num_threads",
-    "learner.step_deadline_s",
-    "sandbox.executors",
-    "sandbox.slots",
-    "sandbox.level",
-    "sandbox.deadline_s",
-)
-"""Settings that may change when a run goes on: where it runs, how it waits and what it keeps, not what it computes."""
 
 
 def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None, *, sft: Recipe | None = None) -> None:
@@ -145,7 +116,7 @@ def run_path(config: RunConfig) -> Path:
 
 
 def _open(path: Path, config: RunConfig) -> AbstractContextManager[RunDir]:
-    return RunDir.open(path, config.stage, asdict(config), may_differ=MAY_DIFFER)
+    return RunDir.open(path, config.stage, asdict(config), may_differ=may_change(config))
 
 
 def _claim(path: Path, configs: Sequence[RunConfig]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rstar_ray.algorithm.lr_schedule import LrSchedule
+from rstar_ray.algorithm.lr_schedule import sft_schedule
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
@@ -34,12 +34,7 @@ async def run_sft(
     """Supervised steps, then the stage's checkpoint; goes on where a stopped run left off."""
     sft, stage = config.sft, config.stage
     progress = await _start(config, crew, run_dir)
-    schedule = LrSchedule(
-        learning_rate=sft.learning_rate,
-        warmup_steps=round(sft.warmup_share * sft.steps),
-        shape=sft.schedule,
-        total_steps=sft.steps,
-    )
+    schedule = sft_schedule(sft)
     with MetricsLog(
         run_dir.path, stage=stage, after_step=progress.step, num_steps=sft.steps, print_every=20, show=crew.show
     ) as log:

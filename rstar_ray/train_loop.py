@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rstar_ray.algorithm.advantage import group_advantages, rewards_differ
-from rstar_ray.algorithm.lr_schedule import LrSchedule
-from rstar_ray.algorithm.resample import resample_on_correct
+from rstar_ray.algorithm.lr_schedule import rl_schedule
+from rstar_ray.algorithm.resample import resample_on_correct, resample_rule
 from rstar_ray.algorithm.update import LeftOut, UpdateResult
 from rstar_ray.config import AlgorithmConfig, RunConfig
 from rstar_ray.data.order import draw
@@ -114,7 +114,7 @@ async def train_step(
         raise RStarError(f"step {step}: {len(dropped)} of {len(requests)} rollouts were dropped: {dropped[0].reason}")
 
     kept = [resample(group, config.algorithm, seed=config.seed, stage=config.stage, step=step) for group in groups]
-    telling = [group for group in kept if rewards_differ([rollout.summary.reward for rollout in group])]
+    telling = [group for group in kept if not config.algorithm.reject_equal_reward or _tells(group)]
     rows = training_rows(telling, config.algorithm)
     update = await system.learner.train_rl(rows, learning_rate(step, config)) if rows else None
     learned_s = time.monotonic()
@@ -168,9 +168,8 @@ def rows_left_out(rows: Sequence[TrainingRow], update: UpdateResult | None) -> t
 
 
 def learning_rate(step: int, config: RunConfig) -> float:
-    """Constant after a warm-up, which only fresh optimizer state needs."""
-    warmup_steps = config.optimizer.warmup_steps if config.reset_optimizer else 0
-    return LrSchedule(learning_rate=config.optimizer.learning_rate, warmup_steps=warmup_steps).at(step - 1)
+    """Of the step's updates."""
+    return rl_schedule(config).at(step - 1)
 
 
 def resample(group: Group, algorithm: AlgorithmConfig, *, seed: int, stage: str, step: int) -> Group:
@@ -179,10 +178,12 @@ def resample(group: Group, algorithm: AlgorithmConfig, *, seed: int, stage: str,
         return group
     rng = named_generator(seed, stage, "resample", step, group[0].summary.group_id)
     summaries = [rollout.summary for rollout in group]
-    kept = resample_on_correct(
-        summaries, algorithm.keep, rng, algorithm.resample, least_failures=algorithm.least_failures
-    )
-    return [group[i] for i in kept]
+    rule = resample_rule(algorithm)
+    return [group[i] for i in resample_on_correct(summaries, algorithm.keep, rng, algorithm.resample, rule)]
+
+
+def _tells(group: Group) -> bool:
+    return rewards_differ([rollout.summary.reward for rollout in group])
 
 
 def training_rows(groups: Sequence[Group], algorithm: AlgorithmConfig) -> list[TrainingRow]:

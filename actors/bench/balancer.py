@@ -36,8 +36,10 @@ from actors.bench.replay import (
     replay_bare,
     request_limits,
 )
+from actors.bench.small import SMALL
 from actors.door import shut_door
-from actors.generation.vllm_start import EngineSettings
+from actors.generation.settings import EngineSettings, engine_settings
+from rstar_ray.config import with_values
 from rstar_ray.tiny.model import make_tiny_model
 from scheduler.traces.record import TraceRollout
 from scheduler.twin.engine_model import EngineCost, EngineShape
@@ -63,7 +65,8 @@ class BenchSettings:
 async def main(bench: BenchSettings) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(Path(folder), seed=0)
-        roomy = EngineSettings(model=folder, kv_tokens=ROOMY_KV_TOKENS, max_num_seqs=64)
+        roomy_config = with_values(SMALL, {"engine.kv_tokens": ROOMY_KV_TOKENS, "engine.max_running": 64})
+        roomy = engine_settings(roomy_config, Path(folder))
         if bench.calibrate:
             return await _calibrate(bench, roomy, replace(roomy, kv_tokens=SMALL_KV_TOKENS))
         return {

@@ -15,17 +15,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 import tyro
 
+from actors.bench.small import SMALL
 from actors.learner.rank import LearnerRank
-from actors.learner.settings import LearnerSettings
+from actors.learner.settings import LearnerSettings, learner_settings
 from actors.weights.buckets import checksum
 from rstar_ray.algorithm.batch import TokenRow
-from rstar_ray.algorithm.batch_plan import BatchLimits, padding_waste, plan_ranks
+from rstar_ray.algorithm.batch_plan import padding_waste, plan_ranks
+from rstar_ray.config import with_values
 from rstar_ray.tiny.model import make_tiny_model
 
 Batch = dict[str, torch.Tensor]
@@ -47,8 +49,8 @@ class BenchSettings:
     """rows of an update"""
     repeats: int = 5
     """alternating runs"""
-    zero_stage: int = 1
-    """DeepSpeed ZeRO stage of both"""
+    zero: Literal[0, 1, 2, 3] = 1
+    """DeepSpeed's ZeRO of both"""
     micro_batch_tokens: int = 2_048
     """tokens of a micro batch; the bare loop takes as many rows as fit at the longest"""
     threads: int = 1
@@ -58,13 +60,12 @@ class BenchSettings:
 def main(bench: BenchSettings) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(Path(folder), seed=0)
-        settings = LearnerSettings(
-            model=folder,
-            device="cpu",
-            zero_stage=bench.zero_stage,  # type: ignore[arg-type]
-            num_threads=bench.threads,
-            batch=BatchLimits(micro_batch_tokens=bench.micro_batch_tokens),
-        )
+        changed = {
+            "learner.zero": bench.zero,
+            "learner.num_threads": bench.threads,
+            "learner.micro_batch_tokens": bench.micro_batch_tokens,
+        }
+        settings = learner_settings(with_values(SMALL, changed), Path(folder))
         rank = LearnerRank(settings)
         rank.start()
         bare = BareLoop(folder, settings)
@@ -76,7 +77,7 @@ def main(bench: BenchSettings) -> dict[str, Any]:
             "benchmark": "learner",
             "device": "cpu",
             "threads": bench.threads,
-            "zero_stage": bench.zero_stage,
+            "zero": bench.zero,
             "parameters": rank.facts().num_parameters,
             "equal_lengths": compare(rank, bare, equal, bench),
             "log_normal_lengths": compare(rank, bare, spread, bench),
@@ -101,7 +102,7 @@ def compare(rank: LearnerRank, other: "Loop", lengths: Any, bench: BenchSettings
     count = sum(row.num_sampled_tokens for row in rows)
     rows = [replace(row, token_weight=1.0 / count) for row in rows]
     sizes = [len(row.token_ids) for row in rows]
-    plan = plan_ranks(sizes, 1, replace(rank.settings.batch, packed=rank.settings.packed))
+    plan = plan_ranks(sizes, 1, rank.settings.batch)
     micro_batches = [[rows[i] for i in batch] for batch in plan[0]]
     per_batch = max(1, bench.micro_batch_tokens // max(sizes))
     padded = other.batches(rows, per_batch)
@@ -179,7 +180,7 @@ class BareLoop:
             optimizer=torch.optim.AdamW(model.parameters(), lr=0.0),
             config={
                 "train_micro_batch_size_per_gpu": 1,
-                "zero_optimization": {"stage": settings.zero_stage},
+                "zero_optimization": {"stage": settings.zero},
                 "zero_allow_untested_optimizer": True,
                 "gradient_clipping": settings.grad_clip,
                 "steps_per_print": None,

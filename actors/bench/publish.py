@@ -21,13 +21,15 @@ import numpy as np
 import torch
 import tyro
 
+from actors.bench.small import SMALL
 from actors.generation.engine import Engine
-from actors.generation.vllm_start import EngineSettings
+from actors.generation.settings import engine_settings
 from actors.generation.weight_swap import WeightUpdate
 from actors.learner.rank import LearnerRank
-from actors.learner.settings import LearnerSettings
+from actors.learner.settings import learner_settings
 from actors.weights.buckets import checksum
 from rstar_ray.algorithm.batch import TokenRow
+from rstar_ray.config import with_values
 from rstar_ray.tiny.model import make_tiny_model
 from rstar_ray.trajectory import Sampling
 
@@ -76,9 +78,10 @@ class Conversation:
 async def main(bench: BenchSettings) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(Path(folder), seed=0)
-        rank = LearnerRank(LearnerSettings(model=folder, device="cpu"))
+        rank = LearnerRank(learner_settings(SMALL, Path(folder)))
         rank.start()
-        engines = [Engine(EngineSettings(model=folder, kv_tokens=65_536)) for _ in range(bench.engines)]
+        settings = engine_settings(with_values(SMALL, {"engine.kv_tokens": 65_536}), Path(folder))
+        engines = [Engine(settings) for _ in range(bench.engines)]
         try:
             for engine in engines:
                 await engine.start()

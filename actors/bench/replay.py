@@ -19,7 +19,7 @@ import ray
 from actors.balancer import BalancerActor
 from actors.generation.balancer_client import BalancerClient, rollout_load
 from actors.generation.engine import Engine, EngineFacts
-from actors.generation.vllm_start import EngineSettings
+from actors.generation.settings import EngineSettings
 from actors.generation.worker import GenerationWorker
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import RStarError

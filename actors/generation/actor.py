@@ -12,7 +12,7 @@ from actors.devices import see_own_gpu_first
 from actors.generation.balancer_client import BalancerClient
 from actors.generation.delivery import Delivery
 from actors.generation.engine import Engine, EngineFacts
-from actors.generation.vllm_start import EngineSettings
+from actors.generation.settings import EngineSettings
 from actors.generation.worker import GenerationWorker
 from actors.probe import Alive, Sign
 from actors.sandbox_executor import SandboxClient

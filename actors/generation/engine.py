@@ -5,13 +5,14 @@ A plain class around vLLM's `AsyncLLM`, without Ray. vLLM runs in processes of i
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.generation.load_meter import EngineLoad, LoadMeter
+from actors.generation.settings import EngineSettings
 from actors.generation.vllm_process import VllmProcess
-from actors.generation.vllm_start import EngineSettings, eos_token_ids
+from actors.generation.vllm_start import eos_token_ids
 from actors.generation.weight_swap import WeightSwap, WeightUpdate
 from actors.weights.buckets import WeightBucket
 from rstar_ray.errors import EngineError
@@ -99,8 +100,7 @@ class Engine:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         return SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
+            **asdict(sampling),
             seed=seed,
             max_tokens=max_tokens,
             stop_token_ids=self._eos_ids,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from actors.generation.vllm_start import EngineSettings, ObserveFn, start_vllm
+from actors.generation.settings import EngineSettings
+from actors.generation.vllm_start import ObserveFn, start_vllm
 from rstar_ray.deadline import within
 from rstar_ray.detector import Detector, Limit
 from rstar_ray.errors import DeadlineExceeded, EngineError

@@ -6,15 +6,14 @@ Nothing here runs on import; vLLM itself is imported when an engine starts, afte
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from actors.generation.settings import EngineSettings
 from actors.weights.shared_memory import BACKEND
 from rstar_ray.errors import EngineError
 
 if TYPE_CHECKING:
-    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
 ObserveFn = Callable[[Any, Any], None]
@@ -28,38 +27,16 @@ STEADY_HEAP = {
 """glibc keeps freed activations instead of handing them back: 131 page faults a decode step become one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """What an engine is started with; the same fields on CPU, CUDA and ROCm."""
-
-    model: str  # a Hugging Face folder
-    dtype: str = "float32"
-    max_model_len: int = 2048  # prompt and response together [tokens]
-    kv_tokens: int | None = None  # room of the KV cache [tokens]; None: what `gpu_memory_utilization` leaves
-    block_size: int = 32  # tokens in a KV block; vLLM's CPU kernels want a multiple of 32
-    max_num_seqs: int = 128  # sequences decoded at once
-    enforce_eager: bool = True  # False: torch.compile and, on GPUs, graphs
-    tensor_parallel_size: int = 1
-    gpu_memory_utilization: float = 0.9  # share of the device's memory, weights included
-    seed: int = 0  # of what no request seeds
-    num_threads: int = 1  # CPU threads of a worker; unused on GPUs
-    start_deadline_s: float = 900.0
-    generate_deadline_s: float = 3600.0  # for one completion, its time in the engine's queue included
-    control_deadline_s: float = 120.0  # for any other answer of the engine
-    step_limit_s: float = 300.0  # longest it may have work and take no step before it is killed
-
-    @property
-    def num_blocks(self) -> int | None:
-        """Of the KV cache; one more than the tokens need, which vLLM keeps for itself."""
-        return None if self.kv_tokens is None else -(-self.kv_tokens // self.block_size) + 1
-
-
 def start_vllm(settings: EngineSettings, observe: ObserveFn) -> "AsyncLLM":
     """Blocks for seconds: imports vLLM, starts its processes, loads the model."""
-    os.environ.update(_environment(settings))
+    os.environ.update(engine_environment(settings))
+    from vllm.config.weight_transfer import WeightTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(_engine_args(settings), stat_loggers=[_stat_logger(observe)])
+    transfer = WeightTransferConfig(backend=BACKEND)
+    arguments = AsyncEngineArgs(**engine_arguments(settings), weight_transfer_config=transfer)
+    return AsyncLLM.from_engine_args(arguments, stat_loggers=[_stat_logger(observe)])
 
 
 def eos_token_ids(model: Path) -> list[int]:
@@ -71,7 +48,7 @@ def eos_token_ids(model: Path) -> list[int]:
     raise EngineError(f"{model} names no eos_token_id in generation_config.json or config.json")
 
 
-def _environment(settings: EngineSettings) -> dict[str, str]:
+def engine_environment(settings: EngineSettings) -> dict[str, str]:
     """Read by vLLM at its import here and in the processes it starts."""
     everywhere = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
     everywhere["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
@@ -96,32 +73,29 @@ def _on_cpu() -> bool:
     return torch.version.cuda is None and torch.version.hip is None
 
 
-def _engine_args(settings: EngineSettings) -> "AsyncEngineArgs":
-    from vllm.config.weight_transfer import WeightTransferConfig
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
-    return AsyncEngineArgs(
-        model=settings.model,
-        skip_tokenizer_init=True,
-        generation_config="vllm",  # sampling comes from the request alone
-        dtype=settings.dtype,  # type: ignore[arg-type]
-        seed=settings.seed,
-        max_model_len=settings.max_model_len,
-        block_size=settings.block_size,
-        num_gpu_blocks_override=settings.num_blocks,
-        max_num_seqs=settings.max_num_seqs,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        enforce_eager=settings.enforce_eager,
-        tensor_parallel_size=settings.tensor_parallel_size,
-        distributed_executor_backend=executor_backend(settings),
-        enable_prefix_caching=True,
-        logprobs_mode="processed_logprobs",
-        disable_log_stats=True,  # of vLLM's own loggers; ours is handed in
-        use_tqdm_on_load=False,
-        weight_transfer_config=WeightTransferConfig(backend=BACKEND),
-        worker_extension_cls="actors.weights.sync.WorkerExtension",
+def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
+    """What vLLM's `AsyncEngineArgs` is made of; ours alone decides sampling, and `weight_transfer_config` is added."""
+    return {
+        "model": settings.model,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # sampling comes from the request alone
+        "dtype": settings.dtype,
+        "seed": settings.seed,
+        "max_model_len": settings.max_model_len,
+        "block_size": settings.block_size,
+        "num_gpu_blocks_override": settings.num_blocks,
+        "max_num_seqs": settings.max_num_seqs,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "enforce_eager": settings.enforce_eager,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "distributed_executor_backend": executor_backend(settings),
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,  # of vLLM's own loggers; ours is handed in
+        "use_tqdm_on_load": False,
+        "worker_extension_cls": "actors.weights.sync.WorkerExtension",
         **(_cpu_args(settings) if _on_cpu() else {}),
-    )
+    }
 
 
 def executor_backend(settings: EngineSettings) -> Literal["uni", "mp"]:

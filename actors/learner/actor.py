@@ -12,7 +12,6 @@ from actors.learner.settings import LearnerSettings
 from actors.learner.shares import RlShare, RlWork, SftWork
 from actors.probe import Alive, Sign
 from actors.weights.buckets import checksum
-from rstar_ray.algorithm.lr_schedule import LrSchedule
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.errors import DeadlineExceeded, LearnerError
 
@@ -53,7 +52,7 @@ class LearnerActor:
         self._rank.start(master_address, master_port)
         return self._rank.facts()
 
-    def train_rl(self, work: RlWork, lr: float | None) -> UpdateResult:
+    def train_rl(self, work: RlWork, lr: float) -> UpdateResult:
         batches = self._fetch([share.row.ref.batch for share in _all_shares(work)])
         updates = [[[_token_row(share, batches) for share in shares] for shares in update] for update in work]
         return self._rank.train_rl(updates, lr)
@@ -69,7 +68,7 @@ class LearnerActor:
             raise DeadlineExceeded(self._name, "object store", reason, FETCH_DEADLINE_S) from None
         return {**wanted, **dict(zip(remote, values, strict=True))}
 
-    def train_sft(self, work: SftWork, lr: float | None) -> UpdateResult:
+    def train_sft(self, work: SftWork, lr: float) -> UpdateResult:
         return self._rank.train_sft(_sft_rows(work), lr)
 
     def evaluate_sft(self, work: SftWork) -> float:
@@ -97,8 +96,8 @@ class LearnerActor:
     def set_policy(self, folder: str) -> None:
         self._rank.set_policy(Path(folder))
 
-    def reset_optimizer(self, schedule: LrSchedule | None) -> None:
-        self._rank.reset_optimizer(schedule)
+    def reset_optimizer(self) -> None:
+        self._rank.reset_optimizer()
 
     def close(self) -> None:
         self._rank.close()

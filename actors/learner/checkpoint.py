@@ -7,7 +7,7 @@ import contextlib
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from actors.learner.optimizer import MOMENTS
-from rstar_ray.algorithm.lr_schedule import LrSchedule
 from rstar_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ class Position:
 
     step: int  # optimizer steps applied
     calls: int  # of train_rl
-    schedule: LrSchedule
     extra: dict[str, Any]  # what the caller wants back
 
 
@@ -58,7 +56,6 @@ def save(folder: Path, state: "LearnerState", position: Position, *, architectur
         "calls": position.calls,
         "shards": shards,
         "world_size": dist.get_world_size(),
-        "schedule": asdict(position.schedule),
         "shapes": {name: list(shape) for name, shape in state.shapes.items()},
         "extra": position.extra,
     }
@@ -83,9 +80,7 @@ def load(folder: Path, state: "LearnerState", *, architecture: str) -> Position:
     _load_shards(folder, state, facts["shards"])
     if dist.get_rank() < len(generators):
         _set_generators(generators[dist.get_rank()])
-    return Position(
-        step=facts["step"], calls=facts["calls"], schedule=LrSchedule(**facts["schedule"]), extra=facts["extra"]
-    )
+    return Position(step=facts["step"], calls=facts["calls"], extra=facts["extra"])
 
 
 def refuse_other_shapes(theirs: Shapes, expected: Shapes, *, option: str, name: str, ours: str) -> None:

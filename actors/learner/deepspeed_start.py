@@ -22,7 +22,7 @@ from rstar_ray.errors import LearnerError
 
 def learner_device(settings: LearnerSettings) -> torch.device:
     """The GPU that this process sees, or the CPU; DeepSpeed is told too."""
-    if settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available()):
+    if settings.device == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     return torch.device("cpu")
@@ -70,14 +70,14 @@ def start_deepspeed(policy: Policy, settings: LearnerSettings, device: torch.dev
     deepspeed = _quiet_deepspeed()
     optimizer = RefusingAdamW(
         _parameter_groups(policy, settings.weight_decay),
-        lr=settings.schedule.at(0),
+        lr=0.0,  # every update names its own
         betas=settings.betas,
         eps=settings.epsilon,
         fused=device.type == "cuda" and not settings.offload,
     )
-    if settings.zero_stage == 0:
+    if settings.zero == 0:
         optimizer.clip_here = settings.grad_clip
-    config = _deepspeed_config(settings, device.type)
+    config = deepspeed_config(settings)
     engine = deepspeed.initialize(model=policy, optimizer=optimizer, config=config, dist_init_required=False)[0]
     return engine, optimizer
 
@@ -104,18 +104,19 @@ def _parameter_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, 
     ]
 
 
-def _deepspeed_config(settings: LearnerSettings, device: str) -> dict[str, Any]:
-    """Micro batches and their scale are ours: DeepSpeed is told of one micro batch a step."""
-    zero: dict[str, Any] = {"stage": settings.zero_stage, "overlap_comm": device == "cuda"}
+def deepspeed_config(settings: LearnerSettings) -> dict[str, Any]:
+    """What DeepSpeed is started with. Micro batches and their scale are ours: it is told of one micro batch a step."""
+    on_gpu = settings.device == "cuda"
+    zero: dict[str, Any] = {"stage": settings.zero, "overlap_comm": on_gpu}
     if settings.offload:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device == "cuda"}
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": on_gpu}
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "gradient_clipping": 0.0 if settings.zero_stage == 0 else settings.grad_clip,
+        "gradient_clipping": 0.0 if settings.zero == 0 else settings.grad_clip,
         "steps_per_print": None,
     }
     if settings.dtype == "bfloat16":

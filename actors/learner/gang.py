@@ -20,7 +20,6 @@ from actors.learner.actor import LearnerActor, rank_name
 from actors.learner.settings import LearnerSettings
 from actors.learner.shares import rl_shares, sft_shares, usable_rows
 from rstar_ray.algorithm.batch_plan import BatchLimits
-from rstar_ray.algorithm.lr_schedule import LrSchedule
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError
@@ -67,12 +66,7 @@ class Learner:
     @property
     def limits(self) -> BatchLimits:
         """Micro-batch limits, with attention's cost as the model has it."""
-        limits = replace(self.settings.batch, packed=self.settings.packed)
-        return (
-            limits
-            if math.isfinite(limits.attention_tokens)
-            else replace(limits, attention_tokens=self.facts.attention_tokens)
-        )
+        return replace(self.settings.batch, attention_tokens=self.facts.attention_tokens)
 
     # ------------------------------------------------------------ start and end
 
@@ -106,8 +100,8 @@ class Learner:
 
     # ------------------------------------------------------------ training
 
-    async def train_rl(self, rows: Sequence[TrainingRow], lr: float | None = None) -> UpdateResult:
-        """One call's optimizer steps on these rows; without `lr`, at the schedule's.
+    async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult:
+        """One call's optimizer steps on these rows.
 
         What is left out of them, and why, is in the result. With none left nothing happens, and the result says so.
         """
@@ -124,8 +118,8 @@ class Learner:
         result = await self._train("train_rl", [(share, lr) for share in work], f"an update of {len(usable)} rows")
         return replace(result, left_out=left_out)
 
-    async def train_sft(self, examples: Sequence[SftExample], lr: float | None = None) -> UpdateResult:
-        """One optimizer step of cross-entropy; without `lr`, at the schedule's."""
+    async def train_sft(self, examples: Sequence[SftExample], lr: float) -> UpdateResult:
+        """One optimizer step of cross-entropy."""
         work = sft_shares(examples, self.limits, world_size=self.settings.world_size)
         if not work:
             return self._nothing(f"none of {len(examples)} conversations has a token with a loss", lr)
@@ -146,7 +140,7 @@ class Learner:
             log.warning("update not applied: %s", results[0].reason)
         return results[0]
 
-    def _nothing(self, reason: str, lr: float | None) -> UpdateResult:
+    def _nothing(self, reason: str, lr: float) -> UpdateResult:
         log.warning("no update: %s", reason)
         return UpdateResult(
             applied=False,
@@ -158,7 +152,7 @@ class Learner:
             clip_share=0.0,
             logprob_diff_mean=0.0,
             logprob_diff_max=0.0,
-            lr=self.settings.schedule.at(self._step) if lr is None else lr,
+            lr=lr,
             tokens=0,
             input_tokens=0,
             padding_waste=0.0,
@@ -197,9 +191,9 @@ class Learner:
         """Take over the weights of a Hugging Face folder; the optimizer stays."""
         await self._everywhere("set_policy", (str(folder),), "loading weights")
 
-    async def reset_optimizer(self, schedule: LrSchedule | None = None) -> None:
+    async def reset_optimizer(self) -> None:
         """Forget moments and steps; the policy stays."""
-        await self._everywhere("reset_optimizer", (schedule,), "a fresh optimizer")
+        await self._everywhere("reset_optimizer", (), "a fresh optimizer")
         self._step = 0
 
     # ------------------------------------------------------------ calls

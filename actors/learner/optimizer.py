@@ -17,7 +17,7 @@ class RefusingAdamW(torch.optim.AdamW):
     """
 
     refuse: bool = False
-    clip_here: float | None = None  # ZeRO stage 0: clip to this norm; 0 clips nothing
+    clip_here: float | None = None  # without ZeRO: clip to this norm; 0 clips nothing
     grad_norm: float = 0.0  # where clipped here
     refused: bool = False
 

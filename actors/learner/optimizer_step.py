@@ -106,7 +106,7 @@ class OptimizerSteps:
 
     def _grad_norm(self) -> float:
         """Of the last step, over all ranks, before clipping; not finite where any gradient was not."""
-        if self._settings.zero_stage == 0:
+        if self._settings.zero == 0:
             return self._optimizer.grad_norm
         norm = float(self._engine.get_global_grad_norm() or 0.0)
         return norm if norm >= 0 else math.inf  # DeepSpeed says -1 for a norm that is not finite
@@ -118,8 +118,8 @@ class OptimizerSteps:
         dist.all_gather_object(by_rank, suspects(micro_batches, losses))
         named = "; ".join(f"rank {rank}: {', '.join(names[:4])}" for rank, names in enumerate(by_rank) if names)
         reason = f"loss {loss:g}, gradient norm {grad_norm:g} ({named or 'no row of its own stands out'})"
-        if self._settings.inspect_dir:
-            path = Path(self._settings.inspect_dir) / f"update-{self.step + 1:06d}-rank-{self._rank}.npz"
+        if self._settings.save_bad_updates:
+            path = Path(self._settings.save_bad_updates) / f"update-{self.step + 1:06d}-rank-{self._rank}.npz"
             save_rows([row for rows in micro_batches for row in rows], path)
         if self._bad_updates >= self._settings.max_bad_updates:
             raise LearnerError(

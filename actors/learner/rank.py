@@ -19,7 +19,6 @@ from actors.learner.policy import Policy, RankFacts, load_language_model, rank_f
 from actors.learner.settings import LearnerSettings
 from actors.weights.buckets import WeightBucket, pack
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow, collate
-from rstar_ray.algorithm.lr_schedule import LrSchedule
 from rstar_ray.algorithm.update import UpdateResult
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ class LearnerRank:
     def __init__(self, settings: LearnerSettings, rank: int = 0) -> None:
         self.settings = settings
         self.rank = rank
-        self.schedule: LrSchedule = settings.schedule
         self.calls = 0  # of train_rl
         self._store: Any = None  # held by the rank that the others meet at
 
@@ -77,7 +75,7 @@ class LearnerRank:
         from actors.learner.state import LearnerState
 
         self.optimizer = optimizer
-        self.state = LearnerState(self.engine, policy.language_model, optimizer, settings.zero_stage)
+        self.state = LearnerState(self.engine, policy.language_model, optimizer, settings.zero)
         self._steps = OptimizerSteps(settings, self.rank, self.engine, optimizer)
         self.engine.train()
 
@@ -103,7 +101,7 @@ class LearnerRank:
 
     # ------------------------------------------------------------ training
 
-    def train_rl(self, updates: Sequence[MicroBatches], lr: float | None = None) -> UpdateResult:
+    def train_rl(self, updates: Sequence[MicroBatches], lr: float) -> UpdateResult:
         """One optimizer step for each of `updates`, whose rows carry their token weights.
 
         With one update the ratio is taken to its own log-probs; with more, or where a check is due, a pass of their
@@ -120,17 +118,17 @@ class LearnerRank:
         results: list[UpdateResult] = []
         for update, batches, of_update in zip(updates, prepared, old, strict=True):
             loss = PolicyLoss(self.engine, self.settings.loss, old=of_update, reference=self._reference_logprobs())
-            results.append(self._steps.take(update, batches, loss, self._learning_rate(lr)))
+            results.append(self._steps.take(update, batches, loss, lr))
             drift = max(drift, loss.drift)
         result = combined(results)
         if not checked:
             return result
         return replace(result, old_logprobs_checked=True, old_logprobs_drift=self._all_max(drift))
 
-    def train_sft(self, micro_batches: MicroBatches, lr: float | None = None) -> UpdateResult:
+    def train_sft(self, micro_batches: MicroBatches, lr: float) -> UpdateResult:
         """One optimizer step of cross-entropy on rows that carry their token weights."""
         batches = [self._collate(rows) for rows in micro_batches]
-        return self._steps.take(micro_batches, batches, SftLoss(self.engine), self._learning_rate(lr))
+        return self._steps.take(micro_batches, batches, SftLoss(self.engine), lr)
 
     def evaluate_sft(self, micro_batches: MicroBatches) -> float:
         """Cross-entropy over all ranks, each token by its row's weight; of the model's own distribution."""
@@ -159,9 +157,6 @@ class LearnerRank:
         reference = self.reference
         return None if reference is None else lambda batch: self._logprobs(batch, reference)
 
-    def _learning_rate(self, lr: float | None) -> float:
-        return self.schedule.at(self.step) if lr is None else lr
-
     def _all_max(self, value: float) -> float:
         whole = torch.tensor(value, dtype=torch.float64, device=self.device)
         dist.all_reduce(whole, dist.ReduceOp.MAX)
@@ -181,20 +176,19 @@ class LearnerRank:
         """Take over the weights of a Hugging Face folder of the same architecture; the optimizer stays."""
         model_files.take_over(folder, self.policy, self.state)
 
-    def reset_optimizer(self, schedule: LrSchedule | None = None) -> None:
-        """Forget the moments and the schedule's position; the policy stays."""
+    def reset_optimizer(self) -> None:
+        """Forget the moments and the steps; the policy stays."""
         self.state.clear_moments()
         self._steps.step = 0
-        self.schedule = schedule or self.schedule
 
     def save_checkpoint(self, folder: Path, extra: dict[str, Any]) -> None:
         """All that a learner needs to go on, and what the caller adds."""
-        position = checkpoint.Position(step=self.step, calls=self.calls, schedule=self.schedule, extra=extra)
+        position = checkpoint.Position(step=self.step, calls=self.calls, extra=extra)
         checkpoint.save(folder, self.state, position, architecture=self.policy.architecture)
 
     def load_checkpoint(self, folder: Path) -> dict[str, Any]:
         """Go on from a checkpoint of any number of ranks; returns its `extra`."""
         position = checkpoint.load(folder, self.state, architecture=self.policy.architecture)
-        self._steps.step, self.calls, self.schedule = position.step, position.calls, position.schedule
+        self._steps.step, self.calls = position.step, position.calls
         self.optimizer.set_steps(position.step)
         return position.extra

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-BUCKET_BYTES = 256 * 2**20  # what a bucket may hold unless one parameter alone is larger
 ALIGNMENT_BYTES = 64  # every parameter starts at a multiple, so that any dtype may be viewed in place
 BFLOAT16 = "bfloat16"  # numpy has no such type: its arrays hold the bit patterns as uint16
 
@@ -56,7 +55,7 @@ class WeightBucket:
         return len(self.data)
 
 
-def pack(parameters: Iterable[NamedArray], max_bytes: int = BUCKET_BYTES) -> Iterator[WeightBucket]:
+def pack(parameters: Iterable[NamedArray], max_bytes: int) -> Iterator[WeightBucket]:
     """Copy parameters, in the order given, into buckets of at most `max_bytes`.
 
     A parameter larger than `max_bytes` gets a bucket of its own. Lazy: at most one bucket's

@@ -10,20 +10,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rstar_ray.config import LearnerConfig
+
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
     """How micro batches are cut: as few as `overhead_tokens` makes worth while, with padding bounded."""
 
-    micro_batch_tokens: int = 2_048  # padded tokens of a micro batch; one longer row gets a micro batch of its own
-    max_padding: float = 0.05  # share of a rank's padded tokens that may be padding
-    overhead_tokens: int = 1_024  # what one more pass costs (launches, ZeRO-3's gathers), in tokens of padding
-    packed: bool = False  # rows lie end to end: nothing is padded, and the padding limits say nothing
-    attention_tokens: float = float("inf")  # length at which attention costs as much as the rest of the model
+    micro_batch_tokens: int  # padded tokens of a micro batch; one longer row gets a micro batch of its own
+    max_padding: float  # share of a rank's padded tokens that may be padding
+    overhead_tokens: int  # what one more pass costs (launches, ZeRO-3's gathers), in tokens of padding
+    packed: bool  # rows lie end to end: nothing is padded, and the padding limits say nothing
+    attention_tokens: float  # length at which attention costs as much as the rest of the model
 
     def __post_init__(self) -> None:
         if self.micro_batch_tokens < 1:
             raise ValueError(f"micro_batch_tokens must be at least 1, got {self.micro_batch_tokens}")
+
+
+def batch_limits(learner: LearnerConfig) -> BatchLimits:
+    """A learner's limits before its model is known, which says what attention costs."""
+    return BatchLimits(
+        micro_batch_tokens=learner.micro_batch_tokens,
+        max_padding=learner.max_padding,
+        overhead_tokens=learner.pass_tokens,
+        packed=learner.attention != "sdpa",
+        attention_tokens=float("inf"),
+    )
 
 
 def row_work(length: int, attention_tokens: float) -> float:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
+from rstar_ray.config import RunConfig
+
 
 class Normalisation(StrEnum):
     """What a token's loss is divided by."""
@@ -23,26 +25,21 @@ class Correction(StrEnum):
     ICEPOP = "icepop"  # the token's importance weight inside a band, 0 outside (arXiv:2510.18855)
 
 
-def default_correction(engine_dtype: str, learner_dtype: str) -> Correction:
-    """Truncated weights by token where engine and learner compute in different precisions, else none."""
-    return Correction.NONE if engine_dtype == learner_dtype else Correction.TOKEN
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:
-    """The loss of an RL update. The defaults are arXiv:2508.20722 Eq. 6 but for the normalisation, which is DAPO's."""
+    """The loss of an RL update; `loss_settings` makes it."""
 
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    dual_clip: float | None = None
-    normalisation: Normalisation = Normalisation.TOKEN
-    constant_tokens: int = 1  # for `constant` (Dr. GRPO): the length every row is divided by
-    entropy_coefficient: float = 0.0  # above 0 rewards entropy
-    kl_coefficient: float = 0.0
-    correction: Correction = Correction.NONE
-    correction_cap: float = 2.0
-    correction_low: float = 0.5  # lower end of icepop's band
-    temperature: float = 1.0  # of the sampling: the policy is the tempered distribution
+    clip_low: float
+    clip_high: float
+    dual_clip: float | None
+    normalisation: Normalisation
+    constant_tokens: int  # for `constant` (Dr. GRPO): the length every row is divided by
+    entropy_coefficient: float  # above 0 rewards entropy
+    kl_coefficient: float
+    correction: Correction
+    correction_cap: float
+    correction_low: float  # lower end of icepop's band
+    temperature: float  # of the sampling: the policy is the tempered distribution
 
     def __post_init__(self) -> None:
         for name, kind in (("normalisation", Normalisation), ("correction", Correction)):
@@ -63,3 +60,21 @@ class LossSettings:
         for name, holds, meaning in rules:
             if not holds:
                 raise ValueError(f"{name} must be {meaning}, got {getattr(self, name)}")
+
+
+def loss_settings(config: RunConfig) -> LossSettings:
+    """The loss of a run's updates: arXiv:2508.20722 Eq. 6 by default, but for the normalisation, which is DAPO's."""
+    algorithm = config.algorithm
+    return LossSettings(
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        dual_clip=algorithm.dual_clip or None,
+        normalisation=Normalisation(algorithm.normalisation),
+        constant_tokens=config.engine.max_context_tokens,  # one constant for all stages
+        entropy_coefficient=algorithm.entropy_coefficient,
+        kl_coefficient=algorithm.kl_coefficient,
+        correction=Correction(algorithm.correction),
+        correction_cap=algorithm.correction_cap,
+        correction_low=algorithm.correction_low,
+        temperature=config.rollout.temperature or 1.0,  # greedy rollouts have no distribution but the model's own
+    )

@@ -4,18 +4,20 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from rstar_ray.config import RunConfig, SftConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LrSchedule:
     """Linear warm-up, then constant (arXiv:2508.20722 section 5.1), half a cosine down (section 4.1), or constant and
     then linearly down (`wsd`, warm-up, stable, decay; arXiv:2404.06395)."""
 
-    learning_rate: float = 1e-6  # peak
-    warmup_steps: int = 20
-    shape: Literal["constant", "cosine", "wsd"] = "constant"
-    total_steps: int = 0  # where it ends, warm-up included; unused by `constant`
-    final_share: float = 0.0  # of the peak, at the end
-    stable_share: float = 0.6  # of the steps after warm-up, where `wsd` starts to fall
+    learning_rate: float  # peak
+    warmup_steps: int
+    shape: Literal["constant", "cosine", "wsd"]
+    total_steps: int  # where it ends, warm-up included; unused by `constant`
+    final_share: float  # of the peak, at the end
+    stable_share: float  # of the steps after warm-up, where `wsd` starts to fall
 
     def __post_init__(self) -> None:
         if self.learning_rate < 0 or self.warmup_steps < 0:
@@ -40,3 +42,27 @@ class LrSchedule:
             height = min(1.0, (1 - done) / (1 - self.stable_share))
         share = self.final_share + (1 - self.final_share) * height
         return self.learning_rate * share
+
+
+def rl_schedule(config: RunConfig) -> LrSchedule:
+    """Of an RL stage: constant after a warm-up, which only fresh optimizer state needs."""
+    return LrSchedule(
+        learning_rate=config.optimizer.learning_rate,
+        warmup_steps=config.optimizer.warmup_steps if config.reset_optimizer else 0,
+        shape="constant",
+        total_steps=config.steps,
+        final_share=1.0,
+        stable_share=0.0,
+    )
+
+
+def sft_schedule(sft: SftConfig) -> LrSchedule:
+    """Of the SFT stage."""
+    return LrSchedule(
+        learning_rate=sft.learning_rate,
+        warmup_steps=round(sft.warmup_share * sft.steps),
+        shape=sft.schedule,
+        total_steps=sft.steps,
+        final_share=sft.final_share,
+        stable_share=sft.stable_share,
+    )

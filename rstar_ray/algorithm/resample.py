@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from rstar_ray.config import AlgorithmConfig
 from rstar_ray.trajectory import TrajectorySummary
 
 NO_CALL_PENALTY = 0.5
@@ -25,13 +26,28 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReleaseRule:
-    """The released code's knobs, under their names there (microsoft/rStar)."""
+class ResampleRule:
+    """What can be chosen of resampling, the released code's knobs under their names there (microsoft/rStar).
 
-    min_zero_reward_trace_num: int = 2
-    min_non_zero_reward_trace_num: int = 2
-    roc_error_ratio: bool = True
-    roc_answer_format: bool = True
+    `resample_rule` makes it.
+    """
+
+    least_failures: int  # kept by the paper's rule
+    min_zero_reward_trace_num: int
+    min_non_zero_reward_trace_num: int
+    roc_error_ratio: bool
+    roc_answer_format: bool
+
+
+def resample_rule(algorithm: AlgorithmConfig) -> ResampleRule:
+    """As a run sets it; the knobs named `roc` hold for the paper's rule too."""
+    return ResampleRule(
+        least_failures=algorithm.least_failures,
+        min_zero_reward_trace_num=algorithm.min_zero_reward_trace_num,
+        min_non_zero_reward_trace_num=algorithm.min_non_zero_reward_trace_num,
+        roc_error_ratio=algorithm.roc_error_ratio,
+        roc_answer_format=algorithm.roc_answer_format,
+    )
 
 
 def error_penalty(num_calls: int, num_failed: int) -> float:
@@ -53,27 +69,25 @@ def format_penalty(num_answers: int, num_turns: int) -> float:
     return min(1.0, (num_answers - 1) / max(num_turns, 1))
 
 
-def total_penalty(candidate: Candidate | TrajectorySummary) -> float:
-    """p_total in [0, 2]."""
-    return error_penalty(candidate.num_calls, candidate.num_failed) + format_penalty(
-        candidate.num_answers, candidate.num_turns
-    )
+def total_penalty(candidate: Candidate | TrajectorySummary, rule: ResampleRule) -> float:
+    """p_total in [0, 2], of the parts that are switched on."""
+    error = error_penalty(candidate.num_calls, candidate.num_failed) if rule.roc_error_ratio else 0.0
+    form = format_penalty(candidate.num_answers, candidate.num_turns) if rule.roc_answer_format else 0.0
+    return error + form
 
 
 def resample_on_correct(
     candidates: Sequence[Candidate | TrajectorySummary],
     keep: int,
     rng: np.random.Generator,
-    mode: Literal["paper", "release"] = "paper",
-    release: ReleaseRule | None = None,
-    *,
-    least_failures: int = 0,
+    mode: Literal["paper", "release"],
+    rule: ResampleRule,
 ) -> list[int]:
     """Indices of the kept candidates, ascending, no one twice.
 
     paper: the negatives' share of G, rounded down, uniformly (floor(n_neg / 2) of N = 2G; where our own failures lost
-    some of the N, of those left), but at least `least_failures` of them; the rest positives, drawn without replacement
-    with probability inversely proportional to p_total. release: positives sorted by penalty and cut.
+    some of the N, of those left), but at least `rule.least_failures` of them; the rest positives, drawn without
+    replacement with probability inversely proportional to p_total. release: positives sorted by penalty and cut.
     Where a side has too few, the other fills up; with `keep` candidates or fewer, all are kept.
 
     Raises ValueError where `keep` is below 1, `mode` is neither, or a reward is no number.
@@ -89,11 +103,11 @@ def resample_on_correct(
     positives = [i for i, candidate in enumerate(candidates) if candidate.reward > 0]
     negatives = [i for i, candidate in enumerate(candidates) if candidate.reward <= 0]
     if mode == "release":
-        kept = _release(candidates, positives, negatives, keep, release or ReleaseRule())
+        kept = _release(candidates, positives, negatives, keep, rule)
     else:
-        num_negatives = _num_negatives(len(positives), len(negatives), keep, least_failures)
+        num_negatives = _num_negatives(len(positives), len(negatives), keep, rule.least_failures)
         kept = _uniform(negatives, num_negatives, rng) + _by_penalty(
-            positives, [total_penalty(candidates[i]) for i in positives], keep - num_negatives, rng
+            positives, [total_penalty(candidates[i], rule) for i in positives], keep - num_negatives, rng
         )
     return sorted(kept)
 
@@ -129,23 +143,17 @@ def _release(
     positives: list[int],
     negatives: list[int],
     keep: int,
-    rule: ReleaseRule,
+    rule: ResampleRule,
 ) -> list[int]:
     """The released rule: halve each side, at least `min_*` of it, positives sorted by penalty, negatives the first.
 
     Each side's share is rounded as there, halves to the even number; positives then fill what the sum leaves.
     """
 
-    def penalty(index: int) -> float:
-        candidate = candidates[index]
-        error = error_penalty(candidate.num_calls, candidate.num_failed) if rule.roc_error_ratio else 0.0
-        form = format_penalty(candidate.num_answers, candidate.num_turns) if rule.roc_answer_format else 0.0
-        return error + form
-
     least_negative = min(rule.min_zero_reward_trace_num, len(negatives), keep)
     least_positive = min(rule.min_non_zero_reward_trace_num, len(positives), keep - least_negative)
     num_negatives = round(len(negatives) * keep / len(candidates))
     num_negatives = max(num_negatives, least_negative, keep - len(positives))
     num_negatives = min(num_negatives, keep - least_positive, len(negatives))
-    best = sorted(positives, key=penalty)  # stable: ties keep their order
+    best = sorted(positives, key=lambda i: total_penalty(candidates[i], rule))  # stable: ties keep their order
     return negatives[:num_negatives] + best[: keep - num_negatives]

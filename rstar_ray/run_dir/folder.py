@@ -7,7 +7,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -216,6 +216,8 @@ class RunDir:
 
     def _claim(self, stage: str, config: dict[str, Any], may_differ: Collection[str], shared: Collection[str]) -> None:
         stages: dict[str, dict[str, Any]] = read_json(self.config_path) if self.config_path.exists() else {}
+        for other, there in stages.items():
+            self._refuse_other_tree(other, there, config)
         found = [
             f"{'' if other == stage else f'{other} '}{name}: {_shown(theirs)} there, {_shown(ours)} now"
             for other, there in stages.items()
@@ -231,6 +233,18 @@ class RunDir:
             )
         if stage not in stages:
             write_json(self.config_path, {**stages, stage: config})
+
+    def _refuse_other_tree(self, stage: str, there: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Refuse a stage that was written when there were other settings: what they did then is not known now."""
+        flat_there, flat_now = flatten(there), flatten(config)
+        gone, new = sorted(flat_there.keys() - flat_now.keys()), sorted(flat_now.keys() - flat_there.keys())
+        if gone or new:
+            said = [f"{word} since: {_listed(names)}" for word, names in (("gone", gone), ("new", new)) if names]
+            raise ConfigError(
+                "--run-dir",
+                f"{stage} in {self.path} was written with other settings ({'; '.join(said)})",
+                "name a new directory, or go on with the version of rstar_ray that wrote it",
+            )
 
     def _prune(self, stage: str, keep_last: int) -> None:
         marker = self.path / "finished" / f"{stage}.json"
@@ -284,6 +298,11 @@ def _read_checkpoint(folder: Path) -> Checkpoint | None:
         return Checkpoint(folder, manifest["stage"], manifest["step"])
     except (OSError, ValueError, KeyError):
         return None
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return ", ".join(names[:6]) + more
 
 
 def _shown(value: Any) -> str:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from rstar_ray.algorithm.batch import TokenRow
-from rstar_ray.algorithm.batch_plan import BatchLimits, plan_ranks
+from rstar_ray.algorithm.batch_plan import plan_ranks
 from rstar_ray.algorithm.loss_settings import Normalisation
 from rstar_ray.algorithm.normalisation import token_weights
+from tests import derived
 
 VOCABULARY = 200
 
@@ -62,7 +63,7 @@ def draw_rows(count: int, seed: int = 0, low: int = 8, high: int = 60) -> list[T
 
 
 def micro_batches(rows: Sequence[TokenRow], tokens: int = 512) -> list[list[TokenRow]]:
-    plan = plan_ranks([len(row.token_ids) for row in rows], 1, BatchLimits(micro_batch_tokens=tokens))[0]
+    plan = plan_ranks([len(row.token_ids) for row in rows], 1, derived.limits(micro_batch_tokens=tokens))[0]
     return [[rows[i] for i in batch] for batch in plan]
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from actors.generation.engine import Engine
-from actors.generation.vllm_start import EngineSettings
 from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack
 from rstar_ray.errors import EngineError
 from rstar_ray.trajectory import Completion, Sampling
+from tests import derived
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
@@ -85,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 async def engine(folder: Path) -> AsyncIterator[Engine]:
-    running = Engine(EngineSettings(model=str(folder), max_model_len=1024, kv_tokens=32_000))
+    running = Engine(derived.engine(folder, max_model_len=1024, kv_tokens=32_000))
     await running.start()
     yield running
     await running.close()
@@ -165,7 +165,7 @@ async def test_a_request_that_can_never_run_is_refused(engine: Engine):
 async def test_weights_of_another_model_are_refused_and_the_old_ones_serve_on(engine: Engine):
     model = policy(seed=20)
     before = engine.policy_version
-    renamed = list(pack(NamedArray(f"other.{n}", p.detach().numpy()) for n, p in model.named_parameters()))
+    renamed = list(pack((NamedArray(f"other.{n}", p.detach().numpy()) for n, p in model.named_parameters()), 2**20))
     with pytest.raises(EngineError, match=r"missing \[model\.embed_tokens\.weight.*unknown \[other\."):
         await engine.update_weights(20, renamed)
     assert engine.policy_version == before
@@ -183,7 +183,7 @@ async def test_a_cancelled_request_leaves_the_engine(engine: Engine):
 
 
 async def test_a_scarce_kv_cache_preempts_and_a_killed_process_is_an_engine_error(folder: Path):
-    scarce = Engine(EngineSettings(model=str(folder), max_model_len=512, kv_tokens=640, max_num_seqs=16))
+    scarce = Engine(derived.engine(folder, max_model_len=512, kv_tokens=640, max_num_seqs=16))
     facts = await scarce.start()
     (core,) = scarce._vllm.processes
     assert facts.kv_capacity_tokens == 640
@@ -229,7 +229,7 @@ async def test_a_tied_head_saved_beside_its_embeddings_is_published_to_like_any_
     saved = load_file(tmp_path / "model.safetensors")
     saved["lm_head.weight"] = saved["model.embed_tokens.weight"].clone()
     save_file(saved, tmp_path / "model.safetensors", {"format": "pt"})
-    twice = Engine(EngineSettings(model=str(tmp_path), max_model_len=256, kv_tokens=4_096))
+    twice = Engine(derived.engine(tmp_path, max_model_len=256, kv_tokens=4_096))
     await twice.start()
     try:
         model = policy(seed=1)

@@ -7,10 +7,10 @@ import ray
 from ray.util import placement_group
 
 from actors.generation.engine import Engine
-from actors.generation.vllm_start import EngineSettings
 from actors.placement import in_bundle
 from rstar_ray.tiny.model import make_tiny_model
 from rstar_ray.trajectory import Sampling
+from tests import derived
 
 pytestmark = pytest.mark.real
 
@@ -20,7 +20,7 @@ class Replica:
     """One engine, once."""
 
     async def sample(self, model: Path) -> list[int]:
-        engine = Engine(EngineSettings(model=str(model), kv_tokens=4_096, tensor_parallel_size=2))
+        engine = Engine(derived.engine(model, kv_tokens=4_096, tensor_parallel_size=2))
         await engine.start()
         try:
             done = await engine.generate([5, 6, 7], request_id="r", max_tokens=8, seed=0, sampling=Sampling())

@@ -14,16 +14,14 @@ import numpy as np
 import pytest
 
 from actors.learner.gang import Learner, Publication
-from actors.learner.settings import LearnerSettings
 from actors.weights.buckets import checksum, unpack
 from rstar_ray.algorithm.batch import TokenRow
-from rstar_ray.algorithm.batch_plan import BatchLimits
-from rstar_ray.algorithm.lr_schedule import LrSchedule
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.train_loop import TrainingRow
 from rstar_ray.trajectory import Problem, StopReason, Trajectory, TrajectorySummary
+from tests import derived
 from tests.actors.policies import draw_rows, num_sampled, save_policy
 
 pytestmark = pytest.mark.real
@@ -45,16 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def learning(folder: Path, **changes: Any) -> AsyncIterator[Learner]:
-    settings = LearnerSettings(
-        model=str(folder),
-        device="cpu",
-        zero_stage=0,
-        grad_clip=0.0,
-        schedule=LrSchedule(learning_rate=1e-3, warmup_steps=0),
-        batch=BatchLimits(micro_batch_tokens=256),
-    )
+    plain: dict[str, Any] = {"zero": 0, "grad_clip": 0.0, "batch": derived.limits(micro_batch_tokens=256)}
     options = [{"num_cpus": 0.1}] * changes.get("world_size", 1)
-    learner = Learner(replace(settings, **changes), rank_options=options)
+    learner = Learner(derived.learner(folder, **plain | changes), rank_options=options)
     try:
         await learner.start()
         yield learner
@@ -132,16 +123,16 @@ async def test_two_ranks_under_zero_3_do_what_one_rank_does_and_go_on_from_its_c
     rows = training_rows(ROWS, cluster)
     examples = [SftExample(row.token_ids, row.loss_mask, row.name) for row in ROWS]
     async with learning(folder) as one:
-        alone = await one.train_rl(rows)
+        alone = await one.train_rl(rows, 1e-3)
         await one.save_checkpoint(tmp_path / "one", {"stage": "sft"})
-        next_alone = await one.train_rl(rows)
+        next_alone = await one.train_rl(rows, 1e-3)
         sft_alone = await one.evaluate_sft(examples)
         weights_alone = published(await one.publish(2), cluster)
-    async with learning(folder, world_size=2, zero_stage=3) as two:
-        together = await two.train_rl(rows)
+    async with learning(folder, world_size=2, zero=3) as two:
+        together = await two.train_rl(rows, 1e-3)
         await two.save_checkpoint(tmp_path / "two")
         assert await two.load_checkpoint(tmp_path / "one") == {"stage": "sft"}
-        next_together = await two.train_rl(rows)
+        next_together = await two.train_rl(rows, 1e-3)
         publication = await two.publish(2)
         assert publication.checksum == checksum(cluster.get(list(publication.refs)))
         weights_together = published(publication, cluster)
@@ -151,16 +142,16 @@ async def test_two_ranks_under_zero_3_do_what_one_rank_does_and_go_on_from_its_c
         assert (await two.publish(3)).checksum == publication.checksum
 
         # Fewer rows than ranks, and none to train on.
-        assert (await two.train_rl(rows[:1])).applied
+        assert (await two.train_rl(rows[:1], 1e-3)).applied
         masked = [replace(row, num_sampled_tokens=0) for row in rows]
-        assert not (await two.train_rl(masked)).applied
-        too_long = await two.train_rl([replace(rows[0], num_tokens=513)])
+        assert not (await two.train_rl(masked, 1e-3)).applied
+        too_long = await two.train_rl([replace(rows[0], num_tokens=513)], 1e-3)
         assert (too_long.applied, "context" in too_long.reason) == (False, True)
-        some = await two.train_rl([*rows[1:], replace(rows[0], num_tokens=513)])
+        some = await two.train_rl([*rows[1:], replace(rows[0], num_tokens=513)], 1e-3)
         assert some.applied and [(row.rollout_id, "513 tokens" in row.reason) for row in some.left_out] == [
             ("rollout-0", True)
         ]
-        assert not (await two.train_sft([SftExample(np.zeros(3, np.int32), np.zeros(3, np.bool_))])).applied
+        assert not (await two.train_sft([SftExample(np.zeros(3, np.int32), np.zeros(3, np.bool_))], 1e-3)).applied
         assert math.isnan(await two.evaluate_sft([]))
 
     for one_result, other in ((alone, together), (next_alone, next_together)):
@@ -175,13 +166,13 @@ async def test_two_ranks_under_zero_3_do_what_one_rank_does_and_go_on_from_its_c
 
 async def test_a_rank_that_dies_ends_the_gang_at_once_and_is_named(cluster: Any, folder: Path):
     rows = training_rows(ROWS, cluster)
-    async with learning(folder, world_size=2, zero_stage=1) as learner:
-        assert (await learner.train_rl(rows)).applied
+    async with learning(folder, world_size=2, zero=1) as learner:
+        assert (await learner.train_rl(rows, 1e-3)).applied
         doomed = cluster.get_actor("learner/rank-1")
         cluster.kill(doomed)
         started = time.monotonic()
         with pytest.raises(LearnerError, match="learner/rank-1 died"):
-            await learner.train_rl(rows)
+            await learner.train_rl(rows, 1e-3)
         assert time.monotonic() - started < 30
         with pytest.raises(LearnerError, match="not running"):
             await learner.publish(1)
@@ -199,10 +190,10 @@ async def test_what_a_rank_refuses_or_cannot_finish_reaches_the_driver_by_name(
         rows = training_rows(ROWS, cluster)
         wrong = [replace(rows[0], num_sampled_tokens=1), *rows[1:]]
         with pytest.raises(LearnerError, match="rollout-0 has"):
-            await learner.train_rl(wrong)
+            await learner.train_rl(wrong, 1e-3)
     async with learning(folder, max_bad_updates=1, step_deadline_s=30.0) as learner:
         with pytest.raises(LearnerError, match="rollout-0"):
-            await learner.train_rl([replace(rows[0], advantage=math.nan), *rows[1:]])
+            await learner.train_rl([replace(rows[0], advantage=math.nan), *rows[1:]], 1e-3)
 
 
 async def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_the_deadline(cluster: Any, folder: Path):
@@ -211,7 +202,7 @@ async def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_the_dead
         async def publish(self) -> None:
             await asyncio.sleep(60)
 
-    learner = Learner(LearnerSettings(model=str(folder), step_deadline_s=0.3))
+    learner = Learner(derived.learner(folder, step_deadline_s=0.3))
     learner._ranks = [Silent.remote()]
     with pytest.raises(DeadlineExceeded, match=r"driver waited 0\.3 s for learner/rank-0 \(the weights\)"):
         await learner.publish(1)

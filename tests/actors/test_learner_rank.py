@@ -10,18 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.learner.settings import LearnerSettings
 from actors.weights.buckets import checksum, unpack
 from rstar_ray.algorithm.batch import TokenRow
-from rstar_ray.algorithm.loss_settings import Correction, LossSettings, Normalisation
-from rstar_ray.algorithm.lr_schedule import LrSchedule
+from rstar_ray.algorithm.loss_settings import Correction, Normalisation
 from rstar_ray.errors import ConfigError, LearnerError
+from tests import derived
 from tests.actors.policies import draw_rows, micro_batches, num_sampled, save_policy, weighted
 
 pytestmark = pytest.mark.real
 
 STAGES = (0, 1, 2, 3)
-CONSTANT = LrSchedule(learning_rate=1e-3, warmup_steps=0)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +47,7 @@ def start(folder: Path) -> Iterator[Start]:
     def started(**changes: Any) -> Any:
         from actors.learner.rank import LearnerRank
 
-        settings = LearnerSettings(model=str(folder), device="cpu", schedule=CONSTANT, grad_clip=0.0, zero_stage=0)
-        rank = LearnerRank(replace(settings, **changes))
+        rank = LearnerRank(derived.learner(folder, **{"grad_clip": 0.0, "zero": 0, **changes}))
         rank.start()
         ranks.append(rank)
         return rank
@@ -63,8 +60,8 @@ def start(folder: Path) -> Iterator[Start]:
 ROWS = draw_rows(12)
 
 
-def update(rank: Any, rows: list[TokenRow] = ROWS, tokens: int = 512, **more: Any) -> Any:
-    return rank.train_rl([micro_batches(weighted(rows), tokens)], **more)
+def update(rank: Any, rows: list[TokenRow] = ROWS, tokens: int = 512, lr: float = 1e-3) -> Any:
+    return rank.train_rl([micro_batches(weighted(rows), tokens)], lr)
 
 
 def gradients(rank: Any) -> dict[str, Any]:
@@ -102,7 +99,7 @@ def plain_gradients(folder: Path, rows: list[TokenRow]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_gradient_is_that_of_plain_torch_in_float64(start: Start, folder: Path, stage: int):
-    rank = start(zero_stage=stage)
+    rank = start(zero=stage)
     assert update(rank).applied
     assert largest_difference(gradients(rank), plain_gradients(folder, ROWS)) < 1e-6
 
@@ -115,19 +112,19 @@ def test_the_gradient_is_that_of_plain_torch_in_float64(start: Start, folder: Pa
         {"attention": "sdpa"},
         {"activation_checkpointing": True},
         {"logprob_chunk_tokens": 7},
-        {"loss": LossSettings(normalisation=Normalisation.SEQUENCE)},
-        {"loss": LossSettings(normalisation=Normalisation.GROUP), "tokens": 150},
+        {"loss": derived.loss(normalisation=Normalisation.SEQUENCE)},
+        {"loss": derived.loss(normalisation=Normalisation.GROUP), "tokens": 150},
     ],
 )
 def test_the_gradient_does_not_depend_on_micro_batches_packing_checkpointing_or_chunks(
     start: Start, changes: dict[str, Any]
 ):
     tokens = changes.pop("tokens", 600)
-    loss = changes.get("loss", LossSettings())
+    loss = changes.get("loss", derived.loss())
     whole, other = start(loss=loss), start(**changes)
     rows = weighted(ROWS, loss.normalisation)
-    whole.train_rl([micro_batches(rows, 10_000)])
-    other.train_rl([micro_batches(rows, tokens)])
+    whole.train_rl([micro_batches(rows, 10_000)], 1e-3)
+    other.train_rl([micro_batches(rows, tokens)], 1e-3)
     assert largest_difference(gradients(whole), gradients(other)) < 1e-6
 
 
@@ -135,7 +132,7 @@ def test_clipping_by_zero_and_by_us_agree(start: Start):
     norms = []
     results = []
     for stage in STAGES:
-        rank = start(zero_stage=stage, grad_clip=0.05)
+        rank = start(zero=stage, grad_clip=0.05)
         norms.append(update(rank).grad_norm)
         results.append(gradients(rank))
     assert norms == pytest.approx([norms[0]] * 4, rel=1e-5)
@@ -170,14 +167,14 @@ def test_with_one_update_a_pass_of_its_own_for_old_logprobs_finds_no_difference(
 def test_with_several_updates_the_ratio_is_taken_to_the_policy_before_the_first(start: Start):
     halves = [ROWS[::2], ROWS[1::2]]
     rank = start()
-    together = rank.train_rl([micro_batches(weighted(half)) for half in halves])
+    together = rank.train_rl([micro_batches(weighted(half)) for half in halves], 1e-3)
     assert rank.step == together.step == 2
     assert together.ratio_max > 1.0
     assert together.tokens == num_sampled(ROWS)
 
 
 def test_the_gap_between_engine_and_learner_is_reported(start: Start):
-    rank = start(loss=LossSettings(correction=Correction.TOKEN, correction_cap=1.0))
+    rank = start(loss=derived.loss(correction=Correction.TOKEN, correction_cap=1.0))
     truth = [logprobs.numpy() for logprobs in rank.logprobs([[row] for row in ROWS])]
     gap = 0.25
     rows = []
@@ -192,22 +189,17 @@ def test_the_gap_between_engine_and_learner_is_reported(start: Start):
 
 
 def test_a_kl_term_to_the_policy_itself_changes_nothing_at_first(start: Start, folder: Path):
-    rank = start(loss=LossSettings(kl_coefficient=0.1), reference_model=str(folder))
+    rank = start(loss=derived.loss(kl_coefficient=0.1), reference_model=str(folder))
     first = update(rank)
     assert first.kl == pytest.approx(0.0, abs=1e-9)
     assert update(rank).kl > 0
 
 
 def test_a_learning_rate_of_zero_changes_no_weight(start: Start):
-    rank = start(zero_stage=3)
+    rank = start(zero=3)
     before = weights(rank)
     assert update(rank, lr=0.0).applied
     assert largest_difference(before, weights(rank)) == 0.0
-
-
-def test_the_learning_rate_follows_the_schedule(start: Start):
-    rank = start(schedule=LrSchedule(learning_rate=1e-3, warmup_steps=4))
-    assert [update(rank).lr for _ in range(5)] == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3])
 
 
 def test_weight_decay_leaves_norms_alone(start: Start):
@@ -241,7 +233,7 @@ def test_the_sft_loss_is_cross_entropy_and_its_update_lowers_it(start: Start):
 
 def test_the_temperature_of_rollouts_does_not_touch_sft(start: Start):
     rows = weighted([TokenRow(row.name, row.token_ids, row.loss_mask) for row in ROWS])
-    plain, tempered = start(), start(loss=LossSettings(temperature=0.5))
+    plain, tempered = start(), start(loss=derived.loss(temperature=0.5))
     assert tempered.evaluate_sft(micro_batches(rows)) == plain.evaluate_sft(micro_batches(rows))
     for rank in (plain, tempered):
         assert rank.train_sft(micro_batches(rows), 1e-3).applied
@@ -256,7 +248,7 @@ def test_the_temperature_of_rollouts_does_not_touch_sft(start: Start):
 def test_an_update_that_is_not_finite_leaves_the_weights_and_says_which_rollout(
     start: Start, stage: int, tmp_path: Path
 ):
-    rank = start(zero_stage=stage, max_bad_updates=2, inspect_dir=str(tmp_path))
+    rank = start(zero=stage, max_bad_updates=2, save_bad_updates=str(tmp_path))
     update(rank)
     before, moments = weights(rank), gradients(rank)
     bad = [replace(row, advantage=math.nan) if row.name == "rollout-3" else row for row in ROWS]
@@ -273,7 +265,7 @@ def test_an_update_that_is_not_finite_leaves_the_weights_and_says_which_rollout(
 
 
 def test_the_run_stops_after_several_such_updates_in_a_row(start: Start):
-    rank = start(zero_stage=1, max_bad_updates=2)
+    rank = start(zero=1, max_bad_updates=2)
     bad = [replace(ROWS[0], advantage=math.inf), *ROWS[1:]]
     assert not update(rank, bad).applied
     with pytest.raises(LearnerError, match=r"step 1, rank 0: .*rollout-0"):
@@ -282,11 +274,11 @@ def test_the_run_stops_after_several_such_updates_in_a_row(start: Start):
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_micro_batches_without_a_token_to_train_on_take_part_and_add_nothing(start: Start, stage: int):
-    plain, padded = start(zero_stage=stage), start(zero_stage=stage)
+    plain, padded = start(zero=stage), start(zero=stage)
     masked = TokenRow("masked", np.arange(5, dtype=np.int32), np.zeros(5, np.bool_))
     rows = weighted(ROWS)
-    plain.train_rl([[rows]])
-    padded.train_rl([[[], rows, [masked]]])
+    plain.train_rl([[rows]], 1e-3)
+    padded.train_rl([[[], rows, [masked]]], 1e-3)
     assert largest_difference(gradients(plain), gradients(padded)) < 1e-6
 
 
@@ -320,13 +312,13 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_run_that_never_stopped(
 ):
     import torch
 
-    first = start(zero_stage=saved_by)
+    first = start(zero=saved_by)
     update(first)
     first.save_checkpoint(tmp_path, {"note": [1, 2]})
     draw = torch.rand(3).tolist(), np.random.random(3).tolist()
     update(first)
 
-    second = start(zero_stage=loaded_by, seed=9)
+    second = start(zero=loaded_by, seed=9)
     assert second.load_checkpoint(tmp_path) == {"note": [1, 2]}
     assert (torch.rand(3).tolist(), np.random.random(3).tolist()) == draw
     update(second)
@@ -336,7 +328,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_run_that_never_stopped(
 
 
 def test_a_checkpoint_can_be_taken_before_the_first_update(start: Start, tmp_path: Path):
-    first, second = start(zero_stage=1), start(zero_stage=1)
+    first, second = start(zero=1), start(zero=1)
     first.save_checkpoint(tmp_path, {})
     second.load_checkpoint(tmp_path)
     update(first)
@@ -365,7 +357,7 @@ def test_the_exported_folder_is_one_that_transformers_loads_with_equal_weights(
     import transformers
 
     (folder / "tokenizer_config.json").write_text("{}")
-    rank = start(zero_stage=stage)
+    rank = start(zero=stage)
     update(rank)
     rank.export(tmp_path / "model")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
@@ -379,7 +371,7 @@ def test_the_exported_folder_is_one_that_transformers_loads_with_equal_weights(
 @pytest.mark.parametrize("stage", STAGES)
 def test_weights_taken_over_and_a_fresh_optimizer_make_a_fresh_learner(start: Start, stage: int, tmp_path: Path):
     other = save_policy(tmp_path / "other", seed=5)
-    rank, fresh = start(zero_stage=stage), start(zero_stage=stage, model=str(other))
+    rank, fresh = start(zero=stage), start(zero=stage, model=str(other))
     update(rank)
     rank.set_policy(other)
     rank.reset_optimizer()
@@ -391,7 +383,7 @@ def test_weights_taken_over_and_a_fresh_optimizer_make_a_fresh_learner(start: St
 
 @pytest.mark.parametrize(("stage", "bucket_bytes"), [(0, 2**28), (1, 300_000), (3, 1), (3, 300_000)])
 def test_what_is_published_is_every_weight_once_in_buckets(start: Start, stage: int, bucket_bytes: int):
-    rank = start(zero_stage=stage, bucket_bytes=bucket_bytes)
+    rank = start(zero=stage, bucket_bytes=bucket_bytes)
     buckets = list(rank.weight_buckets())
     assert all(bucket.num_bytes <= bucket_bytes or len(bucket.entries) == 1 for bucket in buckets)
     published = {parameter.name: parameter.array for parameter in unpack(buckets)}
@@ -405,13 +397,13 @@ def test_what_is_published_is_every_weight_once_in_buckets(start: Start, stage: 
 
 @pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
 def test_bfloat16_keeps_float32_master_weights_and_publishes_bfloat16(start: Start, stage: int, tmp_path: Path):
-    rank = start(zero_stage=stage, dtype="bfloat16", schedule=LrSchedule(learning_rate=1e-6, warmup_steps=0))
+    rank = start(zero=stage, dtype="bfloat16")
     before = weights(rank)
-    assert update(rank).applied
+    assert update(rank, lr=1e-6).applied
     assert 0 < largest_difference(before, weights(rank)) < 2e-6  # finer than bfloat16 can hold
     assert {entry.dtype for bucket in rank.weight_buckets() for entry in bucket.entries} == {"bfloat16"}
     rank.save_checkpoint(tmp_path, {})
-    second = start(zero_stage=stage, dtype="bfloat16")
+    second = start(zero=stage, dtype="bfloat16")
     second.load_checkpoint(tmp_path)
     assert largest_difference(weights(rank), weights(second)) == 0.0
     assert checksum(rank.weight_buckets()) == checksum(second.weight_buckets())
@@ -419,7 +411,7 @@ def test_bfloat16_keeps_float32_master_weights_and_publishes_bfloat16(start: Sta
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_offloaded_optimizer_state_gives_the_same_update(start: Start, stage: int):
-    plain, offloaded = start(zero_stage=stage), start(zero_stage=stage, offload=True)
+    plain, offloaded = start(zero=stage), start(zero=stage, offload=True)
     update(plain)
     update(offloaded)
     assert largest_difference(weights(plain), weights(offloaded)) < 1e-7
@@ -428,7 +420,7 @@ def test_offloaded_optimizer_state_gives_the_same_update(start: Start, stage: in
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_memory_stays_flat_over_a_thousand_steps(start: Start, stage: int):
-    rank = start(zero_stage=stage)
+    rank = start(zero=stage)
     rows = draw_rows(4, low=8, high=24)
     page = os.sysconf("SC_PAGE_SIZE")
 

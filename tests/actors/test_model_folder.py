@@ -27,7 +27,7 @@ def saved_with(folder: Path, change: Change, **shape: Any) -> Path:
 
 def buckets(folder: Path, change: Change = dict) -> list[WeightBucket]:
     arrays = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(folder).items()}
-    return list(pack(NamedArray(name, array) for name, array in change(arrays).items()))
+    return list(pack((NamedArray(name, array) for name, array in change(arrays).items()), 2**20))
 
 
 def test_a_tied_head_counts_once_whether_or_not_the_file_has_it_beside_the_embeddings(tmp_path: Path):

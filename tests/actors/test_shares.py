@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from actors.learner.shares import RlWork, rl_shares, sft_shares, usable_rows
-from rstar_ray.algorithm.batch_plan import BatchLimits
-from rstar_ray.algorithm.loss_settings import LossSettings, Normalisation
+from rstar_ray.algorithm.loss_settings import Normalisation
 from rstar_ray.algorithm.update import LeftOut, SftExample
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.train_loop import TrainingRow
+from tests import derived
 
-LIMITS = BatchLimits(micro_batch_tokens=40, packed=True)
+LIMITS = derived.limits(micro_batch_tokens=40, packed=True)
 
 
 def training_row(name: str, *, group: str = "g", tokens: int = 10, sampled: int = 4) -> TrainingRow:
@@ -58,12 +58,12 @@ def test_rows_above_the_context_or_without_a_sampled_token_are_left_out_with_the
 
 @pytest.mark.parametrize("mode", list(Normalisation))
 def test_weights_are_the_updates_whatever_the_ranks_and_micro_batches(mode: Normalisation):
-    loss = LossSettings(normalisation=mode, constant_tokens=9)
+    loss = derived.loss(normalisation=mode, constant_tokens=9)
     rows = drawn_rows()
     want = weights(rl_shares(rows, loss, LIMITS, world_size=1, num_updates=1))
     for world_size in (2, 5):
         for tokens in (1, 10_000):
-            limits = BatchLimits(micro_batch_tokens=tokens, packed=True)
+            limits = derived.limits(micro_batch_tokens=tokens, packed=True)
             work = rl_shares(rows, loss, limits, world_size=world_size, num_updates=1)
             assert len(work) == world_size
             assert weights(work) == want
@@ -71,7 +71,7 @@ def test_weights_are_the_updates_whatever_the_ranks_and_micro_batches(mode: Norm
 
 def test_by_group_each_group_weighs_the_same_and_its_tokens_alike():
     rows = drawn_rows()
-    work = rl_shares(rows, LossSettings(normalisation=Normalisation.GROUP), LIMITS, world_size=2, num_updates=1)
+    work = rl_shares(rows, derived.loss(normalisation=Normalisation.GROUP), LIMITS, world_size=2, num_updates=1)
     found, totals = weights(work), Counter[str]()
     for row in rows:
         totals[row.group_id] += row.num_sampled_tokens
@@ -81,11 +81,11 @@ def test_by_group_each_group_weighs_the_same_and_its_tokens_alike():
 
 def test_several_updates_take_the_rows_in_turn_and_each_is_normalised_by_itself():
     rows = [training_row(f"r{i}", sampled=i + 1) for i in range(5)]
-    work = rl_shares(rows, LossSettings(), LIMITS, world_size=2, num_updates=2)
+    work = rl_shares(rows, derived.loss(), LIMITS, world_size=2, num_updates=2)
     assert {len(rank) for rank in work} == {2}
     assert weights(work, 0) == pytest.approx(dict.fromkeys(("r0", "r2", "r4"), 1 / 9))
     assert weights(work, 1) == pytest.approx(dict.fromkeys(("r1", "r3"), 1 / 6))
-    assert {len(rank) for rank in rl_shares(rows[:1], LossSettings(), LIMITS, world_size=2, num_updates=3)} == {1}
+    assert {len(rank) for rank in rl_shares(rows[:1], derived.loss(), LIMITS, world_size=2, num_updates=3)} == {1}
 
 
 def test_conversations_share_one_weight_by_their_tokens_with_a_loss():

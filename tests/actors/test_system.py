@@ -32,7 +32,7 @@ CONFIG = with_values(
     at_scale(STAGE_1.paper, "tiny", STAGE_1.tiny),
     {
         "learner.ranks": 2,
-        "learner.zero_stage": 3,
+        "learner.zero": 3,
         "engine.replicas": 2,
         "engine.cpus_per_replica": 0.5,
         "engine.kv_tokens": 8_192,

@@ -29,14 +29,14 @@ def test_the_checksum_does_not_depend_on_where_buckets_end():
 
 
 def test_the_checksum_sees_one_flipped_bit_a_renamed_and_a_swapped_parameter():
-    whole = checksum(pack(parameters()))
-    (bucket,) = pack(parameters())
+    whole = checksum(pack(parameters(), 2**20))
+    (bucket,) = pack(parameters(), 2**20)
     data = bucket.data.copy()
     data[bucket.entries[2].offset_bytes] ^= 1
     first, *rest = parameters()
     assert checksum([WeightBucket(bucket.entries, data)]) != whole
-    assert checksum(pack([NamedArray("other", first.array), *rest])) != whole
-    assert checksum(pack([*rest, first])) != whole
+    assert checksum(pack([NamedArray("other", first.array), *rest], 2**20)) != whole
+    assert checksum(pack([*rest, first], 2**20)) != whole
 
 
 def test_a_bucket_is_at_most_its_limit_unless_one_parameter_alone_is_larger():
@@ -48,7 +48,7 @@ def test_a_bucket_is_at_most_its_limit_unless_one_parameter_alone_is_larger():
 
 
 def test_parameters_are_views_into_the_bucket():
-    (bucket,) = pack(parameters())
+    (bucket,) = pack(parameters(), 2**20)
     assert all(np.shares_memory(p.array, bucket.data) for p in unpack([bucket]) if p.array.size)
 
 

@@ -1,7 +1,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,12 +11,12 @@ from recipes.data import heldout_problems, problem_sets, training_problems
 from recipes.evaluate import EVALUATE
 from recipes.model import model_context_tokens
 from recipes.scales import SCALES, at_scale, detect_scale
-from recipes.session import MAY_DIFFER, run, run_path, with_sft_before
+from recipes.session import run, run_path, with_sft_before
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
 from recipes.stage3 import STAGE_3
-from rstar_ray.config import RunConfig, differences, with_values
+from rstar_ray.config import RunConfig, differences, leaves, may_change, with_values
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.folder import RunDir
 
@@ -55,7 +55,37 @@ def refusal(*arguments: str) -> str:
         (["--data.num-train", "0"], "--data.num-train", "at least 1"),
         (["--data.num-filtered", "-5"], "--data.num-filtered", "at least 0"),
         (["--sft.warmup-share", "0.9", "--sft.steps", "4"], "--sft.warmup-share", "--sft.steps"),
-        (["--learner.dtype", "bfloat16", "--learner.zero-stage", "0"], "--learner.zero-stage", "float32"),
+        (["--learner.dtype", "bfloat16", "--learner.zero", "0"], "--learner.zero", "float32"),
+        (["--learner.zero", "0", "--learner.offload"], "--learner.offload", "--learner.zero"),
+        (["--learner.zero", "4"], "--learner.zero", "0"),
+        (["--learner.attention", "flash"], "--learner.attention", "sdpa"),
+        (["--learner.micro-batch-tokens", "0"], "--learner.micro-batch-tokens", "at least 1"),
+        (["--learner.max-padding", "1"], "--learner.max-padding", "[0, 1)"),
+        (["--learner.pass-tokens", "-1"], "--learner.pass-tokens", "at least 0"),
+        (["--learner.logprob-chunk-tokens", "0"], "--learner.logprob-chunk-tokens", "at least 1"),
+        (["--learner.bucket-mb", "0"], "--learner.bucket-mb", "at least 1"),
+        (["--learner.check-old-logprobs-every", "-1"], "--learner.check-old-logprobs-every", "at least 0"),
+        (["--learner.start-deadline-s", "nan"], "--learner.start-deadline-s", "at least 1"),
+        (["--engine.block-size", "0"], "--engine.block-size", "at least 1"),
+        (["--engine.num-threads", "0"], "--engine.num-threads", "at least 1"),
+        (["--engine.completion-deadline-s", "0"], "--engine.completion-deadline-s", "at least 1"),
+        (["--engine.answer-deadline-s", "inf"], "--engine.answer-deadline-s", "finite"),
+        (["--algorithm.dual-clip", "0.5"], "--algorithm.dual-clip", "above 1"),
+        (["--algorithm.dual-clip", "nan"], "--algorithm.dual-clip", "above 1"),
+        (["--algorithm.entropy-coefficient", "inf"], "--algorithm.entropy-coefficient", "a number"),
+        (["--algorithm.kl-coefficient", "-1"], "--algorithm.kl-coefficient", "at least 0"),
+        (["--algorithm.kl-coefficient", "0.1"], "--algorithm.kl-coefficient", "--algorithm.reference-model"),
+        (["--algorithm.correction", "tis"], "--algorithm.correction", "token"),
+        (["--algorithm.correction-cap", "0"], "--algorithm.correction-cap", "above 0"),
+        (["--algorithm.correction-low", "3"], "--algorithm.correction-low", "--algorithm.correction-cap"),
+        (["--algorithm.min-zero-reward-trace-num", "-1"], "--algorithm.min-zero-reward-trace-num", "at least 0"),
+        (["--optimizer.beta1", "1"], "--optimizer.beta1", "[0, 1)"),
+        (["--optimizer.epsilon", "0"], "--optimizer.epsilon", "above 0"),
+        (["--optimizer.updates-per-step", "0"], "--optimizer.updates-per-step", "at least 1"),
+        (["--optimizer.max-bad-updates", "0"], "--optimizer.max-bad-updates", "at least 1"),
+        (["--evaluate.top-p", "0"], "--evaluate.top-p", "(0, 1]"),
+        (["--sft.stable-share", "1"], "--sft.stable-share", "[0, 1)"),
+        (["--sft.final-share", "2"], "--sft.final-share", "[0, 1]"),
     ],
 )
 def test_a_bad_option_is_refused_in_one_line_that_names_it_and_the_mend(arguments: list[str], named: str, mend: str):
@@ -161,18 +191,9 @@ def test_help_shows_every_field_with_its_default(capsys: pytest.CaptureFixture[s
         parse([STAGE_1], [*TINY, "--help"])
     assert end.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
-    for name in flat_names(RunConfig()):
+    for name in leaves(RunConfig()):
         assert "--" + name.replace("_", "-") in shown, name
     assert "[tokens]" in shown and "(default: 192)" in shown
-
-
-def flat_names(config: object, prefix: str = "") -> list[str]:
-    names: list[str] = []
-    for item in fields(config):  # type: ignore[arg-type]
-        value = getattr(config, item.name)
-        nested = hasattr(value, "__dataclass_fields__")
-        names += flat_names(value, f"{prefix}{item.name}.") if nested else [prefix + item.name]
-    return names
 
 
 def test_changes_are_found_and_applied_by_dotted_names():
@@ -278,6 +299,7 @@ COMPUTES = {
     "engine.dtype": "bfloat16",
     "engine.max_context_tokens": 1_024,
     "learner.dtype": "bfloat16",
+    "learner.attention": "sdpa",
     "sandbox.time_limit_s": 3.0,
     "sandbox.memory_mb": 300,
     "sandbox.max_output_chars": 500,
@@ -288,13 +310,41 @@ COMPUTES = {
 def test_a_run_that_goes_on_may_move_but_not_compute_something_else(tmp_path: Path):
     (config,) = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path)])
     for name, value in COMPUTES.items():
-        with RunDir.open(tmp_path / name, "stage1", asdict(config), may_differ=MAY_DIFFER):
+        with RunDir.open(tmp_path / name, "stage1", asdict(config), may_differ=may_change(config)):
             pass
         with pytest.raises(ConfigError, match=name):
             run([with_values(config, {name: value, "run_dir": str(tmp_path / name)})])
-    where = {name for name in flat_names(config) if name.partition(".")[0] in ("engine", "learner", "sandbox")}
-    assert where - set(MAY_DIFFER) == COMPUTES.keys()
-    assert set(MAY_DIFFER) <= {*flat_names(config), "checkpoint", "detector"}
+    where = {name for name in leaves(config) if name.partition(".")[0] in ("engine", "learner", "sandbox")}
+    assert where - may_change(config) == COMPUTES.keys()
+    elsewhere = {name for name in may_change(config) if name.partition(".")[0] not in ("engine", "learner", "sandbox")}
+    assert elsewhere == {
+        "run_dir", "rollout.deadline_s", "evaluate.files", "evaluate.every_steps", "balancer.rule", "balancer.risk",
+        "optimizer.max_bad_updates", "optimizer.save_bad_updates",
+        "checkpoint.every_steps", "checkpoint.keep", "checkpoint.trajectories_every_steps",
+        "detector.probe_every_s", "detector.silent_s", "detector.learner_silent_s", "detector.engine_step_s",
+        "detector.still_s",
+    }  # fmt: skip
+
+
+def test_a_run_that_goes_on_may_have_another_value_of_what_may_change(tmp_path: Path):
+    (config,) = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path)])
+    moved = with_values(config, {"learner.zero": 0, "balancer.rule": "static", "checkpoint.keep": 9})
+    for settings in (config, moved):
+        with RunDir.open(tmp_path, "stage1", asdict(settings), may_differ=may_change(config)):
+            pass
+
+
+def test_a_run_directory_from_before_a_change_of_the_settings_is_refused_with_what_changed(tmp_path: Path):
+    (config,) = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path)])
+    before = asdict(config)
+    before["learner"]["zero_stage"] = before["learner"].pop("zero")
+    with RunDir.open(tmp_path, "stage1", before):
+        pass
+    with pytest.raises(ConfigError) as refused:
+        run([config])
+    line = str(refused.value)
+    assert line.startswith("--run-dir: stage1 in") and "\n" not in line
+    assert "(gone since: learner.zero_stage; new since: learner.zero)" in line and "new directory" in line
 
 
 def test_a_stage_at_a_larger_scale_asks_for_its_policy(tmp_path: Path):

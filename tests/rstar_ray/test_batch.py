@@ -22,9 +22,10 @@ from rstar_ray.algorithm.batch_plan import (
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import Problem
+from tests import derived
 from tests.rstar_ray.fabricate import trajectory
 
-LIMITS = BatchLimits(micro_batch_tokens=2_048)
+LIMITS = derived.limits(micro_batch_tokens=2_048)
 
 
 @settings(deadline=None)
@@ -36,7 +37,7 @@ LIMITS = BatchLimits(micro_batch_tokens=2_048)
 def test_every_row_is_planned_once_and_all_ranks_get_as_many_micro_batches(
     lengths: list[int], world_size: int, tokens: int
 ):
-    plan = plan_ranks(lengths, world_size, BatchLimits(micro_batch_tokens=tokens))
+    plan = plan_ranks(lengths, world_size, derived.limits(micro_batch_tokens=tokens))
     assert sorted(i for batches in plan for batch in batches for i in batch) == list(range(len(lengths)))
     assert len({len(batches) for batches in plan}) == 1
     for batches in plan:
@@ -64,14 +65,14 @@ def test_the_cut_is_the_cheapest_there_is():
 
 def test_fewer_passes_are_made_where_padding_allows():
     lengths = [100, 99, 98, 50, 49]
-    few = cut(lengths, range(5), BatchLimits(micro_batch_tokens=1_000, max_padding=0.5))
-    many = cut(lengths, range(5), BatchLimits(micro_batch_tokens=1_000, max_padding=0.02))
+    few = cut(lengths, range(5), derived.limits(micro_batch_tokens=1_000, max_padding=0.5))
+    many = cut(lengths, range(5), derived.limits(micro_batch_tokens=1_000, max_padding=0.02))
     assert (few, many) == ([[0, 1, 2, 3, 4]], [[0, 1, 2], [3, 4]])
 
 
 @given(st.lists(st.integers(1, 90), max_size=40), st.integers(20, 200))
 def test_packed_micro_batches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int):
-    limits = BatchLimits(micro_batch_tokens=budget, packed=True)
+    limits = derived.limits(micro_batch_tokens=budget, packed=True)
     batches = cut(lengths, range(len(lengths)), limits)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     assert all(len(batch) == 1 or sum(lengths[i] for i in batch) <= budget for batch in batches)
@@ -80,7 +81,7 @@ def test_packed_micro_batches_hold_every_row_once_within_the_budget(lengths: lis
 
 def test_packed_micro_batches_are_few_and_even():
     lengths = tiny_lengths(64)
-    batches = cut(lengths, range(64), BatchLimits(micro_batch_tokens=2_048, packed=True))
+    batches = cut(lengths, range(64), derived.limits(micro_batch_tokens=2_048, packed=True))
     sizes = [sum(lengths[i] for i in batch) for batch in batches]
     assert len(batches) == -(-sum(lengths) // 2_048)
     assert max(sizes) - min(sizes) < 100
@@ -101,8 +102,8 @@ def long_lengths(count: int) -> list[int]:
         (tiny_lengths(128), 1, LIMITS),
         (tiny_lengths(128), 2, LIMITS),
         (tiny_lengths(64), 2, LIMITS),
-        (long_lengths(8_192), 64, BatchLimits(micro_batch_tokens=32_768, attention_tokens=64_000)),
-        (long_lengths(512), 8, BatchLimits(micro_batch_tokens=32_768, attention_tokens=64_000)),
+        (long_lengths(8_192), 64, derived.limits(micro_batch_tokens=32_768, attention_tokens=64_000)),
+        (long_lengths(512), 8, derived.limits(micro_batch_tokens=32_768, attention_tokens=64_000)),
     ],
 )
 def test_padding_is_at_most_five_per_cent(lengths: list[int], world_size: int, limits: BatchLimits):
@@ -111,7 +112,7 @@ def test_padding_is_at_most_five_per_cent(lengths: list[int], world_size: int, l
 
 def test_ranks_are_balanced_by_work_attention_included():
     lengths = long_lengths(8_192)
-    plan = plan_ranks(lengths, 64, BatchLimits(micro_batch_tokens=32_768, attention_tokens=8_000))
+    plan = plan_ranks(lengths, 64, derived.limits(micro_batch_tokens=32_768, attention_tokens=8_000))
     work = [sum(row_work(lengths[i], 8_000) for batch in batches for i in batch) for batches in plan]
     assert max(work) / min(work) < 1.01
 
@@ -123,15 +124,15 @@ def test_the_plan_is_the_same_every_time():
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_rows_without_a_token_are_planned_too(packed: bool):
-    plan = plan_ranks([0, 0, 0, 0], 2, BatchLimits(packed=packed))
+    plan = plan_ranks([0, 0, 0, 0], 2, derived.limits(packed=packed))
     assert sorted(i for batches in plan for batch in batches for i in batch) == [0, 1, 2, 3]
-    assert plan_ranks([], 2, BatchLimits(packed=packed)) == [[], []]
+    assert plan_ranks([], 2, derived.limits(packed=packed)) == [[], []]
 
 
 @pytest.mark.parametrize("tokens", [0, -1])
 def test_a_micro_batch_holds_at_least_one_token(tokens: int):
     with pytest.raises(ValueError, match="micro_batch_tokens must be at least 1"):
-        BatchLimits(micro_batch_tokens=tokens)
+        derived.limits(micro_batch_tokens=tokens)
 
 
 def test_with_fewer_rows_than_ranks_the_others_get_empty_micro_batches():
@@ -158,7 +159,7 @@ def test_the_longest_row_goes_to_the_part_with_least_work_and_equals_go_in_order
 
 
 def test_a_rank_with_fewer_micro_batches_cuts_its_largest_in_two():
-    ten, hundred = (BatchLimits(micro_batch_tokens=tokens, packed=True) for tokens in (10, 100))
+    ten, hundred = (derived.limits(micro_batch_tokens=tokens, packed=True) for tokens in (10, 100))
     assert plan_ranks([10, 10, 10, 3, 3, 3], 2, ten) == [[[0], [2]], [[1], [3, 4, 5]]]
     assert plan_ranks([90, 34, 33, 33, 20], 2, hundred) == [[[0], [4]], [[1], [2, 3]]]
     assert plan_ranks([90, 50, 50, 20], 2, hundred) == [[[0], [3]], [[1], [2]]]
@@ -192,7 +193,7 @@ def test_the_overhead_is_halved_until_padding_is_within_its_limit():
     lengths = [100, 90, 80, 70]
 
     def passes(max_padding: float) -> int:
-        limits = BatchLimits(micro_batch_tokens=1_000, max_padding=max_padding, overhead_tokens=1_024)
+        limits = derived.limits(micro_batch_tokens=1_000, max_padding=max_padding, overhead_tokens=1_024)
         return len(cut(lengths, range(4), limits))
 
     assert [passes(share) for share in (0.2, 0.149, 0.056, 0.055, 0.0)] == [1, 2, 2, 4, 4]

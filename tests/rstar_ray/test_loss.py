@@ -22,8 +22,9 @@ from rstar_ray.algorithm.loss import (
     rollout_correction,
     token_logprobs,
 )
-from rstar_ray.algorithm.loss_settings import Correction, LossSettings, Normalisation, default_correction
+from rstar_ray.algorithm.loss_settings import Correction, LossSettings, Normalisation
 from rstar_ray.algorithm.normalisation import token_weights
+from tests import derived
 
 LENGTHS = [5, 1, 7, 0, 3]
 GROUPS = ["a", "a", "b", "c", "d"]
@@ -149,16 +150,16 @@ def sampled_tokens(tensors: dict[str, Tensor], settings: LossSettings) -> Sample
 
 
 VARIANTS = [
-    LossSettings(),
-    LossSettings(normalisation=Normalisation.GROUP),
-    LossSettings(normalisation=Normalisation.SEQUENCE),
-    LossSettings(normalisation=Normalisation.CONSTANT, constant_tokens=9),
-    LossSettings(dual_clip=1.5, clip_low=0.1, clip_high=0.4),
-    LossSettings(entropy_coefficient=0.3),
-    LossSettings(kl_coefficient=0.2),
-    LossSettings(correction=Correction.TOKEN, correction_cap=1.3),
-    LossSettings(correction=Correction.SEQUENCE, correction_cap=1.5, normalisation=Normalisation.SEQUENCE),
-    LossSettings(correction=Correction.ICEPOP, correction_low=0.7, correction_cap=1.4),
+    derived.loss(),
+    derived.loss(normalisation=Normalisation.GROUP),
+    derived.loss(normalisation=Normalisation.SEQUENCE),
+    derived.loss(normalisation=Normalisation.CONSTANT, constant_tokens=9),
+    derived.loss(dual_clip=1.5, clip_low=0.1, clip_high=0.4),
+    derived.loss(entropy_coefficient=0.3),
+    derived.loss(kl_coefficient=0.2),
+    derived.loss(correction=Correction.TOKEN, correction_cap=1.3),
+    derived.loss(correction=Correction.SEQUENCE, correction_cap=1.5, normalisation=Normalisation.SEQUENCE),
+    derived.loss(correction=Correction.ICEPOP, correction_low=0.7, correction_cap=1.4),
 ]
 
 
@@ -248,7 +249,7 @@ def test_the_correction_carries_no_gradient():
 
 
 def test_the_statistics_are_what_their_names_say():
-    settings = LossSettings(correction=Correction.TOKEN, correction_cap=1.2)
+    settings = derived.loss(correction=Correction.TOKEN, correction_cap=1.2)
     tokens = sampled_tokens(drawn(3), settings)
     loss, stats = policy_loss(tokens, settings)
     ratio = (tokens.logprobs_N - tokens.old_logprobs_N).exp()
@@ -274,7 +275,7 @@ def test_the_statistics_are_what_their_names_say():
 
 
 def test_statistics_of_micro_batches_add_up_to_those_of_the_whole():
-    settings = LossSettings(correction=Correction.TOKEN)
+    settings = derived.loss(correction=Correction.TOKEN)
     whole = sampled_tokens(drawn(3), settings)
     _, of_whole = policy_loss(whole, settings)
     combined = LossStats.nothing()
@@ -293,11 +294,6 @@ def test_cross_entropy_is_torchs_own():
     assert float(loss) == pytest.approx(float(torch.nn.functional.cross_entropy(logits, targets)), abs=1e-7)
     assert (float(stats.loss), float(stats.entropy)) == (float(loss), 4.5)
     assert {float(getattr(stats, name)) for name in (*SUMS[2:], *MAXIMA)} == {0.0}
-
-
-def test_precisions_that_differ_are_corrected_unless_told_otherwise():
-    assert default_correction("float32", "float32") is Correction.NONE
-    assert default_correction("bfloat16", "float32") is Correction.TOKEN
 
 
 @pytest.mark.parametrize(
@@ -324,7 +320,7 @@ def test_precisions_that_differ_are_corrected_unless_told_otherwise():
 def test_settings_without_a_meaning_are_refused(wrong: dict[str, Any]):
     (name,) = wrong
     with pytest.raises(ValueError, match=f"{name} must be"):
-        LossSettings(**wrong)
+        derived.loss(**wrong)
 
 
 def one_token(logprob: Tensor, *, old: float, advantage: float, ref: float | None) -> SampledTokens:
@@ -342,7 +338,7 @@ def one_token(logprob: Tensor, *, old: float, advantage: float, ref: float | Non
 
 def test_a_kl_term_needs_the_references_logprobs():
     with pytest.raises(ValueError, match="no ref_logprobs"):
-        policy_loss(one_token(torch.zeros(1), old=0.0, advantage=0.0, ref=None), LossSettings(kl_coefficient=0.5))
+        policy_loss(one_token(torch.zeros(1), old=0.0, advantage=0.0, ref=None), derived.loss(kl_coefficient=0.5))
 
 
 @pytest.mark.parametrize("advantage", [0.0, 1.0, -1.0])
@@ -350,7 +346,7 @@ def test_a_token_that_became_vastly_likelier_gives_finite_losses_and_gradients(a
     logprobs = torch.tensor([-0.1], requires_grad=True)
     # The reference is no log-prob, but as far off as one could be.
     tokens = one_token(logprobs, old=-200.0, advantage=advantage, ref=200.0)
-    loss, stats = policy_loss(tokens, LossSettings(kl_coefficient=0.1))
+    loss, stats = policy_loss(tokens, derived.loss(kl_coefficient=0.1))
     loss.backward()
     assert loss.isfinite() and logprobs.grad is not None and logprobs.grad.isfinite().all()
     assert all(getattr(stats, name).isfinite() for name in (*SUMS, *MAXIMA))
@@ -410,7 +406,7 @@ def test_each_correction_weighs_as_it_is_written():
 def test_entropy_is_rewarded_and_distance_from_the_reference_is_not():
     tokens = one_token(torch.zeros(1), old=0.0, advantage=2.0, ref=math.log(2))
     tokens = replace(tokens, entropy_N=torch.tensor([0.5]), weights_N=torch.tensor([3.0]))
-    plain, with_both = LossSettings(), LossSettings(entropy_coefficient=0.1, kl_coefficient=0.2)
+    plain, with_both = derived.loss(), derived.loss(entropy_coefficient=0.1, kl_coefficient=0.2)
     assert float(policy_loss(tokens, plain)[0]) == pytest.approx(-6.0)
     distance = 2 - math.log(2) - 1
     assert float(policy_loss(tokens, with_both)[0]) == pytest.approx(-6.0 - 3 * 0.05 + 3 * 0.2 * distance)

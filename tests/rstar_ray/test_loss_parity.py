@@ -10,6 +10,7 @@ import torch
 from rstar_ray.algorithm.loss import SampledTokens, policy_loss, rollout_correction
 from rstar_ray.algorithm.loss_settings import Correction, LossSettings, Normalisation
 from rstar_ray.algorithm.normalisation import token_weights
+from tests import derived
 
 pytestmark = pytest.mark.slow  # importing TRL takes long
 
@@ -86,14 +87,14 @@ def our_loss(settings: LossSettings, tensors: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     "settings",
     [
-        LossSettings(),
-        LossSettings(clip_low=0.1, clip_high=0.1),
-        LossSettings(dual_clip=1.6),
-        LossSettings(kl_coefficient=0.1),
-        LossSettings(normalisation=Normalisation.SEQUENCE),
-        LossSettings(normalisation=Normalisation.SEQUENCE, kl_coefficient=0.1),
-        LossSettings(normalisation=Normalisation.CONSTANT, constant_tokens=17),
-        LossSettings(correction=Correction.TOKEN, correction_cap=1.2),
+        derived.loss(),
+        derived.loss(clip_low=0.1, clip_high=0.1),
+        derived.loss(dual_clip=1.6),
+        derived.loss(kl_coefficient=0.1),
+        derived.loss(normalisation=Normalisation.SEQUENCE),
+        derived.loss(normalisation=Normalisation.SEQUENCE, kl_coefficient=0.1),
+        derived.loss(normalisation=Normalisation.CONSTANT, constant_tokens=17),
+        derived.loss(correction=Correction.TOKEN, correction_cap=1.2),
     ],
 )
 @pytest.mark.parametrize("seed", range(3))

@@ -1,22 +1,22 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rstar_ray.algorithm.resample import (
-    Candidate,
-    ReleaseRule,
-    error_penalty,
-    format_penalty,
-    resample_on_correct,
-    total_penalty,
-)
+from rstar_ray.algorithm import resample
+from rstar_ray.algorithm.resample import Candidate, error_penalty, format_penalty, total_penalty
+from tests import derived
 
 RNG = np.random.default_rng
+
+
+def resample_on_correct(candidates: Any, keep: int, rng: Any, mode: Any = "paper", **changes: Any) -> list[int]:
+    return resample.resample_on_correct(candidates, keep, rng, mode, derived.rule(**changes))
 
 
 def right(num_failed: int = 0, num_calls: int = 4, num_answers: int = 1) -> Candidate:
@@ -33,7 +33,7 @@ def test_penalties_follow_equations_4_and_5():
     assert format_penalty(1, 3) == 0.0
     assert format_penalty(2, 4) == 0.25
     assert format_penalty(9, 4) == 1.0
-    assert total_penalty(right(num_calls=0)) == 0.5
+    assert total_penalty(right(num_calls=0), derived.rule()) == 0.5
 
 
 def test_half_of_the_failures_rounded_down_are_kept_and_successes_fill_the_group():
@@ -118,9 +118,23 @@ def test_the_release_sorts_and_cuts_and_keeps_two_a_side():
     kept = resample_on_correct(candidates, 4, RNG(5), "release")
     assert kept == [0, 1, 4, 6]
     one_side = resample_on_correct(
-        candidates, 4, RNG(5), "release", ReleaseRule(min_zero_reward_trace_num=0, min_non_zero_reward_trace_num=3)
+        candidates,
+        4,
+        RNG(5),
+        "release",
+        min_zero_reward_trace_num=0,
+        min_non_zero_reward_trace_num=3,
     )
     assert one_side == [0, 4, 5, 6]
+
+
+@pytest.mark.parametrize("mode", ["paper", "release"])
+def test_each_part_of_the_penalty_can_be_switched_off(mode: str):
+    flawed, unclean = right(num_failed=4), right(num_answers=6)
+    group = [flawed, unclean, right(), WRONG, WRONG]
+    for part, chosen in (("roc_error_ratio", 0), ("roc_answer_format", 1)):
+        kept = resample_on_correct(group, 3, RNG(0), mode, **{part: False}, min_zero_reward_trace_num=0)
+        assert {2, chosen} <= set(kept) and 1 - chosen not in kept
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_each_stage_has_a_configuration_of_its_own_with_some_fields_shared(tmp_p
         pass
     assert sorted(json.loads(run_dir.config_path.read_text())) == ["stage1", "stage2"]
     refused = pytest.raises(ConfigError, match=r"stage1 seed: 1 there, 7 now")
-    with refused, RunDir.open(tmp_path, "stage3", {"seed": 7}):
+    with refused, RunDir.open(tmp_path, "stage3", CONFIG | {"seed": 7}):
         pass
 
 

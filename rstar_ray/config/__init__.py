@@ -1,0 +1,34 @@
+"""Every setting of a run, in small frozen records: the only place where one has a default.
+
+What lies below the recipes (an engine's settings, the learner's, the loss's, a program's limits) is derived from
+`RunConfig` by one function beside each record, and has no default of its own. Checks stand in `__post_init__` and raise
+`ConfigError` with the field as the command line spells it. `recipes/` says what differs.
+"""
+
+from rstar_ray.config.algorithm import AlgorithmConfig, OptimizerConfig, SftConfig
+from rstar_ray.config.detector import DetectorConfig
+from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
+from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfig
+from rstar_ray.config.run import CheckpointConfig, RunConfig
+from rstar_ray.config.tree import MayChange, differences, leaves, may_change, with_values
+
+__all__ = [
+    "AlgorithmConfig",
+    "BalancerConfig",
+    "CheckpointConfig",
+    "DataConfig",
+    "DetectorConfig",
+    "EngineConfig",
+    "EvaluationConfig",
+    "LearnerConfig",
+    "MayChange",
+    "OptimizerConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "SandboxConfig",
+    "SftConfig",
+    "differences",
+    "leaves",
+    "may_change",
+    "with_values",
+]

@@ -1,0 +1,190 @@
+"""What is computed: GRPO-RoC, its optimizer, and the SFT before it."""
+
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Literal
+
+from rstar_ray.config.checks import at_least, require, share
+from rstar_ray.config.tree import MayChange
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """GRPO-RoC (arXiv:2508.20722 section 2.2).
+
+    A group is its own baseline: there is no critic, so there is neither a value loss nor a gamma or lambda of GAE.
+    """
+
+    rollouts_per_prompt: int = 32
+    """2G rollouts drawn per prompt; with `--algorithm.resample none` only `keep` are drawn"""
+    keep: int = 16
+    """G trajectories kept per prompt by resampling on correct, and trained on (down_sample_to_n)"""
+    resample: Literal["paper", "release", "none"] = "paper"
+    """paper: sampled by penalty; release: the released code's top-k rule; none: plain GRPO"""
+    least_failures: int = 0
+    """with `--algorithm.resample paper`: failures kept of a group at least, where it has them; 0 is the paper's
+    floor(n_neg / 2), which keeps none of one failure, so that the group has no signal (release: 2)"""
+    roc_error_ratio: bool = True
+    """count failed tool calls in the penalty of correct rollouts (p_err, Eq. 4; the release's name)"""
+    roc_answer_format: bool = True
+    """count missing and repeated <answer> in the penalty of correct rollouts (p_format, Eq. 5; the release's name)"""
+    min_zero_reward_trace_num: int = 2
+    """failures kept of a group at least, where it has them (resample release, whose name it is)"""
+    min_non_zero_reward_trace_num: int = 2
+    """correct rollouts kept of a group at least, where it has them (resample release, whose name it is)"""
+    reject_equal_reward: bool = True
+    """leave out groups whose kept rewards are all equal; their advantages are 0, but with --algorithm.normalisation
+    token or constant they would still count in what the others are divided by (the release's name)"""
+    advantage_std: Literal["population", "sample", "none"] = "population"
+    """what advantages are divided by (Eq. 7, which does not say which): the group's population or sample (n - 1)
+    standard deviation; none is Dr. GRPO's choice"""
+    clip_low: float = 0.2
+    """lower clip of the ratio, eps_low (Eq. 6)"""
+    clip_high: float = 0.28
+    """upper clip of the ratio, eps_high (Eq. 6; clip-higher of DAPO, arXiv:2503.14476)"""
+    dual_clip: float = 0.0
+    """where the advantage is negative, the objective is at least so many times it (arXiv:1912.09729; clip_ratio_c);
+    above 1, or 0 for no dual clip"""
+    normalisation: Literal["token", "group", "sequence", "constant"] = "token"
+    """what the loss is divided by (loss_agg_mode). token: the update's sampled tokens (DAPO, arXiv:2503.14476), so that
+    long groups weigh more; group: each kept group's sampled tokens, then the groups (Eq. 6 as it is written); sequence:
+    each row's, then the rows (GRPO); constant: one length for all (Dr. GRPO)"""
+    entropy_coefficient: float = 0.0
+    """weight of an entropy bonus (entropy_coeff); above 0 rewards entropy, the paper has none"""
+    kl_coefficient: float = 0.0
+    """weight of the KL term (beta, kl_loss_coef): Schulman's k3 estimate, to --algorithm.reference-model; the paper has
+    none"""
+    reference_model: str = ""
+    """policy that the KL term is taken to, a Hugging Face folder; needed where --algorithm.kl-coefficient is above 0"""
+    correction: Literal["none", "token", "sequence", "icepop"] = "none"
+    """weight for the gap between the engine's probabilities and the learner's. token: truncated importance sampling
+    (TIS) of each token; sequence: of the whole row; icepop: the token's weight inside a band, 0 outside (IcePop,
+    arXiv:2510.18855); worth while where --engine.dtype and --learner.dtype differ"""
+    correction_cap: float = 2.0
+    """largest weight of a correction: TIS's cap (tis_imp_ratio_cap), the upper end of IcePop's band"""
+    correction_low: float = 0.5
+    """lower end of IcePop's band"""
+
+    def __post_init__(self) -> None:
+        at_least(2, algorithm__keep=self.keep)  # one reward alone differs from none: every advantage would be 0
+        at_least(0, algorithm__least_failures=self.least_failures)
+        require(
+            self.least_failures < self.keep,
+            "--algorithm.least-failures",
+            f"{self.least_failures} of {self.keep} kept leaves no place for a success",
+            "give one below --algorithm.keep",
+        )
+        at_least(0, algorithm__min_zero_reward_trace_num=self.min_zero_reward_trace_num)
+        at_least(0, algorithm__min_non_zero_reward_trace_num=self.min_non_zero_reward_trace_num)
+        require(
+            self.keep <= self.rollouts_per_prompt,
+            "--algorithm.keep",
+            f"{self.keep} is above the {self.rollouts_per_prompt} rollouts of a prompt",
+            "lower it or raise --algorithm.rollouts-per-prompt",
+        )
+        self._check_loss()
+
+    def _check_loss(self) -> None:
+        low, dual, entropy = self.clip_low, self.dual_clip, self.entropy_coefficient
+        at_least(0, algorithm__clip_low=low, algorithm__clip_high=self.clip_high)
+        require(low < 1, "--algorithm.clip-low", f"{low} would clip no ratio: none is below 0", "give one below 1")
+        require(
+            dual == 0 or 1 < dual < inf,
+            "--algorithm.dual-clip",
+            f"{dual} would clip what the other clips leave alone",
+            "give one above 1, or 0 for no dual clip",
+        )
+        require(isfinite(entropy), "--algorithm.entropy-coefficient", f"{entropy} is not finite", "give a number")
+        at_least(0, algorithm__kl_coefficient=self.kl_coefficient, algorithm__correction_low=self.correction_low)
+        require(
+            not self.kl_coefficient or bool(self.reference_model),
+            "--algorithm.kl-coefficient",
+            "a KL term has nothing to be taken to",
+            "name a model folder with --algorithm.reference-model, or give 0",
+        )
+        cap = self.correction_cap
+        require(0 < cap < inf, "--algorithm.correction-cap", f"{cap} is no weight", "give a number above 0")
+        require(
+            self.correction_low <= cap,
+            "--algorithm.correction-low",
+            f"{self.correction_low} is above the upper end of the band, {cap}",
+            "lower it or raise --algorithm.correction-cap",
+        )
+
+    @property
+    def num_rollouts(self) -> int:
+        """Rollouts drawn per prompt: plain GRPO trains on all it draws, so it draws only `keep`."""
+        return self.keep if self.resample == "none" else self.rollouts_per_prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW with linear warm-up (arXiv:2508.20722 section 5.1)."""
+
+    learning_rate: float = 1e-6
+    """peak learning rate"""
+    warmup_steps: int = 20
+    """linear warm-up [optimizer steps]"""
+    beta1: float = 0.9
+    """AdamW's decay of the first moment; not published, torch's default here"""
+    beta2: float = 0.999
+    """AdamW's decay of the second moment; not published, torch's default here"""
+    epsilon: float = 1e-8
+    """AdamW's epsilon; not published, torch's default here"""
+    weight_decay: float = 0.0
+    """decoupled weight decay, of all but norms and biases; not published, 0 here"""
+    grad_clip: float = 1.0
+    """largest global gradient norm (max_grad_norm); 0 clips nothing; not published, 1 here"""
+    updates_per_step: int = 1
+    """updates that a step's rows are split into (mini-batches); 1 is strictly on policy, as the paper"""
+    max_bad_updates: MayChange[int] = 3
+    """updates in a row whose loss or gradient is not finite, and which are not applied, before the run stops"""
+    save_bad_updates: MayChange[str] = ""
+    """folder for the rows of updates that were not finite; empty saves none"""
+
+    def __post_init__(self) -> None:
+        at_least(0, optimizer__learning_rate=self.learning_rate, optimizer__warmup_steps=self.warmup_steps)
+        require(0 <= self.beta1 < 1, "--optimizer.beta1", f"{self.beta1} is no decay", "give one in [0, 1)")
+        require(0 < self.beta2 < 1, "--optimizer.beta2", f"{self.beta2} is no decay", "give one in (0, 1)")
+        require(0 < self.epsilon < inf, "--optimizer.epsilon", f"{self.epsilon} is no epsilon", "give one above 0")
+        at_least(0, optimizer__weight_decay=self.weight_decay, optimizer__grad_clip=self.grad_clip)
+        at_least(1, optimizer__updates_per_step=self.updates_per_step, optimizer__max_bad_updates=self.max_bad_updates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftConfig:
+    """The non-reasoning SFT stage (arXiv:2508.20722 section 4.1): format, tool calls, instruction drills."""
+
+    steps: int = 400
+    """optimizer steps"""
+    batch_size: int = 128
+    """conversations per step"""
+    learning_rate: float = 5e-6
+    """peak of the schedule"""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """after warm-up: half a cosine down, or constant for --sft.stable-share, then linearly down (arXiv:2404.06395)"""
+    warmup_share: float = 0.04
+    """share of the steps that warm up"""
+    stable_share: float = 0.6
+    """share of the steps after the warm-up that are constant (schedule wsd)"""
+    final_share: float = 0.0
+    """share of the peak that the schedule ends at"""
+    data: str = ""
+    """conversations, jsonl or parquet in the usual `messages` form; empty generates the tiny world's"""
+    num_conversations: int = 6_000
+    """conversations generated where no path is given"""
+
+    def __post_init__(self) -> None:
+        at_least(1, sft__steps=self.steps, sft__batch_size=self.batch_size)
+        at_least(1, sft__num_conversations=self.num_conversations)
+        at_least(0, sft__learning_rate=self.learning_rate)
+        share(sft__warmup_share=self.warmup_share, sft__stable_share=self.stable_share)
+        require(
+            0 <= self.final_share <= 1, "--sft.final-share", f"{self.final_share} is no share", "give one in [0, 1]"
+        )
+        require(
+            round(self.warmup_share * self.steps) < self.steps,
+            "--sft.warmup-share",
+            f"{self.warmup_share} of {self.steps} steps leaves none after the warm-up",
+            "lower it or raise --sft.steps",
+        )

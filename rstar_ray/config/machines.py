@@ -1,0 +1,186 @@
+"""What it runs on: engines, the balancer between them, the learner's ranks, the sandbox."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rstar_ray.config.checks import at_least, require, share
+from rstar_ray.config.tree import MayChange
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The generation replicas (vLLM)."""
+
+    replicas: MayChange[int] = 1
+    """engines; each is one Ray actor"""
+    gpus_per_replica: MayChange[float] = 0.0
+    """GPUs a replica reserves in Ray; 0 runs on the CPU, a fraction shares one GPU with a learner rank"""
+    cpus_per_replica: MayChange[float] = 1.0
+    """CPU cores a replica reserves in Ray"""
+    tensor_parallel: MayChange[int] = 1
+    """GPUs one replica is split over"""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """precision of the weights in the engine"""
+    max_context_tokens: int = 32_768
+    """prompt and response together [tokens]"""
+    kv_tokens: MayChange[int] = 0
+    """KV cache per replica [tokens]; 0 lets the engine take what memory allows"""
+    max_running: MayChange[int] = 256
+    """rollouts one engine decodes at once"""
+    gpu_memory_share: MayChange[float] = 0.6
+    """share of the GPU's memory the engine may take"""
+    compile: MayChange[bool] = True
+    """torch.compile and graphs, on GPUs (enforce_eager is its opposite); the CPU never compiles"""
+    block_size: MayChange[int] = 32
+    """tokens in a block of KV; vLLM's CPU kernels want a multiple of 32"""
+    num_threads: MayChange[int] = 1
+    """CPU threads of an engine's rank; unused on GPUs"""
+    start_deadline_s: MayChange[float] = 900.0
+    """longest an engine may take to come up [s]"""
+    completion_deadline_s: MayChange[float] = 3_600.0
+    """longest one completion may take, its time in the engine's queue included [s]"""
+    answer_deadline_s: MayChange[float] = 120.0
+    """longest an engine may take for any other answer [s]"""
+
+    def __post_init__(self) -> None:
+        at_least(1, engine__replicas=self.replicas, engine__tensor_parallel=self.tensor_parallel)
+        at_least(0, engine__gpus_per_replica=self.gpus_per_replica, engine__kv_tokens=self.kv_tokens)
+        at_least(0, engine__cpus_per_replica=self.cpus_per_replica)
+        at_least(1, engine__max_context_tokens=self.max_context_tokens, engine__max_running=self.max_running)
+        at_least(1, engine__block_size=self.block_size, engine__num_threads=self.num_threads)
+        at_least(1, engine__start_deadline_s=self.start_deadline_s)
+        at_least(1, engine__completion_deadline_s=self.completion_deadline_s)
+        at_least(1, engine__answer_deadline_s=self.answer_deadline_s)
+        require(
+            not self.kv_tokens or self.kv_tokens >= self.max_context_tokens,
+            "--engine.kv-tokens",
+            f"{self.kv_tokens} cannot hold one rollout of {self.max_context_tokens} tokens",
+            "give at least --engine.max-context-tokens, or 0 for what memory allows",
+        )
+        share = self.gpu_memory_share
+        require(0 < share <= 0.95, "--engine.gpu-memory-share", f"{share} is no share", "give one in (0, 0.95]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalancerConfig:
+    """Which replica a rollout runs on, and when it starts (docs/scheduler.md)."""
+
+    rule: MayChange[
+        Literal[
+            "static",
+            "round_robin",
+            "consistent_hash",
+            "least_requests",
+            "least_sessions",
+            "prefix_aware",
+            "worst_case",
+            "expected_kv",
+        ]
+    ] = "expected_kv"
+    """placement rule"""
+    risk: MayChange[float] = 0.01
+    """share of rollouts that an engine may have to preempt (rule expected_kv); between 0 and 0.5"""
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.risk < 0.5,
+            "--balancer.risk",
+            f"{self.risk} is no share of rollouts that an engine may preempt",
+            "give one between 0 and 0.5",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """The DeepSpeed learner."""
+
+    ranks: MayChange[int] = 1
+    """data-parallel ranks; each is one Ray actor"""
+    gpus_per_rank: MayChange[float] = 0.0
+    """GPUs a rank reserves in Ray; 0 runs on the CPU"""
+    cpus_per_rank: MayChange[float] = 1.0
+    """CPU cores a rank reserves in Ray"""
+    zero: MayChange[Literal[0, 1, 2, 3]] = 3
+    """what DeepSpeed's ZeRO spreads over ranks: 1 the optimizer's state, 2 gradients too, 3 weights too, 0 nothing"""
+    offload: MayChange[bool] = False
+    """keep the optimizer's state and the float32 weights in host memory (ZeRO offload): room for memory, time for it"""
+    attention: Literal["rows", "sdpa", "flash_attention_2"] = "rows"
+    """rows and flash_attention_2 pack the rows of a micro batch end to end; sdpa pads them"""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """precision of the forward pass; master weights are float32"""
+    micro_batch_tokens: MayChange[int] = 32_768
+    """padded tokens of one forward and backward pass [tokens]"""
+    max_padding: MayChange[float] = 0.05
+    """share of padded tokens that may be padding, where rows are padded at all (attention sdpa)"""
+    pass_tokens: MayChange[int] = 1_024
+    """what one more pass costs (launches, ZeRO's gathers), in tokens of padding that are worth saving it (attention
+    sdpa)"""
+    logprob_chunk_tokens: MayChange[int] = 4_096
+    """tokens whose logits exist at one time [tokens]"""
+    activation_checkpointing: MayChange[bool] = True
+    """recompute activations in the backward pass to save memory"""
+    num_threads: MayChange[int] = 1
+    """CPU threads of a rank"""
+    bucket_mb: MayChange[int] = 256
+    """weights go to the engines in buckets of so much, or of one parameter where that is larger [MiB]"""
+    check_old_logprobs_every: MayChange[int] = 0
+    """steps between those in which the old log-probs are computed by a pass of their own and compared with the
+    update's; 0 never"""
+    start_deadline_s: MayChange[float] = 900.0
+    """longest the ranks may take to meet and to load the model [s]"""
+    step_deadline_s: MayChange[float] = 1_800.0
+    """longest an update, a publish or a checkpoint may take [s]"""
+
+    def __post_init__(self) -> None:
+        at_least(1, learner__ranks=self.ranks, learner__micro_batch_tokens=self.micro_batch_tokens)
+        at_least(0, learner__gpus_per_rank=self.gpus_per_rank, learner__cpus_per_rank=self.cpus_per_rank)
+        at_least(1, learner__num_threads=self.num_threads, learner__step_deadline_s=self.step_deadline_s)
+        at_least(1, learner__start_deadline_s=self.start_deadline_s, learner__bucket_mb=self.bucket_mb)
+        at_least(1, learner__logprob_chunk_tokens=self.logprob_chunk_tokens)
+        at_least(0, learner__pass_tokens=self.pass_tokens)
+        at_least(0, learner__check_old_logprobs_every=self.check_old_logprobs_every)
+        share(learner__max_padding=self.max_padding)
+        require(
+            self.dtype == "float32" or self.zero > 0,
+            "--learner.zero",
+            "bfloat16 without ZeRO has no float32 master weights",
+            "give 1, 2 or 3, or --learner.dtype float32",
+        )
+        require(
+            self.zero > 0 or not self.offload,
+            "--learner.offload",
+            "without ZeRO nothing is offloaded",
+            "give --learner.zero 1, 2 or 3",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxConfig:
+    """The sandbox executors that run the model's programs."""
+
+    executors: MayChange[int] = 1
+    """sandbox actors, spread over the nodes"""
+    slots: MayChange[int] = 2
+    """programs one executor runs at once"""
+    level: MayChange[Literal["namespaces", "landlock", "process"]] = "namespaces"
+    """isolation required; landlock accepts it where namespaces are refused, process is for trusted programs alone"""
+    time_limit_s: float = 4.0
+    """one program's CPU time; its wall time is bounded too [s]"""
+    memory_mb: int = 384
+    """one program's memory, interpreter included [MB]"""
+    max_output_chars: int = 1_000
+    """kept of each of stdout and stderr [characters]"""
+    deadline_s: MayChange[float] = 120.0
+    """longest a call may wait for its result, queueing included [s]"""
+
+    def __post_init__(self) -> None:
+        at_least(1, sandbox__executors=self.executors, sandbox__slots=self.slots)
+        at_least(64, sandbox__memory_mb=self.memory_mb)
+        at_least(16, sandbox__max_output_chars=self.max_output_chars)
+        at_least(0.05, sandbox__time_limit_s=self.time_limit_s, sandbox__deadline_s=self.deadline_s)
+        require(
+            self.deadline_s > self.time_limit_s,
+            "--sandbox.deadline-s",
+            f"{self.deadline_s} leaves no room above the program's own {self.time_limit_s} s",
+            "raise it above --sandbox.time-limit-s",
+        )

@@ -1,0 +1,104 @@
+"""One stage of a run: every setting there is, with its only default."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from rstar_ray.config.algorithm import AlgorithmConfig, OptimizerConfig, SftConfig
+from rstar_ray.config.checks import at_least, require
+from rstar_ray.config.detector import DetectorConfig
+from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
+from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfig
+from rstar_ray.config.tree import MayChange
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When progress is saved and looked at."""
+
+    every_steps: MayChange[int] = 10
+    """steps between checkpoints; the end of a stage always makes one"""
+    keep: MayChange[int] = 2
+    """checkpoints kept per stage"""
+    trajectories_every_steps: MayChange[int] = 10
+    """steps between those whose trajectories are all kept as readable jsonl; 0 keeps none"""
+
+    def __post_init__(self) -> None:
+        at_least(1, checkpoint__every_steps=self.every_steps, checkpoint__keep=self.keep)
+        at_least(0, checkpoint__trajectories_every_steps=self.trajectories_every_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One stage of a run."""
+
+    stage: str = "stage1"
+    """name of the stage in the run directory"""
+    scale: Literal["auto", "tiny", "gpu", "mi300x-64"] = "auto"
+    """model, placement and budgets together; auto picks by what the Ray cluster offers and says what it picked"""
+    run_dir: MayChange[str] = ""
+    """where the run's results go; empty is runs/<scale> below the folder of the command"""
+    seed: int = 0
+    """fixes data order, sampling and resampling"""
+    model: str = ""
+    """policy to start from, a Hugging Face folder; empty takes the stage before in the run directory"""
+    steps: int = 300
+    """training steps, at most"""
+    until: Literal["steps", "settled", "solved"] = "steps"
+    """when the stage ends: after --steps; settled: once truncation stays near 10 % and the reward on a plateau (the
+    paper's end of stage 1); solved: once over 70 % of the problems are all right (its end of stage 2)"""
+    max_empty_steps: int = 10
+    """steps in a row without a group whose rewards differ, after which the run ends with the reason"""
+    prompts_per_step: int = 512
+    """prompt groups of one step"""
+    drop_solved: bool = False
+    """first roll out every problem 8 times with the latest policy and drop those solved 8/8 (stage 3)"""
+    reset_optimizer: bool = False
+    """start with fresh optimizer state and a warm-up (stages 1 and 3)"""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    balancer: BalancerConfig = field(default_factory=BalancerConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    sft: SftConfig = field(default_factory=SftConfig)
+    evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    detector: DetectorConfig = field(default_factory=DetectorConfig)
+
+    def __post_init__(self) -> None:
+        at_least(0, steps=self.steps, seed=self.seed)
+        at_least(1, prompts_per_step=self.prompts_per_step, max_empty_steps=self.max_empty_steps)
+        context = self.engine.max_context_tokens
+        for option, budget in (
+            ("--rollout.max-response-tokens", self.rollout.max_response_tokens),
+            ("--evaluate.max-response-tokens", self.evaluate.max_response_tokens),
+        ):
+            require(
+                budget < context,
+                option,
+                f"a response of {budget} tokens leaves no room for a prompt in a context of {context}",
+                "lower it or raise --engine.max-context-tokens",
+            )
+
+    def check_paths(self) -> None:
+        """Refuse folders and files that are named but not there."""
+        for option, path in (
+            ("--model", self.model),
+            ("--algorithm.reference-model", self.algorithm.reference_model),
+            ("--data.train", self.data.train),
+            ("--data.heldout", self.data.heldout),
+            ("--sft.data", self.sft.data),
+            *(("--evaluate.files", path) for path in self.evaluate.files),
+        ):
+            require(not path or Path(path).exists(), option, f"{path} does not exist", "give an existing path")
+        for option, folder in (
+            ("--model", self.model),
+            ("--algorithm.reference-model", self.algorithm.reference_model),
+        ):
+            config = Path(folder) / "config.json"
+            require(
+                not folder or config.is_file(), option, f"{config} does not exist", "give a Hugging Face model folder"
+            )

@@ -1,0 +1,58 @@
+"""The tree of settings as a whole: its leaves by dotted name, what differs, and what may change when a run goes on."""
+
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Annotated, Any, TypeVar, cast, get_origin
+
+C = TypeVar("C")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _GoesOn:
+    """A run that goes on may have another value: of where it runs, how it waits and what it keeps."""
+
+
+MayChange = Annotated[T, _GoesOn()]
+"""The type of a setting that does not change what a run computes, so that a run may go on with another value of it."""
+
+
+def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Every setting by its dotted name."""
+    found: dict[str, Any] = {}
+    for item in fields(config):
+        value = getattr(config, item.name)
+        found |= leaves(value, f"{prefix}{item.name}.") if is_dataclass(value) else {prefix + item.name: value}
+    return found
+
+
+def may_change(config: Any, prefix: str = "") -> frozenset[str]:
+    """The dotted names of the settings that are `MayChange`."""
+    found: set[str] = set()
+    for item in fields(config):
+        value, declared = getattr(config, item.name), cast(Any, item.type)
+        if is_dataclass(value):
+            found |= may_change(value, f"{prefix}{item.name}.")
+        elif get_origin(declared) is Annotated and _GoesOn() in declared.__metadata__:
+            found.add(prefix + item.name)
+    return frozenset(found)
+
+
+def differences(config: Any, default: Any) -> dict[str, Any]:
+    """The leaves in which two configurations of one type differ, by dotted name."""
+    theirs = leaves(default)
+    return {name: value for name, value in leaves(config).items() if value != theirs[name]}
+
+
+def with_values(config: C, values: dict[str, Any]) -> C:
+    """A copy with the leaves named by dotted path set; every check runs again."""
+    nested: dict[str, dict[str, Any]] = {}
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        head, _, rest = name.partition(".")
+        if rest:
+            nested.setdefault(head, {})[rest] = value
+        else:
+            flat[head] = value
+    for head, inner in nested.items():
+        flat[head] = with_values(getattr(config, head), inner)
+    return cast(C, replace(cast(Any, config), **flat))

@@ -1,0 +1,50 @@
+"""Settings for tests, derived from `RunConfig` as a run's are, with what a test changes."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from actors.bench.small import SMALL
+from rstar_ray.algorithm.batch_plan import BatchLimits, batch_limits
+from rstar_ray.algorithm.loss_settings import LossSettings, loss_settings
+from rstar_ray.algorithm.lr_schedule import LrSchedule, rl_schedule
+from rstar_ray.algorithm.resample import ResampleRule, resample_rule
+from rstar_ray.config import AlgorithmConfig, LearnerConfig, RunConfig, with_values
+
+
+def small_config(**values: Any) -> RunConfig:
+    """`engine__replicas` is engine.replicas."""
+    return with_values(SMALL, {name.replace("__", "."): value for name, value in values.items()})
+
+
+def loss(**changes: Any) -> LossSettings:
+    return replace(loss_settings(RunConfig()), **changes)
+
+
+def limits(**changes: Any) -> BatchLimits:
+    """Of padded rows, as with `attention` sdpa."""
+    return replace(batch_limits(LearnerConfig(attention="sdpa", micro_batch_tokens=2_048)), **changes)
+
+
+def schedule(**changes: Any) -> LrSchedule:
+    return replace(rl_schedule(RunConfig(reset_optimizer=True)), **{"final_share": 0.0, "stable_share": 0.6} | changes)
+
+
+def rule(**changes: Any) -> ResampleRule:
+    return replace(resample_rule(AlgorithmConfig()), **changes)
+
+
+def learner(folder: Path | str, **changes: Any) -> Any:
+    """The learner's settings; `attention` decides whether rows are packed, as in a run."""
+    from actors.learner.settings import learner_settings
+
+    found = learner_settings(small_config(), Path(folder))
+    packed = changes.get("attention", found.attention) != "sdpa"
+    batch = replace(changes.pop("batch", found.batch), packed=packed)
+    return replace(found, **{"batch": batch, **changes})
+
+
+def engine(folder: Path | str, **changes: Any) -> Any:
+    from actors.generation.settings import engine_settings
+
+    return replace(engine_settings(small_config(), Path(folder)), **changes)
