@@ -59,15 +59,17 @@ def rollout_requests(
         max_context_tokens=config.engine.max_context_tokens,
     )
     sampling = Sampling(temperature=config.rollout.temperature, top_p=config.rollout.top_p)
-    return sibling_requests(problems, siblings, limits, sampling, seed=config.seed, name=f"{config.stage}/{name}")
+    return sibling_requests(
+        problems, siblings, limits=limits, sampling=sampling, seed=config.seed, name=f"{config.stage}/{name}"
+    )
 
 
 def sibling_requests(
     problems: Sequence[Problem],
     siblings: int,
+    *,
     limits: RolloutLimits,
     sampling: Sampling,
-    *,
     seed: int,
     name: str,
     at: str = "",

@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,13 @@ WARM = {"numpy", "scipy", "sympy", "math_verify"}
 """What warm servers import for programs."""
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -68,7 +74,7 @@ def dependencies() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, path in names.items():
         found[name] = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Import):
                 found[name] |= {alias.name for alias in node.names} & names.keys()
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -100,9 +106,50 @@ def test_the_product_does_not_need_its_benchmarks():
 
 def test_recipes_do_not_start_each_other():
     for path in modules("recipes"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("recipes"):
                 assert "main" not in {alias.name for alias in node.names}, path
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def is_too_wide(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """More than six parameters, of which more than two may be given by position."""
+    by_position = [each.arg for each in [*node.args.posonlyargs, *node.args.args] if each.arg not in ("self", "cls")]
+    return len(by_position) + len(node.args.kwonlyargs) > 6 and len(by_position) > 2
+
+
+@pytest.mark.parametrize("room", [*sorted(ROOMS), "tests"])
+def test_classes_and_functions_are_short_and_their_parameters_few(room: str):
+    found: list[str] = []
+    for path in modules(room):
+        tree = parsed(path)
+        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        found += [f"{path}: class {node.name}: {lines(node)} lines" for node in classes if lines(node) > 300]
+        found += [f"{path}: {node.name}: {lines(node)} lines" for node in functions(tree) if lines(node) > 60]
+        found += [f"{path}: {node.name}: too many parameters" for node in functions(tree) if is_too_wide(node)]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("signature", "wide"),
+    [
+        ("a, b, c, d, e, f", False),
+        ("a, b, c, d, e, f, g", True),
+        ("self, a, b, c, d, e, f", False),
+        ("a, b, *, c, d, e, f, g", False),
+        ("a, b, /, c, *, d, e, f, g", True),
+    ],
+)
+def test_a_wide_function_has_more_than_six_parameters_and_more_than_two_by_position(signature: str, wide: bool):
+    (node,) = functions(ast.parse(f"def f({signature}): ..."))
+    assert is_too_wide(node) == wide
 
 
 def test_no_room_holds_a_grab_bag():

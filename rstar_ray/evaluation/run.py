@@ -57,7 +57,10 @@ async def run_evaluation(
             path = run_dir.trajectories_path / f"{config.stage}-{name}.jsonl"
             with decoration(path.name, crew.show):
                 await crew.record(finished, path, stage=config.stage, step=step)
-    return [_conclude(config, log, crew, run_dir, name=name, step=step, model=model) for name, log in logs.items()]
+    return [
+        _conclude(config, log, crew=crew, run_dir=run_dir, name=name, step=step, model=model)
+        for name, log in logs.items()
+    ]
 
 
 def protocol(config: RunConfig, model: str = "") -> dict[str, Any]:
@@ -115,7 +118,7 @@ async def _collect(
 
 
 def _conclude(
-    config: RunConfig, log: ResultLog, crew: Crew, run_dir: RunDir, *, name: str, step: int, model: Path | None
+    config: RunConfig, log: ResultLog, *, crew: Crew, run_dir: RunDir, name: str, step: int, model: Path | None
 ) -> EvaluationResult:
     """The set's figures, their row and their line."""
     result = evaluate(log.results, stage=config.stage, step=step, problem_set=name, seed=config.seed)
@@ -167,8 +170,8 @@ def _requests(
     requests = sibling_requests(
         problems,
         asked.samples,
-        limits,
-        sampling,
+        limits=limits,
+        sampling=sampling,
         seed=config.seed,
         name=f"evaluate/{config.stage}/{name}",
         at=f"/step-{step}",

@@ -198,5 +198,6 @@ def test_whatever_happens_every_rollout_ends_exactly_once_and_the_books_close(ru
     assert not world.live
     assert len(world.ended) == len(set(world.ended)) == world.count
     assert snapshot.waiting == snapshot.in_flight == 0
+    assert world.balancer.faults() == []
     assert all(world.balancer.reserved_tokens(replica) == 0 for replica in REPLICAS)
     assert all(not world.balancer.residents(replica) for replica in REPLICAS)

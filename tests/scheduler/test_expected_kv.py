@@ -1,0 +1,365 @@
+"""The rule `expected_kv` against sums over residents made one by one, and its order and moves to the digit."""
+
+from math import inf, sqrt
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from scheduler.balancer import Balancer
+from scheduler.expected_kv.lengths import Lengths
+from scheduler.expected_kv.room import Caution
+from scheduler.expected_kv.rule import ExpectedKV
+from scheduler.fleet import Fleet, Replica, Rollout
+from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport
+
+MOST = 8_000
+HORIZONS = [MOST * (k / 19) ** 1.5 for k in range(20)]
+
+
+def load(name: str, *, prompt: int = 16, response: int = 0, most: int = MOST) -> RolloutLoad:
+    """`group/sibling`."""
+    return RolloutLoad(
+        rollout_id=name,
+        group_id=name.partition("/")[0],
+        prompt_tokens=prompt,
+        max_response_tokens=most,
+        max_turns=4,
+        context_tokens=prompt + response,
+        generated_tokens=response,
+    )
+
+
+class World:
+    """A balancer under the rule, with a view of what it keeps."""
+
+    def __init__(self, *capacities: int, max_running: int = 1_000, blocks: int = 16) -> None:
+        self.balancer = Balancer("expected_kv")
+        rule = self.balancer._rule
+        assert isinstance(rule, ExpectedKV)
+        self.rule: ExpectedKV = rule
+        for number, capacity in enumerate(capacities):
+            self.balancer.add_replica(f"r{number}", capacity, max_running=max_running, block_tokens=blocks)
+
+    def replica(self, name: str) -> Replica:
+        return self.balancer._books.replica(name)
+
+    def rollout(self, name: str) -> Rollout:
+        return self.balancer._books.rollouts[name]
+
+    def remember(self, *lengths: float) -> None:
+        self.balancer.remember(MOST, 4, [(f"past{n}", length, length >= MOST) for n, length in enumerate(lengths)])
+
+    def decide(self) -> list[tuple[str, str]]:
+        return [(one.rollout_id, one.replica_id) for one in self.balancer.decide().admissions]
+
+    def turn(self, name: str, context: int, generated: int) -> None:
+        report = TurnReport(rollout_id=name, context_tokens=context, generated_tokens=generated, turn=1)
+        assert self.balancer.turn_finished(str(self.balancer.replica_of(name)), report)
+
+    def end(self, name: str, tokens: int) -> None:
+        end = Finished(rollout_id=name, context_tokens=16 + tokens, generated_tokens=tokens, turn=1)
+        assert self.balancer.finished(str(self.balancer.replica_of(name)), end)
+
+    def refresh(self) -> None:
+        for profile in self.rule._room._profiles.values():
+            profile.settle()
+            profile.refresh()
+
+    def alive(self, rollout: Rollout, age: float) -> list[tuple[float, float]]:
+        """At every horizon: the chance that it lives so much longer, and the covariance with a sibling of that."""
+        group = self.rule._lengths.group_of(rollout)
+        of_group, at = np.array([group.index]), np.array([age])
+        alive, shared = group.budgets.estimate.survivals(of_group, at, np.array(HORIZONS))
+        return list(zip(alive[0].tolist(), shared[0].tolist(), strict=True))
+
+    def peak(self, replica: Replica, z: float, newcomer: Rollout | None = None, block: int = 16) -> float:
+        """The most KV that residents and a newcomer need at any horizon, mean and deviations, summed one by one."""
+        there = list(replica.residents.values())
+        aged = [(one, age := one.age_at(replica.decode_step), self.alive(one, age)) for one in there]
+        new = [] if newcomer is None else self.alive(newcomer, float(newcomer.load.response_tokens))
+        groups = {one.load.group_id: one.load.prompt_tokens for one in there}
+        most = -inf
+        for place, horizon in enumerate(HORIZONS):
+            mean = variance = 0.0
+            for one, age, lives in aged:
+                alive, shared = lives[place]
+                siblings = sum(other.load.group_id == one.load.group_id for other in there) - 1
+                size = age + horizon + block / 2
+                mean += size * alive
+                variance += size**2 * (alive * (1 - alive) + siblings * shared)
+            if newcomer is not None:
+                age, (alive, shared) = newcomer.load.response_tokens, new[place]
+                siblings = sum(other.load.group_id == newcomer.load.group_id for other in there)
+                size = age + horizon + block / 2
+                mean += size * alive
+                variance += size**2 * (alive * (1 - alive) + 2 * siblings * shared)
+            most = max(most, mean + z * sqrt(max(variance, 0.0)))
+        prompts = sum(-(-prompt // block) * block for prompt in groups.values())
+        now = sum(age + block / 2 for _, age, _ in aged) + prompts
+        beside = max(0.0, replica.load.kv_used_tokens - now)
+        if newcomer is not None and newcomer.load.group_id not in groups:
+            prompts += -(-newcomer.load.prompt_tokens // block) * block
+        return most + prompts + beside
+
+
+def busy(blocks: int = 16) -> World:
+    """One replica with siblings of several ages."""
+    world = World(60_000, 60_000, blocks=blocks)
+    rng = np.random.default_rng(0)
+    world.remember(*np.minimum(rng.lognormal(7.3, 0.8, 150), MOST).tolist())
+    world.balancer.set_serving("r1", False)
+    world.balancer.submit([load(f"g{n % 5}/{n}", prompt=33 + 100 * (n % 5)) for n in range(14)])
+    assert len(world.decide()) == 14
+    for number in (0, 3, 5, 6, 10, 11):
+        world.turn(f"g{number % 5}/{number}", 33 + 100 * (number % 5) + 40 * (number + 1), 40 * (number + 1))
+    world.end("g4/4", 50)
+    return world
+
+
+@pytest.mark.parametrize("blocks", [16, 40])
+@pytest.mark.parametrize("used_tokens", [0, 20_000])
+def test_a_replicas_peak_is_the_sum_over_its_residents(blocks: int, used_tokens: int):
+    world = busy(blocks)
+    world.balancer.replica_report("r0", ReplicaLoad(kv_used_tokens=used_tokens, running=13, steps=300))
+    waiting = [load("g0/new", prompt=33), load("h/new", prompt=90), load("g1/back", prompt=133, response=700)]
+    world.balancer.set_serving("r0", False)
+    world.balancer.submit(waiting)
+    world.rule._lengths.learn()
+    world.refresh()
+    replica, room = world.replica("r0"), world.rule._room
+    assert len(replica.residents) == 13
+    for z in (0.0, 2.5):
+        assert room.peak(replica, z) == pytest.approx(world.peak(replica, z, block=blocks), rel=1e-9)
+        for one in waiting:
+            newcomer = world.rollout(one.rollout_id)
+            expected = world.peak(replica, z, newcomer, block=blocks)
+            assert room.peak(replica, z, newcomer) == pytest.approx(expected, rel=1e-9)
+    assert room.reserved_tokens(replica) == int(room.peak(replica, world.rule.caution.z))
+    assert room.reserved_tokens(world.replica("r1")) == 0
+    ages = [one.age_at(replica.decode_step) + blocks / 2 for one in replica.residents.values()]
+    prompts = sum(-(-prompt // blocks) * blocks for prompt in (33, 133, 233, 333, 433))
+    assert room.used_tokens(replica) == pytest.approx(sum(ages) + prompts)
+
+
+def test_between_two_looks_all_grow_by_a_token_a_step():
+    world = busy()
+    world.refresh()
+    before = world.rule._room.peak(world.replica("r0"), 1.0)
+    world.replica("r0").decode_step += 7
+    assert world.rule._room.peak(world.replica("r0"), 1.0) == pytest.approx(before + 7 * 13)
+
+
+def test_a_fit_is_exact_to_the_token():
+    world = busy()
+    world.balancer.submit([load("h/new", prompt=90)])
+    world.rule._lengths.learn()
+    world.refresh()
+    replica, newcomer, room = world.replica("r0"), world.rollout("h/new"), world.rule._room
+    peak = room.peak(replica, world.rule.caution.z, newcomer)
+    for capacity, fits in ((int(peak) + 1, True), (int(peak), False)):
+        replica.kv_capacity_tokens = capacity
+        assert room.fits(replica, newcomer) == fits
+    replica.kv_capacity_tokens, replica.max_running = 10**6, 13
+    assert not room.fits(replica, newcomer)  # no seat
+    empty = world.replica("r1")
+    for capacity, fits in ((91, True), (90, False)):
+        empty.kv_capacity_tokens = capacity
+        assert room.fits(empty, newcomer) == fits
+
+
+def test_caution_is_the_quantile_of_the_risk_raised_by_preemptions_and_sinking_with_ends():
+    caution = Caution(0.02)
+    least = NormalDist().inv_cdf(1 - 0.02 / 8)
+    assert caution.z == pytest.approx(least)
+    caution.ended()
+    assert caution.z == pytest.approx(least)
+    caution.preempted()
+    caution.preempted()
+    caution.ended()
+    assert caution.z == pytest.approx(least + 0.2 - 0.1 * 0.02)
+    for _ in range(30):
+        caution.preempted()
+    assert caution.z == pytest.approx(least + 1.5)
+    for risk in (0.0, 0.5, -1.0, float("nan")):
+        with pytest.raises(ValueError, match=r"must lie between 0 and 0\.5"):
+            Caution(risk)
+
+
+def test_estimates_are_refreshed_after_so_many_observations():
+    lengths = Lengths(Fleet())
+    rollouts = [Rollout(load(f"g{n}/0"), n) for n in range(20)]
+    for rollout in rollouts:
+        lengths.know(rollout)
+    assert lengths.learn() and not lengths.learn()
+
+    def patience() -> int:
+        number = 0
+        while not lengths.learn():
+            lengths.grow(rollouts[0])
+            number += 1
+        return number
+
+    lengths.grow(rollouts[0])
+    assert patience() == 4 + 20 // 4 - 1
+    for _ in range(2_000 - 9):
+        lengths.grow(rollouts[0])
+    assert lengths.learn() and patience() == 20  # a hundredth of all
+    lengths.stale()
+    assert patience() == 0
+    many = Lengths(Fleet())
+    for number in range(600):
+        many.know(Rollout(load(f"g{number}/0"), number))
+    many.learn()
+    lengths, rollouts = many, [Rollout(load("g0/1"), 0)]
+    many.know(rollouts[0])
+    assert patience() == 128
+
+
+def test_every_group_is_probed_four_times_in_turn_before_any_goes_on():
+    world = World(2_000_000)
+    world.balancer.submit([load(f"g{group}/{n}") for group in range(3) for n in range(6)])
+    order = [name for name, _ in world.decide()]
+    probes = [f"g{group}/{n}" for n in range(4) for group in range(3)]
+    assert order == [*probes, "g0/4", "g0/5", "g1/4", "g1/5", "g2/4", "g2/5"]
+
+
+def test_every_32nd_start_is_that_of_the_oldest():
+    world = World(20_000_000)
+    world.balancer.submit([load(f"{group}/{n}") for group in ("short", "long") for n in range(4)])
+    assert len(world.decide()) == 8
+    for number in range(4):
+        world.end(f"short/{number}", 10)
+        world.turn(f"long/{number}", 7_000, 6_984)
+    world.balancer.submit([load(f"{group}/{n}") for group in ("short", "long") for n in range(100, 150)])
+    order = [name for name, _ in world.decide()]
+    assert order[4 : 4 + 19] == [f"long/{number}" for number in range(100, 119)]
+    assert [place for place, name in enumerate(order[:40], 9) if name.startswith("short")] == [9, 10, 11, 12, 32]
+    assert order[32 - 9] == "short/104"
+
+
+def test_what_was_interrupted_goes_before_all_others():
+    world = World(100_000, 100_000)
+    world.balancer.submit([load("a/0"), load("b/0")])
+    placed = dict(world.decide())
+    world.balancer.submit([load("c/0")])
+    world.balancer.returned(placed["b/0"], [load("b/0", response=100)])
+    assert [name for name, _ in world.decide()] == ["b/0", "c/0"]
+
+
+def idle_and_full(running: int = 300, *, history: float = 7_000.0) -> World:
+    """Half of the rollouts on r1, all of them ended there; the others live on r0."""
+    world = World(2_000_000, 2_000_000)
+    world.remember(*[history] * 300)
+    world.balancer.submit([load(f"g{n}/0") for n in range(running)])
+    placed = world.decide()
+    for name in [name for name, home in placed if home == "r1"]:
+        world.end(name, 7_000)
+    return world
+
+
+def moves(world: World) -> list[tuple[str, str]]:
+    return [(move.from_replica, move.to_replica) for move in world.balancer.decide().moves]
+
+
+def test_contexts_computed_again_because_of_moves_stay_below_three_thousandths():
+    world = idle_and_full()
+    names = world.balancer.residents("r0")[:15]
+    for name in names:
+        world.turn(name, 316, 300)
+    generated = (300 - len(world.balancer.residents("r0"))) * 7_000 + 15 * 300
+    assert world.balancer._books.fleet.generated_tokens == generated
+    assert moves(world) == [("r0", "r1")] * int(0.003 * generated // 316)
+    for name in names:
+        world.turn(name, 316, 300)
+    assert moves(world) == []  # the share is spent
+
+
+@pytest.mark.parametrize("left", (43, 46, 49, 52))
+def test_a_move_goes_to_a_replica_less_than_half_as_full(left: int):
+    world = idle_and_full(1_000)
+    world.balancer.set_serving("r0", False)
+    world.balancer.submit([load(f"h{n}/0") for n in range(left)])
+    world.decide()
+    world.balancer.set_serving("r0", True)
+    for name in world.balancer.residents("r0")[100:]:
+        world.end(name, 7_000)
+    for name in world.balancer.residents("r0") + world.balancer.residents("r1"):
+        world.turn(name, 316, 300)
+    world.decide()
+    for replica in ("r0", "r1"):
+        world.balancer._books.fleet.generated_tokens += 10**7
+        for name in world.balancer.residents(replica):
+            world.rollout(name).prefer = None
+    world.refresh()
+    world.rule._moves._turned.clear()
+    name = world.balancer.residents("r0")[0]
+    world.rule._moves.turn_ended(world.rollout(name))
+    held = [len(world.balancer.residents(replica)) * (300 + 8 + 16) for replica in ("r0", "r1")]
+    assert bool(moves(world)) == (held[1] + 316 <= 0.5 * (held[0] - 316))
+
+
+@pytest.mark.parametrize("history", [305.0, 330.0, 360.0, 400.0, 500.0, 800.0])
+def test_a_move_must_be_repaid_by_what_is_still_to_come(history: float):
+    world = idle_and_full(history=history)
+    name = world.balancer.residents("r0")[0]
+    world.turn(name, 316, 300)
+    remaining = world.rule._lengths.remaining_tokens(world.rollout(name))
+    assert bool(moves(world)) == (4 * remaining >= 316)
+
+
+def pressed(generated: int = 10**8) -> World:
+    """r0 holds more than it can; the others are differently full."""
+    world = World(60_000, 40_000, 90_000, 30_000)
+    world.remember(*[4_000.0] * 100)
+    for replica, number in (("r0", 40), ("r1", 3), ("r2", 3), ("r3", 2)):
+        world.balancer.adopt(replica, [load(f"{replica}/{n}", prompt=64, response=600) for n in range(number)])
+    world.rule._lengths.learn()
+    world.refresh()
+    world.balancer._books.fleet.generated_tokens = generated
+    return world
+
+
+def test_a_replica_about_to_overflow_is_relieved_by_the_one_with_the_lowest_peak():
+    world = pressed()
+    assert world.peak(world.replica("r0"), 0.5) > 60_000
+    relative = {name: world.peak(world.replica(name), 0.5) / world.replica(name).kv_capacity_tokens
+                for name in ("r1", "r2", "r3")}  # fmt: skip
+    world.balancer.submit([load("waits/0", prompt=89_000)])  # relief does not ask whether somebody waits
+    world.turn("r0/7", 700, 636)
+    assert ("r0", min(relative, key=relative.__getitem__)) in moves(world)
+
+
+def test_relief_stays_below_eight_thousandths():
+    for generated, expected in ((700 * 1_000 // 8 + 600, 1), (700 * 1_000 // 8 - 600, 0)):
+        world = pressed(generated)
+        world.balancer.submit([load("waits/0", prompt=89_000)])
+        world.turn("r0/7", 700, 636)
+        assert len(moves(world)) == expected
+
+
+def test_nobody_is_moved_to_where_it_would_overflow():
+    world = pressed()
+    for name in ("r1", "r2", "r3"):
+        world.replica(name).kv_capacity_tokens = 10_000
+    world.turn("r0/7", 700, 636)
+    assert moves(world) == []
+
+
+def test_nothing_is_left_when_all_have_ended():
+    world = busy()
+    for name in world.balancer.residents("r0"):
+        world.end(name, 2_000)
+    assert world.balancer.faults() == []
+    assert world.rule._room.peak(world.replica("r0"), 2.0) == 0.0
+
+
+def test_what_is_left_behind_is_named():
+    world = busy()
+    world.balancer.submit([load("late/0")])
+    world.balancer._books.rollouts.clear()
+    faults = world.balancer.faults()
+    assert "15 submitted, but 1 finished or cancelled" in faults
+    assert "r0 is left with 13 residents" in faults and "r0 is left with 5 prompt groups" in faults
+    assert "r0 still counts 13 rollouts, 1216 of prompts" in faults
+    assert "group 'late' still has 1 live" in faults
