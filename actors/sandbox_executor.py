@@ -8,18 +8,21 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from actors.probe import Alive, Sign
 from rstar_ray.config import SandboxConfig
 from rstar_ray.deadline import within
-from rstar_ray.errors import DeadlineExceeded, SandboxError
+from rstar_ray.errors import DeadlineExceeded, JudgeError, SandboxError
+from rstar_ray.reward.programs import ProgramRun
 from rstar_ray.trajectory import ToolCall, ToolResult
+from sandbox.errors import ComparisonFailed
 from sandbox.limits import MIB, Limits
 from sandbox.pool import PoolConfig, SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 from sandbox.tool_text import tool_text
+from sandbox.verify import equal_expressions
 
 MAX_BATCH_CALLS = 64
 GATHER_S = 0.002
@@ -27,22 +30,25 @@ MAX_TRIES = 3
 """On how many executors a call is tried before our failure becomes the rollout's end."""
 STREAM_SHARE = 0.5
 """Of a call's deadline: an executor that answers nothing for so long leaves time to try another."""
+JUDGED_OUTPUT_CHARS = 65_536
+"""Kept of what a judged program prints; a truth that is longer cannot be met."""
 REST_S = 5.0
 """How long an executor that failed is passed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """Are these two answers equivalent? Trusted code, run in the same pool under limits of its own."""
+class Comparison:
+    """Are the answer and the truth of each pair equal? Trusted code, run in the same pool under limits of its own."""
 
-    answer: str
-    truth: str
-    call_id: str = ""
+    pairs: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    equivalent: bool
+class Verdicts:
+    """What a comparison found, pair by pair; or why it found nothing."""
+
+    equal: tuple[bool, ...] = ()
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +58,8 @@ class Failure:
     reason: str
 
 
-Work = ExecutionRequest | Verification
-Answer = ExecutionResult | Verdict | Failure
+Work = ExecutionRequest | Comparison
+Answer = ExecutionResult | Verdicts | Failure
 
 
 class SandboxExecutor:
@@ -106,13 +112,17 @@ class SandboxExecutor:
 
     async def _answer(self, work: Work, caller: str) -> Answer:
         try:
-            if isinstance(work, Verification):
-                from sandbox.verify import verify_answer
-
-                return Verdict(equivalent=await verify_answer(self._pool, work.answer, work.truth))
+            if isinstance(work, Comparison):
+                return await self._compared(work)
             return await self._pool.run(work, caller=caller)
         except Exception as failed:  # whatever it was, it was ours, and the caller is owed an answer
             return Failure(f"{type(failed).__name__}: {failed}")
+
+    async def _compared(self, work: Comparison) -> Verdicts:
+        try:
+            return Verdicts(equal=tuple(await equal_expressions(self._pool, work.pairs)))
+        except ComparisonFailed as failed:
+            return Verdicts(failure=str(failed))
 
 
 @dataclass(slots=True)
@@ -134,7 +144,7 @@ class _Call:
 
 
 class SandboxClient:
-    """The tool and the verifier for agent loops: picks the least loaded executor, batches, retries elsewhere."""
+    """The tool and the comparisons for agent loops: picks the least loaded executor, batches, retries elsewhere."""
 
     def __init__(self, executors: dict[str, Any], config: SandboxConfig, *, caller: str) -> None:
         self._executors = [_Executor(handle, name) for name, handle in executors.items()]
@@ -153,11 +163,23 @@ class SandboxClient:
         assert isinstance(result, ExecutionResult)
         return ToolResult(outcome=result.outcome, text=tool_text(result), wall_s=time.monotonic() - started_s)
 
-    async def verify(self, answer: str, truth: str) -> bool:
-        """Whether the answers are equivalent, by math-verify in the sandbox."""
-        verdict = await self._answer(Verification(answer=answer, truth=truth))
-        assert isinstance(verdict, Verdict)
-        return verdict.equivalent
+    async def compare(self, pairs: Sequence[tuple[str, str]]) -> Sequence[bool]:
+        """Whether each (answer, truth) is equal, by math-verify in the sandbox.
+
+        Raises `JudgeError` where the comparison hung or crashed, `SandboxError` as `execute`.
+        """
+        verdicts = await self._answer(Comparison(pairs=tuple(pairs)))
+        assert isinstance(verdicts, Verdicts)
+        if verdicts.failure:
+            raise JudgeError(verdicts.failure)
+        return verdicts.equal
+
+    async def run_program(self, code: str, stdin: str) -> ProgramRun:
+        """Run a judged program on one input, with room for what such programs print. Raises as `execute`."""
+        limits = replace(self._limits, stdout_chars=JUDGED_OUTPUT_CHARS)
+        result = await self._answer(ExecutionRequest(code=code, stdin=stdin, limits=limits))
+        assert isinstance(result, ExecutionResult)
+        return ProgramRun(outcome=result.outcome, stdout=result.stdout)
 
     async def _answer(self, work: Work) -> Answer:
         call = _Call(work, asyncio.get_running_loop().create_future())

@@ -177,6 +177,8 @@ class TrainingActors:
                 instruct=self._config.rollout.instruct,
                 sandbox=self._config.sandbox,
                 executors=tuple(self._executors),
+                reward=self._config.reward,
+                own_folder=str(Path(self._config.own_folder).absolute()),
             )
             actor = ray.remote(GenerationActor).options(
                 name=settings.replica_id,

@@ -11,6 +11,7 @@ from rstar_ray.data.problems import load_problems
 from rstar_ray.data.sft import load_conversations, to_example
 from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.run import HELD_OUT
+from rstar_ray.reward.judge import refuse_truths
 from rstar_ray.tiny.conversations import generate_conversations
 from rstar_ray.tiny.problems import MAX_PROBLEMS, Split, generate_problems
 from rstar_ray.trajectory import Problem
@@ -21,7 +22,8 @@ SFT_VALIDATION = 256
 
 def training_problems(config: RunConfig) -> list[Problem]:
     if config.data.train:
-        return _from_file("--data.train", config.data.train, integer_answers=config.data.integer_answers)
+        integers = config.data.integer_answers and config.reward.name == "math"
+        return _from_file("--data.train", config.data.train, config, integer_answers=integers)
     refuse_without_tiny(config, "--data.train", "give a problem file")
     return _generated(config.seed, Split.TRAIN, config.data.num_train, "--data.num-train")
 
@@ -29,7 +31,7 @@ def training_problems(config: RunConfig) -> list[Problem]:
 def heldout_problems(config: RunConfig) -> list[Problem]:
     """What is evaluated on during training. The tiny world's are the same for every seed, so that runs compare."""
     if config.data.heldout:
-        return _asked_for(config, _from_file("--data.heldout", config.data.heldout))
+        return _asked_for(config, _from_file("--data.heldout", config.data.heldout, config))
     if config.scale != "tiny":
         return []
     return _asked_for(config, _generated(0, Split.HELD_OUT, config.data.num_heldout, "--data.num-heldout"))
@@ -40,11 +42,13 @@ def _asked_for(config: RunConfig, problems: list[Problem]) -> list[Problem]:
     return problems[: config.evaluate.num_problems or None]
 
 
-def _from_file(option: str, path: str, *, integer_answers: bool = False) -> list[Problem]:
+def _from_file(option: str, path: str, config: RunConfig, *, integer_answers: bool = False) -> list[Problem]:
     try:
-        return load_problems(path, integer_answers=integer_answers)
+        problems = load_problems(path, integer_answers=integer_answers)
     except ConfigError as refused:
         raise ConfigError(f"{option} {refused.field}", refused.problem, refused.mend) from None
+    refuse_truths(problems, config.reward, f"{option} {Path(path).name}")
+    return problems
 
 
 def _generated(seed: int, split: Split, count: int, option: str) -> list[Problem]:
@@ -60,7 +64,10 @@ def problem_sets(config: RunConfig) -> dict[str, list[Problem]]:
     stems = [Path(path).stem for path in config.evaluate.files]
     if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
         raise ConfigError("--evaluate.files", f"two files are named {twice}", "rename one: results go by the name")
-    return {Path(path).stem: _asked_for(config, _from_file("--evaluate.files", path)) for path in config.evaluate.files}
+    return {
+        Path(path).stem: _asked_for(config, _from_file("--evaluate.files", path, config))
+        for path in config.evaluate.files
+    }
 
 
 async def sft_examples(

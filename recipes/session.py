@@ -20,6 +20,7 @@ from rstar_ray.config import RunConfig, differences, may_change, with_values
 from rstar_ray.data.sft import load_conversations
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.evaluation.run import HELD_OUT, evaluated, run_evaluation
+from rstar_ray.reward.own import check_own_reward
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import read_json
 from rstar_ray.run_dir.folder import RunDir
@@ -54,6 +55,7 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
     try:
         (config,) = parse([recipe], argv, show=say)
         config.check_paths()
+        refuse_own_code(config)
         sets = problem_sets(config)
         path = run_path(config)
         model = _policy_to_evaluate(config, path)
@@ -82,6 +84,7 @@ def run(configs: Sequence[RunConfig]) -> None:
     path = run_path(configs[0])
     for config in configs:
         config.check_paths()
+    refuse_own_code(configs[0])
     problems = {config.stage: training_problems(config) for config in configs if config.stage != "sft"}
     heldout = heldout_problems(configs[0])
     for config in configs:
@@ -102,6 +105,12 @@ def run(configs: Sequence[RunConfig]) -> None:
 
         write_report(path, say)
         say(f"report: {path / 'report.md'}")
+
+
+def refuse_own_code(config: RunConfig) -> None:
+    """Raise `ConfigError` for a reward of the person's own that cannot be imported or called."""
+    if ":" in config.reward.name:
+        check_own_reward(config.reward.name, str(Path(config.own_folder).absolute()))
 
 
 def run_path(config: RunConfig) -> Path:

@@ -22,6 +22,10 @@ class SandboxError(RStarError):
     """The sandbox failed to run a program; says nothing about the program."""
 
 
+class JudgeError(RStarError):
+    """An answer could not be judged: the comparison or the reward function hung, crashed or said nonsense."""
+
+
 class EngineError(RStarError):
     """A generation engine died or refused a request."""
 

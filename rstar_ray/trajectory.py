@@ -127,6 +127,7 @@ class TrajectorySummary:
     generate_s: float = 0.0
     tool_s: float = 0.0
     verify_s: float = 0.0
+    judge_retries: int = 0  # judging the answer failed so often, for our reasons, before it gave the reward
 
     @property
     def truncated(self) -> bool:

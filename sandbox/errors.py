@@ -17,3 +17,7 @@ class SandboxLost(SandboxError):
 
 class SandboxLate(SandboxError):
     """The call's deadline passed before it had an answer."""
+
+
+class ComparisonFailed(SandboxError):
+    """A comparison of answers hung or crashed."""

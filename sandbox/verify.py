@@ -1,17 +1,16 @@
-"""Is an answer equivalent to the truth? Decided by math-verify, in the pool, as trusted code."""
+"""Are two expressions equal? Decided by math-verify, in the pool, as trusted code."""
 
 import json
-import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 from rstar_ray.outcome import Outcome
 from sandbox.cage.verify_program import CODE
+from sandbox.errors import ComparisonFailed
 from sandbox.limits import MIB, Limits
 from sandbox.request import ExecutionRequest, ExecutionResult
 
 VERIFY_LIMITS = Limits(cpu_s=5.0, wall_s=10.0, memory_bytes=512 * MIB)
-MAX_ANSWER_CHARS = 2_000
-_log = logging.getLogger(__name__)
 
 
 class Runs(Protocol):
@@ -20,26 +19,17 @@ class Runs(Protocol):
     async def run(self, request: ExecutionRequest, caller: str = "") -> ExecutionResult: ...
 
 
-async def verify_answer(pool: Runs, answer: str, truth: str, *, limits: Limits = VERIFY_LIMITS) -> bool:
-    """True where `answer` (the inside of a \\boxed{}) is equivalent to `truth` (arXiv:2508.20722, section 2.2).
+async def equal_expressions(
+    pool: Runs, pairs: Sequence[tuple[str, str]], *, limits: Limits = VERIFY_LIMITS
+) -> list[bool]:
+    """Whether the (answer, truth) of each pair are equal; what cannot be read is not.
 
-    Identical and plainly integer answers are decided at once, the rest by math-verify within
-    `limits`; what it cannot read or decide in time is not equivalent. Raises SandboxError.
+    Raises `ComparisonFailed` where the comparison hung or crashed, which is no verdict, and SandboxError.
     """
-    answer, truth = answer.strip(), truth.strip()
-    if answer == truth:
-        return bool(truth)
-    if len(answer) > MAX_ANSWER_CHARS or not answer or not truth:
-        return False
-    if _is_integer(answer) and _is_integer(truth):
-        return int(answer) == int(truth)
-    request = ExecutionRequest(code=CODE, stdin=json.dumps([answer, truth]), limits=limits, trusted=True)
+    request = ExecutionRequest(code=CODE, stdin=json.dumps(list(pairs)), limits=limits, trusted=True)
     result = await pool.run(request, "verify")
-    if result.outcome is not Outcome.OK:
-        _log.debug("%r against %r: %s %s", answer, truth, result.outcome, result.stderr[-200:])
-    return result.outcome is Outcome.OK and result.stdout == "equal\n"
-
-
-def _is_integer(text: str) -> bool:
-    digits = text[1:] if text[:1] in "+-" else text
-    return digits.isascii() and digits.isdigit() and len(digits) < 100
+    verdicts = result.stdout.strip()
+    if result.outcome is not Outcome.OK or len(verdicts) != len(pairs) or set(verdicts) - {"=", "/"}:
+        said = result.stderr.strip().splitlines()[-1:] or [result.reason]
+        raise ComparisonFailed(f"comparing {pairs[0][0][:80]!r} with {pairs[0][1][:80]!r}: {result.outcome}: {said[0]}")
+    return [verdict == "=" for verdict in verdicts]

@@ -12,6 +12,8 @@ from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.crew import Crew
 from rstar_ray.errors import EngineError, SandboxError
 from rstar_ray.outcome import Outcome
+from rstar_ray.reward.find import boxed_answer
+from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
 from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.train_loop import PublishOnce, TrainingRow
@@ -128,8 +130,9 @@ class UnreliableSandbox(AddingSandbox):
         return await super().__call__(call)
 
 
-async def same_text(answer: str, truth: str) -> bool:
-    return answer == truth
+async def same_text(completion: str, problem: Problem) -> Judgement:
+    said = boxed_answer(completion) or ""
+    return Judgement(float(said == problem.answer), answer=said)
 
 
 @dataclass

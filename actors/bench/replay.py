@@ -24,6 +24,8 @@ from actors.generation.worker import GenerationWorker
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import RStarError
 from rstar_ray.outcome import Outcome
+from rstar_ray.reward.find import boxed_answer
+from rstar_ray.reward.judge import Judgement
 from rstar_ray.trajectory import Completion, Problem, RolloutLimits, RolloutRequest, Sampling, ToolCall, ToolResult
 from scheduler.traces.record import TraceRollout, TraceTurn
 from scheduler.traces.stages import Stage, synthetic
@@ -159,8 +161,8 @@ def _engine_died() -> None:
     raise RStarError("replay: an engine died")  # the worker's fault then ends the replay
 
 
-async def _equal(answer: str, truth: str) -> bool:
-    return answer == truth
+async def _exact(completion: str, problem: Problem) -> Judgement:
+    return Judgement(float(boxed_answer(completion) == problem.answer))
 
 
 def mixed_trace(groups: int, siblings: int, *, seed: int) -> list[TraceRollout]:
@@ -228,7 +230,7 @@ async def replay(
             chat=chat,
             balancer=BalancerClient(balancer),
             execute=_echo,
-            verify=_equal,
+            judge=_exact,
             die=_engine_died,
         )
         await worker.start()

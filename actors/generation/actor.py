@@ -17,8 +17,9 @@ from actors.generation.worker import GenerationWorker
 from actors.probe import Alive, Sign
 from actors.sandbox_executor import SandboxClient
 from rstar_ray.chat.template import TokenizerChat
-from rstar_ray.config import SandboxConfig
+from rstar_ray.config import RewardConfig, SandboxConfig
 from rstar_ray.deadline import within
+from rstar_ray.reward.judge import make_judge
 from rstar_ray.trajectory import Trajectory
 from scheduler.load import ReplicaLoad
 from scheduler.picture import Timeline
@@ -41,6 +42,8 @@ class WorkerSettings:
     instruct: bool  # put the tool's schema and the answer format before the problem
     sandbox: SandboxConfig
     executors: tuple[str, ...]  # names, by which a restarted actor finds them again
+    reward: RewardConfig
+    own_folder: str  # absolute
 
 
 class GenerationActor:
@@ -61,7 +64,7 @@ class GenerationActor:
             chat=TokenizerChat(AutoTokenizer.from_pretrained(settings.engine.model), instruct=settings.instruct),
             balancer=BalancerClient(ray.get_actor("balancer")),
             execute=tools.execute,
-            verify=tools.verify,
+            judge=make_judge(settings.reward, tools, own_folder=settings.own_folder),
         )
 
     def __repr__(self) -> str:

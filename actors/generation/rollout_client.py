@@ -18,8 +18,9 @@ from rstar_ray.agent.rollout import RolloutState, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, RStarError
+from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
-from rstar_ray.trajectory import RolloutRequest, StopReason
+from rstar_ray.trajectory import Problem, RolloutRequest, StopReason
 from scheduler.load import RolloutLoad
 
 _Submission = tuple[RolloutLoad, RolloutState]
@@ -205,8 +206,8 @@ def _last_line(fault: Exception) -> str:
 
 
 async def _refused(state: RolloutState) -> FinishedRollout:
-    async def nothing_to_verify(answer: str, truth: str) -> bool:
+    async def nothing_to_judge(completion: str, problem: Problem) -> Judgement:
         raise AssertionError("a refused rollout has no answer")
 
-    trajectory = await score(state, nothing_to_verify)
+    trajectory = await score(state, nothing_to_judge)
     return FinishedRollout(summary=trajectory.summary, ref=TrajectoryRef(ray.put([trajectory]), 0))

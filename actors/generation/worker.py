@@ -20,11 +20,11 @@ from actors.generation.load_meter import EngineLoad
 from actors.generation.timeline_log import TimelineLog
 from actors.generation.weight_swap import WeightUpdate
 from actors.weights.buckets import WeightBucket
-from rstar_ray.agent.reward import VerifyFn
 from rstar_ray.agent.rollout import ExecuteFn, RolloutState, run_rollout, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
-from rstar_ray.errors import EngineError, SandboxError
+from rstar_ray.errors import EngineError, JudgeError, SandboxError
+from rstar_ray.reward.judge import JudgeFn
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.run_dir.trajectory_log import write_trajectories
 from rstar_ray.trajectory import Completion, Sampling, ToolCall, ToolResult, Trajectory
@@ -76,7 +76,7 @@ class GenerationWorker:
         chat: ChatFormat,
         balancer: BalancerCalls,
         execute: ExecuteFn,
-        verify: VerifyFn,
+        judge: JudgeFn,
         die: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
         self._replica_id = replica_id
@@ -85,7 +85,7 @@ class GenerationWorker:
         self._chat = chat
         self._balancer = balancer
         self._execute = execute
-        self._verify = verify
+        self._judge = judge
         self._die = die
         self._facts: EngineFacts | None = None
         self._playing: dict[str, asyncio.Task[None]] = {}
@@ -222,10 +222,11 @@ class GenerationWorker:
                 self._hand_back(state)
                 return
             self._release(state)  # its KV cache is free; checking the answer holds nobody up
-            self._deliveries.add(await score(state, self._verify))
-        except SandboxError as failed:
-            self._release(self._states.get(rollout_id, state))
-            reason = f"sandbox: {failed}"
+            self._deliveries.add(await score(state, self._judge))
+        except (SandboxError, JudgeError) as failed:
+            if rollout_id in self._playing:  # judging comes after the release
+                self._release(self._states.get(rollout_id, state))
+            reason = f"{'sandbox' if isinstance(failed, SandboxError) else 'judging'}: {failed}"
             self._deliveries.add(DroppedRollout(rollout_id=rollout_id, group_id=state.request.group_id, reason=reason))
         except EngineError as died:
             await self._end(died)

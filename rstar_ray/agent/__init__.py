@@ -1,1 +1,1 @@
-"""One rollout: think, call the tool, read its answer, go on; and what its answer is worth."""
+"""One rollout: think, call the tool, read its answer, go on."""

@@ -12,10 +12,11 @@ from typing import Protocol
 
 import numpy as np
 
-from rstar_ray.agent.reward import VerifyFn, answer_reward, boxed_answer, count_answers
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.outcome import Outcome
+from rstar_ray.reward.find import count_answers
+from rstar_ray.reward.judge import JudgeFn, Judgement
 from rstar_ray.seeds import derive_seed
 from rstar_ray.trajectory import (
     Completion,
@@ -168,22 +169,17 @@ def _with_tool_answers(state: RolloutState, answer_ids: list[int]) -> RolloutSta
     )
 
 
-async def score(state: RolloutState, verify: VerifyFn) -> Trajectory:
-    """The finished record with its reward; a rollout that did not end by itself gets 0."""
+async def score(state: RolloutState, judge: JudgeFn) -> Trajectory:
+    """The finished record with its reward; a rollout that did not end by itself gets 0. Raises as `judge` does."""
     assert state.stop_reason is not None
     started_s = time.monotonic()
-    reward = 0.0
+    judgement = Judgement(0.0)
     if state.stop_reason is StopReason.ANSWERED:
-        reward = await answer_reward(boxed_answer(state.final_text), state.request.problem.answer, verify)
-    return _trajectory(state, state.stop_reason, reward, time.monotonic() - started_s)
+        judgement = await judge(state.final_text, state.request.problem)
+    return _trajectory(state, state.stop_reason, judgement, time.monotonic() - started_s)
 
 
-def _answer(state: RolloutState, stop_reason: StopReason) -> str:
-    """What the policy boxed, for votes and for people; a rollout that did not end by itself has no answer."""
-    return (boxed_answer(state.final_text) or "")[:MAX_ANSWER_CHARS] if stop_reason is StopReason.ANSWERED else ""
-
-
-def _trajectory(state: RolloutState, stop_reason: StopReason, reward: float, verify_s: float) -> Trajectory:
+def _trajectory(state: RolloutState, stop_reason: StopReason, judgement: Judgement, verify_s: float) -> Trajectory:
     request, turns = state.request, state.turns
     outcomes = tuple(result.outcome for turn in turns for result in turn.tool_results)
     versions = [version for version in state.policy_versions if version >= 0]
@@ -192,8 +188,9 @@ def _trajectory(state: RolloutState, stop_reason: StopReason, reward: float, ver
             rollout_id=request.rollout_id,
             group_id=request.group_id,
             problem_id=request.problem.id,
-            reward=reward,
-            answer=_answer(state, stop_reason),
+            reward=judgement.reward,
+            judge_retries=judgement.retries,
+            answer=judgement.answer[:MAX_ANSWER_CHARS],
             num_calls=len(outcomes),
             num_failed=sum(outcome.failed for outcome in outcomes),
             num_answers=state.num_answers,

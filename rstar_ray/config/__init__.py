@@ -8,11 +8,13 @@ What lies below the recipes (an engine's settings, the learner's, the loss's, a 
 from rstar_ray.config.algorithm import AlgorithmConfig, OptimizerConfig, SftConfig
 from rstar_ray.config.detector import DetectorConfig
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
+from rstar_ray.config.own import REWARDS, RewardConfig
 from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfig
 from rstar_ray.config.run import CheckpointConfig, RunConfig
 from rstar_ray.config.tree import MayChange, differences, leaves, may_change, with_values
 
 __all__ = [
+    "REWARDS",
     "AlgorithmConfig",
     "BalancerConfig",
     "CheckpointConfig",
@@ -23,6 +25,7 @@ __all__ = [
     "LearnerConfig",
     "MayChange",
     "OptimizerConfig",
+    "RewardConfig",
     "RolloutConfig",
     "RunConfig",
     "SandboxConfig",

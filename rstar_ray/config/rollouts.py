@@ -39,7 +39,7 @@ class DataConfig:
     heldout: str = ""
     """held-out problems, a path; empty generates the tiny world's"""
     integer_answers: bool = True
-    """refuse training problems whose answer is no integer (arXiv:2508.20722 section 4.2)"""
+    """refuse training problems whose answer is no integer (arXiv:2508.20722 section 4.2); for the reward math"""
     num_train: int = 4_000
     """problems generated where no path is given"""
     num_heldout: int = 240

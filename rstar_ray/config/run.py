@@ -8,6 +8,7 @@ from rstar_ray.config.algorithm import AlgorithmConfig, OptimizerConfig, SftConf
 from rstar_ray.config.checks import at_least, require
 from rstar_ray.config.detector import DetectorConfig
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
+from rstar_ray.config.own import RewardConfig
 from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfig
 from rstar_ray.config.tree import MayChange
 
@@ -53,6 +54,8 @@ class RunConfig:
     """prompt groups of one step"""
     drop_solved: bool = False
     """first roll out every problem 8 times with the latest policy and drop those solved 8/8 (stage 3)"""
+    own_folder: MayChange[str] = ""
+    """folder of the modules that hold your own reward; empty is the folder of the command"""
     reset_optimizer: bool = False
     """start with fresh optimizer state and a warm-up (stages 1 and 3)"""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -62,6 +65,7 @@ class RunConfig:
     balancer: BalancerConfig = field(default_factory=BalancerConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
     data: DataConfig = field(default_factory=DataConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -91,6 +95,7 @@ class RunConfig:
             ("--data.train", self.data.train),
             ("--data.heldout", self.data.heldout),
             ("--sft.data", self.sft.data),
+            ("--own-folder", self.own_folder),
             *(("--evaluate.files", path) for path in self.evaluate.files),
         ):
             require(not path or Path(path).exists(), option, f"{path} does not exist", "give an existing path")

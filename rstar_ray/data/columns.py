@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from rstar_ray.agent.reward import last_boxed
 from rstar_ray.errors import ConfigError
+from rstar_ray.reward.find import last_boxed
 
 PROBLEM_COLUMNS = ("problem", "question", "prompt", "query")
 ANSWER_COLUMNS = ("answer", "expected_answer", "final_answer", "reward_model.ground_truth", "ground_truth", "target")

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rstar_ray.agent.reward import as_integer
 from rstar_ray.data.columns import RawProblem
 from rstar_ray.data.overlap import NGRAM_WORDS, near_duplicates, numbers_of, shared_with, tokens
+from rstar_ray.reward.find import as_integer
 from rstar_ray.trajectory import Problem
 
 _OTHER_SCRIPTS = re.compile(r"[\u0400-\u06ff\u0900-\u0dff\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")

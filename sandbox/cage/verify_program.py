@@ -1,10 +1,10 @@
-"""Answer checking as a program: what `sandbox.verify` runs in the pool's `verify` servers."""
+"""Comparing answers as a program: what `sandbox.verify` runs in the pool's `verify` servers."""
 
-# The warm server has imported these; the program does so again by name, at no cost.
+# The warm server has imported these; the program does so again by name, at no cost. Every pair gets a character: what
+# cannot be read is different, and what ends the program ends it without a verdict.
 CODE = """
 import json, sys
 from math_verify import LatexExtractionConfig, ExprExtractionConfig, parse, verify
-answer, truth = json.load(sys.stdin)
 def read(text):
     configs = (LatexExtractionConfig(), ExprExtractionConfig())
     found = []
@@ -13,8 +13,10 @@ def read(text):
         if found:
             break
     return found
-gold, given = read(truth), read(answer)
-print("equal" if gold and given and verify(gold, given, timeout_seconds=None) else "different")
+def equal(answer, truth):
+    gold, given = read(truth), read(answer)
+    return bool(gold and given and verify(gold, given, timeout_seconds=None))
+print("".join("=" if equal(*pair) else "/" for pair in json.load(sys.stdin)))
 """
 
 

@@ -100,7 +100,7 @@ def worker(balancer: BalancerService, name: str = "generation/0", **parts: Any) 
         max_running=64,
         chat=WorkerChat(),
         balancer=balancer,
-        verify=same_text,
+        judge=same_text,
         **{"engine": FakeEngine(), "execute": AddingSandbox(), **parts},
     )
 

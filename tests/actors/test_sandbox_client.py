@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from actors import sandbox_executor
-from actors.sandbox_executor import Answer, Failure, SandboxClient, Verdict, Verification, Work
+from actors.sandbox_executor import Answer, Comparison, Failure, SandboxClient, Verdicts, Work
 from actors.system import pool_config
 from recipes.scales import at_scale
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import SandboxConfig, with_values
-from rstar_ray.errors import SandboxError
+from rstar_ray.errors import JudgeError, SandboxError
 from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import ToolCall
 from sandbox.pool import PoolConfig
@@ -49,8 +49,9 @@ class FakeExecutor:
     def _answer(self, work: Work) -> Answer:
         if self.broken:
             return Failure("no cell")
-        if isinstance(work, Verification):
-            return Verdict(equivalent=work.answer == work.truth)
+        if isinstance(work, Comparison):
+            hung = any("hang" in pair for pair in work.pairs)
+            return Verdicts(failure="it hung") if hung else Verdicts(equal=tuple(a == t for a, t in work.pairs))
         return ExecutionResult(outcome=Outcome.OK, stdout=work.code)
 
 
@@ -109,9 +110,22 @@ async def test_calls_go_to_the_least_loaded_executor():
     assert sum(map(len, first.batches)) == sum(map(len, second.batches)) == 20
 
 
-async def test_answers_are_verified_in_the_same_executors():
+async def test_answers_are_compared_in_the_same_executors():
     tools = client(a=FakeExecutor())
-    assert await tools.verify("1/2", "1/2") and not await tools.verify("1/2", "1/3")
+    assert await tools.compare([("1/2", "1/2"), ("1/2", "1/3")]) == (True, False)
+
+
+async def test_a_comparison_that_hangs_says_so_and_is_no_verdict():
+    with pytest.raises(JudgeError, match="it hung"):
+        await client(a=FakeExecutor()).compare([("hang", "1")])
+
+
+async def test_a_judged_program_may_print_more_than_a_tool_shows():
+    executor = FakeExecutor()
+    run = await client(a=executor).run_program("print(1)", "")
+    assert (run.outcome, run.stdout) == (Outcome.OK, "print(1)")
+    (work,) = executor.batches[0]
+    assert isinstance(work, ExecutionRequest) and work.limits.stdout_chars > CONFIG.max_output_chars
 
 
 async def test_every_call_of_an_executor_gets_one_answer_whatever_goes_wrong_inside():

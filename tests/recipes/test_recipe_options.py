@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -50,6 +51,8 @@ def refusal(*arguments: str) -> str:
         (["--rollout.max-response-tokens", "4096"], "--rollout.max-response-tokens", "--engine.max-context-tokens"),
         (["--optimizer.learning-rate", "-1"], "--optimizer.learning-rate", "at least 0"),
         (["--sandbox.deadline-s", "1"], "--sandbox.deadline-s", "--sandbox.time-limit-s"),
+        (["--reward.name", "maths"], "--reward.name", "module:function"),
+        (["--reward.deadline-s", "0"], "--reward.deadline-s", "at least 0.01"),
         (["--steps", "-3"], "--steps", "at least 0"),
         (["--stage", "stage2"], "--stage", "recipes/stage2.py"),
         (["--data.num-train", "0"], "--data.num-train", "at least 1"),
@@ -148,6 +151,27 @@ def test_a_broken_row_names_the_option_the_file_and_the_row(tmp_path: Path):
     (config,) = parse([STAGE_1], [*TINY, "--data.train", str(tmp_path)])
     with pytest.raises(ConfigError, match=r"--data\.train .*is a directory"):
         training_problems(config)
+
+
+def test_a_row_without_a_whole_number_is_refused_with_an_option_that_exists(tmp_path: Path):
+    path = tmp_path / "set.jsonl"
+    path.write_text('{"id": "a", "problem": "?", "answer": "1/2"}\n')
+    options = [*TINY, "--data.train", str(path)]
+    with pytest.raises(ConfigError) as refused:
+        training_problems(parse([STAGE_1], options)[0])
+    (mend,) = re.findall(r"--data[\w.-]+no[\w.-]+|--data\.no[\w.-]+", str(refused.value))
+    assert len(training_problems(parse([STAGE_1], [*options, mend])[0])) == 1
+    assert len(training_problems(parse([STAGE_1], [*options, "--reward.name", "exact"])[0])) == 1
+    with pytest.raises(ConfigError, match=r"--data.train set.jsonl, problem 'a': answer '1/2' is no letter"):
+        training_problems(parse([STAGE_1], [*options, "--reward.name", "choice"])[0])
+
+
+def test_a_reward_of_ones_own_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    options = ["--reward.name", "absent_module:reward", "--run-dir", str(run_dir), "--own-folder", str(tmp_path)]
+    with pytest.raises(ConfigError, match=r"--reward.name absent_module:reward: ModuleNotFoundError"):
+        run(parse([SFT, STAGE_1], [*TINY, *options]))
+    assert not run_dir.exists()
 
 
 def test_two_problem_files_of_one_name_are_refused(tmp_path: Path):
@@ -321,6 +345,7 @@ def test_a_run_that_goes_on_may_move_but_not_compute_something_else(tmp_path: Pa
         "run_dir", "rollout.deadline_s", "evaluate.files", "evaluate.every_steps", "balancer.rule", "balancer.risk",
         "optimizer.max_bad_updates", "optimizer.save_bad_updates",
         "checkpoint.every_steps", "checkpoint.keep", "checkpoint.trajectories_every_steps",
+        "own_folder", "reward.deadline_s", "reward.processes",
         "detector.probe_every_s", "detector.silent_s", "detector.learner_silent_s", "detector.engine_step_s",
         "detector.still_s",
     }  # fmt: skip

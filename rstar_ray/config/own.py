@@ -1,0 +1,40 @@
+"""What a person brings: what an answer is worth."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from rstar_ray.config.checks import at_least, require
+from rstar_ray.config.tree import MayChange
+
+REWARDS = ("math", "exact", "choice", "code")
+"""Rules that judge an answer; any other is a person's own `module:function`."""
+_ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """What an answer is worth, from 0 to 1 (docs/rewards.md)."""
+
+    name: str = "math"
+    """math: equal to the truth as mathematics (arXiv:2508.20722 section 2.2); exact: the same words; choice: the same
+    letter; code: a program that passes the truth's cases; module:function: a function of your own"""
+    place: Literal["answer", "boxed", "anywhere"] = "answer"
+    """where the final answer stands. answer: the last boxed in the last <answer>; boxed: the last boxed behind the
+    thought; anywhere: that, the last <answer>, or what is declared as the answer"""
+    partial: bool = False
+    """code: the share of passed cases in place of all or nothing"""
+    deadline_s: MayChange[float] = 10.0
+    """longest a function of your own may take for one completion; after that its process is killed [s]"""
+    processes: MayChange[int] = 2
+    """processes per generation worker that run a function of your own"""
+
+    def __post_init__(self) -> None:
+        at_least(0.01, reward__deadline_s=self.deadline_s)
+        at_least(1, reward__processes=self.processes)
+        require(
+            self.name in REWARDS or _ENTRY.fullmatch(self.name) is not None,
+            "--reward.name",
+            f"{self.name!r} is no reward",
+            f"give {', '.join(REWARDS)}, or module:function",
+        )

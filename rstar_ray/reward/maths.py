@@ -1,0 +1,167 @@
+r"""Is a mathematical answer the truth? The table of docs/rewards.md, as rules over structure, numbers and units.
+
+What the rules leave open (`\frac{1+\sqrt{5}}{2}` against `\frac12 + \frac{\sqrt5}{2}`) goes to computer algebra
+in the sandbox; what would leave the arithmetic to it is turned down here.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+
+from rstar_ray.reward.latex import MAX_CHARS, dense, one_spelling, unwrapped
+from rstar_ray.reward.numbers import split_unit, written_number
+from rstar_ray.reward.structure import Node, structure
+
+Pair = tuple[str, str]
+Decide = Callable[[str, str], bool]
+Compare = Callable[[Sequence[Pair]], Awaitable[Sequence[bool]]]
+"""(answer, truth) pairs to whether each is equal, by a computer algebra system."""
+
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}")
+_PLAIN = {"\\frac", "\\sqrt", "\\cdot", "\\times", "\\pi", "\\infty", "\\text", "\\div"}
+_ELEMENTARY = {
+    *("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc", "\\log", "\\ln", "\\lg", "\\exp"),
+    *("\\arcsin", "\\arccos", "\\arctan", "\\sinh", "\\cosh", "\\tanh"),
+}
+_TO_BE_DONE = {
+    *("\\sum", "\\prod", "\\int", "\\iint", "\\oint", "\\lim", "\\limsup", "\\liminf", "\\partial", "\\nabla"),
+    *("\\binom", "\\dbinom", "\\tbinom", "\\choose", "\\max", "\\min", "\\sup", "\\inf", "\\gcd", "\\lcm"),
+    *("\\bmod", "\\pmod", "\\mod", "\\lfloor", "\\rfloor", "\\lceil", "\\rceil", "\\det", "\\deg", "\\circ"),
+    *("\\bigcup", "\\bigcap"),
+}
+_POWER_OF_NUMBER = re.compile(r"[\d)}\]]\s*(?:\^|\*\*)")
+_PRODUCT_OF_NUMBERS = re.compile(r"\d\s*(?:\\cdot|\\times|\*|\\div)\s*\(?\d|\)\s*\(\s*\d")
+_BINARY_SIGN = re.compile(r"(?<=[\w}\])!])\s*[+-]")
+_LARGE_POWER = re.compile(r"(?:\^|\*\*)\s*\{?\s*\(?[+-]?\d{4,}|(?:\^|\*\*)[^+\-]{0,40}(?:\^|\*\*)")
+
+
+async def same_mathematics(answer: str, truth: str, compare: Compare) -> bool:
+    """Whether `answer` says what `truth` does, by the rules; `compare` is asked once, where they leave it open."""
+    if not answer.strip() or not truth.strip() or len(answer) > MAX_CHARS:
+        return False
+    given, wanted = structure(one_spelling(answer)), structure(one_spelling(truth))
+    open_pairs: dict[Pair, None] = {}
+
+    def note(ours: str, theirs: str) -> bool:
+        open_pairs[(ours, theirs)] = None
+        return False
+
+    if equal_nodes(given, wanted, note):
+        return True
+    if not open_pairs:
+        return False
+    asked = list(open_pairs)
+    known = dict(zip(asked, await compare(asked), strict=True))
+    return equal_nodes(given, wanted, lambda ours, theirs: known[(ours, theirs)])
+
+
+def equal_nodes(given: Node, wanted: Node, decide: Decide) -> bool:
+    """Compare part by part; `decide` judges leaves that the rules leave open. Every open pair is asked for."""
+    if given.kind == wanted.kind == "leaf":
+        verdict = equal_leaves(given.text, wanted.text)
+        return decide(given.text, wanted.text) if verdict is None else verdict
+    if given.kind == wanted.kind == "ordered":
+        if given.brackets != wanted.brackets or len(given.parts) != len(wanted.parts):
+            return False
+        equal = [equal_nodes(ours, theirs, decide) for ours, theirs in zip(given.parts, wanted.parts, strict=True)]
+        return all(equal)
+    if given.kind == wanted.kind == "union" or "unordered" in (given.kind, wanted.kind):
+        return _equal_in_any_order(_members(given), _members(wanted), decide)
+    return False
+
+
+def _members(node: Node) -> tuple[Node, ...]:
+    return node.parts if node.kind in ("unordered", "union") else (node,)
+
+
+def _equal_in_any_order(given: Sequence[Node], wanted: Sequence[Node], decide: Decide) -> bool:
+    """Each of the one is one of the other; too many or too few are none."""
+    if len(given) != len(wanted):
+        return False
+    equal = [[equal_nodes(ours, theirs, decide) for theirs in wanted] for ours in given]
+    left = set(range(len(wanted)))
+    for row in equal:
+        match = next((j for j in left if row[j]), None)
+        if match is None:
+            return False
+        left.remove(match)
+    return True
+
+
+def equal_leaves(answer: str, truth: str) -> bool | None:
+    """The rules for one number, expression or word; None leaves it to computer algebra."""
+    if dense(answer) == dense(truth):
+        return bool(truth)
+    ours, our_unit = split_unit(answer)
+    theirs, their_unit = split_unit(truth)
+    if our_unit and their_unit and our_unit != their_unit:
+        return False
+    if dense(ours) == dense(theirs):
+        return bool(theirs)
+    wanted, given = written_number(theirs), written_number(ours)
+    if wanted is not None:  # a number must be written out
+        if given is None or (given.is_fraction and wanted.value.denominator == 1):
+            return False
+        return given.value == wanted.value
+    if re.fullmatch("[A-Za-z]", theirs) and re.fullmatch("[A-Za-z]", ours):
+        return False
+    if _is_words(theirs) or _is_words(ours):
+        return _word(ours) == _word(theirs)
+    if given is not None and "." in ours and "." not in theirs:
+        return False  # an approximation
+    if "\\infty" in ours + theirs:
+        return False
+    return None if may_be_compared(ours, theirs) else False
+
+
+def may_be_compared(answer: str, truth: str) -> bool:
+    """False for an answer that leaves the work to whoever compares it."""
+    if _equations(answer) != _equations(truth) or _equations(answer) > 1:
+        return False
+    commands, words = _allowed_commands(truth), set(_WORD.findall(_without_commands(truth)))
+    if not set(_COMMAND.findall(answer)) <= commands or not set(_WORD.findall(_without_commands(answer))) <= words:
+        return False
+    if any(sign in answer and sign not in truth for sign in ("!", "|", "\\\\", "?", "_")):
+        return False
+    if _LARGE_POWER.search(answer) and not _LARGE_POWER.search(truth):
+        return False
+    if has_unknown(truth):
+        return True
+    if has_unknown(answer):
+        return False
+    return not any(
+        len(pattern.findall(answer)) > len(pattern.findall(truth))
+        for pattern in (_POWER_OF_NUMBER, _PRODUCT_OF_NUMBERS, _BINARY_SIGN)
+    )
+
+
+def has_unknown(text: str) -> bool:
+    r"""A letter other than `e` and `i`, or a named one such as `\alpha`."""
+    named = set(_COMMAND.findall(text)) - _PLAIN - _ELEMENTARY - _TO_BE_DONE
+    return bool(named) or bool(re.search(r"[a-df-hj-zA-Z]", _without_commands(text)))
+
+
+def _allowed_commands(truth: str) -> set[str]:
+    theirs = set(_COMMAND.findall(truth))
+    if not has_unknown(truth):
+        return theirs | _PLAIN
+    return theirs | _PLAIN | _ELEMENTARY
+
+
+def _equations(text: str) -> int:
+    return len(re.findall(r"(?<![<>!])=", text))
+
+
+def _without_commands(text: str) -> str:
+    return _COMMAND.sub(" ", re.sub(r"\\text\s*\{[^{}]*\}", " ", text))
+
+
+def _is_words(text: str) -> bool:
+    """Text and no mathematics: `\\text{Monday}`, `Monday`, `no solution`."""
+    if unwrapped(text) != text.strip():
+        return True
+    return bool(re.fullmatch(r"[A-Za-z][A-Za-z' -]*[A-Za-z]", text)) and bool(re.search(r"[A-Za-z]{3}", text))
+
+
+def _word(text: str) -> str:
+    return re.sub(r"[^\w+-]+", " ", unwrapped(text)).strip().casefold()

@@ -1,0 +1,57 @@
+"""Comparisons by computer algebra, in the cage."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from rstar_ray.outcome import Outcome
+from rstar_ray.reward.maths import Pair, same_mathematics
+from sandbox.errors import ComparisonFailed
+from sandbox.pool import SandboxPool
+from sandbox.request import ExecutionRequest, ExecutionResult
+from sandbox.verify import VERIFY_LIMITS, equal_expressions
+from tests.rstar_ray.reward.pairs import DIFFERENT, SAME
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+PATIENT = replace(VERIFY_LIMITS, cpu_s=60.0, wall_s=120.0)
+
+
+@pytest.mark.real
+async def test_three_hundred_pairs_are_judged_as_the_table_says(pool: SandboxPool):
+    """All that the rules leave open goes into one comparison, so that the test takes its time once."""
+    asked: dict[Pair, None] = {}
+
+    async def note(pairs: Sequence[Pair]) -> Sequence[bool]:
+        asked.update(dict.fromkeys(pairs))
+        return [False] * len(pairs)
+
+    for pair in [*SAME, *DIFFERENT]:
+        await same_mathematics(*pair, note)
+    assert asked
+    known = dict(zip(asked, await equal_expressions(pool, list(asked), limits=PATIENT), strict=True))
+
+    async def compare(pairs: Sequence[Pair]) -> Sequence[bool]:
+        return [known[pair] for pair in pairs]
+
+    assert [pair for pair in SAME if not await same_mathematics(*pair, compare)] == []
+    assert [pair for pair in DIFFERENT if await same_mathematics(*pair, compare)] == []
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        ExecutionResult(outcome=Outcome.TIMEOUT, reason="used all of its CPU time"),
+        ExecutionResult(outcome=Outcome.ERROR, stderr="Traceback\nRecursionError: too deep"),
+        ExecutionResult(outcome=Outcome.OK, stdout="==\n"),
+        ExecutionResult(outcome=Outcome.OK, stdout=""),
+    ],
+    ids=["hung", "crashed", "too many verdicts", "none"],
+)
+async def test_a_comparison_that_hangs_or_crashes_is_no_verdict(result: ExecutionResult):
+    class Pool:
+        async def run(self, request: ExecutionRequest, caller: str = "") -> ExecutionResult:
+            return result
+
+    with pytest.raises(ComparisonFailed, match="comparing 'x' with 'y'"):
+        await equal_expressions(Pool(), [("x", "y")])
