@@ -11,6 +11,7 @@ from typing import Any
 import tyro
 
 from recipes.connect import connect
+from recipes.protocols import PROTOCOLS
 from recipes.recipe import Recipe
 from recipes.scales import SCALES, at_scale, detect_scale, local_resources
 from rstar_ray.config import RunConfig, with_values
@@ -24,7 +25,8 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str], *, show: Callable[[str
     in one line that names the option and the mend.
     """
     scale = _scale(argv, show)
-    defaults = [at_scale(recipe.paper, scale, recipe.tiny) for recipe in recipes]
+    protocol = PROTOCOLS[_chosen("--evaluate.protocol", argv, tuple(PROTOCOLS), "own")]
+    defaults = [with_values(at_scale(recipe.paper, scale, recipe.tiny), protocol) for recipe in recipes]
     if {"-h", "--help"} & set(argv):
         _parse_one(defaults[min(1, len(defaults) - 1)], argv)  # shows the first RL stage's defaults, and exits
     configs: list[RunConfig] = []
@@ -38,15 +40,7 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str], *, show: Callable[[str
 
 
 def _scale(argv: Sequence[str], show: Callable[[str], None]) -> str:
-    chosen = "auto"
-    for position, word in enumerate(argv):
-        name, equals, value = word.partition("=")
-        if name == "--scale":
-            chosen = value if equals else next(iter(argv[position + 1 :]), "")
-            if not chosen or chosen.startswith("--"):
-                raise ConfigError("--scale", "needs a value", f"choose auto, {', '.join(SCALES)}")
-    if chosen not in ("auto", *SCALES):
-        raise ConfigError("--scale", f"{chosen!r} is no scale", f"choose auto, {', '.join(SCALES)}")
+    chosen = _chosen("--scale", argv, ("auto", *SCALES), "auto")
     if chosen != "auto":
         return chosen
     resources = _cluster_resources() if os.environ.get("RAY_ADDRESS") else local_resources()
@@ -54,6 +48,22 @@ def _scale(argv: Sequence[str], show: Callable[[str], None]) -> str:
     if "-h" not in argv and "--help" not in argv:
         show(f"scale: {scale} ({reason})")
     return scale
+
+
+def _chosen(option: str, argv: Sequence[str], choices: Sequence[str], default: str) -> str:
+    """What an option that other settings' defaults hang on is set to."""
+    chosen = default
+    for position, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name == option:
+            chosen = value if equals else next(iter(argv[position + 1 :]), "")
+            if not chosen or chosen.startswith("--"):
+                raise ConfigError(option, "needs a value", f"choose {', '.join(choices)}")
+    if chosen not in choices:
+        raise ConfigError(
+            option, f"{chosen!r} is no {option.strip('-').rpartition('.')[2]}", f"choose {', '.join(choices)}"
+        )
+    return chosen
 
 
 def _cluster_resources() -> dict[str, float]:

@@ -10,7 +10,7 @@ import ray
 
 from actors.devices import see_own_gpu_first
 from actors.generation.balancer_client import BalancerClient
-from actors.generation.delivery import Delivery
+from actors.generation.delivery import Delivery, in_parts
 from actors.generation.engine import Engine, EngineFacts
 from actors.generation.settings import EngineSettings
 from actors.generation.worker import GenerationWorker
@@ -81,9 +81,10 @@ class GenerationActor:
         load = self._worker.load()
         return self._alive.sign(work=load.running, progress=load.steps)
 
-    async def take_finished(self, wait_s: float, acknowledged: int) -> tuple[Delivery, list[Trajectory]]:
-        """Call it with `num_returns=2`: the driver reads the first, and keeps a ref of the second."""
-        return await self._worker.take_finished(wait_s, acknowledged)
+    async def take_finished(self, wait_s: float, acknowledged: int) -> tuple[Delivery | list[Trajectory], ...]:
+        """Call it with `num_returns=1 + NUM_PARTS`: the driver reads the delivery, and keeps refs of its parts."""
+        delivery, trajectories = await self._worker.take_finished(wait_s, acknowledged)
+        return delivery, *in_parts(trajectories)
 
     async def pull(self, policy_version: int, refs: Sequence[Any]) -> int:
         """Fetch the published buckets and serve them; each ref comes in a list, so that Ray hands on the ref itself."""

@@ -6,13 +6,26 @@ from dataclasses import dataclass
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.trajectory import Trajectory, TrajectorySummary
 
+NUM_PARTS = 16
+"""Objects that a delivery's trajectories are spread over: a learner rank fetches those with its own rows in them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedAt:
-    """A finished rollout, and where its trajectory lies in the list that comes with the delivery."""
+    """A finished rollout, and where its trajectory lies in the parts that come with the delivery."""
 
     summary: TrajectorySummary
-    index: int
+    index: int  # among the delivery's trajectories
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The part, and the position in it."""
+        return self.index % NUM_PARTS, self.index // NUM_PARTS
+
+
+def in_parts(trajectories: list[Trajectory]) -> tuple[list[Trajectory], ...]:
+    """`NUM_PARTS` lists; a delivery of fewer trajectories has each in a list of its own."""
+    return tuple(trajectories[part::NUM_PARTS] for part in range(NUM_PARTS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

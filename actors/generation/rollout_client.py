@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from actors.generation.balancer_client import rollout_load
-from actors.generation.delivery import Delivery
+from actors.generation.delivery import NUM_PARTS, Delivery
 from rstar_ray.agent.rollout import RolloutState, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
@@ -143,10 +143,10 @@ class RolloutClient:
             self._finished.put_nowait(RStarError(f"{replica_id}: {_last_line(fault)}"))
 
     async def _read_until_lost(self, replica_id: str, worker: Any, life: str) -> None:
-        take = worker.take_finished.options(num_returns=2)
+        take = worker.take_finished.options(num_returns=1 + NUM_PARTS)
         acknowledged = 0
         while True:
-            asked, trajectories = take.remote(DELIVERY_WAIT_S, acknowledged)
+            asked, *parts = take.remote(DELIVERY_WAIT_S, acknowledged)
             try:
                 delivery = await within(
                     asked,
@@ -163,15 +163,16 @@ class RolloutClient:
                 await self._on_worker_lost(replica_id, lost)
                 return
             acknowledged = delivery.number
-            self._take(delivery, trajectories)
+            self._take(delivery, parts)
 
-    def _take(self, delivery: Delivery, trajectories: Any) -> None:
+    def _take(self, delivery: Delivery, parts: Sequence[Any]) -> None:
         for dropped in delivery.dropped:
             if self._ends(dropped.rollout_id):
                 self._finished.put_nowait(dropped)
         for finished in delivery.finished:
             if self._ends(finished.summary.rollout_id):
-                ref = TrajectoryRef(trajectories, finished.index)
+                part, position = finished.place
+                ref = TrajectoryRef(parts[part], position)
                 self._finished.put_nowait(FinishedRollout(summary=finished.summary, ref=ref))
 
     def _ends(self, rollout_id: str) -> bool:

@@ -1,6 +1,7 @@
 """What is asked: budgets and sampling of rollouts, the problems, and what an evaluation is."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from rstar_ray.config.checks import at_least, require
 from rstar_ray.config.tree import MayChange
@@ -56,6 +57,9 @@ class DataConfig:
 class EvaluationConfig:
     """avg@k and pass@k on held-out problems (arXiv:2508.20722 section 5)."""
 
+    protocol: MayChange[Literal["own", "paper", "release"]] = "own"
+    """samples, temperature, top-p and budgets together: own, the stage's; paper, arXiv:2508.20722 section 5 (16 samples
+    at 0.6, 30K tokens, 30 turns); release, the authors' code's (temperature 0, 5 turns); other options go over them"""
     num_problems: int = 0
     """problems of a set used, at most; 0 uses all"""
     samples: int = 16

@@ -48,7 +48,7 @@ class RunConfig:
     until: Literal["steps", "settled", "solved"] = "steps"
     """when the stage ends: after --steps; settled: once truncation stays near 10 % and the reward on a plateau (the
     paper's end of stage 1); solved: once over 70 % of the problems are all right (its end of stage 2)"""
-    max_empty_steps: int = 10
+    max_empty_steps: MayChange[int] = 10
     """steps in a row without a group whose rewards differ, after which the run ends with the reason"""
     prompts_per_step: int = 512
     """prompt groups of one step"""

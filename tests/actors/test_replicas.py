@@ -9,7 +9,7 @@ from ray.exceptions import ActorUnavailableError
 
 from actors.balancer import Sign as BalancerSign
 from actors.generation import replicas, rollout_client
-from actors.generation.delivery import Delivery
+from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.engine import EngineFacts
 from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, Replicas
 from actors.learner.gang import Publication
@@ -71,8 +71,8 @@ class Worker:
             raise ActorUnavailableError("it restarts", None)
         return Sign(life=str(self._lives), node_id="node", pid=1, created_s=0.0)
 
-    def _take_finished(self, wait_s: float, acknowledged: int) -> tuple[Any, str]:
-        return self._until_killed(), "a ref"
+    def _take_finished(self, wait_s: float, acknowledged: int) -> list[Any]:
+        return [self._until_killed(), *["a ref"] * NUM_PARTS]
 
     async def _until_killed(self) -> Delivery:
         await self._killed.wait()

@@ -7,7 +7,7 @@ import pytest
 
 from actors.balancer import Sign
 from actors.generation import rollout_client
-from actors.generation.delivery import Delivery, FinishedAt
+from actors.generation.delivery import NUM_PARTS, Delivery, FinishedAt, in_parts
 from actors.generation.rollout_client import RolloutClient
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
@@ -110,6 +110,15 @@ async def test_a_prompt_is_encoded_once_and_handed_over_to_every_sibling():
     await client.close()
 
 
+def test_a_rank_that_needs_one_trajectory_fetches_little_more_than_that():
+    for count in (1, 5, NUM_PARTS, 3 * NUM_PARTS + 1):
+        trajectories: Any = [f"trajectory {number}" for number in range(count)]
+        parts = in_parts(trajectories)
+        assert len(parts) == NUM_PARTS and max(map(len, parts)) == -(-count // NUM_PARTS)
+        places = [FinishedAt(summary=summary(), index=number).place for number in range(count)]
+        assert [parts[part][position] for part, position in places] == trajectories
+
+
 class DeliveringWorker:
     """Answers the driver's questions with what the test puts in."""
 
@@ -118,11 +127,11 @@ class DeliveringWorker:
         self.take_finished = self
 
     def options(self, **asked: Any) -> "DeliveringWorker":
-        assert asked == {"num_returns": 2}
+        assert asked == {"num_returns": 1 + NUM_PARTS}
         return self
 
-    def remote(self, wait_s: float, acknowledged: int) -> tuple[Any, str]:
-        return self.deliveries.get(), "their ref"
+    def remote(self, wait_s: float, acknowledged: int) -> list[Any]:
+        return [self.deliveries.get(), *(f"part {part}" for part in range(NUM_PARTS))]
 
 
 async def test_a_delivery_is_taken_apart_into_ends_and_a_rollout_ends_once():
@@ -139,8 +148,8 @@ async def test_a_delivery_is_taken_apart_into_ends_and_a_rollout_ends_once():
     worker.deliveries.put_nowait(Delivery(finished=(twice,), dropped=(lost,)))
     found = [await first, *[end async for end in ends]]
     assert found == [
-        FinishedRollout(summary=summary("r1"), ref=TrajectoryRef("their ref", 0)),
-        FinishedRollout(summary=summary("r2"), ref=TrajectoryRef("their ref", 1)),
+        FinishedRollout(summary=summary("r1"), ref=TrajectoryRef("part 0", 0)),
+        FinishedRollout(summary=summary("r2"), ref=TrajectoryRef("part 1", 0)),
         lost,
     ]
     await client.close()

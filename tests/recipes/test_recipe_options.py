@@ -342,7 +342,8 @@ def test_a_run_that_goes_on_may_move_but_not_compute_something_else(tmp_path: Pa
     assert where - may_change(config) == COMPUTES.keys()
     elsewhere = {name for name in may_change(config) if name.partition(".")[0] not in ("engine", "learner", "sandbox")}
     assert elsewhere == {
-        "run_dir", "rollout.deadline_s", "evaluate.files", "evaluate.every_steps", "balancer.rule", "balancer.risk",
+        "run_dir", "max_empty_steps", "rollout.deadline_s",
+        "evaluate.protocol", "evaluate.files", "evaluate.every_steps", "balancer.rule", "balancer.risk",
         "optimizer.max_bad_updates", "optimizer.save_bad_updates",
         "checkpoint.every_steps", "checkpoint.keep", "checkpoint.trajectories_every_steps",
         "own_folder", "reward.deadline_s", "reward.processes",
@@ -402,3 +403,18 @@ def test_a_named_file_is_evaluated_whole_unless_less_is_asked_for(tmp_path: Path
 def test_keeping_only_failures_is_refused():
     with pytest.raises(ConfigError, match=r"--algorithm\.least-failures: 4 of 4 kept"):
         parse([STAGE_1], [*TINY, "--algorithm.least-failures", "4"])
+
+
+def test_a_protocol_sets_what_was_published_and_other_options_go_over_it():
+    def asked(*options: str) -> tuple[float, ...]:
+        (config,) = parse([EVALUATE], ["--scale", "gpu", *options])
+        ev = config.evaluate
+        return ev.samples, ev.temperature, ev.top_p, ev.max_response_tokens, ev.max_turns
+
+    assert asked("--evaluate.protocol", "paper") == (16, 0.6, 1.0, 30_720, 30)
+    assert asked("--evaluate.protocol=release") == (16, 0.0, 1.0, 30_720, 5)
+    assert asked("--evaluate.protocol", "paper", "--evaluate.samples", "4") == (4, 0.6, 1.0, 30_720, 30)
+    (tiny,) = parse([EVALUATE], TINY)
+    assert (tiny.evaluate.samples, tiny.evaluate.max_turns) == (4, 6)
+    with pytest.raises(ConfigError, match=r"--evaluate\.protocol: 'papers' is no protocol; choose own, paper, release"):
+        asked("--evaluate.protocol", "papers")
