@@ -18,7 +18,7 @@ from rstar_ray.errors import DeadlineExceeded, JudgeError, SandboxError
 from rstar_ray.reward.programs import ProgramRun
 from rstar_ray.trajectory import ToolCall, ToolResult
 from sandbox.errors import ComparisonFailed
-from sandbox.limits import MIB, Limits
+from sandbox.limits import program_limits
 from sandbox.pool import PoolConfig, SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 from sandbox.tool_text import tool_text
@@ -150,7 +150,7 @@ class SandboxClient:
         self._executors = [_Executor(handle, name) for name, handle in executors.items()]
         self._config = config
         self._caller = caller
-        self._limits = execution_limits(config)
+        self._limits = program_limits(config)
         self._gathering: list[_Call] = []
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -272,15 +272,3 @@ async def _next_answers(stream: Any) -> list[tuple[int, Answer]]:
 def _settle(done: asyncio.Future[Answer], answer: Answer) -> None:
     if not done.done():  # the rollout may have been cancelled meanwhile
         done.set_result(answer)
-
-
-def execution_limits(config: SandboxConfig) -> Limits:
-    """The limits of one call; the wall clock gets half as much again, and a second, above the CPU time."""
-    return Limits(
-        cpu_s=config.time_limit_s,
-        wall_s=config.time_limit_s * 1.5 + 1.0,
-        memory_bytes=config.memory_mb * MIB,
-        interpreter_bytes=0,
-        stdout_chars=config.max_output_chars,
-        stderr_chars=config.max_output_chars,
-    )

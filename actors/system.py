@@ -25,7 +25,7 @@ from rstar_ray.deadline import within
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.run_dir.metrics import PlacementFigures
 from rstar_ray.train_loop import PublishOnce
-from sandbox.pool import PoolConfig
+from sandbox.pool_config import pool_config
 
 START_DEADLINE_S = 120.0
 """For an executor's warm servers."""
@@ -158,7 +158,7 @@ class TrainingActors:
                 max_concurrency=1_000,
                 scheduling_strategy="SPREAD",
                 runtime_env={"env_vars": NO_GPU},
-            ).remote(name, pool_config(self._config))
+            ).remote(name, pool_config(self._config.sandbox))
 
     async def _executors_up(self) -> list[str]:
         """The isolation level that each executor achieved."""
@@ -194,12 +194,6 @@ class TrainingActors:
 
 
 async def _nothing() -> None: ...
-
-
-def pool_config(config: RunConfig) -> PoolConfig:
-    sandbox = config.sandbox
-    level = "process" if sandbox.level == "process" else "namespaces"
-    return PoolConfig(level=level, allow_landlock=sandbox.level == "landlock", slots=sandbox.slots)
 
 
 def quiet_environment() -> dict[str, str]:

@@ -9,11 +9,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import ConfigError, SandboxError
 from sandbox.case_check import check_case, read_cases
 from sandbox.isolation import IsolationLevel
-from sandbox.limits import CEILINGS, MIB, Limits
-from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.limits import CEILINGS, MIB, standard_limits
+from sandbox.pool import SandboxPool
+from sandbox.pool_config import PoolConfig, pool_config
 from sandbox.request import ExecutionRequest
 from sandbox.tool_text import tool_text
 
@@ -59,9 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", parents=[common], help="run one program and show what a model would see")
     run.add_argument("file", type=Path)
     run.add_argument("--stdin", type=Path, help="a file with the program's input")
-    run.add_argument("--cpu-s", type=float, default=Limits().cpu_s)
-    run.add_argument("--wall-s", type=float, default=Limits().wall_s)
-    run.add_argument("--memory-mb", type=int, default=Limits().memory_bytes // MIB)
+    run.add_argument("--cpu-s", type=float, default=standard_limits().cpu_s)
+    run.add_argument("--wall-s", type=float, default=standard_limits().wall_s)
+    run.add_argument("--memory-mb", type=int, default=standard_limits().memory_bytes // MIB)
     run.set_defaults(command=_run)
 
     check = commands.add_parser("check", parents=[common], help="run a file of cases, one line each")
@@ -71,7 +73,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _pool_config(options: argparse.Namespace) -> PoolConfig:
-    return PoolConfig(level=options.level, allow_landlock=options.allow_landlock, slots=options.workers)
+    config = pool_config(SandboxConfig(slots=options.workers))
+    return replace(config, level=options.level, allow_landlock=options.allow_landlock)
 
 
 async def _serve(options: argparse.Namespace) -> int:
@@ -96,7 +99,8 @@ async def _serve(options: argparse.Namespace) -> int:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    limits = Limits(cpu_s=options.cpu_s, wall_s=options.wall_s, memory_bytes=options.memory_mb * MIB)
+    named = {"cpu_s": options.cpu_s, "wall_s": options.wall_s, "memory_bytes": options.memory_mb * MIB}
+    limits = replace(standard_limits(), **named)
     stdin = options.stdin.read_bytes() if options.stdin else b""
     request = ExecutionRequest(code=options.file.read_text("utf-8", "surrogateescape"), stdin=stdin, limits=limits)
     async with SandboxPool(_pool_config(options)) as pool:

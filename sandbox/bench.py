@@ -16,13 +16,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from rstar_ray.config import SandboxConfig
 from rstar_ray.outcome import Outcome
-from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.pool import SandboxPool
+from sandbox.pool_config import pool_config
 from sandbox.request import ExecutionRequest
 
 PROGRAMS = {
@@ -256,7 +259,7 @@ async def _levels(ours: Call, options: argparse.Namespace) -> dict[str, Any]:
     for _ in range(options.rounds):
         over.append(await load(ours, "print", 16, options.seconds))
         for level in levels:
-            config = PoolConfig(level=level, slots=options.workers, flavors=("lean",))
+            config = replace(pool_config(SandboxConfig(slots=options.workers, warm=("lean",))), level=level)
             async with SandboxPool(config) as pool:
                 await load(through(pool), "print", 4, 60.0, most=20)
                 rows[level].append(await load(through(pool), "print", 16, options.seconds))

@@ -58,7 +58,7 @@ def message_for(request: ExecutionRequest, number: int) -> tuple[wire.Call, byte
         call_id=number,
         wall_s=limits.wall_s,
         cpu_s=limits.cpu_s,
-        memory_bytes=limits.memory_bytes + limits.interpreter_bytes,
+        memory_bytes=limits.memory_bytes,
         output_bytes=limits.output_bytes,
         seed=-1 if request.seed is None else request.seed,
         code_bytes=len(code),

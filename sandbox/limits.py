@@ -2,32 +2,32 @@
 
 from dataclasses import dataclass, fields
 
+from rstar_ray.config import SandboxConfig
+
 MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one call; the defaults are those of the paper's released code (arXiv:2508.20722).
+    """Bounds of one call; `program_limits` makes those of a run, `standard_limits` what holds where none are named.
 
     A program times out once it has used `cpu_s` of its own CPU time (all threads), or when
     `wall_s` have passed on the clock since it started; waiting in a queue counts for neither.
     So on a busy machine a working program is judged by its work, while a sleeping one still ends.
     """
 
-    cpu_s: float = 4.0
-    wall_s: float = 5.0
-    memory_bytes: int = 256 * MIB  # address space on top of the warm interpreter ...
-    interpreter_bytes: int = 128 * MIB  # ... and of this allowance for what it still imports
-    stdout_chars: int = 1000  # kept of stdout (and of the last expression's value); the middle goes
-    stderr_chars: int = 1000  # kept of stderr; the end is worth more and keeps three quarters
-    output_bytes: int = 4 * MIB  # more than this on either stream ends the program
+    cpu_s: float
+    wall_s: float
+    memory_bytes: int  # address space on top of the warm interpreter, with what the program still imports
+    stdout_chars: int  # kept of stdout (and of the last expression's value); the middle goes
+    stderr_chars: int  # kept of stderr; the end is worth more and keeps three quarters
+    output_bytes: int  # more than this on either stream ends the program
 
     def __post_init__(self) -> None:
         for field, low, high in (
             ("cpu_s", 0.01, 3600.0),
             ("wall_s", 0.01, 3600.0),
             ("memory_bytes", MIB, 1 << 42),
-            ("interpreter_bytes", 0, 1 << 42),
             ("stdout_chars", 0, 16 * MIB),
             ("stderr_chars", 0, 16 * MIB),
             ("output_bytes", 1024, 1 << 32),
@@ -45,12 +45,28 @@ class Limits:
         return next((each.name for each in fields(self) if getattr(self, each.name) > getattr(ceilings, each.name)), "")
 
 
+def program_limits(config: SandboxConfig) -> Limits:
+    """Of the model's programs; by default those of the paper's released code (arXiv:2508.20722), but for the clock."""
+    return Limits(
+        cpu_s=config.time_limit_s,
+        wall_s=config.wall_limit_s or config.time_limit_s * 1.5 + 1.0,
+        memory_bytes=config.memory_mb * MIB,
+        stdout_chars=config.max_output_chars,
+        stderr_chars=config.max_output_chars,
+        output_bytes=config.max_output_mb * MIB,
+    )
+
+
+def standard_limits() -> Limits:
+    """What holds for a call that names none: those of a run that sets none."""
+    return program_limits(SandboxConfig())
+
+
 # What a client of the HTTP face may ask for at most, unless the server's owner says otherwise.
 CEILINGS = Limits(
     cpu_s=60.0,
     wall_s=120.0,
-    memory_bytes=1024 * MIB,
-    interpreter_bytes=512 * MIB,
+    memory_bytes=1536 * MIB,
     stdout_chars=MIB,
     stderr_chars=MIB,
     output_bytes=64 * MIB,

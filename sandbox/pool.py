@@ -1,6 +1,6 @@
 """The pool: programs in, results out; everything between is supervised.
 
-    async with SandboxPool(PoolConfig()) as pool:
+    async with SandboxPool(pool_config(SandboxConfig())) as pool:
         result = await pool.run(ExecutionRequest(code="1 + 1"))
 
 One event loop owns a pool. Every accepted call ends in exactly one result or one `SandboxError`;
@@ -34,8 +34,8 @@ from sandbox.supervision import START_S
 class SandboxPool:
     """Runs programs in kernel cages on this machine, `slots` at a time."""
 
-    def __init__(self, config: PoolConfig | None = None) -> None:
-        self.config = config or PoolConfig()
+    def __init__(self, config: PoolConfig) -> None:
+        self.config = config
         self._slots = self.config.slots or len(os.sched_getaffinity(0))
         self._level = IsolationLevel(self.config.level)
         self._report: IsolationReport | None = None

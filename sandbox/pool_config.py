@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass, field
 
+from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import ConfigError
 from sandbox.cage import flavors
 from sandbox.isolation import IsolationLevel
@@ -10,19 +11,19 @@ from sandbox.isolation import IsolationLevel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
-    """How one pool runs. Raises ConfigError for what cannot work."""
+    """How one pool runs; `pool_config` makes it. Raises ConfigError for what cannot work."""
 
-    level: str = IsolationLevel.NAMESPACES  # required; what cannot reach it refuses to start ...
-    allow_landlock: bool = False  # ... unless this accepts `landlock` where namespaces are refused
-    slots: int = 0  # programs running at once; 0: one per core
-    queue_size: int = 65_536  # calls waiting at most
-    deadline_s: float = 600.0  # a call's default deadline, queue included
-    attempts: int = 2  # cells that a call may lose before it fails
-    spare_cells: int = 1  # idle cells per kind of server beyond one per slot
-    calls_per_cell: int = 2_000  # then it is replaced
-    cells_per_server: int = 1_000  # likewise
-    flavors: tuple[str, ...] = flavors.FOR_PROGRAMS
-    python: str = sys.executable
+    level: str  # required; what cannot reach it refuses to start ...
+    allow_landlock: bool  # ... unless this accepts `landlock` where namespaces are refused
+    slots: int  # programs running at once; 0: one per core
+    queue_size: int  # calls waiting at most
+    deadline_s: float  # a call's default deadline, queue included
+    attempts: int  # cells that a call may lose before it fails
+    spare_cells: int  # idle cells per kind of server beyond one per slot
+    calls_per_cell: int  # then it is replaced
+    cells_per_server: int  # likewise
+    flavors: tuple[str, ...]  # kinds of warm server
+    python: str  # the interpreter of the programs
 
     def __post_init__(self) -> None:
         if self.level not in tuple(IsolationLevel):
@@ -32,6 +33,23 @@ class PoolConfig:
                 raise ConfigError(name, f"{getattr(self, name)} is too small", f"use {low} or more")
         if flavors.LEAN not in self.flavors:
             raise ConfigError("flavors", f"{self.flavors} lacks {flavors.LEAN!r}", "add it: programs fall back on it")
+
+
+def pool_config(config: SandboxConfig) -> PoolConfig:
+    """The pool of one executor of a run, or of a sandbox used alone."""
+    return PoolConfig(
+        level=IsolationLevel.PROCESS if config.level == "process" else IsolationLevel.NAMESPACES,
+        allow_landlock=config.level == "landlock",
+        slots=config.slots,
+        queue_size=config.max_waiting,
+        deadline_s=config.deadline_s,
+        attempts=config.attempts,
+        spare_cells=config.spare_cells,
+        calls_per_cell=config.calls_per_cell,
+        cells_per_server=config.cells_per_server,
+        flavors=config.warm,
+        python=sys.executable,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

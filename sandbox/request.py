@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rstar_ray.outcome import Outcome
-from sandbox.limits import MIB, Limits
+from sandbox.limits import MIB, Limits, standard_limits
 
 MAX_CODE_CHARS = MIB  # a longer source is refused with `invalid`: its syntax tree alone would not fit
 MAX_STDIN_CHARS = 64 * MIB
@@ -21,7 +21,7 @@ class ExecutionRequest:
 
     code: str
     stdin: str | bytes = ""
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = field(default_factory=standard_limits)
     call_id: str = ""  # the caller's own; comes back in the result
     language: Language = "python"
     seed: int | None = None  # None: the program's generators start from the kernel's entropy

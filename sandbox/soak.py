@@ -14,18 +14,21 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rstar_ray.config import SandboxConfig
 from sandbox.bench import MIX, PROGRAMS
 from sandbox.isolation import FIRST_UID
-from sandbox.limits import Limits
-from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.limits import standard_limits
+from sandbox.pool import SandboxPool
+from sandbox.pool_config import pool_config
 from sandbox.request import ExecutionRequest
 
 HOSTILE_SHARE = 0.05
 IN_FLIGHT = 64
-BRIEF = Limits(cpu_s=0.3, wall_s=1.0)
+BRIEF = replace(standard_limits(), cpu_s=0.3, wall_s=1.0)
 # Programs and the outcomes they may have.
 HOSTILE: list[tuple[str, set[str]]] = [
     ("while True: pass", {"timeout"}),
@@ -84,7 +87,7 @@ async def soak(options: argparse.Namespace) -> dict[str, Any]:
     wrong: list[str] = []
     memory: list[int] = []
     started = time.monotonic()
-    async with SandboxPool(PoolConfig(level=options.level, slots=options.workers)) as pool:
+    async with SandboxPool(replace(pool_config(SandboxConfig(slots=options.workers)), level=options.level)) as pool:
         left = options.calls
 
         async def caller() -> None:

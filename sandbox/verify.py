@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from rstar_ray.outcome import Outcome
 from sandbox.cage.verify_program import CODE
 from sandbox.errors import ComparisonFailed
-from sandbox.limits import MIB, Limits
+from sandbox.limits import MIB, Limits, standard_limits
 from sandbox.request import ExecutionRequest, ExecutionResult
 
-VERIFY_LIMITS = Limits(cpu_s=5.0, wall_s=10.0, memory_bytes=512 * MIB)
+VERIFY_LIMITS = replace(standard_limits(), cpu_s=5.0, wall_s=10.0, memory_bytes=640 * MIB)
 
 
 class Runs(Protocol):

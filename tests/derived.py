@@ -9,7 +9,9 @@ from rstar_ray.algorithm.batch_plan import BatchLimits, batch_limits
 from rstar_ray.algorithm.loss_settings import LossSettings, loss_settings
 from rstar_ray.algorithm.lr_schedule import LrSchedule, rl_schedule
 from rstar_ray.algorithm.resample import ResampleRule, resample_rule
-from rstar_ray.config import AlgorithmConfig, LearnerConfig, RunConfig, with_values
+from rstar_ray.config import AlgorithmConfig, LearnerConfig, RunConfig, SandboxConfig, with_values
+from sandbox.limits import Limits, standard_limits
+from sandbox.pool_config import PoolConfig, pool_config
 
 
 def small_config(**values: Any) -> RunConfig:
@@ -48,3 +50,11 @@ def engine(folder: Path | str, **changes: Any) -> Any:
     from actors.generation.settings import engine_settings
 
     return replace(engine_settings(small_config(), Path(folder)), **changes)
+
+
+def program(**changes: Any) -> Limits:
+    return replace(standard_limits(), **changes)
+
+
+def pool(**changes: Any) -> PoolConfig:
+    return replace(pool_config(SandboxConfig()), **changes)

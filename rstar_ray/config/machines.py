@@ -160,21 +160,48 @@ class SandboxConfig:
 
     executors: MayChange[int] = 1
     """sandbox actors, spread over the nodes"""
-    slots: MayChange[int] = 2
-    """programs one executor runs at once"""
+    slots: MayChange[int] = 0
+    """programs one executor runs at once; 0: one per core"""
     level: MayChange[Literal["namespaces", "landlock", "process"]] = "namespaces"
     """isolation required; landlock accepts it where namespaces are refused, process is for trusted programs alone"""
     time_limit_s: float = 4.0
-    """one program's CPU time; its wall time is bounded too [s]"""
+    """one program's CPU time, all threads [s]"""
+    wall_limit_s: float = 0.0
+    """one program's time by the clock; 0: half as much again as its CPU time, and a second [s]"""
     memory_mb: int = 384
-    """one program's memory, interpreter included [MB]"""
+    """one program's memory on top of the warm interpreter, with what it still imports [MiB]"""
+    max_output_mb: int = 4
+    """more than this on one stream ends the program [MiB]"""
     max_output_chars: int = 1_000
     """kept of each of stdout and stderr [characters]"""
     deadline_s: MayChange[float] = 120.0
     """longest a call may wait for its result, queueing included [s]"""
+    max_waiting: MayChange[int] = 65_536
+    """calls waiting at one executor at most"""
+    attempts: MayChange[int] = 2
+    """cells that a call may lose before it fails"""
+    spare_cells: MayChange[int] = 1
+    """idle cells per kind of warm server, beyond one per slot"""
+    calls_per_cell: MayChange[int] = 2_000
+    """calls after which a cell is replaced"""
+    cells_per_server: MayChange[int] = 1_000
+    """cells after which a warm server is replaced"""
+    warm: MayChange[tuple[Literal["lean", "numpy", "sympy", "scipy"], ...]] = ("lean", "numpy", "sympy", "scipy")
+    """kinds of warm server that are up from the start; lean is always one"""
 
     def __post_init__(self) -> None:
-        at_least(1, sandbox__executors=self.executors, sandbox__slots=self.slots)
+        at_least(1, sandbox__executors=self.executors, sandbox__max_output_mb=self.max_output_mb)
+        at_least(0, sandbox__slots=self.slots, sandbox__spare_cells=self.spare_cells)
+        at_least(1, sandbox__max_waiting=self.max_waiting, sandbox__attempts=self.attempts)
+        at_least(1, sandbox__calls_per_cell=self.calls_per_cell, sandbox__cells_per_server=self.cells_per_server)
+        at_least(0, sandbox__wall_limit_s=self.wall_limit_s)
+        require("lean" in self.warm, "--sandbox.warm", f"{' '.join(self.warm) or 'none'} lacks lean", "add lean")
+        require(
+            self.wall_limit_s == 0 or self.wall_limit_s >= self.time_limit_s,
+            "--sandbox.wall-limit-s",
+            f"{self.wall_limit_s} would end programs that have CPU time left, {self.time_limit_s} s",
+            "raise it, or give 0",
+        )
         at_least(64, sandbox__memory_mb=self.memory_mb)
         at_least(16, sandbox__max_output_chars=self.max_output_chars)
         at_least(0.05, sandbox__time_limit_s=self.time_limit_s, sandbox__deadline_s=self.deadline_s)

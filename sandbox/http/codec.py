@@ -4,7 +4,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any, cast
 
 from rstar_ray.outcome import Outcome
-from sandbox.limits import Limits
+from sandbox.limits import Limits, standard_limits
 from sandbox.request import ExecutionRequest, ExecutionResult
 
 _LIMITS = {entry.name for entry in fields(Limits)}
@@ -38,7 +38,7 @@ def request_from_data(data: object, limits: Limits | None = None) -> ExecutionRe
     seed = values.get("seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise ValueError(f"seed: expected a whole number, got {type(seed).__name__}")
-    return ExecutionRequest(**values, limits=_limits(given.get("limits"), limits or Limits()))
+    return ExecutionRequest(**values, limits=_limits(given.get("limits"), limits or standard_limits()))
 
 
 def _limits(data: object, default: Limits) -> Limits:

@@ -27,7 +27,7 @@ from sandbox.http.connections import Room, Site, room_for_connections
 from sandbox.http.door import MSGPACK
 from sandbox.http.metrics import PoolMetrics
 from sandbox.isolation import IsolationLevel
-from sandbox.limits import CEILINGS, Limits
+from sandbox.limits import CEILINGS, Limits, standard_limits
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 
@@ -46,7 +46,7 @@ class ServerConfig:
     allow_hosts: tuple[str, ...] = ()  # names of this server beside localhost, the machine's own, and plain addresses
     queue_s: float = 600.0  # a call, queue included
     long_queue_s: float = 3600.0  # a call of a long batch
-    limits: Limits = field(default_factory=Limits)  # of a call that names none
+    limits: Limits = field(default_factory=standard_limits)  # of a call that names none
     ceilings: Limits = CEILINGS  # what a client may ask for at most
 
     def __post_init__(self) -> None:

@@ -8,15 +8,13 @@ import pytest
 
 from actors import sandbox_executor
 from actors.sandbox_executor import Answer, Comparison, Failure, SandboxClient, Verdicts, Work
-from actors.system import pool_config
-from recipes.scales import at_scale
-from recipes.stage1 import STAGE_1
-from rstar_ray.config import SandboxConfig, with_values
+from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import JudgeError, SandboxError
 from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import ToolCall
-from sandbox.pool import PoolConfig
+from sandbox.pool_config import pool_config
 from sandbox.request import ExecutionRequest, ExecutionResult
+from tests import derived
 
 CONFIG = SandboxConfig(time_limit_s=0.1, deadline_s=5.0)
 
@@ -140,7 +138,7 @@ async def test_every_call_of_an_executor_gets_one_answer_whatever_goes_wrong_ins
                 raise KeyError("a bug")
             return ExecutionResult(outcome=Outcome.OK, stdout=request.code)
 
-    executor = sandbox_executor.SandboxExecutor("sandbox/0", PoolConfig())
+    executor = sandbox_executor.SandboxExecutor("sandbox/0", derived.pool())
     executor._pool = Pool()  # type: ignore[assignment]
     batch = [(0, ExecutionRequest(code="bug")), (1, ExecutionRequest(code="1"))]
     answers = [answer async for part in executor.run(batch, "g") for answer in part]
@@ -149,12 +147,8 @@ async def test_every_call_of_an_executor_gets_one_answer_whatever_goes_wrong_ins
 
 
 def test_landlock_is_accepted_only_where_the_run_asks_for_it():
-    base = at_scale(STAGE_1.paper, "tiny", STAGE_1.tiny)
-    asked = {
-        level: pool_config(with_values(base, {"sandbox.level": level}))
-        for level in ("namespaces", "landlock", "process")
-    }
-    assert pool_config(base) == asked["namespaces"]
+    asked = {level: pool_config(SandboxConfig(level=level)) for level in ("namespaces", "landlock", "process")}
+    assert pool_config(SandboxConfig()) == asked["namespaces"]
     assert {level: (pool.level, pool.allow_landlock) for level, pool in asked.items()} == {
         "namespaces": ("namespaces", False),
         "landlock": ("namespaces", True),

@@ -16,9 +16,9 @@ from typing import Any
 
 from rstar_ray.outcome import Outcome
 from sandbox.cage import cpp_program
-from sandbox.limits import Limits
-from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
+from tests import derived
 
 MIB = 1 << 20
 Attack = Callable[[SandboxPool, Path], Awaitable[str]]
@@ -54,7 +54,7 @@ def attack(function: Attack) -> Attack:
 
 
 async def run(pool: SandboxPool, code: str, **more: Any) -> ExecutionResult:
-    limits = Limits(cpu_s=more.pop("cpu_s", 10.0), wall_s=more.pop("wall_s", 30.0))
+    limits = derived.program(cpu_s=more.pop("cpu_s", 10.0), wall_s=more.pop("wall_s", 30.0))
     return await pool.run(ExecutionRequest(code=PRELUDE + code, limits=limits, **more))
 
 
@@ -327,7 +327,7 @@ async def a_tree_of_processes_has_one_core(pool: SandboxPool, _: Path) -> str:
     if pool.report.level != "namespaces" or cpp_program.compiler() is None:
         return ""
     source = "#include <unistd.h>\nint main(){for(int i=0;i<8;i++) if(!fork()) for(;;); for(;;) pause();}"
-    limits = Limits(cpu_s=1.5, wall_s=2.0)
+    limits = derived.program(cpu_s=1.5, wall_s=2.0)
     result = await pool.run(ExecutionRequest(code=source, language="cpp", limits=limits))
     fine = result.outcome is Outcome.TIMEOUT and result.cpu_s < 2.5
     return "" if fine else f"{result.outcome} {result.cpu_s} {result.stderr[-200:]}"
@@ -354,7 +354,7 @@ async def main(level: str) -> dict[str, str]:
     """Run every attack, one after another, and an honest program after each."""
     found: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as place:
-        async with SandboxPool(PoolConfig(level=level, slots=1, flavors=("lean",))) as pool:
+        async with SandboxPool(derived.pool(level=level, slots=1, flavors=("lean",))) as pool:
             for name, made in ATTACKS.items():
                 started = time.monotonic()
                 wrong = await made(pool, Path(place))

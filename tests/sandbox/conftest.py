@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.pool import SandboxPool
+from tests import derived
 
 SECRET = "hunter2"
 
@@ -13,5 +14,5 @@ SECRET = "hunter2"
 @pytest_asyncio.fixture(loop_scope="session", scope="session")
 async def pool() -> AsyncIterator[SandboxPool]:
     os.environ["SANDBOX_TEST_SECRET"] = SECRET
-    async with SandboxPool(PoolConfig()) as shared:
+    async with SandboxPool(derived.pool()) as shared:
         yield shared

@@ -8,8 +8,9 @@ import pytest
 from rstar_ray.outcome import Outcome
 from sandbox.__main__ import main
 from sandbox.cage import flavors
-from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
+from tests import derived
 
 
 def test_run_shows_what_a_model_would_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -30,7 +31,7 @@ def test_check_counts_what_was_contained(tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_without_its_server_a_program_runs_on_the_lean_one():
-    config = PoolConfig(slots=1, flavors=(flavors.LEAN,))
+    config = derived.pool(slots=1, flavors=(flavors.LEAN,))
     async with SandboxPool(config) as pool:
         result = await pool.run(ExecutionRequest(code="import numpy\nprint(numpy.arange(3).sum())"))
     assert (result.outcome, result.stdout) == (Outcome.OK, "3\n")

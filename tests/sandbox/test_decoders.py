@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from sandbox.cage import wire
 from sandbox.http import code_judge
 from sandbox.http.codec import request_from_data, request_to_data, result_from_data, result_to_data
-from sandbox.limits import Limits
 from sandbox.outcomes import read_result
 from sandbox.request import ExecutionRequest
+from tests import derived
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=20),
@@ -29,7 +29,7 @@ objects = st.dictionaries(st.sampled_from(NAMES), anything | st.sampled_from(["p
 @given(anything | objects)
 def test_a_submission_is_read_or_refused(data: object):
     try:
-        submission = code_judge.read_submission(data, Limits())
+        submission = code_judge.read_submission(data, derived.program())
     except code_judge.BadInput as error:
         assert str(error)
     else:
@@ -40,7 +40,7 @@ def test_a_submission_is_read_or_refused(data: object):
 @given(anything | st.fixed_dictionaries({"submissions": st.lists(anything | objects, max_size=5)}))
 def test_a_batch_is_read_entry_by_entry_or_refused(data: object):
     try:
-        _, entries = code_judge.read_batch(data, Limits())
+        _, entries = code_judge.read_batch(data, derived.program())
     except code_judge.BadInput as error:
         assert str(error)
     else:
@@ -87,7 +87,7 @@ def test_results_survive_the_wire():
 )
 def test_absurd_limits_are_named(field: str, value: object):
     with pytest.raises(ValueError, match=field):
-        Limits(**{field: value})  # type: ignore[arg-type]
+        derived.program(**{field: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("code", [None, 5, b"print(1)", ["x"]])

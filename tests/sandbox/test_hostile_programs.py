@@ -15,13 +15,13 @@ from rstar_ray.outcome import Outcome
 from sandbox.cage.scratch import MAX_BYTES, clear_away, first_stamp, stamp, too_much_in
 from sandbox.cage.stream import Stream, open_pipe
 from sandbox.case_check import check_case, read_cases
-from sandbox.limits import Limits
-from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
+from tests import derived
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 CASES = Path(__file__).parent / "data" / "sandbox_cases.json"
-BRIEF = Limits(cpu_s=0.8, wall_s=2.5)
+BRIEF = derived.program(cpu_s=0.8, wall_s=2.5)
 
 
 async def test_every_case_is_contained_at_both_levels(monkeypatch: pytest.MonkeyPatch):
@@ -31,12 +31,12 @@ async def test_every_case_is_contained_at_both_levels(monkeypatch: pytest.Monkey
 
 async def uncontained(level: str) -> dict[str, list[str]]:
     cases = [replace(case, request=replace(case.request, limits=BRIEF)) for case in read_cases(CASES)]
-    async with SandboxPool(PoolConfig(level=level, slots=12, flavors=("lean", "numpy"))) as pool:
+    async with SandboxPool(derived.pool(level=level, slots=12, flavors=("lean", "numpy"))) as pool:
         checked = await asyncio.gather(*[check_case(pool, case, case.name, patience=20.0) for case in cases])
         suspects = [case for case, (_, trouble) in zip(cases, checked, strict=True) if trouble]
         wrong: dict[str, list[str]] = {}
         for case in suspects:  # a busy machine starves some: a second look, alone and with time
-            alone = replace(case, request=replace(case.request, limits=Limits(cpu_s=1.5, wall_s=40.0)))
+            alone = replace(case, request=replace(case.request, limits=derived.program(cpu_s=1.5, wall_s=40.0)))
             _, trouble = await check_case(pool, alone, patience=40.0)
             if trouble:
                 wrong[case.name] = trouble
@@ -80,12 +80,12 @@ print("found", sorted(set(left)))
 
 async def test_a_programs_memory_holds_nothing_of_the_programs_before_it():
     mark = "LEFT-BEHIND"
-    async with SandboxPool(PoolConfig(slots=1, spare_cells=0, flavors=("lean",))) as pool:
+    async with SandboxPool(derived.pool(slots=1, spare_cells=0, flavors=("lean",))) as pool:
         for _ in range(3):
             await pool.run(ExecutionRequest(code=f"# {mark}-code\nprint('{mark}-print' * 9000)"))
             await pool.run(ExecutionRequest(code=f"x = '{mark}-value'\nx", stdin=f"{mark}-stdin"))
             await pool.run(ExecutionRequest(code=f"raise ValueError('{mark}-error')"))
-        result = await pool.run(ExecutionRequest(code=SEARCH, limits=Limits(memory_bytes=1 << 30)))
+        result = await pool.run(ExecutionRequest(code=SEARCH, limits=derived.program(memory_bytes=1 << 30)))
     assert result.stdout == "found [b'LEFT-BEHIND-self']\n", result
 
 
@@ -122,7 +122,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
 threading.Thread(target=time.sleep, args=(60,)).start()
 time.sleep(60)
 """
-    result = await pool.run(ExecutionRequest(code=code, limits=Limits(wall_s=0.6)))
+    result = await pool.run(ExecutionRequest(code=code, limits=derived.program(wall_s=0.6)))
     assert result.outcome is Outcome.TIMEOUT
     assert 0.6 <= result.wall_s < 1.1  # 0.1 s on a quiet machine
 
@@ -137,9 +137,11 @@ for _ in range(4000):
 
 @pytest.mark.parametrize("level", ["namespaces", "landlock"])
 async def test_folders_too_deep_to_empty_at_once_keep_no_result_waiting(level: str):
-    async with SandboxPool(PoolConfig(level=level, slots=1, flavors=("lean",))) as pool:
+    async with SandboxPool(derived.pool(level=level, slots=1, flavors=("lean",))) as pool:
         started = time.monotonic()
-        result = await pool.run(ExecutionRequest(code=f"{DEEP}print('done')", limits=Limits(wall_s=20.0, cpu_s=20.0)))
+        result = await pool.run(
+            ExecutionRequest(code=f"{DEEP}print('done')", limits=derived.program(wall_s=20.0, cpu_s=20.0))
+        )
         took_s = time.monotonic() - started
         assert result.outcome is Outcome.OK or (level == "landlock" and result.outcome is Outcome.OUT_OF_MEMORY)
         assert took_s < result.wall_s + 0.5
@@ -148,8 +150,10 @@ async def test_folders_too_deep_to_empty_at_once_keep_no_result_waiting(level: s
 
 
 async def test_at_landlock_what_lies_deep_counts_and_the_deadline_holds():
-    async with SandboxPool(PoolConfig(level="landlock", slots=1, flavors=("lean",))) as pool:
-        result = await pool.run(ExecutionRequest(code=f"{DEEP}time.sleep(60)", limits=Limits(wall_s=20.0, cpu_s=20.0)))
+    async with SandboxPool(derived.pool(level="landlock", slots=1, flavors=("lean",))) as pool:
+        result = await pool.run(
+            ExecutionRequest(code=f"{DEEP}time.sleep(60)", limits=derived.program(wall_s=20.0, cpu_s=20.0))
+        )
         assert (result.outcome, result.reason) == (Outcome.OUT_OF_MEMORY, "left too many or too large files")
         assert result.wall_s < 5.0
         assert (pool.stats().retried, pool.stats().cells_lost) == (0, 0)
@@ -275,8 +279,8 @@ while time.monotonic() < end:
     except BlockingIOError: pass
 time.sleep(60)
 """
-    async with SandboxPool(PoolConfig(slots=1, flavors=("lean",))) as pool:
+    async with SandboxPool(derived.pool(slots=1, flavors=("lean",))) as pool:
         for _ in range(3):
-            result = await pool.run(ExecutionRequest(code=code, limits=Limits(wall_s=0.3)))
+            result = await pool.run(ExecutionRequest(code=code, limits=derived.program(wall_s=0.3)))
             assert result.outcome is Outcome.TIMEOUT, result
         assert (pool.stats().retried, pool.stats().cells_lost) == (0, 0)

@@ -15,9 +15,9 @@ from rstar_ray.outcome import Outcome
 from sandbox.http import bodies, connections, server
 from sandbox.http.client import SandboxClient
 from sandbox.http.server import MSGPACK, ServerConfig, start_server
-from sandbox.limits import Limits
-from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
+from tests import derived
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 FIELDS = {"sub_id", "success", "run_success", "cost", "stdout", "stderr", "reason"}
@@ -27,7 +27,9 @@ FIELDS = {"sub_id", "success", "run_success", "cost", "stdout", "stderr", "reaso
 async def url(pool: SandboxPool) -> AsyncIterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connections, "LINGER_S", 0.1)
-        runner, port = await start_server(pool, ServerConfig(port=0, limits=Limits(wall_s=40.0)))  # for a busy machine
+        runner, port = await start_server(
+            pool, ServerConfig(port=0, limits=derived.program(wall_s=40.0))
+        )  # for a busy machine
     yield f"http://127.0.0.1:{port}"
     await runner.cleanup()
 
@@ -68,7 +70,7 @@ async def test_a_failing_program_says_why(http: aiohttp.ClientSession, url: str)
 
 async def test_a_time_out_reads_as_in_code_judge(http: aiohttp.ClientSession, pool: SandboxPool):
     endless = python("print('so far', end='', flush=True)\nwhile True: pass", input="a", expected_output="a")
-    runner, port = await start_server(pool, ServerConfig(port=0, limits=Limits(cpu_s=0.2, wall_s=40.0)))
+    runner, port = await start_server(pool, ServerConfig(port=0, limits=derived.program(cpu_s=0.2, wall_s=40.0)))
     try:
         _, answer = await post(http, f"http://127.0.0.1:{port}/run", endless)
         _, verdict = await post(http, f"http://127.0.0.1:{port}/judge", endless)
@@ -257,7 +259,7 @@ async def test_names_of_a_cluster_are_allowed_by_a_list(http: aiohttp.ClientSess
 
 
 async def test_level_process_needs_a_token_on_the_loopback_too(http: aiohttp.ClientSession):
-    async with SandboxPool(PoolConfig(level="process", slots=1, flavors=("lean",))) as trusting:
+    async with SandboxPool(derived.pool(level="process", slots=1, flavors=("lean",))) as trusting:
         with pytest.raises(ConfigError, match="token"):
             await start_server(trusting, ServerConfig(port=0))
         runner, port = await start_server(trusting, ServerConfig(port=0, token="let-me-in"))

@@ -6,16 +6,16 @@ import pytest
 
 import sandbox
 from rstar_ray.outcome import Outcome
-from sandbox.limits import Limits
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 from sandbox.tool_text import tool_text
+from tests import derived
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def run(pool: SandboxPool, code: str, stdin: str = "", **limits: float) -> ExecutionResult:
-    return await pool.run(ExecutionRequest(code=code, stdin=stdin, limits=Limits(**limits)))  # type: ignore[arg-type]
+    return await pool.run(ExecutionRequest(code=code, stdin=stdin, limits=derived.program(**limits)))  # type: ignore[arg-type]
 
 
 async def test_a_program_shows_what_it_prints(pool: SandboxPool):

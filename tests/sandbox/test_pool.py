@@ -12,14 +12,14 @@ import pytest
 from rstar_ray.errors import ConfigError, SandboxError
 from rstar_ray.outcome import Outcome
 from sandbox.errors import SandboxClosed, SandboxFull, SandboxLate, SandboxLost
-from sandbox.limits import Limits
-from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.pool import SandboxPool
 from sandbox.processes import CellHandle
 from sandbox.request import ExecutionRequest
+from tests import derived
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 LEAN = ("lean",)
-SLEEP = ExecutionRequest(code="import time\ntime.sleep(60)", limits=Limits(wall_s=30.0))
+SLEEP = ExecutionRequest(code="import time\ntime.sleep(60)", limits=derived.program(wall_s=30.0))
 
 
 def sleeping(seconds: float) -> ExecutionRequest:
@@ -58,7 +58,7 @@ async def until(condition, seconds: float = 20.0) -> None:
 
 
 async def test_a_lost_cell_costs_a_second_run_and_nothing_else():
-    async with SandboxPool(PoolConfig(slots=1, flavors=LEAN)) as pool:
+    async with SandboxPool(derived.pool(slots=1, flavors=LEAN)) as pool:
         call = asyncio.ensure_future(pool.run(sleeping(1.0)))
         await until(lambda: busy_cells(pool))
         await asyncio.sleep(0.2)
@@ -71,7 +71,7 @@ async def test_a_lost_cell_costs_a_second_run_and_nothing_else():
 
 
 async def test_a_wedged_cell_is_replaced_within_two_seconds_and_its_call_repeated():
-    async with SandboxPool(PoolConfig(slots=1, flavors=LEAN)) as pool:
+    async with SandboxPool(derived.pool(slots=1, flavors=LEAN)) as pool:
         call = asyncio.ensure_future(pool.run(sleeping(0.8)))
         await until(lambda: busy_cells(pool))
         busy = busy_cells(pool)[0]
@@ -81,7 +81,7 @@ async def test_a_wedged_cell_is_replaced_within_two_seconds_and_its_call_repeate
 
 
 async def test_a_dead_server_is_started_again_and_its_cells_serve_on():
-    async with SandboxPool(PoolConfig(slots=1, flavors=LEAN)) as pool:
+    async with SandboxPool(derived.pool(slots=1, flavors=LEAN)) as pool:
         server = pool._crews["lean"].server
         assert server is not None
         os.kill(server.pid, signal.SIGKILL)
@@ -90,7 +90,7 @@ async def test_a_dead_server_is_started_again_and_its_cells_serve_on():
 
 
 async def test_a_call_that_loses_every_cell_is_our_error_not_the_programs():
-    async with SandboxPool(PoolConfig(slots=1, attempts=1, flavors=LEAN)) as pool:
+    async with SandboxPool(derived.pool(slots=1, attempts=1, flavors=LEAN)) as pool:
         call = asyncio.ensure_future(pool.run(SLEEP))
         await until(lambda: busy_cells(pool))
         busy = busy_cells(pool)[0]
@@ -100,7 +100,7 @@ async def test_a_call_that_loses_every_cell_is_our_error_not_the_programs():
 
 
 async def test_a_full_queue_refuses_at_once():
-    async with SandboxPool(PoolConfig(slots=1, queue_size=2, flavors=LEAN)) as pool:
+    async with SandboxPool(derived.pool(slots=1, queue_size=2, flavors=LEAN)) as pool:
         calls = [asyncio.ensure_future(pool.run(SLEEP)) for _ in range(3)]  # one runs, two wait
         await asyncio.sleep(0)
         with pytest.raises(SandboxFull):
@@ -113,7 +113,7 @@ async def test_a_full_queue_refuses_at_once():
 
 
 async def test_callers_take_turns():
-    async with SandboxPool(PoolConfig(slots=1, flavors=LEAN)) as pool:
+    async with SandboxPool(derived.pool(slots=1, flavors=LEAN)) as pool:
         order: list[str] = []
 
         async def call(caller: str) -> None:
@@ -125,7 +125,7 @@ async def test_callers_take_turns():
 
 
 async def test_a_deadline_counts_the_wait():
-    async with SandboxPool(PoolConfig(slots=1, flavors=LEAN)) as pool:
+    async with SandboxPool(derived.pool(slots=1, flavors=LEAN)) as pool:
         first = asyncio.ensure_future(pool.run(SLEEP))
         await asyncio.sleep(0)
         with pytest.raises(SandboxLate):
@@ -134,7 +134,7 @@ async def test_a_deadline_counts_the_wait():
 
 
 async def test_cancelling_a_call_ends_its_program():
-    async with SandboxPool(PoolConfig(slots=1, flavors=LEAN)) as pool:
+    async with SandboxPool(derived.pool(slots=1, flavors=LEAN)) as pool:
         call = asyncio.ensure_future(pool.run(SLEEP))
         await until(lambda: pool.stats().running == 1)
         await asyncio.sleep(0.1)
@@ -145,7 +145,7 @@ async def test_cancelling_a_call_ends_its_program():
 
 async def test_closing_drains_then_ends_every_process():
     before = descendants(os.getpid())
-    pool = SandboxPool(PoolConfig(slots=2, flavors=LEAN))
+    pool = SandboxPool(derived.pool(slots=2, flavors=LEAN))
     await pool.start()
     short = asyncio.ensure_future(pool.run(sleeping(0.3)))
     await asyncio.sleep(0)
@@ -158,7 +158,7 @@ async def test_closing_drains_then_ends_every_process():
 
 
 async def test_without_draining_waiting_calls_end_in_an_error():
-    pool = SandboxPool(PoolConfig(slots=1, flavors=LEAN))
+    pool = SandboxPool(derived.pool(slots=1, flavors=LEAN))
     await pool.start()
     calls = [asyncio.ensure_future(pool.run(SLEEP)) for _ in range(3)]
     await asyncio.sleep(0.1)
@@ -173,7 +173,7 @@ async def test_a_burst_is_answered_once_each(pool: SandboxPool):
 
 
 async def test_cells_are_replaced_after_their_share_of_calls():
-    async with SandboxPool(PoolConfig(slots=1, calls_per_cell=5, flavors=LEAN)) as pool:
+    async with SandboxPool(derived.pool(slots=1, calls_per_cell=5, flavors=LEAN)) as pool:
         for i in range(12):
             assert (await pool.run(ExecutionRequest(code=f"print({i})"))).stdout == f"{i}\n"
         assert pool.stats().cells_replaced >= 2
@@ -181,7 +181,7 @@ async def test_cells_are_replaced_after_their_share_of_calls():
 
 async def test_a_shortage_of_descriptors_passes():
     """Supervision goes on, and what died meanwhile is replaced once there is room again."""
-    async with SandboxPool(PoolConfig(slots=1, spare_cells=0, flavors=LEAN)) as pool:
+    async with SandboxPool(derived.pool(slots=1, spare_cells=0, flavors=LEAN)) as pool:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (8, hard))
         try:
@@ -197,9 +197,9 @@ async def test_a_shortage_of_descriptors_passes():
 
 async def test_an_impossible_level_refuses_to_start_with_the_mend():
     with pytest.raises(ConfigError, match="isolation level"):
-        PoolConfig(level="wishful")
+        derived.pool(level="wishful")
     with pytest.raises(SandboxError, match="does not start"):
-        await SandboxPool(PoolConfig(python="/bin/false", flavors=LEAN)).start()
+        await SandboxPool(derived.pool(python="/bin/false", flavors=LEAN)).start()
 
 
 async def test_a_source_that_is_too_long_is_refused_not_run(pool: SandboxPool):

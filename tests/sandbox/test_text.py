@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.sandbox_executor import execution_limits
 from rstar_ray.config import SandboxConfig
 from rstar_ray.outcome import Outcome
 from sandbox import supervision
@@ -18,11 +17,12 @@ from sandbox.call import message_for, refusal
 from sandbox.fair_queue import FairQueue
 from sandbox.http.code_judge import Submission, write_answer
 from sandbox.isolation import IsolationLevel
-from sandbox.limits import MIB, Limits
+from sandbox.limits import MIB, Limits, program_limits
 from sandbox.outcomes import judge
 from sandbox.request import MAX_CODE_CHARS, ExecutionRequest, ExecutionResult
 from sandbox.supervision import CELL_START_S, PING_AFTER_S, SILENCE_S, START_S, STARVING_S, Verdict
 from sandbox.tool_text import tool_text
+from tests import derived
 
 
 @given(st.text(min_size=200, max_size=600), st.integers(1, 60))
@@ -181,24 +181,23 @@ def test_refusals_say_what_is_missing():
 
 
 def test_a_cell_is_told_the_limits_of_its_call():
-    limits = Limits(cpu_s=2.0, wall_s=3.0, stdout_chars=10, stderr_chars=8, output_bytes=2048)
+    limits = derived.program(cpu_s=2.0, wall_s=3.0, stdout_chars=10, stderr_chars=8, output_bytes=2048)
     header, code, stdin = message_for(ExecutionRequest(code="é", stdin=b"\xff", limits=limits, seed=9), 5)
     assert (code, stdin) == ("é".encode(), b"\xff")
     assert (header.call_id, header.cpu_s, header.wall_s, header.output_bytes, header.seed) == (5, 2.0, 3.0, 2048, 9)
-    assert header.memory_bytes == limits.memory_bytes + limits.interpreter_bytes
+    assert header.memory_bytes == limits.memory_bytes
     assert (header.code_bytes, header.stdin_bytes) == (2, 1)
     assert (header.out_head, header.out_tail, header.err_head, header.err_tail) == (20, 20, 8, 24)
     assert message_for(ExecutionRequest(code=""), 1)[0].seed == -1
 
 
 def test_the_documented_limits_are_those_of_the_code():
-    """docs/sandbox.md gives each number once, for the pool alone and for training, with where it comes from."""
+    """docs/sandbox.md gives each number once, with the option that sets it."""
     text = (Path(__file__).parents[2] / "docs" / "sandbox.md").read_text("utf-8")
     rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| `")]
-    shown = {row[0].strip(" `"): [cell.strip() for cell in row[1:3]] for row in rows if len(row) == 4}
+    shown = {row[0].strip(" `"): row[1].strip() for row in rows if len(row) == 3}
     for name in (entry.name for entry in fields(Limits)):
-        wanted = [_shown(name, getattr(limits, name)) for limits in (Limits(), execution_limits(SandboxConfig()))]
-        assert shown[name] == wanted, name
+        assert shown[name] == _shown(name, getattr(program_limits(SandboxConfig()), name)), name
 
 
 def _shown(name: str, value: float) -> str:
