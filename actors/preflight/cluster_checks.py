@@ -1,0 +1,91 @@
+"""What is wrong between nodes: versions that differ, clocks, folders that one does not see."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from actors.preflight.facts import Asked, Finding, Folder, NodeFacts, Verdict
+
+CLOCK_S = 2.0
+"""Logs of two nodes are read side by side, and deadlines are told by time of day."""
+MUST_AGREE = ("python", "ray", "torch", "vllm", "deepspeed", "transformers", "rstar_ray")
+
+
+def check_cluster(nodes: Sequence[NodeFacts], asked: Asked) -> list[Finding]:
+    """Every check of every node against the others."""
+    return [*versions(nodes), *clocks(nodes), *run_dirs(nodes, asked), *models(nodes, asked)]
+
+
+def versions(nodes: Sequence[NodeFacts]) -> list[Finding]:
+    """A node in the minority is the wrong one; of two halves the one that the first node is not in."""
+    common = {name: _most(nodes, name) for name in MUST_AGREE}
+    common["torch build"] = Counter(facts.torch_build for facts in nodes).most_common(1)[0][0]
+    found: list[Finding] = []
+    for facts in nodes:
+        here = {**{name: facts.versions.get(name, "") for name in MUST_AGREE}, "torch build": facts.torch_build}
+        other = [
+            f"{name} {here[name] or 'none'} instead of {common[name]}" for name in here if here[name] != common[name]
+        ]
+        mend = "the same image, or the same repository and lock, on every node" if other else ""
+        said = ", ".join(other) or "as on the other nodes"
+        found.append(_found("versions", facts, not other, said, mend))
+    return found
+
+
+def clocks(nodes: Sequence[NodeFacts]) -> list[Finding]:
+    return [
+        _found(
+            "clock",
+            facts,
+            abs(facts.clock_offset_s) <= CLOCK_S,
+            f"{facts.clock_offset_s:+.2f} s",
+            "start chrony or systemd-timesyncd there",
+        )
+        for facts in nodes
+    ]
+
+
+def run_dirs(nodes: Sequence[NodeFacts], asked: Asked) -> list[Finding]:
+    """Checkpoints are written by the ranks of all nodes into one folder."""
+    mend = "a folder on storage that all nodes mount, under the same path"
+    return _folders("run directory", nodes, asked.run_dir, lambda facts: facts.run_dir, mend, asked.mark)
+
+
+def models(nodes: Sequence[NodeFacts], asked: Asked) -> list[Finding]:
+    mend = "the same model folder on every node, under the same path"
+    return _folders("model", nodes, asked.model, lambda facts: facts.model, mend, "")
+
+
+def _folders(
+    check: str,
+    nodes: Sequence[NodeFacts],
+    path: str,
+    seen: Callable[[NodeFacts], Folder | None],
+    mend: str,
+    mark: str,
+) -> list[Finding]:
+    contents = Counter(folder.content for facts in nodes if (folder := seen(facts)) is not None)
+    found: list[Finding] = []
+    for facts in nodes:
+        folder = seen(facts)
+        if not path or folder is None:
+            said = f"not named; --{check.replace('directory', 'dir').replace(' ', '-')}"
+            found.append(Finding(check=check, node=facts.node, verdict=Verdict.NOT_HERE, said=said))
+        elif folder.problem:
+            found.append(_found(check, facts, False, folder.problem, mend))
+        elif folder.mark != mark:
+            said = f"{path} here is not the folder that the first node wrote to"
+            found.append(_found(check, facts, False, said, mend))
+        elif folder.content != contents.most_common(1)[0][0]:
+            found.append(_found(check, facts, False, f"{path} here differs from the other nodes'", mend))
+        else:
+            found.append(_found(check, facts, True, path))
+    return found
+
+
+def _most(nodes: Sequence[NodeFacts], name: str) -> str:
+    return Counter(facts.versions.get(name, "") for facts in nodes).most_common(1)[0][0]
+
+
+def _found(check: str, facts: NodeFacts, right: bool, said: str, mend: str = "") -> Finding:
+    verdict = Verdict.OK if right else Verdict.WRONG
+    return Finding(check=check, node=facts.node, verdict=verdict, said=said, mend="" if right else mend)

@@ -1,0 +1,273 @@
+"""What is said of nodes that something is wrong with; of fabricated ones, and in the last tests of this machine."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from actors.environment import gpu_environment
+from actors.preflight import node_checks, read
+from actors.preflight.__main__ import findings, main, parse
+from actors.preflight.cluster_checks import check_cluster
+from actors.preflight.facts import Asked, Finding, Folder, NodeFacts, Probe, Verdict
+from actors.preflight.node_checks import check_node
+from actors.preflight.nodes import every_node, named
+from actors.preflight.pair import judge_pair
+from actors.preflight.read import count_gpus, look_at_model, look_at_run_dir, read_driver, read_facts
+from actors.preflight.table import table
+from rstar_ray.errors import ConfigError
+
+GOOD = Probe(worked=True, said="did")
+VERSIONS = {"python": "3.12.3", "ray": "2.60.0", "torch": "2.13.0", "vllm": "0.32.0", "deepspeed": "0.19.8"}
+MI300X = NodeFacts(
+    node="node-1",
+    accelerator="rocm",
+    gpus=8,
+    visible_gpus=8,
+    driver="6.16.6",
+    rocm="7.2.3-81",
+    versions=VERSIONS,
+    torch_build="hip 7.2.53211",
+    environment=gpu_environment("rocm"),
+    shm_bytes=800 * 10**9,
+    memory_bytes=1_500 * 10**9,
+    descriptors=65_536,
+    locked_memory=-1,
+    sandbox=GOOD,
+    all_reduce=GOOD,
+    ipc=GOOD,
+)
+LAPTOP = NodeFacts(
+    node="laptop",
+    accelerator="cpu",
+    versions=VERSIONS,
+    shm_bytes=8 * 10**9,
+    memory_bytes=16 * 10**9,
+    descriptors=65_536,
+    locked_memory=65_536,
+)
+
+
+def worst(found: list[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in found if finding.verdict in (Verdict.WRONG, Verdict.WARNING)}
+
+
+def changed(**fields: Any) -> NodeFacts:
+    return replace(MI300X, **fields)
+
+
+def test_a_good_node_has_nothing_wrong_with_it():
+    assert worst(check_node(MI300X, Asked(gpus=8))) == {}
+    assert worst(check_cluster([MI300X, changed(node="node-2")], Asked())) == {}
+
+
+def test_on_a_cpu_only_what_applies_is_judged():
+    found = check_node(LAPTOP, Asked())
+    assert worst(found) == {}
+    apart = {finding.check for finding in found if finding.verdict is Verdict.NOT_HERE}
+    assert {"driver", "runtime", "masks", "environment", "locked memory"} <= apart
+
+
+@pytest.mark.parametrize(
+    ("facts", "check", "said", "mend"),
+    [
+        (changed(driver=""), "driver", "amdgpu is not loaded", "modprobe amdgpu"),
+        (changed(rocm="7.2.1-70"), "runtime", "ROCm 7.2.1-70", "ROCm 7.2.2 or newer"),
+        (changed(rocm=""), "runtime", "no /opt/rocm", "rocm.Dockerfile"),
+        (changed(versions={**VERSIONS, "vllm": ""}), "packages", "vllm not installed", "make setup TARGET=rocm"),
+        (changed(torch_build="cuda 13.0"), "packages", "built for cuda 13.0", "never install torch over vLLM's image"),
+        (changed(torch_build="cpu"), "packages", "built for cpu", "TARGET=rocm"),
+        (changed(visible_gpus=0), "masks", "0 of 8 GPUs to be seen; no mask is set", "--group-add"),
+        (changed(shm_bytes=64 * 10**6), "shared memory", "has 0.1 GB, 450.0 wanted", "--ipc host"),
+        (changed(descriptors=1_024), "descriptors", "1024 at once, 65536 wanted", "ulimit -n 65536"),
+        (changed(locked_memory=65_536), "locked memory", "65536 bytes may be pinned", "memlock=-1"),
+        (changed(sandbox=Probe(worked=False, said="EPERM")), "sandbox", "EPERM", "seccomp=unconfined"),
+        (changed(all_reduce=Probe(worked=False, said="hung")), "all-reduce", "hung", "NCCL_DEBUG=INFO"),
+        (changed(ipc=Probe(worked=False, said="bad handle")), "IPC", "bad handle", "every process must see every GPU"),
+    ],
+)
+def test_what_is_wrong_with_a_node_is_named_with_its_mend(facts: NodeFacts, check: str, said: str, mend: str):
+    wrong = worst(check_node(facts, Asked(gpus=8)))
+    assert list(wrong) == [check]
+    assert wrong[check].verdict is Verdict.WRONG
+    assert said in wrong[check].said and mend in wrong[check].mend
+
+
+def test_ipc_that_leaks_is_wrong_though_it_worked():
+    leaking = Probe(worked=True, said="20 rounds", leaked_bytes=64 * 2**20)
+    wrong = worst(check_node(changed(ipc=leaking), Asked()))["IPC"]
+    assert wrong.said == "64.0 MiB stay behind each round"
+    assert "HSA_ENABLE_IPC_MODE_LEGACY=1" in wrong.mend
+
+
+def test_a_mask_that_hides_the_gpus_asked_for_is_named():
+    environment = {**MI300X.environment, "HIP_VISIBLE_DEVICES": "0,1"}
+    wrong = worst(check_node(changed(environment=environment, visible_gpus=2), Asked(gpus=8)))
+    assert wrong["masks"].said == "2 of 8 GPUs to be seen; HIP_VISIBLE_DEVICES=0,1"
+    assert wrong["masks"].mend.startswith("unset HIP_VISIBLE_DEVICES before Ray starts")
+
+
+def test_slurms_mask_is_wrong_even_where_it_shows_all():
+    environment = {**MI300X.environment, "ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+    wrong = worst(check_node(changed(environment=environment), Asked()))
+    assert "`import ray` fails" in wrong["masks"].said
+
+
+def test_a_node_without_gpus_is_wrong_where_some_were_asked_for():
+    assert "8 wanted" in worst(check_node(LAPTOP, Asked(gpus=8)))["driver"].said
+
+
+def test_the_environment_is_compared_with_the_file():
+    without = {name: value for name, value in MI300X.environment.items() if name != "HSA_NO_SCRATCH_RECLAIM"}
+    wrong = worst(check_node(changed(environment=without), Asked()))["environment"]
+    assert (wrong.verdict, wrong.said) == (Verdict.WRONG, "not set: HSA_NO_SCRATCH_RECLAIM")
+    harmful = {**MI300X.environment, "NCCL_MIN_NCHANNELS": "112"}
+    wrong = worst(check_node(changed(environment=harmful), Asked()))["environment"]
+    assert "NCCL_MIN_NCHANNELS is set" in wrong.said and "rocm-systems #11253" in wrong.said
+    other = {**MI300X.environment, "VLLM_ROCM_USE_AITER": "0"}
+    warned = worst(check_node(changed(environment=other), Asked()))["environment"]
+    assert (warned.verdict, "VLLM_ROCM_USE_AITER=0" in warned.said) == (Verdict.WARNING, True)
+
+
+def test_room_for_checkpoints_is_counted_from_the_models_weights():
+    model = Folder(content="x", weight_bytes=29_600_000_000)
+    facts = changed(run_dir=Folder(free_bytes=500 * 10**9), model=model)
+    wrong = worst(check_node(facts, Asked(run_dir="/r", model="/m")))
+    assert wrong["disk"].said == "500 GB free, 3 checkpoints take 622 GB"
+    assert worst(check_node(facts, Asked(run_dir="/r", model="/m", checkpoints=2))) == {}
+
+
+def test_nodes_of_different_versions_are_told_by_the_one_that_differs():
+    other = changed(node="node-3", versions={**VERSIONS, "ray": "2.59.0"}, torch_build="hip 7.1")
+    wrong = worst(check_cluster([MI300X, changed(node="node-2"), other], Asked()))["versions"]
+    assert (wrong.node, wrong.said) == (
+        "node-3",
+        "ray 2.59.0 instead of 2.60.0, torch build hip 7.1 instead of hip 7.2.53211",
+    )
+
+
+def test_a_clock_that_is_off_is_named():
+    wrong = worst(check_cluster([MI300X, changed(node="node-2", clock_offset_s=-3.5)], Asked()))
+    assert (wrong["clock"].node, wrong["clock"].said) == ("node-2", "-3.50 s")
+
+
+def test_a_run_directory_that_one_node_does_not_see_is_named_with_the_node():
+    asked = Asked(run_dir="/runs", mark="mine")
+    head = changed(run_dir=Folder(mark="mine"))
+    blind = changed(node="node-2", run_dir=Folder(problem="/runs does not exist here"))
+    own = changed(node="node-3", run_dir=Folder())
+    wrong = [f for f in check_cluster([head, blind, own], asked) if f.verdict is Verdict.WRONG]
+    assert [(f.check, f.node) for f in wrong] == [("run directory", "node-2"), ("run directory", "node-3")]
+    assert "is not the folder that the first node wrote to" in wrong[1].said
+    assert all("storage that all nodes mount" in f.mend for f in wrong)
+
+
+def test_a_model_that_differs_on_one_node_is_named():
+    nodes = [changed(node=f"node-{n}", model=Folder(content="a" if n < 3 else "b")) for n in range(1, 4)]
+    wrong = worst(check_cluster(nodes, Asked(model="/m")))
+    assert (wrong["model"].node, wrong["model"].said) == ("node-3", "/m here differs from the other nodes'")
+
+
+def test_the_table_has_a_row_for_each_different_thing_and_the_mend_below_it():
+    nodes = [MI300X, changed(node="node-2"), changed(node="node-3", descriptors=1_024)]
+    text = table(findings(nodes, Asked()))
+    rows = [line for line in text.splitlines() if line.startswith("descriptors")]
+    assert [row.split()[1:3] for row in rows] == [["WRONG", "node-3"], ["ok", "node-1"]]
+    assert "-> ulimit -n 65536" in text
+    assert text.splitlines()[-1] == "3 nodes: 1 thing is wrong"
+    assert max(map(len, text.splitlines())) <= 118
+    assert table(findings([MI300X], Asked())).endswith("1 node: nothing is wrong")
+
+
+def test_every_check_runs_and_is_named_once():
+    names = [finding.check for finding in check_node(MI300X, Asked())]
+    assert len(names) == len(set(names)) == len(node_checks.CHECKS) == 12
+
+
+def test_device_files_and_driver_are_read(tmp_path: Path):
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    for number in range(3):
+        (tmp_path / f"dev/dri/renderD{128 + number}").touch()
+        (tmp_path / f"dev/nvidia{number}").touch()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert count_gpus("rocm", tmp_path / "dev") == count_gpus("cuda", tmp_path / "dev") == 3
+    assert (read_driver("rocm", tmp_path), read_driver("cuda", tmp_path)) == ("", "")
+    (tmp_path / "sys/module/amdgpu").mkdir(parents=True)
+    assert read_driver("rocm", tmp_path) == "of the kernel"
+    (tmp_path / "sys/module/amdgpu/version").write_text("6.16.6\n")
+    assert read_driver("rocm", tmp_path) == "6.16.6"
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    told = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n"
+    (tmp_path / "proc/driver/nvidia/version").write_text(told)
+    assert read_driver("cuda", tmp_path) == "580.95.05"
+
+
+def test_a_run_directory_is_written_to_and_left_as_it_was(tmp_path: Path):
+    (tmp_path / ".mark").write_text("mine")
+    seen = look_at_run_dir(tmp_path, ".mark")
+    assert (seen.problem, seen.mark, seen.free_bytes > 0) == ("", "mine", True)
+    assert [path.name for path in tmp_path.iterdir()] == [".mark"]
+    assert "does not exist here" in look_at_run_dir(tmp_path / "none", "x").problem
+
+
+def test_a_model_is_known_by_its_configuration_and_its_weights(tmp_path: Path):
+    assert "has no config.json here" in look_at_model(tmp_path).problem
+    (tmp_path / "config.json").write_text("{}")
+    assert "has no *.safetensors here" in look_at_model(tmp_path).problem
+    (tmp_path / "model.safetensors").write_bytes(b"12345678rest")
+    seen = look_at_model(tmp_path)
+    assert (seen.problem, seen.weight_bytes) == ("", 12)
+    (tmp_path / "model.safetensors").write_bytes(b"12345678more of it")
+    assert look_at_model(tmp_path).content != seen.content
+
+
+def test_a_pair_that_ends_badly_says_its_last_line():
+    reduced, shared = judge_pair([0, 1], ["", ""], ["fine", "trace\nRuntimeError: no device\n"])
+    assert (reduced.worked, shared.worked, reduced.said) == (False, False, "RuntimeError: no device")
+    assert judge_pair([-9, 0], ["", ""], ["", ""])[0].said == "a process ended with -9"
+    figures = '{"reduced_gb_s": 40.0, "leaked_bytes": %s}\n'
+    assert judge_pair([0, 0], [figures % "2000", "{}"], ["", ""])[1].leaked_bytes == 0
+    assert judge_pair([0, 0], [figures % "2e6", "{}"], ["", ""])[1].leaked_bytes == 2e6
+
+
+def test_the_head_comes_first_and_nodes_of_one_host_are_told_apart():
+    def node(host: str, number: str, **resources: float) -> dict[str, Any]:
+        return {"NodeManagerHostname": host, "NodeID": number * 8, "Resources": resources}
+
+    nodes = [node("b", "1"), node("a", "2"), node("a", "3", **{"node:__internal_head__": 1.0})]
+    assert list(named(nodes)) == ["a/3333", "b", "a/2222"]
+
+
+def test_relative_paths_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(ConfigError, match="--run-dir: 'runs' is relative; give an absolute path"):
+        parse(["--run-dir", "runs"])
+    monkeypatch.setattr(sys, "argv", ["preflight", "--model", "m"])
+    assert main() == 2
+    assert capsys.readouterr().err.startswith("error: --model: 'm' is relative")
+
+
+def test_this_machine_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(read, "_torch", lambda: ("cpu", 0))  # whose import takes seconds
+    facts = read_facts(Asked(probe=False, run_dir=str(tmp_path)), "here")
+    assert facts.memory_bytes > 0 and facts.shm_bytes > 0 and facts.versions["ray"]
+    assert facts.run_dir is not None and not facts.run_dir.problem
+    assert not [name for name in facts.environment if "TOKEN" in name]
+
+
+@pytest.mark.real
+def test_a_cluster_of_this_machine_is_looked_at_by_an_actor_on_each_node(tmp_path: Path):
+    (tmp_path / "mark").write_text("mine")
+    asked = Asked(run_dir=str(tmp_path), mark="mark", level="landlock")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        (facts,) = every_node(asked)
+    finally:
+        ray.shutdown()
+    assert facts.run_dir is not None and facts.run_dir.mark == "mine"
+    assert abs(facts.clock_offset_s) < 1
+    for probe in (facts.all_reduce, facts.ipc, facts.sandbox):
+        assert probe is not None and probe.worked, probe
+    assert facts.torch_build == "cpu" and facts.ipc is not None and facts.ipc.leaked_bytes == 0
