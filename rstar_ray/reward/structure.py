@@ -9,7 +9,6 @@ MAX_PARTS = 24
 """Longer lists are not taken apart: unordered ones are compared each with each."""
 MAX_DEPTH = 4
 
-_PAIRS = {"(": ")", "[": "]", "{": "}"}
 _AND = re.compile(r",?\s*\\text\s*\{\s*(?:and|or)\s*,?\s*\}|,?\s+(?:and|or)\s+|;")
 _MATRIX = re.compile(r"\\begin\s*\{([pbvVB]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
 _NAMED = re.compile(

@@ -72,10 +72,6 @@ class RunDir:
         return self.path / "config.json"
 
     @property
-    def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
     def evaluations_path(self) -> Path:
         return self.path / "evaluations.jsonl"
 

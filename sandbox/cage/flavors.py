@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 LEAN, NUMPY, SYMPY, SCIPY, VERIFY = "lean", "numpy", "sympy", "scipy", "verify"
-FOR_PROGRAMS = (LEAN, NUMPY, SYMPY, SCIPY)
 
 _NEEDS = ((SCIPY, ("scipy", "pandas", "sklearn")), (SYMPY, ("sympy", "mpmath")), (NUMPY, ("numpy",)))
 
