@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("paths", nargs="*", default=PURE, help="files or folders; default: the pure rooms")
     parser.add_argument("--sample", type=int, default=300, help="how many changes; 0: all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tests", default="", help="a folder of tests instead of the room's")
+    parser.add_argument("--tests", nargs="+", help="files or folders of tests instead of the room's")
     parser.add_argument("--survivors", type=Path, default=Path("mutants.txt"), help="where survivors are written")
     options = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", MPLBACKEND="agg")
@@ -271,9 +271,12 @@ def measure(options: argparse.Namespace, drawn: list[Mutant], copy: Copy) -> Non
         for one in drawn:
             room = one.file.partition("/")[0]
             if room not in maps:
-                folder = options.tests or f"tests/{room}"
-                maps[room] = copy.run([folder], None, 1800) or sys.exit(copy.said.read_text())
-                print(f"{folder}: {len(maps[room].seconds)} tests; failing unchanged: {maps[room].failed}", flush=True)
+                folders = options.tests or [f"tests/{room}"]
+                maps[room] = copy.run(folders, None, 1800) or sys.exit(copy.said.read_text())
+                print(
+                    f"{' '.join(folders)}: {len(maps[room].seconds)} tests; failing unchanged: {maps[room].failed}",
+                    flush=True,
+                )
             chosen = tests_of(one, maps[room], spoken)
             limit_s = 30 + 5 * sum(maps[room].seconds[test] for test in chosen)
             with copy.changed(one.file, one.source):
