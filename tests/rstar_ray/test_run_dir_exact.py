@@ -202,7 +202,7 @@ def test_what_is_half_written_goes_when_the_run_is_opened(tmp_path: Path):
 
 def measured(
     summaries: list[TrajectorySummary], kept: list[str], left_out: tuple[str, ...] = (), rollout_s: float = 4.0
-):
+) -> StepMetrics:
     timings = StepTimings(rollout_s=rollout_s, learn_s=2.0, publish_s=0.5, step_s=7.0)
     return step_metrics(
         summaries, stage="s", step=1, policy_version=1, kept_ids=kept, left_out_ids=left_out, timings=timings,

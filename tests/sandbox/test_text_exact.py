@@ -18,11 +18,12 @@ from sandbox.errors import ComparisonFailed
 from sandbox.fair_queue import FairQueue
 from sandbox.http import code_judge
 from sandbox.http.codec import request_from_data, request_to_data, result_from_data, result_to_data
-from sandbox.limits import CEILINGS, MIB, Limits
+from sandbox.limits import CEILINGS, MIB
 from sandbox.outcomes import kept_bytes, read_result
 from sandbox.request import MAX_CODE_CHARS, MAX_STDIN_CHARS, ExecutionRequest, ExecutionResult
 from sandbox.tool_text import tool_text
 from sandbox.verify import VERIFY_LIMITS, equal_expressions
+from tests import derived
 
 # -- cutting -----------------------------------------------------------------------------------------------------------
 
@@ -104,7 +105,7 @@ def result_of(out: bytes = b"", err: bytes = b"", value: bytes = b"", status: in
         "err_bytes": len(err), "err_chars": 0, "out_head": len(out), "out_tail": 0, "err_head": len(err), "err_tail": 0,
         "value": len(value),
     } | more  # fmt: skip
-    request = ExecutionRequest(code="", call_id="mine", limits=Limits(stdout_chars=10, stderr_chars=8))
+    request = ExecutionRequest(code="", call_id="mine", limits=derived.program(stdout_chars=10, stderr_chars=8))
     return read_result(request, memoryview(seen(status, **given).pack() + out + err + value))
 
 
@@ -160,36 +161,36 @@ def test_a_queue_knows_its_first_and_forgets_who_has_nothing():
     ("field", "low", "high", "below", "beyond"),
     [
         ("cpu_s", 0.01, 3600.0, 0.009, 3600.1), ("wall_s", 0.01, 3600.0, 0.009, 3600.1),
-        ("memory_bytes", MIB, 1 << 42, MIB - 1, (1 << 42) + 1), ("interpreter_bytes", 0, 1 << 42, -1, (1 << 42) + 1),
+        ("memory_bytes", MIB, 1 << 42, MIB - 1, (1 << 42) + 1),
         ("stdout_chars", 0, 16 * MIB, -1, 16 * MIB + 1), ("stderr_chars", 0, 16 * MIB, -1, 16 * MIB + 1),
         ("output_bytes", 1_024, 1 << 32, 1_023, (1 << 32) + 1),
     ],
 )  # fmt: skip
 def test_a_limit_has_bounds_and_a_type(field: str, low: float, high: float, below: float, beyond: float):
     for value in (low, high):
-        assert getattr(Limits(**{field: value}), field) == value
+        assert getattr(derived.program(**{field: value}), field) == value
     for value in (below, beyond, True, "1", float("nan")):
         with pytest.raises(ValueError, match=rf"limits\.{field}"):
-            Limits(**{field: value})
+            derived.program(**{field: value})
     if not field.endswith("_s"):
         with pytest.raises(ValueError, match="expected a number, got float"):
-            Limits(**{field: float(high)})
+            derived.program(**{field: float(high)})
 
 
 def test_a_huge_limit_is_not_spelled_out():
     with pytest.raises(ValueError, match=r"memory_bytes: a huge number is outside 1048576 to"):
-        Limits(memory_bytes=1 << 64)
+        derived.program(memory_bytes=1 << 64)
     with pytest.raises(ValueError, match=rf"memory_bytes: {(1 << 64) - 1} is outside"):
-        Limits(memory_bytes=(1 << 64) - 1)
+        derived.program(memory_bytes=(1 << 64) - 1)
 
 
 def test_the_first_limit_above_a_ceiling_is_named():
-    assert Limits().above(CEILINGS) == "" and CEILINGS.above(CEILINGS) == ""
+    assert derived.program().above(CEILINGS) == "" and CEILINGS.above(CEILINGS) == ""
     assert replace(CEILINGS, wall_s=121.0, output_bytes=65 * MIB).above(CEILINGS) == "wall_s"
-    assert [value / MIB for value in (CEILINGS.memory_bytes, CEILINGS.interpreter_bytes, CEILINGS.stdout_chars,
-            CEILINGS.stderr_chars, CEILINGS.output_bytes)] == [1_024, 512, 1, 1, 64]  # fmt: skip
+    sizes = (CEILINGS.memory_bytes, CEILINGS.stdout_chars, CEILINGS.stderr_chars, CEILINGS.output_bytes)
+    assert [value / MIB for value in sizes] == [1_536, 1, 1, 64]
     assert (CEILINGS.cpu_s, CEILINGS.wall_s) == (60.0, 120.0)
-    assert Limits(cpu_s=5.0, wall_s=10.0, memory_bytes=512 * MIB) == VERIFY_LIMITS
+    assert derived.program(cpu_s=5.0, wall_s=10.0, memory_bytes=640 * MIB) == VERIFY_LIMITS
 
 
 def test_a_request_refuses_what_is_beyond_all_bounds():
@@ -223,11 +224,13 @@ def test_a_huge_input_is_refused():
 
 
 def test_a_request_over_the_wire_is_never_trusted_and_takes_the_servers_limits():
-    request = ExecutionRequest(code="x", stdin="i", call_id="c", seed=3, trusted=True, limits=Limits(cpu_s=2.0))
+    request = ExecutionRequest(
+        code="x", stdin="i", call_id="c", seed=3, trusted=True, limits=derived.program(cpu_s=2.0)
+    )
     data = request_to_data(request)
     assert "trusted" not in data and request_from_data(data) == replace(request, trusted=False)
-    assert request_from_data({"code": "x", "stdin": None}, Limits(wall_s=9.0)).limits.wall_s == 9.0
-    limited = request_from_data({"code": "x", "limits": {"cpu_s": 1.5}}, Limits(wall_s=9.0)).limits
+    assert request_from_data({"code": "x", "stdin": None}, derived.program(wall_s=9.0)).limits.wall_s == 9.0
+    limited = request_from_data({"code": "x", "limits": {"cpu_s": 1.5}}, derived.program(wall_s=9.0)).limits
     assert (limited.cpu_s, limited.wall_s) == (1.5, 9.0)
 
 
@@ -262,14 +265,14 @@ def submission(**more: Any) -> dict[str, Any]:
 
 
 def test_a_submission_is_read_with_its_input_and_what_it_should_print():
-    read = code_judge.read_submission(submission(input="i", sub_id=7), Limits(stdout_chars=5))
+    read = code_judge.read_submission(submission(input="i", sub_id=7), derived.program(stdout_chars=5))
     assert (read.sub_id, read.expected_output, read.request.stdin) == ("7", None, "i")
     assert read.request.limits.stdout_chars == 5
-    compared = code_judge.read_submission(submission(expected_output="1", type="cpp"), Limits(stdout_chars=5))
+    compared = code_judge.read_submission(submission(expected_output="1", type="cpp"), derived.program(stdout_chars=5))
     assert (compared.request.limits.stdout_chars, compared.request.language) == (MIB, "cpp")
     assert len(compared.sub_id) == 36  # an id of its own
-    assert code_judge.read_submission(submission(sub_id="x" * 2_000), Limits()).sub_id == "x" * 1_000
-    assert len(code_judge.read_submission(submission(sub_id=""), Limits()).sub_id) == 36
+    assert code_judge.read_submission(submission(sub_id="x" * 2_000), derived.program()).sub_id == "x" * 1_000
+    assert len(code_judge.read_submission(submission(sub_id=""), derived.program()).sub_id) == 36
 
 
 @pytest.mark.parametrize(
@@ -285,12 +288,12 @@ def test_a_submission_is_read_with_its_input_and_what_it_should_print():
 )  # fmt: skip
 def test_a_submission_that_is_none_is_refused_with_the_field(data: Any, problem: str):
     with pytest.raises(code_judge.BadInput, match=problem):
-        code_judge.read_submission(data, Limits())
+        code_judge.read_submission(data, derived.program())
 
 
 def test_a_batch_has_one_entry_to_fifty_thousand():
     assert code_judge.MAX_BATCH == 50_000
-    batch_id, entries = code_judge.read_batch({"sub_id": "b", "submissions": [submission(), 5]}, Limits())
+    batch_id, entries = code_judge.read_batch({"sub_id": "b", "submissions": [submission(), 5]}, derived.program())
     assert batch_id == "b" and isinstance(entries[0], code_judge.Submission)
     assert isinstance(entries[1], dict) and entries[1]["reason"] == "invalid_input"
     refused: list[tuple[Any, str]] = [
@@ -299,13 +302,13 @@ def test_a_batch_has_one_entry_to_fifty_thousand():
     ]  # fmt: skip
     for wrong, problem in refused:
         with pytest.raises(code_judge.BadInput, match=problem):
-            code_judge.read_batch(wrong, Limits())
-    assert len(code_judge.read_batch({"submissions": [0] * 50_000}, Limits())[1]) == 50_000
+            code_judge.read_batch(wrong, derived.program())
+    assert len(code_judge.read_batch({"submissions": [0] * 50_000}, derived.program())[1]) == 50_000
 
 
 def test_an_answer_compares_what_was_printed_and_shows_a_part():
-    expecting = code_judge.read_submission(submission(expected_output=" 1\n"), Limits())
-    plain = code_judge.read_submission(submission(), Limits())
+    expecting = code_judge.read_submission(submission(expected_output=" 1\n"), derived.program())
+    plain = code_judge.read_submission(submission(), derived.program())
 
     def answer(given: code_judge.Submission, stdout: str, outcome: Outcome = Outcome.OK, **more: Any):
         return code_judge.write_answer(given, ExecutionResult(outcome=outcome, stdout=stdout, **more))
