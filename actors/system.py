@@ -18,7 +18,8 @@ from actors.learner.settings import learner_settings
 from actors.placement import Layout, in_bundle, place, plan_layout, refuse_misfit
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from actors.watch import Watch
-from rstar_ray.chat.template import ChatFormat
+from rstar_ray.chat.model_folder import write_chat_files
+from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
 from rstar_ray.deadline import within
@@ -37,7 +38,9 @@ NO_GPU = {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""}
 class TrainingActors:
     """Handles to the actors of a run, and what the driver does with them."""
 
-    def __init__(self, config: RunConfig, model: Path, chat: ChatFormat, show: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, config: RunConfig, model: Path, chat: TokenizerChat, show: Callable[[str], None] = print
+    ) -> None:
         self._config = config
         self._model = model
         self._chat = chat
@@ -96,6 +99,7 @@ class TrainingActors:
             publish=self._publish_once,
             record=self.record,
             placed=self.placed,
+            exported=lambda folder: write_chat_files(folder, self._chat),
             show=self._show,
         )
 
@@ -174,6 +178,7 @@ class TrainingActors:
             settings = WorkerSettings(
                 replica_id=f"generation/{replica}",
                 engine=engine_settings(self._config, self._model),
+                chat=self._config.chat,
                 instruct=self._config.rollout.instruct,
                 sandbox=self._config.sandbox,
                 executors=tuple(self._executors),

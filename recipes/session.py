@@ -15,7 +15,7 @@ from recipes.data import heldout_problems, problem_sets, sft_examples, training_
 from recipes.model import refuse_beyond_context, start_folder, start_model
 from recipes.recipe import Recipe
 from recipes.scales import at_scale
-from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import RunConfig, differences, may_change, with_values
 from rstar_ray.data.sft import load_conversations
 from rstar_ray.errors import ConfigError, RStarError
@@ -60,6 +60,7 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
         path = run_path(config)
         model = _policy_to_evaluate(config, path)
         refuse_beyond_context(config, model)
+        load_chat(model, config.chat, instruct=config.rollout.instruct)
         connect()
         asyncio.run(_evaluate(config, sets, model, path))
     except ConfigError as refused:
@@ -93,6 +94,10 @@ def run(configs: Sequence[RunConfig]) -> None:
     ahead = [config for config in configs if not _done(config, RunDir(path), heldout)]
     for config in ahead:  # all of them run on the engines of the first
         refuse_beyond_context(config, start_folder(ahead[0], path, _finished_before(ahead[0], path)))
+    for config in ahead[:1]:
+        folder = start_folder(config, path, _finished_before(config, path))
+        if (folder / "config.json").is_file():  # the tiny world's fits, and is made later
+            load_chat(folder, config.chat, instruct=config.rollout.instruct)
     _claim(path, configs)
     say(f"run directory: {path}")
     if not ahead:
@@ -166,21 +171,19 @@ def _finished_before(config: RunConfig, path: Path) -> Path | None:
 async def _run_stages(
     configs: Sequence[RunConfig], problems: dict[str, list[Problem]], heldout: list[Problem], path: Path
 ) -> None:
-    from transformers import AutoTokenizer
-
     from actors.system import TrainingActors
 
     first = next(config for config in configs if not _done(config, RunDir(path), heldout))
     model = start_model(first, path, _finished_before(first, path))
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    actors = TrainingActors(first, model, TokenizerChat(tokenizer, instruct=first.rollout.instruct), say)
+    chat = load_chat(model, first.chat, instruct=first.rollout.instruct)
+    actors = TrainingActors(first, model, chat, say)
     try:
         await actors.start()
         for config in configs:
             with _open(path, config) as run_dir:
                 if not _done(config, run_dir, heldout):
                     run_dir.log_launch(stage=config.stage, scale=config.scale)
-                    stage = _run_stage(config, problems.get(config.stage, []), heldout, actors, tokenizer, run_dir)
+                    stage = _run_stage(config, problems.get(config.stage, []), heldout, actors, chat.tokenizer, run_dir)
                     await actors.watch.guard(stage)
     finally:
         await actors.close()
@@ -227,11 +230,9 @@ def _policy_to_evaluate(config: RunConfig, path: Path) -> Path:
 
 
 async def _evaluate(config: RunConfig, sets: dict[str, list[Problem]], model: Path, path: Path) -> None:
-    from transformers import AutoTokenizer
-
     from actors.system import TrainingActors
 
-    chat = TokenizerChat(AutoTokenizer.from_pretrained(model), instruct=config.rollout.instruct)
+    chat = load_chat(model, config.chat, instruct=config.rollout.instruct)
     actors = TrainingActors(config, model, chat, say)
     path.mkdir(parents=True, exist_ok=True)
     try:

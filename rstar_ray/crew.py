@@ -39,4 +39,5 @@ class Crew:
     publish: Publish
     record: RecordTrajectories
     placed: Callable[[], Awaitable[PlacementFigures]] | None = None  # since it was asked last
+    exported: Callable[[Path], None] = lambda folder: None  # told of every model folder that was written
     show: Callable[[str], None] = print

@@ -149,6 +149,7 @@ async def _save(config: RunConfig, progress: StageProgress, crew: Crew, run_dir:
     with run_dir.write_checkpoint(config.stage, progress.step, keep_last=config.checkpoint.keep) as folder:
         await crew.learner.save_checkpoint(folder)
         await crew.learner.export(folder / "model")
+        crew.exported(folder / "model")
         write_json(folder / "progress.json", progress.as_json())
     if finishes:
         run_dir.finish_stage(config.stage, progress.step)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.algorithm.update import SftExample, UpdateResult
+from rstar_ray.chat.template import Reading
+from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.crew import Crew
 from rstar_ray.errors import EngineError, SandboxError
 from rstar_ray.outcome import Outcome
@@ -41,6 +43,10 @@ class CharChat:
 
     def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]:
         return [ord(c) for c in "\nT:" + "|".join(result.text for result in results) + "\nA:"]
+
+    def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading:
+        text = self.decode(token_ids)
+        return Reading(text=text, spoken=text, calls=tuple(parse_tool_calls(text)))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(map(chr, token_ids)).replace(chr(END), "")

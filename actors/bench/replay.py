@@ -22,6 +22,7 @@ from actors.generation.engine import Engine, EngineFacts
 from actors.generation.settings import EngineSettings
 from actors.generation.worker import GenerationWorker
 from rstar_ray.agent.rollout import RolloutState
+from rstar_ray.chat.template import Reading
 from rstar_ray.errors import RStarError
 from rstar_ray.outcome import Outcome
 from rstar_ray.reward.find import boxed_answer
@@ -141,10 +142,13 @@ class ReplayChat:
     def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]:
         return [FILLER] * int(results[0].text)
 
+    def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading:
+        text = self.decode(token_ids)
+        calls = () if token_ids[-1] == ANSWER else (ToolCall(code=str(token_ids[-2])),)
+        return Reading(text=text, spoken=text, calls=calls)
+
     def decode(self, token_ids: Sequence[int]) -> str:
-        if token_ids[-1] == ANSWER:
-            return "0"
-        return f'<tool_call>{{"name": "python", "arguments": {{"code": "{token_ids[-2]}"}}}}</tool_call>'
+        return " ".join(map(str, token_ids))
 
 
 def prompt_of(rollout: TraceRollout, salt: int) -> list[int]:

@@ -16,8 +16,8 @@ from actors.generation.settings import EngineSettings
 from actors.generation.worker import GenerationWorker
 from actors.probe import Alive, Sign
 from actors.sandbox_executor import SandboxClient
-from rstar_ray.chat.template import TokenizerChat
-from rstar_ray.config import RewardConfig, SandboxConfig
+from rstar_ray.chat.model_folder import load_chat
+from rstar_ray.config import ChatConfig, RewardConfig, SandboxConfig
 from rstar_ray.deadline import within
 from rstar_ray.reward.judge import make_judge
 from rstar_ray.trajectory import Trajectory
@@ -39,6 +39,7 @@ class WorkerSettings:
 
     replica_id: str
     engine: EngineSettings
+    chat: ChatConfig
     instruct: bool  # put the tool's schema and the answer format before the problem
     sandbox: SandboxConfig
     executors: tuple[str, ...]  # names, by which a restarted actor finds them again
@@ -51,17 +52,16 @@ class GenerationActor:
 
     def __init__(self, settings: WorkerSettings) -> None:
         see_own_gpu_first()
-        from transformers import AutoTokenizer
-
         executors = {name: ray.get_actor(name) for name in settings.executors}
         tools = SandboxClient(executors, settings.sandbox, caller=settings.replica_id)
         self._name = settings.replica_id
         self._alive = Alive()
+        chat = load_chat(Path(settings.engine.model), settings.chat, instruct=settings.instruct)
         self._worker = GenerationWorker(
             settings.replica_id,
-            engine=Engine(settings.engine),
+            engine=Engine(settings.engine, stop_token_ids=chat.profile.stop_token_ids),
             max_running=settings.engine.max_num_seqs,
-            chat=TokenizerChat(AutoTokenizer.from_pretrained(settings.engine.model), instruct=settings.instruct),
+            chat=chat,
             balancer=BalancerClient(ray.get_actor("balancer")),
             execute=tools.execute,
             judge=make_judge(settings.reward, tools, own_folder=settings.own_folder),

@@ -35,9 +35,10 @@ class EngineFacts:
 class Engine:
     """One replica. `start` first, `close` last; all calls from the same event loop."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, *, stop_token_ids: Sequence[int] = ()) -> None:
+        """`stop_token_ids` end a completion; none are given: those that the model's folder names."""
         self.settings = settings
-        self._eos_ids = eos_token_ids(Path(settings.model))
+        self._stop_ids = list(stop_token_ids) or eos_token_ids(Path(settings.model))
         self._vllm = VllmProcess(settings)
         self._meter = LoadMeter()
         self._weights = WeightSwap(self._vllm, self._meter, Path(settings.model))
@@ -103,7 +104,7 @@ class Engine:
             **asdict(sampling),
             seed=seed,
             max_tokens=max_tokens,
-            stop_token_ids=self._eos_ids,
+            stop_token_ids=self._stop_ids,
             logprobs=0,  # the sampled token's alone
             flat_logprobs=True,
             detokenize=False,
@@ -123,7 +124,7 @@ class Engine:
             token_ids=token_ids,
             logprobs=list(logprobs.logprobs),
             policy_versions=versions or [self.policy_version] * len(token_ids),
-            ended=token_ids[-1] in self._eos_ids,
+            ended=token_ids[-1] in self._stop_ids,
         )
 
 

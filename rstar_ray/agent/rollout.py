@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 
 from rstar_ray.chat.template import ChatFormat
-from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.outcome import Outcome
 from rstar_ray.reward.find import count_answers
 from rstar_ray.reward.judge import JudgeFn, Judgement
@@ -59,7 +58,7 @@ class RolloutState:
     logprobs: list[float]  # [T] 0 where not sampled
     policy_versions: list[int]  # [T] -1 where not sampled
     turns: tuple[Turn, ...] = ()
-    final_text: str = ""  # the last completion, decoded
+    final_text: str = ""  # the last completion, decoded, without what it only thought
     num_answers: int = 0
     stop_reason: StopReason | None = None
 
@@ -114,17 +113,16 @@ async def play_turn(state: RolloutState, *, generate: GenerateFn, execute: Execu
         sampling=request.sampling,
     )
     generated_s = time.monotonic()
-    text = chat.decode(completion.token_ids)
+    reading = chat.read(completion.token_ids, after_tools=turn_number > 0)
     turn = Turn(num_tokens=len(completion.token_ids), generate_s=generated_s - started_s)
-    state = _with_completion(state, completion, text)
+    state = _with_completion(state, completion, reading.spoken)
     if not completion.ended:
         return replace(state, turns=(*state.turns, turn), stop_reason=StopReason.TRUNCATED)
-    calls = parse_tool_calls(text)
-    if not calls:
+    if not reading.calls:
         return replace(state, turns=(*state.turns, turn), stop_reason=StopReason.ANSWERED)
     if turn_number + 1 >= request.limits.max_turns:  # nobody would read the answers
         return replace(state, turns=(*state.turns, turn), stop_reason=StopReason.MAX_TURNS)
-    results = await _answer_calls(calls, execute)
+    results = await _answer_calls(reading.calls, execute)
     turn = replace(turn, tool_results=tuple(results), tool_s=time.monotonic() - generated_s)
     return _with_tool_answers(replace(state, turns=(*state.turns, turn)), chat.tool_answer_ids(results))
 
@@ -142,7 +140,7 @@ async def _answer_call(call: ToolCall, execute: ExecuteFn) -> ToolResult:
     return await execute(call)
 
 
-def _with_completion(state: RolloutState, completion: Completion, text: str) -> RolloutState:
+def _with_completion(state: RolloutState, completion: Completion, spoken: str) -> RolloutState:
     count = len(completion.token_ids)
     return replace(
         state,
@@ -150,8 +148,8 @@ def _with_completion(state: RolloutState, completion: Completion, text: str) -> 
         loss_mask=[*state.loss_mask, *[True] * count],
         logprobs=[*state.logprobs, *completion.logprobs],
         policy_versions=[*state.policy_versions, *completion.policy_versions],
-        final_text=text,
-        num_answers=state.num_answers + count_answers(text),
+        final_text=spoken,
+        num_answers=state.num_answers + count_answers(spoken),
     )
 
 

@@ -1,13 +1,19 @@
 """Between text and tokens: the prompt, the tool's answers, and reading what the policy wrote.
 
-What the policy sampled is decoded for parsing only, never encoded again.
+What the policy sampled is decoded for reading only, never encoded again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rstar_ray.chat.tool_calls import TOOL_SCHEMA
-from rstar_ray.trajectory import Problem, ToolResult
+from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax
+from rstar_ray.chat.profile import ChatProfile, Frame
+from rstar_ray.chat.render import Renderer
+from rstar_ray.chat.resolve import ChatChoices, resolve, thinking_switches
+from rstar_ray.chat.thoughts import spoken, where_calls_stand
+from rstar_ray.chat.tool_calls import TOOL_NAME, parse_tool_calls, tool_schema
+from rstar_ray.trajectory import Problem, ToolCall, ToolResult
 
 INSTRUCTIONS = (
     "Solve the problem. Think step by step; you may write Python and run it with the tool, look at what it "
@@ -16,66 +22,97 @@ INSTRUCTIONS = (
 _MARK = "\u2402rstar\u2403"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What the policy wrote in one turn."""
+
+    text: str  # all of it, special tokens left in, the one that ended the turn apart
+    spoken: str  # without what it only thought
+    calls: tuple[ToolCall, ...] = ()
+
+
 class ChatFormat(Protocol):
     """What the agent loop needs of a chat model's text format."""
 
     def prompt_ids(self, problem: Problem) -> list[int]: ...
     def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]: ...
+    def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading: ...
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
 class TokenizerChat:
-    """`ChatFormat` by a Hugging Face tokenizer and its own chat template (hermes style, as Qwen's).
+    """`ChatFormat` by a Hugging Face tokenizer and what `resolve` found out about it.
 
-    `instruct` puts the tool's schema and the answer format before the problem; off where SFT taught them.
+    `system` and `tool_name` (the Python tool's, before this model) come before the problem; empty, they do not.
     """
 
-    def __init__(self, tokenizer: Any, *, instruct: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        profile: ChatProfile,
+        *,
+        system: str = "",
+        shows_tool: bool = False,
+        tool_name: str = TOOL_NAME,
+        thinking: str = "",
+        syntax: CallSyntax | None = None,
+    ) -> None:
+        self.profile = profile
         self._tokenizer = tokenizer
-        self._instruct = instruct
-        self._prompt_head, self._prompt_tail = map(self._encode, self._prompt_frame())
-        self._answer_head, self._answer_tail = map(self._encode, self._tool_answer_frame())
-        self._answer_separator = self._encode("\n</tool_response>\n<tool_response>\n")
+        self._system = system
+        self._tools = [tool_schema(tool_name)] if shows_tool else None
+        self._tool_name = tool_name
+        self._syntax = syntax or SYNTAXES.get(profile.syntax, HERMES)
+        self.renderer = Renderer(
+            tokenizer, profile.template, self._syntax, profile.thought, switches=thinking_switches(thinking)
+        )
+        self._prompt = self._prompt_frame()
+        self._prompt_head, self._prompt_tail = map(self._encode, (self._prompt.head, self._prompt.tail))
+        frame = profile.tool_frame
+        self._answer_head, self._answer_tail = map(self._encode, (frame.head, frame.tail))
+        self._answer_separator = self._encode(profile.tool_separator)
+        self._thinks_after_tools = frame.tail.rstrip().endswith(profile.thought.opens)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
 
     def prompt_ids(self, problem: Problem) -> list[int]:
         """The rendered problem up to where the policy begins, shape [P]."""
-        return [*self._prompt_head, *self._encode_plain(problem.problem), *self._prompt_tail]
+        return [*self._prompt_head, *self._encode_plain(self._prompt.words(problem.problem)), *self._prompt_tail]
 
     def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]:
-        """All answers of one turn in one user message, up to where the policy goes on."""
+        """All answers of one turn, up to where the policy goes on."""
         ids = list(self._answer_head)
         for position, result in enumerate(results):
             ids += self._answer_separator if position else []
-            ids += self._encode_plain(result.text)
+            ids += self._encode_plain(self.profile.tool_frame.words(result.text))
         return ids + self._answer_tail
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
-
-    def _prompt_frame(self) -> tuple[str, str]:
-        """What the template writes around a problem, found by rendering one."""
-        messages = [{"role": "user", "content": _MARK}]
-        if self._instruct:
-            messages.insert(0, {"role": "system", "content": INSTRUCTIONS})
-        rendered: str = self._tokenizer.apply_chat_template(
-            messages, tools=[TOOL_SCHEMA] if self._instruct else None, add_generation_prompt=True, tokenize=False
+    def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading:
+        """One completion as text, as what of it was said, and its calls."""
+        stops = self.profile.stop_token_ids
+        said = list(token_ids[:-1] if token_ids and token_ids[-1] in stops else token_ids)
+        text = self.decode(said)
+        inside = self._thinks_after_tools if after_tools else bool(self.profile.prefill)
+        calls = parse_tool_calls(
+            where_calls_stand(text, self.profile.thought, inside=inside), self._syntax, tool_name=self._tool_name
         )
-        head, tail = rendered.split(_MARK)
-        return head, tail
+        return Reading(text=text, spoken=spoken(text, self.profile.thought, inside=inside), calls=tuple(calls))
 
-    def _tool_answer_frame(self) -> tuple[str, str]:
-        """What the template writes around a tool's answer, found by rendering one."""
-        messages = [
-            {"role": "user", "content": "q"},
-            {"role": "assistant", "content": f"a{_MARK}"},
-            {"role": "tool", "content": _MARK},
-        ]
-        rendered: str = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        _, between, tail = rendered.split(_MARK)
-        end_of_turn: str = self._tokenizer.eos_token
-        if not between.startswith(end_of_turn):
-            raise ValueError(f"chat template: an assistant turn does not end with the eos token {end_of_turn!r}")
-        return between.removeprefix(end_of_turn), tail
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """With special tokens: in some families they are what marks a call."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _prompt_frame(self) -> Frame:
+        """What the template writes around a problem, found by rendering one."""
+        messages = [{"role": "user", "content": f" \n{_MARK}\n "}]
+        if self._system:
+            messages.insert(0, {"role": "system", "content": self._system})
+        head, tail = self.renderer.render(messages, self._tools, opens=True).split(_MARK)
+        if head.endswith(" \n"):
+            return Frame(head.removesuffix(" \n"), tail.removeprefix("\n "))
+        return Frame(head, tail, trims=True)
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -83,3 +120,13 @@ class TokenizerChat:
     def _encode_plain(self, text: str) -> list[int]:
         """Foreign text: whatever it spells, it never becomes a control token."""
         return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+
+def chat_of(
+    tokenizer: Any, *, instruct: bool, generation: Mapping[str, Any] | None = None, choices: ChatChoices | None = None
+) -> TokenizerChat:
+    """The chat of a tokenizer at hand; `instruct` puts the tool's schema and the answer format before the problem."""
+    choices = choices or ChatChoices()
+    profile = resolve(tokenizer, generation or {}, choices)
+    system = INSTRUCTIONS if instruct else ""
+    return TokenizerChat(tokenizer, profile, system=system, shows_tool=instruct, thinking=choices.thinking)

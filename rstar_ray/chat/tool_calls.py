@@ -1,12 +1,12 @@
-"""Tool calls, hermes style: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (arXiv:2508.20722 section 3.1).
+"""From a call as it was written to one that can be run (arXiv:2508.20722 section 3.1).
 
 What cannot be parsed is still a call: it gets its error back as a tool answer and counts as failed.
 """
 
-import json
-import re
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
+from rstar_ray.chat.call_syntax import HERMES, CallSyntax, WrittenCall
 from rstar_ray.trajectory import ToolCall
 
 TOOL_NAME = "python"
@@ -25,34 +25,24 @@ TOOL_SCHEMA: dict[str, Any] = {
         },
     },
 }
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_CALL = re.compile(re.escape(_OPEN) + r"(.*?)(?:" + re.escape(_CLOSE) + r"|(?=<tool_call>)|\Z)", re.DOTALL)
 
 
-def parse_tool_calls(completion: str) -> list[ToolCall]:
-    """Every call of one completion, in order; an unclosed or malformed one carries `parse_error`."""
-    return [
-        _parse_call(match[1]) if match[0].endswith(_CLOSE) else ToolCall(parse_error=f"{_OPEN} without {_CLOSE}")
-        for match in _CALL.finditer(completion)
-    ]
+def tool_schema(name: str = TOOL_NAME) -> dict[str, Any]:
+    """The Python tool as the model is told of it, under another name if need be."""
+    return {**TOOL_SCHEMA, "function": {**TOOL_SCHEMA["function"], "name": name}}
 
 
-def _parse_call(body: str) -> ToolCall:
-    try:
-        call = json.loads(body)
-    except ValueError as error:
-        return ToolCall(parse_error=f"not valid JSON: {error}")
-    except RecursionError:
-        return ToolCall(parse_error="not valid JSON: nested too deeply")
-    if not isinstance(call, dict):
-        return ToolCall(parse_error="not a JSON object")
-    call = cast(dict[str, Any], call)
-    if call.get("name") != TOOL_NAME:
-        return ToolCall(parse_error=f"unknown tool {str(call.get('name'))[:40]!r}; the tool is {TOOL_NAME!r}")
-    arguments = call.get("arguments")
-    if not isinstance(arguments, dict):
-        return ToolCall(parse_error='"arguments" is not an object')
-    arguments = cast(dict[str, Any], arguments)
+def parse_tool_calls(text: str, syntax: CallSyntax = HERMES, *, tool_name: str = TOOL_NAME) -> list[ToolCall]:
+    """Every call in `text`, in order; one that cannot be run carries `parse_error`."""
+    return [_to_tool_call(call, tool_name) for call in syntax.read(text)]
+
+
+def _to_tool_call(call: WrittenCall, tool_name: str) -> ToolCall:
+    if call.error is not None:
+        return ToolCall(parse_error=call.error)
+    if call.name != tool_name:
+        return ToolCall(parse_error=f"unknown tool {call.name[:40]!r}; the tool is {tool_name!r}")
+    arguments: Mapping[str, Any] = call.arguments
     code, stdin = arguments.get("code"), arguments.get("input", "")
     if not isinstance(code, str):
         return ToolCall(parse_error='"code" is missing or not a string')

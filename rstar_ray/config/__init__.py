@@ -6,6 +6,7 @@ What lies below the recipes (an engine's settings, the learner's, the loss's, a 
 """
 
 from rstar_ray.config.algorithm import AlgorithmConfig, OptimizerConfig, SftConfig
+from rstar_ray.config.chat import ChatConfig
 from rstar_ray.config.detector import DetectorConfig
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
 from rstar_ray.config.own import REWARDS, RewardConfig
@@ -17,6 +18,7 @@ __all__ = [
     "REWARDS",
     "AlgorithmConfig",
     "BalancerConfig",
+    "ChatConfig",
     "CheckpointConfig",
     "DataConfig",
     "DetectorConfig",

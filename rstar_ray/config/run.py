@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from rstar_ray.config.algorithm import AlgorithmConfig, OptimizerConfig, SftConfig
+from rstar_ray.config.chat import ChatConfig
 from rstar_ray.config.checks import at_least, require
 from rstar_ray.config.detector import DetectorConfig
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
@@ -59,6 +60,7 @@ class RunConfig:
     reset_optimizer: bool = False
     """start with fresh optimizer state and a warm-up (stages 1 and 3)"""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    chat: ChatConfig = field(default_factory=ChatConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

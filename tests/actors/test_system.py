@@ -17,7 +17,7 @@ from recipes.connect import connect
 from recipes.scales import at_scale
 from recipes.stage1 import STAGE_1
 from rstar_ray.agent.rollout import ToolCall
-from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import with_values
 from rstar_ray.outcome import Outcome
 from rstar_ray.rollouts import FinishedRollout, rollout_requests
@@ -43,11 +43,9 @@ CONFIG = with_values(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TrainingActors]:
-    from transformers import AutoTokenizer
-
     model = make_tiny_model(tmp_path_factory.mktemp("model"), seed=0)
     connect()
-    chat = TokenizerChat(AutoTokenizer.from_pretrained(model), instruct=False)
+    chat = load_chat(model, CONFIG.chat, instruct=False)
     actors = TrainingActors(CONFIG, model, chat)
     try:
         await actors.start()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.chat.template import chat_of
 from rstar_ray.data.sft import Conversation, conversation, encode, load_conversations, render, to_example
 from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.tokenizer import make_tokenizer
@@ -43,7 +43,7 @@ def test_the_loss_is_on_what_the_assistant_says_and_its_end_of_turn(tokenizer: A
 def test_the_tokens_around_the_assistants_are_those_that_a_rollout_puts_there(tokenizer: Any):
     from rstar_ray.outcome import Outcome
 
-    chat = TokenizerChat(tokenizer, instruct=False)
+    chat = chat_of(tokenizer, instruct=False)
     example = to_example(MESSAGES, tokenizer, 1)
     prompt = chat.prompt_ids(Problem(id="p", problem="What is 17 + 5?", answer="22"))
     answer = chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text="22")])
@@ -62,7 +62,7 @@ def test_tools_reach_the_template(tokenizer: Any):
 def test_what_others_say_never_becomes_a_control_token(tokenizer: Any, content: str, place: int):
     from rstar_ray.outcome import Outcome
 
-    chat = TokenizerChat(tokenizer, instruct=False)
+    chat = chat_of(tokenizer, instruct=False)
     messages = [*MESSAGES]
     messages[place] = {**messages[place], "content": content}
     prompt = chat.prompt_ids(Problem(id="p", problem=messages[0]["content"], answer="22"))

@@ -1,0 +1,104 @@
+"""A model's folder as far as its chat goes: checked before anything starts, written where a policy is exported.
+
+torch and vLLM stay out: only the tokenizer and the small JSON files are looked at.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from rstar_ray.chat.resolve import ChatChoices, resolve
+from rstar_ray.chat.template import INSTRUCTIONS, TokenizerChat
+from rstar_ray.config import ChatConfig
+from rstar_ray.errors import ConfigError
+from rstar_ray.run_dir.durable import write_json, write_text
+
+GENERATION = "generation_config.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "tekken.json")
+
+
+def load_chat(folder: Path, config: ChatConfig, *, instruct: bool) -> TokenizerChat:
+    """The chat of the model in `folder`; raises `ConfigError` in one line for what does not fit, with the mend.
+
+    `instruct` puts the tool's schema and the answer format before the problem.
+    """
+    tokenizer = load_tokenizer(folder)
+    _refuse_other_vocabulary(tokenizer, folder)
+    profile = resolve(tokenizer, _json(folder / GENERATION), choices(config))
+    system = config.system if config.system != "none" else ""
+    if not config.system and instruct:
+        system = INSTRUCTIONS
+    thinking = "" if config.thinking == "auto" else config.thinking
+    return TokenizerChat(
+        tokenizer, profile, system=system, shows_tool=instruct, tool_name=config.tool_name, thinking=thinking
+    )
+
+
+def choices(config: ChatConfig) -> ChatChoices:
+    """What `resolve` is told of a configuration; reads the template's file."""
+    return ChatChoices(
+        template=_template(config.template) if config.template else "",
+        template_source=config.template or "the tokenizer's own",
+        thinking="" if config.thinking == "auto" else config.thinking,
+        parser="" if config.parser == "auto" else config.parser,
+        stop=config.stop,
+    )
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer; raises `ConfigError` where there is none that can be read."""
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ConfigError("--model", f"{folder} has no tokenizer", "copy the model's tokenizer files there")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # transformers raises many kinds for a folder that is not whole
+        raise ConfigError(
+            "--model", f"the tokenizer of {folder} cannot be read ({_line(error)})", "copy it whole"
+        ) from error
+
+
+def write_chat_files(folder: Path, chat: TokenizerChat) -> None:
+    """Let whoever serves the exported policy stop and talk as it was trained: stop tokens and template."""
+    generation = _json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
+    write_json(folder / GENERATION, {**generation, "eos_token_id": list(chat.profile.stop_token_ids)})
+    write_text(folder / "chat_template.jinja", str(chat.tokenizer.chat_template))
+
+
+def _refuse_other_vocabulary(tokenizer: Any, folder: Path) -> None:
+    """A token that the model has no row for would end the run at its first use."""
+    config = _json(folder / "config.json")
+    size = (config.get("text_config") or config).get("vocab_size")
+    largest = max(cast(dict[str, int], tokenizer.get_vocab()).values())
+    if isinstance(size, int) and largest >= size:
+        token = tokenizer.convert_ids_to_tokens(largest)
+        raise ConfigError(
+            "--model",
+            f"the tokenizer of {folder} knows token {largest} ({token!r}), its model has {size}",
+            "use the tokenizer that belongs to the weights",
+        )
+
+
+def _template(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("--chat.template", f"{path} cannot be read ({_line(error)})", "name a jinja file") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError("--model", f"{path} cannot be read ({_line(error)})", "copy it whole") from error
+    if not isinstance(value, dict):
+        raise ConfigError("--model", f"{path} holds no object", "copy it whole")
+    return cast(dict[str, Any], value)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:160] or type(error).__name__

@@ -1,0 +1,126 @@
+"""A conversation as the model's template writes it, in a form that the template understands.
+
+Where a template knows no system role, no tools, no calls or no results of tools, these are put into what it knows.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from rstar_ray.chat.call_syntax import CallSyntax
+from rstar_ray.chat.profile import TemplateFacts, Thought
+
+Message = Mapping[str, Any]
+
+TOOLS_TEXT = """\
+# Tools
+
+You may call these functions:
+<tools>
+{schemas}
+</tools>
+
+Call one like this:
+{example}"""
+RESULT_TEXT = "<tool_response>\n{}\n</tool_response>"
+RESULT_SEPARATOR = "\n"
+
+
+class Renderer:
+    """`render(messages, tools)` by one tokenizer's template; raises whatever the template raises."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        facts: TemplateFacts,
+        syntax: CallSyntax,
+        thought: Thought,
+        *,
+        switches: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._facts = facts
+        self._syntax = syntax
+        self._thought = thought
+        self._switches = dict(switches or {})
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, opens: bool) -> str:
+        """The text of a conversation; with `opens` up to where the assistant goes on."""
+        written = self._written(messages, tools)
+        shown = list(tools) if tools and self._facts.shows_tools else None
+        text = self._tokenizer.apply_chat_template(
+            written, tools=shown, add_generation_prompt=opens, tokenize=False, **self._switches
+        )
+        return cast(str, text)
+
+    def _written(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[Message]:
+        facts = self._facts
+        adapted = [self._message(message) for message in messages]
+        if not facts.has_tool_role:
+            adapted = _results_as_users(adapted)
+        if tools and not facts.shows_tools:
+            adapted = _with_system(adapted, self._tools_text(tools))
+        return adapted if facts.has_system else _system_into_first_user(adapted)
+
+    def _message(self, message: Message) -> Message:
+        if message["role"] != "assistant":
+            return message
+        fields = dict(message)
+        if not self._facts.keeps_thoughts and (thought := fields.pop("reasoning_content", None)):
+            opens, closes = self._thought.opens, self._thought.closes
+            fields["content"] = f"{opens}\n{thought}\n{closes}\n\n{fields['content']}"
+        calls = fields.get("tool_calls")
+        if not calls:
+            return fields
+        if not self._facts.writes_calls:
+            del fields["tool_calls"]
+            written = [self._syntax.write(c["function"]["name"], c["function"]["arguments"]) for c in calls]
+            fields["content"] = "\n".join([*([fields["content"]] if fields["content"] else []), *written])
+        elif self._facts.arguments_as_text:
+            fields["tool_calls"] = [_with_text_arguments(call) for call in calls]
+        return fields
+
+    def _tools_text(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        function = tools[0].get("function", tools[0])
+        named = list(function.get("parameters", {}).get("properties", {})) or ["argument"]
+        example = self._syntax.write("name_of_the_function", {named[0]: "..."})
+        schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        return TOOLS_TEXT.format(schemas=schemas, example=example)
+
+
+def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    text = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
+
+
+def _results_as_users(messages: Sequence[Message]) -> list[Message]:
+    """The results of one turn in one message of the user."""
+    adapted: list[Message] = []
+    follows = False
+    for message in messages:
+        if message["role"] != "tool":
+            adapted.append(message)
+            follows = False
+            continue
+        text = RESULT_TEXT.format(message["content"])
+        if follows:
+            text = adapted.pop()["content"] + RESULT_SEPARATOR + text
+        adapted.append({"role": "user", "content": text})
+        follows = True
+    return adapted
+
+
+def _with_system(messages: Sequence[Message], text: str) -> list[Message]:
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
+
+
+def _system_into_first_user(messages: Sequence[Message]) -> list[Message]:
+    if not messages or messages[0]["role"] != "system":
+        return list(messages)
+    system, rest = messages[0]["content"], list(messages[1:])
+    if rest and rest[0]["role"] == "user":
+        return [{**rest[0], "content": f"{system}\n\n{rest[0]['content']}"}, *rest[1:]]
+    return [{"role": "user", "content": system}, *rest]

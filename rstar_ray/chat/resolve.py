@@ -1,0 +1,341 @@
+"""How a model talks: found once, from its template, its tokenizer and its generation config together.
+
+Everything is found by rendering small conversations and looking at what the template made of them. What does not fit
+is a `ConfigError` with the mend, before anything starts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax, WrittenCall
+from rstar_ray.chat.profile import THOUGHTS, ChatProfile, Frame, TemplateFacts, Thought
+from rstar_ray.chat.render import Message, Renderer
+from rstar_ray.errors import ConfigError
+
+USER, SAID, RESULT, SECOND = "\u2402user\u2403", "\u2402said\u2403", "\u2402result\u2403", "\u2402second\u2403"
+PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "looks",
+        "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+    },
+}
+PROBE_ARGUMENTS = {"code": f'print("{SAID}")\nx = 1'}
+KNOWS_ALL = TemplateFacts(
+    has_system=True,
+    shows_tools=True,
+    writes_calls=True,
+    has_tool_role=True,
+    arguments_as_text=False,
+    keeps_thoughts=True,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatChoices:
+    """What a person says instead of the model's folder."""
+
+    template: str = ""  # its text; empty: the tokenizer's own
+    template_source: str = "the tokenizer's own"
+    thinking: str = ""  # "on", "off", or empty: as the template does by itself
+    parser: str = ""  # of calls: a name in `SYNTAXES` or "vllm:<name>"; empty: found
+    stop: Sequence[str] = ()  # tokens that end a turn besides those found
+
+
+def resolve(tokenizer: Any, generation: Mapping[str, Any], choices: ChatChoices) -> ChatProfile:
+    """The profile of a model; raises `ConfigError` for what does not fit together.
+
+    `generation` is generation_config.json, for its `eos_token_id`. `tokenizer.chat_template` is set where a person
+    gave another.
+    """
+    if choices.template:
+        tokenizer.chat_template = choices.template
+    if not getattr(tokenizer, "chat_template", None):
+        raise ConfigError("--chat.template", "the tokenizer has no chat template", "give one, a file in jinja")
+    return _Probe(tokenizer, generation, choices).profile()
+
+
+def thinking_switches(thinking: str) -> dict[str, bool]:
+    """What a template is told, under the names in use."""
+    return {} if not thinking else {"enable_thinking": thinking == "on", "thinking": thinking == "on"}
+
+
+class _Probe:
+    """One template, asked question by question."""
+
+    def __init__(self, tokenizer: Any, generation: Mapping[str, Any], choices: ChatChoices) -> None:
+        self._tokenizer = tokenizer
+        self._generation = generation
+        self._choices = choices
+        self._switches = thinking_switches(choices.thinking)
+        self._added: dict[str, int] = {
+            str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items()
+        }
+        self._facts = KNOWS_ALL
+        self._syntax: CallSyntax = HERMES
+        self._thought = THOUGHTS[0]
+
+    def profile(self) -> ChatProfile:
+        opening = self._opening()
+        switch = self._has_thinking_switch()
+        self._thought = self._find_thought(opening)
+        self._facts = self._find_facts()
+        answer_end = self._answer_end()
+        named = self._find_syntax(answer_end)
+        stops = self._stop_tokens(answer_end)
+        call_end, frame, separator = self._tool_frame(answer_end, stops)
+        prefilled = opening.rstrip().endswith(self._thought.opens)
+        stops |= {self._token_id(call_end): call_end.strip()}
+        return ChatProfile(
+            template=self._facts,
+            template_source=self._choices.template_source,
+            opening=opening,
+            answer_end=answer_end,
+            call_end=call_end,
+            stop_tokens=tuple(sorted(stops.items())),
+            syntax=named,
+            thought=self._thought,
+            thinks=self._thinks(opening, switch),
+            has_thinking_switch=switch,
+            prefill=opening[opening.rindex(self._thought.opens) :] if prefilled else "",
+            tool_frame=frame,
+            tool_separator=separator,
+        )
+
+    # -- rendering ----------------------------------------------------------------------------------------------------
+    def _render(
+        self, *messages: Message, tools: bool = False, opens: bool = False, facts: TemplateFacts | None = None
+    ) -> str:
+        """Raises whatever the template raises."""
+        renderer = Renderer(self._tokenizer, facts or self._facts, self._syntax, self._thought, switches=self._switches)
+        return renderer.render(messages, [PROBE_TOOL] if tools else None, opens=opens)
+
+    def _rendered(self, *messages: Message, facts: TemplateFacts, tools: bool = False) -> str:
+        """Empty where the template refuses."""
+        try:
+            return self._render(*messages, tools=tools, facts=facts)
+        except Exception:  # a template may raise anything
+            return ""
+
+    # -- how a turn begins --------------------------------------------------------------------------------------------
+    def _opening(self) -> str:
+        try:
+            closed, opened = self._render(_user()), self._render(_user(), opens=True)
+        except Exception as error:
+            raise ConfigError(
+                "--chat.template", f"it cannot write a question ({_line(error)})", "give another"
+            ) from error
+        if USER not in opened:
+            raise ConfigError("--chat.template", "it leaves out what the user says", "give another")
+        opening = opened[_shared(closed, opened) :]
+        if not opening:
+            raise ConfigError(
+                "--chat.template", "it writes nothing for `add_generation_prompt`", "let it open the assistant's turn"
+            )
+        return opening
+
+    def _has_thinking_switch(self) -> bool:
+        def shown(thinking: str) -> str:
+            return self._tokenizer.apply_chat_template(
+                [_user()], add_generation_prompt=True, tokenize=False, **thinking_switches(thinking)
+            )
+
+        differs = shown("on") != shown("off")
+        if self._choices.thinking and not differs:
+            raise ConfigError(
+                "--chat.thinking", "the chat template has no switch for it", "leave it out, or give --chat.template"
+            )
+        return differs
+
+    def _find_thought(self, opening: str) -> Thought:
+        source = str(self._tokenizer.chat_template)
+        for place in (opening, source, self._added):
+            for thought in THOUGHTS:
+                if thought.opens in place:
+                    return thought
+        return THOUGHTS[0]
+
+    def _thinks(self, opening: str, switch: bool) -> Any:
+        thought = self._thought
+        if opening.rstrip().endswith(thought.opens):
+            return "prefilled"
+        if opening.rstrip().endswith(thought.closes):
+            return "off"
+        known = thought.opens in str(self._tokenizer.chat_template) or thought.opens in self._added
+        return "may" if switch or known else "no"
+
+    # -- what the template knows --------------------------------------------------------------------------------------
+    def _find_facts(self) -> TemplateFacts:
+        facts = KNOWS_ALL
+        if "\u2402system\u2403" not in self._rendered(_system("\u2402system\u2403"), _user(), facts=facts):
+            facts = replace(facts, has_system=False)
+        if "probe_tool" not in self._rendered(_user(), facts=facts, tools=True):
+            facts = replace(facts, shows_tools=False)
+        thinking = {**_said("so"), "reasoning_content": SAID}
+        if SAID not in self._rendered(_user(), thinking, facts=facts):
+            facts = replace(facts, keeps_thoughts=False)
+        facts = self._find_call_facts(facts)
+        results = (_user(), _calling(), _result(RESULT), _result(SECOND))
+        rendered = self._rendered(*results, facts=facts)
+        if RESULT not in rendered or SECOND not in rendered:
+            facts = replace(facts, has_tool_role=False)
+        return facts
+
+    def _find_call_facts(self, facts: TemplateFacts) -> TemplateFacts:
+        """How calls reach the text: as objects, with their arguments as text, or only as the assistant's own words."""
+        as_text, not_at_all = replace(facts, arguments_as_text=True), replace(facts, writes_calls=False)
+        for candidate in (facts, as_text):
+            if "probe_tool" in self._rendered(_user(), _calling(), _result(RESULT), facts=candidate):
+                return candidate
+            if "probe_tool" in self._rendered(_user(), _calling(), facts=candidate):
+                return candidate
+        return not_at_all
+
+    def _find_syntax(self, answer_end: str) -> str:
+        """The one that reads back what the template writes, or the one asked for."""
+        asked = self._choices.parser
+        if asked.startswith("vllm:"):
+            return asked
+        if asked and asked not in SYNTAXES:
+            raise ConfigError(
+                "--chat.parser", f"{asked!r} is no parser", f"choose {', '.join(SYNTAXES)} or vllm:<its name there>"
+            )
+        if asked:
+            self._syntax = SYNTAXES[asked]
+            return asked
+        if not self._facts.writes_calls:
+            return HERMES.name
+        rendered = self._rendered(_user(), _calling(), facts=self._facts)
+        said = rendered.split(USER, 1)[-1]
+        said = said[: said.rfind(answer_end)] if answer_end in said else said
+        for syntax in SYNTAXES.values():
+            for begin in range(len(said)):
+                if syntax.read(said[begin:])[:1] == [WrittenCall("probe_tool", PROBE_ARGUMENTS)]:
+                    self._syntax = syntax
+                    return syntax.name
+                if hasattr(syntax, "opens"):
+                    break  # its marker is found wherever it stands
+        raise ConfigError(
+            "--chat.parser",
+            f"no parser reads the calls that this template writes ({_excerpt(said, 'probe_tool')})",
+            f"give one: {', '.join(SYNTAXES)}, or vllm:<the name of one of vLLM's tool parsers>",
+        )
+
+    # -- how a turn ends ----------------------------------------------------------------------------------------------
+    def _answer_end(self) -> str:
+        """What follows the assistant's last word: blanks, and the one token that ends its turn."""
+        try:
+            rendered = self._render(_user(), _said(SAID), {"role": "user", "content": "and now"})
+        except Exception as error:
+            raise ConfigError(
+                "--chat.template", f"it cannot write an assistant's turn ({_line(error)})", "give another"
+            ) from error
+        _, found, rest = rendered.partition(SAID)
+        if not found:
+            raise ConfigError("--chat.template", "it leaves out what the assistant says", "give another")
+        token = self._token_at_start(rest)
+        if token:
+            return rest[: rest.index(token) + len(token)]
+        for chosen in self._choices.stop:
+            return chosen
+        raise ConfigError(
+            "--chat.stop",
+            f"the template ends an assistant's turn with {_excerpt(rest, '')!r}, which no single token of the "
+            "tokenizer begins",
+            "give the token that ends a turn, or the --chat.template that belongs to this tokenizer",
+        )
+
+    def _token_at_start(self, text: str) -> str:
+        text = text.lstrip()
+        return max((token for token in self._added if text.startswith(token)), key=len, default="")
+
+    def _token_id(self, text: str) -> int:
+        text = text.strip()
+        if text in self._added:
+            return self._added[text]
+        ids = list(self._tokenizer.encode(text, add_special_tokens=False))
+        if len(ids) != 1:
+            raise ConfigError(
+                "--chat.stop", f"{text!r} is no single token of the tokenizer", "give one of its vocabulary"
+            )
+        return ids[0]
+
+    def _stop_tokens(self, answer_end: str) -> dict[int, str]:
+        """By id: the end of a turn, what generation_config names, the tokenizer's own end, and what was asked for."""
+        named = self._generation.get("eos_token_id")
+        ids = [named] if isinstance(named, int) else list(cast(list[int], named or []))
+        own = self._tokenizer.eos_token_id
+        ids += [own] if own is not None else []
+        ids += [self._token_id(text) for text in (answer_end, *self._choices.stop)]
+        return {token_id: str(self._tokenizer.convert_ids_to_tokens(token_id)) for token_id in ids}
+
+    def _tool_frame(self, answer_end: str, stops: Mapping[int, str]) -> tuple[str, Frame, str]:
+        """What ends a turn that calls, the frame of its results up to where the policy goes on, what is between two."""
+        padded = f" \n{RESULT}\n "
+        try:
+            rendered = self._render(_user(), _calling(), _result(padded), _result(SECOND), opens=True)
+            alone = self._render(_user(), _calling(), _result(RESULT), opens=True)
+        except Exception as error:
+            raise ConfigError(
+                "--chat.template", f"it cannot write the results of a tool ({_line(error)})", "give another"
+            ) from error
+        before, _, after = rendered.partition(RESULT)
+        between, _, _ = after.partition(SECOND)
+        quotes = before.endswith('" \\n')
+        if quotes:
+            before, between = before.removesuffix('" \\n'), between.removeprefix('\\n "').removesuffix('"')
+        trims = not quotes and not before.endswith(" \n")
+        if not trims and not quotes:
+            before, between = before.removesuffix(" \n"), between.removeprefix("\n ")
+        tail = alone.partition(RESULT)[2]
+        tail = tail.removeprefix('"') if quotes else tail
+        called = before[before.rindex(SAID) + len(SAID) :]
+        for end in (answer_end, *(stops[token_id] for token_id in stops)):
+            if end in called:
+                head = called[called.index(end) + len(end) :]
+                return end, Frame(head, tail, trims=trims, quotes=quotes), between
+        if self._choices.stop:  # of the template's own making is no end
+            call_text = called[: _shared(self._render(_user(), _calling()).rpartition(SAID)[2], called)].rstrip()
+            return answer_end, Frame(called[len(call_text) :], tail, trims=trims, quotes=quotes), between
+        raise ConfigError(
+            "--chat.stop",
+            f"the template ends a turn that calls a tool with {_excerpt(called[-60:], '')!r}, where nothing stops",
+            "give the token that ends it",
+        )
+
+
+def _shared(one: str, other: str) -> int:
+    """Characters at the beginning that both have."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__
+
+
+def _excerpt(text: str, around: str) -> str:
+    start = max(0, text.find(around) - 30) if around else 0
+    return text[start : start + 80]
+
+
+def _user() -> dict[str, Any]:
+    return {"role": "user", "content": USER}
+
+
+def _system(text: str) -> dict[str, Any]:
+    return {"role": "system", "content": text}
+
+
+def _said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def _calling() -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": "probe_tool", "arguments": PROBE_ARGUMENTS}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _result(text: str) -> dict[str, Any]:
+    return {"role": "tool", "content": text, "name": "probe_tool"}

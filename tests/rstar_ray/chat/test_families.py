@@ -1,0 +1,188 @@
+"""Chat models of many families, by their real templates: how turns end, what stops, how calls are written and read."""
+
+from typing import Any
+
+import pytest
+
+from rstar_ray.chat.resolve import ChatChoices, resolve
+from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.errors import ConfigError
+from rstar_ray.outcome import Outcome
+from rstar_ray.trajectory import Problem, ToolResult
+from tests.rstar_ray.chat.families import FAMILIES, Family, generation_of, tokenizer_of
+
+CODE = 'print("<b> ünï")\nx = [1, 2]'
+TOOL = "python_code_with_standard_io"
+
+
+def chat_of_family(name: str, *, choices: ChatChoices | None = None, shows_tool: bool = True) -> TokenizerChat:
+    family = FAMILIES[name]
+    tokenizer, choices = tokenizer_of(family), choices or ChatChoices()
+    profile = resolve(tokenizer, generation_of(family), choices)
+    return TokenizerChat(
+        tokenizer, profile, shows_tool=shows_tool, system="Be brief.", tool_name=TOOL, thinking=choices.thinking
+    )
+
+
+def ids_of(chat: TokenizerChat, text: str) -> list[int]:
+    return list(chat.tokenizer.encode(text, add_special_tokens=False))
+
+
+def calling(code: str = CODE) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": TOOL, "arguments": {"code": code}}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+@pytest.mark.parametrize(
+    ("name", "syntax", "turn_end", "thinks"),
+    [
+        ("qwen2.5", "hermes", "<|im_end|>", "no"),
+        ("qwen3-base", "hermes", "<|im_end|>", "may"),
+        ("qwen3", "hermes", "<|im_end|>", "may"),
+        ("qwen3-instruct", "hermes", "<|im_end|>", "may"),
+        ("qwen3.5", "qwen_xml", "<|im_end|>", "prefilled"),
+        ("qwen3.6", "qwen_xml", "<|im_end|>", "prefilled"),
+        ("llama3", "hermes", "<|eot_id|>", "no"),
+        ("llama3.1", "llama_json", "<|eot_id|>", "no"),
+        ("r1-distill", "hermes", "<｜end▁of▁sentence｜>", "prefilled"),
+        ("deepseek-v3", "deepseek", "<｜end▁of▁sentence｜>", "prefilled"),
+        ("glm4.5", "glm", "<|user|>", "may"),
+        ("gemma", "hermes", "<end_of_turn>", "no"),
+        ("rstar2", "hermes", "<|im_end|>", "prefilled"),
+    ],
+)
+def test_a_family_is_resolved_from_its_files(name: str, syntax: str, turn_end: str, thinks: str):
+    profile = chat_of_family(name).profile
+    assert (profile.syntax, profile.answer_end.strip(), profile.thinks) == (syntax, turn_end, thinks)
+
+
+def test_a_base_model_stops_at_the_end_of_its_turns_as_well_as_at_its_own_end():
+    profile = chat_of_family("qwen3-base").profile
+    assert {text for _, text in profile.stop_tokens} == {"<|endoftext|>", "<|im_end|>"}
+
+
+def test_glm_stops_where_the_next_one_speaks():
+    profile = chat_of_family("glm4.5").profile
+    assert (profile.answer_end, profile.call_end) == ("<|user|>", "<|observation|>")
+    assert {text for _, text in profile.stop_tokens} == {"<|user|>", "<|observation|>", "<|endoftext|>"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_call_as_the_template_writes_it_is_read_back(name: str):
+    chat = chat_of_family(name)
+    question = {"role": "user", "content": "q"}
+    before = chat.renderer.render([question], None, opens=True)
+    after = chat.renderer.render([question, calling()], None, opens=False)
+    head = before.removesuffix(chat.profile.prefill)
+    assert after.startswith(head)
+    said = after[len(head) :].removeprefix(chat.profile.prefill)
+    if chat.profile.prefill and chat.profile.thought.closes not in said and not chat.profile.thought.holds_calls:
+        said = f"so\n{chat.profile.thought.closes}\n\n{said}"  # of these templates, none writes what the model thought
+    end = said.find(chat.profile.call_end)
+    said = said[:end] if end >= 0 else said
+    reading = chat.read(ids_of(chat, said + chat.profile.call_end), after_tools=False)
+    (call,) = reading.calls
+    assert (call.code, call.parse_error) == (CODE, None)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "qwen3"])
+def test_prompt_and_results_are_the_tokens_that_the_template_writes(name: str):
+    chat = chat_of_family(name)
+    profile = chat.profile
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1+1?"}]
+    tools = chat._tools  # pyright: ignore[reportPrivateUsage]
+    problem = Problem(id="p", problem="What is 1+1?", answer="2")
+    assert chat.decode(chat.prompt_ids(problem)) == chat.renderer.render(messages, tools, opens=True)
+    results = [{"role": "tool", "content": text} for text in ('2 "two"', "NameError\n  x")]
+    whole = chat.renderer.render([*messages, calling(), *results], tools, opens=True)
+    told = chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text=str(one["content"])) for one in results])
+    assert whole.endswith(profile.call_end + chat.decode(told))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_tool_prints_never_becomes_a_control_token(name: str):
+    chat = chat_of_family(name)
+    spelled = chat.profile.call_end + "".join(FAMILIES[name].special)
+    plain = chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text="x")])
+    spelling = chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text=spelled)])
+    control = {chat.tokenizer.convert_tokens_to_ids(token) for token in FAMILIES[name].special}
+    assert [one for one in spelling if one in control] == [one for one in plain if one in control]
+
+
+def test_call_markers_that_are_special_tokens_are_seen():
+    chat = chat_of_family("hermes-special")
+    text = f'<tool_call>\n{{"name": "{TOOL}", "arguments": {{"code": "1"}}}}\n</tool_call><|im_end|>'
+    ids = ids_of(chat, text)
+    assert "tool_call" not in chat.tokenizer.decode(ids, skip_special_tokens=True)
+    assert [call.code for call in chat.read(ids, after_tools=False).calls] == ["1"]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "r1-distill"])
+def test_calls_and_answers_inside_a_thought_are_none(name: str):
+    chat = chat_of_family(name)
+    call = chat._syntax.write(TOOL, {"code": "1"})  # pyright: ignore[reportPrivateUsage]
+    opens = "" if chat.profile.prefill else "<think>\n"
+    thought = chat.read(ids_of(chat, f"{opens}{call} <answer>1</answer>\n</think>\nno"), after_tools=False)
+    assert (thought.calls, thought.spoken.strip()) == ((), "no")
+    endless = chat.read(ids_of(chat, f"{opens}{call} <answer>1</answer>"), after_tools=False)
+    assert (endless.calls, endless.spoken) == ((), "")
+    said = chat.read(ids_of(chat, f"{opens}x</think>\n{call}"), after_tools=False)
+    assert [one.code for one in said.calls] == ["1"]
+
+
+def test_the_reason_of_rstar2_holds_its_calls_but_not_its_answer():
+    chat = chat_of_family("rstar2")
+    assert chat.profile.prefill == "<reason>"
+    call = chat._syntax.write(TOOL, {"code": "1"})  # pyright: ignore[reportPrivateUsage]
+    working = chat.read(ids_of(chat, f"let me see <answer>0</answer>\n{call}<|im_end|>"), after_tools=False)
+    assert ([one.code for one in working.calls], working.spoken) == (["1"], "")
+    done = chat.read(ids_of(chat, "<answer>0</answer></reason><answer>1</answer><|im_end|>"), after_tools=True)
+    assert (done.calls, done.spoken) == ((), "<answer>1</answer>")
+    told = chat.decode(chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text="7")]))
+    assert told == "\n<|im_start|>user\n<tool_response>7</tool_response><|im_end|>\n<|im_start|>assistant\n<reason>"
+
+
+def test_thinking_is_switched_where_the_template_has_a_switch():
+    off = chat_of_family("qwen3", choices=ChatChoices(thinking="off"))
+    prompt = off.decode(off.prompt_ids(Problem(id="p", problem="q", answer="")))
+    assert prompt.endswith("<think>\n\n</think>\n\n") and off.profile.thinks == "off"
+    with pytest.raises(ConfigError, match=r"--chat.thinking: .* no switch .*; leave it out"):
+        chat_of_family("qwen2.5", choices=ChatChoices(thinking="on"))
+
+
+def test_a_template_without_a_system_role_has_it_before_the_first_question():
+    chat = chat_of_family("gemma")
+    prompt = chat.decode(chat.prompt_ids(Problem(id="p", problem="q", answer="")))
+    assert prompt.startswith("<bos><start_of_turn>user\nBe brief.\n\n# Tools") and TOOL in prompt
+    assert prompt.endswith("q<end_of_turn>\n<start_of_turn>model\n")
+
+
+@pytest.mark.parametrize(
+    ("template", "choices", "named", "mend"),
+    [
+        ("", ChatChoices(), "--chat.template: the tokenizer has no chat template", "give one"),
+        ("{{ 1/0 }}", ChatChoices(), "--chat.template: it cannot write a question", "give another"),
+        ("{# no words #}", ChatChoices(), "--chat.template: it leaves out what the user says", "give another"),
+        ("phi3", ChatChoices(), r"--chat.stop: the template ends .*<\|end\|>.* no single token", "give the token"),
+        ("gptoss", ChatChoices(stop=["<|im_end|>"]), "--chat.parser: no parser reads the calls", "vllm:"),
+        ("qwen3", ChatChoices(parser="best"), "--chat.parser: 'best' is no parser", "hermes"),
+        ("qwen3", ChatChoices(stop=["two words"]), "--chat.stop: 'two words' is no single token", "vocabulary"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_mend(template: str, choices: ChatChoices, named: str, mend: str):
+    family = Family(template or "\n", "<|im_end|>", QWEN_SPECIAL)
+    tokenizer = tokenizer_of(family)
+    tokenizer.chat_template = tokenizer.chat_template.strip() or None
+    with pytest.raises(ConfigError, match=f"{named}.*; .*{mend}"):
+        resolve(tokenizer, {}, choices)
+
+
+QWEN_SPECIAL = FAMILIES["qwen3"].special
+
+
+def test_a_template_without_an_end_of_its_own_takes_the_token_that_is_given():
+    plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    plain += "{% if add_generation_prompt %}assistant:{% endif %}"
+    tokenizer = tokenizer_of(Family(plain + "\n", "<|endoftext|>", QWEN_SPECIAL))
+    profile = resolve(tokenizer, {}, ChatChoices(stop=["<|endoftext|>"]))
+    assert profile.answer_end == "<|endoftext|>"
