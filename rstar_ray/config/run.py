@@ -8,6 +8,7 @@ from rstar_ray.config.algorithm import AlgorithmConfig, OptimizerConfig, SftConf
 from rstar_ray.config.chat import ChatConfig
 from rstar_ray.config.checks import at_least, require
 from rstar_ray.config.detector import DetectorConfig
+from rstar_ray.config.gpus import check_gpus
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
 from rstar_ray.config.own import RewardConfig
 from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfig
@@ -77,6 +78,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         at_least(0, steps=self.steps, seed=self.seed)
         at_least(1, prompts_per_step=self.prompts_per_step, max_empty_steps=self.max_empty_steps)
+        check_gpus(self.engine, self.learner)
         context = self.engine.max_context_tokens
         for option, budget in (
             ("--rollout.max-response-tokens", self.rollout.max_response_tokens),

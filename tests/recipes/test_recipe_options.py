@@ -429,3 +429,27 @@ def test_a_protocol_sets_what_was_published_and_other_options_go_over_it():
     assert (tiny.evaluate.samples, tiny.evaluate.max_turns) == (4, 6)
     with pytest.raises(ConfigError, match=r"--evaluate\.protocol: 'papers' is no protocol; choose own, paper, release"):
         asked("--evaluate.protocol", "papers")
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ("--engine.tensor-parallel 2", r"--engine\.tensor-parallel: .* give --engine\.gpus-per-replica 2"),
+        ("--engine.gpus-per-replica 2", r"--engine\.gpus-per-replica: .* give 1, or --engine\.tensor-parallel 2"),
+        ("--learner.gpus-per-rank 2", r"--learner\.gpus-per-rank: a rank uses one GPU of 2"),
+        ("--learner.ranks 2", r"--learner\.ranks: 2 ranks beside 1 replicas .* --learner\.gpus-per-rank 1"),
+    ],
+)
+def test_shares_of_gpus_that_nothing_can_run_on_are_refused_with_the_mend(options: str, refused: str):
+    with pytest.raises(ConfigError, match=refused):
+        parse([STAGE_1], ["--scale", "gpu", *options.split()])
+
+
+def test_shares_of_gpus_that_run_are_taken():
+    for options in (
+        "--engine.tensor-parallel 2 --engine.gpus-per-replica 2 --learner.gpus-per-rank 1 --learner.ranks 2",
+        "--engine.replicas 2 --learner.ranks 2",
+        "--engine.replicas 2 --learner.ranks 1",
+        "--learner.ranks 4 --learner.gpus-per-rank 1",
+    ):
+        parse([STAGE_1], ["--scale", "gpu", *options.split()])
