@@ -1,4 +1,7 @@
-"""avg@k and pass@k of a policy (arXiv:2508.20722 section 5) on held-out problems or on files of problems."""
+"""avg@k and pass@k of a policy (arXiv:2508.20722 section 5) on held-out problems or on files of problems.
+
+python recipes/evaluate.py --model runs/mine/checkpoints/stage1-step-000034/model --evaluate.files aime2024.jsonl
+"""
 
 from recipes.recipe import Recipe
 from rstar_ray.config import EvaluationConfig, RunConfig

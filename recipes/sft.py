@@ -1,4 +1,7 @@
-"""Non-reasoning SFT before RL (arXiv:2508.20722 section 4.1): format, tool calls, instructions; not the maths."""
+"""Non-reasoning SFT before RL (arXiv:2508.20722 section 4.1): format, tool calls, instructions; not the maths.
+
+python recipes/sft.py --run-dir runs/mine --sft.steps 100
+"""
 
 from recipes.recipe import Recipe
 from rstar_ray.config import RunConfig, SftConfig

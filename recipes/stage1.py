@@ -1,4 +1,7 @@
-"""RL stage 1 (arXiv:2508.20722 Table 2): all problems, short responses, so that the policy learns to be brief."""
+"""RL stage 1 (arXiv:2508.20722 Table 2): all problems, short responses, so that the policy learns to be brief.
+
+python recipes/stage1.py --algorithm.resample none --seed 1
+"""
 
 from recipes.recipe import Recipe
 from recipes.sft import SFT

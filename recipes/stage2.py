@@ -1,4 +1,7 @@
-"""RL stage 2 (arXiv:2508.20722 Table 2): the same problems with a longer budget, once about 10 % are truncated."""
+"""RL stage 2 (arXiv:2508.20722 Table 2): the same problems with a longer budget, once about 10 % are truncated.
+
+python recipes/stage2.py --run-dir runs/mine --balancer.rule worst_case
+"""
 
 from recipes.recipe import Recipe
 from recipes.sft import SFT

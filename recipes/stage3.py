@@ -1,4 +1,7 @@
-"""RL stage 3 (arXiv:2508.20722 Table 2): only what the latest policy does not solve in 8 of 8 rollouts, more turns."""
+"""RL stage 3 (arXiv:2508.20722 Table 2): only what the latest policy does not solve in 8 of 8 rollouts, more turns.
+
+python recipes/stage3.py --run-dir runs/mine --checkpoint.every-steps 5
+"""
 
 from recipes.recipe import Recipe
 from recipes.sft import SFT

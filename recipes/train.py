@@ -1,4 +1,7 @@
-"""The whole recipe in turn: SFT, then RL in three stages, then the report. Options hold for every stage."""
+"""The whole recipe in turn: SFT, then RL in three stages, then the report. Options hold for every stage.
+
+python recipes/train.py --scale tiny --seed 1 --run-dir runs/mine
+"""
 
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1

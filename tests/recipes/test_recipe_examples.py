@@ -1,0 +1,43 @@
+"""The commands that recipes and pages show are understood, every option of them."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from recipes.command_line import parse
+from recipes.evaluate import EVALUATE
+from recipes.plan import PlanConfig
+from recipes.recipe import Recipe
+from recipes.sft import SFT
+from recipes.stage1 import STAGE_1
+from recipes.stage2 import STAGE_2
+from recipes.stage3 import STAGE_3
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGES = [*(REPOSITORY / "recipes").glob("*.py"), REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+COMMAND = re.compile(r"python recipes/(\w+)\.py((?: +[^\s`\n]+)*)")
+RECIPES: dict[str, list[Recipe]] = {
+    "sft": [SFT], "stage1": [STAGE_1], "stage2": [STAGE_2], "stage3": [STAGE_3], "evaluate": [EVALUATE],
+    "train": [SFT, STAGE_1, STAGE_2, STAGE_3],
+}  # fmt: skip
+SHOWN = sorted({(name, " ".join(said.split())) for page in PAGES for name, said in COMMAND.findall(page.read_text())})
+
+
+def test_every_recipe_shows_how_it_is_run():
+    assert {name for name, _ in SHOWN} >= RECIPES.keys() | {"plan", "prepare"}
+
+
+@pytest.mark.parametrize(("name", "said"), [(name, said) for name, said in SHOWN if name in RECIPES])
+def test_a_command_that_is_shown_is_understood(name: str, said: str):
+    scale = [] if "--scale" in said else ["--scale", "tiny"]
+    configs = parse(RECIPES[name], [*shlex.split(said), *scale])
+    assert len(configs) == len(RECIPES[name])
+
+
+@pytest.mark.parametrize("said", [said for name, said in SHOWN if name == "plan"])
+def test_a_plan_that_is_shown_can_be_made(said: str):
+    import tyro
+
+    assert tyro.cli(PlanConfig, args=shlex.split(said))
