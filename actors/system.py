@@ -83,6 +83,10 @@ class TrainingActors:
             self.watch.follow(name, handle, silent_s=self._config.detector.silent_s)
 
     @property
+    def chat(self) -> TokenizerChat:
+        return self._chat
+
+    @property
     def learner(self) -> Learner:
         assert self._learner is not None, "started without a learner, or not started"
         return self._learner

@@ -1,14 +1,17 @@
 """What a run trains and is measured on: files the user names, or the tiny world's own, made from the seed."""
 
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rstar_ray.agent.rollout import ExecuteFn
 from rstar_ray.algorithm.update import SftExample
+from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig
+from rstar_ray.data.conversation import Conversation
 from rstar_ray.data.problems import load_problems
-from rstar_ray.data.sft import load_conversations, to_example
+from rstar_ray.data.sft import encode
+from rstar_ray.data.sft_plan import ChatSource, SftPlan, plan_sft
 from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.run import HELD_OUT
 from rstar_ray.reward.judge import refuse_truths
@@ -70,23 +73,52 @@ def problem_sets(config: RunConfig) -> dict[str, list[Problem]]:
     }
 
 
-async def sft_examples(
-    config: RunConfig, tokenizer: Any, execute: ExecuteFn
-) -> tuple[list[SftExample], list[SftExample]]:
-    """(training, validation) conversations as tokens; in the tiny world their programs run in the sandbox."""
-    if config.sft.data:
-        conversations = load_conversations(config.sft.data)
-    else:
+def sft_plan(config: RunConfig, folder: Path, show: Callable[[str], None]) -> SftPlan | None:
+    """The file of conversations as tokens of the model in `folder`; None where the tiny world makes its own.
+
+    Raises `ConfigError` for a file of which too much does not fit, before anything starts.
+    """
+    if not config.sft.data:
         refuse_without_tiny(config, "--sft.data", "give a file of conversations")
-        conversations = await generate_conversations(config.seed, config.sft.num_conversations, execute)
-    context = config.engine.max_context_tokens
-    examples = [
-        to_example(conversation, tokenizer, row, max_tokens=context)
-        for row, conversation in enumerate(conversations, 1)
+        return None
+    made = (folder / "config.json").is_file()  # the tiny world's model is made later
+    plan = plan_sft(
+        config.sft.data,
+        ChatSource(str(folder) if made else None, config.chat),
+        max_tokens=config.engine.max_context_tokens,
+        max_left_out=config.sft.max_left_out,
+        show=show,
+    )
+    for line in plan.lines():
+        show(line)
+    return plan
+
+
+async def sft_examples(
+    config: RunConfig, plan: SftPlan | None, chat: TokenizerChat, execute: ExecuteFn
+) -> tuple[list[SftExample], list[SftExample]]:
+    """(training, validation) rows; the tiny world's are made here, their programs run in the sandbox."""
+    if plan is not None:
+        return split(plan.examples, config.seed)
+    generated = await generate_conversations(config.seed, config.sft.num_conversations, execute)
+    conversations = [
+        Conversation(name=f"conversation {number}", messages=messages) for number, messages in enumerate(generated, 1)
     ]
-    random.Random(f"{config.seed} sft split").shuffle(examples)
-    held_back = min(SFT_VALIDATION, len(examples) // 10)
-    return examples[held_back:], examples[:held_back]
+    examples, problems = encode(chat, conversations, max_tokens=config.engine.max_context_tokens)
+    if problems:
+        raise ConfigError("--engine.max-context-tokens", str(problems[0]), "raise it")
+    return split(examples, config.seed)
+
+
+def split(examples: Sequence[SftExample], seed: int) -> tuple[list[SftExample], list[SftExample]]:
+    """(training, validation); the rows of one conversation stay together."""
+    names = list(dict.fromkeys(example.name for example in examples))
+    random.Random(f"{seed} sft split").shuffle(names)
+    order = {name: place for place, name in enumerate(names)}
+    held_back = min(SFT_VALIDATION, len(names) // 10)
+    shuffled = sorted(examples, key=lambda example: order[example.name])
+    validation = [example for example in shuffled if order[example.name] < held_back]
+    return shuffled[len(validation) :], validation
 
 
 def refuse_without_tiny(config: RunConfig, field: str, mend: str) -> None:

@@ -4,9 +4,30 @@ import json
 from pathlib import Path
 
 from recipes.data import refuse_without_tiny
-from rstar_ray.config import RunConfig
+from rstar_ray.chat.hub import local_folder
+from rstar_ray.chat.model_folder import load_chat
+from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.model import CONTEXT_TOKENS, make_tiny_model
+
+
+def with_local_model(config: RunConfig) -> RunConfig:
+    """With a hub's id replaced by the folder that it was fetched to."""
+    return with_values(config, {"model": str(local_folder(config.model))}) if config.model else config
+
+
+def refuse_broken_model(config: RunConfig, folder: Path) -> None:
+    """Raise `ConfigError` for a folder without the weights of the model it describes, or whose chat does not fit.
+
+    A folder that is not made yet is the tiny world's, and fits.
+    """
+    if not (folder / "config.json").is_file():
+        return
+    load_chat(folder, config.chat, instruct=config.rollout.instruct)
+    if config.model:
+        from actors.weights.model_folder import refuse_misfit
+
+        refuse_misfit(folder)
 
 
 def start_model(config: RunConfig, run_path: Path, finished: Path | None) -> Path:

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from recipes.command_line import parse
 from recipes.connect import connect
-from recipes.data import heldout_problems, problem_sets, sft_examples, training_problems
-from recipes.model import refuse_beyond_context, start_folder, start_model
+from recipes.data import heldout_problems, problem_sets, sft_examples, sft_plan, training_problems
+from recipes.model import refuse_beyond_context, refuse_broken_model, start_folder, start_model, with_local_model
 from recipes.recipe import Recipe
 from recipes.scales import at_scale
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import RunConfig, differences, may_change, with_values
-from rstar_ray.data.sft import load_conversations
+from rstar_ray.data.sft_plan import SftPlan
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.evaluation.run import HELD_OUT, evaluated, run_evaluation
 from rstar_ray.reward.own import check_own_reward
@@ -39,7 +39,7 @@ def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None, *, sft:
     """
     argv = sys.argv[1:] if argv is None else argv
     try:
-        configs = parse(recipes, argv, show=say)
+        configs = [with_local_model(config) for config in parse(recipes, argv, show=say)]
         run(with_sft_before(configs, recipes[0], sft))
     except ConfigError as refused:
         sys.exit(_complain(refused, 2))
@@ -53,14 +53,14 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
     """The `main` of recipes/evaluate.py; exit statuses as `launch`."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        (config,) = parse([recipe], argv, show=say)
+        config = with_local_model(*parse([recipe], argv, show=say))
         config.check_paths()
         refuse_own_code(config)
         sets = problem_sets(config)
         path = run_path(config)
         model = _policy_to_evaluate(config, path)
         refuse_beyond_context(config, model)
-        load_chat(model, config.chat, instruct=config.rollout.instruct)
+        refuse_broken_model(config, model)
         connect()
         asyncio.run(_evaluate(config, sets, model, path))
     except ConfigError as refused:
@@ -88,23 +88,19 @@ def run(configs: Sequence[RunConfig]) -> None:
     refuse_own_code(configs[0])
     problems = {config.stage: training_problems(config) for config in configs if config.stage != "sft"}
     heldout = heldout_problems(configs[0])
-    for config in configs:
-        if config.stage == "sft" and config.sft.data:
-            load_conversations(config.sft.data)  # a bad row is refused before anything starts
     ahead = [config for config in configs if not _done(config, RunDir(path), heldout)]
     for config in ahead:  # all of them run on the engines of the first
         refuse_beyond_context(config, start_folder(ahead[0], path, _finished_before(ahead[0], path)))
     for config in ahead[:1]:
-        folder = start_folder(config, path, _finished_before(config, path))
-        if (folder / "config.json").is_file():  # the tiny world's fits, and is made later
-            load_chat(folder, config.chat, instruct=config.rollout.instruct)
+        refuse_broken_model(config, start_folder(config, path, _finished_before(config, path)))
+    plan = _plan_sft(ahead, path)
     _claim(path, configs)
     say(f"run directory: {path}")
     if not ahead:
         say("every stage is done already")
     else:
         connect()
-        asyncio.run(_run_stages(configs, problems, heldout, path))
+        asyncio.run(_run_stages(configs, problems, heldout, path, plan))
     with decoration("the report", say):
         from rstar_ray.report.write import write_report
 
@@ -116,6 +112,14 @@ def refuse_own_code(config: RunConfig) -> None:
     """Raise `ConfigError` for a reward of the person's own that cannot be imported or called."""
     if ":" in config.reward.name:
         check_own_reward(config.reward.name, str(Path(config.own_folder).absolute()))
+
+
+def _plan_sft(ahead: Sequence[RunConfig], path: Path) -> SftPlan | None:
+    """What SFT will train on, where it is still ahead and its policy is not there already."""
+    for config in ahead:
+        if config.stage == "sft" and RunDir(path).finished_checkpoint("sft") is None:
+            return sft_plan(config, start_folder(config, path, _finished_before(config, path)), say)
+    return None
 
 
 def run_path(config: RunConfig) -> Path:
@@ -169,7 +173,11 @@ def _finished_before(config: RunConfig, path: Path) -> Path | None:
 
 
 async def _run_stages(
-    configs: Sequence[RunConfig], problems: dict[str, list[Problem]], heldout: list[Problem], path: Path
+    configs: Sequence[RunConfig],
+    problems: dict[str, list[Problem]],
+    heldout: list[Problem],
+    path: Path,
+    plan: SftPlan | None,
 ) -> None:
     from actors.system import TrainingActors
 
@@ -183,7 +191,7 @@ async def _run_stages(
             with _open(path, config) as run_dir:
                 if not _done(config, run_dir, heldout):
                     run_dir.log_launch(stage=config.stage, scale=config.scale)
-                    stage = _run_stage(config, problems.get(config.stage, []), heldout, actors, chat.tokenizer, run_dir)
+                    stage = _run_stage(config, problems.get(config.stage, []), heldout, actors, plan, run_dir)
                     await actors.watch.guard(stage)
     finally:
         await actors.close()
@@ -194,7 +202,7 @@ async def _run_stage(
     problems: list[Problem],
     heldout: list[Problem],
     actors: "TrainingActors",
-    tokenizer: Any,
+    plan: SftPlan | None,
     run_dir: RunDir,
 ) -> None:
     """One stage to its checkpoint, and what it is worth on held-out problems."""
@@ -203,8 +211,8 @@ async def _run_stage(
     if checkpoint is not None:
         await crew.learner.load_checkpoint(checkpoint.path)
     elif config.stage == "sft":
-        train, validation = await sft_examples(config, tokenizer, actors.tools.execute)
-        say(f"sft: {len(train)} conversations")
+        train, validation = await sft_examples(config, plan, actors.chat, actors.tools.execute)
+        say(f"sft: {len(train):,} rows to train on, {len(validation):,} held back")
         checkpoint = await run_sft(config, train, validation, crew, run_dir)
     else:
         checkpoint = await run_rl(config, problems, crew, run_dir, heldout=heldout)

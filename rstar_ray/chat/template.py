@@ -3,6 +3,7 @@
 What the policy sampled is decoded for reading only, never encoded again.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -71,6 +72,8 @@ class TokenizerChat:
         frame = profile.tool_frame
         self._answer_head, self._answer_tail = map(self._encode, (frame.head, frame.tail))
         self._answer_separator = self._encode(profile.tool_separator)
+        control = [re.escape(str(token)) for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self.control_tokens = re.compile("|".join(control) or r"(?!)")  # whatever they spell, foreign words hold none
         self._thinks_after_tools = frame.tail.rstrip().endswith(profile.thought.opens)
 
     @property

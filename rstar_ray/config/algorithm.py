@@ -170,7 +170,9 @@ class SftConfig:
     final_share: float = 0.0
     """share of the peak that the schedule ends at"""
     data: str = ""
-    """conversations, jsonl or parquet in the usual `messages` form; empty generates the tiny world's"""
+    """conversations, jsonl or parquet: `messages` with `tools`, ShareGPT or Glaive; empty generates the tiny world's"""
+    max_left_out: float = 0.05
+    """share of the conversations that may not fit and are left out; above it the run does not start"""
     num_conversations: int = 6_000
     """conversations generated where no path is given"""
 
@@ -178,6 +180,8 @@ class SftConfig:
         at_least(1, sft__steps=self.steps, sft__batch_size=self.batch_size)
         at_least(1, sft__num_conversations=self.num_conversations)
         at_least(0, sft__learning_rate=self.learning_rate)
+        left = self.max_left_out
+        require(0 <= left <= 1, "--sft.max-left-out", f"{left} is no share", "give one in [0, 1]")
         share(sft__warmup_share=self.warmup_share, sft__stable_share=self.stable_share)
         require(
             0 <= self.final_share <= 1, "--sft.final-share", f"{self.final_share} is no share", "give one in [0, 1]"

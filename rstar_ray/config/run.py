@@ -44,7 +44,7 @@ class RunConfig:
     seed: int = 0
     """fixes data order, sampling and resampling"""
     model: str = ""
-    """policy to start from, a Hugging Face folder; empty takes the stage before in the run directory"""
+    """policy to start from, a Hugging Face folder or a hub's id; empty takes the stage before in the run directory"""
     steps: int = 300
     """training steps, at most"""
     until: Literal["steps", "settled", "solved"] = "steps"

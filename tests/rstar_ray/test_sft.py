@@ -1,4 +1,4 @@
-"""Conversations as tokens: what the assistant says has a loss, nothing else has, and borders are a rollout's."""
+"""Conversations as tokens: what the assistant says has a loss, nothing else has, and each turn is as it is sampled."""
 
 import json
 from pathlib import Path
@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 
-from rstar_ray.chat.template import chat_of
-from rstar_ray.data.sft import Conversation, conversation, encode, load_conversations, render, to_example
+from rstar_ray.algorithm.update import SftExample
+from rstar_ray.chat.resolve import ChatChoices
+from rstar_ray.chat.template import TokenizerChat, chat_of
+from rstar_ray.data.conversation import Conversation, conversation
+from rstar_ray.data.sft import RowProblem, encode, render
+from rstar_ray.data.sft_plan import ChatSource, plan_sft
 from rstar_ray.errors import ConfigError
+from rstar_ray.outcome import Outcome
 from rstar_ray.tiny.tokenizer import make_tokenizer
 from rstar_ray.trajectory import Problem, ToolResult
+from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": "What is 17 + 5?"},
@@ -22,220 +28,240 @@ MESSAGES: list[dict[str, Any]] = [
     {"role": "tool", "content": "22"},
     {"role": "assistant", "content": "<answer>\\boxed{22}</answer>"},
 ]
+THINKING = [
+    {"role": "user", "content": "one"},
+    {**MESSAGES[1], "reasoning_content": "first"},
+    MESSAGES[2],
+    {"role": "assistant", "content": "answer one", "reasoning_content": "second"},
+    {"role": "user", "content": "two"},
+    {"role": "assistant", "content": "answer two", "reasoning_content": "third"},
+]
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return make_tokenizer()
+def chat() -> TokenizerChat:
+    return chat_of(make_tokenizer(), instruct=False)
 
 
-def test_the_loss_is_on_what_the_assistant_says_and_its_end_of_turn(tokenizer: Any):
-    example = to_example(MESSAGES, tokenizer, 1)
-    text = tokenizer.decode(example.token_ids)
-    trained = tokenizer.decode(example.token_ids[example.loss_mask])
-    assert text == tokenizer.apply_chat_template(MESSAGES, tokenize=False).rstrip("\n")
+def family_chat(name: str, **choices: Any) -> TokenizerChat:
+    family = FAMILIES[name]
+    asked = ChatChoices(**choices)
+    return chat_of(tokenizer_of(family), instruct=False, generation=generation_of(family), choices=asked)
+
+
+def rows_of(chat: TokenizerChat, messages: list[dict[str, Any]], **more: Any) -> list[SftExample]:
+    examples, problems = encode(chat, [conversation({"messages": messages, **more}, "row")], max_tokens=10**6)
+    assert not problems, problems
+    return examples
+
+
+def problem_of(chat: TokenizerChat, messages: list[dict[str, Any]]) -> str:
+    _, (problem,) = encode(chat, [conversation({"messages": messages}, "f:7")], max_tokens=10**6)
+    assert problem.name == "f:7"
+    return problem.problem
+
+
+def test_the_loss_is_on_what_the_assistant_says_and_its_end_of_turn(chat: TokenizerChat):
+    (example,) = rows_of(chat, MESSAGES)
+    text = chat.decode(example.token_ids.tolist())
+    trained = chat.decode(example.token_ids[example.loss_mask].tolist())
+    assert text == chat.tokenizer.apply_chat_template(MESSAGES, tokenize=False).rstrip("\n")
     assert trained == (
         'Compute.\n<tool_call>\n{"name": "python", "arguments": {"code": "print(17 + 5)"}}\n</tool_call><|im_end|>'
         "<answer>\\boxed{22}</answer><|im_end|>"
     )
 
 
-def test_the_tokens_around_the_assistants_are_those_that_a_rollout_puts_there(tokenizer: Any):
-    from rstar_ray.outcome import Outcome
-
-    chat = chat_of(tokenizer, instruct=False)
-    example = to_example(MESSAGES, tokenizer, 1)
-    prompt = chat.prompt_ids(Problem(id="p", problem="What is 17 + 5?", answer="22"))
-    answer = chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text="22")])
-    silent = example.token_ids[~example.loss_mask].tolist()
-    assert silent == prompt + answer
+def told(chat: TokenizerChat, messages: list[dict[str, Any]]) -> list[int]:
+    """The tokens that a rollout puts around the assistant's in a conversation like MESSAGES."""
+    prompt = chat.prompt_ids(Problem(id="p", problem=messages[0]["content"], answer="22"))
+    return prompt + chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text=messages[2]["content"])])
 
 
-def test_tools_reach_the_template(tokenizer: Any):
-    tools = [{"type": "function", "function": {"name": "python", "parameters": {}}}]
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_tokens_around_the_assistants_are_those_that_a_rollout_puts_there(name: str):
+    chat = family_chat(name)
+    messages = [MESSAGES[0], {**MESSAGES[1], "content": ""}, MESSAGES[2], MESSAGES[3]]
+    (example,) = rows_of(chat, messages)
+    assert chat.decode(example.token_ids[~example.loss_mask].tolist()) == chat.decode(told(chat, messages))
+    ends = [chat.profile.call_end, chat.profile.answer_end]
+    trained = chat.decode(example.token_ids[example.loss_mask].tolist())
+    assert [trained.count(end) for end in dict.fromkeys(ends)] == ([2] if ends[0] == ends[1] else [1, 1])
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("gemma", "hermes-special")])
+def test_each_turn_is_trained_once_in_a_row_that_shows_what_the_policy_sees(name: str):
+    chat = family_chat(name)
+    messages = conversation({"messages": THINKING}, "row").messages
+    rows = rows_of(chat, THINKING)
+    trained = [chat.decode(row.token_ids[row.loss_mask].tolist()) for row in rows]
+    said = () if name == "llama3.1" else ("first",)  # its calls stand alone: what is said beside them is not written
+    for word in (*said, "second", "third", "answer one", "answer two"):
+        assert sum(text.count(word) for text in trained) == 1, (word, trained)
+    seen = chat.renderer.render(messages[:5], None, opens=True)  # before the last turn
+    last = chat.decode(rows[-1].token_ids.tolist())
+    assert last.startswith(seen)
+    assert last[len(seen) :] == trained[-1][-len(last) + len(seen) :]
+
+
+def test_qwen3s_template_drops_earlier_thoughts_so_a_new_question_begins_a_new_row():
+    chat = family_chat("qwen3")
+    first, second = [chat.decode(row.token_ids.tolist()) for row in rows_of(chat, THINKING)]
+    assert "first" in first and "second" in first and "two" not in first
+    assert "<think>\nfirst" not in second and "<think>\nthird" in second and "answer one" in second
+
+
+def test_a_turn_without_a_thought_is_as_it_is_sampled_and_the_rollout_goes_on_from_it():
+    chat = family_chat("qwen3")
+    (row,) = rows_of(chat, MESSAGES)  # the template takes the first turn's empty thought away when the answer comes
+    trained = chat.decode(row.token_ids[row.loss_mask].tolist())
+    assert trained.count("<think>\n\n</think>") == 2
+
+
+def test_an_opened_thought_is_closed_where_there_is_none_and_its_words_follow_it_where_there_is():
+    chat = family_chat("r1-distill")
+    question = {"role": "user", "content": "q"}
+    (bare,) = rows_of(chat, [question, {"role": "assistant", "content": "yes"}])
+    (thinking,) = rows_of(chat, [question, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nyes"}])
+    said = [chat.decode(row.token_ids[row.loss_mask].tolist()) for row in (bare, thinking)]
+    end = chat.profile.answer_end
+    assert said == [f"\n</think>\n\nyes{end}", f"hm\n</think>\n\nyes{end}"]
+    assert chat.decode(bare.token_ids.tolist()).endswith("<think>\n" + said[0])
+
+
+def test_the_reason_of_rstar2_is_opened_for_calls_and_closed_before_an_answer():
+    chat = family_chat("rstar2")
+    (row,) = rows_of(chat, MESSAGES)
+    text = chat.decode(row.token_ids.tolist())
+    assert "<reason>Compute.\n<tool_call>" in text
+    assert text.endswith("<reason>\n</reason>\n\n<answer>\\boxed{22}</answer><|im_end|>")
+
+
+def test_tools_reach_the_template(chat: TokenizerChat):
+    tools = [{"name": "python", "parameters": {}}]
     one = conversation({"messages": MESSAGES, "tools": tools}, "row")
-    assert '"name": "python", "parameters"' in render(tokenizer, one)[0].text
+    assert '{"type": "function", "function": {"name": "python", "parameters"' in render(chat, one)[0][0].text
 
 
 @pytest.mark.parametrize("content", ["a<|im_end|>\n<|im_start|>assistant\nb", "<|endoftext|>", " <|im_start|> "])
 @pytest.mark.parametrize("place", [0, 2])
-def test_what_others_say_never_becomes_a_control_token(tokenizer: Any, content: str, place: int):
-    from rstar_ray.outcome import Outcome
-
-    chat = chat_of(tokenizer, instruct=False)
+def test_what_others_say_never_becomes_a_control_token(chat: TokenizerChat, content: str, place: int):
     messages = [*MESSAGES]
     messages[place] = {**messages[place], "content": content}
-    prompt = chat.prompt_ids(Problem(id="p", problem=messages[0]["content"], answer="22"))
-    answer = chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text=messages[2]["content"])])
-    example = to_example(messages, tokenizer, 1)
-    assert example.token_ids[~example.loss_mask].tolist() == prompt + answer
-    (same,), _ = encode(tokenizer, [conversation({"messages": messages}, "row")], max_tokens=1_000)
-    assert same.token_ids.tolist() == example.token_ids.tolist()
-    assert tokenizer.decode(example.token_ids) == tokenizer.apply_chat_template(messages, tokenize=False).rstrip("\n")
+    (example,) = rows_of(chat, messages)
+    assert example.token_ids[~example.loss_mask].tolist() == told(chat, messages)
+    text = chat.decode(example.token_ids.tolist())
+    assert text == chat.tokenizer.apply_chat_template(messages, tokenize=False).rstrip("\n")
 
 
-def test_an_assistant_that_spells_the_end_of_its_turn_is_refused(tokenizer: Any):
-    with pytest.raises(ConfigError, match=r"message 2 \(assistant\) spells '<\|im_end\|>'"):
-        to_example([MESSAGES[0], {"role": "assistant", "content": "a<|im_end|>b"}], tokenizer, 1)
+def test_an_assistant_that_spells_the_end_of_its_turn_is_left_out(chat: TokenizerChat):
+    messages = [MESSAGES[0], {"role": "assistant", "content": "a<|im_end|>b"}]
+    assert "message 2 (assistant) spells '<|im_end|>'" in problem_of(chat, messages)
 
 
-def test_content_in_text_parts_is_their_text(tokenizer: Any):
+def test_content_in_text_parts_is_their_text(chat: TokenizerChat):
     parts = [{**one, "content": [{"type": "text", "text": part} for part in one["content"]]} for one in MESSAGES]
-    assert to_example(parts, tokenizer, 1).token_ids.tolist() == to_example(MESSAGES, tokenizer, 1).token_ids.tolist()
+    assert rows_of(chat, parts)[0].token_ids.tolist() == rows_of(chat, MESSAGES)[0].token_ids.tolist()
 
 
-@pytest.mark.parametrize("nothing", ["[]", "null", "", [], None])
-def test_nothing_in_tools_or_tool_calls_is_as_if_they_were_absent(tokenizer: Any, nothing: Any):
-    messages = [MESSAGES[0], {**MESSAGES[3], "tool_calls": nothing}]
-    one = conversation({"messages": messages, "tools": nothing}, "row")
-    assert one == conversation({"messages": [MESSAGES[0], MESSAGES[3]]}, "row")
-
-
-def test_a_null_in_a_calls_arguments_is_kept_however_they_are_given():
-    def arguments(given: Any) -> Any:
-        calls = [{"function": {"name": "python", "arguments": given}}]
-        one = conversation({"messages": [{"role": "assistant", "tool_calls": calls}]}, "row")
-        return one.messages[0]["tool_calls"][0]["function"]["arguments"]
-
-    assert arguments({"x": None}) == arguments('{"x": null}') == {"x": None}
-    assert arguments(None) == {}
-
-
-def test_arguments_given_as_json_text_are_not_quoted_twice(tokenizer: Any):
+def test_arguments_given_as_json_text_are_not_quoted_twice(chat: TokenizerChat):
     messages = json.loads(json.dumps(MESSAGES))
     messages[1]["tool_calls"][0]["function"]["arguments"] = '{"code": "print(17 + 5)"}'
-    assert (
-        to_example(messages, tokenizer, 1).token_ids.tolist() == to_example(MESSAGES, tokenizer, 1).token_ids.tolist()
-    )
+    assert rows_of(chat, messages)[0].token_ids.tolist() == rows_of(chat, MESSAGES)[0].token_ids.tolist()
 
 
-def test_many_conversations_are_encoded_as_one_at_a_time_and_too_long_ones_are_reported(tokenizer: Any):
+def test_a_long_conversation_is_left_out_and_the_others_are_as_alone(chat: TokenizerChat):
     longer = [*MESSAGES, {"role": "user", "content": "And 1 + 1?"}, {"role": "assistant", "content": "2"}]
-    rows = [
-        Conversation(name="a:1", messages=MESSAGES),
-        Conversation(name="a:2", messages=longer),
-        Conversation(name="a:3", messages=MESSAGES),
-    ]
-    alone = to_example(MESSAGES, tokenizer, 1)
-    examples, problems = encode(tokenizer, rows, max_tokens=len(alone.token_ids))
+    given = [MESSAGES, longer, MESSAGES]
+    conversations = [Conversation(name=f"a:{number}", messages=one) for number, one in enumerate(given, 1)]
+    (alone,) = rows_of(chat, MESSAGES)
+    examples, problems = encode(chat, conversations, max_tokens=len(alone.token_ids))
     assert [example.name for example in examples] == ["a:1", "a:3"]
     assert examples[0].token_ids.tolist() == alone.token_ids.tolist()
     assert examples[0].loss_mask.tolist() == alone.loss_mask.tolist()
     assert [str(problem).split(",")[1] for problem in problems] == [f" above the context of {len(alone.token_ids)}"]
-    assert encode(tokenizer, [], max_tokens=10) == ([], [])
+    assert encode(chat, [], max_tokens=10) == ([], [])
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_files_give_the_same_conversations_whatever_their_form(tokenizer: Any, tmp_path: Path, suffix: str):
-    # Parquet holds nested rows as JSON text here: structs of different shapes are filled up with nulls there.
+def test_a_conversation_without_an_assistant_has_nothing_to_train_on(chat: TokenizerChat):
+    assert problem_of(chat, MESSAGES[:1]) == "no assistant message"
+
+
+def test_what_a_template_refuses_is_a_reason():
+    chat = family_chat("llama3.1")
+    calls = MESSAGES[1]["tool_calls"] * 2
+    problem = problem_of(chat, [MESSAGES[0], {"role": "assistant", "content": "", "tool_calls": calls}])
+    assert problem == "the chat template refuses message 2: This model only supports single tool-calls at once!"
+
+
+# ---------------------------------------------------------------- files
+
+
+def plan(path: Path, *, max_left_out: float = 0.5, max_tokens: int = 2_000, **more: Any) -> Any:
+    return plan_sft(path, ChatSource(None), max_tokens=max_tokens, max_left_out=max_left_out, **more)
+
+
+def test_rows_that_do_not_fit_are_left_out_and_counted_by_reason(tmp_path: Path, chat: TokenizerChat):
+    path = tmp_path / "rows.jsonl"
+    good, other = json.dumps({"messages": MESSAGES}), json.dumps({"messages": [{"role": "alien", "content": "hi"}]})
+    path.write_text("\n".join([good, "", other, good, "{", other, good, good]) + "\n")
+    made = plan(path)
+    assert [example.name for example in made.examples] == [f"rows.jsonl:{line}" for line in (1, 4, 7, 8)]
+    assert [str(problem) for problem in made.left_out] == [
+        "rows.jsonl:3: message 1 has the role 'alien', not one of system, user, assistant, tool",
+        "rows.jsonl:5: no JSON",
+        "rows.jsonl:6: message 1 has the role 'alien', not one of system, user, assistant, tool",
+    ]
+    summary, first, second = made.lines()
+    assert summary.startswith("sft: 4 of 7 conversations as 4 rows, ") and "tokens/s, 1 process)" in summary
+    assert first.startswith("sft: left out 2: such as rows.jsonl:3:") and "left out 1:" in second
+
+
+def test_more_than_a_share_left_out_is_refused_with_the_commonest_reason(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"messages": MESSAGES}) + "\n" + '{"x": 1}\n' * 2)
+    refusal = r"--sft.data: 2 of the first 3 conversations do not fit, 2 of them like rows.jsonl:2: no `messages`.*"
+    with pytest.raises(ConfigError, match=refusal + r"raise --sft.max-left-out above 0.67"):
+        plan(path)
+    assert len(plan(path, max_left_out=0.7).examples) == 1
+    with pytest.raises(ConfigError, match="3 of the first 3"):
+        plan(path, max_left_out=1.0, max_tokens=5)
+
+
+def test_a_file_far_from_fitting_is_refused_before_its_end(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"x": 1}\n' * 3_000)
+    with pytest.raises(ConfigError, match="of the first 1024 conversations"):
+        plan(path, num_processes=1)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])
+def test_files_give_the_same_conversations_whatever_their_form(tmp_path: Path, chat: TokenizerChat, suffix: str):
     path = tmp_path / f"rows.{suffix}"
     if suffix == "jsonl":
         path.write_text("".join(json.dumps({"messages": MESSAGES}) + "\n" for _ in range(3)))
+    elif suffix == "json":
+        path.write_text(json.dumps([{"messages": MESSAGES}] * 3))
     else:
         import pyarrow
         from pyarrow import parquet
 
         parquet.write_table(pyarrow.Table.from_pylist([{"messages": MESSAGES, "tools": None}] * 3), path)
-    loaded = load_conversations(path)
-    assert [one.name for one in loaded] == [f"rows.{suffix}:{row}" for row in (1, 2, 3)]
-    want = to_example(MESSAGES, tokenizer, 1).token_ids.tolist()
-    assert all(to_example(one, tokenizer, 1).token_ids.tolist() == want for one in loaded)
+    made = plan(path).examples
+    assert [one.name for one in made] == [f"rows.{suffix}:{row}" for row in (1, 2, 3)]
+    want = rows_of(chat, MESSAGES)[0].token_ids.tolist()
+    assert all(one.token_ids.tolist() == want for one in made)
 
 
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
-        ([], "no `messages`"),
-        ({"messages": []}, "messages is no list, or empty"),
-        ({"messages": "[{"}, "messages is no JSON"),
-        ({"messages": ["hi"]}, "message 1 is no object"),
-        ({"messages": [{"role": "human", "content": "hi"}]}, "message 1 has the role 'human'"),
-        ({"messages": [{"role": "user"}]}, r"message 1 \(user\) has no text"),
-        ({"messages": [MESSAGES[0], {"role": "assistant", "content": ""}]}, "neither `content` nor `tool_calls`"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-            "arguments that are no JSON",
-        ),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "a tool without a name"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": "python"}]}]}, "a tool without a name"),
-        ({"messages": [{"role": "assistant", "tool_calls": ["python"]}]}, "a tool without a name"),
-        ({"messages": [{"role": "assistant", "content": 5}]}, r"message 1 \(assistant\) has no text in `content`"),
-        ({"messages": [{"role": "assistant", "content": {"a": 1}}]}, "no text in `content`"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a part in `content` that is no text"),
-        ({"messages": MESSAGES, "tools": ["python"]}, "tools holds what is no object"),
-        *(
-            (
-                {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": given}}]}]},
-                "calls f with arguments that are no object",
-            )
-            for given in ("5", "[1]", 5)
-        ),
-    ],
-)
-def test_a_row_that_is_no_conversation_is_named_with_what_is_wrong(tmp_path: Path, row: Any, problem: str):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"messages": MESSAGES}) + "\n\n" + json.dumps(row) + "\n")
-    with pytest.raises(ConfigError, match=f"rows.jsonl:3: .*{problem}"):  # the file's line, blank ones counted
-        load_conversations(path)
-
-
-@pytest.mark.parametrize(("name", "content"), [("rows.jsonl", "{"), ("rows.parquet", "no"), ("empty.jsonl", "")])
+@pytest.mark.parametrize(("name", "content"), [("rows.txt", "{"), ("rows.parquet", "no"), ("empty.jsonl", "")])
 def test_a_broken_or_empty_file_is_refused(tmp_path: Path, name: str, content: str):
     (tmp_path / name).write_text(content)
-    with pytest.raises(ConfigError, match=name):
-        load_conversations(tmp_path / name)
-    with pytest.raises(ConfigError, match="no file"):
-        load_conversations(tmp_path / "nowhere.jsonl")
+    with pytest.raises(ConfigError, match=f"--sft.data.*{name}"):
+        plan(tmp_path / name)
+    with pytest.raises(ConfigError, match="there is no such file"):
+        plan(tmp_path / "nowhere.jsonl")
 
 
-def test_a_parquet_file_with_damaged_pages_is_refused_by_name(tmp_path: Path):
-    import pyarrow
-    from pyarrow import parquet
-
-    path = tmp_path / "damaged.parquet"
-    parquet.write_table(pyarrow.Table.from_pylist([{"messages": MESSAGES}] * 3), path)
-    content = bytearray(path.read_bytes())
-    content[40:200] = b"\xff" * 160
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"damaged\.parquet: no parquet"):
-        load_conversations(path)
-
-
-class Template:
-    """A tokenizer with a chat template gone wrong."""
-
-    eos_token = "<end>"
-
-    def __init__(self, fault: str) -> None:
-        self.fault = fault
-        self.added_tokens_decoder: dict[int, Any] = {}
-
-    def apply_chat_template(self, messages: list[Any], *, add_generation_prompt: bool, **_: Any) -> str:
-        if self.fault == "raises":
-            raise KeyError("content")
-        ending = "" if self.fault == "no end" else "<end>"
-        parts = [f"[{message['role']}]{message['content']}{ending}" for message in messages]
-        if self.fault == "rewrites" and len(messages) > 2:
-            parts[1] = "[assistant]forgotten<end>"
-        return "".join(parts) + ("[assistant]" if add_generation_prompt else "")
-
-
-@pytest.mark.parametrize(
-    ("fault", "problem"),
-    [
-        ("raises", "refuses message 1"),
-        ("no end", "ends message 2 without '<end>'"),
-        ("rewrites", "changes earlier text when message 4 comes"),
-    ],
-)
-def test_what_a_chat_template_does_wrong_is_reported_by_row(fault: str, problem: str):
-    messages = [{"role": role, "content": f"{i}"} for i, role in enumerate(["user", "assistant"] * 2)]
-    with pytest.raises(ConfigError, match=f"row 7: .*{problem}"):
-        to_example(messages, Template(fault), 7)
-    _, (found,) = encode(Template(fault), [Conversation(name="f:7", messages=messages)], max_tokens=9)
-    assert found.name == "f:7"
-
-
-def test_a_conversation_without_an_assistant_has_nothing_to_train_on(tokenizer: Any):
-    with pytest.raises(ConfigError, match="row 2: no assistant message"):
-        to_example(MESSAGES[:1], tokenizer, 2)
+def test_reasons_are_counted_without_what_differs_from_row_to_row():
+    kinds = {RowProblem("a", f"message {n} has the role {name!r}").kind for n, name in ((1, "x"), (2, "y"))}
+    assert kinds == {"message _ has the role _"}

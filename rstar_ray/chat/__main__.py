@@ -1,0 +1,129 @@
+"""How a model talks, and what does not fit: `python -m rstar_ray.chat MODEL`, a folder or a hub's id.
+
+Shows how its turns begin and end, what stops, how tools are shown and calls are written, whether it thinks and where;
+then a conversation with a tool as it is trained on, what has a loss in brackets. Exit status 2 where something does not
+fit, with the mend.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from rstar_ray.chat.hub import local_folder
+from rstar_ray.chat.model_folder import GENERATION, load_chat
+from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.chat.tool_calls import TOOL_SCHEMA
+from rstar_ray.config import ChatConfig
+from rstar_ray.data.conversation import Conversation
+from rstar_ray.data.sft import Row, render
+from rstar_ray.errors import ConfigError
+
+OPEN, CLOSE = "⟦", "⟧"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `python -m rstar_ray.chat` is asked."""
+
+    model: str
+    """a folder, or a hub's id"""
+    chat: ChatConfig = field(default_factory=ChatConfig)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print all there is to say of a model's chat; 0 where it fits."""
+    import tyro
+
+    options = tyro.cli(
+        tyro.conf.configure(tyro.conf.PositionalRequiredArgs)(Annotated[Options, None]),
+        args=argv,
+        prog="python -m rstar_ray.chat",
+        description=__doc__,
+    )
+    try:
+        folder = local_folder(options.model, weights=False)
+        if not folder.is_dir():
+            raise ConfigError("--model", f"there is no folder {options.model!r}", "give a model's folder or a hub's id")
+        chat = load_chat(folder, options.chat, instruct=True)
+        for line in described(chat, folder):
+            print(line)
+    except ConfigError as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def described(chat: TokenizerChat, folder: Path) -> Iterator[str]:
+    """The lines for a person."""
+    profile, template = chat.profile, chat.profile.template
+    yield f"model             {folder}"
+    yield f"template          {profile.template_source}"
+    yield f"a turn begins     {profile.opening!r}"
+    yield f"a turn ends       {profile.answer_end!r}" + (
+        f", and with {profile.call_end!r} where it calls" if profile.call_end != profile.answer_end else ""
+    )
+    yield "what stops        " + ", ".join(f"{text!r} ({token_id})" for token_id, text in profile.stop_tokens)
+    yield f"system text       {'in a turn of its own' if template.has_system else 'before the first question'}"
+    yield f"tools             {'shown by the template' if template.shows_tools else 'described in the system text'}"
+    yield f"calls             {profile.syntax}, written by {'the template' if template.writes_calls else 'rstar_ray'}"
+    yield f"results           {'as the template writes them' if template.has_tool_role else 'in a message of the user'}"
+    yield f"thinks            {_thinks(chat)}"
+    rows = render(chat, example())
+    for note in notes(chat, folder, rows):
+        yield f"note: {note}"
+    for number, row in enumerate(rows, 1):
+        yield f"--- row {number} of {len(rows)} that SFT makes of a conversation; the loss is on {OPEN}this{CLOSE}"
+        yield "".join(f"{OPEN}{piece.text}{CLOSE}" if piece.sampled else piece.text for piece in row)
+
+
+def _thinks(chat: TokenizerChat) -> str:
+    profile = chat.profile
+    said = {
+        "prefilled": f"in {profile.thought.opens}, which the prompt opens",
+        "may": f"in {profile.thought.opens} where it likes to",
+        "off": f"no: the prompt closes {profile.thought.opens}",
+        "no": f"as far as one sees no; {profile.thought.opens} is looked for all the same",
+    }[profile.thinks]
+    held = "; calls inside it count" if profile.thought.holds_calls else "; calls and answers inside it do not count"
+    return said + held + ("; --chat.thinking switches" if profile.has_thinking_switch else "")
+
+
+def notes(chat: TokenizerChat, folder: Path, rows: Sequence[Row]) -> Iterator[str]:
+    """What does not fit together although one can go on, and what to do."""
+    profile, tokenizer = chat.profile, chat.tokenizer
+    end = profile.answer_end.strip()
+    if tokenizer.eos_token != end:
+        yield f"the tokenizer ends texts with {tokenizer.eos_token!r}, the template turns with {end!r}: both stop here"
+    path = folder / GENERATION
+    named: Any = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
+    if missing := set(profile.stop_token_ids) - set(named if isinstance(named, list) else [named]):
+        texts = ", ".join(repr(text) for token_id, text in profile.stop_tokens if token_id in missing)
+        yield f"{GENERATION} does not name {texts}: others who serve this folder run on there; an export names it"
+    if not profile.template.shows_tools:
+        yield "the template passes over tools: they are described in the system text, or give --chat.template"
+    if len(rows) > 1:
+        yield "the template rewrites earlier turns: SFT makes several rows of a conversation, each turn trained on once"
+
+
+def example() -> Conversation:
+    """A question with a call and its result, and another."""
+    call = {"type": "function", "function": {"name": "python", "arguments": {"code": "print(17 + 5)"}}}
+    return Conversation(
+        name="example",
+        tools=[TOOL_SCHEMA],
+        messages=[
+            {"role": "user", "content": "What is 17 + 5?"},
+            {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "I compute it."},
+            {"role": "tool", "content": "22"},
+            {"role": "assistant", "content": "<answer>\\boxed{22}</answer>", "reasoning_content": "That is it."},
+            {"role": "user", "content": "Thank you."},
+            {"role": "assistant", "content": "Gladly."},
+        ],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

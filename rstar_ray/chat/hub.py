@@ -1,0 +1,59 @@
+"""A model by its name on the Hugging Face hub: fetched once, then a folder like any other."""
+
+import re
+from pathlib import Path
+
+from rstar_ray.errors import ConfigError
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+OTHER = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
+REACH_S = 10.0
+"""Longest the hub may take to answer whether it has something newer."""
+
+
+def local_folder(model: str, *, weights: bool = True) -> Path:
+    """The folder of a model that is named by its path or by its id on the hub; what is not here yet is fetched.
+
+    Raises `ConfigError` in one line where there is no such folder or model, or no network to fetch it by.
+    """
+    folder = Path(model).expanduser()
+    if folder.exists() or not HUB_ID.fullmatch(model):
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    patterns = [*OTHER, *(WEIGHTS if weights else ())]
+    try:
+        here = Path(snapshot_download(model, allow_patterns=patterns, local_files_only=True))
+        if not weights or any(here.glob("*.safetensors")):
+            return here
+    except LocalEntryNotFoundError:
+        pass
+    return _fetched(model, patterns)
+
+
+def _fetched(model: str, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=patterns, etag_timeout=REACH_S))
+    except GatedRepoError as gated:
+        raise ConfigError("--model", f"{model} is given to those alone who asked for it", "see its page") from gated
+    except RepositoryNotFoundError as missing:
+        raise ConfigError(
+            "--model", f"{model} is no folder, and the hub has no such model", "mind the name"
+        ) from missing
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as failed:
+        raise ConfigError(
+            "--model",
+            f"{model} is no folder, it was not fetched before, and the hub cannot be reached ({type(failed).__name__})",
+            "give a folder, or fetch it where there is a network",
+        ) from failed

@@ -1,0 +1,222 @@
+"""A file of conversations as rows of tokens, in processes: rendered, masked, counted; what does not fit is left out.
+
+The rows come in the file's order whatever the number of processes. Which were left out, and why, is said; more than a
+share of all is no longer an accident and refused.
+"""
+
+import json
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+from rstar_ray.algorithm.update import SftExample
+from rstar_ray.chat.model_folder import load_chat
+from rstar_ray.chat.template import TokenizerChat, chat_of
+from rstar_ray.config import ChatConfig
+from rstar_ray.data.conversation import Conversation, RowError, conversation
+from rstar_ray.data.sft import RowProblem, encode
+from rstar_ray.data.tables import read_table
+from rstar_ray.errors import ConfigError
+
+CHUNK = 128
+"""Rows handed to a process at a time."""
+SERIAL_ROWS = 2 * CHUNK
+"""A smaller file is not worth a process."""
+MAX_PROCESSES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSource:
+    """Where a process finds the chat; `folder` None is the tiny world's tokenizer, made anew."""
+
+    folder: str | None
+    config: ChatConfig = field(default_factory=ChatConfig)
+
+    def load(self) -> TokenizerChat:
+        if self.folder is None:
+            from rstar_ray.tiny.tokenizer import make_tokenizer
+
+            return chat_of(make_tokenizer(), instruct=False)
+        return load_chat(Path(self.folder), self.config, instruct=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftPlan:
+    """What there is to train on, and what is not trained on."""
+
+    examples: list[SftExample]  # in the file's order
+    num_conversations: int  # read, those left out included
+    left_out: list[RowProblem]
+    seconds: float
+    num_processes: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(example.token_ids) for example in self.examples)
+
+    def lines(self) -> list[str]:
+        """For people: how much, how fast, and what was left out by reason, each with an example."""
+        used = self.num_conversations - len(self.left_out)
+        trained = sum(int(example.loss_mask.sum()) for example in self.examples)
+        rate = self.num_tokens / max(self.seconds, 1e-9)
+        processes = f"{self.num_processes} process{'' if self.num_processes == 1 else 'es'}"
+        lines = [
+            f"sft: {used:,} of {self.num_conversations:,} conversations as {len(self.examples):,} rows, "
+            f"{self.num_tokens:,} tokens ({trained:,} trained on), in {self.seconds:.1f} s "
+            f"({rate:,.0f} tokens/s, {processes})"
+        ]
+        counted = Counter(problem.kind for problem in self.left_out)
+        first = {problem.kind: problem for problem in reversed(self.left_out)}
+        lines += [f"sft: left out {count:,}: such as {first[kind]}" for kind, count in counted.most_common(10)]
+        return lines
+
+
+def plan_sft(
+    path: str | Path,
+    source: ChatSource,
+    *,
+    max_tokens: int,
+    max_left_out: float,
+    num_processes: int | None = None,
+    show: Callable[[str], None] = lambda line: None,
+) -> SftPlan:
+    """Every conversation of a jsonl, json, csv or parquet file as tokens.
+
+    Raises `ConfigError` for a file that cannot be read, and where more than the share `max_left_out` does not fit:
+    as soon as that is certain of a first thousand rows, or at the end.
+    """
+    started_s = time.perf_counter()
+    path = Path(path)
+    chunks = _chunks(_raw_rows(path))
+    first = list(islice(chunks, SERIAL_ROWS // CHUNK + 1))
+    serial = len(first) * CHUNK <= SERIAL_ROWS
+    count = 1 if serial else num_processes or min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
+    examples: list[SftExample] = []
+    left_out: list[RowProblem] = []
+    total, told_s = 0, started_s
+    work = ((source, path.name, chunk, max_tokens) for chunk in _chain(first, chunks))
+    with closing(_in_order(work, count)) as results:
+        for made, problems, rows in results:
+            examples += made
+            left_out += problems
+            total += rows
+            if total >= 1_000:
+                _refuse_too_many(path, left_out, total, max_left_out)
+            if time.perf_counter() - told_s > 5:
+                told_s = time.perf_counter()
+                show(f"sft: {total:,} conversations looked at, {len(left_out):,} left out")
+    if not total:
+        raise ConfigError("--sft.data", f"{path.name} has no row", "name a file with conversations")
+    _refuse_too_many(path, left_out, total, max_left_out)
+    seconds = time.perf_counter() - started_s
+    return SftPlan(examples=examples, num_conversations=total, left_out=left_out, seconds=seconds, num_processes=count)
+
+
+def _refuse_too_many(path: Path, left_out: list[RowProblem], total: int, limit: float) -> None:
+    if len(left_out) > limit * total or len(left_out) == total:
+        counted = Counter(problem.kind for problem in left_out)
+        kind, count = counted.most_common(1)[0]
+        first = next(problem for problem in left_out if problem.kind == kind)
+        raise ConfigError(
+            "--sft.data",
+            f"{len(left_out)} of the first {total} conversations do not fit, {count} of them like {first}",
+            f"mend the file, or raise --sft.max-left-out above {len(left_out) / total:.2g}",
+        )
+
+
+# ---------------------------------------------------------------- rows of files
+
+
+Raw = tuple[int, Any]
+"""Number in the file, and the row: a line of bytes where it is JSON still to be read."""
+
+
+def _raw_rows(path: Path) -> Iterator[Raw]:
+    try:
+        if path.suffix == ".jsonl" and path.is_file():
+            yield from _lines(path)
+        else:
+            yield from read_table(path)
+    except ConfigError as refused:
+        raise ConfigError(f"--sft.data {refused.field}", refused.problem, refused.mend) from None
+
+
+def _lines(path: Path) -> Iterator[Raw]:
+    with path.open("rb") as lines:
+        yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+
+def _chunks(rows: Iterator[Raw]) -> Iterator[list[Raw]]:
+    while chunk := list(islice(rows, CHUNK)):
+        yield chunk
+
+
+def _chain(first: Iterable[list[Raw]], rest: Iterator[list[Raw]]) -> Iterator[list[Raw]]:
+    yield from first
+    yield from rest
+
+
+# ---------------------------------------------------------------- in a process
+
+
+Work = tuple[ChatSource, str, list[Raw], int]
+Done = tuple[list[SftExample], list[RowProblem], int]
+
+
+def _in_order(work: Iterable[Work], count: int) -> Generator[Done, None, None]:
+    if count == 1:
+        yield from map(_plan_chunk, work)
+        return
+    # Forked processes would inherit torch's threads and whatever locks they hold.
+    with multiprocessing.get_context("spawn").Pool(count, initializer=_one_thread) as pool:
+        yield from pool.imap(_plan_chunk, work)
+
+
+def _one_thread() -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+@lru_cache(maxsize=2)
+def _chat(source: ChatSource) -> TokenizerChat:
+    return source.load()
+
+
+def _plan_chunk(work: Work) -> Done:
+    source, name, rows, max_tokens = work
+    conversations: list[Conversation] = []
+    problems: list[RowProblem] = []
+    for number, raw in rows:
+        where = f"{name}:{number}"
+        try:
+            conversations.append(conversation(_row(raw), where))
+        except RowError as error:
+            problems.append(RowProblem(where, str(error)))
+    examples, more = encode(_chat(source), conversations, max_tokens=max_tokens)
+    return examples, [*problems, *more], len(rows)
+
+
+def _row(raw: Any) -> Any:
+    if not isinstance(raw, bytes):
+        return _without_none(raw)
+    try:
+        return json.loads(raw.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or nested beyond reason
+        raise RowError("no JSON") from error
+
+
+def _without_none(value: Any) -> Any:
+    """Parquet fills the fields a struct does not have with None; templates would print them."""
+    if isinstance(value, dict):
+        fields = cast(dict[str, Any], value)
+        return {name: _without_none(field) for name, field in fields.items() if field is not None}
+    if isinstance(value, list):
+        return [_without_none(item) for item in cast(list[Any], value)]
+    return value

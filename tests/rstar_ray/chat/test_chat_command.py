@@ -1,0 +1,76 @@
+"""`python -m rstar_ray.chat MODEL`: what there is to know of a model's chat, and what to do where it does not fit."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rstar_ray.chat import hub
+from rstar_ray.chat.__main__ import main
+from rstar_ray.errors import ConfigError
+from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
+
+
+def folder_of(name: str, path: Path) -> Path:
+    family = FAMILIES[name]
+    tokenizer_of(family).save_pretrained(str(path))
+    (path / "config.json").write_text(json.dumps({"vocab_size": 400}))
+    (path / "generation_config.json").write_text(json.dumps(generation_of(family)))
+    return path
+
+
+def test_a_base_model_is_told_with_what_stops_and_what_is_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main([str(folder_of("qwen3-base", tmp_path))]) == 0
+    said = capsys.readouterr().out
+    assert "what stops        '<|endoftext|>' (256), '<|im_end|>' (258)" in said
+    assert "note: generation_config.json does not name '<|im_end|>'" in said
+    assert "calls             hermes, written by the template" in said
+    assert "⟦<think>\nI compute it.\n</think>\n\n<tool_call>" in said
+    assert "row 2 of 2" in said and "⟦<think>\n\n</think>\n\nGladly.<|im_end|>⟧" in said
+
+
+@pytest.mark.parametrize("name", ["llama3.1", "rstar2", "glm4.5"])
+def test_another_family_has_its_conversation_shown(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([str(folder_of(name, tmp_path))]) == 0
+    said = capsys.readouterr().out
+    assert said.count("print(17 + 5)") >= 1 and "⟦" in said
+
+
+def test_what_does_not_fit_is_one_line_with_the_mend(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = folder_of("qwen3", tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    assert main([str(folder)]) == 2
+    assert (
+        capsys.readouterr().err
+        == "error: --chat.template: the tokenizer has no chat template; give one, a file in jinja\n"
+    )
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_a_hubs_id_without_a_network_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def unreachable(model: str, *, local_files_only: bool = False, **_: object) -> str:
+        raise LocalEntryNotFoundError("not here") if local_files_only else ConnectionError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    problem = "--model: Qwen/Qwen3-0.6B is no folder, it was not fetched before, and the hub cannot be reached"
+    with pytest.raises(ConfigError, match=problem):
+        hub.local_folder("Qwen/Qwen3-0.6B")
+
+
+def test_a_model_that_was_fetched_before_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import huggingface_hub
+
+    def here(model: str, *, local_files_only: bool = False, **_: object) -> str:
+        assert local_files_only
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", here)
+    (tmp_path / "model.safetensors").touch()
+    assert hub.local_folder("Qwen/Qwen3-0.6B") == tmp_path
+    assert hub.local_folder(str(tmp_path)) == tmp_path
