@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_ray.config import RunConfig
+from rstar_ray.config.tree import leaves, may_change
 from rstar_ray.crew import Crew
 from rstar_ray.errors import RStarError
 from rstar_ray.evaluation.figures import EvaluationResult, evaluate
@@ -23,6 +24,13 @@ from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Samplin
 
 HELD_OUT = "held-out"
 """Name of the set that a run is watched on."""
+TRAINS_ALONE = frozenset(
+    {
+        *("stage", "scale", "model", "steps", "until", "prompts_per_step", "drop_solved", "reset_optimizer"),
+        *("algorithm", "optimizer", "learner", "sft", "data", "evaluate.num_problems"),
+    }
+)
+"""Settings, or branches of them, that change nothing of how a given policy answers a given problem."""
 RECORDED = 64
 """Problems of each set whose trajectories are kept as text."""
 
@@ -113,7 +121,10 @@ async def _collect(
         correct, ended = correct + result.num_correct, ended + result.k
         progress.ended(note=f"{correct / ended:.3f} right")
     if lost:
-        raise RStarError(f"evaluation: {len(lost)} rollouts failed {1 + MOST_REPEATS} times: {lost[0].reason}")
+        raise RStarError(
+            f"evaluation: {len(lost)} rollouts failed {1 + MOST_REPEATS} times: {lost[0].reason}; "
+            "the same command asks for the problems that lack some again"
+        )
     return refs
 
 
@@ -137,15 +148,11 @@ def _conclude(
 def _rows_path(config: RunConfig, run_dir: RunDir, name: str, step: int, model: Path | None) -> Path:
     """One file for each evaluation that may differ in its rollouts."""
     asked = {
-        **protocol(config),
-        "model": None if model is None else [str(model.absolute()), *_weights(model)],
-        "samples": config.evaluate.samples,
-        "seed": config.seed,
-        "instruct": config.rollout.instruct,
-        "context": config.engine.max_context_tokens,
-        "dtype": config.engine.dtype,
-        "sandbox": [config.sandbox.time_limit_s, config.sandbox.memory_mb, config.sandbox.max_output_chars],
+        name: value
+        for name, value in leaves(config).items()
+        if name not in may_change(config) and not {name, name.partition(".")[0]} & TRAINS_ALONE
     }
+    asked["weights"] = None if model is None else [str(model.absolute()), *_weights(model)]
     of = name if model is not None else f"{checkpoint_name(config.stage, step)}-{name}"
     return run_dir.results_path / f"{of}-{digest_of(asked)}.jsonl"
 

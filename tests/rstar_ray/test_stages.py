@@ -209,10 +209,15 @@ async def test_an_interrupted_evaluation_goes_on_and_computes_nothing_twice(tmp_
     assert [row["set"] for row in read_rows(tmp_path / "a" / "evaluations.jsonl")] == ["easy", "hard"]
 
     (model / "model.safetensors").write_bytes(b"other weights")
-    for config in (SMALL, with_values(SMALL, {"evaluate.top_p": 0.9})):
+    for changed in ({}, {"evaluate.top_p": 0.9}, {"sandbox.memory_mb": 100}):
+        config = with_values(SMALL, changed)
         again = StoppingRollouts(SkilledPolicy())
         await run_evaluation(config, sets, replace(crew, rollouts=again), RunDir(tmp_path / "a"), step=0, model=model)
         assert again.played == 200  # other weights under the same path, or asked otherwise: nothing is there
+    again = StoppingRollouts(SkilledPolicy())
+    config = with_values(SMALL, {"optimizer.learning_rate": 0.1, "engine.replicas": 3, "evaluate.num_problems": 9})
+    await run_evaluation(config, sets, replace(crew, rollouts=again), RunDir(tmp_path / "a"), step=0, model=model)
+    assert again.played == 0  # what only trains, or only says where it runs, changes no answer
 
 
 async def test_a_long_evaluation_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
