@@ -72,12 +72,12 @@ class RolloutClient:
             raise ValueError(f"rollout {again[0]!r} was handed in before; every rollout needs an id of its own")
         self._latest = ids
         fitting: dict[str, _Submission] = {}
-        prompts: dict[str, list[int]] = {}  # by problem: siblings share theirs
+        prompts: dict[Problem, list[int]] = {}  # siblings share theirs; two sets may number their problems alike
         for request in requests:
             problem = request.problem
-            if problem.id not in prompts:
-                prompts[problem.id] = self._chat.prompt_ids(problem)
-            state = RolloutState.start(request, prompts[problem.id])
+            if problem not in prompts:
+                prompts[problem] = self._chat.prompt_ids(problem)
+            state = RolloutState.start(request, prompts[problem])
             if state.stop_reason is StopReason.REFUSED:
                 yield await _refused(state)
             else:

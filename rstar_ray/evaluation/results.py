@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -138,4 +138,4 @@ def digest_of(asked: Mapping[str, object]) -> str:
 
 
 def _digest(problem: Problem) -> str:
-    return digest_of({"problem": problem.problem, "answer": problem.answer})
+    return digest_of(asdict(problem))

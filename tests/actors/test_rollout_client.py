@@ -110,6 +110,18 @@ async def test_a_prompt_is_encoded_once_and_handed_over_to_every_sibling():
     await client.close()
 
 
+async def test_problems_of_two_sets_that_are_numbered_alike_have_prompts_of_their_own():
+    balancer = ForgetfulBalancer()
+    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None)
+    problems = [Problem(id="1", problem="1+1", answer="2"), Problem(id="1", problem="3+4", answer="7")]
+    requests = [request(problem, rollout_id=f"set-{number}/1") for number, problem in enumerate(problems)]
+    running = asyncio.ensure_future(anext(client.run(requests)))
+    await balancer.next_submission()
+    assert [payload.prompt_ids for payload in balancer.payloads] == [CharChat().prompt_ids(each) for each in problems]
+    running.cancel()
+    await client.close()
+
+
 def test_a_rank_that_needs_one_trajectory_fetches_little_more_than_that():
     for count in (1, 5, NUM_PARTS, 3 * NUM_PARTS + 1):
         trajectories: Any = [f"trajectory {number}" for number in range(count)]
