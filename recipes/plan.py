@@ -14,10 +14,12 @@ from typing import Any, Literal
 import tyro
 
 from scheduler.plan import (
-    BYTES_TRAINED,
     GB,
+    GROUP_ROLLOUTS,
     OVER_BOUND,
     QWEN3_14B,
+    RUN,
+    STATE,
     Gpu,
     ModelShape,
     PoolPlan,
@@ -38,10 +40,14 @@ class PlanConfig:
     stage: Literal["stage1", "stage2", "stage3"] = "stage1"
     model_config: Path | None = None
     """A model's config.json; the paper's Qwen3-14B by default."""
-    tensor_parallel: int = 1
-    micro_batch_tokens: int = 20_480
-    prompts: int = 512
-    """Prompts of a step; 32 rollouts each are generated and 16 kept."""
+    tensor_parallel: int = RUN.engine.tensor_parallel
+    """--engine.tensor-parallel of the run"""
+    micro_batch_tokens: int = RUN.learner.micro_batch_tokens
+    """--learner.micro-batch-tokens of the run"""
+    offload: bool = RUN.learner.offload
+    """--learner.offload of the run"""
+    prompts: int = RUN.prompts_per_step
+    """--prompts-per-step of the run; rollouts drawn and kept per prompt are those of a run that sets nothing"""
     bandwidth_tb_s: float = 5.3
     """Memory bandwidth of one GPU, from its data sheet."""
     tflops: float = 1_307.0
@@ -69,7 +75,7 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
     """The colocated placement and the best separated one."""
     model = QWEN3_14B if config.model_config is None else read_model(config.model_config)
     gpu = Gpu(memory_gb=config.gpu_memory_gb, bandwidth_tb_s=config.bandwidth_tb_s, tflops=config.tflops)
-    stage, rollouts = STAGES[config.stage], config.prompts * 32
+    stage, rollouts = STAGES[config.stage], config.prompts * GROUP_ROLLOUTS
     colocated = plan_pools(
         model,
         gpu,
@@ -80,6 +86,7 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
         tensor_parallel=config.tensor_parallel,
         micro_batch_tokens=config.micro_batch_tokens,
         rollouts=rollouts,
+        offload=config.offload,
     )
     separated = best_separated(
         model,
@@ -89,6 +96,7 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
         tensor_parallel=config.tensor_parallel,
         micro_batch_tokens=config.micro_batch_tokens,
         rollouts=rollouts,
+        offload=config.offload,
     )
     return model, colocated, separated
 
@@ -97,13 +105,14 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
     """The memory of one GPU, line by line."""
     memory, tp = colocated.memory, config.tensor_parallel
     activations = activations_gb(model, config.micro_batch_tokens)
+    held = STATE.total - STATE.offloaded if config.offload else STATE.total
     billions = f"{model.parameters / 1e9:.1f}e9"
     inputs_gb = config.micro_batch_tokens * model.hidden * 2 * model.layers / GB
     return "\n".join(
         [
             f"one GPU of {config.gpu_memory_gb:g} GB, colocated (an engine and a learner rank share it):",
             f"  engine weights   {memory.engine_weights:7.1f} GB = {billions} x 2 bytes / TP {tp}",
-            f"  learner state    {memory.trained_state:7.1f} GB = {billions} x {BYTES_TRAINED} bytes"
+            f"  learner state    {memory.trained_state:7.1f} GB = {billions} x {held} bytes"
             f" / {colocated.learner_gpus} ranks (ZeRO-3)",
             f"  activations      {activations:7.1f} GB   {config.micro_batch_tokens} tokens at once, checkpointed:"
             f" layers' inputs {inputs_gb:.1f} GB, one layer's inside, a chunk of logits, gathered weights",
@@ -118,8 +127,8 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
 def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated: PoolPlan | None) -> str:
     stage = STAGES[config.stage]
     lines = [
-        f"{model.name}, {config.stage}: {config.prompts} x 32 rollouts, at most {stage.max_response_tokens} tokens and"
-        f" {stage.max_turns} turns. Computed, not measured.",
+        f"{model.name}, {config.stage}: {config.prompts} x {GROUP_ROLLOUTS} rollouts, at most"
+        f" {stage.max_response_tokens} tokens and {stage.max_turns} turns. Computed, not measured.",
         "",
         arithmetic(config, model, colocated),
         "",

@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
+from rstar_ray.algorithm.state_bytes import state_bytes
+from rstar_ray.config import RunConfig
 from scheduler.traces.record import TraceRollout
 from scheduler.traces.stages import Stage, synthetic
 from scheduler.twin.bound import lower_bound
@@ -18,13 +20,19 @@ from scheduler.twin.engine_model import EngineCost, EngineShape
 
 GB = 1e9
 OVER_BOUND = 1.2  # a simulated step under expected_kv over the bound used here: 1.1 to 1.4
-BYTES_TRAINED = 16  # per parameter over all ranks: bf16 weights 2 and gradients 2, fp32 master 4 and two moments 8
-BYTES_OFFLOADED = 12  # of these, what learner.offload keeps in host memory: master weights and moments
 EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
 GPU_SIZES_GB = (80.0, 96.0, 141.0, 192.0, 256.0, 288.0)
-LOGITS_CHUNK_TOKENS = 1_024  # log-probs are computed so many tokens at a time
+LEAST_MICRO_BATCH_TOKENS = 1_024  # smaller ones are not offered: a pass would be mostly overhead
 SAMPLE_GROUPS = 48  # prompt groups of the synthetic trace that lengths are taken from
-GROUP_ROLLOUTS = 32
+
+# What a run would do that sets nothing: the planner has no figures of its own for it.
+RUN = RunConfig()
+STATE = state_bytes(RUN.learner.dtype)
+LOGITS_CHUNK_TOKENS = RUN.learner.logprob_chunk_tokens
+GROUP_ROLLOUTS = RUN.algorithm.rollouts_per_prompt
+TRAINED_SHARE = RUN.algorithm.keep / GROUP_ROLLOUTS  # of the rollouts
+PASSES = 4 if RUN.learner.activation_checkpointing else 3  # of a forward's work: forward, recomputation, backward
+ANCHOR_PASSES = 1 if RUN.optimizer.updates_per_step > 1 else 0  # old log-probs by a pass of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +169,7 @@ def activations_gb(model: ModelShape, micro_batch_tokens: int) -> float:
     """Checkpointed: every layer's input, one layer's inside twice over, one chunk of logits, one gathered layer."""
     kept = micro_batch_tokens * model.hidden * 2 * model.layers
     layer = 2 * micro_batch_tokens * (8 * model.hidden + 3 * model.intermediate) * 2
-    logits = 3 * LOGITS_CHUNK_TOKENS * model.vocabulary * 4
+    logits = 3 * min(LOGITS_CHUNK_TOKENS, micro_batch_tokens) * model.vocabulary * 4
     gathered = 2 * (model.parameters / model.layers + model.vocabulary * model.hidden) * 2
     return (kept + layer + logits + gathered) / GB
 
@@ -190,14 +198,16 @@ def plan_pools(
     tensor_parallel: int,
     micro_batch_tokens: int,
     rollouts: int,
+    offload: bool = False,
 ) -> PoolPlan:
-    """Memory, KV, and the times of one step. `rollouts` are generated, half of them trained on (GRPO-RoC)."""
+    """Memory, KV, and the times of one step. `rollouts` are generated, a share of them trained on (GRPO-RoC)."""
     pools = Pools(
         engine_gpus=engine_gpus,
         learner_gpus=learner_gpus,
         colocated=colocated,
         tensor_parallel=tensor_parallel,
         micro_batch_tokens=micro_batch_tokens,
+        offload=offload,
     )
     memory = engine_memory(model, gpu, pools)
     kv_tokens = kv_tokens_of(model, gpu, pools)
@@ -218,9 +228,9 @@ def plan_pools(
     steps_s = cost.fixed_s * max(rollout.generated_tokens for rollout in sample)
     generate_s = OVER_BOUND * max(bound.longest_rollout_s, area_s, min(work_s + steps_s, 2 * area_s))
     tools_s = sum(turn.tool_seconds for rollout in sample for turn in rollout.turns) / len(sample)
-    tokens = rollouts / 2 * (mean_prompt + mean_response)
-    # Forward for the anchor (2), forward, recomputation and backward for the update (2 + 2 + 4).
-    learn_s = 10 * model.parameters * tokens / (learner_gpus * gpu.tflops * 1e12 * gpu.train_share)
+    tokens = rollouts * TRAINED_SHARE * (mean_prompt + mean_response)
+    flops_per_parameter = 2 * (PASSES + ANCHOR_PASSES)
+    learn_s = flops_per_parameter * model.parameters * tokens / (learner_gpus * gpu.tflops * 1e12 * gpu.train_share)
     publish_s = model.weights_gb / gpu.publish_gb_s
     return PoolPlan(
         name="colocated" if colocated else "separated",
@@ -251,7 +261,7 @@ def longest_tokens(stage: Stage) -> int:
 
 def trained_gb(model: ModelShape, pools: Pools) -> float:
     """A learner rank's share of weights, gradients and the optimizer's state."""
-    held = BYTES_TRAINED - BYTES_OFFLOADED if pools.offload else BYTES_TRAINED
+    held = STATE.total - STATE.offloaded if pools.offload else STATE.total
     return model.parameters * held / pools.learner_gpus / GB
 
 
@@ -273,7 +283,11 @@ def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools) -> Memory:
 def kv_tokens_of(model: ModelShape, gpu: Gpu, pools: Pools) -> int:
     """KV capacity of one replica, in whole blocks."""
     kv_gb = engine_memory(model, gpu, pools).kv
-    return max(0, int(kv_gb * pools.tensor_parallel * GB / model.kv_bytes_per_token)) // 16 * 16
+    return (
+        max(0, int(kv_gb * pools.tensor_parallel * GB / model.kv_bytes_per_token))
+        // RUN.engine.block_size
+        * RUN.engine.block_size
+    )
 
 
 def lacks(model: ModelShape, gpu: Gpu, stage: Stage, pools: Pools) -> list[str]:
@@ -311,15 +325,15 @@ def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
     gpus = pools.engine_gpus if pools.colocated else pools.engine_gpus + pools.learner_gpus
     for parallel in (2 * pools.tensor_parallel, 4 * pools.tensor_parallel, 8 * pools.tensor_parallel):
         if parallel <= 8 and pools.engine_gpus % parallel == 0:  # the engines of one machine
-            words = f"tensor_parallel {parallel} instead of {pools.tensor_parallel}"
+            words = f"--engine.tensor-parallel {parallel} instead of {pools.tensor_parallel}"
             yield "parallel", words, gpu, replace(pools, tensor_parallel=parallel)
     tokens = pools.micro_batch_tokens // 2
-    while tokens >= LOGITS_CHUNK_TOKENS:
-        words = f"micro_batch_tokens {tokens} instead of {pools.micro_batch_tokens}"
+    while tokens >= LEAST_MICRO_BATCH_TOKENS:
+        words = f"--learner.micro-batch-tokens {tokens} instead of {pools.micro_batch_tokens}"
         yield "micro", words, gpu, replace(pools, micro_batch_tokens=tokens)
         tokens //= 2
     if not pools.offload:
-        yield "offload", "learner.offload (optimizer state in host memory)", gpu, replace(pools, offload=True)
+        yield "offload", "--learner.offload (optimizer state in host memory)", gpu, replace(pools, offload=True)
     if pools.colocated:
         for engines in range(pools.tensor_parallel, gpus, pools.tensor_parallel):
             split = replace(pools, colocated=False, engine_gpus=engines, learner_gpus=gpus - engines)
@@ -341,6 +355,7 @@ def best_separated(
     tensor_parallel: int,
     micro_batch_tokens: int,
     rollouts: int,
+    offload: bool = False,
 ) -> PoolPlan | None:
     """The split of `gpus` into two pools with the shortest step; None where there are too few to split."""
     step = max(1, gpus // 16 // tensor_parallel) * tensor_parallel  # engines are whole
@@ -355,6 +370,7 @@ def best_separated(
             tensor_parallel=tensor_parallel,
             micro_batch_tokens=micro_batch_tokens,
             rollouts=rollouts,
+            offload=offload,
         )
         for engine_gpus in range(step, gpus, step)
     ]

@@ -17,7 +17,10 @@ from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPriva
 from actors.learner.optimizer import RefusingAdamW
 from actors.learner.policy import Policy
 from actors.learner.settings import LearnerSettings
+from rstar_ray.algorithm.state_bytes import GRADIENTS
 from rstar_ray.errors import LearnerError
+
+DEEPSPEED_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 def learner_device(settings: LearnerSettings) -> torch.device:
@@ -121,6 +124,6 @@ def deepspeed_config(settings: LearnerSettings) -> dict[str, Any]:
     }
     if settings.dtype == "bfloat16":
         config["bf16"] = {"enabled": True, "check_grad_overflow": True}
-        config["data_types"] = {"grad_accum_dtype": "fp32"}
-        config["communication_data_type"] = "fp32"
+        config["data_types"] = {"grad_accum_dtype": DEEPSPEED_NAMES[GRADIENTS]}
+        config["communication_data_type"] = DEEPSPEED_NAMES[GRADIENTS]
     return config

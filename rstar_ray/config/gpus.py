@@ -33,3 +33,9 @@ def check_gpus(engine: EngineConfig, learner: LearnerConfig) -> None:
         "their collectives refuse",
         "give at most --engine.replicas, or --learner.gpus-per-rank 1",
     )
+    require(
+        not (0 < gpus < 1 and 0 < share < 1) or gpus + share <= 1,
+        "--learner.gpus-per-rank",
+        f"{share:g} of a GPU for a rank and {gpus:g} for the replica beside it are more than one",
+        "lower one of them, or give --learner.gpus-per-rank 1",
+    )

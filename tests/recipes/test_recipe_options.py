@@ -437,6 +437,7 @@ def test_a_protocol_sets_what_was_published_and_other_options_go_over_it():
         ("--engine.tensor-parallel 2", r"--engine\.tensor-parallel: .* give --engine\.gpus-per-replica 2"),
         ("--engine.gpus-per-replica 2", r"--engine\.gpus-per-replica: .* give 1, or --engine\.tensor-parallel 2"),
         ("--learner.gpus-per-rank 2", r"--learner\.gpus-per-rank: a rank uses one GPU of 2"),
+        ("--learner.gpus-per-rank 0.6", r"--learner\.gpus-per-rank: 0.6 of a GPU .* 0.5 .* lower one of them"),
         ("--learner.ranks 2", r"--learner\.ranks: 2 ranks beside 1 replicas .* --learner\.gpus-per-rank 1"),
     ],
 )

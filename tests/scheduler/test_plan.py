@@ -1,12 +1,26 @@
 """The planner's arithmetic, against the figures on paper."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from recipes.plan import PlanConfig, plan, report, row
-from scheduler.plan import QWEN3_14B, Gpu, Pools, best_separated, lacks, plan_pools, read_model, remedies
+from rstar_ray.algorithm.state_bytes import state_bytes
+from rstar_ray.config import RunConfig, leaves
+from scheduler.plan import (
+    QWEN3_14B,
+    Gpu,
+    Pools,
+    activations_gb,
+    best_separated,
+    lacks,
+    plan_pools,
+    read_model,
+    remedies,
+    trained_gb,
+)
 from scheduler.traces.stages import STAGES
 
 
@@ -31,7 +45,7 @@ def test_the_papers_model_keeps_160_kib_of_kv_per_token():
 
 def test_64_large_gpus_hold_engine_and_learner_and_two_thirds_of_a_million_kv_tokens():
     placement = colocated()
-    assert placement.memory.trained_state == pytest.approx(3.7)
+    assert placement.memory.trained_state == pytest.approx(14.8 * 18 / 64)
     assert 550_000 < placement.kv_tokens_per_replica < 800_000
     assert placement.memory.total == pytest.approx(192.0)
     assert not placement.problems
@@ -40,17 +54,23 @@ def test_64_large_gpus_hold_engine_and_learner_and_two_thirds_of_a_million_kv_to
 def test_what_does_not_fit_says_what_to_change():
     placement = colocated(gpus=2, memory_gb=80.0)
     kv, learner = placement.problems
-    assert "0 tokens; one rollout may need 10240: 16 GPUs, or GPUs of 192 GB" in kv
-    assert learner.startswith("a learner rank needs 140.9 GB")
-    assert not colocated(gpus=16, memory_gb=80.0).problems
-    assert not colocated(gpus=2, memory_gb=192.0).problems
+    assert "0 tokens; one rollout may need 10240: 32 GPUs, or GPUs of 256 GB" in kv
+    assert learner.startswith("a learner rank needs 161.3 GB")
+    assert not colocated(gpus=32, memory_gb=80.0).problems
+    assert not colocated(gpus=2, memory_gb=256.0).problems
 
 
 @pytest.mark.parametrize(
     ("gpus", "memory_gb", "tensor_parallel", "offered", "useless"),
     [
-        (1, 192.0, 1, {"2 GPUs"}, "tensor_parallel separated micro_batch_tokens"),
-        (8, 80.0, 1, {"tensor_parallel 2 instead of 1", "learner.offload (optimizer state in host memory)"}, ""),
+        (1, 192.0, 1, {"4 GPUs"}, "--engine.tensor-parallel separated --learner.micro-batch-tokens"),
+        (
+            8,
+            80.0,
+            1,
+            {"--engine.tensor-parallel 4 instead of 1", "--learner.offload (optimizer state in host memory)"},
+            "",
+        ),
         (1, 24.0, 1, set[str](), "separated"),
     ],
 )
@@ -67,6 +87,39 @@ def test_only_what_helps_is_offered(gpus: int, memory_gb: float, tensor_parallel
     found = remedies(QWEN3_14B, gpu, stage, pools)
     assert offered <= set(found)
     assert not any(found_one.startswith(word) for word in useless.split() for found_one in found)
+
+
+def test_what_is_offered_are_options_of_a_run():
+    options = {"--" + name.replace("_", "-") for name in leaves(RunConfig())}
+    for gpus, memory_gb in ((1, 24.0), (2, 80.0), (8, 80.0), (16, 80.0), (1, 192.0)):
+        for problem in colocated(gpus=gpus, memory_gb=memory_gb).problems:
+            assert {word for word in problem.split() if word.startswith("--")} <= options
+
+
+def test_the_planner_budgets_what_a_run_that_sets_nothing_would_take():
+    bf16 = state_bytes("bfloat16")
+    assert (bf16.weight, bf16.gradient, bf16.master, bf16.moments, bf16.total) == (2, 4, 4, 8, 18)
+    fp32 = state_bytes("float32")
+    assert (fp32.total, fp32.offloaded) == (16, 8)
+    pools = Pools(engine_gpus=1, learner_gpus=1, colocated=True, tensor_parallel=1, micro_batch_tokens=4_096)
+    assert trained_gb(QWEN3_14B, pools) == pytest.approx(14.8 * 18)
+    assert trained_gb(QWEN3_14B, replace(pools, offload=True)) == pytest.approx(14.8 * 6)
+    logits_gb = 3 * RunConfig().learner.logprob_chunk_tokens * QWEN3_14B.vocabulary * 4 / 1e9
+    assert activations_gb(
+        replace(QWEN3_14B, parameters=0.0, layers=1, hidden=0, intermediate=0), 4_096
+    ) == pytest.approx(logits_gb)
+    asked, run = PlanConfig(), RunConfig()
+    assert (asked.micro_batch_tokens, asked.prompts, asked.tensor_parallel, asked.offload) == (
+        run.learner.micro_batch_tokens, run.prompts_per_step, run.engine.tensor_parallel, run.learner.offload
+    )  # fmt: skip
+
+
+def test_offloading_leaves_more_for_kv():
+    _, held, _ = plan(PlanConfig(gpus=8))
+    _, freed, _ = plan(PlanConfig(gpus=8, offload=True))
+    assert held.memory.trained_state == pytest.approx(3 * freed.memory.trained_state)
+    assert freed.kv_tokens_per_replica > held.kv_tokens_per_replica
+    assert freed.kv_tokens_per_replica % RunConfig().engine.block_size == 0
 
 
 def test_what_does_not_fit_has_no_times():

@@ -55,7 +55,7 @@ def test_a_gpu_is_an_mi300x_unless_said_otherwise():
 def test_activations_are_the_layers_inputs_one_layer_twice_a_chunk_of_logits_and_a_gathered_layer():
     kept = 5_000 * 1_000 * 2 * 10
     layer = 2 * 5_000 * (8 * 1_000 + 3 * 3_000) * 2
-    logits = 3 * 1_024 * 20_000 * 4
+    logits = 3 * 4_096 * 20_000 * 4
     gathered = 2 * (1e9 / 10 + 20_000 * 1_000) * 2
     assert activations_gb(MODEL, 5_000) == pytest.approx((kept + layer + logits + gathered) / 1e9)
 
@@ -72,40 +72,42 @@ def test_a_decode_step_reads_the_weights_once_and_prefill_is_bound_by_arithmetic
 
 
 def test_memory_is_shared_by_engine_and_learner_where_they_live_together():
-    assert trained_gb(MODEL, pools()) == 16 / 4
-    assert trained_gb(MODEL, pools(offload=True)) == 4 / 4
+    assert trained_gb(MODEL, pools()) == 18 / 4
+    assert trained_gb(MODEL, pools(offload=True)) == 6 / 4
     together, apart = engine_memory(MODEL, GPU, pools()), engine_memory(MODEL, GPU, pools(colocated=False))
     used = activations_gb(MODEL, 5_000)
-    assert (together.engine_weights, together.trained_state, together.runtime) == (1.0, 4.0, 4.0)
-    assert together.activations == used and together.kv == pytest.approx(50 - 1 - 4 - 4 - used)
+    assert (together.engine_weights, together.trained_state, together.runtime) == (1.0, 4.5, 4.0)
+    assert together.activations == used and together.kv == pytest.approx(50 - 1 - 4.5 - 4 - used)
     assert (apart.trained_state, apart.activations, apart.kv) == (0.0, 0.0, 45.0)
     assert together.total == pytest.approx(50.0)
     assert Memory(engine_weights=3, trained_state=2, activations=1, runtime=4, kv=-5).total == 10
     tokens = int(together.kv * 2 * 1e9 / 20_000)
-    assert kv_tokens_of(MODEL, GPU, pools()) == tokens // 16 * 16
+    assert kv_tokens_of(MODEL, GPU, pools()) == tokens // 32 * 32
     assert kv_tokens_of(MODEL, Gpu(memory_gb=2.0), pools()) == 0
     assert longest_tokens(STAGE) == 4_048
 
 
 def test_what_is_lacking_is_told_with_its_size():
     assert lacks(MODEL, GPU, STAGE, pools()) == []
-    small, used = Gpu(memory_gb=5.5), activations_gb(MODEL, 5_000) + 4.0
+    small, used = Gpu(memory_gb=5.5), activations_gb(MODEL, 5_000) + 4.5
     kv, learner = lacks(MODEL, small, STAGE, pools())
     assert kv.startswith(f"{5.5 - 1 - used - 0.44:.1f} GB are left for KV, 0 tokens; one rollout may need 4048")
     assert learner == f"a learner rank needs {used:.1f} GB and 0.4 GB of runtime"
-    exact = (4.0 + activations_gb(MODEL, 5_000)) / 0.92
+    exact = (4.5 + activations_gb(MODEL, 5_000)) / 0.92
     assert lacks(MODEL, Gpu(memory_gb=exact + 1e-6), STAGE, pools(colocated=False)) == []
     assert len(lacks(MODEL, Gpu(memory_gb=exact - 1e-6), STAGE, pools(colocated=False))) == 1
 
 
 def test_the_least_change_of_each_kind_is_offered():
-    offload, apart, larger = "learner.offload (optimizer state in host memory)", "separated pools", "GPUs of 80 GB"
-    assert remedies(MODEL, Gpu(memory_gb=5.5), STAGE, pools()) == [offload, apart, "16 GPUs", larger]
-    found = {memory: remedies(MODEL, Gpu(memory_gb=memory), STAGE, pools(offload=True)) for memory in (2.6, 2.8, 3.2)}
+    offload, apart, larger = "--learner.offload (optimizer state in host memory)", "separated pools", "GPUs of 80 GB"
+    assert remedies(MODEL, Gpu(memory_gb=6.0), STAGE, pools()) == [offload, apart, "16 GPUs", larger]
+    found = {memory: remedies(MODEL, Gpu(memory_gb=memory), STAGE, pools(offload=True)) for memory in (3.6, 4.0, 4.4)}
+    eight, four = (f"--engine.tensor-parallel {parallel} instead of 2" for parallel in (8, 4))
+    quarter, half = (f"--learner.micro-batch-tokens {tokens} instead of 5000" for tokens in (1_250, 2_500))
     assert found == {
-        2.6: [apart, "64 GPUs", larger],
-        2.8: ["tensor_parallel 8 instead of 2", apart, "32 GPUs", larger],
-        3.2: ["tensor_parallel 4 instead of 2", "micro_batch_tokens 1250 instead of 5000", apart, "16 GPUs", larger],
+        3.6: [apart, "64 GPUs", larger],
+        4.0: [eight, quarter, apart, "32 GPUs", larger],
+        4.4: [four, half, apart, "16 GPUs", larger],
     }
     alone = pools(engine_gpus=1, learner_gpus=1, tensor_parallel=1)
     assert remedies(MODEL, Gpu(memory_gb=1.0), STAGE, alone) == [larger]
@@ -141,7 +143,7 @@ def test_a_steps_time_is_that_of_its_phases(colocated: bool, rollouts: int):
     assert made.generate_s == pytest.approx(1.2 * max(bound.longest_rollout_s, area, min(work + steps, 2 * area)))
     assert made.tools_s == pytest.approx(sum(turn.tool_seconds for one in sample for turn in one.turns) / count)
     tokens = rollouts / 2 * (prompt + response)
-    assert made.learn_s == pytest.approx(10 * 1e9 * tokens / (4 * 100e12 * 0.35))
+    assert made.learn_s == pytest.approx(8 * 1e9 * tokens / (4 * 100e12 * 0.35))
     assert made.publish_s == pytest.approx(2.0 / 20.0)
     phases = made.generate_s + made.learn_s if colocated else max(made.generate_s, made.learn_s)
     assert made.step_s == pytest.approx(phases + made.publish_s)
