@@ -3,6 +3,7 @@
 python recipes/prepare.py deepmath.parquet --out problems.jsonl --integer-answers --against aime2024.jsonl math500.jsonl
 python recipes/prepare.py BytedTsinghua-SIA/DAPO-Math-17k --out dapo.jsonl --integer-answers --english
 python recipes/prepare.py problems.jsonl --check
+python recipes/prepare.py problems.jsonl --out kept.jsonl --pass-rates runs/mine/evaluations/problems-0123456789ab.jsonl
 """
 
 import json
@@ -57,7 +58,7 @@ class PrepareConfig:
     against_words: int = NGRAM_WORDS
     """how many words in a row (the paper's 8-grams)"""
     pass_rates: Path | None = None
-    """a policy's results on these problems, as recipes/evaluate.py writes them, one row a problem"""
+    """a policy's results on these problems, one row a problem: what recipes/evaluate.py writes to evaluations/"""
     solved_at_least: int = 2
     """with --pass-rates: keep problems solved at least so often (the paper: twice in 16)"""
     solved_at_most: int = 1_000_000

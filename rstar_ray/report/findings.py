@@ -137,9 +137,8 @@ def headline(run: RunRecord) -> str:
 
 def before_after(run: RunRecord, problem_set: str = "held-out") -> list[Row]:
     """The last evaluation of each stage, in the order they were trained; each model and each protocol has its own."""
-    rows = run.heldout if problem_set == "held-out" else run.evaluations
     # rows lie in order of their RL step
-    last = {(row["stage"], *asked_of(row)): row for row in rows if row["set"] == problem_set}
+    last = {(row["stage"], *asked_of(row)): row for row in run.evaluations if row["set"] == problem_set}
     return list(last.values())
 
 
@@ -162,6 +161,8 @@ EVALUATION_HEAD = (
     "pass@1",
     "95 % interval",
     "pass@k",
+    "maj@k",
+    "calls",
     "tool errors when correct",
     "tokens",
     "truncated",
@@ -175,6 +176,8 @@ def evaluation_cells(row: Row) -> list[str]:
         percent(row["avg_at_k"]),
         f"{100 * row['ci_low']:.1f} to {100 * row['ci_high']:.1f}",
         percent(row["pass_at_k"]),
+        percent(row["maj_at_k"]),
+        f"{row['calls_mean']:.1f}",
         percent(row["tool_error_share_correct"]),
         number(row["response_tokens_mean"]),
         percent(row["share_truncated"]),

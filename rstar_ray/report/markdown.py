@@ -19,6 +19,7 @@ from rstar_ray.report.findings import (
     time_rows,
 )
 from rstar_ray.report.record import Row, RunRecord
+from rstar_ray.report.stage_ends import STAGE_END_HEAD, STAGE_END_NOTE, stage_end_rows
 
 ALT_TEXTS = {
     "overview": "Held-out pass@1, tool errors in correct answers, training reward and response length over all stages",
@@ -37,6 +38,8 @@ def markdown_report(run: RunRecord, plots: Sequence[Path]) -> str:
     for problem_set in other_sets(run):
         parts += [f"### {problem_set}", evaluation_table(before_after(run, problem_set))]
     parts.append(pictures.get("families", ""))
+    if ended := stage_end_rows(run):
+        parts += ["## Whether stages had more to teach", STAGE_END_NOTE, table(STAGE_END_HEAD, ended)]
     if run.steps:
         head = ["stage", "steps", "time", *PHASE_NAMES.values()]
         parts += ["## Where the time went", table(head, time_rows(run)), pictures.get("time", "")]

@@ -33,6 +33,7 @@ from rstar_ray.report.findings import (
 )
 from rstar_ray.report.plots import BLUE, GREEN, INK, PHASE_COLOURS, PURPLE, RED, quantile, smoothed
 from rstar_ray.report.record import Row, RunRecord, TrajectoryFile, seconds_by_phase, stage_title
+from rstar_ray.report.stage_ends import STAGE_END_HEAD, STAGE_END_NOTE, stage_end_rows
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -81,6 +82,9 @@ def page_data(run: RunRecord) -> dict[str, Any]:
             {"name": name.replace("_", " "), "before": before, "after": after}
             for name, before, after in family_changes(run)
         ],
+        "ends_note": STAGE_END_NOTE.replace("*", ""),
+        "ends_head": list(STAGE_END_HEAD),
+        "ends_rows": stage_end_rows(run),
         "time_head": ["stage", "steps", "time", *PHASE_NAMES.values()],
         "time_rows": time_rows(run),
         "placement_head": list(PLACEMENT_HEAD),

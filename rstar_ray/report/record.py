@@ -48,10 +48,13 @@ class RunRecord:
 
     @property
     def heldout(self) -> list[Row]:
-        """On the held-out set after each stage; a later evaluation on its own counts where there is nothing else."""
+        """On the held-out set along the stages; where there are none, the last evaluation on its own.
+
+        What another policy does is no point of this run's curve.
+        """
         rows = [row for row in self.evaluations if row["set"] == "held-out"]
         stages = {"sft", *(span.name for span in self.spans)}
-        return [row for row in rows if row["stage"] in stages] or rows
+        return [row for row in rows if row["stage"] in stages] or rows[-1:]
 
     @property
     def algorithm(self) -> str:

@@ -17,6 +17,7 @@ from rstar_ray.report.findings import (
     facts,
     family_changes,
     headline,
+    heldout_change,
     percent,
     phase_times,
     placement_rows,
@@ -24,6 +25,7 @@ from rstar_ray.report.findings import (
 from rstar_ray.report.markdown import fenced, markdown_report
 from rstar_ray.report.page import html_report
 from rstar_ray.report.record import ends, read_run, smooth, stage_spans, trajectory_files
+from rstar_ray.report.stage_ends import stage_end_rows
 from rstar_ray.report.write import write_report
 from rstar_ray.run_dir.durable import append_row
 from tests.rstar_ray.fabricate import run_directory
@@ -266,6 +268,30 @@ def test_two_models_or_two_protocols_on_one_set_are_two_rows_with_what_they_were
     report = markdown_report(read_run(path), [])
     assert "| /models/b | k 4, T 0.6, top-p 1, 30,720 tokens, 30 turns |" in report
     assert "k 4, T 0.6, top-p 0.9, 30,720 tokens, 3 turns" in report
+
+
+def test_two_models_evaluated_alone_are_two_rows_and_no_course_of_one_run(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 3})
+    row = read_run(path).heldout[-1] | {"stage": "evaluate", "step": 0}
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for model, right in (("/models/a", 0.9), ("/models/b", 0.4)):
+        append_row(alone / "evaluations.jsonl", row | {"model": model, "avg_at_k": right})
+    run = read_run(alone)
+    assert [row["model"] for row in before_after(run)] == ["/models/a", "/models/b"]
+    assert heldout_change(run).before is None and "fell" not in headline(run)
+
+
+def test_the_report_shows_what_decides_whether_a_stage_goes_on(run_path: Path):
+    run = read_run(run_path)
+    rows = stage_end_rows(run)
+    assert [row[:2] for row in rows] == [["Stage 1", "30"], ["Stage 2", "20"], ["Stage 3", "16"]]
+    late = [row for row in run.steps if row["stage"] == "stage1"][-10:]
+    assert rows[0][3] == f"{sum(row['reward_mean'] for row in late) / 10:.2f}"
+    assert rows[0][6] == f"{100 * sum(row['share_all_right'] for row in late) / 10:.0f} %"
+    assert "## Whether stages had more to teach" in markdown_report(run, [])
+    short = run_directory(run_path.parent / "short", stages={"stage1": 4})
+    assert stage_end_rows(read_run(short))[0][2] == "–"  # nothing came before its last steps
 
 
 def test_facts_tell_how_long_it_took_and_how_often_it_went_on(tmp_path: Path):

@@ -39,7 +39,8 @@ def step(stage: str, number: int, **more: Any) -> Row:
         "stage": stage, "step": number, "reward_mean": 0.3 + n / 30, "tool_error_share_correct": 0.2 / n,
         "response_tokens_mean": 90.0 - n, "rollouts": 64, "trained_trajectories": 30 + n, "tokens_generated": 4_000 + n,
         "generate_s": 2.0 + n / 10, "tools_s": 0.5, "verify_s": 0.25, "learn_s": 1.0, "publish_s": 0.125,
-        "step_s": 4.25 + n / 10, "balancer": balancer,
+        "step_s": 4.25 + n / 10, "share_truncated": n / 100, "share_all_right": n / 40, "share_all_wrong": 1 / (2 + n),
+        "balancer": balancer,
     }  # fmt: skip
     return row | more
 
@@ -49,6 +50,7 @@ def evaluation(stage: str, number: int, score: float, **more: Any) -> Row:
     return {
         "stage": stage, "step": number, "set": "held-out", "model": "", "k": 4, "num_problems": 120, "temperature": 0.6,
         "top_p": 1.0, "max_response_tokens": 1_024, "max_turns": 6, "avg_at_k": score, "pass_at_k": score + 0.05,
+        "maj_at_k": score + 0.01, "calls_mean": 1.5 + score,
         "ci_low": score - 0.03, "ci_high": score + 0.04, "tool_error_share_correct": 0.1 - score / 20,
         "response_tokens_mean": 80.4, "share_truncated": 0.015,
         "by_family": {name: {"avg_at_k": share} for name, share in families.items()},
