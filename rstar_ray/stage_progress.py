@@ -16,7 +16,7 @@ class StageProgress:
     """
 
     step: int = 0  # steps done
-    policy_version: int = 0  # updates applied since the run's first policy, SFT's included
+    policy_version: int = 0  # steps that changed the run's first policy, SFT's included
     position: DataPosition = field(default_factory=DataPosition)
     signs: tuple[StepSigns, ...] = ()  # of the latest steps, for the stage's end
     empty_steps: int = 0  # the latest steps that had nothing to learn from, in a row

@@ -105,6 +105,7 @@ async def _evaluate_if_due(
     due = not _start_was_evaluated(config, run_dir) if step == 0 else every > 0 and step % every == 0
     if heldout and due and not evaluated(run_dir, config.stage, step):
         await run_evaluation(config, {HELD_OUT: heldout}, crew, run_dir, step=step)
+        await _placed(crew)  # what the balancer did for it is no part of the next step's row
 
 
 def _start_was_evaluated(config: RunConfig, run_dir: RunDir) -> bool:

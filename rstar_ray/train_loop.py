@@ -46,7 +46,7 @@ class RlLearner(Protocol):
 class Publish(Protocol):
     """Hands the learner's weights to every replica under a version; returns when all serve them.
 
-    A version names one set of weights over a whole run: the number of updates behind them, SFT's included.
+    A version names one set of weights over a whole run: the number of steps that made them, SFT's included.
     """
 
     async def __call__(self, policy_version: int) -> None: ...

@@ -150,6 +150,24 @@ async def test_a_stage_is_evaluated_before_its_first_step_and_every_few(tmp_path
     assert all(len(read_rows(tmp_path / "run" / row["problems"])) == 30 for row in rows)
 
 
+async def test_what_the_balancer_does_for_an_evaluation_is_in_no_steps_row(tmp_path: Path):
+    config, asked = stage("stage1", evaluate__every_steps=2, steps=4), list[str]()
+
+    async def placed() -> PlacementFigures:
+        asked.append("asked")
+        raise OSError("not worth a run")
+
+    def show(line: str) -> None:
+        if "held-out: avg" in line or line.startswith("stage1 "):
+            asked.append(line.split(" | ")[0].split(": avg")[0].strip())
+
+    crew = replace(fake_crew(SkilledPolicy()), placed=placed, show=show)
+    with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
+        await run_rl(config, adding_problems(40), crew, run_dir, heldout=adding_problems(4, seed=1))
+    evaluated_at = [number for number, what in enumerate(asked) if what == "stage1 held-out"]
+    assert len(evaluated_at) == 2 and all(asked[number + 1] == "asked" for number in evaluated_at)
+
+
 async def test_what_was_evaluated_beyond_the_checkpoint_a_stage_goes_on_from_is_forgotten(tmp_path: Path):
     config = stage("stage1", evaluate__every_steps=2, checkpoint__every_steps=4, steps=8)
 
