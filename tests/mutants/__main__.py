@@ -26,6 +26,7 @@ import time
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -239,7 +240,7 @@ def sample(paths: list[str], number: int, seed: int) -> list[Mutant]:
     if not number:
         return [mutant(name, sources[name], at, which) for name, at, count in places for which in range(count)]
     draw = random.Random(seed)
-    drawn = [places[at] for at in sorted(draw.sample(range(len(places)), min(number, len(places))))]
+    drawn = draw.sample(places, min(number, len(places)))  # in no order, so that a part of them tells of all
     return [mutant(name, sources[name], at, draw.randrange(count)) for name, at, count in drawn]
 
 
@@ -254,6 +255,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=300, help="how many changes; 0: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tests", nargs="+", help="files or folders of tests instead of the room's")
+    parser.add_argument("--minutes", type=float, default=inf, help="then no further change is tried")
     parser.add_argument("--survivors", type=Path, default=Path("mutants.txt"), help="where survivors are written")
     options = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", MPLBACKEND="agg")
@@ -265,10 +267,13 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, drawn: list[Mutant], copy: Copy) -> None:
+    until = time.monotonic() + 60 * options.minutes
     judged, spoken, maps = judgements(), mentions(copy.folder), dict[str, Seen]()
     ends: dict[str, Counter[str]] = {}
     with options.survivors.open("w", encoding="utf-8") as survivors:
         for one in drawn:
+            if time.monotonic() > until:
+                break
             room = one.file.partition("/")[0]
             if room not in maps:
                 folders = options.tests or [f"tests/{room}"]
