@@ -132,7 +132,8 @@ async def test_what_a_rollout_was_and_what_it_is_worth():
     assert (record.num_prompt_tokens, record.num_response_tokens) == (PROMPT, len(finished.response_ids))
     assert (record.policy_version_min, record.policy_version_max) == (0, 0)
     refused = await score(begin(context=3), judge)
-    assert (refused.summary.reward, refused.summary.policy_version_max, refused.summary.num_turns) == (0.0, 0, 0)
+    versions = (refused.summary.policy_version_min, refused.summary.policy_version_max)
+    assert (refused.summary.reward, versions, refused.summary.num_turns) == (0.0, (0, 0), 0)
 
 
 async def test_versions_of_a_trajectory_are_the_least_and_the_most_that_sampled():
@@ -312,6 +313,10 @@ def test_pass_is_estimated_at_powers_of_two_and_at_all(budgets: list[int]):
     assert result.pass_at == pytest.approx({budget: budget / k for budget in budgets})
     assert list(result.by_family) == ["f"] and list(result.by_difficulty) == ["2"]
     assert (result.ci_low, result.ci_high) == pytest.approx((1 / k, 1 / k))
+    assert (result.share_truncated, result.calls_mean, result.response_tokens_mean) == (0.0, 1.0, 80.0)
+    nothing = evaluate(results_of([problem], [summary("p", reward=0.0, calls=0, response=0)]), stage="s", step=1)
+    assert (nothing.maj_at_k, nothing.calls_mean, nothing.response_tokens_mean) == (0.0, 0.0, 0.0)
+    assert (nothing.tool_error_share, nothing.tool_error_share_correct) == (None, None)
 
 
 def test_an_interval_holds_ninety_five_of_a_hundred_redraws():

@@ -363,3 +363,73 @@ def test_what_is_left_behind_is_named():
     assert "r0 is left with 13 residents" in faults and "r0 is left with 5 prompt groups" in faults
     assert "r0 still counts 13 rollouts, 1216 of prompts" in faults
     assert "group 'late' still has 1 live" in faults
+
+
+def test_what_was_taken_over_before_anything_was_learned_closes_no_replica():
+    world = World(60_000)
+    world.balancer.adopt("r0", [load("a/0", response=100)])
+    world.balancer.submit([load("b/0")])
+    assert world.decide() == [("b/0", "r0")]
+
+
+def test_a_rollout_as_large_as_a_cache_goes_to_a_larger_one():
+    world = World(900, 2_000)
+    world.balancer.replica_report("r1", ReplicaLoad(kv_used_tokens=1_500))  # nobody's: the small one seems roomier
+    world.balancer.submit([load("big/0", prompt=900, most=100)])
+    assert world.decide() == [("big/0", "r1")]
+
+
+def test_the_roomiest_replica_is_taken_and_a_cached_prompt_is_room():
+    world = World(50_000, 60_000, 55_000)
+    world.balancer.submit([load("a/0")])
+    assert world.decide() == [("a/0", "r1")]
+    world = World(60_000, 60_000)
+    world.balancer.submit([load("a/0", prompt=20_000, most=200)])
+    (first,) = world.decide()
+    for name, expected in (("a/1", first[1]), ("b/0", "r1" if first[1] == "r0" else "r0")):
+        world.balancer.submit([load(name, prompt=20_000, most=200)])
+        assert world.decide() == [(name, expected)]
+
+
+def test_seats_are_kept_though_there_is_room():
+    world = World(2_000_000, 2_000_000, max_running=3)
+    world.balancer.submit([load(f"g{n}/0") for n in range(9)])
+    placed = world.decide()
+    assert sorted(home for _, home in placed) == ["r0"] * 3 + ["r1"] * 3
+    world.end(placed[0][0], 100)
+    assert [home for _, home in world.decide()] == [placed[0][1]]
+
+
+def test_a_replica_that_leaves_and_comes_back_is_empty_and_what_it_held_goes_first():
+    world = World(2_000_000, 2_000_000)
+    world.balancer.submit([load(f"g{n}/0") for n in range(6)])
+    placed = world.decide()
+    lost = [name for name, home in placed if home == "r0"]
+    for name in lost:
+        world.turn(name, 116, 100)
+    world.decide()
+    assert world.balancer.remove_replica("r0") == lost
+    world.balancer.submit([load("new/0")])
+    world.balancer.add_replica("r2", 2_000_000, max_running=1_000, block_tokens=16)
+    again = world.decide()
+    assert [name for name, _ in again] == [*lost, "new/0"]
+    assert world.replica("r2").index == 0 and world.rule._room.reserved_tokens(world.replica("r2")) > 0
+    for name in world.balancer.residents("r1") + world.balancer.residents("r2"):
+        world.end(name, 50)
+    assert world.balancer.faults() == []
+
+
+def test_a_published_version_halves_what_is_known_and_keeps_who_runs():
+    world = World(2_000_000)
+    world.remember(*[500.0] * 40)
+    known = world.rule._lengths._budgets[MOST, 4].estimate
+    before = float(known._past_tokens_B.sum())
+    world.balancer.submit([load("a/0")])
+    world.decide()
+    world.balancer.set_policy_version(3)
+    assert float(known._past_tokens_B.sum()) == pytest.approx(before / 2)
+    assert known.num_groups == 1 and world.replica("r0").policy_version == 3
+    world.balancer.set_policy_version(2)
+    assert world.replica("r0").policy_version == 3
+    world.end("a/0", 80)
+    assert world.balancer.faults() == []
