@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rstar_ray.config import RunConfig
+from rstar_ray.config import RunConfig, with_values
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
@@ -18,7 +18,7 @@ Resources = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One bundle per replica; learner ranks share the bundles, and so the GPUs, of the replicas."""
+    """One bundle per replica; learner ranks share the bundles, and so the GPUs, of the replicas, or have their own."""
 
     bundles: tuple[dict[str, float], ...]  # what each bundle reserves
     replica_bundles: tuple[int, ...]  # by replica
@@ -35,17 +35,16 @@ class Layout:
 
 
 def plan_layout(config: RunConfig) -> Layout:
-    """Replica i has bundle i; rank j shares bundle j mod replicas."""
+    """Replica i has bundle i; rank j shares bundle j mod replicas, or has one of its own behind them."""
     engine, learner = config.engine, config.learner
-    rank_bundles = tuple(rank % engine.replicas for rank in range(learner.ranks))
+    first, over = (engine.replicas, learner.ranks) if learner.own_gpus else (0, engine.replicas)
+    rank_bundles = tuple(first + rank % over for rank in range(learner.ranks))
+    replica = {"CPU": engine.cpus_per_replica, "GPU": engine.gpus_per_replica}
+    rank = {"CPU": learner.cpus_per_rank, "GPU": learner.gpus_per_rank}
     bundles: list[dict[str, float]] = []
-    for replica in range(engine.replicas):
-        ranks = rank_bundles.count(replica)
-        wanted = {
-            "CPU": engine.cpus_per_replica + ranks * learner.cpus_per_rank,
-            "GPU": engine.gpus_per_replica + ranks * learner.gpus_per_rank,
-        }
-        bundles.append({name: round(amount, 4) for name, amount in wanted.items() if amount})
+    for bundle in range(max(engine.replicas, *(number + 1 for number in rank_bundles))):
+        inside = [replica] * (bundle < engine.replicas) + [rank] * rank_bundles.count(bundle)
+        bundles.append({name: round(amount, 4) for name, amount in _summed(inside).items() if amount})
     return Layout(
         bundles=tuple(bundle or {"CPU": 0.01} for bundle in bundles),
         replica_bundles=tuple(range(engine.replicas)),
@@ -53,6 +52,26 @@ def plan_layout(config: RunConfig) -> Layout:
         executors=config.sandbox.executors,
         executor_cpus=EXECUTOR_CPUS,
     )
+
+
+def fitted(config: RunConfig, nodes: Sequence[Resources]) -> RunConfig:
+    """The same run with as many replicas and ranks as these nodes hold, where the settings ask for that.
+
+    With pools of their own both shrink alike. What does not even hold one of each is left for `refuse_misfit`.
+    """
+    if config.when_short == "refuse":
+        return config
+    engine, learner = config.engine, config.learner
+    for replicas in range(engine.replicas, 0, -1):
+        ranks = max(1, learner.ranks * replicas // engine.replicas)
+        values = {"engine.replicas": replicas, "learner.ranks": ranks}
+        smaller = with_values(config, values)
+        try:
+            refuse_misfit(plan_layout(smaller), nodes)
+        except ConfigError:
+            continue
+        return smaller
+    return config
 
 
 def refuse_misfit(layout: Layout, nodes: Sequence[Resources]) -> None:

@@ -15,8 +15,9 @@ from actors.generation.replicas import Replicas
 from actors.generation.settings import engine_settings
 from actors.learner.gang import Learner
 from actors.learner.settings import learner_settings
-from actors.placement import Layout, in_bundle, place, plan_layout, refuse_misfit
+from actors.placement import Layout, fitted, in_bundle, place, plan_layout, refuse_misfit
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
+from actors.seating import executor_nodes, nodes_in_order, on_node, seated
 from actors.watch import Watch
 from rstar_ray.chat.model_folder import write_chat_files
 from rstar_ray.chat.template import TokenizerChat
@@ -60,11 +61,15 @@ class TrainingActors:
 
         Without a learner the engines serve the model folder's own weights.
         """
-        refuse_misfit(self._layout, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        self._fit(resources)
+        refuse_misfit(self._layout, resources)
         self.watch.start()
         self._group = await place(self._layout)
+        self._layout = await seated(self._group, self._layout)
         self._start_executors()
-        self._balancer = BalancerActor.options(name="balancer", runtime_env={"env_vars": NO_GPU}).remote(  # type: ignore[attr-defined]
+        head = on_node(nodes_in_order(ray.nodes())[0], or_elsewhere=False)  # without its head a cluster is none
+        self._balancer = BalancerActor.options(name="balancer", runtime_env={"env_vars": NO_GPU}, **head).remote(  # type: ignore[attr-defined]
             self._config.balancer.rule, risk=self._config.balancer.risk
         )
         self.tools = SandboxClient(self._executors, self._config.sandbox, caller="driver")
@@ -76,6 +81,18 @@ class TrainingActors:
         self._follow_all()
         self._create_workers(self._replicas)
         self._replicas.start()
+
+    def _fit(self, nodes: list[dict[str, float]]) -> None:
+        """Fewer replicas and ranks where the settings ask for that; a line says so."""
+        smaller = fitted(self._config, nodes)
+        if smaller is not self._config:
+            wanted, self._config = self._config, smaller
+            self._layout = plan_layout(smaller)
+            if smaller != wanted:
+                self._show(
+                    f"smaller plan: {smaller.engine.replicas} replicas and {smaller.learner.ranks} ranks fit, "
+                    f"instead of {wanted.engine.replicas} and {wanted.learner.ranks}"
+                )
 
     def _follow_all(self) -> None:
         """Probe everything that is up by now; a replica is followed when it serves."""
@@ -157,15 +174,15 @@ class TrainingActors:
     def _start_executors(self) -> None:
         sandbox = self._config.sandbox
         executor = ray.remote(SandboxExecutor)
-        for number in range(sandbox.executors):
+        for number, node in enumerate(executor_nodes(nodes_in_order(ray.nodes()), sandbox.executors)):
             name = f"sandbox/{number}"
             self._executors[name] = executor.options(
                 name=name,
                 num_cpus=self._layout.executor_cpus,
                 max_restarts=-1,
                 max_concurrency=1_000,
-                scheduling_strategy="SPREAD",
                 runtime_env={"env_vars": NO_GPU},
+                **on_node(node, or_elsewhere=True),
             ).remote(name, pool_config(self._config.sandbox))
 
     async def _executors_up(self) -> list[str]:

@@ -1,6 +1,9 @@
 """What fits on these GPUs, and how long a step takes: on paper, in seconds, on any laptop.
 
 python recipes/plan.py --gpus 64 --gpu-memory-gb 192 --stage stage1
+python recipes/plan.py --scale mi300x-64 --dry-run
+
+The second places stand-ins on a cluster of fake nodes, and shows who sits where.
 """
 
 import dataclasses
@@ -13,6 +16,10 @@ from typing import Any, Literal
 
 import tyro
 
+from recipes.scales import MACHINES, at_scale
+from recipes.stage1 import STAGE_1
+from rstar_ray.config import with_values
+from rstar_ray.errors import ConfigError
 from scheduler.plan import (
     GB,
     GROUP_ROLLOUTS,
@@ -33,8 +40,18 @@ from scheduler.traces.stages import STAGES
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig:
-    """Nothing is started and nothing is measured: arithmetic, with its assumptions printed."""
+    """Nothing is measured: arithmetic, with its assumptions. With --dry-run Ray places stand-ins on fake nodes."""
 
+    scale: Literal["", "tiny", "gpu", "gpu-8", "mi300x-64"] = ""
+    """Take GPUs and their memory from this scale."""
+    dry_run: bool = False
+    """Start a cluster of fake nodes here, and see who sits where at --scale."""
+    nodes: int = 0
+    """Nodes of the dry run; 0 takes the scale's, fewer show what happens when some are missing."""
+    when_short: Literal["refuse", "smaller"] = "refuse"
+    """As the setting of a run: refuse a cluster that is too small, or make the plan smaller."""
+    picture: Path | None = None
+    """Where the dry run draws its picture; beside where you are as placement.png by default."""
     gpus: int = 64
     gpu_memory_gb: float = 192.0
     stage: Literal["stage1", "stage2", "stage3"] = "stage1"
@@ -55,6 +72,10 @@ class PlanConfig:
     json: bool = False
 
     def __post_init__(self) -> None:
+        if self.dry_run and not self.scale:
+            raise ValueError("--dry-run needs a --scale, whose actors it places")
+        if self.nodes < 0:
+            raise ValueError(f"--nodes is {self.nodes}, not a number of nodes")
         for name in (
             "gpus",
             "gpu_memory_gb",
@@ -69,6 +90,32 @@ class PlanConfig:
                 raise ValueError(f"{option} is {getattr(self, name)}, not a number above 0")
         if self.gpus % self.tensor_parallel:
             raise ValueError(f"--gpus {self.gpus} is no multiple of --tensor-parallel {self.tensor_parallel}")
+
+
+def of_scale(config: PlanConfig) -> PlanConfig:
+    """With the GPUs of the scale's machines, where one is named."""
+    if not config.scale or config.dry_run:
+        return config
+    machines = MACHINES[config.scale]
+    if not machines.gpus:
+        raise ValueError(f"--scale {config.scale} has no GPUs to plan for; with --dry-run it shows who sits where")
+    gpus = machines.nodes * machines.gpus
+    return dataclasses.replace(config, gpus=gpus, gpu_memory_gb=machines.gpu_memory_gb)
+
+
+def show_dry_run(config: PlanConfig) -> int:
+    """Exit status: 0 all sit where they should, 1 they do not; raises `ConfigError` where they cannot."""
+    from recipes.dry_run import draw, dry_run, problems, told
+
+    machines = MACHINES[config.scale]
+    machines = dataclasses.replace(machines, nodes=config.nodes or machines.nodes)
+    wanted = with_values(at_scale(STAGE_1.paper, config.scale, STAGE_1.tiny), {"when_short": config.when_short})
+    seating = dry_run(wanted, machines)
+    print(told(seating, wanted))
+    picture = config.picture or Path("placement.png")
+    draw(seating, picture)
+    print(f"picture: {picture}")
+    return int(bool(problems(seating)))
 
 
 def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
@@ -171,9 +218,11 @@ def row(placement: PoolPlan) -> dict[str, Any]:
 
 def main() -> None:
     try:
-        config = tyro.cli(PlanConfig, description=__doc__)
+        config = of_scale(tyro.cli(PlanConfig, description=__doc__))
+        if config.dry_run:
+            sys.exit(show_dry_run(config))
         model, colocated, separated = plan(config)
-    except (ValueError, OSError) as error:
+    except (ConfigError, ValueError, OSError) as error:
         sys.exit(f"plan: {error}")
     if config.json:
         placements = [row(placement) for placement in (colocated, separated) if placement is not None]

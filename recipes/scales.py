@@ -1,5 +1,6 @@
-"""The three scales: model, placement and budgets. Everything else of a recipe is the same at all of them."""
+"""The four scales: model, placement and budgets. Everything else of a recipe is the same at all of them."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,41 @@ MI300X_64: dict[str, Any] = {
 }
 """8 nodes x 8 MI300X: every GPU holds a learner rank and a TP-1 engine, without sleep mode."""
 
-SCALES = {"tiny": TINY, "gpu": GPU, "mi300x-64": MI300X_64}
+GPU_8: dict[str, Any] = {
+    "engine.replicas": 8,
+    "engine.gpus_per_replica": 0.5,
+    "engine.cpus_per_replica": 4.0,
+    "engine.gpu_memory_share": 0.45,
+    "learner.ranks": 8,
+    "learner.gpus_per_rank": 0.5,
+    "learner.cpus_per_rank": 2.0,
+    "learner.zero": 3,
+    "learner.offload": True,  # without it 14B and an engine do not fit into 80 GB; with more memory turn it off
+    "learner.micro_batch_tokens": 16_384,
+    "sandbox.slots": 32,
+    "prompts_per_step": 64,
+}
+"""One node of eight GPUs of 80 to 192 GB; every GPU holds a learner rank and a TP-1 engine."""
+
+SCALES = {"tiny": TINY, "gpu": GPU, "gpu-8": GPU_8, "mi300x-64": MI300X_64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """The cluster that a scale is for; larger ones do as well."""
+
+    nodes: int
+    gpus: int  # of a node
+    cpus: int  # of a node
+    gpu_memory_gb: float = 0.0
+
+
+MACHINES = {
+    "tiny": Machines(nodes=1, gpus=0, cpus=2),
+    "gpu": Machines(nodes=1, gpus=1, cpus=16, gpu_memory_gb=80),
+    "gpu-8": Machines(nodes=1, gpus=8, cpus=96, gpu_memory_gb=80),
+    "mi300x-64": Machines(nodes=8, gpus=8, cpus=96, gpu_memory_gb=192),
+}
 
 
 def at_scale(paper: RunConfig, scale: str, tiny: dict[str, Any]) -> RunConfig:
@@ -91,6 +126,8 @@ def detect_scale(resources: dict[str, float]) -> tuple[str, str]:
     gpus = resources.get("GPU", 0.0)
     if gpus >= 64:
         return "mi300x-64", f"the cluster has {gpus:g} GPUs"
+    if gpus >= 8:
+        return "gpu-8", f"the cluster has {gpus:g} GPUs"
     if gpus >= 1:
         return "gpu", f"the cluster has {gpus:g} GPUs"
     return "tiny", "the cluster has no GPU"

@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from actors.environment import Accelerator
+
+Level = Literal["namespaces", "landlock", "process"]
 
 UNLIMITED = -1
 """Of a limit, as the kernel says it."""
@@ -34,7 +37,7 @@ class Asked:
 
     run_dir: str = ""
     model: str = ""  # a Hugging Face folder
-    level: str = "namespaces"  # of the sandbox
+    level: Level = "namespaces"  # of the sandbox
     checkpoints: int = 3  # on the disk at once: those kept, and the one being written
     mark: str = ""  # what the asker wrote into the run directory, for every node to find
     gpus: int = 0  # every node must show as many; 0: as many as it has

@@ -13,9 +13,11 @@ from pathlib import Path
 import psutil
 
 from actors.environment import Accelerator, accelerator, gpu_environment
-from actors.preflight.facts import Asked, Folder, NodeFacts, Probe
+from actors.preflight.facts import Asked, Folder, Level, NodeFacts, Probe
 from actors.preflight.pair import probe_pair
+from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import RStarError
+from sandbox.pool_config import pool_config
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 ROOMS = ("rstar_ray", "scheduler", "sandbox", "actors", "recipes")
@@ -150,12 +152,10 @@ def _limit(kind: int) -> int:
     return -1 if soft == resource.RLIM_INFINITY else soft
 
 
-def _try_sandbox(level: str) -> Probe:
-    from sandbox.cage import flavors
-    from sandbox.pool import PoolConfig, SandboxPool
+def _try_sandbox(level: Level) -> Probe:
+    from sandbox.pool import SandboxPool
 
-    required = "process" if level == "process" else "namespaces"
-    config = PoolConfig(level=required, allow_landlock=level == "landlock", slots=1, flavors=(flavors.LEAN,))
+    config = pool_config(SandboxConfig(level=level, slots=1))
 
     async def attempt() -> str:
         async with SandboxPool(config) as pool:

@@ -27,6 +27,12 @@ def check_gpus(engine: EngineConfig, learner: LearnerConfig) -> None:
         "give 1 or a share of one, and more --learner.ranks",
     )
     require(
+        not learner.own_gpus or share in (0, 1),
+        "--learner.own-gpus",
+        f"a rank that reserves {share:g} of a GPU has none of its own",
+        "give --learner.gpus-per-rank 1",
+    )
+    require(
         not 0 < share < 1 or learner.ranks <= engine.replicas,
         "--learner.ranks",
         f"{learner.ranks} ranks beside {engine.replicas} replicas would have to share GPUs with each other, which "

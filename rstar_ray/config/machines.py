@@ -98,6 +98,8 @@ class LearnerConfig:
     """data-parallel ranks; each is one Ray actor"""
     gpus_per_rank: MayChange[float] = 0.0
     """GPUs a rank reserves in Ray; 0 runs on the CPU"""
+    own_gpus: MayChange[bool] = False
+    """ranks on GPUs of their own (separated pools) instead of sharing the replicas'"""
     cpus_per_rank: MayChange[float] = 1.0
     """CPU cores a rank reserves in Ray"""
     zero: MayChange[Literal[0, 1, 2, 3]] = 3

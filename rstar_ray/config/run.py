@@ -37,10 +37,13 @@ class RunConfig:
 
     stage: str = "stage1"
     """name of the stage in the run directory"""
-    scale: Literal["auto", "tiny", "gpu", "mi300x-64"] = "auto"
+    scale: Literal["auto", "tiny", "gpu", "gpu-8", "mi300x-64"] = "auto"
     """model, placement and budgets together; auto picks by what the Ray cluster offers and says what it picked"""
     run_dir: MayChange[str] = ""
     """where the run's results go; empty is runs/<scale> below the folder of the command"""
+    when_short: MayChange[Literal["refuse", "smaller"]] = "refuse"
+    """where the cluster is smaller than the plan, as when a node is missing: refuse with the arithmetic, or run with as
+    many replicas and ranks as fit"""
     seed: int = 0
     """fixes data order, sampling and resampling"""
     model: str = ""

@@ -6,8 +6,9 @@ import pytest
 import ray
 from ray.util import placement_group, remove_placement_group
 
-from actors.placement import Layout, mend_for, place, plan_layout, refuse_misfit
-from recipes.scales import at_scale
+from actors.placement import Layout, fitted, mend_for, place, plan_layout, refuse_misfit
+from actors.seating import HEAD, Seat, executor_nodes, in_order, nodes_in_order
+from recipes.scales import MACHINES, at_scale
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
@@ -96,6 +97,87 @@ def test_nothing_is_refused_for_a_rounding():
 def test_what_cannot_ever_be_placed_is_told_from_what_has_to_wait():
     assert "add nodes" in mend_for("INFEASIBLE")
     assert "other runs" in mend_for("NO_RESOURCES")
+
+
+def test_ranks_with_gpus_of_their_own_have_bundles_behind_the_replicas():
+    layout = plan_layout(
+        config(
+            "gpu",
+            engine__replicas=2,
+            engine__tensor_parallel=2,
+            engine__gpus_per_replica=2,
+            learner__ranks=3,
+            learner__gpus_per_rank=1,
+            learner__own_gpus=True,
+        )
+    )
+    assert layout.bundles == ({"CPU": 2.0, "GPU": 2.0},) * 2 + ({"CPU": 2.0, "GPU": 1.0},) * 3
+    assert (layout.replica_bundles, layout.rank_bundles) == ((0, 1), (2, 3, 4))
+    assert layout.totals["GPU"] == 7
+
+
+def test_a_rank_with_a_gpu_of_its_own_has_a_whole_one():
+    with pytest.raises(ConfigError, match=r"--learner.own-gpus: a rank that reserves 0.5 of a GPU has none of its own"):
+        config("gpu", learner__own_gpus=True)
+
+
+def test_every_scale_has_a_layout_that_its_machines_hold():
+    for name, machines in MACHINES.items():
+        node = {"CPU": float(machines.cpus), "GPU": float(machines.gpus)}
+        refuse_misfit(plan_layout(config(name)), [node] * machines.nodes)
+
+
+def test_with_a_node_missing_the_run_is_refused_or_smaller_as_the_settings_say():
+    there = [MI300X_NODE] * 7
+    whole = config("mi300x-64")
+    assert fitted(whole, there) is whole
+    with pytest.raises(ConfigError, match="need 64 x 1 = 64 GPU, the cluster has 56"):
+        refuse_misfit(plan_layout(whole), there)
+    smaller = fitted(config("mi300x-64", when_short="smaller"), there)
+    assert (smaller.engine.replicas, smaller.learner.ranks) == (56, 56)
+    assert fitted(config("mi300x-64", when_short="smaller"), [MI300X_NODE] * 8).engine.replicas == 64
+    hopeless = config("gpu", when_short="smaller")
+    assert fitted(hopeless, [{"CPU": 4.0}]) is hopeless
+
+
+def test_pools_of_their_own_shrink_alike():
+    engines = {"engine__replicas": 8, "engine__gpus_per_replica": 1}
+    ranks = {"learner__ranks": 4, "learner__gpus_per_rank": 1, "learner__own_gpus": True}
+    wanted = config("gpu", when_short="smaller", **engines, **ranks)
+    smaller = fitted(wanted, [{"GPU": 8.0, "CPU": 64.0}])
+    assert (smaller.engine.replicas, smaller.learner.ranks) == (5, 2)
+
+
+NODES = ["head", "n2"]
+
+
+def seats(*places: tuple[str, tuple[int, ...]]) -> list[Seat]:
+    return [Seat(bundle=bundle, node=node, gpus=gpus) for bundle, (node, gpus) in enumerate(places)]
+
+
+def test_ranks_and_replicas_follow_nodes_and_gpus_however_ray_numbered_the_bundles():
+    layout = plan_layout(config("gpu", engine__replicas=4, learner__ranks=4))
+    ordered = in_order(layout, seats(("n2", (1,)), ("head", (1,)), ("n2", (0,)), ("head", (0,))), NODES)
+    assert ordered.replica_bundles == ordered.rank_bundles == (3, 1, 2, 0)
+    assert ordered.bundles == layout.bundles
+
+
+def test_only_bundles_that_reserve_the_same_are_exchanged():
+    layout = plan_layout(config("gpu", engine__replicas=3, learner__ranks=2))  # the last is without a rank
+    ordered = in_order(layout, seats(("n2", (0,)), ("head", (1,)), ("head", (0,))), NODES)
+    assert (ordered.replica_bundles, ordered.rank_bundles) == ((1, 0, 2), (1, 0))
+
+
+def test_the_head_comes_first_and_nodes_go_by_address():
+    def node(number: int, address: str, alive: bool = True, **resources: float) -> dict[str, Any]:
+        return {"NodeID": f"id{number}", "NodeManagerAddress": address, "Alive": alive, "Resources": resources}
+
+    nodes = [node(1, "10.0.0.10"), node(2, "10.0.0.9"), node(3, "10.0.0.11", **{HEAD: 1.0}), node(4, "10.0.0.1", False)]
+    assert nodes_in_order(nodes) == ["id3", "id2", "id1"]
+
+
+def test_sandboxes_are_dealt_over_the_nodes():
+    assert executor_nodes(["a", "b"], 3) == ["a", "b", "a"]
 
 
 @pytest.mark.real

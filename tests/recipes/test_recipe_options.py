@@ -113,7 +113,7 @@ def test_an_option_without_its_value_is_named(option: str):
 def test_an_unknown_scale_is_refused_with_the_choices():
     with pytest.raises(ConfigError, match="--scale: needs a value; choose auto, tiny"):
         parse([STAGE_1], ["--scale", "--run-dir", "runs/a"])
-    with pytest.raises(ConfigError, match=r"--scale: 'huge' is no scale; choose auto, tiny, gpu, mi300x-64"):
+    with pytest.raises(ConfigError, match=r"--scale: 'huge' is no scale; choose auto, tiny, gpu, gpu-8, mi300x-64"):
         parse([STAGE_1], ["--scale", "huge"])
 
 
@@ -216,6 +216,8 @@ def test_every_recipe_stands_at_every_scale():
 def test_the_scale_follows_from_what_the_cluster_offers():
     assert detect_scale({"CPU": 2.0})[0] == "tiny"
     assert detect_scale({"GPU": 1.0})[0] == "gpu"
+    assert detect_scale({"GPU": 7.0})[0] == "gpu"
+    assert detect_scale({"GPU": 8.0})[0] == "gpu-8"
     assert detect_scale({"GPU": 64.0})[0] == "mi300x-64"
 
 
@@ -353,7 +355,7 @@ def test_a_run_that_goes_on_may_move_but_not_compute_something_else(tmp_path: Pa
     assert where - may_change(config) == COMPUTES.keys()
     elsewhere = {name for name in may_change(config) if name.partition(".")[0] not in ("engine", "learner", "sandbox")}
     assert elsewhere == {
-        "run_dir", "max_empty_steps", "rollout.deadline_s",
+        "run_dir", "when_short", "max_empty_steps", "rollout.deadline_s",
         "evaluate.protocol", "evaluate.files", "evaluate.every_steps", "balancer.rule", "balancer.risk",
         "optimizer.max_bad_updates", "optimizer.save_bad_updates",
         "checkpoint.every_steps", "checkpoint.keep", "checkpoint.trajectories_every_steps",

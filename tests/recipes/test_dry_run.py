@@ -1,0 +1,122 @@
+"""Who sits where on fake nodes: what would be wrong, what is shown; and once on a cluster that Ray started here."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.placement import plan_layout
+from actors.seating import Seat
+from recipes.dry_run import Seating, draw, dry_run, problems, table, told
+from recipes.plan import PlanConfig, of_scale
+from recipes.scales import MACHINES, Machines, at_scale
+from recipes.stage1 import STAGE_1
+from rstar_ray.config import RunConfig, with_values
+from rstar_ray.errors import ConfigError
+
+TWO_BY_TWO = Machines(nodes=2, gpus=2, cpus=16)
+
+
+def config(scale: str = "gpu-8", **values: Any) -> RunConfig:
+    named = {name.replace("__", "."): value for name, value in values.items()}
+    return with_values(at_scale(STAGE_1.paper, scale, STAGE_1.tiny), named)
+
+
+FOUR = config(engine__replicas=4, learner__ranks=4, sandbox__executors=2)
+
+
+def seating(*, order: tuple[int, ...] = (0, 1, 2, 3)) -> Seating:
+    """Four bundles on two nodes of two GPUs; bundle b is at seat `order[b]`."""
+    seats = tuple(Seat(bundle=b, node=str(seat // 2), gpus=(seat % 2,)) for b, seat in enumerate(order))
+    return Seating(
+        machines=TWO_BY_TWO,
+        layout=plan_layout(FOUR),
+        seats=seats,
+        sandboxes=(0, 1),
+        balancer=0,
+        driver=0,
+        seconds=9.0,
+    )
+
+
+def test_a_good_seating_has_no_problems_and_reads_as_a_table():
+    assert problems(seating()) == []
+    assert table(seating()).splitlines()[:3] == [
+        "node     GPU 0  GPU 1  cores",
+        "head     e0 r0  e1 r1  driver balancer s0",
+        "node 1   e2 r2  e3 r3  s1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (seating(order=(2, 3, 0, 1)), "ranks are not in order of node and GPU"),
+        (seating(order=(0, 0, 2, 3)), "two replicas on one GPU"),
+        (replace(seating(), sandboxes=(1, 1)), "a node is without a sandbox"),
+        (replace(seating(), balancer=1), "balancer on node 1 and driver on node 0, not on the head"),
+    ],
+)
+def test_what_is_wrong_with_a_seating_is_said(wrong: Seating, said: str):
+    assert said in problems(wrong)
+    assert f"WRONG: {said}" in told(wrong, FOUR)
+
+
+def test_an_engine_split_over_gpus_that_a_rank_has_too_is_wrong():
+    pools = config(
+        engine__replicas=1,
+        engine__tensor_parallel=2,
+        engine__gpus_per_replica=2,
+        learner__ranks=2,
+        learner__own_gpus=True,
+        learner__gpus_per_rank=1,
+    )
+    layout = plan_layout(pools)
+    seats = (
+        Seat(bundle=0, node="0", gpus=(0, 1)),
+        Seat(bundle=1, node="1", gpus=(0,)),
+        Seat(bundle=2, node="1", gpus=(1,)),
+    )
+    apart = replace(seating(), layout=layout, seats=seats)
+    assert problems(apart) == []
+    assert "e0     e0" in table(apart)
+    shared = replace(apart, seats=(seats[0], replace(seats[1], node="0"), seats[2]))
+    assert "an engine split over GPUs shares one with a rank" in problems(shared)
+
+
+def test_without_gpus_all_sit_on_the_cores():
+    layout = plan_layout(config("tiny"))
+    alone = replace(
+        seating(), machines=MACHINES["tiny"], layout=layout, seats=(Seat(bundle=0, node="0", gpus=()),), sandboxes=(0,)
+    )
+    assert problems(alone) == []
+    assert table(alone).splitlines()[1] == "head     driver balancer s0 e0 r0 r1"
+
+
+def test_the_picture_is_drawn(tmp_path: Path):
+    draw(seating(), tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_missing_node_is_refused_before_anything_starts():
+    with pytest.raises(ConfigError, match="need 64 x 1 = 64 GPU, the cluster has 56"):
+        dry_run(config("mi300x-64"), replace(MACHINES["mi300x-64"], nodes=7))
+
+
+def test_a_plan_takes_its_gpus_from_a_scale():
+    planned = of_scale(PlanConfig(scale="gpu-8"))
+    assert (planned.gpus, planned.gpu_memory_gb) == (8, 80.0)
+    with pytest.raises(ValueError, match="--scale tiny has no GPUs to plan for"):
+        of_scale(PlanConfig(scale="tiny"))
+    with pytest.raises(ValueError, match="--dry-run needs a --scale"):
+        PlanConfig(dry_run=True)
+
+
+@pytest.mark.real
+def test_ray_places_them_on_fake_nodes_as_they_should_be():
+    wanted = with_values(FOUR, {"engine.replicas": 6, "learner.ranks": 6, "when_short": "smaller"})
+    seated = dry_run(wanted, TWO_BY_TWO)
+    assert problems(seated) == []
+    assert [seated.at(bundle) for bundle in seated.layout.rank_bundles] == [(0, (0,)), (0, (1,)), (1, (0,)), (1, (1,))]
+    assert "a smaller plan: 6 replicas and 6 ranks do not fit" in told(seated, wanted)
