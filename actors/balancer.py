@@ -116,6 +116,10 @@ class BalancerService:
         """Weights of this version are published to every replica."""
         self._balancer.set_policy_version(policy_version)
 
+    async def withdraw_versions(self) -> None:
+        """The learner goes back to a checkpoint: versions lower than those told before are no lies."""
+        self._balancer.withdraw_versions()
+
     async def set_serving(self, replica_id: str, serving: bool) -> None:
         """False: nothing new goes to the replica."""
         self._balancer.set_serving(replica_id, serving)

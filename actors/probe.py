@@ -18,6 +18,7 @@ class Sign:
     created_s: float  # when the process began, since the epoch: ids of processes are given again
     work: int = 0  # what it has to do
     progress: int = 0  # another number than before where it got on
+    children: tuple[int, ...] = ()  # processes of its own that it waits for, by their ids
 
 
 class Alive:
@@ -28,7 +29,7 @@ class Alive:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._created_s = psutil.Process().create_time()
 
-    def sign(self, *, work: int = 0, progress: int = 0) -> Sign:
+    def sign(self, *, work: int = 0, progress: int = 0, children: tuple[int, ...] = ()) -> Sign:
         return Sign(
             life=self.life,
             node_id=self._node_id,
@@ -36,4 +37,5 @@ class Alive:
             created_s=self._created_s,
             work=work,
             progress=progress,
+            children=children,
         )

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
@@ -24,10 +24,14 @@ from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
 from rstar_ray.deadline import within
+from rstar_ray.repeat import repeated
 from rstar_ray.rollouts import TrajectoryRef
+from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.metrics import PlacementFigures
 from rstar_ray.train_loop import PublishOnce
 from sandbox.pool_config import pool_config
+
+T = TypeVar("T")
 
 START_DEADLINE_S = 120.0
 """For an executor's warm servers."""
@@ -40,14 +44,23 @@ class TrainingActors:
     """Handles to the actors of a run, and what the driver does with them."""
 
     def __init__(
-        self, config: RunConfig, model: Path, chat: TokenizerChat, show: Callable[[str], None] = print
+        self,
+        config: RunConfig,
+        model: Path,
+        chat: TokenizerChat,
+        show: Callable[[str], None] = print,
+        *,
+        run_dir: Path | None = None,
     ) -> None:
+        """`run_dir`: a folder that every node sees; it gets finished turns, and which processes are the run's."""
         self._config = config
         self._model = model
         self._chat = chat
         self._show = show
+        self._journal = RunDir(run_dir).journal_path if run_dir else None
         self._layout: Layout = plan_layout(config)
-        self.watch = Watch(config.detector, show=show)
+        record = RunDir(run_dir).processes_path if run_dir else None
+        self.watch = Watch(config.detector, show=show, record=record)
         self._group: Any = None
         self._executors: dict[str, Any] = {}
         self._balancer: Any = None
@@ -74,7 +87,12 @@ class TrainingActors:
         )
         self.tools = SandboxClient(self._executors, self._config.sandbox, caller="driver")
         self._replicas = Replicas(
-            self._balancer, self._chat, show=self._show, watch=self.watch, silent_s=self._config.detector.silent_s
+            self._balancer,
+            self._chat,
+            show=self._show,
+            watch=self.watch,
+            silent_s=self._config.detector.silent_s,
+            journal=self._journal,
         )
         levels, _ = await asyncio.gather(self._executors_up(), self._start_learner() if learner else _nothing())
         self._show(f"sandbox: isolation level {levels[0]}, {len(levels)} executors")
@@ -133,6 +151,23 @@ class TrainingActors:
         await self.replicas.serving()
         await self.replicas.publish(await self.learner.publish(policy_version))
 
+    async def repeat(self, stage: Callable[[], Awaitable[T]], steps_saved: Callable[[], int]) -> T:
+        """A stage, which is begun again from its newest checkpoint when the learner is lost in it.
+
+        Raises `RStarError` with what was waited for where nothing gets on any more.
+        """
+        run = repeated(
+            lambda: self.learner.unless_lost(stage()),
+            restart=self._restart_learner,
+            steps_saved=steps_saved,
+            show=self._show,
+        )
+        return await self.watch.guard(run)
+
+    async def _restart_learner(self) -> None:
+        await self.replicas.withdraw()
+        await self.learner.restart()
+
     async def record(self, refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int) -> None:
         """Have a worker write these trajectories; where none can, a shown line says so."""
         await record_trajectories(self.replicas.there, refs, path, stage=stage, step=step, show=self._show)
@@ -168,7 +203,12 @@ class TrainingActors:
     async def _start_learner(self) -> None:
         share = {"num_cpus": self._config.learner.cpus_per_rank, "num_gpus": self._config.learner.gpus_per_rank}
         options = [in_bundle(self._group, bundle) | share for bundle in self._layout.rank_bundles]
-        self._learner = Learner(learner_settings(self._config, self._model), rank_options=options)
+        self._learner = Learner(
+            learner_settings(self._config, self._model),
+            rank_options=options,
+            watch=self.watch,
+            silent_s=self._config.detector.learner_silent_s,
+        )
         await self._learner.start()
 
     def _start_executors(self) -> None:
@@ -205,6 +245,7 @@ class TrainingActors:
                 executors=tuple(self._executors),
                 reward=self._config.reward,
                 own_folder=str(Path(self._config.own_folder).absolute()),
+                journal=str(self._journal or ""),
             )
             actor = ray.remote(GenerationActor).options(
                 name=settings.replica_id,

@@ -8,7 +8,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import psutil
@@ -20,6 +21,7 @@ from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import waits
 from rstar_ray.detector import Detector, Limit, Wedged
 from rstar_ray.errors import RStarError
+from rstar_ray.run_dir.durable import write_json
 
 T = TypeVar("T")
 
@@ -50,7 +52,16 @@ class _Followed:
 class Watch:
     """One for a run, in its driver. `start` first, `close` last."""
 
-    def __init__(self, config: DetectorConfig, *, show: Callable[[str], None], end: EndFn | None = None) -> None:
+    def __init__(
+        self,
+        config: DetectorConfig,
+        *,
+        show: Callable[[str], None],
+        end: EndFn | None = None,
+        record: Path | None = None,
+    ) -> None:
+        """`record`: a file that tells people which processes are the run's, as they come and go."""
+        self._record = record
         self._config = config
         self._show = show
         self._end_process = end or end_process
@@ -118,11 +129,24 @@ class Watch:
                     one.on_death(name, died)
                 return
             else:
+                changed = one.sign is None or (one.sign.life, one.sign.children) != (sign.life, sign.children)
                 one.sign = sign
+                if changed:
+                    self._write_record()
                 if not self._detector.watches(name):
                     self._detector.watch(name, one.limit)
                 self._detector.heard(name, work=sign.work, progress=sign.progress)
             await asyncio.sleep(self._config.probe_every_s)
+
+    def _write_record(self) -> None:
+        """None of a run's decisions depends on it, so a disk that refuses it is left alone."""
+        if self._record is None:
+            return
+        signs = {name: asdict(one.sign) for name, one in sorted(self._followed.items()) if one.sign}
+        for sign in signs.values():
+            del sign["work"], sign["progress"]
+        with contextlib.suppress(OSError):
+            write_json(self._record, signs)
 
     async def _tick_for_ever(self) -> None:
         while True:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -184,17 +185,25 @@ async def _run_stages(
     first = next(config for config in configs if not _done(config, RunDir(path), heldout))
     model = start_model(first, path, _finished_before(first, path))
     chat = load_chat(model, first.chat, instruct=first.rollout.instruct)
-    actors = TrainingActors(first, model, chat, say)
+    actors = TrainingActors(first, model, chat, say, run_dir=path)
     try:
         await actors.start()
         for config in configs:
             with _open(path, config) as run_dir:
                 if not _done(config, run_dir, heldout):
                     run_dir.log_launch(stage=config.stage, scale=config.scale)
-                    stage = _run_stage(config, problems.get(config.stage, []), heldout, actors, plan, run_dir)
-                    await actors.watch.guard(stage)
+                    of_stage = problems.get(config.stage, [])
+                    await actors.repeat(
+                        partial(_run_stage, config, of_stage, heldout, actors, plan, run_dir),
+                        partial(_steps_saved, run_dir, config.stage),
+                    )
     finally:
         await actors.close()
+
+
+def _steps_saved(run_dir: RunDir, stage: str) -> int:
+    newest = run_dir.newest_checkpoint(stage)
+    return newest.step if newest else 0
 
 
 async def _run_stage(

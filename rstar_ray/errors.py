@@ -34,6 +34,10 @@ class LearnerError(RStarError):
     """A learner rank failed or reported a state it cannot train from."""
 
 
+class RankLost(LearnerError):
+    """A learner rank died, or was ended for being silent: the gang can start again from its newest checkpoint."""
+
+
 class DeadlineExceeded(RStarError):
     """A wait on another process ran out of time.
 

@@ -20,6 +20,7 @@ from rstar_ray.hard_set import hard_set
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name
+from rstar_ray.run_dir.manifest import damage
 from rstar_ray.run_dir.metrics import MetricsLog, PlacementFigures, SftMetrics, StepMetrics
 from rstar_ray.stage_progress import StageProgress
 from rstar_ray.train_loop import StepRecord, TrainingSystem, train_steps
@@ -116,7 +117,7 @@ def _start_was_evaluated(config: RunConfig, run_dir: RunDir) -> bool:
 
 async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> StageProgress:
     """Bring the learner to where this stage stands: its own newest checkpoint, or what the stage before left."""
-    newest = run_dir.newest_checkpoint(config.stage)
+    newest = run_dir.newest_whole_checkpoint(config.stage, crew.show)
     forget_evaluations(run_dir, config.stage, newest.step if newest else 0)
     if newest is not None:
         progress = StageProgress.from_json(read_json(newest.path / "progress.json"))
@@ -131,6 +132,8 @@ async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> StageProgres
     if config.model:
         await crew.learner.set_policy(Path(config.model))
     elif before is not None:
+        if wrong := damage(before.path):
+            raise RStarError(f"{before.path}, where {before.stage} ended, is not whole: {wrong}")
         await crew.learner.load_checkpoint(before.path)
         policy_version = StageProgress.from_json(read_json(before.path / "progress.json")).policy_version
     if config.reset_optimizer:

@@ -112,11 +112,14 @@ class Balancer:
         self._books.replica(replica_id).serving = serving
         self._replicas_changed()
 
+    def withdraw_versions(self) -> None:
+        """From now on a replica may report a lower one than before."""
+        self._books.fleet.withdraw_versions()
+
     def set_policy_version(self, policy_version: int) -> None:
         """A new version is published to all; lengths learned under the old one fade."""
         self._rule.new_policy_version()
-        for replica in self._books.fleet.by_id.values():
-            replica.policy_version = max(replica.policy_version, policy_version)
+        self._books.fleet.published(policy_version)
 
     def remember(self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]]) -> None:
         """Teach the estimate lengths of an earlier step or run: (group, response tokens, truncated by its budget)."""

@@ -86,6 +86,14 @@ class Fleet:
         self.generated_tokens = 0  # by all rollouts, as reported
         self.block_tokens = BLOCK_TOKENS  # the largest of any replica
 
+    def published(self, policy_version: int) -> None:
+        for replica in self.by_id.values():
+            replica.policy_version = max(replica.policy_version, policy_version)
+
+    def withdraw_versions(self) -> None:
+        for replica in self.by_id.values():
+            replica.policy_version = replica.told_version = 0
+
     def __len__(self) -> int:
         return len(self.by_id)
 

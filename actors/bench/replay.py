@@ -307,8 +307,10 @@ async def _all_done(workers: Sequence[GenerationWorker], count: int) -> None:
 
     async def drain(worker: GenerationWorker) -> None:
         nonlocal left
+        acknowledged = 0
         while left > 0:
-            delivery, _ = await worker.take_finished(LONGEST_S)
+            delivery, _ = await worker.take_finished(LONGEST_S, acknowledged)
+            acknowledged = delivery.number
             left -= len(delivery.finished) + len(delivery.dropped)
         done.set()
 

@@ -16,6 +16,7 @@ from actors.generation.settings import EngineSettings
 from actors.generation.worker import GenerationWorker
 from actors.probe import Alive, Sign
 from actors.sandbox_executor import SandboxClient
+from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import ChatConfig, RewardConfig, SandboxConfig
 from rstar_ray.deadline import within
@@ -45,6 +46,7 @@ class WorkerSettings:
     executors: tuple[str, ...]  # names, by which a restarted actor finds them again
     reward: RewardConfig
     own_folder: str  # absolute
+    journal: str = ""  # the run's folder of finished turns; none are kept without
 
 
 class GenerationActor:
@@ -57,14 +59,18 @@ class GenerationActor:
         self._name = settings.replica_id
         self._alive = Alive()
         chat = load_chat(Path(settings.engine.model), settings.chat, instruct=settings.instruct)
+        self._engine = Engine(settings.engine, stop_token_ids=chat.profile.stop_token_ids)
         self._worker = GenerationWorker(
             settings.replica_id,
-            engine=Engine(settings.engine, stop_token_ids=chat.profile.stop_token_ids),
+            engine=self._engine,
             max_running=settings.engine.max_num_seqs,
             chat=chat,
             balancer=BalancerClient(ray.get_actor("balancer")),
             execute=tools.execute,
             judge=make_judge(settings.reward, tools, own_folder=settings.own_folder),
+            journal=TurnJournal(Path(settings.journal), f"{self._name}-{self._alive.life}")
+            if settings.journal
+            else None,
         )
 
     def __repr__(self) -> str:
@@ -79,7 +85,7 @@ class GenerationActor:
     async def probe(self) -> Sign:
         """For the run's detector. A stuck engine is the worker's own to find, whose processes it can end."""
         load = self._worker.load()
-        return self._alive.sign(work=load.running, progress=load.steps)
+        return self._alive.sign(work=load.running, progress=load.steps, children=self._engine.process_ids)
 
     async def take_finished(self, wait_s: float, acknowledged: int) -> tuple[Delivery | list[Trajectory], ...]:
         """Call it with `num_returns=1 + NUM_PARTS`: the driver reads the delivery, and keeps refs of its parts."""

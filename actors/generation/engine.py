@@ -49,6 +49,11 @@ class Engine:
         """Of the weights that serve; 0 for those of the model folder."""
         return self._weights.policy_version
 
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Of vLLM's processes; none before the start."""
+        return tuple(process.pid for process in self._vllm.processes)
+
     async def start(self) -> EngineFacts:
         """Start vLLM's processes. Raises `EngineError` where they do not come up."""
         llm = await self._vllm.start(self._meter.observe)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ray.exceptions import RayActorError
@@ -23,11 +24,18 @@ class Replicas:
     """Workers by name, and the rollouts handed to them."""
 
     def __init__(
-        self, balancer: Any, chat: ChatFormat, *, show: Callable[[str], None], watch: Follow, silent_s: float
+        self,
+        balancer: Any,
+        chat: ChatFormat,
+        *,
+        show: Callable[[str], None],
+        watch: Follow,
+        silent_s: float,
+        journal: Path | None = None,
     ) -> None:
-        """`silent_s`: how long a worker may leave `watch` without an answer."""
+        """`silent_s`: how long a worker may leave `watch` without an answer. `journal`: where they keep turns."""
         self.workers: dict[str, Any] = {}
-        self.rollouts = RolloutClient(balancer, chat, on_worker_lost=self._lost, show=show)
+        self.rollouts = RolloutClient(balancer, chat, on_worker_lost=self._lost, show=show, journal=journal)
         self._balancer = balancer
         self._show = show
         self._start_deadlines_s: dict[str, float] = {}
@@ -63,9 +71,16 @@ class Replicas:
         """Have every replica serve these weights; returns when all do."""
         await self.serving()
         self._published = weights
+        self.rollouts.weights = weights.checksum
         await asyncio.gather(*(self._pull_unless_lost(name, weights) for name in self.there))
         told = when_available(lambda: self._balancer.set_policy_version.remote(weights.policy_version))
         await self._ask(told, "balancer", "the policy version")
+
+    async def withdraw(self) -> None:
+        """Give up what was handed in and not finished: the learner goes back to a checkpoint, and so do versions."""
+        await self.rollouts.abandon()
+        told = when_available(lambda: self._balancer.withdraw_versions.remote())
+        await self._ask(told, "balancer", "taking back the policy versions")
 
     async def placed(self) -> PlacementFigures:
         """What the balancer did since this was asked last."""
@@ -111,6 +126,11 @@ class Replicas:
         self._coming_back.add(name)
         self._watch.leave(name)
         self._count_loss(name, lost)
+        kept = await self.rollouts.recover()
+        if kept:
+            self._show(f"{name}: of {len(kept)} unfinished rollouts the finished turns are kept")
+            back = when_available(lambda: self._balancer.return_rollouts.remote(name, kept))
+            await self._ask(back, "balancer", f"the turns of {name}")
         told = when_available(lambda: self._balancer.replica_lost.remote(name))
         await self._ask(told, "balancer", f"the rollouts of {name}")
         await self.rollouts.resubmit()

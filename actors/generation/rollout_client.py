@@ -6,7 +6,10 @@ for all siblings; what is sampled stays behind refs.
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -14,6 +17,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 
 from actors.generation.balancer_client import rollout_load
 from actors.generation.delivery import NUM_PARTS, Delivery
+from rstar_ray.agent.journal import journaled
 from rstar_ray.agent.rollout import RolloutState, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
@@ -25,6 +29,9 @@ from scheduler.load import RolloutLoad
 
 _Submission = tuple[RolloutLoad, RolloutState]
 
+ATTEMPT = "~"
+"""Between a rollout's id and the number of its attempt, where all that was handed in before was given up."""
+_ATTEMPT = re.compile(rf"{ATTEMPT}\d+")
 SUBMIT_BATCH = 256
 CALL_DEADLINE_S = 120.0
 BALANCER_PING_S = 2.0
@@ -44,7 +51,11 @@ class RolloutClient:
         *,
         on_worker_lost: Callable[[str, Exception], Any],
         show: Callable[[str], None] = print,
+        journal: Path | None = None,
     ) -> None:
+        """`journal`: where the workers keep finished turns."""
+        self.weights = 0  # checksum of those that all workers serve; 0 for the model folder's
+        self._journal = journal
         self._balancer = balancer
         self._chat = chat
         self._on_worker_lost = on_worker_lost
@@ -52,6 +63,7 @@ class RolloutClient:
         self._finished: asyncio.Queue[FinishedRollout | DroppedRollout | BaseException] = asyncio.Queue()
         self._waiting: dict[str, _Submission] = {}
         self._latest: frozenset[str] = frozenset()  # ids of the latest run
+        self._attempt = 0  # grows when what was handed in is given up
         self.num_ended = 0  # over the whole run
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -77,11 +89,13 @@ class RolloutClient:
             problem = request.problem
             if problem not in prompts:
                 prompts[problem] = self._chat.prompt_ids(problem)
-            state = RolloutState.start(request, prompts[problem])
+            state = RolloutState.start(self._named_apart(request), prompts[problem])
             if state.stop_reason is StopReason.REFUSED:
-                yield await _refused(state)
+                yield self._as_asked(await _refused(state))
             else:
-                fitting[request.rollout_id] = (rollout_load(state), state)
+                fitting[state.request.rollout_id] = (rollout_load(state), state)
+        kept = await self._journaled([state for _, state in fitting.values()])
+        fitting |= {name: (rollout_load(state), state) for name, state in kept.items()}
         if self._watch is None:
             self._watch = asyncio.create_task(self._watch_balancer())
         self._waiting |= fitting
@@ -90,7 +104,52 @@ class RolloutClient:
             done = await self._finished.get()
             if isinstance(done, BaseException):
                 raise done
-            yield done
+            yield self._as_asked(done)
+
+    async def recover(self) -> list[_Submission]:
+        """Of what is not finished, that of which finished turns are in the journal: it goes on from there."""
+        kept = await self._journaled([state for _, state in self._waiting.values()])
+        longer = {
+            name: (rollout_load(state), state)
+            for name, state in kept.items()
+            if name in self._waiting and len(state.turns) > len(self._waiting[name][1].turns)
+        }
+        self._waiting |= longer
+        return [self._waiting[name] for name in kept.keys() & self._waiting.keys()]
+
+    async def _journaled(self, states: Sequence[RolloutState]) -> dict[str, RolloutState]:
+        if self._journal is None:
+            return {}
+        return await asyncio.to_thread(journaled, self._journal, states, self.weights, same=_ATTEMPT)
+
+    async def abandon(self) -> None:
+        """Give up everything handed in and not finished: `run` may be asked for the same rollouts again.
+
+        What is still on its way of the old ones is told apart by its name.
+        """
+        given_up = [*self._waiting]
+        self._waiting.clear()
+        self._latest = frozenset()
+        self._attempt += 1
+        ended = [self._finished.get_nowait() for _ in range(self._finished.qsize())]
+        for fault in ended:
+            if isinstance(fault, BaseException):
+                self._finished.put_nowait(fault)
+        cancelled = when_available(lambda: self._balancer.cancel.remote(given_up))
+        reason = f"taking back {len(given_up)} rollouts"
+        await within(cancelled, CALL_DEADLINE_S, waiter="driver", owner="balancer", reason=reason)
+
+    def _named_apart(self, request: RolloutRequest) -> RolloutRequest:
+        if not self._attempt:
+            return request
+        return replace(request, rollout_id=f"{request.rollout_id}{ATTEMPT}{self._attempt}")
+
+    def _as_asked(self, done: FinishedRollout | DroppedRollout) -> FinishedRollout | DroppedRollout:
+        """Under the name by which it was asked for."""
+        if isinstance(done, DroppedRollout):
+            return replace(done, rollout_id=_without_attempt(done.rollout_id))
+        summary = replace(done.summary, rollout_id=_without_attempt(done.summary.rollout_id))
+        return replace(done, summary=summary)
 
     async def resubmit(self) -> None:
         """Hand every unfinished request in again; those the balancer knows are left alone there."""
@@ -180,6 +239,10 @@ class RolloutClient:
         known = self._waiting.pop(rollout_id, None) is not None
         self.num_ended += known
         return known
+
+
+def _without_attempt(rollout_id: str) -> str:
+    return rollout_id.partition(ATTEMPT)[0]
 
 
 async def life_of(worker: Any, patience_s: float) -> str | None:

@@ -20,6 +20,7 @@ from actors.generation.load_meter import EngineLoad
 from actors.generation.timeline_log import TimelineLog
 from actors.generation.weight_swap import WeightUpdate
 from actors.weights.buckets import WeightBucket
+from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.agent.rollout import ExecuteFn, RolloutState, run_rollout, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
@@ -77,6 +78,7 @@ class GenerationWorker:
         balancer: BalancerCalls,
         execute: ExecuteFn,
         judge: JudgeFn,
+        journal: TurnJournal | None = None,
         die: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
         self._replica_id = replica_id
@@ -86,6 +88,8 @@ class GenerationWorker:
         self._balancer = balancer
         self._execute = execute
         self._judge = judge
+        self._journal = journal
+        self._weights = 0  # checksum of those that serve; 0 for the model folder's
         self._die = die
         self._facts: EngineFacts | None = None
         self._playing: dict[str, asyncio.Task[None]] = {}
@@ -127,6 +131,7 @@ class GenerationWorker:
         except EngineError as died:
             await self._end(died)
             raise
+        self._weights = update.checksum
         return update.checksum
 
     async def record(self, trajectories: Sequence[Trajectory], path: Path, *, stage: str, step: int) -> None:
@@ -155,6 +160,8 @@ class GenerationWorker:
         for task in [*self._loops, *self._playing.values()]:
             task.cancel()
         await asyncio.gather(*self._loops, *self._playing.values(), return_exceptions=True)
+        if self._journal is not None:
+            self._journal.close()
         await self._engine.close()
 
     # -- work ---------------------------------------------------------------------------------------------------------
@@ -195,6 +202,8 @@ class GenerationWorker:
         if rollout_id in self._playing:  # a grant delivered twice
             return
         self._states[rollout_id] = state
+        if self._journal is not None:
+            self._journal.begin(state)
         task = asyncio.create_task(self._play(state))
         task.add_done_callback(self._note_fault)
         self._playing[rollout_id] = task
@@ -221,6 +230,7 @@ class GenerationWorker:
             if state.stop_reason is None:
                 self._hand_back(state)
                 return
+            self._keep(state)
             self._release(state)  # its KV cache is free; checking the answer holds nobody up
             self._deliveries.add(await score(state, self._judge))
         except (SandboxError, JudgeError) as failed:
@@ -234,6 +244,7 @@ class GenerationWorker:
     def _turn_finished(self, state: RolloutState) -> bool:
         rollout_id = state.request.rollout_id
         self._states[rollout_id] = state
+        self._keep(state)
         if rollout_id in self._leaving:
             return False
         load = rollout_load(state)
@@ -247,6 +258,11 @@ class GenerationWorker:
         )
         self._reporting.set()
         return True
+
+    def _keep(self, state: RolloutState) -> None:
+        """On disk with the next report: until then a death of this process takes the turn along."""
+        if self._journal is not None:
+            self._journal.add(state, self._weights)
 
     def _release(self, state: RolloutState) -> None:
         load = rollout_load(state)
@@ -271,6 +287,8 @@ class GenerationWorker:
         self._playing.pop(rollout_id, None)
         self._states.pop(rollout_id, None)
         self._leaving.discard(rollout_id)
+        if self._journal is not None:
+            self._journal.end(rollout_id)
 
     def _note_fault(self, task: asyncio.Task[None]) -> None:
         """A task that raised would otherwise end in silence, and the run wait for it until its deadline."""
@@ -285,6 +303,8 @@ class GenerationWorker:
             next_s = time.monotonic() + REPORT_EVERY_S
             self._reporting.clear()
             outbox, self._outbox = self._outbox, _Outbox()
+            if self._journal is not None:
+                self._journal.flush()
             try:
                 await self._report(outbox)
             except UnknownReplica:  # `_take_grants` registers again, with what is resident

@@ -84,14 +84,17 @@ class LearnerActor:
             num_bytes += bucket.num_bytes
         return refs, total, num_bytes
 
-    def save_checkpoint(self, folder: str, extra: dict[str, Any]) -> None:
+    def save_checkpoint(self, folder: str, extra: dict[str, Any]) -> dict[str, int]:
+        """What this rank's node has of the folder afterwards: bytes by name."""
         self._rank.save_checkpoint(Path(folder), extra)
+        return _files(Path(folder))
 
     def load_checkpoint(self, folder: str) -> tuple[dict[str, Any], int]:
         return self._rank.load_checkpoint(Path(folder)), self._rank.step
 
-    def export(self, folder: str) -> None:
+    def export(self, folder: str) -> dict[str, int]:
         self._rank.export(Path(folder))
+        return _files(Path(folder))
 
     def set_policy(self, folder: str) -> None:
         self._rank.set_policy(Path(folder))
@@ -101,6 +104,10 @@ class LearnerActor:
 
     def close(self) -> None:
         self._rank.close()
+
+
+def _files(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
 def _all_shares(work: RlWork) -> Iterator[RlShare]:

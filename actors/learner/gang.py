@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -19,15 +19,20 @@ from ray.exceptions import RayActorError, RayTaskError
 from actors.learner.actor import LearnerActor, rank_name
 from actors.learner.settings import LearnerSettings
 from actors.learner.shares import rl_shares, sft_shares, usable_rows
+from actors.watch import Follow
 from rstar_ray.algorithm.batch_plan import BatchLimits
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.deadline import within
-from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError
+from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost
 from rstar_ray.train_loop import TrainingRow
 
 log = logging.getLogger(__name__)
 
 CLOSE_DEADLINE_S = 20.0
+DEATH_NOTICE_S = 5.0
+"""How long after a rank's failure the death of another may take to be noticed."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +50,26 @@ class Learner:
     """Drives the ranks; the `Learner` of `rstar_ray.train_loop`."""
 
     def __init__(
-        self, settings: LearnerSettings, *, rank_options: Sequence[Mapping[str, Any]] = (), waiter: str = "driver"
+        self,
+        settings: LearnerSettings,
+        *,
+        rank_options: Sequence[Mapping[str, Any]] = (),
+        waiter: str = "driver",
+        watch: Follow | None = None,
+        silent_s: float = math.inf,
     ) -> None:
-        """`rank_options`: Ray's actor options for each rank (placement, CPUs, GPUs); by default one CPU each."""
+        """`rank_options`: Ray's actor options for each rank (placement, CPUs, GPUs); by default one CPU each.
+
+        `watch` probes the ranks, which may be silent for `silent_s`.
+        """
         self.settings = settings
         self._options = list(rank_options) or [{"num_cpus": 1}] * settings.world_size
         if len(self._options) != settings.world_size:
             raise ConfigError("learner.ranks", f"{len(self._options)} placements", f"give {settings.world_size}")
         self._waiter = waiter
+        self._watch = watch
+        self._silent_s = silent_s
+        self._lost: asyncio.Future[str] | None = None  # why, once a rank of this life is
         self._ranks: list[Any] = []
         self._facts: Any = None
         self._step = 0
@@ -76,15 +93,47 @@ class Learner:
         if self.settings.device == "cpu":
             env["DS_ACCELERATOR"] = "cpu"
         self._ranks = [
-            LearnerActor.options(name=rank_name(rank), runtime_env={"env_vars": env}, **options).remote(
-                self.settings, rank
-            )
+            LearnerActor.options(  # type: ignore[attr-defined]
+                name=rank_name(rank), runtime_env={"env_vars": env}, **options
+            ).remote(self.settings, rank)
             for rank, options in enumerate(self._options)
         ]
         seconds = self.settings.start_deadline_s
         host, port = await self._one(self._ranks[0].address.remote(), 0, seconds, "its address")
         facts = await self._all("start", [(host, port)] * len(self._ranks), seconds, "loading the model")
         self._facts = facts[0]
+        self._lost = asyncio.get_running_loop().create_future()
+        if self._watch is not None:
+            for rank, handle in enumerate(self._ranks):
+                self._watch.follow(rank_name(rank), handle, silent_s=self._silent_s, on_death=self._rank_died)
+
+    async def restart(self) -> None:
+        """New ranks, as after `start`: what they had learned is in checkpoints."""
+        self._end_ranks()
+        gone = _until_unnamed({rank_name(rank) for rank in range(self.settings.world_size)})
+        await within(gone, CLOSE_DEADLINE_S, waiter=self._waiter, owner="learner", reason="the end of its ranks")
+        await self.start()
+
+    async def unless_lost(self, work: Awaitable[T]) -> T:
+        """The result of `work`; raises `RankLost` as soon as a rank is lost, whether or not anybody asks it then."""
+        assert self._lost is not None, "start() comes first"
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self._lost}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.wait({task}, timeout=CLOSE_DEADLINE_S)
+        raise RankLost(self._lost.result())
+
+    def _rank_died(self, name: str, died: Exception) -> None:
+        """The others wait for it in a collective and are of no use."""
+        self._end_ranks()
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(f"{name} died ({type(died).__name__})")
 
     async def close(self) -> None:
         """End the ranks; safe to call twice, and after a failure."""
@@ -94,9 +143,11 @@ class Learner:
         self._end_ranks()
 
     def _end_ranks(self) -> None:
-        for rank in self._ranks:
-            ray.kill(rank)
-        self._ranks = []
+        ranks, self._ranks = self._ranks, []
+        for rank, handle in enumerate(ranks):
+            if self._watch is not None:
+                self._watch.leave(rank_name(rank))
+            ray.kill(handle)
 
     # ------------------------------------------------------------ training
 
@@ -176,7 +227,8 @@ class Learner:
 
     async def save_checkpoint(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
         """Everything the learner needs to go on, into an existing or new folder on rank 0's node."""
-        await self._everywhere("save_checkpoint", (str(folder), dict(extra or {})), "a checkpoint")
+        written = await self._everywhere("save_checkpoint", (str(folder), dict(extra or {})), "a checkpoint")
+        refuse_unseen(folder, written)
 
     async def load_checkpoint(self, folder: Path) -> dict[str, Any]:
         """Go on from a checkpoint, of any number of ranks; returns the `extra` saved with it."""
@@ -185,7 +237,7 @@ class Learner:
 
     async def export(self, folder: Path) -> None:
         """An ordinary Hugging Face folder that transformers and vLLM load."""
-        await self._everywhere("export", (str(folder),), "writing the model folder")
+        refuse_unseen(folder, await self._everywhere("export", (str(folder),), "writing the model folder"))
 
     async def set_policy(self, folder: Path) -> None:
         """Take over the weights of a Hugging Face folder; the optimizer stays."""
@@ -215,8 +267,11 @@ class Learner:
             # Every rank refuses for the same reason and stays usable.
             await asyncio.wait(calls, timeout=CLOSE_DEADLINE_S)
             raise
-        except (LearnerError, DeadlineExceeded):
+        except (LearnerError, DeadlineExceeded) as failed:
+            lost = await _loss_behind(failed, calls)
             self._end_ranks()
+            if lost is not None and lost is not failed:
+                raise lost from failed
             raise
         finally:
             for call in calls:
@@ -232,7 +287,36 @@ class Learner:
                 raise cause from error
             raise LearnerError(f"{name} failed in {reason}: {type(cause).__name__}: {cause}") from error
         except RayActorError as error:
-            raise LearnerError(f"{name} died during {reason}") from error
+            raise RankLost(f"{name} died during {reason}") from error
+
+
+async def _loss_behind(failed: Exception, calls: "Sequence[asyncio.Future[Any]]") -> RankLost | None:
+    """When a rank dies, another may be the first to say that its peer closed the connection."""
+    if isinstance(failed, RankLost):
+        return failed
+    if isinstance(failed, DeadlineExceeded):
+        return RankLost(str(failed))
+    await asyncio.wait(calls, timeout=DEATH_NOTICE_S)
+    ended = [call.exception() for call in calls if call.done() and not call.cancelled()]
+    return next((error for error in ended if isinstance(error, RankLost)), None)
+
+
+async def _until_unnamed(names: set[str]) -> None:
+    """Ray frees an actor's name once its process is gone."""
+    while names & set(ray.util.list_named_actors()):
+        await asyncio.sleep(0.1)
+
+
+def refuse_unseen(folder: Path, written: Sequence[Mapping[str, int]]) -> None:
+    """Raises `LearnerError` where a rank wrote a file that is not here, or not whole: another node's own folder."""
+    for rank, files in enumerate(written):
+        for name, num_bytes in files.items():
+            path = folder / name
+            if not path.is_file() or path.stat().st_size != num_bytes:
+                raise LearnerError(
+                    f"{rank_name(rank)} wrote {name} to {folder}, and it is not there for the driver: the run "
+                    "directory must be on a file system that every node sees"
+                )
 
 
 async def _settled(ref: Awaitable[Any]) -> None:

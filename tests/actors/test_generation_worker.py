@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ from actors.generation.engine import EngineFacts
 from actors.generation.load_meter import EngineLoad
 from actors.generation.weight_swap import WeightUpdate
 from actors.generation.worker import GenerationWorker
+from rstar_ray.agent.journal import TurnJournal, journaled
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import EngineError
 from rstar_ray.rollouts import DroppedRollout
@@ -270,6 +272,24 @@ async def test_a_worker_that_was_taken_for_lost_is_not_started_again_and_registe
     assert len(await collect(one, 5)) == 5
     assert await balancer.drain(10)
     assert (await balancer.snapshot()).finished == 5
+    await one.close()
+
+
+async def test_every_finished_turn_is_on_disk_by_the_time_the_balancer_hears_of_it(tmp_path: Path):
+    balancer = BalancerService()
+    one = worker(balancer, journal=TurnJournal(tmp_path, "generation/0-life"))
+    await one.start()
+    await one.pull(1, [])
+    await one.serve()
+    wanted = [replace(asked, rollout_id=f"stage1/3/{asked.rollout_id}") for asked in requests(8)]
+    await submit(balancer, wanted)
+    found = await collect(one, 8)
+    assert await balancer.drain(10)
+    starts = [RolloutState.start(asked, CHAT.prompt_ids(asked.problem)) for asked in wanted]
+    kept = journaled(tmp_path, starts, weights=7)  # the checksum of what it pulled
+    assert {name: len(state.turns) for name, state in kept.items()} == {
+        name: end.num_turns for name, end in found.items() if isinstance(end, TrajectorySummary)
+    }
     await one.close()
 
 

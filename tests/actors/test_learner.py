@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,10 +15,12 @@ import numpy as np
 import pytest
 
 from actors.learner.gang import Learner, Publication
+from actors.watch import Watch
 from actors.weights.buckets import checksum, unpack
 from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.algorithm.update import SftExample
-from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError
+from rstar_ray.config import DetectorConfig
+from rstar_ray.errors import ConfigError, LearnerError, RankLost
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.train_loop import TrainingRow
 from rstar_ray.trajectory import Problem, StopReason, Trajectory, TrajectorySummary
@@ -178,6 +181,38 @@ async def test_a_rank_that_dies_ends_the_gang_at_once_and_is_named(cluster: Any,
             await learner.publish(1)
 
 
+async def test_a_rank_that_dies_or_stops_is_noticed_while_nobody_asks_it_and_new_ones_go_on_from_a_checkpoint(
+    cluster: Any, folder: Path, tmp_path: Path
+):
+    rows, shown = training_rows(ROWS, cluster), list[str]()
+    watch = Watch(
+        DetectorConfig(probe_every_s=0.5, silent_s=5, learner_silent_s=5, engine_step_s=5, still_s=120),
+        show=shown.append,
+    )
+    watch.start()
+    async with learning(folder, world_size=2, zero_stage=1) as learner:
+        learner._watch, learner._silent_s = watch, 5.0
+        await learner.restart()
+        assert (await learner.train_rl(rows)).applied
+        await learner.save_checkpoint(tmp_path / "first")
+        assert (await learner.train_rl(rows)).applied
+        uninterrupted = (await learner.publish(2)).checksum
+        for fault, limit_s in ((signal.SIGKILL, 10.0), (signal.SIGSTOP, 5.0 * 1.5 + 2.0)):
+            victim = await cluster.get_actor("learner/rank-1").probe.remote()
+            os.kill(victim.pid, fault)
+            started = time.monotonic()
+            with pytest.raises(RankLost, match="learner/rank-1 died"):
+                await learner.unless_lost(asyncio.sleep(60))
+            assert time.monotonic() - started < limit_s
+            await learner.restart()
+            await learner.load_checkpoint(tmp_path / "first")
+            assert (await learner.unless_lost(learner.train_rl(rows))).applied
+            assert (await learner.publish(2)).checksum == uninterrupted
+        (line,) = shown  # a death by itself is Ray's to tell
+        assert line.startswith("learner/rank-1 was silent for") and f"process {victim.pid} is killed" in line
+    await watch.close()
+
+
 async def test_what_a_rank_refuses_or_cannot_finish_reaches_the_driver_by_name(
     cluster: Any, folder: Path, tmp_path: Path
 ):
@@ -204,7 +239,7 @@ async def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_the_dead
 
     learner = Learner(derived.learner(folder, step_deadline_s=0.3))
     learner._ranks = [Silent.remote()]
-    with pytest.raises(DeadlineExceeded, match=r"driver waited 0\.3 s for learner/rank-0 \(the weights\)"):
+    with pytest.raises(RankLost, match=r"driver waited 0\.3 s for learner/rank-0 \(the weights\)"):
         await learner.publish(1)
 
 

@@ -32,6 +32,8 @@ class ForgetfulBalancer:
         self.came_in = asyncio.Event()
         self.sign = Remote(self._sign)
         self.submit = Remote(self._submit)
+        self.cancelled: list[str] = []
+        self.cancel = Remote(self._cancel)
 
     async def _sign(self) -> Sign:
         self.signs += 1
@@ -42,6 +44,9 @@ class ForgetfulBalancer:
         self.submitted.append([load.rollout_id for load, _ in items])
         self.payloads += [payload for _, payload in items]
         self.came_in.set()
+
+    async def _cancel(self, rollout_ids: list[str]) -> None:
+        self.cancelled += rollout_ids
 
     async def next_submission(self) -> None:
         await asyncio.wait_for(self.came_in.wait(), 10)
@@ -80,6 +85,25 @@ async def test_an_id_handed_in_again_is_refused_since_its_result_would_never_com
     with pytest.raises(ValueError, match="'same' was handed in before"):
         await anext(client.run(requests))
     first.cancel()
+    await client.close()
+
+
+async def test_what_is_given_up_may_be_asked_for_again_and_its_late_results_count_for_nothing():
+    balancer, worker = ForgetfulBalancer(), DeliveringWorker()
+    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None)
+    client.follow("generation/0", worker, "its life")
+    wanted = [request(problem, rollout_id="r0") for problem in adding_problems(1)]
+    given_up = asyncio.ensure_future(anext(client.run(wanted)))
+    await balancer.next_submission()
+    given_up.cancel()
+    await client.abandon()
+    assert balancer.cancelled == ["r0"]
+    again = asyncio.ensure_future(anext(client.run(wanted)))
+    await balancer.next_submission()
+    assert balancer.submitted == [["r0"], ["r0~1"]]
+    late, new = (FinishedAt(summary=summary(name), index=index) for index, name in enumerate(("r0", "r0~1")))
+    worker.deliveries.put_nowait(Delivery(finished=(late, new)))
+    assert await again == FinishedRollout(summary=summary("r0"), ref=TrajectoryRef("part 1", 0))
     await client.close()
 
 

@@ -41,12 +41,18 @@ CONFIG = with_values(
 )
 
 
+@pytest.fixture(scope="module")
+def shown() -> list[str]:
+    """The lines that a person sees."""
+    return []
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TrainingActors]:
+async def system(tmp_path_factory: pytest.TempPathFactory, shown: list[str]) -> AsyncIterator[TrainingActors]:
     model = make_tiny_model(tmp_path_factory.mktemp("model"), seed=0)
     connect()
     chat = load_chat(model, CONFIG.chat, instruct=False)
-    actors = TrainingActors(CONFIG, model, chat)
+    actors = TrainingActors(CONFIG, model, chat, shown.append, run_dir=tmp_path_factory.mktemp("run"))
     try:
         await actors.start()
         await actors.serving()
@@ -126,6 +132,29 @@ async def test_the_same_seeds_sample_the_same_tokens(system: TrainingActors):
         return found
 
     assert await tokens("first") == await tokens("second")
+
+
+async def test_what_is_stopped_is_noticed_killed_and_lost_nothing_two_at_once(system: TrainingActors, shown: list[str]):
+    """An engine and the sandbox; then a worker and the balancer."""
+    for number, names in enumerate((("generation/0", "sandbox/0"), ("generation/1", "balancer"))):
+        rollouts = asyncio.create_task(roll_out(system, f"stopped-{number}", prompts=12, siblings=16))
+        worker, other = (ray.get_actor(name) for name in names)
+        async with asyncio.timeout(60):
+            while (await worker.load.remote()).running == 0:
+                await asyncio.sleep(0.01)
+        sign = await worker.probe.remote()
+        stopped = sign.children[:1] if number == 0 else (sign.pid,)
+        for pid in (*stopped, (await other.probe.remote()).pid):
+            os.kill(pid, signal.SIGSTOP)
+        found = await asyncio.wait_for(rollouts, 150)
+        assert len(found) == 12 * 16
+    lines = "\n".join(shown)
+    for name in ("sandbox/0", "generation/1", "balancer"):
+        assert f"{name} was silent for" in lines
+    assert "generation/0 was lost" in lines  # its engine was wedged, not it
+    async with asyncio.timeout(60):
+        while system.replicas.there.keys() != {"generation/0", "generation/1"}:
+            await asyncio.sleep(0.1)
 
 
 async def test_a_generation_worker_that_dies_loses_no_rollout_and_comes_back_with_todays_weights(

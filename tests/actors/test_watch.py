@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,6 +18,7 @@ from actors.watch import Watch, kill_here
 from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import RStarError
+from rstar_ray.run_dir.durable import read_json
 
 CONFIG = DetectorConfig(probe_every_s=0.1, silent_s=0.4, learner_silent_s=0.4, engine_step_s=0.4, still_s=60)
 SIGN = Sign(life="life", node_id="node", pid=1, created_s=0.0)
@@ -107,6 +109,20 @@ async def test_a_death_for_good_is_told_while_nobody_waits_for_the_actor(run: Ru
     run.watch.follow("rank", actor, silent_s=0.3, on_death=lambda *death: told.put_nowait(death))
     name, death = await asyncio.wait_for(told.get(), 10)
     assert name == "rank" and isinstance(death, ActorDiedError) and not run.ended
+
+
+async def test_which_processes_are_the_runs_is_written_down(tmp_path: Path):
+    path = tmp_path / "processes.json"
+    watch = Watch(CONFIG, show=print, record=path)
+    watch.start()
+    actor = Actor()
+    watch.follow("engine", actor, silent_s=0.4)
+    while actor.asked < 2:
+        await asyncio.sleep(0.01)
+    assert read_json(path) == {
+        "engine": {"life": "life", "node_id": "node", "pid": 1, "created_s": 0.0, "children": []}
+    }
+    await watch.close()
 
 
 async def test_what_it_has_left_is_not_judged(run: Run):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.run_dir.__main__ import main as verify
 from rstar_ray.run_dir.folder import RunDir
 
 CONFIG = {"seed": 1, "rollout": {"max_turns": 4, "temperature": 1.0}, "stages": ("sft", "stage1")}
@@ -146,6 +147,56 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str):
         write(run_dir, "stage1", 20, text="again")
         assert (folder / "rank0" / "state.pt").read_text() == "again"
         assert steps(run_dir, "stage1") == [10, 20]
+
+
+def test_one_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_path: Path):
+    shown: list[str] = []
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        write(run_dir, "stage1", 10)
+        write(run_dir, "stage1", 20)
+        (tmp_path / "checkpoints" / "stage1-step-000020" / "rank0" / "state.pt").write_text("weighty")
+        newest = run_dir.newest_whole_checkpoint("stage1", shown.append)
+        assert newest is not None and newest.step == 10
+        assert shown == [
+            "checkpoint stage1-step-000020 is not whole and is set aside as damaged-stage1-step-000020: "
+            "rank0/state.pt is not what was written: its checksum differs"
+        ]
+        assert steps(run_dir, "stage1") == [10]
+        assert run_dir.newest_whole_checkpoint("sft", shown.append) is None
+
+
+def test_turns_of_steps_that_a_checkpoint_has_are_forgotten(tmp_path: Path):
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        for name in ("stage1-step-000003", "stage1-step-000004", "stage1-step-000005", "stage2-step-000001"):
+            (run_dir.journal_path / name).mkdir(parents=True)
+        write(run_dir, "stage1", 4)
+        assert names(run_dir.journal_path) == ["stage1-step-000005", "stage2-step-000001"]
+
+
+def test_a_run_directory_is_verified_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert verify(["verify", str(tmp_path)]) == 2 and verify([]) == 2
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        write(run_dir, "stage1", 1)
+        write(run_dir, "stage1", 2)
+        run_dir.finish_stage("stage1", 2)
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps({"stage": "stage1", "step": step}) + "\n" for step in (1, 2))
+    )
+    assert verify(["verify", str(tmp_path)]) == 0
+    assert f"{tmp_path}: whole" in capsys.readouterr().out
+    (tmp_path / "checkpoints" / "stage1-step-000001" / "rank0" / "state.pt").write_text("weighty")
+    (tmp_path / "checkpoints" / "stage1-step-000002" / "rank0" / "state.pt").unlink()
+    (tmp_path / "metrics.jsonl").write_text('{"stage": "stage1", "step": 1}\n' * 2)
+    assert verify(["verify", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    for fault in (
+        "checkpoint stage1-step-000001: rank0/state.pt is not what was written: its checksum differs",
+        "checkpoint stage1-step-000002: rank0/state.pt is missing",
+        "stage1 finished at step 2, but that checkpoint is not there or not whole",
+        "metrics.jsonl: the steps of stage1 are not 1, 2, 3, ...: 1 stands out of turn",
+        "4 faults",
+    ):
+        assert fault in said
 
 
 def test_old_checkpoints_go_but_the_last_ones_and_stage_ends_stay(tmp_path: Path):

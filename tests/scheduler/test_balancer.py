@@ -91,6 +91,16 @@ def test_what_is_parked_and_turns_up_on_a_replica_runs_there():
     assert balancer.finished("r1", end("big", 940))
 
 
+def test_after_versions_are_withdrawn_a_lower_one_is_no_lie():
+    for withdrawn in (False, True):
+        balancer = fleet("expected_kv", replicas=1)
+        balancer.replica_report("r0", ReplicaLoad(kv_used_tokens=0, policy_version=15))
+        if withdrawn:
+            balancer.withdraw_versions()
+        balancer.replica_report("r0", ReplicaLoad(kv_used_tokens=0, policy_version=10))
+        assert (balancer.set_aside("r0") is None) == withdrawn
+
+
 def test_a_moved_rollout_does_not_follow_its_move_to_a_replica_that_came_back_smaller():
     balancer = fleet("expected_kv", replicas=2, capacity=2_000_000, max_running=1_000)
     balancer.remember(8_000, 4, [(f"old{i}", 7_000.0, False) for i in range(300)])

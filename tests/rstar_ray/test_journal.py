@@ -1,0 +1,121 @@
+"""Finished turns on disk: read again as they were, and only where they belong together."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rstar_ray.agent.journal import TurnJournal, journaled, step_folder
+from rstar_ray.agent.rollout import RolloutState, play_turn
+from rstar_ray.trajectory import RolloutRequest
+from tests.fakes import AddingSandbox, CharChat, ScriptedEngine, adding_problems, answer, call, request
+
+CHAT, SANDBOX = CharChat(), AddingSandbox()
+TURNS = (call("1+2"), call("3+4"), answer("3"))
+
+
+def start(name: str = "stage1/12/0-p/3") -> RolloutState:
+    (problem,) = adding_problems(1)
+    asked: RolloutRequest = request(problem, rollout_id=name)
+    return RolloutState.start(asked, CHAT.prompt_ids(problem))
+
+
+async def played(state: RolloutState, script: tuple[str, ...] = TURNS, version: int = 0) -> list[RolloutState]:
+    """The state after each turn."""
+    states: list[RolloutState] = []
+    engine = ScriptedEngine(list(script), policy_version=version)
+    while state.stop_reason is None:
+        state = await play_turn(state, generate=engine, execute=SANDBOX, chat=CHAT)
+        states.append(state)
+    return states
+
+
+def write(folder: Path, states: list[RolloutState], writer: str = "generation/0-a", weights: int = 7) -> None:
+    journal = TurnJournal(folder, writer)
+    for state in states:
+        journal.add(state, weights)
+    journal.close()
+
+
+async def test_a_rollout_is_read_again_at_its_last_finished_turn_to_the_token(tmp_path: Path):
+    states = await played(start())
+    assert len(states) == 3
+    for count in (1, 2, 3):
+        write(tmp_path / str(count), states[:count])
+        assert journaled(tmp_path / str(count), [start()], 7) == {"stage1/12/0-p/3": states[count - 1]}
+
+
+async def test_a_rollout_that_moved_is_put_together_from_the_files_of_both_workers(tmp_path: Path):
+    states = await played(start())
+    write(tmp_path, states[:1], "generation/0-a")
+    second = TurnJournal(tmp_path, "generation/1-b")
+    second.begin(states[0])
+    second.add(states[1], 7)
+    second.flush()
+    assert journaled(tmp_path, [start()], 7) == {"stage1/12/0-p/3": states[1]}
+    (file,) = (path for path in tmp_path.rglob("*.turns") if "1-b" in path.name)
+    second.close()
+    assert file.stat().st_size < 2_000  # its own turn alone
+
+
+async def test_turns_of_other_weights_steps_and_rollouts_do_not_count(tmp_path: Path):
+    write(tmp_path, await played(start()))
+    assert journaled(tmp_path, [start()], 8) == {}
+    assert journaled(tmp_path, [start("stage1/12/0-p/4")], 7) == {}
+    assert journaled(tmp_path, [start("stage1/13/0-p/3")], 7) == {}
+
+
+async def test_a_turn_that_continues_other_tokens_is_not_put_behind_them(tmp_path: Path):
+    states, others = await played(start()), await played(start(), (call("2+5"), call("3+3"), answer("9")))
+    assert len(states[0].response_ids) == len(others[0].response_ids)
+    write(tmp_path, states[:1], "generation/0-a")
+    second = TurnJournal(tmp_path, "generation/1-b")
+    second.begin(others[0])
+    second.add(others[1], 7)
+    second.close()
+    assert journaled(tmp_path, [start()], 7) == {"stage1/12/0-p/3": states[0]}
+
+
+async def test_a_torn_or_damaged_record_ends_its_file(tmp_path: Path):
+    states = await played(start())
+    write(tmp_path, states)
+    (file,) = tmp_path.rglob("*.turns")
+    whole = file.read_bytes()
+    found: list[int] = []
+    for length in range(0, len(whole) + 1, 7):
+        file.write_bytes(whole[:length])
+        kept = journaled(tmp_path, [start()], 7)
+        found.append(len(kept["stage1/12/0-p/3"].turns) if kept else 0)
+    assert found == sorted(found) and set(found) == {0, 1, 2} | {found[-1]}
+    for position in range(0, len(whole), 97):
+        file.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
+        for kept_state in journaled(tmp_path, [start()], 7).values():
+            assert kept_state in states
+
+
+async def test_attempts_at_the_same_rollout_are_told_apart_by_their_ids_and_share_its_turns(tmp_path: Path):
+    import re
+
+    states = await played(start())
+    write(tmp_path, states[:2])
+    again = start("stage1/12/0-p/3~1")
+    found = journaled(tmp_path, [again], 7, same=re.compile(r"~\d+"))
+    assert found == {"stage1/12/0-p/3~1": replace(states[1], request=again.request)}
+
+
+async def test_nothing_is_kept_of_rollouts_outside_training_steps(tmp_path: Path):
+    write(tmp_path, await played(start("stage3/filter/0-p/3")))
+    assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("rollout_id", "folder"),
+    [
+        ("stage1/12/0-p/3", "stage1-step-000012"),
+        ("stage1/filter/0-p/3", None),
+        ("evaluation/stage1/3/4", None),
+        ("../../etc/3/4", None),
+    ],
+)
+def test_a_steps_turns_lie_beside_its_checkpoints_name(rollout_id: str, folder: str | None):
+    assert step_folder(Path("/run"), rollout_id) == (Path("/run") / folder if folder else None)
