@@ -61,6 +61,7 @@ class TrainingActors:
         self._layout: Layout = plan_layout(config)
         record = RunDir(run_dir).processes_path if run_dir else None
         self.watch = Watch(config.detector, show=show, record=record)
+        self.stopping: Callable[[], bool] = lambda: False  # asked by the stages after every step
         self._group: Any = None
         self._executors: dict[str, Any] = {}
         self._balancer: Any = None
@@ -138,6 +139,7 @@ class TrainingActors:
             publish=self._publish_once,
             record=self.record,
             placed=self.placed,
+            stopping=lambda: self.stopping(),
             exported=lambda folder: write_chat_files(folder, self._chat),
             show=self._show,
         )

@@ -16,10 +16,11 @@ from recipes.data import heldout_problems, problem_sets, sft_examples, sft_plan,
 from recipes.model import refuse_beyond_context, refuse_broken_model, start_folder, start_model, with_local_model
 from recipes.recipe import Recipe
 from recipes.scales import at_scale
+from recipes.stop import StopSignals
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import RunConfig, differences, may_change, with_values
 from rstar_ray.data.sft_plan import SftPlan
-from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.errors import ConfigError, RStarError, Stopped
 from rstar_ray.evaluation.run import HELD_OUT, evaluated, run_evaluation
 from rstar_ray.reward.own import check_own_reward
 from rstar_ray.run_dir.decoration import decoration
@@ -44,6 +45,8 @@ def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None, *, sft:
         run(with_sft_before(configs, recipes[0], sft))
     except ConfigError as refused:
         sys.exit(_complain(refused, 2))
+    except Stopped as stopped:
+        sys.exit(_complain(f"{stopped}; the same command goes on", 130))
     except RStarError as failed:
         sys.exit(_complain(failed, 1))
     except KeyboardInterrupt:
@@ -185,18 +188,21 @@ async def _run_stages(
     first = next(config for config in configs if not _done(config, RunDir(path), heldout))
     model = start_model(first, path, _finished_before(first, path))
     chat = load_chat(model, first.chat, instruct=first.rollout.instruct)
+    stop = StopSignals(first.checkpoint.grace_s, say)
     actors = TrainingActors(first, model, chat, say, run_dir=path)
+    actors.stopping = stop.asked
     try:
-        await actors.start()
-        for config in configs:
-            with _open(path, config) as run_dir:
-                if not _done(config, run_dir, heldout):
-                    run_dir.log_launch(stage=config.stage, scale=config.scale)
-                    of_stage = problems.get(config.stage, [])
-                    await actors.repeat(
-                        partial(_run_stage, config, of_stage, heldout, actors, plan, run_dir),
-                        partial(_steps_saved, run_dir, config.stage),
-                    )
+        with stop.handled():
+            await actors.start()
+            for config in configs:
+                with _open(path, config) as run_dir:
+                    if not _done(config, run_dir, heldout):
+                        run_dir.log_launch(stage=config.stage, scale=config.scale)
+                        of_stage = problems.get(config.stage, [])
+                        await actors.repeat(
+                            partial(_run_stage, config, of_stage, heldout, actors, plan, run_dir),
+                            partial(_steps_saved, run_dir, config.stage),
+                        )
     finally:
         await actors.close()
 

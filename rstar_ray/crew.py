@@ -40,4 +40,5 @@ class Crew:
     record: RecordTrajectories
     placed: Callable[[], Awaitable[PlacementFigures]] | None = None  # since it was asked last
     exported: Callable[[Path], None] = lambda folder: None  # told of every model folder that was written
+    stopping: Callable[[], bool] = lambda: False  # asked after every step: end with a checkpoint now?
     show: Callable[[str], None] = print

@@ -38,6 +38,10 @@ class RankLost(LearnerError):
     """A learner rank died, or was ended for being silent: the gang can start again from its newest checkpoint."""
 
 
+class Stopped(RStarError):
+    """A person or the cluster asked the run to end, and it has; the same command goes on."""
+
+
 class DeadlineExceeded(RStarError):
     """A wait on another process ran out of time.
 

@@ -14,7 +14,7 @@ from rstar_ray.algorithm.update import SftExample
 from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
 from rstar_ray.data.order import DataPosition, draw
-from rstar_ray.errors import RStarError
+from rstar_ray.errors import RStarError, Stopped
 from rstar_ray.evaluation.run import HELD_OUT, evaluated, forget_evaluations, run_evaluation
 from rstar_ray.hard_set import hard_set
 from rstar_ray.run_dir.decoration import decoration
@@ -62,8 +62,11 @@ async def run_sft(
                     val_loss=val_loss,
                 )
             )
-            if saves:
+            stops = crew.stopping() and step < sft.steps
+            if saves or stops:
                 await _save(config, progress, crew, run_dir, finishes=step == sft.steps)
+            if stops:
+                raise Stopped(f"stopped after step {step} of {stage}, with a checkpoint")
     return _finished(run_dir, stage)
 
 
@@ -91,8 +94,11 @@ async def run_rl(
             last = progress.step == config.steps or progress.ended != ""
             if progress.ended:
                 crew.show(f"{config.stage} ends after step {progress.step}: {progress.ended}")
-            if progress.step % config.checkpoint.every_steps == 0 or last:
+            stops = crew.stopping() and not last
+            if progress.step % config.checkpoint.every_steps == 0 or last or stops:
                 await _save(config, progress, crew, run_dir, finishes=last)
+            if stops:
+                raise Stopped(f"stopped after step {progress.step} of {config.stage}, with a checkpoint")
             if not last:
                 await _evaluate_if_due(config, progress, heldout, crew, run_dir)
     return _finished(run_dir, config.stage)

@@ -9,7 +9,7 @@ import pytest
 from rstar_ray import progress
 from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
 from rstar_ray.config import RunConfig, with_values
-from rstar_ray.errors import DeadlineExceeded, RStarError
+from rstar_ray.errors import DeadlineExceeded, RStarError, Stopped
 from rstar_ray.evaluation.run import evaluated, run_evaluation
 from rstar_ray.hard_set import unsolved
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, roll_out, rollout_requests
@@ -287,6 +287,26 @@ async def test_a_stopped_stage_goes_on_to_the_same_end_as_one_that_was_not(tmp_p
     ours, theirs = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("whole", "run"))
     same = ("step", "policy_version", "reward_mean", "trained_trajectories", "tokens_generated")
     assert [[row[key] for key in same] for row in ours] == [[row[key] for key in same] for row in theirs]
+
+
+async def test_a_run_that_is_asked_to_stop_saves_the_step_it_was_in_and_goes_on_to_the_same_end(tmp_path: Path):
+    config = stage("stage1")
+    await run_stage(config, SkilledPolicy(), tmp_path / "whole")
+    for name, asked_at in (("stopped", 3), ("again", 7)):
+        crew = fake_crew(SkilledPolicy())
+        with RunDir.open(tmp_path / "run", config.stage, asdict(config)) as run_dir:
+            stopping = replace(
+                crew, stopping=lambda at=asked_at, run=run_dir: len(read_rows(run.path / "metrics.jsonl")) >= at
+            )
+            with pytest.raises(Stopped, match=f"stopped after step {asked_at} of stage1, with a checkpoint"):
+                await run_rl(config, adding_problems(40), stopping, run_dir)
+            newest = run_dir.newest_checkpoint(config.stage)
+            assert newest is not None and newest.step == asked_at, name
+    await run_stage(config, SkilledPolicy(), tmp_path / "run")
+    whole, stopped = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("whole", "run"))
+    assert [(row["step"], row["reward_mean"]) for row in stopped] == [
+        (row["step"], row["reward_mean"]) for row in whole
+    ]
 
 
 async def test_a_stop_between_the_last_checkpoint_and_its_mark_goes_on(tmp_path: Path):

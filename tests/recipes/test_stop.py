@@ -1,0 +1,50 @@
+"""Signals to a process of our own: this one."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from recipes.stop import SIGNALS, StopSignals
+from rstar_ray.errors import Stopped
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+async def test_the_first_signal_asks_and_the_run_ends_by_itself(number: signal.Signals):
+    shown: list[str] = []
+    stop = StopSignals(60, shown.append)
+    with stop.handled():
+        assert not stop.asked()
+        os.kill(os.getpid(), number)
+        while not stop.asked():
+            await asyncio.sleep(0.001)
+    assert shown[0].startswith(f"{number.name}: the run ends after the step under way, with a checkpoint")
+
+
+async def test_the_second_signal_ends_at_once():
+    stop = StopSignals(60, print)
+    with pytest.raises(Stopped, match="in the middle of a step"), stop.handled():
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not stop.asked():
+            await asyncio.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(10)
+
+
+async def test_when_grace_runs_out_it_ends_in_the_middle_of_a_step():
+    with pytest.raises(Stopped, match="in the middle of a step"), StopSignals(0.05, print).handled():
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(10)
+
+
+async def test_another_cancellation_is_no_stop():
+    async def run() -> None:
+        with StopSignals(60, print).handled():
+            await asyncio.sleep(10)
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
