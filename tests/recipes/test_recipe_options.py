@@ -358,7 +358,7 @@ def test_a_run_that_goes_on_may_move_but_not_compute_something_else(tmp_path: Pa
         "run_dir", "when_short", "max_empty_steps", "rollout.deadline_s",
         "evaluate.protocol", "evaluate.files", "evaluate.every_steps", "balancer.rule", "balancer.risk",
         "optimizer.max_bad_updates", "optimizer.save_bad_updates",
-        "checkpoint.every_steps", "checkpoint.keep", "checkpoint.trajectories_every_steps",
+        "checkpoint.every_steps", "checkpoint.grace_s", "checkpoint.keep", "checkpoint.trajectories_every_steps",
         "own_folder", "reward.deadline_s", "reward.processes",
         "detector.probe_every_s", "detector.silent_s", "detector.learner_silent_s", "detector.engine_step_s",
         "detector.still_s",
