@@ -17,7 +17,7 @@ export PYTHONPATH := $(CURDIR)
 # Container images often set it; here dozens of processes import the same modules, and would compile them each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train test test-fast mutants check format bench bench-sandbox soak-sandbox bench-balancer bench-learner calibrate
+.PHONY: help setup train test test-fast mutants chaos check format bench bench-sandbox soak-sandbox bench-balancer bench-learner calibrate
 .PHONY: cluster-up cluster-down preflight clean same-target
 
 help:  ## What can be made
@@ -57,6 +57,9 @@ test-fast: $(READY)  ## The tests that start neither Ray nor vLLM nor DeepSpeed
 
 mutants: $(READY)  ## Do the fast tests notice small changes in the pure rooms? ARGS="--sample 300 --seed 1"
 	$(BIN)/python tests/mutants $(ARGS)
+
+chaos: $(READY)  ## Faults put into one real run, a line for each; ARGS="--kinds SIGKILL --seeds 3" to choose
+	$(BIN)/python tests/chaos $(ARGS)
 
 check: $(READY)  ## Format, lint and types
 	$(BIN)/ruff format --check .
