@@ -5,17 +5,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from actors.generation.rollout_client import BLIP_PATIENCE_S, RolloutClient, life_of, when_available
 from actors.learner.gang import Publication
 from actors.watch import Follow
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
-from rstar_ray.errors import RStarError
+from rstar_ray.errors import RankLost, RStarError
 from rstar_ray.run_dir.metrics import PlacementFigures
 
 CALL_DEADLINE_S = 120.0
+ASK_AGAIN_S = 0.2
 MAX_LOSSES_IN_A_ROW = 4
 """Of workers, without a single rollout that ended in between, before the run does."""
 
@@ -110,10 +111,7 @@ class Replicas:
         facts = await within(
             when_available(worker.start.remote), deadline_s, waiter="driver", owner=name, reason="its engine"
         )
-        pulled: Publication | None = None
-        while self._published is not None and pulled is not self._published:
-            pulled = self._published
-            await self._pull(name, pulled)
+        await self._pull_newest(name, deadline_s)
         self._coming_back.discard(name)
         await self._ask(worker.serve.remote(), name, "its loops")
         self._lives[name] = (await self._ask(worker.probe.remote(), name, "a sign")).life
@@ -160,12 +158,29 @@ class Replicas:
                     return
                 self._show(f"{name} answers again after {type(lost).__name__}: it is given the weights again")
 
+    async def _pull_newest(self, name: str, deadline_s: float) -> None:
+        """Where the rank that published them has died, those that the learner publishes when it has started again."""
+        pulled: Publication | None = None
+        while self._published is not None and pulled is not self._published:
+            pulled = self._published
+            try:
+                await self._pull(name, pulled)
+            except RankLost:
+                again = self._published_after(pulled)
+                await within(again, deadline_s, waiter=name, owner="learner", reason="weights after it starts again")
+
+    async def _published_after(self, weights: Publication) -> None:
+        while self._published is weights:
+            await asyncio.sleep(ASK_AGAIN_S)
+
     async def _pull(self, name: str, weights: Publication) -> None:
-        checksum = await self._ask(
-            self.workers[name].pull.remote(weights.policy_version, [[ref] for ref in weights.refs]),
-            name,
-            f"policy version {weights.policy_version}",
-        )
+        asked = self.workers[name].pull.remote(weights.policy_version, [[ref] for ref in weights.refs])
+        try:
+            checksum = await self._ask(asked, name, f"policy version {weights.policy_version}")
+        except RayTaskError as failed:
+            if isinstance(failed.cause, ObjectLostError):
+                raise RankLost(f"the rank that published version {weights.policy_version} died with it") from failed
+            raise
         if checksum != weights.checksum:
             raise RStarError(
                 f"{name} holds other weights than the learner published as version {weights.policy_version}: "

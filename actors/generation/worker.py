@@ -325,6 +325,8 @@ class GenerationWorker:
         self._engine_died = died
         for task in self._loops:
             task.cancel()
+        if self._journal is not None:
+            self._journal.flush()
         items = [(rollout_load(state), state) for state in self._states.values()]
         with contextlib.suppress(Exception):  # the driver's `replica_lost` covers what does not arrive
             await self._ask(self._balancer.return_rollouts(self._replica_id, items), "rollouts handed back", 5.0)

@@ -186,18 +186,18 @@ async def test_a_rank_that_dies_or_stops_is_noticed_while_nobody_asks_it_and_new
 ):
     rows, shown = training_rows(ROWS, cluster), list[str]()
     watch = Watch(
-        DetectorConfig(probe_every_s=0.5, silent_s=5, learner_silent_s=5, engine_step_s=5, still_s=120),
+        DetectorConfig(probe_every_s=0.5, silent_s=8, learner_silent_s=8, engine_step_s=8, still_s=300),
         show=shown.append,
     )
     watch.start()
-    async with learning(folder, world_size=2, zero_stage=1) as learner:
-        learner._watch, learner._silent_s = watch, 5.0
+    async with learning(folder, world_size=2, zero=1) as learner:
+        learner._watch, learner._silent_s = watch, 8.0
         await learner.restart()
         assert (await learner.train_rl(rows)).applied
         await learner.save_checkpoint(tmp_path / "first")
         assert (await learner.train_rl(rows)).applied
         uninterrupted = (await learner.publish(2)).checksum
-        for fault, limit_s in ((signal.SIGKILL, 10.0), (signal.SIGSTOP, 5.0 * 1.5 + 2.0)):
+        for fault, limit_s in ((signal.SIGKILL, 10.0), (signal.SIGSTOP, 8.0 * 1.5 + 2.0)):
             victim = await cluster.get_actor("learner/rank-1").probe.remote()
             os.kill(victim.pid, fault)
             started = time.monotonic()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorUnavailableError, OwnerDiedError, RayTaskError
 
 from actors.balancer import Sign as BalancerSign
 from actors.generation import replicas, rollout_client
@@ -14,7 +14,7 @@ from actors.generation.engine import EngineFacts
 from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, Replicas
 from actors.learner.gang import Publication
 from actors.probe import Sign
-from rstar_ray.errors import RStarError
+from rstar_ray.errors import RankLost, RStarError
 from tests.fakes import CharChat, adding_problems, request
 
 FIRST, SECOND = (
@@ -44,6 +44,7 @@ class Worker:
         self._killed = asyncio.Event()
         self._lives = 0
         self.cut = False  # calls fail, and it lives on
+        self.lost: set[int] = set()  # versions whose publisher is gone
         self.probe = Method(self._probe)
         self.start, self.serve = Method(self._start), Method(self._serve)
         self.pull, self.take_finished = Method(self._pull), Method(self._take_finished)
@@ -62,6 +63,8 @@ class Worker:
         if self.cut or self._killed.is_set():
             self.cut = False
             raise ActorUnavailableError("it restarts", None)
+        if version in self.lost:
+            raise RayTaskError("pull", "", OwnerDiedError("ref", None, ""))
         assert refs == [["a ref"]]  # boxed, so that Ray hands on the ref itself
         self.told.append(version)
         return self.checksums[version]
@@ -204,6 +207,20 @@ async def test_a_worker_that_could_not_be_reached_for_a_moment_takes_the_weights
     assert run.second.told == ["start", "serve", 1]  # and it was not started again
     assert "generation/1 answers again after ActorUnavailableError: it is given the weights again" in run.shown
     assert run.balancer.told == [1]
+
+
+async def test_weights_whose_publisher_died_are_a_loss_of_the_learner_and_who_comes_back_waits_for_the_next(run: Run):
+    await run.replicas.publish(FIRST)
+    run.second.lost = {1}
+    run.second.kill()
+    await run.balancer.hears("generation/1")
+    run.first.lost = {2}
+    with pytest.raises(RankLost, match="the rank that published version 2 died with it"):
+        await run.replicas.publish(SECOND)
+    run.first.lost = run.second.lost = set()
+    await run.replicas.publish(SECOND)
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.second.told[-2:] == [2, "serve"]
 
 
 async def test_losses_without_a_rollout_that_ends_in_between_end_the_run_through_its_rollouts(run: Run):
