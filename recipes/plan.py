@@ -43,7 +43,7 @@ class PlanConfig:
     """Nothing is measured: arithmetic, with its assumptions. With --dry-run Ray places stand-ins on fake nodes."""
 
     scale: Literal["", "tiny", "gpu", "gpu-8", "mi300x-64"] = ""
-    """Take GPUs and their memory from this scale."""
+    """Take GPUs, their memory and what the learner does from this scale, where it is not said here."""
     dry_run: bool = False
     """Start a cluster of fake nodes here, and see who sits where at --scale."""
     nodes: int = 0
@@ -93,14 +93,22 @@ class PlanConfig:
 
 
 def of_scale(config: PlanConfig) -> PlanConfig:
-    """With the GPUs of the scale's machines, where one is named."""
+    """With the GPUs and the settings of the scale, where one is named, for what is left at its default here."""
     if not config.scale or config.dry_run:
         return config
     machines = MACHINES[config.scale]
     if not machines.gpus:
         raise ValueError(f"--scale {config.scale} has no GPUs to plan for; with --dry-run it shows who sits where")
-    gpus = machines.nodes * machines.gpus
-    return dataclasses.replace(config, gpus=gpus, gpu_memory_gb=machines.gpu_memory_gb)
+    run = at_scale(STAGE_1.paper, config.scale, STAGE_1.tiny)
+    of_the_scale: dict[str, Any] = {
+        "gpus": machines.nodes * machines.gpus,
+        "gpu_memory_gb": machines.gpu_memory_gb,
+        "micro_batch_tokens": run.learner.micro_batch_tokens,
+        "offload": run.learner.offload,
+        "prompts": run.prompts_per_step,
+    }
+    left = {item.name for item in dataclasses.fields(config) if getattr(config, item.name) == item.default}
+    return dataclasses.replace(config, **{name: value for name, value in of_the_scale.items() if name in left})
 
 
 def show_dry_run(config: PlanConfig) -> int:

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from actors.placement import plan_layout
 from actors.seating import Seat
 from recipes.dry_run import Seating, draw, dry_run, problems, table, told
-from recipes.plan import PlanConfig, of_scale
+from recipes.plan import PlanConfig, of_scale, plan
 from recipes.scales import MACHINES, Machines, at_scale
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
@@ -104,9 +104,21 @@ def test_a_missing_node_is_refused_before_anything_starts():
         dry_run(config("mi300x-64"), replace(MACHINES["mi300x-64"], nodes=7))
 
 
+@pytest.mark.parametrize("scale", ["gpu-8", "mi300x-64"])
+def test_the_papers_model_fits_the_scales_for_it(scale: Literal["gpu-8", "mi300x-64"]):
+    _, colocated, _ = plan(of_scale(PlanConfig(scale=scale)))
+    assert colocated.problems == ()
+    run = at_scale(STAGE_1.paper, scale, STAGE_1.tiny)
+    memory = colocated.memory
+    engine_gb = run.engine.gpu_memory_share * MACHINES[scale].gpu_memory_gb
+    learner_gb = memory.trained_state + memory.activations + memory.runtime
+    assert memory.engine_weights < engine_gb < MACHINES[scale].gpu_memory_gb - learner_gb
+
+
 def test_a_plan_takes_its_gpus_from_a_scale():
     planned = of_scale(PlanConfig(scale="gpu-8"))
-    assert (planned.gpus, planned.gpu_memory_gb) == (8, 80.0)
+    assert (planned.gpus, planned.gpu_memory_gb, planned.offload, planned.prompts) == (8, 80.0, True, 64)
+    assert of_scale(PlanConfig(scale="gpu-8", gpu_memory_gb=141)).gpu_memory_gb == 141
     with pytest.raises(ValueError, match="--scale tiny has no GPUs to plan for"):
         of_scale(PlanConfig(scale="tiny"))
     with pytest.raises(ValueError, match="--dry-run needs a --scale"):
