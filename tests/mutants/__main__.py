@@ -244,6 +244,17 @@ def sample(paths: list[str], number: int, seed: int) -> list[Mutant]:
     return [mutant(name, sources[name], at, draw.randrange(count)) for name, at, count in drawn]
 
 
+def again(survivors: Path) -> list[Mutant]:
+    """The changes that an earlier run wrote down as survivors, as far as their places still read so."""
+    wanted = {tuple(line.split(" | ")[:3]) for line in survivors.read_text("utf-8").splitlines()}
+    found: dict[tuple[str, str, str], Mutant] = {}
+    for name in sorted({file for file, *_ in wanted}):
+        if (REPOSITORY / name).is_file():
+            for one in sample([name], 0, 0):
+                found.setdefault((one.file, one.function, one.change), one)
+    return [found[key] for key in sorted(wanted & found.keys())]
+
+
 def judgements() -> dict[tuple[str, str, str], str]:
     lines = [line.split(" | ") for line in JUDGED.read_text("utf-8").splitlines() if line and not line.startswith("#")]
     return {(file, function, change): reason for file, function, change, reason in lines}
@@ -255,6 +266,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=300, help="how many changes; 0: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tests", nargs="+", help="files or folders of tests instead of the room's")
+    parser.add_argument("--again", type=Path, help="try the survivors of an earlier run, from the file it wrote")
     parser.add_argument("--minutes", type=float, default=inf, help="then no further change is tried")
     parser.add_argument("--survivors", type=Path, default=Path("mutants.txt"), help="where survivors are written")
     options = parser.parse_args()
@@ -263,7 +275,8 @@ def main() -> None:
         for name in LOADED:
             importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        measure(options, sample(options.paths, options.sample, options.seed), Copy(Path(folder) / "tree"))
+        drawn = again(options.again) if options.again else sample(options.paths, options.sample, options.seed)
+        measure(options, drawn, Copy(Path(folder) / "tree"))
 
 
 def measure(options: argparse.Namespace, drawn: list[Mutant], copy: Copy) -> None:
