@@ -71,13 +71,7 @@ def seed_generators(seed: int) -> None:
 def start_deepspeed(policy: Policy, settings: LearnerSettings, device: torch.device) -> tuple[Any, RefusingAdamW]:
     """DeepSpeed's engine around the policy, and the optimizer in it."""
     deepspeed = _quiet_deepspeed()
-    optimizer = RefusingAdamW(
-        _parameter_groups(policy, settings.weight_decay),
-        lr=0.0,  # every update names its own
-        betas=settings.betas,
-        eps=settings.epsilon,
-        fused=device.type == "cuda" and not settings.offload,
-    )
+    optimizer = RefusingAdamW(parameter_groups(policy, settings.weight_decay), **optimizer_arguments(settings))
     if settings.zero == 0:
         optimizer.clip_here = settings.grad_clip
     config = deepspeed_config(settings)
@@ -96,7 +90,7 @@ def _quiet_deepspeed() -> Any:
     return deepspeed
 
 
-def _parameter_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """One group, or two where there is weight decay: none on vectors (norms, biases)."""
     parameters = [p for p in policy.parameters() if p.requires_grad]
     if not weight_decay:
@@ -105,6 +99,16 @@ def _parameter_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, 
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
+
+
+def optimizer_arguments(settings: LearnerSettings) -> dict[str, Any]:
+    """What AdamW is made with, besides the parameters and their decay."""
+    return {
+        "lr": 0.0,  # every update names its own
+        "betas": settings.betas,
+        "eps": settings.epsilon,
+        "fused": settings.device == "cuda" and not settings.offload,
+    }
 
 
 def deepspeed_config(settings: LearnerSettings) -> dict[str, Any]:
