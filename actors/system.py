@@ -168,6 +168,7 @@ class TrainingActors:
 
     async def _restart_learner(self) -> None:
         await self.replicas.withdraw()
+        self._publish_once.forget()
         await self.learner.restart()
 
     async def record(self, refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int) -> None:

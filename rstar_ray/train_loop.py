@@ -64,6 +64,10 @@ class PublishOnce:
             await self._publish(policy_version)
             self._served = policy_version
 
+    def forget(self) -> None:
+        """Send the next version whatever it is: a learner that was lost took what it had published with it."""
+        self._served = None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSystem:

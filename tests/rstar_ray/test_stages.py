@@ -18,7 +18,7 @@ from rstar_ray.run_dir.durable import read_json, read_rows
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.metrics import PlacementFigures
 from rstar_ray.stages import previous_checkpoint, run_rl, run_sft
-from rstar_ray.train_loop import Ledger, TrainingRow, TrainingSystem, train_step
+from rstar_ray.train_loop import Ledger, PublishOnce, TrainingRow, TrainingSystem, train_step
 from rstar_ray.trajectory import RolloutRequest
 from tests.fakes import (
     AddingSandbox,
@@ -101,6 +101,21 @@ async def test_a_version_names_one_set_of_weights_over_a_whole_run_and_is_sent_o
                 checkpoint = await run_rl(config, adding_problems(40), crew, run_dir)
             await crew.publish(read_json(checkpoint.path / "progress.json")["policy_version"])  # to be evaluated
     assert [(version, steps) for version, _, _, steps in published] == [(n, n) for n in (0, 6, 7, 8, 9, 10, 11)]
+
+
+async def test_after_a_lost_learner_the_version_that_is_served_is_published_again():
+    sent: list[int] = []
+
+    async def send(policy_version: int) -> None:
+        sent.append(policy_version)
+
+    publish = PublishOnce(send)
+    for version in (3, 3, 4):
+        await publish(version)
+    publish.forget()
+    for version in (4, 4):
+        await publish(version)
+    assert sent == [3, 4, 4]
 
 
 async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
