@@ -4,7 +4,7 @@ A plain class around vLLM's `AsyncLLM`, without Ray. vLLM runs in processes of i
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +91,25 @@ class Engine:
         outputs = llm.generate(prompt, self._sampling_params(max_tokens, seed, sampling), request_id)
         output = await self._vllm.ask(_last(outputs), f"complete {request_id}", self.settings.generate_deadline_s)
         return self._completion(output, request_id)
+
+    async def stream(
+        self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
+    ) -> AsyncGenerator[list[int], None]:
+        """As `generate`, but each token as it is sampled, without its log-prob; whoever stops listening ends it."""
+        from vllm.sampling_params import RequestOutputKind
+
+        llm = self._vllm.alive()
+        params = self._sampling_params(max_tokens, seed, sampling)
+        params.output_kind, params.logprobs, params.flat_logprobs = RequestOutputKind.DELTA, None, False
+        prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
+        async with contextlib.aclosing(llm.generate(prompt, params, request_id)) as outputs:
+            deadline_s = self.settings.generate_deadline_s
+            while True:
+                output = await self._vllm.ask(anext(outputs, None), f"go on with {request_id}", deadline_s)
+                if output is None:
+                    return
+                if token_ids := list(output.outputs[0].token_ids):
+                    yield token_ids
 
     async def update_weights(self, version: int, buckets: Sequence[WeightBucket]) -> WeightUpdate:
         """Serve the weights in `buckets`, which must hold every parameter, from the next decode step on.

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import tyro
+
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.model_folder import GENERATION, load_chat
 from rstar_ray.chat.template import TokenizerChat
@@ -28,21 +30,14 @@ OPEN, CLOSE = "⟦", "⟧"
 class Options:
     """What `python -m rstar_ray.chat` is asked."""
 
-    model: str
+    model: Annotated[str, tyro.conf.Positional]
     """a folder, or a hub's id"""
     chat: ChatConfig = field(default_factory=ChatConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print all there is to say of a model's chat; 0 where it fits."""
-    import tyro
-
-    options = tyro.cli(
-        tyro.conf.configure(tyro.conf.PositionalRequiredArgs)(Annotated[Options, None]),
-        args=argv,
-        prog="python -m rstar_ray.chat",
-        description=__doc__,
-    )
+    options = tyro.cli(Options, args=argv, prog="python -m rstar_ray.chat", description=__doc__)
     try:
         folder = local_folder(options.model, weights=False)
         if not folder.is_dir():

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax
+from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax, Marked
 from rstar_ray.chat.profile import ChatProfile, Frame
 from rstar_ray.chat.render import Renderer
 from rstar_ray.chat.resolve import ChatChoices, resolve, thinking_switches
@@ -97,11 +97,49 @@ class TokenizerChat:
         stops = self.profile.stop_token_ids
         said = list(token_ids[:-1] if token_ids and token_ids[-1] in stops else token_ids)
         text = self.decode(said)
-        inside = self._thinks_after_tools if after_tools else bool(self.profile.prefill)
+        inside = self.begins_inside_thought(after_tools=after_tools)
         calls = parse_tool_calls(
             where_calls_stand(text, self.profile.thought, inside=inside), self._syntax, tool_name=self._tool_name
         )
         return Reading(text=text, spoken=spoken(text, self.profile.thought, inside=inside), calls=tuple(calls))
+
+    def conversation_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """A whole conversation up to where the policy goes on; what was said spells no control token. Raises
+        `ValueError` where the template refuses it.
+        """
+        if self._system and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self._system}, *messages]
+        spelled = {
+            f"\u2402rstar {number}\u2403": str(message["content"])
+            for number, message in enumerate(messages)
+            if self.control_tokens.search(str(message["content"]))
+        }
+        marks = dict(zip(spelled.values(), spelled, strict=False))
+        marked = [
+            {**message, "content": marks.get(str(message["content"]), message["content"])} for message in messages
+        ]
+        try:
+            text = self.renderer.render(marked, self._tools, opens=True)
+        except Exception as error:  # a template may raise anything
+            raise ValueError(f"the chat template refuses this conversation: {error}") from error
+        ids: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, spelled))})", text) if spelled else [text]:
+            ids += self._encode_plain(spelled[part]) if part in spelled else self._encode(part)
+        return ids
+
+    def as_content(self, reading: Reading, *, after_tools: bool) -> str:
+        """A turn as a message of the conversation keeps it, with the thought that the prompt had opened."""
+        inside = self.begins_inside_thought(after_tools=after_tools)
+        return (self.profile.thought.opens + "\n" if inside else "") + reading.text
+
+    def begins_inside_thought(self, *, after_tools: bool) -> bool:
+        """Whether the prompt has opened a thought for the policy."""
+        return self._thinks_after_tools if after_tools else bool(self.profile.prefill)
+
+    @property
+    def call_markers(self) -> list[tuple[str, str]]:
+        """What opens and closes a call, where the syntax has such markers."""
+        return [(self._syntax.opens, self._syntax.closes)] if isinstance(self._syntax, Marked) else []
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """With special tokens: in some families they are what marks a call."""

@@ -41,9 +41,18 @@ def own_names(allowed: Collection[str]) -> frozenset[str]:
 
 
 def refusal(
-    method: str, path: str, headers: Mapping[str, str], *, token: str, names: Collection[str]
+    method: str,
+    path: str,
+    headers: Mapping[str, str],
+    *,
+    token: str,
+    names: Collection[str],
+    origins: Collection[str] = (),
 ) -> Refusal | None:
-    """Why a request is not let in; None where it is. `headers` ignores case, as HTTP's do."""
+    """Why a request is not let in; None where it is. `headers` ignores case, as HTTP's do.
+
+    Pages of `origins` ("https://host:port") may send requests too, where they know the token.
+    """
     given = headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
     if token and path != "/ping" and not hmac.compare_digest(given, token.encode()):
         return Refusal(401, "a valid token is required: Authorization: Bearer ...")
@@ -51,9 +60,10 @@ def refusal(
     if not _is_ours(host, names):
         return Refusal(421, f"{host[:100]!r} is no name of this server; allow it with --allow-host, or use its address")
     origin = headers.get("Origin")
-    if origin is not None and (origin == "null" or _authority(origin) != host.lower()):
+    invited = origin is not None and origin in origins
+    if origin is not None and not invited and (origin == "null" or _authority(origin) != host.lower()):
         return Refusal(403, "requests of other sites' pages are not answered (Origin)")
-    if headers.get("Sec-Fetch-Site", "none").lower() not in _OWN_SITE:
+    if not invited and headers.get("Sec-Fetch-Site", "none").lower() not in _OWN_SITE:
         return Refusal(403, "requests of other sites' pages are not answered (Sec-Fetch-Site)")
     empty = headers.get("Content-Length", "") == "0" and "Transfer-Encoding" not in headers  # told so as any bad body
     if method == "POST" and not empty and _kind(headers.get("Content-Type", "")) not in TYPES:

@@ -1,0 +1,119 @@
+"""Talk with a policy: thought, code, result and answer as they come; programs run in the sandbox.
+
+python recipes/chat.py --model runs/tiny/checkpoints/stage3-step-000018/model --prompt "What is 12 * 34?"
+python recipes/chat.py --server http://127.0.0.1:8000
+"""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from recipes.talker import TalkConfig, Talker, own_talker, server_talker
+from rstar_ray.agent.talk import Message
+from rstar_ray.errors import ConfigError, RStarError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(TalkConfig):
+    """Whom to talk with, and about what."""
+
+    model: str = ""
+    """a model's folder, or a hub's id: served here"""
+    server: str = ""
+    """instead of --model: address of a server of OpenAI's chat completions"""
+    token: str = ""
+    """for --server: what it wants as `Authorization: Bearer`"""
+    prompt: str = ""
+    """one question; empty is a conversation, until an empty line or the end of the input"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.model) == bool(self.server):
+            raise ConfigError("--model", "one of --model and --server is needed", "give either")
+
+
+class Screen:
+    """A terminal: thoughts dim, programs highlighted, results framed; plain text where it is none."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._kind = ""
+
+    def show(self, kind: str, text: str, *, failed: bool = False) -> None:
+        """One thing heard; pieces of a kind run on."""
+        from rich.panel import Panel
+        from rich.syntax import Syntax
+        from rich.text import Text
+
+        if kind != self._kind and self._kind in ("thought", "said"):
+            self._console.print()
+        self._kind = kind
+        if kind in ("thought", "said"):
+            self._console.print(Text(text, style="dim italic" if kind == "thought" else ""), end="")
+        elif kind == "call":
+            self._console.print(Syntax(text, "python", background_color="default"))
+        elif kind == "result":
+            self._console.print(Panel(Text(text), title="result", border_style="red" if failed else "green"))
+        elif text != "answered":
+            self._console.print(Text(f"[{text.replace('_', ' ')}]", style="yellow"))
+
+    def end(self) -> None:
+        """After an answer."""
+        if self._kind in ("thought", "said"):
+            self._console.print()
+        self._kind = ""
+
+
+async def converse(talker: Talker, options: ChatOptions, screen: Screen) -> None:
+    """One question, or one after the other."""
+    messages: list[Message] = []
+    while question := options.prompt or await asyncio.to_thread(_ask):
+        messages.append({"role": "user", "content": question})
+        async for heard in talker.answer(messages):
+            screen.show(heard.kind, heard.text, failed=heard.failed)
+            messages += heard.messages
+        screen.end()
+        if options.prompt:
+            return
+
+
+def _ask() -> str:
+    try:
+        return input("> ").strip()
+    except EOFError:
+        return ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 1 it failed, 2 refused before anything started."""
+    import tyro
+
+    try:
+        options = tyro.cli(ChatOptions, args=argv, description=__doc__)
+        asyncio.run(_talk(options))
+    except ConfigError as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return 2
+    except RStarError as failed:
+        print(f"error: {failed}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+async def _talk(options: ChatOptions) -> None:
+    place: AbstractAsyncContextManager[Any] = (
+        server_talker(options.server, options.token, options) if options.server else own_talker(options.model, options)
+    )
+    async with place as talker:
+        await converse(talker, options, Screen())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,298 @@
+"""OpenAI's chat completions by a trained agent, its tools run inside: any chat client can use it.
+
+python recipes/serve.py --model runs/tiny/checkpoints/stage3-step-000018/model
+
+POST /v1/chat/completions (streaming or not), GET /v1/models, GET /ping. What the agent thinks, runs and reads comes as
+`reasoning_content`, what it says as `content`. Every request needs the token that is shown at the start.
+"""
+
+import asyncio
+import json
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+from aiohttp import web
+
+from recipes.talker import TalkConfig, Talker, own_talker
+from rstar_ray.agent.talk import Heard
+from rstar_ray.data.conversation import RowError, conversation
+from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.trajectory import Sampling
+from sandbox.http import door
+
+MAX_BODY_BYTES = 4 * 2**20
+MAX_TALKS = 64
+"""Answered at once; more are told to come later."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(TalkConfig):
+    """What is served, and to whom."""
+
+    model: str = ""
+    """a model's folder, or a hub's id"""
+    host: str = "127.0.0.1"
+    """address listened on"""
+    port: int = 8000
+    """port listened on; 0 takes any"""
+    token: str = ""
+    """what a request must bring as `Authorization: Bearer`; empty makes one and shows it"""
+    allow_host: tuple[str, ...] = ()
+    """names of this server beside localhost, the machine's own, and plain addresses"""
+    allow_origin: tuple[str, ...] = ()
+    """web pages that may ask too, as https://host:port"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.model:
+            raise ConfigError("--model", "it is empty", "give a model's folder or a hub's id")
+        if not 0 <= self.port < 65536:
+            raise ConfigError("--port", f"{self.port} is no port", "give 1 to 65535, or 0 for any")
+
+
+class BadRequest(ValueError):
+    """A request that cannot be answered, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as read."""
+
+    messages: Sequence[Mapping[str, Any]]
+    stream: bool
+    max_tokens: int  # 0: the server's own
+    sampling: Sampling | None
+
+
+class Server:
+    """Routes over one talker."""
+
+    def __init__(self, talker: Talker, options: ServeOptions, token: str) -> None:
+        self._talker = talker
+        self._options = options
+        self._token = token
+        self._names = door.own_names(options.allow_host)
+        self._talks = 0
+
+    def app(self) -> web.Application:
+        """The aiohttp application."""
+        app = web.Application(middlewares=[self._let_in], client_max_size=MAX_BODY_BYTES)
+        app.add_routes(
+            [
+                web.get("/ping", self._ping),
+                web.get("/v1/models", self._models),
+                web.post("/v1/chat/completions", self._complete),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        origin = request.headers.get("Origin", "")
+        invited = self._cross_origin(origin)
+        if invited and request.method == "OPTIONS":  # a browser asks first, without the token
+            return web.Response(status=204, headers=invited)
+        refused = door.refusal(
+            request.method,
+            request.path,
+            request.headers,
+            token=self._token,
+            names=self._names,
+            origins=self._options.allow_origin,
+        )
+        if refused is not None:
+            answer = _problem(refused.status, refused.text)
+            answer.force_close()  # its body is not read
+            answer.headers.update(invited)
+            return answer
+        answer = await handler(request)
+        if not answer.prepared:
+            answer.headers.update(invited)
+        return answer
+
+    def _cross_origin(self, origin: str) -> dict[str, str]:
+        if not origin or origin not in self._options.allow_origin:
+            return {}
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Allow-Headers": "Authorization, Content-Type",
+            "Access-Control-Allow-Methods": "GET, POST",
+            "Vary": "Origin",
+        }
+
+    async def _ping(self, request: web.Request) -> web.Response:
+        return web.json_response("pong")
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": self._options.model, "object": "model"}]})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        try:
+            asked = read_request(await request.read())
+        except BadRequest as bad:
+            return _problem(400, str(bad))
+        if self._talks >= MAX_TALKS:
+            return _problem(503, f"{self._talks} answers are under way; ask again later")
+        self._talks += 1
+        try:
+            heard = self._talker.answer(asked.messages, max_tokens=asked.max_tokens, sampling=asked.sampling)
+            if asked.stream:
+                return await self._streamed(request, heard)
+            return web.json_response(await self._whole(heard))
+        except ValueError as refused:  # of the template: roles in an order that it does not know
+            return _problem(400, str(refused))
+        except RStarError as failed:
+            return _problem(500, str(failed))
+        finally:
+            self._talks -= 1
+
+    async def _whole(self, talk: AsyncIterator[Heard]) -> dict[str, Any]:
+        said, thought, end = "", "", Heard(kind="end")
+        async for heard in talk:
+            delta = delta_of(heard)
+            said += delta.get("content", "")
+            thought += delta.get("reasoning_content", "")
+            end = heard
+        message = {"role": "assistant", "content": said, "reasoning_content": thought}
+        choice = {"index": 0, "message": message, "finish_reason": finish_reason(end)}
+        return self._envelope("chat.completion") | {
+            "choices": [choice],
+            "usage": {"prompt_tokens": 0, "completion_tokens": end.num_tokens, "total_tokens": end.num_tokens},
+        }
+
+    async def _streamed(self, request: web.Request, talk: AsyncIterator[Heard]) -> web.StreamResponse:
+        invited = self._cross_origin(request.headers.get("Origin", ""))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **invited})
+        first = await anext(talk)  # what refuses the conversation is told as a status
+        await response.prepare(request)
+        envelope = self._envelope("chat.completion.chunk")
+
+        async def send(delta: Mapping[str, Any], finish: str | None) -> None:
+            event = envelope | {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+            await response.write(b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n")
+
+        try:
+            await send({"role": "assistant", "content": ""}, None)
+            heard: Heard | None = first
+            while heard is not None:
+                await send(delta_of(heard), finish_reason(heard) if heard.kind == "end" else None)
+                heard = await anext(talk, None)
+        except RStarError as failed:
+            await response.write(b"data: " + json.dumps({"error": {"message": str(failed)}}).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        name = f"chatcmpl-{secrets.token_hex(12)}"
+        return {"id": name, "object": kind, "created": int(time.time()), "model": self._options.model}
+
+
+def read_request(body: bytes) -> Asked:
+    """Raises `BadRequest` with the field."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest("the body is no JSON") from error
+    if not isinstance(fields, dict):
+        raise BadRequest("the body is no object")
+    fields = cast(dict[str, Any], fields)
+    if fields.get("tools"):
+        raise BadRequest("tools: the agent's own run inside; send none")
+    if fields.get("n", 1) != 1:
+        raise BadRequest("n: one answer at a time")
+    try:
+        messages = conversation({"messages": fields.get("messages")}, "request").messages
+    except RowError as error:
+        raise BadRequest(f"messages: {error}") from error
+    if messages[-1]["role"] != "user":
+        raise BadRequest("messages: the last one is to be the user's")
+    max_tokens = _number(fields, "max_completion_tokens", _number(fields, "max_tokens", 0, 0, 10**9), 0, 10**9)
+    sampling = None
+    if "temperature" in fields or "top_p" in fields:
+        top_p = _number(fields, "top_p", 1.0, 1e-6, 1.0)
+        sampling = Sampling(temperature=float(_number(fields, "temperature", 1.0, 0.0, 10.0)), top_p=float(top_p))
+    return Asked(messages, bool(fields.get("stream")), int(max_tokens), sampling)
+
+
+def _number(fields: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise BadRequest(f"{name}: {value!r} is not between {low:g} and {high:g}")
+    return value
+
+
+def delta_of(heard: Heard) -> dict[str, str]:
+    """What a client is sent of one thing heard."""
+    match heard.kind:
+        case "said":
+            return {"content": heard.text}
+        case "thought":
+            return {"reasoning_content": heard.text}
+        case "call":
+            return {"reasoning_content": f"\n```python\n{heard.text}\n```\n"}
+        case "result":
+            return {"reasoning_content": f"```\n{heard.text}\n```\n"}
+        case "end":
+            return {}
+
+
+def finish_reason(end: Heard) -> str:
+    """In OpenAI's words."""
+    return "stop" if end.text == "answered" else "length"
+
+
+def _problem(status: int, text: str) -> web.Response:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return web.json_response({"error": {"message": text, "type": kind, "code": status}}, status=status)
+
+
+async def serve(options: ServeOptions) -> None:
+    """Until it is interrupted."""
+    token = options.token or secrets.token_urlsafe(24)
+    async with own_talker(options.model, options) as talker:
+        runner = web.AppRunner(Server(talker, options, token).app(), access_log=None, handler_cancellation=True)
+        await runner.setup()
+        site = web.TCPSite(runner, options.host, options.port)
+        try:
+            await site.start()
+            host, port = runner.addresses[0][:2]
+            print(f"http://{host}:{port}/v1 serves {options.model}", flush=True)
+            if not options.token:
+                print(f"Authorization: Bearer {token}", flush=True)
+            await asyncio.Event().wait()
+        except OSError as taken:
+            raise ConfigError(
+                "--port", f"{options.host}:{options.port} cannot be used ({taken})", "give another"
+            ) from taken
+        finally:
+            await runner.cleanup()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 ended by a person, 1 it failed, 2 refused before anything started."""
+    import tyro
+
+    try:
+        options = tyro.cli(ServeOptions, args=argv, description=__doc__)
+        with suppress(KeyboardInterrupt):
+            asyncio.run(serve(options))
+    except ConfigError as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return 2
+    except RStarError as failed:
+        print(f"error: {failed}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

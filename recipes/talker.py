@@ -1,0 +1,302 @@
+"""What one talks to: an engine of one's own beside a sandbox, or a server of OpenAI's chat completions."""
+
+import json
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import aiohttp
+
+from recipes.model import model_context_tokens
+from recipes.scales import at_scale, detect_scale, local_resources
+from rstar_ray.agent.rollout import ExecuteFn
+from rstar_ray.agent.talk import Heard, Message, TalkLimits, talk
+from rstar_ray.chat.hub import local_folder
+from rstar_ray.chat.model_folder import load_chat
+from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.chat.tool_calls import parse_tool_calls, tool_schema
+from rstar_ray.config import ChatConfig, RunConfig, with_values
+from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.tiny.tokenizer import CHAT_TEMPLATE
+from rstar_ray.trajectory import Sampling, StopReason, ToolCall, ToolResult
+
+SERVER_SILENCE_S = 600.0
+"""Longest a server may send nothing while it answers."""
+MAX_EVENT_BYTES = 2**22
+"""Of one line that a server sends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TalkConfig:
+    """How one talks."""
+
+    max_tokens: int = 8_192
+    """of one answer, results of tools included [tokens]"""
+    max_turns: int = 30
+    """completions of one answer [turns]"""
+    temperature: float = 0.6
+    """softmax temperature"""
+    top_p: float = 1.0
+    """nucleus mass"""
+    chat: ChatConfig = field(default_factory=ChatConfig)
+
+    def __post_init__(self) -> None:
+        for option, value in (("--max-tokens", self.max_tokens), ("--max-turns", self.max_turns)):
+            if value < 1:
+                raise ConfigError(option, f"{value} is too small", "give at least 1")
+        if self.temperature < 0:
+            raise ConfigError("--temperature", f"{self.temperature} is below 0", "give 0 or more")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError("--top-p", f"{self.top_p} is no share", "give one in (0, 1]")
+
+
+class Talker(Protocol):
+    """Answers a conversation, piece by piece."""
+
+    def answer(
+        self, messages: Sequence[Message], *, max_tokens: int = 0, sampling: Sampling | None = None
+    ) -> AsyncIterator[Heard]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTalker:
+    """By an engine in this process."""
+
+    chat: TokenizerChat
+    engine: Any  # actors.generation.engine.Engine
+    execute: ExecuteFn
+    config: TalkConfig
+    context_tokens: int
+
+    def answer(
+        self, messages: Sequence[Message], *, max_tokens: int = 0, sampling: Sampling | None = None
+    ) -> AsyncIterator[Heard]:
+        """`max_tokens` 0 and no `sampling` are the configuration's."""
+        chosen = sampling or Sampling(temperature=self.config.temperature, top_p=self.config.top_p)
+        name = secrets.token_hex(8)
+        asked = 0
+
+        def stream(prompt_ids: Sequence[int], *, max_tokens: int) -> AsyncGenerator[list[int], None]:
+            nonlocal asked
+            asked += 1
+            return self.engine.stream(
+                prompt_ids,
+                request_id=f"talk-{name}/turn-{asked}",
+                max_tokens=max_tokens,
+                seed=secrets.randbits(62),
+                sampling=chosen,
+            )
+
+        limits = TalkLimits(
+            max_tokens=min(max_tokens or self.config.max_tokens, self.config.max_tokens),
+            max_turns=self.config.max_turns,
+            context_tokens=self.context_tokens,
+        )
+        return talk(messages, chat=self.chat, stream=stream, execute=self.execute, limits=limits)
+
+
+def run_config(folder: Path) -> RunConfig:
+    """What this machine and the model allow; everything else as in training."""
+    scale, _ = detect_scale(local_resources())
+    config = at_scale(RunConfig(stage="chat"), "gpu" if scale != "tiny" else "tiny", {})
+    context = config.engine.max_context_tokens
+    context = min(model_context_tokens(folder / "config.json") or context, context)
+    values = {
+        "engine.max_context_tokens": context,
+        "engine.gpu_memory_share": 0.85,
+        "engine.max_running": 64,
+        "rollout.max_response_tokens": min(config.rollout.max_response_tokens, context - 1),
+        "evaluate.max_response_tokens": min(config.evaluate.max_response_tokens, context - 1),
+    }
+    return with_values(config, values)
+
+
+def chat_in(folder: Path, config: ChatConfig) -> TokenizerChat:
+    """The chat of a folder; the tiny world's policies were taught their tool, the others are told of it."""
+    taught = load_chat(folder, config, instruct=False)
+    return taught if taught.tokenizer.chat_template == CHAT_TEMPLATE else load_chat(folder, config, instruct=True)
+
+
+@asynccontextmanager
+async def own_talker(model: str, config: TalkConfig) -> AsyncGenerator[OwnTalker, None]:
+    """An engine that serves `model`, a folder or a hub's id, and a sandbox; both end with the context."""
+    folder = local_folder(model)
+    if not (folder / "config.json").is_file():
+        raise ConfigError("--model", f"{folder / 'config.json'} does not exist", "give a model's folder or a hub's id")
+    chat, settings = chat_in(folder, config.chat), run_config(folder)
+    from actors.generation.engine import Engine
+    from actors.generation.settings import engine_settings
+
+    engine = Engine(engine_settings(settings, folder), stop_token_ids=chat.profile.stop_token_ids)
+    async with sandbox_tool() as execute:
+        try:
+            facts = await engine.start()
+            yield OwnTalker(
+                chat=chat, engine=engine, execute=execute, config=config, context_tokens=facts.max_model_len
+            )
+        finally:
+            await engine.close()
+
+
+@asynccontextmanager
+async def sandbox_tool() -> AsyncGenerator[ExecuteFn, None]:
+    """Runs programs in a pool of this process, as isolated as in training."""
+    from sandbox.limits import program_limits
+    from sandbox.pool import SandboxPool
+    from sandbox.pool_config import pool_config
+    from sandbox.request import ExecutionRequest
+    from sandbox.tool_text import tool_text
+
+    config = RunConfig().sandbox
+    limits = program_limits(config)
+    async with SandboxPool(pool_config(config)) as pool:
+
+        async def execute(call: ToolCall) -> ToolResult:
+            result = await pool.run(ExecutionRequest(code=call.code, stdin=call.stdin, limits=limits))
+            return ToolResult(outcome=result.outcome, text=tool_text(result), wall_s=result.wall_s)
+
+        yield execute
+
+
+# ---------------------------------------------------------------- somebody else's server
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerTalker:
+    """By a server of OpenAI's chat completions (`vllm serve ... --enable-auto-tool-choice --tool-call-parser ...`)."""
+
+    session: aiohttp.ClientSession
+    url: str
+    model: str
+    execute: ExecuteFn
+    config: TalkConfig
+
+    async def answer(
+        self, messages: Sequence[Message], *, max_tokens: int = 0, sampling: Sampling | None = None
+    ) -> AsyncIterator[Heard]:
+        """Calls that it asks for run here, in the sandbox."""
+        chosen = sampling or Sampling(temperature=self.config.temperature, top_p=self.config.top_p)
+        said: list[Message] = []
+        stop, num_tokens = StopReason.MAX_TURNS, 0
+        for _ in range(self.config.max_turns):
+            turn = _Turn()
+            async for heard in self._turn([*messages, *said], turn, max_tokens or self.config.max_tokens, chosen):
+                yield heard
+            num_tokens += turn.num_tokens
+            said.append(turn.message())
+            if not turn.calls:
+                stop = StopReason.TRUNCATED if turn.finish == "length" else StopReason.ANSWERED
+                break
+            for number in sorted(turn.calls):
+                call = turn.calls[number]
+                program = _program(call, self.config.chat.tool_name)
+                yield Heard(kind="call", text=program.code or program.parse_error or "")
+                fault = f"Error: the tool call could not be read: {program.parse_error}"
+                result = await self.execute(program) if program.parse_error is None else None
+                text = result.text if result else fault
+                yield Heard(kind="result", text=text, failed=result is None or result.outcome.failed)
+                said.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+        yield Heard(kind="end", text=stop.value, num_tokens=num_tokens, messages=tuple(said))
+
+    async def _turn(
+        self, messages: Sequence[Message], turn: "_Turn", max_tokens: int, sampling: Sampling
+    ) -> AsyncIterator[Heard]:
+        asked = {
+            "model": self.model,
+            "messages": list(messages),
+            "tools": [tool_schema(self.config.chat.tool_name)],
+            "stream": True,
+            "max_tokens": max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+        }
+        async with self.session.post(f"{self.url}/chat/completions", json=asked) as response:
+            if response.status != 200:
+                raise RStarError(f"{self.url} answered {response.status}: {(await response.text())[:200]}")
+            async for line in response.content:
+                data = line.decode("utf-8", "replace").removeprefix("data:").strip()
+                if not line.startswith(b"data:") or data == "[DONE]":
+                    continue
+                for kind, text in turn.take(_event(data, self.url)):
+                    yield Heard(kind=kind, text=text)
+
+
+def _event(data: str, url: str) -> dict[str, Any]:
+    try:
+        event = json.loads(data)
+    except ValueError as error:
+        raise RStarError(f"{url} sent what is no JSON: {data[:100]!r}") from error
+    if not isinstance(event, dict) or "error" in event:
+        raise RStarError(f"{url} failed: {data[:200]}")
+    return cast(dict[str, Any], event)
+
+
+class _Turn:
+    """A server's turn, put together from what it sends piece by piece."""
+
+    def __init__(self) -> None:
+        self.said = ""
+        self.calls: dict[int, dict[str, Any]] = {}
+        self.finish = ""
+        self.num_tokens = 0
+
+    def take(self, event: Mapping[str, Any]) -> list[tuple[Any, str]]:
+        """What can be shown of an event."""
+        shown: list[tuple[Any, str]] = []
+        for choice in event.get("choices") or []:
+            delta: dict[str, Any] = choice.get("delta") or {}
+            thought = delta.get("reasoning_content") or delta.get("reasoning")
+            if thought:
+                shown.append(("thought", str(thought)))
+            if delta.get("content"):
+                self.said += str(delta["content"])
+                shown.append(("said", str(delta["content"])))
+            self.num_tokens += bool(thought or delta)
+            for part in delta.get("tool_calls") or []:
+                call = self.calls.setdefault(int(part.get("index", 0)), {"id": "", "name": "", "arguments": ""})
+                function: dict[str, Any] = part.get("function") or {}
+                call["id"] = part.get("id") or call["id"]
+                call["name"] += function.get("name") or ""
+                call["arguments"] += function.get("arguments") or ""
+            self.finish = choice.get("finish_reason") or self.finish
+        return shown
+
+    def message(self) -> Message:
+        calls = [
+            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+            for _, call in sorted(self.calls.items())
+        ]
+        return {"role": "assistant", "content": self.said, **({"tool_calls": calls} if calls else {})}
+
+
+def _program(call: Mapping[str, Any], tool_name: str) -> ToolCall:
+    """As a call of our own syntax is read: what is wrong with it is said in the same words."""
+    arguments = call["arguments"] or "{}"
+    written = f'<tool_call>{{"name": {json.dumps(call["name"])}, "arguments": {arguments}}}</tool_call>'
+    return parse_tool_calls(written, tool_name=tool_name)[0]
+
+
+@asynccontextmanager
+async def server_talker(url: str, token: str, config: TalkConfig) -> AsyncGenerator[ServerTalker, None]:
+    """The first model that the server names; raises `ConfigError` where it does not answer as such a server does."""
+    url = url.rstrip("/")
+    url = url if url.endswith("/v1") else f"{url}/v1"
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=SERVER_SILENCE_S)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers, read_bufsize=MAX_EVENT_BYTES) as session:
+        try:
+            async with session.get(f"{url}/models") as response:
+                listed = await response.json() if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, ValueError) as failed:
+            raise ConfigError(
+                "--server", f"{url} does not answer ({failed})", "start it, or mind the address"
+            ) from failed
+        models = cast(dict[str, Any], listed).get("data") if isinstance(listed, dict) else None
+        if not models:
+            raise ConfigError("--server", f"{url}/models names no model", "give the address of an OpenAI-like server")
+        async with sandbox_tool() as execute:
+            model = str(models[0]["id"])
+            yield ServerTalker(session=session, url=url, model=model, execute=execute, config=config)

@@ -1,0 +1,119 @@
+"""A conversation with a person, as it happens: the same turns as a rollout's, told piece by piece.
+
+A coroutine over two Protocols; it knows neither vLLM nor a terminal.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from rstar_ray.agent.rollout import ExecuteFn
+from rstar_ray.chat.streamed import Streamed
+from rstar_ray.chat.template import Reading, TokenizerChat
+from rstar_ray.outcome import Outcome
+from rstar_ray.trajectory import StopReason, ToolCall, ToolResult
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """One thing that somebody who listens is told."""
+
+    kind: Literal["thought", "said", "call", "result", "end"]
+    text: str = ""  # a piece of a thought or of what is said, a program, its result; at the end the `StopReason`
+    failed: bool = False  # of a result
+    num_tokens: int = 0  # at the end: sampled in all
+    messages: tuple[Message, ...] = field(default_factory=tuple[Message, ...])  # at the end: what came to be said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TalkLimits:
+    """Budgets of one answer."""
+
+    max_tokens: int  # everything after the prompt, results included
+    max_turns: int
+    context_tokens: int
+
+
+class StreamFn(Protocol):
+    """Samples one completion, some tokens at a time. Raises `EngineError` when the engine is gone."""
+
+    def __call__(self, prompt_ids: Sequence[int], *, max_tokens: int) -> AsyncGenerator[list[int], None]: ...
+
+
+async def talk(
+    messages: Sequence[Message], *, chat: TokenizerChat, stream: StreamFn, execute: ExecuteFn, limits: TalkLimits
+) -> AsyncIterator[Heard]:
+    """The policy's answer to a conversation that ends with a person's words, calls run in between."""
+    ids = chat.conversation_ids(messages)
+    room = min(limits.max_tokens, limits.context_tokens - len(ids))
+    spoken: list[Message] = []
+    sampled = 0
+    stop = StopReason.REFUSED if room <= 0 else StopReason.TRUNCATED
+    for turn in range(limits.max_turns if room > 0 else 0):
+        said: list[int] = []
+        async with aclosing(_one_turn(ids, said, chat, stream, max_tokens=room, after_tools=turn > 0)) as pieces:
+            async for heard in pieces:
+                yield heard
+        sampled += len(said)
+        reading = chat.read(said, after_tools=turn > 0)
+        spoken.append({"role": "assistant", "content": chat.as_content(reading, after_tools=turn > 0)})
+        if not said or said[-1] not in chat.profile.stop_token_ids:
+            stop = StopReason.TRUNCATED
+            break
+        if not reading.calls:
+            stop = StopReason.ANSWERED
+            break
+        stop = StopReason.MAX_TURNS
+        if turn + 1 == limits.max_turns:
+            break
+        results = await _results(reading, execute)
+        for call, result in zip(reading.calls, results, strict=True):
+            yield Heard(kind="call", text=call.code or call.parse_error or "")
+            yield Heard(kind="result", text=result.text, failed=result.outcome.failed)
+            spoken.append({"role": "tool", "content": result.text})
+        told = chat.tool_answer_ids(results)
+        ids, room = [*ids, *said, *told], room - len(said) - len(told)
+        if room <= 0:
+            stop = StopReason.TRUNCATED
+            break
+    yield Heard(kind="end", text=stop.value, num_tokens=sampled, messages=tuple(spoken))
+
+
+async def _one_turn(
+    ids: Sequence[int],
+    said: list[int],
+    chat: TokenizerChat,
+    stream: StreamFn,
+    *,
+    max_tokens: int,
+    after_tools: bool,
+) -> AsyncGenerator[Heard, None]:
+    """Tells a completion as it comes, and leaves its tokens in `said`."""
+    view = Streamed(
+        chat.profile.thought, inside=chat.begins_inside_thought(after_tools=after_tools), call_markers=chat.call_markers
+    )
+    shown = 0
+    async with aclosing(stream(ids, max_tokens=max_tokens)) as pieces:
+        async for piece in pieces:
+            said += piece
+            text = chat.decode([token for token in said if token not in chat.profile.stop_token_ids])
+            whole = text.rstrip("\ufffd")  # the rest of a character may still come
+            for kind, words in view.feed(whole[shown:]):
+                yield Heard(kind=kind.value, text=words)
+            shown = max(shown, len(whole))
+    for kind, words in view.end():
+        yield Heard(kind=kind.value, text=words)
+
+
+async def _results(reading: Reading, execute: ExecuteFn) -> list[ToolResult]:
+    async def one(call: ToolCall) -> ToolResult:
+        if call.parse_error is not None:
+            text = f"Error: the tool call could not be read: {call.parse_error}"
+            return ToolResult(outcome=Outcome.INVALID, text=text)
+        return await execute(call)
+
+    return await asyncio.gather(*map(one, reading.calls))
