@@ -26,7 +26,7 @@ from rstar_ray.run_dir.folder import RunDir
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPTIONS = (
-    "--scale tiny --sft.steps 300 --checkpoint.every-steps 1 --steps 4000 --prompts-per-step 8 --max-empty-steps 4000"
+    "--scale tiny --sft.steps 120 --checkpoint.every-steps 1 --steps 4000 --prompts-per-step 8 --max-empty-steps 4000"
     " --evaluate.num-problems 8 --evaluate.samples 2 --learner.ranks 2 --engine.replicas 2"
     " --engine.cpus-per-replica 0.4 --rollout.max-response-tokens 160"
 )
