@@ -20,6 +20,7 @@ from rstar_ray.hard_set import hard_set
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name
+from rstar_ray.run_dir.ledger import forget_fates, write_fates
 from rstar_ray.run_dir.manifest import damage
 from rstar_ray.run_dir.metrics import MetricsLog, PlacementFigures, SftMetrics, StepMetrics
 from rstar_ray.stage_progress import StageProgress
@@ -83,12 +84,15 @@ async def run_rl(
     await _placed(crew)  # what came before the first step is none of its own
     if progress.step == 0 and config.steps == 0:
         await _save(config, progress, crew, run_dir, finishes=True)
+    forget_fates(run_dir.path, stage=config.stage, after_step=progress.step)
     with MetricsLog(
         run_dir.path, stage=config.stage, after_step=progress.step, num_steps=config.steps, show=crew.show
     ) as log:
         async for record, reached in train_steps(problems, system, config, progress):
             progress = reached
             log.write(await _with_placement(record.metrics, crew))
+            reasons = {one.rollout_id: one.reason for one in (*record.dropped, *record.left_out)}
+            write_fates(run_dir.path, record.fates, stage=config.stage, step=progress.step, reasons=reasons)
             _show_odd(record, crew)
             await _record(record, config, crew, run_dir)
             last = progress.step == config.steps or progress.ended != ""

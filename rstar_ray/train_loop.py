@@ -4,7 +4,7 @@ It holds refs and summaries, never tokens. Legend: G trajectories kept per promp
 """
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from rstar_ray.config import AlgorithmConfig, RunConfig
 from rstar_ray.data.order import draw
 from rstar_ray.errors import RStarError
 from rstar_ray.rollouts import DroppedRollout, Group, Rollouts, TrajectoryRef, roll_out, rollout_requests
+from rstar_ray.run_dir.ledger import Fate
 from rstar_ray.run_dir.metrics import StepMetrics, StepTimings, step_metrics
 from rstar_ray.seeds import named_generator
 from rstar_ray.stage_progress import StageProgress, nothing_to_learn
@@ -101,6 +102,7 @@ class StepRecord:
 
     metrics: StepMetrics
     ledger: Ledger
+    fates: Mapping[str, Fate]  # of every rollout asked for, by its id
     refs: tuple[TrajectoryRef, ...]  # of all finished rollouts, while the caller holds them
     dropped: tuple[DroppedRollout, ...]
     left_out: tuple[LeftOut, ...]  # rows that the learner did not train on
@@ -154,10 +156,27 @@ async def train_step(
             left_out=len(left_out),
             trained=len(rows) - len(left_out),
         ),
+        fates=rollout_fates(groups, kept, rows=rows, left_out=left_out, dropped=dropped),
         left_out=left_out,
         refs=tuple(rollout.ref for rollout in finished),
         dropped=tuple(dropped),
     )
+
+
+def rollout_fates(
+    groups: Sequence[Group],
+    kept: Sequence[Group],
+    *,
+    rows: Sequence[TrainingRow],
+    left_out: Sequence[LeftOut],
+    dropped: Sequence[DroppedRollout],
+) -> dict[str, Fate]:
+    """What became of each rollout: every later verdict stands over an earlier one."""
+    fates = {rollout.summary.rollout_id: Fate.RESAMPLED_AWAY for group in groups for rollout in group}
+    fates |= {rollout.summary.rollout_id: Fate.EQUAL_REWARDS for group in kept for rollout in group}
+    fates |= {row.rollout_id: Fate.TRAINED for row in rows}
+    fates |= {row.rollout_id: Fate.LEFT_OUT for row in left_out}
+    return fates | {rollout.rollout_id: Fate.DROPPED for rollout in dropped}
 
 
 def rows_left_out(rows: Sequence[TrainingRow], update: UpdateResult | None) -> tuple[LeftOut, ...]:

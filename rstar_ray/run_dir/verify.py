@@ -6,6 +6,7 @@ from typing import Any
 
 from rstar_ray.run_dir.durable import read_json, read_rows
 from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.ledger import ledger_faults
 from rstar_ray.run_dir.manifest import MANIFEST, damage
 
 
@@ -25,7 +26,7 @@ def faults(path: Path, *, show: Callable[[str], None]) -> list[str]:
         stage, step = marker.stem, read_json(marker)["step"]
         if step not in [checkpoint.step for checkpoint in run_dir.checkpoints(stage)]:
             found.append(f"{stage} finished at step {step}, but that checkpoint is not there or not whole")
-    return found + _steps_missing_or_twice(run_dir, show)
+    return found + _steps_missing_or_twice(run_dir, show) + ledger_faults(run_dir.path, show=show)
 
 
 def _steps_missing_or_twice(run_dir: RunDir, show: Callable[[str], None]) -> list[str]:

@@ -8,6 +8,7 @@ import pytest
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.__main__ import main as verify
 from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.ledger import Fate, forget_fates, ledger_faults, write_fates
 
 CONFIG = {"seed": 1, "rollout": {"max_turns": 4, "temperature": 1.0}, "stages": ("sft", "stage1")}
 
@@ -197,6 +198,28 @@ def test_a_run_directory_is_verified_from_the_command_line(tmp_path: Path, capsy
         "4 faults",
     ):
         assert fault in said
+
+
+def test_a_ledger_that_does_not_add_up_is_named_by_its_step_and_rollout(tmp_path: Path):
+    fates = {"stage1/1/p/0": Fate.TRAINED, "stage1/1/p/1": Fate.DROPPED, "stage1/1/p/2": Fate.EQUAL_REWARDS}
+    shown: list[str] = []
+    write_fates(tmp_path, fates, stage="stage1", step=1, reasons={"stage1/1/p/1": "sandbox"})
+    assert ledger_faults(tmp_path, show=shown.append) == []
+    assert shown == [
+        "ledger: 3 rollouts in 1 steps: 1 trained, 0 resampled_away, 1 in_equal_groups, 0 left_out, 1 dropped"
+    ]
+    row = json.loads((tmp_path / "ledger.jsonl").read_text())
+    assert row["ids"]["dropped"] == ["p/1"] and row["reasons"] == {"p/1": "sandbox"}
+    row["ids"]["trained"].append("p/1")
+    (tmp_path / "ledger.jsonl").write_text(json.dumps({**row, "step": 2, "reasons": {}}) + "\n")
+    assert ledger_faults(tmp_path, show=shown.append) == [
+        "ledger.jsonl: stage1 step 2: p/1 is in two states",
+        "ledger.jsonl: stage1 step 2: 3 rollouts do not add up",
+        "ledger.jsonl: stage1 step 2: p/1 was dropped or left out without a reason",
+        "ledger.jsonl: the steps of stage1 are not 1, 2, 3, ...",
+    ]
+    forget_fates(tmp_path, stage="stage1", after_step=1)
+    assert ledger_faults(tmp_path, show=shown.append) == []
 
 
 def test_old_checkpoints_go_but_the_last_ones_and_stage_ends_stay(tmp_path: Path):

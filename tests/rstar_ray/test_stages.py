@@ -17,6 +17,7 @@ from rstar_ray.run_dir import metrics
 from rstar_ray.run_dir.durable import read_json, read_rows
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.metrics import PlacementFigures
+from rstar_ray.run_dir.verify import faults
 from rstar_ray.stages import previous_checkpoint, run_rl, run_sft
 from rstar_ray.train_loop import Ledger, PublishOnce, TrainingRow, TrainingSystem, train_step
 from rstar_ray.trajectory import RolloutRequest
@@ -318,6 +319,9 @@ async def test_a_run_that_is_asked_to_stop_saves_the_step_it_was_in_and_goes_on_
             newest = run_dir.newest_checkpoint(config.stage)
             assert newest is not None and newest.step == asked_at, name
     await run_stage(config, SkilledPolicy(), tmp_path / "run")
+    assert faults(tmp_path / "run", show=print) == []
+    ours, theirs = ((tmp_path / name / "ledger.jsonl").read_text() for name in ("run", "whole"))
+    assert ours == theirs and ours.count("\n") == config.steps
     whole, stopped = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("whole", "run"))
     assert [(row["step"], row["reward_mean"]) for row in stopped] == [
         (row["step"], row["reward_mean"]) for row in whole
