@@ -104,12 +104,20 @@ def run(configs: Sequence[RunConfig]) -> None:
         say("every stage is done already")
     else:
         connect()
+        _refuse_unseen(path)
         asyncio.run(_run_stages(configs, problems, heldout, path, plan))
     with decoration("the report", say):
         from rstar_ray.report.write import write_report
 
         write_report(path, say)
         say(f"report: {path / 'report.md'}")
+
+
+def _refuse_unseen(path: Path) -> None:
+    """Raise `ConfigError` where a node of the cluster does not see the run directory."""
+    from actors.preflight.nodes import refuse_unseen
+
+    refuse_unseen(path)
 
 
 def refuse_own_code(config: RunConfig) -> None:

@@ -1,18 +1,21 @@
 """The facts of every node of the Ray cluster that this process belongs to."""
 
+import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError
 
 from actors.door import shut_door
-from actors.preflight.facts import Asked, NodeFacts
-from actors.preflight.read import read_facts
-from rstar_ray.errors import DeadlineExceeded
+from actors.preflight.facts import Asked, Folder, NodeFacts
+from actors.preflight.read import look_at_run_dir, read_facts
+from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 START_DEADLINE_S = 120.0
 READ_DEADLINE_S = 300.0
@@ -27,30 +30,72 @@ class NodeReader:
     def read(self, asked: Asked, node: str) -> NodeFacts:
         return read_facts(asked, node)
 
+    def look(self, run_dir: str, mark: str) -> Folder:
+        return look_at_run_dir(Path(run_dir), mark)
+
 
 def every_node(asked: Asked) -> list[NodeFacts]:
     """Head first. Raises `DeadlineExceeded` naming the first node that does not answer."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     shut_door(lambda line: print(line, flush=True))
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
-    nodes = named([node for node in ray.nodes() if node["Alive"]])
+    with _readers() as readers:
+        offsets = {name: _offset(reader, name) for name, reader in readers.items()}
+        reading = {name: reader.read.remote(asked, name) for name, reader in readers.items()}
+        facts = {name: _got(ref, name, READ_DEADLINE_S) for name, ref in reading.items()}
+    return [replace(facts[name], clock_offset_s=offsets[name]) for name in readers]
+
+
+def refuse_unseen(run_dir: Path) -> None:
+    """Raise `ConfigError` naming the nodes that see no such folder, or another one: checkpoints would have holes.
+
+    A cluster of one node is not asked.
+    """
+    if sum(node["Alive"] for node in ray.nodes()) > 1:
+        refuse_folders(seen_by_all(run_dir), run_dir)
+
+
+def seen_by_all(run_dir: Path) -> dict[str, str]:
+    """By node: what is wrong with the folder there, or nothing."""
+    mark = run_dir / f".seen-{secrets.token_hex(8)}"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    mark.write_text(mark.name)
+    try:
+        with _readers() as readers:
+            looking = {name: reader.look.remote(str(run_dir), mark.name) for name, reader in readers.items()}
+            folders: dict[str, Folder] = {name: _got(ref, name, READ_DEADLINE_S) for name, ref in looking.items()}
+    finally:
+        mark.unlink(missing_ok=True)
+    other = f"{run_dir} there is another folder"
+    return {name: folder.problem or ("" if folder.mark == mark.name else other) for name, folder in folders.items()}
+
+
+def refuse_folders(seen: Mapping[str, str], run_dir: Path) -> None:
+    """One line for all nodes that do not see it."""
+    if wrong := {name: problem for name, problem in seen.items() if problem}:
+        first = next(iter(wrong.values()))
+        told = ", ".join(list(wrong)[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        mend = "give a folder on storage that all nodes mount under one path"
+        raise ConfigError("--run-dir", f"{told} do not see {run_dir} ({first})", mend)
+
+
+@contextmanager
+def _readers() -> Generator[dict[str, Any]]:
+    """One on every living node, the head's first; ended afterwards."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
     reader: Any = ray.remote(NodeReader)
     readers = {
         name: reader.options(
             num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ).remote()
-        for name, node in nodes.items()
+        for name, node in named([node for node in ray.nodes() if node["Alive"]]).items()
     }
     try:
-        offsets = {name: _offset(reader, name) for name, reader in readers.items()}
-        reading = {name: reader.read.remote(asked, name) for name, reader in readers.items()}
-        facts = {name: _got(ref, name, READ_DEADLINE_S) for name, ref in reading.items()}
+        yield readers
     finally:
-        for reader in readers.values():
-            ray.kill(reader)
-    return [replace(facts[name], clock_offset_s=offsets[name]) for name in nodes]
+        for handle in readers.values():
+            ray.kill(handle)
 
 
 def named(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

@@ -6,8 +6,8 @@ import pytest
 import ray
 from ray.util import placement_group, remove_placement_group
 
-from actors.placement import Layout, fitted, mend_for, place, plan_layout, refuse_misfit
-from actors.seating import HEAD, Seat, executor_nodes, in_order, nodes_in_order
+from actors.placement import Layout, fitted, in_bundle, mend_for, place, plan_layout, refuse_misfit
+from actors.seating import HEAD, Seat, StandIn, executor_nodes, in_order, nodes_in_order, seated
 from recipes.scales import MACHINES, at_scale
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
@@ -194,3 +194,22 @@ async def test_bundles_that_others_hold_are_waited_for_and_then_refused():
         assert [bundle["CPU"] for bundle in group.bundle_specs] == [1.6]
     finally:
         ray.shutdown()
+
+
+@pytest.mark.real
+async def test_a_replica_and_its_rank_get_the_same_gpu_and_neighbours_follow_each_other():
+    ray.init(address="local", num_cpus=2, num_gpus=3, include_dashboard=False, log_to_driver=False)
+    try:
+        few = {"engine__cpus_per_replica": 0.1, "learner__cpus_per_rank": 0.1}  # Ray starts a process for every core
+        layout = plan_layout(config("gpu", engine__replicas=3, learner__ranks=3, **few))
+        group = await place(layout)
+        ordered = await seated(group, layout)
+        actor: Any = ray.remote(StandIn)
+        half = [
+            actor.options(num_cpus=0, num_gpus=0.5, **in_bundle(group, bundle)).remote()
+            for bundle in (*ordered.replica_bundles, *ordered.rank_bundles)
+        ]
+        gpus = [gpu for _, (gpu,) in ray.get([each.where.remote() for each in half], timeout=60)]
+    finally:
+        ray.shutdown()
+    assert gpus == [0, 1, 2, 0, 1, 2]

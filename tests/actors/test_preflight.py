@@ -14,7 +14,7 @@ from actors.preflight.__main__ import findings, main, parse
 from actors.preflight.cluster_checks import check_cluster
 from actors.preflight.facts import Asked, Finding, Folder, NodeFacts, Probe, Verdict
 from actors.preflight.node_checks import check_node
-from actors.preflight.nodes import every_node, named
+from actors.preflight.nodes import every_node, named, refuse_folders, refuse_unseen, seen_by_all
 from actors.preflight.pair import judge_pair
 from actors.preflight.read import count_gpus, look_at_model, look_at_run_dir, read_driver, read_facts
 from actors.preflight.table import table
@@ -241,6 +241,13 @@ def test_the_head_comes_first_and_nodes_of_one_host_are_told_apart():
     assert list(named(nodes)) == ["a/3333", "b", "a/2222"]
 
 
+def test_a_run_is_refused_where_nodes_do_not_see_its_directory():
+    refuse_folders({"n1": "", "n2": ""}, Path("/runs"))
+    seen = {"n1": "", **{f"n{number}": "/runs does not exist here" for number in range(2, 7)}}
+    with pytest.raises(ConfigError, match=r"--run-dir: n2, n3, n4 and 2 more do not see /runs .*; give a folder on"):
+        refuse_folders(seen, Path("/runs"))
+
+
 def test_relative_paths_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(ConfigError, match="--run-dir: 'runs' is relative; give an absolute path"):
         parse(["--run-dir", "runs"])
@@ -264,6 +271,8 @@ def test_a_cluster_of_this_machine_is_looked_at_by_an_actor_on_each_node(tmp_pat
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         (facts,) = every_node(asked)
+        assert list(seen_by_all(tmp_path / "runs" / "new").values()) == [""]
+        refuse_unseen(tmp_path)
     finally:
         ray.shutdown()
     assert facts.run_dir is not None and facts.run_dir.mark == "mine"
