@@ -33,7 +33,7 @@ from typing import Any
 
 import hypothesis
 import pytest
-from changes import Mutant, changes, mutant
+from changes import Mutant, changes, mutant, words
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 JUDGED = Path(__file__).with_name("judged.txt")
@@ -249,10 +249,13 @@ def again(survivors: Path) -> list[Mutant]:
     wanted = {tuple(line.split(" | ")[:3]) for line in survivors.read_text("utf-8").splitlines()}
     found: dict[tuple[str, str, str], Mutant] = {}
     for name in sorted({file for file, *_ in wanted}):
-        if (REPOSITORY / name).is_file():
-            for one in sample([name], 0, 0):
-                found.setdefault((one.file, one.function, one.change), one)
-    return [found[key] for key in sorted(wanted & found.keys())]
+        source = (REPOSITORY / name).read_text("utf-8") if (REPOSITORY / name).is_file() else ""
+        for at, (place, news) in enumerate(changes(ast.parse(source))):
+            for which, new in enumerate(news):
+                key = (name, place.function, words(place, new))
+                if key in wanted and key not in found:
+                    found[key] = mutant(name, source, at, which)
+    return list(found.values())
 
 
 def judgements() -> dict[tuple[str, str, str], str]:

@@ -177,13 +177,21 @@ def changes(tree: ast.Module) -> list[tuple[Place, list[ast.AST]]]:
     return [(place, news) for place, news in found if news]
 
 
+def words(place: Place, new: ast.AST) -> str:
+    """ "old -> new", as a reader is told; the tree stays as it was."""
+    old = head(place.shown)
+    place.put(new)
+    changed = head(new if place.shown is place.node else place.shown)
+    place.put(place.node)
+    return f"{old} -> {changed}"
+
+
 def mutant(file: str, source: str, at: int, which: int) -> Mutant:
     """The `which`-th change of the `at`-th place of a file that can be changed."""
     tree = ast.parse(source)
     place, news = changes(tree)[at]
     new, first = news[which], next((n for n in ast.walk(place.node) if hasattr(n, "lineno")), place.shown)
-    old = head(place.shown)
+    change = words(place, new)
     place.put(new)
-    change = f"{old} -> {head(new if place.shown is place.node else place.shown)}"
     whole = ast.unparse(ast.fix_missing_locations(tree))
     return Mutant(file, getattr(first, "lineno", 0), place.function, place.names, change, whole)
