@@ -163,6 +163,16 @@ class SandboxClient:
         assert isinstance(result, ExecutionResult)
         return ToolResult(outcome=result.outcome, text=tool_text(result), wall_s=time.monotonic() - started_s)
 
+    async def run_tool(self, program: str, stdin: str, *, deadline_s: float, max_chars: int) -> ToolResult:
+        """Run a tool's own program on the arguments in `stdin`. Raises as `execute`."""
+        started_s = time.monotonic()
+        limits = replace(
+            self._limits, cpu_s=deadline_s, wall_s=deadline_s + 1.0, stdout_chars=max_chars, stderr_chars=max_chars
+        )
+        result = await self._answer(ExecutionRequest(code=program, stdin=stdin, limits=limits))
+        assert isinstance(result, ExecutionResult)
+        return ToolResult(outcome=result.outcome, text=tool_text(result), wall_s=time.monotonic() - started_s)
+
     async def compare(self, pairs: Sequence[tuple[str, str]]) -> Sequence[bool]:
         """Whether each (answer, truth) is equal, by math-verify in the sandbox.
 

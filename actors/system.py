@@ -18,6 +18,7 @@ from actors.learner.settings import learner_settings
 from actors.placement import Layout, fitted, in_bundle, place, plan_layout, refuse_misfit
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from actors.seating import executor_nodes, nodes_in_order, on_node, seated
+from actors.tool_host import host_names, start_hosts
 from actors.watch import Watch
 from rstar_ray.chat.model_folder import write_chat_files
 from rstar_ray.chat.template import TokenizerChat
@@ -28,6 +29,7 @@ from rstar_ray.repeat import repeated
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.metrics import PlacementFigures
+from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.train_loop import PublishOnce
 from sandbox.pool_config import pool_config
 
@@ -50,6 +52,7 @@ class TrainingActors:
         chat: TokenizerChat,
         show: Callable[[str], None] = print,
         *,
+        tools: Sequence[ToolSpec] = (PYTHON_TOOL,),
         run_dir: Path | None = None,
     ) -> None:
         """`run_dir`: a folder that every node sees; it gets finished turns, and which processes are the run's."""
@@ -64,6 +67,9 @@ class TrainingActors:
         self.stopping: Callable[[], bool] = lambda: False  # asked by the stages after every step
         self._group: Any = None
         self._executors: dict[str, Any] = {}
+        self._specs = tuple(tools)
+        self._own_folder = str(Path(config.own_folder).absolute())
+        self._hosts: dict[str, Any] = {}
         self._balancer: Any = None
         self._learner: Learner | None = None
         self._replicas: Replicas | None = None
@@ -82,6 +88,7 @@ class TrainingActors:
         self._group = await place(self._layout)
         self._layout = await seated(self._group, self._layout)
         self._start_executors()
+        self._hosts = start_hosts(self._config.tools, self._specs, self._own_folder, runtime_env={"env_vars": NO_GPU})
         head = on_node(nodes_in_order(ray.nodes())[0], or_elsewhere=False)  # without its head a cluster is none
         self._balancer = BalancerActor.options(name="balancer", runtime_env={"env_vars": NO_GPU}, **head).remote(  # type: ignore[attr-defined]
             self._config.balancer.rule, risk=self._config.balancer.risk
@@ -191,12 +198,12 @@ class TrainingActors:
             await self._replicas.close()
         closing: list[Awaitable[Any]] = [
             within(handle.close.remote(), CLOSE_DEADLINE_S, waiter="driver", owner=name, reason="its end")
-            for name, handle in [*workers.items(), *self._executors.items()]
+            for name, handle in [*workers.items(), *self._executors.items(), *self._hosts.items()]
         ]
         if self._learner is not None:
             closing.append(self._learner.close())
         await asyncio.gather(*closing, return_exceptions=True)
-        for handle in [*workers.values(), *self._executors.values(), self._balancer]:
+        for handle in [*workers.values(), *self._executors.values(), *self._hosts.values(), self._balancer]:
             if handle is not None:
                 ray.kill(handle)
         if self._group is not None:
@@ -228,6 +235,10 @@ class TrainingActors:
                 **on_node(node, or_elsewhere=True),
             ).remote(name, pool_config(self._config.sandbox))
 
+    def _host_names(self) -> dict[str, tuple[str, ...]]:
+        entries = {name.removeprefix("tools/").rpartition("/")[0] for name in self._hosts}
+        return {entry: host_names(entry, self._config.tools.hosts) for entry in entries}
+
     async def _executors_up(self) -> list[str]:
         """The isolation level that each executor achieved."""
         starting = (
@@ -247,7 +258,10 @@ class TrainingActors:
                 sandbox=self._config.sandbox,
                 executors=tuple(self._executors),
                 reward=self._config.reward,
-                own_folder=str(Path(self._config.own_folder).absolute()),
+                own_folder=self._own_folder,
+                tools=self._specs,
+                hosts=self._host_names(),
+                environment=self._config.tools.environment,
                 journal=str(self._journal or ""),
             )
             actor = ray.remote(GenerationActor).options(

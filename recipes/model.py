@@ -1,6 +1,7 @@
 """The model a run starts from: a folder the user names, the stage before's, or the tiny world's own."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.data import refuse_without_tiny
@@ -9,6 +10,7 @@ from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.model import CONTEXT_TOKENS, make_tiny_model
+from rstar_ray.tools.spec import ToolSpec
 
 
 def with_local_model(config: RunConfig) -> RunConfig:
@@ -16,14 +18,14 @@ def with_local_model(config: RunConfig) -> RunConfig:
     return with_values(config, {"model": str(local_folder(config.model))}) if config.model else config
 
 
-def refuse_broken_model(config: RunConfig, folder: Path) -> None:
+def refuse_broken_model(config: RunConfig, folder: Path, tools: Sequence[ToolSpec]) -> None:
     """Raise `ConfigError` for a folder without the weights of the model it describes, or whose chat does not fit.
 
     A folder that is not made yet is the tiny world's, and fits.
     """
     if not (folder / "config.json").is_file():
         return
-    load_chat(folder, config.chat, instruct=config.rollout.instruct)
+    load_chat(folder, config.chat, instruct=config.rollout.instruct, tools=tools)
     if config.model:
         from actors.weights.model_folder import refuse_misfit
 

@@ -28,6 +28,8 @@ from rstar_ray.run_dir.durable import read_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.stage_progress import StageProgress
 from rstar_ray.stages import STAGES, previous_checkpoint, run_rl, run_sft
+from rstar_ray.tools.load import check_environment, tool_specs
+from rstar_ray.tools.spec import ToolSpec
 from rstar_ray.trajectory import Problem
 
 if TYPE_CHECKING:
@@ -64,9 +66,10 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
         path = run_path(config)
         model = _policy_to_evaluate(config, path)
         refuse_beyond_context(config, model)
-        refuse_broken_model(config, model)
+        tools = tools_of(config)
+        refuse_broken_model(config, model, tools)
         connect()
-        asyncio.run(_evaluate(config, sets, model, path))
+        asyncio.run(_evaluate(config, sets, model, path, tools))
     except ConfigError as refused:
         sys.exit(_complain(refused, 2))
     except RStarError as failed:
@@ -90,13 +93,14 @@ def run(configs: Sequence[RunConfig]) -> None:
     for config in configs:
         config.check_paths()
     refuse_own_code(configs[0])
+    tools = tools_of(configs[0])
     problems = {config.stage: training_problems(config) for config in configs if config.stage != "sft"}
     heldout = heldout_problems(configs[0])
     ahead = [config for config in configs if not _done(config, RunDir(path), heldout)]
     for config in ahead:  # all of them run on the engines of the first
         refuse_beyond_context(config, start_folder(ahead[0], path, _finished_before(ahead[0], path)))
     for config in ahead[:1]:
-        refuse_broken_model(config, start_folder(config, path, _finished_before(config, path)))
+        refuse_broken_model(config, start_folder(config, path, _finished_before(config, path)), tools)
     plan = _plan_sft(ahead, path)
     _claim(path, configs)
     say(f"run directory: {path}")
@@ -121,9 +125,17 @@ def _refuse_unseen(path: Path) -> None:
 
 
 def refuse_own_code(config: RunConfig) -> None:
-    """Raise `ConfigError` for a reward of the person's own that cannot be imported or called."""
+    """Raise `ConfigError` for a reward or an environment of the person's own that cannot be imported or called."""
+    folder = str(Path(config.own_folder).absolute())
     if ":" in config.reward.name:
-        check_own_reward(config.reward.name, str(Path(config.own_folder).absolute()))
+        check_own_reward(config.reward.name, folder)
+    if config.tools.environment:
+        check_environment(config.tools.environment, folder)
+
+
+def tools_of(config: RunConfig) -> list[ToolSpec]:
+    """What the policy may call. Raises `ConfigError` for what is no tool."""
+    return tool_specs(config.tools.use, str(Path(config.own_folder).absolute()))
 
 
 def _plan_sft(ahead: Sequence[RunConfig], path: Path) -> SftPlan | None:
@@ -195,9 +207,10 @@ async def _run_stages(
 
     first = next(config for config in configs if not _done(config, RunDir(path), heldout))
     model = start_model(first, path, _finished_before(first, path))
-    chat = load_chat(model, first.chat, instruct=first.rollout.instruct)
+    tools = tools_of(first)
+    chat = load_chat(model, first.chat, instruct=first.rollout.instruct, tools=tools)
     stop = StopSignals(first.checkpoint.grace_s, say)
-    actors = TrainingActors(first, model, chat, say, run_dir=path)
+    actors = TrainingActors(first, model, chat, say, tools=tools, run_dir=path)
     actors.stopping = stop.asked
     try:
         with stop.handled():
@@ -260,11 +273,13 @@ def _policy_to_evaluate(config: RunConfig, path: Path) -> Path:
     raise ConfigError("--model", f"{path} has no finished stage", "give a Hugging Face model folder, or train first")
 
 
-async def _evaluate(config: RunConfig, sets: dict[str, list[Problem]], model: Path, path: Path) -> None:
+async def _evaluate(
+    config: RunConfig, sets: dict[str, list[Problem]], model: Path, path: Path, tools: Sequence[ToolSpec]
+) -> None:
     from actors.system import TrainingActors
 
-    chat = load_chat(model, config.chat, instruct=config.rollout.instruct)
-    actors = TrainingActors(config, model, chat, say)
+    chat = load_chat(model, config.chat, instruct=config.rollout.instruct, tools=tools)
+    actors = TrainingActors(config, model, chat, say, tools=tools)
     path.mkdir(parents=True, exist_ok=True)
     try:
         await actors.start(learner=False)

@@ -17,10 +17,11 @@ from rstar_ray.agent.talk import Heard, Message, TalkLimits, talk
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.chat.template import TokenizerChat
-from rstar_ray.chat.tool_calls import parse_tool_calls, tool_schema
+from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.config import ChatConfig, RunConfig, with_values
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.tiny.tokenizer import CHAT_TEMPLATE
+from rstar_ray.tools.spec import python_tool
 from rstar_ray.trajectory import Sampling, StopReason, ToolCall, ToolResult
 
 SERVER_SILENCE_S = 600.0
@@ -207,7 +208,7 @@ class ServerTalker:
         asked = {
             "model": self.model,
             "messages": list(messages),
-            "tools": [tool_schema(self.config.chat.tool_name)],
+            "tools": [python_tool(self.config.chat.tool_name).told()],
             "stream": True,
             "max_tokens": max_tokens,
             "temperature": sampling.temperature,
@@ -276,7 +277,7 @@ def _program(call: Mapping[str, Any], tool_name: str) -> ToolCall:
     """As a call of our own syntax is read: what is wrong with it is said in the same words."""
     arguments = call["arguments"] or "{}"
     written = f'<tool_call>{{"name": {json.dumps(call["name"])}, "arguments": {arguments}}}</tool_call>'
-    return parse_tool_calls(written, tool_name=tool_name)[0]
+    return parse_tool_calls(written, tools={tool_name: python_tool(tool_name)})[0]
 
 
 @asynccontextmanager

@@ -26,6 +26,14 @@ class JudgeError(RStarError):
     """An answer could not be judged: the comparison or the reward function hung, crashed or said nonsense."""
 
 
+class ToolError(RStarError):
+    """A tool's host failed; says nothing about the call."""
+
+
+class ToolStateLost(ToolError):
+    """The state that a tool kept for a rollout is gone, and there is no snapshot: the rollout starts again."""
+
+
 class EngineError(RStarError):
     """A generation engine died or refused a request."""
 

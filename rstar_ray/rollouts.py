@@ -57,6 +57,7 @@ def rollout_requests(
         max_response_tokens=config.rollout.max_response_tokens,
         max_turns=config.rollout.max_turns,
         max_context_tokens=config.engine.max_context_tokens,
+        max_calls_per_turn=config.tools.max_calls_per_turn,
     )
     sampling = Sampling(temperature=config.rollout.temperature, top_p=config.rollout.top_p)
     return sibling_requests(

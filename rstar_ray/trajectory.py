@@ -1,7 +1,9 @@
 """The records of a rollout. Legend: P prompt tokens, T tokens after the prompt, C tokens of one completion."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +37,7 @@ class RolloutLimits:
     max_response_tokens: int
     max_turns: int
     max_context_tokens: int  # the engine's context: prompt and response together
+    max_calls_per_turn: int = 16  # what is called beyond is told so, and counts as failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +56,19 @@ class RolloutRequest:
 class ToolCall:
     """One call as parsed from a completion; `parse_error` is set when it could not be."""
 
-    code: str = ""
+    code: str = ""  # of the built-in Python
     stdin: str = ""
+    tool: str = "python"
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of every other tool
     parse_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolMemory:
+    """Where a rollout stands with a tool that keeps a state for it."""
+
+    calls: int  # finished ones
+    snapshot: str | None = None  # makes the same state again; None where the tool takes none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +78,7 @@ class ToolResult:
     outcome: Outcome
     text: str
     wall_s: float = 0.0  # issue to result
+    memory: tuple[str, ToolMemory] | None = None  # of a tool with state: its name, and where the rollout now stands
 
 
 class StopReason(StrEnum):
@@ -127,6 +141,7 @@ class TrajectorySummary:
     generate_s: float = 0.0
     tool_s: float = 0.0
     verify_s: float = 0.0
+    restarts: int = 0  # begun again because a tool had lost its state
     judge_retries: int = 0  # judging the answer failed so often, for our reasons, before it gave the reward
 
     @property

@@ -18,6 +18,7 @@ from rstar_ray.reward.find import boxed_answer
 from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
 from rstar_ray.run_dir.durable import read_json, write_json
+from rstar_ray.tools.environment import Reply
 from rstar_ray.train_loop import PublishOnce, TrainingRow
 from rstar_ray.trajectory import (
     Completion,
@@ -27,6 +28,7 @@ from rstar_ray.trajectory import (
     Sampling,
     StopReason,
     ToolCall,
+    ToolMemory,
     ToolResult,
     Trajectory,
     TrajectorySummary,
@@ -47,6 +49,9 @@ class CharChat:
     def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading:
         text = self.decode(token_ids)
         return Reading(text=text, spoken=text, calls=tuple(parse_tool_calls(text)))
+
+    def user_answer_ids(self, text: str) -> list[int]:
+        return [ord(c) for c in f"\nU:{text}\nA:"]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(map(chr, token_ids)).replace(chr(END), "")
@@ -134,6 +139,35 @@ class UnreliableSandbox(AddingSandbox):
         if self._calls % self._fails_every == 0:
             raise SandboxError("no executor left")
         return await super().__call__(call)
+
+
+@dataclass
+class PlainTools:
+    """A worker's tools where all calls go to one sandbox; the rollouts whose tools were closed are kept."""
+
+    sandbox: AddingSandbox = field(default_factory=AddingSandbox)
+    environment: str = ""
+    closed: list[str] = field(default_factory=list)
+
+    def open(self, state: RolloutState) -> "OpenTools":
+        return OpenTools(self, state)
+
+
+@dataclass
+class OpenTools:
+    """Of one rollout."""
+
+    tools: PlainTools
+    state: RolloutState
+
+    async def execute(self, call: ToolCall) -> ToolResult:
+        return await self.tools.sandbox(call)
+
+    async def converse(self, said: str) -> tuple[Reply, ToolMemory]:
+        raise AssertionError("there is no environment")
+
+    def close(self) -> None:
+        self.tools.closed.append(self.state.request.rollout_id)
 
 
 async def same_text(completion: str, problem: Problem) -> Judgement:

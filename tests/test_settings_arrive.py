@@ -23,9 +23,10 @@ from actors.generation.vllm_start import engine_arguments, engine_environment
 from actors.learner.deepspeed_start import deepspeed_config, optimizer_arguments, parameter_groups
 from actors.learner.settings import LearnerSettings, learner_settings
 from actors.placement import fitted, plan_layout
+from actors.tool_host import planned_hosts
 from actors.watch import Watch
 from recipes.data import heldout_problems, problem_sets, training_problems
-from recipes.session import run_path
+from recipes.session import run_path, tools_of
 from rstar_ray.algorithm.batch_plan import BatchLimits, batch_limits, plan_ranks
 from rstar_ray.algorithm.loss import SampledTokens, policy_loss
 from rstar_ray.algorithm.loss_settings import LossSettings, loss_settings
@@ -231,6 +232,17 @@ def own(config: RunConfig, folder: Path) -> Any:
     return OwnReward(config.reward, str(folder))._free.qsize()
 
 
+def called(config: RunConfig, folder: Path) -> Any:
+    """Which tools there are, and in which actors."""
+    (folder / "mine.py").write_text(
+        "from rstar_ray.tools.tool import Tool\n"
+        "async def f() -> str: return ''\n"
+        "mine = Tool(name='mine', description='?', parameters={'type': 'object'}, function=f)\n"
+    )
+    specs = tools_of(replace(config, own_folder=str(folder)))
+    return specs, planned_hosts(config.tools, specs)
+
+
 def judged(config: RunConfig, _: Path) -> Any:
     """What a completion is worth whose answer stands in a box alone."""
     one = Problem(id="p", problem="?", answer="a")
@@ -396,6 +408,10 @@ WAYS: dict[str, Way | Elsewhere] = {
     ),
     "reward.deadline_s": Elsewhere(f"{JUDGE}::test_an_own_function_is_asked_in_a_process", "deadline_s="),
     "reward.processes": Way(3, own),
+    "tools.use": Way(("python", "mine:mine"), called),
+    "tools.environment": Way("mine:Game", called),
+    "tools.hosts": Way(2, called, {"tools.use": ("mine:mine",)}),
+    "tools.max_calls_per_turn": Way(2, run),
     "data.train": Way("/no/such/file", paths),
     "data.heldout": Way("/no/such/file", paths),
     "data.integer_answers": Way(False, problems, {"data.train": "FILE"}),

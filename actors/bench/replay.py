@@ -27,7 +27,17 @@ from rstar_ray.errors import RStarError
 from rstar_ray.outcome import Outcome
 from rstar_ray.reward.find import boxed_answer
 from rstar_ray.reward.judge import Judgement
-from rstar_ray.trajectory import Completion, Problem, RolloutLimits, RolloutRequest, Sampling, ToolCall, ToolResult
+from rstar_ray.tools.environment import Reply
+from rstar_ray.trajectory import (
+    Completion,
+    Problem,
+    RolloutLimits,
+    RolloutRequest,
+    Sampling,
+    ToolCall,
+    ToolMemory,
+    ToolResult,
+)
 from scheduler.traces.record import TraceRollout, TraceTurn
 from scheduler.traces.stages import Stage, synthetic
 from scheduler.twin.simulate import limits_of
@@ -142,6 +152,9 @@ class ReplayChat:
     def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]:
         return [FILLER] * int(results[0].text)
 
+    def user_answer_ids(self, text: str) -> list[int]:
+        raise AssertionError("a replay has no environment")
+
     def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading:
         text = self.decode(token_ids)
         calls = () if token_ids[-1] == ANSWER else (ToolCall(code=str(token_ids[-2])),)
@@ -157,8 +170,21 @@ def prompt_of(rollout: TraceRollout, salt: int) -> list[int]:
     return rng.integers(8, 60, rollout.prompt_tokens).tolist()
 
 
-async def _echo(call: ToolCall) -> ToolResult:
-    return ToolResult(outcome=Outcome.OK, text=call.code)
+class EchoTools:
+    """A worker's tools, and those of each rollout: a call's answer is its code."""
+
+    environment = ""
+
+    def open(self, state: RolloutState) -> "EchoTools":
+        return self
+
+    async def execute(self, call: ToolCall) -> ToolResult:
+        return ToolResult(outcome=Outcome.OK, text=call.code)
+
+    async def converse(self, said: str) -> tuple[Reply, ToolMemory]:
+        raise AssertionError("a replay has no environment")
+
+    def close(self) -> None: ...
 
 
 def _engine_died() -> None:
@@ -233,7 +259,7 @@ async def replay(
             max_running=engine.settings.max_num_seqs,
             chat=chat,
             balancer=BalancerClient(balancer),
-            execute=_echo,
+            tools=EchoTools(),
             judge=_exact,
             die=_engine_died,
         )

@@ -16,11 +16,13 @@ from actors.generation.settings import EngineSettings
 from actors.generation.worker import GenerationWorker
 from actors.probe import Alive, Sign
 from actors.sandbox_executor import SandboxClient
+from actors.tool_client import Tools
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import ChatConfig, RewardConfig, SandboxConfig
 from rstar_ray.deadline import within
 from rstar_ray.reward.judge import make_judge
+from rstar_ray.tools.spec import ToolSpec
 from rstar_ray.trajectory import Trajectory
 from scheduler.load import ReplicaLoad
 from scheduler.picture import Timeline
@@ -46,6 +48,9 @@ class WorkerSettings:
     executors: tuple[str, ...]  # names, by which a restarted actor finds them again
     reward: RewardConfig
     own_folder: str  # absolute
+    tools: tuple[ToolSpec, ...]
+    hosts: dict[str, tuple[str, ...]]  # names of their actors, by entry
+    environment: str
     journal: str = ""  # the run's folder of finished turns; none are kept without
 
 
@@ -55,10 +60,12 @@ class GenerationActor:
     def __init__(self, settings: WorkerSettings) -> None:
         see_own_gpu_first()
         executors = {name: ray.get_actor(name) for name in settings.executors}
-        tools = SandboxClient(executors, settings.sandbox, caller=settings.replica_id)
+        sandbox = SandboxClient(executors, settings.sandbox, caller=settings.replica_id)
+        hosts = {entry: [ray.get_actor(name) for name in names] for entry, names in settings.hosts.items()}
+        tools = Tools(settings.tools, sandbox, hosts, caller=settings.replica_id, environment=settings.environment)
         self._name = settings.replica_id
         self._alive = Alive()
-        chat = load_chat(Path(settings.engine.model), settings.chat, instruct=settings.instruct)
+        chat = load_chat(Path(settings.engine.model), settings.chat, instruct=settings.instruct, tools=settings.tools)
         self._engine = Engine(settings.engine, stop_token_ids=chat.profile.stop_token_ids)
         self._worker = GenerationWorker(
             settings.replica_id,
@@ -66,8 +73,8 @@ class GenerationActor:
             max_running=settings.engine.max_num_seqs,
             chat=chat,
             balancer=BalancerClient(ray.get_actor("balancer")),
-            execute=tools.execute,
-            judge=make_judge(settings.reward, tools, own_folder=settings.own_folder),
+            tools=tools,
+            judge=make_judge(settings.reward, sandbox, own_folder=settings.own_folder),
             journal=TurnJournal(Path(settings.journal), f"{self._name}-{self._alive.life}")
             if settings.journal
             else None,

@@ -21,14 +21,15 @@ from actors.generation.timeline_log import TimelineLog
 from actors.generation.weight_swap import WeightUpdate
 from actors.weights.buckets import WeightBucket
 from rstar_ray.agent.journal import TurnJournal
-from rstar_ray.agent.rollout import ExecuteFn, RolloutState, run_rollout, score
+from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
-from rstar_ray.errors import EngineError, JudgeError, SandboxError
+from rstar_ray.errors import EngineError, JudgeError, SandboxError, ToolError, ToolStateLost
 from rstar_ray.reward.judge import JudgeFn
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.run_dir.trajectory_log import write_trajectories
-from rstar_ray.trajectory import Completion, Sampling, ToolCall, ToolResult, Trajectory
+from rstar_ray.tools.environment import Reply
+from rstar_ray.trajectory import Completion, Sampling, ToolCall, ToolMemory, ToolResult, Trajectory
 from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica, in_flight_limit
 from scheduler.picture import Activity, Timeline
 
@@ -38,6 +39,8 @@ REPORT_GATHER_S = 0.002
 """Turns that finish together are reported together."""
 REPORT_EVERY_S = 0.02
 """Shortest time between two reports: a call to the balancer costs as much as a decode step."""
+MAX_ROLLOUT_RESTARTS = 3
+"""How often a rollout begins again because a tool has lost its state."""
 CALL_DEADLINE_S = 60.0
 """Longest wait for any answer of the balancer."""
 
@@ -54,6 +57,22 @@ class ServingEngine(Protocol):
     async def update_weights(self, version: int, buckets: Sequence[WeightBucket]) -> WeightUpdate: ...
     def load(self) -> EngineLoad: ...
     async def close(self) -> None: ...
+
+
+class PlayedTools(Protocol):
+    """The tools of one rollout while it is played here."""
+
+    async def execute(self, call: ToolCall) -> ToolResult: ...
+    async def converse(self, said: str) -> tuple[Reply, ToolMemory]: ...
+    def close(self) -> None: ...
+
+
+class WorkerTools(Protocol):
+    """What a worker asks of its tools; see `actors.tool_client.Tools`."""
+
+    environment: str  # empty where a turn without a call ends the rollout
+
+    def open(self, state: RolloutState) -> PlayedTools: ...
 
 
 @dataclass(slots=True)
@@ -76,7 +95,7 @@ class GenerationWorker:
         max_running: int,
         chat: ChatFormat,
         balancer: BalancerCalls,
-        execute: ExecuteFn,
+        tools: WorkerTools,
         judge: JudgeFn,
         journal: TurnJournal | None = None,
         die: Callable[[], None] = lambda: os._exit(1),
@@ -86,7 +105,7 @@ class GenerationWorker:
         self._max_running = max_running
         self._chat = chat
         self._balancer = balancer
-        self._execute = execute
+        self._tools = tools
         self._judge = judge
         self._journal = journal
         self._weights = 0  # checksum of those that serve; 0 for the model folder's
@@ -220,26 +239,53 @@ class GenerationWorker:
         async def generate(prompt_ids: Sequence[int], **asked: Any) -> Completion:
             return await self._timeline.noted(Activity.GENERATE, rollout_id, self._engine.generate(prompt_ids, **asked))
 
-        async def execute(call: ToolCall) -> ToolResult:
-            return await self._timeline.noted(Activity.TOOL, rollout_id, self._execute(call))
+        tools = self._tools.open(state)
 
+        async def execute(call: ToolCall) -> ToolResult:
+            return await self._timeline.noted(Activity.TOOL, rollout_id, tools.execute(call))
+
+        async def converse(said: str) -> tuple[Reply, ToolMemory]:
+            return await self._timeline.noted(Activity.TOOL, rollout_id, tools.converse(said))
+
+        moves = False
         try:
             state = await run_rollout(
-                state, generate=generate, execute=execute, chat=self._chat, go_on=self._turn_finished
+                state,
+                generate=generate,
+                execute=execute,
+                chat=self._chat,
+                converse=converse if self._tools.environment else None,
+                go_on=self._turn_finished,
             )
             if state.stop_reason is None:
+                moves = True
                 self._hand_back(state)
                 return
             self._keep(state)
             self._release(state)  # its KV cache is free; checking the answer holds nobody up
             self._deliveries.add(await score(state, self._judge))
-        except (SandboxError, JudgeError) as failed:
-            if rollout_id in self._playing:  # judging comes after the release
-                self._release(self._states.get(rollout_id, state))
-            reason = f"{'sandbox' if isinstance(failed, SandboxError) else 'judging'}: {failed}"
-            self._deliveries.add(DroppedRollout(rollout_id=rollout_id, group_id=state.request.group_id, reason=reason))
+        except ToolStateLost as lost:
+            reached = self._states.get(rollout_id, state)
+            if reached.restarts >= MAX_ROLLOUT_RESTARTS:
+                self._drop(reached, f"tools: {lost}, {reached.restarts + 1} times")
+            else:
+                self._hand_back(reached.begun_again())
+        except (SandboxError, ToolError, JudgeError) as failed:
+            self._drop(self._states.get(rollout_id, state), f"{_part(failed)}: {failed}")
         except EngineError as died:
+            moves = True
             await self._end(died)
+        finally:
+            if not moves:
+                tools.close()
+
+    def _drop(self, state: RolloutState, reason: str) -> None:
+        """A failure of ours ends a rollout: its KV cache is freed, and its group hears the reason."""
+        if state.request.rollout_id in self._playing:  # judging comes after the release
+            self._release(state)
+        self._deliveries.add(
+            DroppedRollout(rollout_id=state.request.rollout_id, group_id=state.request.group_id, reason=reason)
+        )
 
     def _turn_finished(self, state: RolloutState) -> bool:
         rollout_id = state.request.rollout_id
@@ -334,3 +380,9 @@ class GenerationWorker:
 
     async def _ask(self, answer: Awaitable[Any], what: str, extra_s: float = 0.0) -> Any:
         return await within(answer, CALL_DEADLINE_S + extra_s, waiter=self._replica_id, owner="balancer", reason=what)
+
+
+def _part(failed: SandboxError | ToolError | JudgeError) -> str:
+    if isinstance(failed, SandboxError):
+        return "sandbox"
+    return "tools" if isinstance(failed, ToolError) else "judging"

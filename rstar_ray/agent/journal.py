@@ -18,7 +18,7 @@ import numpy as np
 
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.outcome import Outcome
-from rstar_ray.trajectory import StopReason, ToolResult, Turn
+from rstar_ray.trajectory import StopReason, ToolMemory, ToolResult, Turn
 
 _FRAME = struct.Struct("<II")  # length and CRC-32 of what follows
 _STEP = re.compile(r"(\w+)/(\d+)/")  # how the ids of training rollouts begin
@@ -38,6 +38,9 @@ class _Record:
     final_text: str
     num_answers: int
     stop_reason: str | None
+    memories: dict[str, dict[str, Any]]  # of tools with state
+    reward: float | None
+    restarts: int
 
 
 class TurnJournal:
@@ -70,6 +73,9 @@ class TurnJournal:
             final_text=state.final_text,
             num_answers=state.num_answers,
             stop_reason=state.stop_reason,
+            memories={name: asdict(memory) for name, memory in state.memories.items()},
+            reward=state.reward,
+            restarts=state.restarts,
         )
         columns = (np.array(getattr(state, name)[start:], kind).tobytes() for name, kind in _COLUMNS)
         body = b"".join((json.dumps(asdict(record)).encode(), b"\n", *columns))
@@ -153,6 +159,9 @@ def _continued(state: RolloutState, record: _Record, columns: bytes) -> RolloutS
         final_text=record.final_text,
         num_answers=record.num_answers,
         stop_reason=StopReason(record.stop_reason) if record.stop_reason else None,
+        memories={name: ToolMemory(**memory) for name, memory in record.memories.items()},
+        reward=record.reward,
+        restarts=record.restarts,
         **longer,
     )
 

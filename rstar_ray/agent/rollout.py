@@ -6,8 +6,8 @@ go on from after each finished turn.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -17,12 +17,14 @@ from rstar_ray.outcome import Outcome
 from rstar_ray.reward.find import count_answers
 from rstar_ray.reward.judge import JudgeFn, Judgement
 from rstar_ray.seeds import derive_seed
+from rstar_ray.tools.environment import ENVIRONMENT, Reply
 from rstar_ray.trajectory import (
     Completion,
     RolloutRequest,
     Sampling,
     StopReason,
     ToolCall,
+    ToolMemory,
     ToolResult,
     Trajectory,
     TrajectorySummary,
@@ -42,9 +44,18 @@ class GenerateFn(Protocol):
 
 
 class ExecuteFn(Protocol):
-    """Runs one tool call. Raises `SandboxError` for our own failures only."""
+    """Runs one tool call. Raises `SandboxError` or `ToolError` for our own failures only."""
 
     async def __call__(self, call: ToolCall) -> ToolResult: ...
+
+
+class ConverseFn(Protocol):
+    """Says a turn to the rollout's environment: its reply, and where the rollout now stands with it.
+
+    Raises `ToolError` for our own failures only.
+    """
+
+    async def __call__(self, said: str) -> tuple[Reply, ToolMemory]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +72,9 @@ class RolloutState:
     final_text: str = ""  # the last completion, decoded, without what it only thought
     num_answers: int = 0
     stop_reason: StopReason | None = None
+    memories: Mapping[str, ToolMemory] = field(default_factory=dict[str, ToolMemory])  # of tools with state, by name
+    reward: float | None = None  # what an environment gave
+    restarts: int = 0
 
     @classmethod
     def start(cls, request: RolloutRequest, prompt_ids: list[int]) -> "RolloutState":
@@ -74,6 +88,10 @@ class RolloutState:
             policy_versions=[],
             stop_reason=None if fits else StopReason.REFUSED,
         )
+
+    def begun_again(self) -> "RolloutState":
+        """The same rollout from its prompt: what a tool kept for it is gone."""
+        return replace(RolloutState.start(self.request, self.prompt_ids), restarts=self.restarts + 1)
 
     @property
     def room_tokens(self) -> int:
@@ -89,18 +107,26 @@ async def run_rollout(
     generate: GenerateFn,
     execute: ExecuteFn,
     chat: ChatFormat,
+    converse: ConverseFn | None = None,
     go_on: Callable[[RolloutState], bool] = lambda _: True,
 ) -> RolloutState:
     """Play turns until the rollout stops, or until `go_on`, asked after every unfinished turn, says no."""
     while state.stop_reason is None:
-        state = await play_turn(state, generate=generate, execute=execute, chat=chat)
+        state = await play_turn(state, generate=generate, execute=execute, chat=chat, converse=converse)
         if state.stop_reason is None and not go_on(state):
             break
     return state
 
 
-async def play_turn(state: RolloutState, *, generate: GenerateFn, execute: ExecuteFn, chat: ChatFormat) -> RolloutState:
-    """One completion and, if it calls the tool, the answers to its calls."""
+async def play_turn(
+    state: RolloutState,
+    *,
+    generate: GenerateFn,
+    execute: ExecuteFn,
+    chat: ChatFormat,
+    converse: ConverseFn | None = None,
+) -> RolloutState:
+    """One completion and the answers to its calls; without a call what the environment says, if there is one."""
     if state.room_tokens <= 0:
         return replace(state, stop_reason=StopReason.TRUNCATED)
     request, turn_number = state.request, len(state.turns)
@@ -119,19 +145,49 @@ async def play_turn(state: RolloutState, *, generate: GenerateFn, execute: Execu
     if not completion.ended:
         return replace(state, turns=(*state.turns, turn), stop_reason=StopReason.TRUNCATED)
     if not reading.calls:
-        return replace(state, turns=(*state.turns, turn), stop_reason=StopReason.ANSWERED)
+        state = replace(state, turns=(*state.turns, turn))
+        return (
+            replace(state, stop_reason=StopReason.ANSWERED) if converse is None else await _said(state, converse, chat)
+        )
     if turn_number + 1 >= request.limits.max_turns:  # nobody would read the answers
         return replace(state, turns=(*state.turns, turn), stop_reason=StopReason.MAX_TURNS)
-    results = await _answer_calls(reading.calls, execute)
+    results = await _answer_calls(reading.calls, execute, most=request.limits.max_calls_per_turn)
+    memories = {**state.memories, **dict(result.memory for result in results if result.memory is not None)}
+    results = [replace(result, memory=None) for result in results]
     turn = replace(turn, tool_results=tuple(results), tool_s=time.monotonic() - generated_s)
-    return _with_tool_answers(replace(state, turns=(*state.turns, turn)), chat.tool_answer_ids(results))
+    state = replace(state, turns=(*state.turns, turn), memories=memories)
+    return _with_told(state, chat.tool_answer_ids(results))
 
 
-async def _answer_calls(calls: Sequence[ToolCall], execute: ExecuteFn) -> list[ToolResult]:
-    """All at once. One alone, the usual case, is awaited here: a task more would let every other rollout go first."""
+async def _said(state: RolloutState, converse: ConverseFn, chat: ChatFormat) -> RolloutState:
+    """The environment's answer to a turn that called nothing; with its reward the rollout ends."""
+    started_s = time.monotonic()
+    reply, memory = await converse(state.final_text)
+    turn = replace(state.turns[-1], tool_s=time.monotonic() - started_s)
+    memories = {**state.memories, ENVIRONMENT: memory}
+    state = replace(state, turns=(*state.turns[:-1], turn), memories=memories)
+    if reply.reward is not None:
+        return replace(state, stop_reason=StopReason.ANSWERED, reward=reply.reward)
+    if len(state.turns) >= state.request.limits.max_turns:
+        return replace(state, stop_reason=StopReason.MAX_TURNS)
+    return _with_told(state, chat.user_answer_ids(reply.text))
+
+
+async def _answer_calls(calls: Sequence[ToolCall], execute: ExecuteFn, *, most: int) -> list[ToolResult]:
+    """All at once. One alone, the usual case, is awaited here: a task more would let every other rollout go first.
+
+    Where one fails for our reasons the others are ended: nobody would read their answers.
+    """
     if len(calls) == 1:
         return [await _answer_call(calls[0], execute)]
-    return await asyncio.gather(*(_answer_call(call, execute) for call in calls))
+    tasks = [asyncio.ensure_future(_answer_call(call, execute)) for call in calls[:most]]
+    try:
+        results = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    beyond = ToolResult(outcome=Outcome.INVALID, text=f"Error: not run; at most {most} calls in one turn.")
+    return [*results, *[beyond] * (len(calls) - len(tasks))]
 
 
 async def _answer_call(call: ToolCall, execute: ExecuteFn) -> ToolResult:
@@ -153,8 +209,8 @@ def _with_completion(state: RolloutState, completion: Completion, spoken: str) -
     )
 
 
-def _with_tool_answers(state: RolloutState, answer_ids: list[int]) -> RolloutState:
-    """Append the tool's text, masked from the loss; text that would overflow the budget is left out."""
+def _with_told(state: RolloutState, answer_ids: list[int]) -> RolloutState:
+    """Append what others wrote, masked from the loss; text that would overflow the budget is left out."""
     if len(answer_ids) >= state.room_tokens:
         return replace(state, stop_reason=StopReason.TRUNCATED)
     count = len(answer_ids)
@@ -171,8 +227,8 @@ async def score(state: RolloutState, judge: JudgeFn) -> Trajectory:
     """The finished record with its reward; a rollout that did not end by itself gets 0. Raises as `judge` does."""
     assert state.stop_reason is not None
     started_s = time.monotonic()
-    judgement = Judgement(0.0)
-    if state.stop_reason is StopReason.ANSWERED:
+    judgement = Judgement(0.0 if state.reward is None else state.reward)
+    if state.stop_reason is StopReason.ANSWERED and state.reward is None:
         judgement = await judge(state.final_text, state.request.problem)
     return _trajectory(state, state.stop_reason, judgement, time.monotonic() - started_s)
 
@@ -188,6 +244,7 @@ def _trajectory(state: RolloutState, stop_reason: StopReason, judgement: Judgeme
             problem_id=request.problem.id,
             reward=judgement.reward,
             judge_retries=judgement.retries,
+            restarts=state.restarts,
             answer=judgement.answer[:MAX_ANSWER_CHARS],
             num_calls=len(outcomes),
             num_failed=sum(outcome.failed for outcome in outcomes),

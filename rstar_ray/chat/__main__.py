@@ -17,11 +17,11 @@ import tyro
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.model_folder import GENERATION, load_chat
 from rstar_ray.chat.template import TokenizerChat
-from rstar_ray.chat.tool_calls import TOOL_SCHEMA
 from rstar_ray.config import ChatConfig
 from rstar_ray.data.conversation import Conversation
 from rstar_ray.data.sft import Row, render
 from rstar_ray.errors import ConfigError
+from rstar_ray.tools.spec import PYTHON_TOOL
 
 OPEN, CLOSE = "⟦", "⟧"
 
@@ -108,7 +108,7 @@ def example() -> Conversation:
     call = {"type": "function", "function": {"name": "python", "arguments": {"code": "print(17 + 5)"}}}
     return Conversation(
         name="example",
-        tools=[TOOL_SCHEMA],
+        tools=[PYTHON_TOOL.told()],
         messages=[
             {"role": "user", "content": "What is 17 + 5?"},
             {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "I compute it."},

@@ -4,6 +4,7 @@ torch and vLLM stay out: only the tokenizer and the small JSON files are looked 
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,16 +13,20 @@ from rstar_ray.chat.template import INSTRUCTIONS, TokenizerChat
 from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import write_json, write_text
+from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec, python_tool
 
 GENERATION = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
-def load_chat(folder: Path, config: ChatConfig, *, instruct: bool) -> TokenizerChat:
+def load_chat(
+    folder: Path, config: ChatConfig, *, instruct: bool, tools: Sequence[ToolSpec] = (PYTHON_TOOL,)
+) -> TokenizerChat:
     """The chat of the model in `folder`; raises `ConfigError` in one line for what does not fit, with the mend.
 
-    `instruct` puts the tool's schema and the answer format before the problem.
+    `instruct` puts the tools' schemas and the answer format before the problem.
     """
+    tools = [python_tool(config.tool_name) if tool.runs == "python" else tool for tool in tools]
     tokenizer = load_tokenizer(folder)
     _refuse_other_vocabulary(tokenizer, folder)
     profile = resolve(tokenizer, _json(folder / GENERATION), choices(config))
@@ -29,9 +34,7 @@ def load_chat(folder: Path, config: ChatConfig, *, instruct: bool) -> TokenizerC
     if not config.system and instruct:
         system = INSTRUCTIONS
     thinking = "" if config.thinking == "auto" else config.thinking
-    return TokenizerChat(
-        tokenizer, profile, system=system, shows_tool=instruct, tool_name=config.tool_name, thinking=thinking
-    )
+    return TokenizerChat(tokenizer, profile, system=system, shows_tools=instruct, tools=tools, thinking=thinking)
 
 
 def choices(config: ChatConfig) -> ChatChoices:

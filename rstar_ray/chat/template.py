@@ -13,7 +13,8 @@ from rstar_ray.chat.profile import ChatProfile, Frame
 from rstar_ray.chat.render import Renderer
 from rstar_ray.chat.resolve import ChatChoices, resolve, thinking_switches
 from rstar_ray.chat.thoughts import spoken, where_calls_stand
-from rstar_ray.chat.tool_calls import TOOL_NAME, parse_tool_calls, tool_schema
+from rstar_ray.chat.tool_calls import parse_tool_calls
+from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.trajectory import Problem, ToolCall, ToolResult
 
 INSTRUCTIONS = (
@@ -37,6 +38,7 @@ class ChatFormat(Protocol):
 
     def prompt_ids(self, problem: Problem) -> list[int]: ...
     def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]: ...
+    def user_answer_ids(self, text: str) -> list[int]: ...
     def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading: ...
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
@@ -44,7 +46,8 @@ class ChatFormat(Protocol):
 class TokenizerChat:
     """`ChatFormat` by a Hugging Face tokenizer and what `resolve` found out about it.
 
-    `system` and `tool_name` (the Python tool's, before this model) come before the problem; empty, they do not.
+    `system` and, with `shows_tools`, the tools come before the problem; empty, they do not. Without `tools` there is
+    the built-in Python.
     """
 
     def __init__(
@@ -53,16 +56,16 @@ class TokenizerChat:
         profile: ChatProfile,
         *,
         system: str = "",
-        shows_tool: bool = False,
-        tool_name: str = TOOL_NAME,
+        tools: Sequence[ToolSpec] = (),
+        shows_tools: bool = False,
         thinking: str = "",
         syntax: CallSyntax | None = None,
     ) -> None:
         self.profile = profile
         self._tokenizer = tokenizer
         self._system = system
-        self._tools = [tool_schema(tool_name)] if shows_tool else None
-        self._tool_name = tool_name
+        self._tools = {tool.name: tool for tool in tools or (PYTHON_TOOL,)}
+        self._told = [tool.told() for tool in self._tools.values()] if shows_tools else None
         self._syntax = syntax or SYNTAXES.get(profile.syntax, HERMES)
         self.renderer = Renderer(
             tokenizer, profile.template, self._syntax, profile.thought, switches=thinking_switches(thinking)
@@ -92,6 +95,11 @@ class TokenizerChat:
             ids += self._encode_plain(self.profile.tool_frame.words(result.text))
         return ids + self._answer_tail
 
+    def user_answer_ids(self, text: str) -> list[int]:
+        """What the other side says to a turn, up to where the policy goes on."""
+        head, tail = self._user_frame()
+        return [*self._encode(head), *self._encode_plain(text), *self._encode(tail)]
+
     def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading:
         """One completion as text, as what of it was said, and its calls."""
         stops = self.profile.stop_token_ids
@@ -99,7 +107,7 @@ class TokenizerChat:
         text = self.decode(said)
         inside = self.begins_inside_thought(after_tools=after_tools)
         calls = parse_tool_calls(
-            where_calls_stand(text, self.profile.thought, inside=inside), self._syntax, tool_name=self._tool_name
+            where_calls_stand(text, self.profile.thought, inside=inside), self._syntax, self._tools
         )
         return Reading(text=text, spoken=spoken(text, self.profile.thought, inside=inside), calls=tuple(calls))
 
@@ -119,7 +127,7 @@ class TokenizerChat:
             {**message, "content": marks.get(str(message["content"]), message["content"])} for message in messages
         ]
         try:
-            text = self.renderer.render(marked, self._tools, opens=True)
+            text = self.renderer.render(marked, self._told, opens=True)
         except Exception as error:  # a template may raise anything
             raise ValueError(f"the chat template refuses this conversation: {error}") from error
         ids: list[int] = []
@@ -150,10 +158,18 @@ class TokenizerChat:
         messages = [{"role": "user", "content": f" \n{_MARK}\n "}]
         if self._system:
             messages.insert(0, {"role": "system", "content": self._system})
-        head, tail = self.renderer.render(messages, self._tools, opens=True).split(_MARK)
+        head, tail = self.renderer.render(messages, self._told, opens=True).split(_MARK)
         if head.endswith(" \n"):
             return Frame(head.removesuffix(" \n"), tail.removeprefix("\n "))
         return Frame(head, tail, trims=True)
+
+    def _user_frame(self) -> tuple[str, str]:
+        """What the template writes around a second message of the user, after what ended the turn before."""
+        said = f"a{_MARK}"
+        messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": said}]
+        rendered = self.renderer.render([*messages, {"role": "user", "content": _MARK}], None, opens=True)
+        _, between, tail = rendered.split(_MARK)
+        return between.partition(self.profile.answer_end)[2], tail
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -170,4 +186,4 @@ def chat_of(
     choices = choices or ChatChoices()
     profile = resolve(tokenizer, generation or {}, choices)
     system = INSTRUCTIONS if instruct else ""
-    return TokenizerChat(tokenizer, profile, system=system, shows_tool=instruct, thinking=choices.thinking)
+    return TokenizerChat(tokenizer, profile, system=system, shows_tools=instruct, thinking=choices.thinking)

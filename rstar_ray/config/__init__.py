@@ -9,7 +9,7 @@ from rstar_ray.config.algorithm import AlgorithmConfig, OptimizerConfig, SftConf
 from rstar_ray.config.chat import ChatConfig
 from rstar_ray.config.detector import DetectorConfig
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
-from rstar_ray.config.own import REWARDS, RewardConfig
+from rstar_ray.config.own import REWARDS, RewardConfig, ToolsConfig
 from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfig
 from rstar_ray.config.run import CheckpointConfig, RunConfig
 from rstar_ray.config.tree import MayChange, differences, leaves, may_change, with_values
@@ -32,6 +32,7 @@ __all__ = [
     "RunConfig",
     "SandboxConfig",
     "SftConfig",
+    "ToolsConfig",
     "differences",
     "leaves",
     "may_change",

@@ -1,4 +1,4 @@
-"""What a person brings: what an answer is worth."""
+"""What a person brings: what an answer is worth, what the policy may call, who answers it."""
 
 import re
 from dataclasses import dataclass
@@ -38,3 +38,27 @@ class RewardConfig:
             f"{self.name!r} is no reward",
             f"give {', '.join(REWARDS)}, or module:function",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolsConfig:
+    """What the policy may call, and who answers it (docs/tools.md)."""
+
+    use: tuple[str, ...] = ("python",)
+    """tools: python (programs in the sandbox), or module:object of your own, several at once"""
+    environment: str = ""
+    """module:object that answers every turn without a call, such as a dialogue partner or a game; empty: that turn is
+    the last"""
+    max_calls_per_turn: int = 16
+    """calls of one turn that are run; those beyond are told so and count as failed"""
+    hosts: MayChange[int] = 1
+    """actors for each tool of your own"""
+
+    def __post_init__(self) -> None:
+        at_least(1, tools__max_calls_per_turn=self.max_calls_per_turn, tools__hosts=self.hosts)
+        for entry in self.use:
+            named = entry == "python" or _ENTRY.fullmatch(entry) is not None
+            require(named, "--tools.use", f"{entry!r} is no tool", "give python, or module:object")
+            require(self.use.count(entry) == 1, "--tools.use", f"{entry} stands there twice", "name it once")
+        named = not self.environment or _ENTRY.fullmatch(self.environment) is not None
+        require(named, "--tools.environment", f"{self.environment!r} is no environment", "give module:object")

@@ -10,7 +10,7 @@ from rstar_ray.config.checks import at_least, require
 from rstar_ray.config.detector import DetectorConfig
 from rstar_ray.config.gpus import check_gpus
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
-from rstar_ray.config.own import RewardConfig
+from rstar_ray.config.own import RewardConfig, ToolsConfig
 from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfig
 from rstar_ray.config.tree import MayChange
 
@@ -63,7 +63,7 @@ class RunConfig:
     drop_solved: bool = False
     """first roll out every problem 8 times with the latest policy and drop those solved 8/8 (stage 3)"""
     own_folder: MayChange[str] = ""
-    """folder of the modules that hold your own reward; empty is the folder of the command"""
+    """folder of the modules that hold your own reward and tools; empty is the folder of the command"""
     reset_optimizer: bool = False
     """start with fresh optimizer state and a warm-up (stages 1 and 3)"""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -75,6 +75,7 @@ class RunConfig:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    tools: ToolsConfig = field(default_factory=ToolsConfig)
     data: DataConfig = field(default_factory=DataConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -172,6 +172,7 @@ def _requests(
         max_response_tokens=asked.max_response_tokens,
         max_turns=asked.max_turns,
         max_context_tokens=config.engine.max_context_tokens,
+        max_calls_per_turn=config.tools.max_calls_per_turn,
     )
     sampling = Sampling(temperature=asked.temperature, top_p=asked.top_p)
     requests = sibling_requests(

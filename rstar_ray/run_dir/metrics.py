@@ -83,6 +83,7 @@ class StepMetrics:
     logprob_diff_mean: float | None
     logprob_diff_max: float | None
     lr: float | None
+    restarts: int = 0  # rollouts begun again because a tool had lost its state
     judge_retries: int = 0  # comparisons and reward functions that hung or crashed, and were asked again
     balancer: PlacementFigures | None = None
 
@@ -155,6 +156,7 @@ def step_metrics(
         logprob_diff_mean=update.logprob_diff_mean if update else None,
         logprob_diff_max=update.logprob_diff_max if update else None,
         lr=update.lr if update else None,
+        restarts=sum(summary.restarts for summary in summaries),
         judge_retries=sum(summary.judge_retries for summary in summaries),
     )
 

@@ -18,13 +18,24 @@ from actors.generation.weight_swap import WeightUpdate
 from actors.generation.worker import GenerationWorker
 from rstar_ray.agent.journal import TurnJournal, journaled
 from rstar_ray.agent.rollout import RolloutState
-from rstar_ray.errors import EngineError
+from rstar_ray.errors import EngineError, JudgeError, ToolStateLost
+from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout
-from rstar_ray.trajectory import Completion, Problem, RolloutLimits, RolloutRequest, Sampling, TrajectorySummary
+from rstar_ray.trajectory import (
+    Completion,
+    Problem,
+    RolloutLimits,
+    RolloutRequest,
+    Sampling,
+    ToolCall,
+    ToolResult,
+    TrajectorySummary,
+)
 from scheduler.picture import Activity
 from tests.fakes import (
     AddingSandbox,
     CharChat,
+    PlainTools,
     SkilledPolicy,
     UnreliableSandbox,
     adding_problems,
@@ -102,8 +113,7 @@ def worker(balancer: BalancerService, name: str = "generation/0", **parts: Any) 
         max_running=64,
         chat=WorkerChat(),
         balancer=balancer,
-        judge=same_text,
-        **{"engine": FakeEngine(), "execute": AddingSandbox(), **parts},
+        **{"engine": FakeEngine(), "tools": PlainTools(), "judge": same_text, **parts},
     )
 
 
@@ -316,7 +326,7 @@ async def test_a_question_whose_asker_was_cut_off_takes_nothing_from_the_next():
 
 async def test_a_sandbox_that_fails_ends_a_rollout_as_dropped_with_its_reason():
     balancer = BalancerService()
-    one = worker(balancer, execute=UnreliableSandbox(fails_every=1))
+    one = worker(balancer, tools=PlainTools(UnreliableSandbox(fails_every=1)))
     await one.start()
     await one.serve()
     await submit(balancer, requests(3))
@@ -331,7 +341,7 @@ async def test_a_fault_of_our_own_ends_the_stream_instead_of_the_run_waiting_for
             raise ZeroDivisionError("a bug")
 
     balancer = BalancerService()
-    one = worker(balancer, execute=Buggy())
+    one = worker(balancer, tools=PlainTools(Buggy()))
     await one.start()
     await one.serve()
     await submit(balancer, requests(1))
@@ -376,4 +386,57 @@ async def test_the_timeline_tells_what_each_rollout_did_and_when():
     assert all(span.start_s <= span.end_s for span in timeline.spans)
     assert min(span.start_s for span in timeline.since(timeline.spans[0].start_s).spans) == 0.0
     assert timeline.kv_capacity_tokens == 100_000
+    await one.close()
+
+
+async def test_a_rollout_whose_tool_lost_its_state_begins_again_and_is_counted():
+    class Forgetful(AddingSandbox):
+        calls = 0
+
+        async def __call__(self, call: ToolCall) -> ToolResult:
+            self.calls += 1
+            if self.calls == 1:
+                raise ToolStateLost("the notebook is gone")
+            return await super().__call__(call)
+
+    balancer, tools = BalancerService(), PlainTools(Forgetful())
+    one = worker(balancer, tools=tools)
+    await one.start()
+    await one.serve()
+    await submit(balancer, requests(1))
+    (summary,) = (await collect(one, 1)).values()
+    assert isinstance(summary, TrajectorySummary) and summary.restarts == 1
+    assert tools.closed == ["r0", "r0"]
+    await one.close()
+
+
+async def test_a_rollout_whose_tool_loses_its_state_again_and_again_is_dropped_with_the_reason():
+    class Lost(AddingSandbox):
+        async def __call__(self, call: ToolCall) -> ToolResult:
+            raise ToolStateLost("the notebook is gone")
+
+    balancer = BalancerService()
+    one = worker(balancer, tools=PlainTools(Lost()))
+    await one.start()
+    await one.serve()
+    await submit(balancer, requests(1))
+    (dropped,) = (await collect(one, 1)).values()
+    assert isinstance(dropped, DroppedRollout) and dropped.reason == "tools: the notebook is gone, 4 times"
+    await one.close()
+
+
+async def test_a_judge_that_fails_drops_the_rollout_once_and_its_place_is_freed_once():
+    async def broken(completion: str, problem: Problem) -> Judgement:
+        raise JudgeError("it hung")
+
+    balancer = BalancerService()
+    one = worker(balancer, judge=broken)
+    await one.start()
+    await one.serve()
+    await submit(balancer, requests(3))
+    found = await collect(one, 3)
+    assert {dropped.reason for dropped in found.values() if isinstance(dropped, DroppedRollout)} == {"judging: it hung"}
+    assert await balancer.drain(10)
+    snapshot = await balancer.snapshot()
+    assert (snapshot.finished, snapshot.in_flight) == (3, 0)
     await one.close()

@@ -7,7 +7,7 @@ import pytest
 
 from rstar_ray.agent.journal import TurnJournal, journaled, step_folder
 from rstar_ray.agent.rollout import RolloutState, play_turn
-from rstar_ray.trajectory import RolloutRequest
+from rstar_ray.trajectory import RolloutRequest, ToolMemory
 from tests.fakes import AddingSandbox, CharChat, ScriptedEngine, adding_problems, answer, call, request
 
 CHAT, SANDBOX = CharChat(), AddingSandbox()
@@ -101,6 +101,14 @@ async def test_attempts_at_the_same_rollout_are_told_apart_by_their_ids_and_shar
     again = start("stage1/12/0-p/3~1")
     found = journaled(tmp_path, [again], 7, same=re.compile(r"~\d+"))
     assert found == {"stage1/12/0-p/3~1": replace(states[1], request=again.request)}
+
+
+async def test_where_a_rollout_stands_with_its_tools_is_read_again_with_its_turns(tmp_path: Path):
+    states = [replace(state, restarts=1, reward=0.5) for state in await played(start())]
+    states = [replace(state, memories={"notes": ToolMemory(calls=3, snapshot="a b")}) for state in states]
+    write(tmp_path, states)
+    (found,) = journaled(tmp_path, [start()], 7).values()
+    assert (found.memories, found.reward, found.restarts) == (states[-1].memories, 0.5, 1)
 
 
 async def test_nothing_is_kept_of_rollouts_outside_training_steps(tmp_path: Path):

@@ -7,8 +7,10 @@ import pytest
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.errors import EngineError, SandboxError
 from rstar_ray.outcome import Outcome
+from rstar_ray.reward.judge import Judgement
 from rstar_ray.run_dir.trajectory_log import readable
-from rstar_ray.trajectory import Completion, RolloutLimits, StopReason
+from rstar_ray.tools.environment import Reply
+from rstar_ray.trajectory import Completion, Problem, RolloutLimits, StopReason, ToolCall, ToolMemory, ToolResult
 from tests.fakes import (
     LIMITS,
     AddingSandbox,
@@ -157,3 +159,66 @@ async def test_our_own_failures_are_exceptions_and_never_data():
         await run_rollout(
             start, generate=ScriptedEngine([call("1+2")]), execute=UnreliableSandbox(fails_every=1), chat=CHAT
         )
+
+
+async def test_calls_beyond_the_cap_of_a_turn_are_not_run_and_count_as_failed():
+    limits = replace(LIMITS, max_calls_per_turn=2)
+    state = await play([call("1+2") * 3, answer("3")], limits)
+    outcomes = [result.outcome for result in state.turns[0].tool_results]
+    assert outcomes == [Outcome.OK, Outcome.OK, Outcome.INVALID]
+    assert "at most 2 calls in one turn" in CHAT.decode(state.response_ids)
+
+
+async def test_an_environment_answers_turns_without_a_call_until_it_gives_a_reward():
+    heard: list[str] = []
+
+    async def converse(said: str) -> tuple[Reply, ToolMemory]:
+        heard.append(said)
+        reply = Reply(text="higher") if len(heard) == 1 else Reply(reward=0.25)
+        return reply, ToolMemory(calls=len(heard), snapshot=said)
+
+    async def never(completion: str, problem: Problem) -> Judgement:
+        raise AssertionError("the environment has judged")
+
+    wanted = request()
+    state = await run_rollout(
+        RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem)),
+        generate=ScriptedEngine(["1", call("1+2"), "2"]),
+        execute=AddingSandbox(),
+        chat=CHAT,
+        converse=converse,
+    )
+    assert heard == ["1", "2"]
+    assert state.memories == {"environment": ToolMemory(calls=2, snapshot="2")}
+    trajectory = await score(state, never)
+    assert (trajectory.summary.reward, trajectory.summary.num_turns) == (0.25, 3)
+    told = CHAT.decode(trajectory.response_ids[~trajectory.loss_mask].tolist())
+    assert told == "\nU:higher\nA:\nT:3\nA:"
+
+
+async def test_an_environment_that_goes_on_ends_with_the_turns():
+    async def converse(said: str) -> tuple[Reply, ToolMemory]:
+        return Reply(text="go on"), ToolMemory(calls=1)
+
+    wanted = request(limits=replace(LIMITS, max_turns=2))
+    start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
+    state = await run_rollout(
+        start, generate=ScriptedEngine(["1", "2"]), execute=AddingSandbox(), chat=CHAT, converse=converse
+    )
+    assert state.stop_reason is StopReason.MAX_TURNS
+    assert (await score(state, same_text)).summary.reward == 0.0
+
+
+async def test_where_a_tool_with_state_stands_goes_with_the_rollout():
+    async def execute(one: ToolCall) -> ToolResult:
+        return ToolResult(outcome=Outcome.OK, text="noted", memory=("notes", ToolMemory(calls=1, snapshot=one.code)))
+
+    wanted = request()
+    start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
+    state = await run_rollout(
+        start, generate=ScriptedEngine([call("x")]), execute=execute, chat=CHAT, go_on=lambda _: False
+    )
+    assert state.memories == {"notes": ToolMemory(calls=1, snapshot="x")}
+    assert state.turns[0].tool_results[0].memory is None  # not kept twice
+    again = state.begun_again()
+    assert (again.restarts, again.memories, again.response_ids, again.prompt_ids) == (1, {}, [], state.prompt_ids)

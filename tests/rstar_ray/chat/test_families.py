@@ -1,5 +1,6 @@
 """Chat models of many families, by their real templates: how turns end, what stops, how calls are written and read."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,11 +9,13 @@ from rstar_ray.chat.resolve import ChatChoices, resolve
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.errors import ConfigError
 from rstar_ray.outcome import Outcome
+from rstar_ray.tools.spec import PYTHON_TOOL
 from rstar_ray.trajectory import Problem, ToolResult
 from tests.rstar_ray.chat.families import FAMILIES, Family, generation_of, tokenizer_of
 
 CODE = 'print("<b> ünï")\nx = [1, 2]'
 TOOL = "python_code_with_standard_io"
+PYTHON_AS = replace(PYTHON_TOOL, name=TOOL)
 
 
 def chat_of_family(name: str, *, choices: ChatChoices | None = None, shows_tool: bool = True) -> TokenizerChat:
@@ -20,7 +23,7 @@ def chat_of_family(name: str, *, choices: ChatChoices | None = None, shows_tool:
     tokenizer, choices = tokenizer_of(family), choices or ChatChoices()
     profile = resolve(tokenizer, generation_of(family), choices)
     return TokenizerChat(
-        tokenizer, profile, shows_tool=shows_tool, system="Be brief.", tool_name=TOOL, thinking=choices.thinking
+        tokenizer, profile, shows_tools=shows_tool, tools=[PYTHON_AS], system="Be brief.", thinking=choices.thinking
     )
 
 
@@ -90,7 +93,7 @@ def test_prompt_and_results_are_the_tokens_that_the_template_writes(name: str):
     chat = chat_of_family(name)
     profile = chat.profile
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1+1?"}]
-    tools = chat._tools  # pyright: ignore[reportPrivateUsage]
+    tools = chat._told  # pyright: ignore[reportPrivateUsage]
     problem = Problem(id="p", problem="What is 1+1?", answer="2")
     assert chat.decode(chat.prompt_ids(problem)) == chat.renderer.render(messages, tools, opens=True)
     results = [{"role": "tool", "content": text} for text in ('2 "two"', "NameError\n  x")]

@@ -1,0 +1,178 @@
+"""All tools of a rollout as its agent loop sees them: Python and programs in the sandbox, the others at their hosts."""
+
+import asyncio
+import contextlib
+import json
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ray.exceptions import ActorUnavailableError, RayActorError
+
+from rstar_ray.agent.rollout import RolloutState
+from rstar_ray.deadline import within
+from rstar_ray.errors import DeadlineExceeded, ToolError, ToolStateLost
+from rstar_ray.outcome import Outcome
+from rstar_ray.tools.environment import ENVIRONMENT, Reply
+from rstar_ray.tools.host import HostAnswer, HostCall
+from rstar_ray.tools.spec import ToolSpec
+from rstar_ray.trajectory import ToolCall, ToolMemory, ToolResult
+
+GRACE_S = 5.0
+"""Above a call's deadline, which its host keeps itself: a host that is still silent is blocked."""
+START_S = 60.0
+"""For a host that Ray starts, or starts again."""
+MAX_TRIES = 3
+ENVIRONMENT_DEADLINE_S = 60.0
+
+
+class SandboxCalls(Protocol):
+    """What tools ask of the sandbox; see `actors.sandbox_executor.SandboxClient`."""
+
+    async def execute(self, call: ToolCall) -> ToolResult: ...
+    async def run_tool(self, program: str, stdin: str, *, deadline_s: float, max_chars: int) -> ToolResult: ...
+
+
+class Tools:
+    """What one generation worker calls. `handles` are hosts by entry, the same for all workers."""
+
+    def __init__(
+        self,
+        specs: Sequence[ToolSpec],
+        sandbox: SandboxCalls,
+        handles: Mapping[str, Sequence[Any]],
+        *,
+        caller: str,
+        environment: str = "",
+    ) -> None:
+        self.specs = {spec.name: spec for spec in specs}
+        self.sandbox = sandbox
+        self.handles = handles
+        self.caller = caller
+        self.environment = environment
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def open(self, state: RolloutState) -> "RolloutTools":
+        """The tools of one rollout, from where it stands."""
+        return RolloutTools(self, state)
+
+    async def ask(self, entry: str, tool: str, call: HostCall, deadline_s: float) -> HostAnswer:
+        """One call at a host. Raises `ToolError` where our side failed on every try, or `ToolStateLost`."""
+        handles = self.handles[entry]
+        reason = ""
+        for tried in range(MAX_TRIES):
+            handle = handles[(zlib.crc32(call.rollout_id.encode()) + (0 if call.rollout_id else tried)) % len(handles)]
+            asking = handle.call.remote(tool, call)
+            try:
+                answer = await within(
+                    asking, deadline_s + GRACE_S, waiter=self.caller, owner=entry, reason=f"a call of {tool or entry}"
+                )
+            except DeadlineExceeded:
+                await self._start_again(handle, entry)
+                return HostAnswer(outcome=Outcome.TIMEOUT, text=f"Error: no answer within {deadline_s:g} s.")
+            except RayActorError as lost:
+                reason = str(lost).splitlines()[0]
+                await self._wait_for(handle, entry)
+                continue
+            if answer.lost:
+                raise ToolStateLost(f"{tool or entry} has lost its state")
+            return answer
+        raise ToolError(f"{tool or entry}: failed {MAX_TRIES} times, last: {reason}")
+
+    def end(self, rollout_id: str, entries: Sequence[str]) -> None:
+        """Have the hosts close a rollout's states; nobody waits for it."""
+        for entry in entries:
+            handles = self.handles[entry]
+            handle = handles[zlib.crc32(rollout_id.encode()) % len(handles)]
+            task = asyncio.ensure_future(self._end(handle, rollout_id))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _end(self, handle: Any, rollout_id: str) -> None:
+        with contextlib.suppress(RayActorError, DeadlineExceeded):  # a host that is gone holds no state
+            ended = handle.end.remote(rollout_id, self.caller)
+            await within(ended, START_S, waiter=self.caller, owner="tools", reason=f"the end of {rollout_id}")
+
+    async def _start_again(self, handle: Any, entry: str) -> None:
+        """A host that blocks is killed; Ray starts it again."""
+        import ray
+
+        ray.kill(handle, no_restart=False)
+        await self._wait_for(handle, entry)
+
+    async def _wait_for(self, handle: Any, entry: str) -> None:
+        async def up() -> None:
+            while True:
+                try:
+                    await handle.pid.remote()
+                    return
+                except ActorUnavailableError:
+                    await asyncio.sleep(0.2)
+
+        try:
+            await within(up(), START_S, waiter=self.caller, owner=entry, reason="its host")
+        except (RayActorError, DeadlineExceeded) as lost:
+            raise ToolError(f"{entry}: its host does not come back ({str(lost).splitlines()[0]})") from lost
+
+
+class RolloutTools:
+    """`ExecuteFn` and `ConverseFn` of one rollout. Calls of a tool with state go one after the other."""
+
+    def __init__(self, tools: Tools, state: RolloutState) -> None:
+        self._tools = tools
+        self._rollout_id = state.request.rollout_id
+        self._problem = state.request.problem
+        self._memories = dict(state.memories)
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._entries = {self._entry(name) for name in state.memories}
+
+    async def execute(self, call: ToolCall) -> ToolResult:
+        """Raises `SandboxError` or `ToolError` for our own failures only."""
+        spec = self._tools.specs.get(call.tool)
+        if spec is None or spec.runs == "python":
+            return await self._tools.sandbox.execute(call)
+        started_s = time.monotonic()
+        if spec.runs == "sandbox":
+            return await self._tools.sandbox.run_tool(
+                spec.program, json.dumps(call.arguments), deadline_s=spec.deadline_s, max_chars=spec.max_chars
+            )
+        if spec.runs == "actor":
+            plain = HostCall(arguments=call.arguments)
+            answer = await self._tools.ask(spec.entry, spec.name, plain, spec.deadline_s)
+            return ToolResult(outcome=answer.outcome, text=answer.text, wall_s=time.monotonic() - started_s)
+        answer = await self._with_memory(spec.name, spec.entry, call.arguments, spec.deadline_s)
+        memory = None if answer.memory is None else (spec.name, answer.memory)
+        wall_s = time.monotonic() - started_s
+        return ToolResult(outcome=answer.outcome, text=answer.text, wall_s=wall_s, memory=memory)
+
+    async def converse(self, said: str) -> tuple[Reply, ToolMemory]:
+        """Raises `ToolError` where the environment failed: its replies are no part of what is trained."""
+        entry = self._tools.environment
+        answer = await self._with_memory(ENVIRONMENT, entry, {"said": said}, ENVIRONMENT_DEADLINE_S)
+        if answer.outcome is not Outcome.OK or answer.memory is None:
+            raise ToolError(f"--tools.environment {entry}: {answer.text}")
+        return Reply(text=answer.text, reward=answer.reward), answer.memory
+
+    def close(self) -> None:
+        """The rollout is over here: its states are closed, unless it is played elsewhere by now."""
+        self._tools.end(self._rollout_id, sorted(self._entries))
+
+    async def _with_memory(self, name: str, entry: str, arguments: Mapping[str, Any], deadline_s: float) -> HostAnswer:
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            self._entries.add(entry)
+            call = HostCall(
+                arguments=arguments,
+                rollout_id=self._rollout_id,
+                holder=self._tools.caller,
+                problem=self._problem,
+                memory=self._memories.get(name),
+            )
+            tool = "" if name == ENVIRONMENT else name
+            answer = await self._tools.ask(entry, tool, call, deadline_s)
+            if answer.memory is not None:
+                self._memories[name] = answer.memory
+            return answer
+
+    def _entry(self, name: str) -> str:
+        return self._tools.environment if name == ENVIRONMENT else self._tools.specs[name].entry

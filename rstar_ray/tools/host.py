@@ -1,0 +1,219 @@
+"""Where a tool runs: its deadline, its cap, and the state it keeps for each rollout. One event loop, no Ray.
+
+A state belongs to a rollout at a number of finished calls. A call that comes from another point (the rollout moved back
+to its last finished turn, or the host is a new one) gets the state of then from its snapshot, or hears that it is lost.
+"""
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rstar_ray.outcome import Outcome
+from rstar_ray.tools.environment import Reply
+from rstar_ray.tools.tool import Tool, ToolFailed
+from rstar_ray.trajectory import Problem, ToolMemory
+
+MAX_STATES = 100_000
+"""Of one host; the longest unused goes first, as if it were lost."""
+END_DEADLINE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCall:
+    """One call as it comes to a host; a tool without state reads the arguments alone."""
+
+    arguments: Mapping[str, Any]
+    rollout_id: str = ""
+    holder: str = ""  # who plays the rollout: only it may end the state
+    problem: Problem | None = None
+    memory: ToolMemory | None = None  # where the rollout stands; None before its first call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostAnswer:
+    """What came of a call. `lost`: there is no state to go on from, and nothing was called."""
+
+    outcome: Outcome = Outcome.OK
+    text: str = ""
+    reward: float | None = None  # an environment's last reply has one
+    memory: ToolMemory | None = None
+    lost: bool = False
+
+
+@dataclass(slots=True)
+class _Live:
+    """A rollout's state and how many calls made it."""
+
+    state: Any
+    holder: str
+    calls: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class ToolHost:
+    """Runs one tool, or one environment, for many rollouts at once."""
+
+    def __init__(
+        self, tool: Tool | None = None, *, environment: type[Any] | None = None, deadline_s: float = 60.0
+    ) -> None:
+        self._tool = tool
+        self._environment = environment
+        self._deadline_s = tool.deadline_s if tool else deadline_s
+        self._live: dict[str, _Live] = {}
+
+    async def call(self, call: HostCall) -> HostAnswer:
+        """Never raises for what the tool does: that is an outcome."""
+        if self._tool is not None and self._tool.function is not None:
+            return await self._bounded(self._tool.function, call.arguments)
+        return await self._with_state(call)
+
+    async def end(self, rollout_id: str, holder: str) -> None:
+        """Close a rollout's state, unless somebody else plays it by now."""
+        live = self._live.get(rollout_id)
+        if live is not None and live.holder == holder:
+            del self._live[rollout_id]
+            await _close(live.state)
+
+    async def close(self) -> None:
+        states, self._live = list(self._live.values()), {}
+        await asyncio.gather(*(_close(live.state) for live in states))
+
+    @property
+    def num_states(self) -> int:
+        return len(self._live)
+
+    async def _with_state(self, call: HostCall) -> HostAnswer:
+        calls = call.memory.calls if call.memory else 0
+        live = self._live.pop(call.rollout_id, None)
+        if live is not None and live.calls != calls:
+            await _close(live.state)
+            live = None
+        if live is None:
+            snapshot = call.memory.snapshot if call.memory else None
+            if calls and snapshot is None:
+                return HostAnswer(lost=True)
+            made = await self._made(call, snapshot)
+            if isinstance(made, HostAnswer):
+                return made
+            live = _Live(made, call.holder, calls)
+        live.holder = call.holder
+        self._live[call.rollout_id] = live  # the latest used comes last
+        await self._make_room()
+        method = live.state.call if self._tool else live.state.reply
+        answer = await self._bounded(method, call.arguments)
+        live.calls += 1
+        return HostAnswer(
+            outcome=answer.outcome,
+            text=answer.text,
+            reward=answer.reward,
+            memory=ToolMemory(calls=live.calls, snapshot=_snapshot(live.state)),
+        )
+
+    async def _made(self, call: HostCall, snapshot: str | None) -> Any:
+        """The state, or the answer where it cannot be made."""
+        problem = call.problem or Problem(id="", problem="", answer="")
+
+        async def make() -> Any:
+            if self._tool is not None:
+                assert self._tool.state is not None
+                made: Any = self._tool.state(problem, snapshot)
+                return await made if inspect.isawaitable(made) else made
+            assert self._environment is not None
+            environment = self._environment()
+            await environment.start(problem)
+            if snapshot is not None:
+                await environment.restore(snapshot)
+            return environment
+
+        try:
+            return await asyncio.wait_for(make(), self._deadline_s)
+        except Exception as raised:
+            return HostAnswer(outcome=Outcome.ERROR, text=_in_one_line(raised))
+
+    async def _make_room(self) -> None:
+        while len(self._live) > MAX_STATES:
+            oldest = next(iter(self._live))
+            await _close(self._live.pop(oldest).state)
+
+    async def _bounded(self, function: Any, arguments: Mapping[str, Any]) -> HostAnswer:
+        """One call within its deadline, its answer within its cap."""
+
+        async def run() -> Any:
+            return await function(**arguments)
+
+        task = asyncio.ensure_future(run())
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self._deadline_s)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if not done:
+            task.cancel()
+            return HostAnswer(outcome=Outcome.TIMEOUT, text=f"Error: no answer within {self._deadline_s:g} s.")
+        if task.cancelled():
+            return HostAnswer(outcome=Outcome.ERROR, text="Error: the call was cancelled.")
+        error = task.exception()
+        if isinstance(error, ToolFailed):
+            return HostAnswer(outcome=Outcome.ERROR, text=self._short(str(error) or "Error."))
+        if error is not None:
+            return HostAnswer(outcome=Outcome.ERROR, text=self._short(_in_one_line(error)))
+        return self._as_answer(task.result())
+
+    def _as_answer(self, answer: Any) -> HostAnswer:
+        if self._tool is None:
+            return _of_reply(answer)
+        if not isinstance(answer, str):
+            said = f"Error: the tool gave {type(answer).__name__}, not text."
+            return HostAnswer(outcome=Outcome.ERROR, text=said)
+        failed = self._tool.failed is not None and self._tool.failed(answer)
+        return HostAnswer(outcome=Outcome.ERROR if failed else Outcome.OK, text=self._short(answer))
+
+    def _short(self, text: str) -> str:
+        return shortened(text, self._tool.max_chars) if self._tool else text
+
+
+def shortened(text: str, max_chars: int) -> str:
+    """Both ends of a text that is too long, with a mark between them that says how much is missing."""
+    if len(text) <= max_chars:
+        return text
+    head = max_chars * 3 // 4
+    tail = max_chars - head
+    return f"{text[:head]}\n... [{len(text) - max_chars} characters left out] ...\n{text[-tail:]}"
+
+
+def _of_reply(answer: Any) -> HostAnswer:
+    """An environment's reply; one that is none is our user's fault, and ends the rollout as a failure of ours."""
+    if not isinstance(answer, Reply):
+        return HostAnswer(outcome=Outcome.ERROR, text=f"the environment gave {type(answer).__name__}, not a Reply")
+    if answer.reward is not None and not 0 <= answer.reward <= 1:
+        return HostAnswer(outcome=Outcome.ERROR, text=f"the environment gave the reward {answer.reward}, not 0 to 1")
+    return HostAnswer(text=answer.text, reward=answer.reward)
+
+
+def _snapshot(state: Any) -> str | None:
+    take = getattr(state, "snapshot", None)
+    if take is None:
+        return None
+    try:
+        taken = take()
+    except Exception:  # then a rollout that loses it starts again
+        return None
+    return taken if isinstance(taken, str) else None
+
+
+async def _close(state: Any) -> None:
+    close: Any = getattr(state, "close", None)
+    if close is None:
+        return
+    with contextlib.suppress(Exception):  # whatever it does, the rollout is over
+        closing: Awaitable[Any] | None = close()
+        if inspect.isawaitable(closing):
+            await asyncio.wait_for(closing, END_DEADLINE_S)
+
+
+def _in_one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"Error: {type(error).__name__}: {lines[-1] if lines else ''}".rstrip(": ")

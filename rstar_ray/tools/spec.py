@@ -1,0 +1,68 @@
+"""A tool as everybody but its host knows it: what the model is told, and where it runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from rstar_ray.tools.tool import Tool
+
+PYTHON = "python"
+"""The built-in tool: a program in the sandbox, under the sandbox's own limits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSpec:
+    """`runs` says where: the built-in Python, a program in the sandbox, or an actor of its own."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]  # JSON schema of an object
+    runs: Literal["python", "sandbox", "actor", "actor with state"]
+    entry: str = ""  # what --tools.use named
+    program: str = ""
+    deadline_s: float = 0.0  # of one call; 0 for Python, which has the sandbox's [s]
+    max_chars: int = 0
+
+    def told(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        described = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": described}
+
+
+PYTHON_TOOL = ToolSpec(
+    name=PYTHON,
+    description="Runs a Python program and returns what it prints, or the value of its last expression.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "code": {"type": "string", "description": "the program"},
+            "input": {"type": "string", "description": "its standard input"},
+        },
+        "required": ["code"],
+    },
+    runs="python",
+)
+
+
+def python_tool(name: str) -> ToolSpec:
+    """The built-in tool under the name that a model knows it by."""
+    return replace(PYTHON_TOOL, name=name)
+
+
+def spec_of(tool: Tool, entry: str) -> ToolSpec:
+    """What a tool's host tells of it."""
+    runs: Literal["sandbox", "actor", "actor with state"] = "actor"
+    if tool.program is not None:
+        runs = "sandbox"
+    elif tool.state is not None:
+        runs = "actor with state"
+    return ToolSpec(
+        name=tool.name,
+        description=tool.description,
+        parameters=dict(tool.parameters),
+        runs=runs,
+        entry=entry,
+        program=tool.program or "",
+        deadline_s=tool.deadline_s,
+        max_chars=tool.max_chars,
+    )

@@ -1,0 +1,184 @@
+"""All tools of a rollout, with fakes in place of hosts and sandbox."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from actors import tool_client
+from actors.tool_client import Tools
+from rstar_ray.agent.rollout import RolloutState
+from rstar_ray.errors import ToolError, ToolStateLost
+from rstar_ray.outcome import Outcome
+from rstar_ray.tools.environment import Reply
+from rstar_ray.tools.host import HostAnswer, HostCall, ToolHost
+from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec, spec_of
+from rstar_ray.tools.tool import Tool
+from rstar_ray.trajectory import ToolCall, ToolResult
+from tests.fakes import AddingSandbox, request
+
+TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+
+
+async def shout(text: str) -> str:
+    return text.upper()
+
+
+class Words:
+    """Remembers; with a snapshot where the class says so."""
+
+    def __init__(self, problem: Any, snapshot: str | None) -> None:
+        self.words = snapshot.split() if snapshot else []
+
+    async def call(self, text: str) -> str:
+        self.words.append(text)
+        return " ".join(self.words)
+
+
+class KeptWords(Words):
+    def snapshot(self) -> str:
+        return " ".join(self.words)
+
+
+class Counting:
+    async def start(self, problem: Any) -> None:
+        self.turns = 0
+
+    async def reply(self, said: str) -> Any:
+        self.turns += 1
+        return (
+            Reply(reward=1.0) if said == "done" else "nonsense" if said == "bad" else Reply(text=f"turn {self.turns}")
+        )
+
+    async def close(self) -> None: ...
+
+
+SHOUT = Tool(name="shout", description="?", parameters=TEXT, function=shout)
+WORDS = Tool(name="words", description="?", parameters=TEXT, state=Words)
+KEPT = Tool(name="kept", description="?", parameters=TEXT, state=KeptWords)
+CAGED = Tool(name="caged", description="?", parameters=TEXT, program="print(1)")
+
+
+class FakeHost:
+    """An actor that holds a host; it dies where told to, and comes back empty."""
+
+    def __init__(self, make: Callable[[], ToolHost]) -> None:
+        self._make = make
+        self.host = make()
+        self.deaths = 0
+        self.silent = False
+        self.killed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return _Method(getattr(self, f"_{name}"))
+
+    async def _call(self, tool: str, call: HostCall) -> HostAnswer:
+        if self.silent:
+            await asyncio.Event().wait()
+        if self.deaths:
+            self.deaths -= 1
+            self.host = self._make()
+            raise ActorDiedError()
+        return await self.host.call(call)
+
+    async def _end(self, rollout_id: str, holder: str) -> None:
+        await self.host.end(rollout_id, holder)
+
+    async def _pid(self) -> int:
+        return 1
+
+
+class _Method:
+    def __init__(self, method: Any) -> None:
+        self.remote = method
+
+
+class Sandbox(AddingSandbox):
+    async def execute(self, call: ToolCall) -> ToolResult:
+        return await self(call)
+
+    async def run_tool(self, program: str, stdin: str, *, deadline_s: float, max_chars: int) -> ToolResult:
+        return ToolResult(outcome=Outcome.OK, text=f"{program} {stdin}")
+
+
+def tools_of(*tools: Tool) -> tuple[Tools, dict[str, FakeHost]]:
+    specs: list[ToolSpec] = [PYTHON_TOOL, *(spec_of(tool, f"mine:{tool.name}") for tool in tools)]
+    hosts = {f"mine:{tool.name}": FakeHost(lambda tool=tool: ToolHost(tool)) for tool in tools}
+    hosts["mine:Counting"] = FakeHost(lambda: ToolHost(environment=Counting))
+    handles = {entry: [host] for entry, host in hosts.items()}
+    return Tools(specs, Sandbox(), handles, caller="generation/0", environment="mine:Counting"), hosts
+
+
+def start() -> RolloutState:
+    return RolloutState.start(request(), [1])
+
+
+async def test_each_call_goes_to_its_tool():
+    tools, _ = tools_of(SHOUT, CAGED, KEPT)
+    one = tools.open(start())
+    assert (await one.execute(ToolCall(code="1+2"))).text == "3"
+    assert (await one.execute(ToolCall(tool="shout", arguments={"text": "hello"}))).text == "HELLO"
+    assert (await one.execute(ToolCall(tool="caged", arguments={"text": "x"}))).text == 'print(1) {"text": "x"}'
+    first = await one.execute(ToolCall(tool="kept", arguments={"text": "a"}))
+    assert first.memory is not None and first.memory[1].snapshot == "a"
+
+
+async def test_calls_of_one_turn_reach_a_state_in_their_order():
+    tools, _ = tools_of(KEPT)
+    one = tools.open(start())
+    said = await asyncio.gather(*(one.execute(ToolCall(tool="kept", arguments={"text": t})) for t in "abc"))
+    assert [result.text for result in said] == ["a", "a b", "a b c"]
+
+
+async def test_a_host_that_dies_is_asked_again_and_the_state_restored_or_said_to_be_lost():
+    tools, hosts = tools_of(SHOUT, KEPT, WORDS)
+    one = tools.open(start())
+    for name in ("kept", "words"):
+        await one.execute(ToolCall(tool=name, arguments={"text": "a"}))
+    for host in hosts.values():
+        host.deaths = 1
+    assert (await one.execute(ToolCall(tool="shout", arguments={"text": "b"}))).text == "B"
+    assert (await one.execute(ToolCall(tool="kept", arguments={"text": "b"}))).text == "a b"
+    with pytest.raises(ToolStateLost):
+        await one.execute(ToolCall(tool="words", arguments={"text": "b"}))
+    hosts["mine:shout"].deaths = 99
+    with pytest.raises(ToolError, match="shout: failed 3 times"):
+        await one.execute(ToolCall(tool="shout", arguments={"text": "b"}))
+
+
+async def test_a_tool_that_blocks_its_host_is_a_time_out_and_its_host_is_killed(monkeypatch: pytest.MonkeyPatch):
+    tools, hosts = tools_of(SHOUT)
+    killed: list[Any] = []
+    monkeypatch.setattr(tool_client, "GRACE_S", -9.95)
+    monkeypatch.setattr("ray.kill", lambda handle, no_restart: killed.append((handle, no_restart)))
+    hosts["mine:shout"].silent = True
+    result = await tools.open(start()).execute(ToolCall(tool="shout", arguments={"text": "b"}))
+    assert result.outcome is Outcome.TIMEOUT
+    assert killed == [(hosts["mine:shout"], False)]
+
+
+async def test_the_end_of_a_rollout_ends_its_states_alone():
+    tools, hosts = tools_of(KEPT)
+    one, other = tools.open(start()), tools.open(RolloutState.start(request(rollout_id="other"), [1]))
+    for rollout in (one, other):
+        await rollout.execute(ToolCall(tool="kept", arguments={"text": "a"}))
+    assert hosts["mine:kept"].host.num_states == 2
+    one.close()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        while hosts["mine:kept"].host.num_states == 2:
+            await asyncio.sleep(0)
+    assert (await other.execute(ToolCall(tool="kept", arguments={"text": "b"}))).text == "a b"
+
+
+async def test_an_environment_answers_and_one_that_fails_is_our_error():
+    tools, _ = tools_of()
+    one = tools.open(start())
+    reply, memory = await one.converse("hello")
+    assert (reply.text, memory.calls) == ("turn 1", 1)
+    with pytest.raises(ToolError, match=r"--tools.environment mine:Counting: the environment gave str"):
+        await one.converse("bad")
+    assert (await tools.open(start()).converse("done"))[0].reward == 1.0

@@ -1,0 +1,132 @@
+"""From `--tools.use` to tools; the examples of docs/tools.md are loaded and played."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rstar_ray.errors import ConfigError
+from rstar_ray.outcome import Outcome
+from rstar_ray.tools import load
+from rstar_ray.tools.host import HostCall, ToolHost
+from rstar_ray.tools.load import check_environment, load_environment, load_tools, tool_specs
+from rstar_ray.trajectory import Problem
+
+PAGE = Path(__file__).parents[3] / "docs" / "tools.md"
+MANY = """
+import sys, time
+from rstar_ray.tools.tool import Tool
+print("noise on stdout")
+async def f() -> str: return ""
+def tool(name): return Tool(name=name, description="?", parameters={"type": "object"}, function=f)
+two = [tool("one"), tool("two")]
+same = tool("python")
+value = 7
+misfit = lambda: None
+class Partner:
+    async def start(self, problem): ...
+    async def reply(self, said): ...
+"""
+SERVER = """
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("adder")
+@server.tool()
+def add(a: int, b: int) -> str:
+    "Adds."
+    if a < 0: raise ValueError("below 0")
+    return str(a + b)
+server.run("stdio")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        name = re.match(r"# (\w+\.py)", block)
+        assert name is not None, "an example says which file it is"
+        (tmp_path / name[1]).write_text(block)
+    (tmp_path / "library.txt").write_text("The moon is far.\n\nThe sea is deep and blue.\n\nBread needs flour.")
+    (tmp_path / "many.py").write_text(MANY)
+    (tmp_path / "crashes.py").write_text("import os; os._exit(3)")
+    (tmp_path / "raises.py").write_text("raise RuntimeError('no key\\nin the environment')")
+    return tmp_path
+
+
+def test_examples_of_the_page_are_tools_and_small(folder: Path):
+    specs = tool_specs(["python", "search:search", "notebook:notebook"], str(folder))
+    assert [(spec.name, spec.runs) for spec in specs] == [
+        ("python", "python"),
+        ("search", "actor"),
+        ("notebook", "actor with state"),
+    ]
+    check_environment("guessing:Guessing", str(folder))
+    for name in ("search.py", "notebook.py", "guessing.py"):
+        lines = [line for line in (folder / name).read_text().splitlines() if line.strip()]
+        assert len(lines) <= 34, name
+
+
+async def test_examples_of_the_page_do_what_they_say(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(folder)
+    search = ToolHost(load_tools("search:search")[0])
+    found = await search.call(HostCall(arguments={"query": "how deep is the blue sea", "limit": 1}))
+    assert (found.outcome, found.text) == (Outcome.OK, "The sea is deep and blue.")
+    assert (await search.call(HostCall(arguments={"query": "zebra"}))).outcome is Outcome.ERROR
+
+    notebook, problem = ToolHost(load_tools("notebook:notebook")[0]), Problem(id="p", problem="1+1", answer="7")
+    wrote = await notebook.call(HostCall(arguments={"name": "a", "text": "b"}, rollout_id="r", problem=problem))
+    elsewhere = ToolHost(load_tools("notebook:notebook")[0])
+    read = await elsewhere.call(HostCall(arguments={"name": "a"}, rollout_id="r", problem=problem, memory=wrote.memory))
+    assert (read.outcome, read.text) == (Outcome.OK, "b")
+
+    game = load_environment("guessing:Guessing")()
+    await game.start(problem)
+    said = [await game.reply(guess) for guess in ("is it 5?", "9", "hm", "it is 7")]
+    assert [reply.text for reply in said] == ["Higher.", "Lower.", "Say a number.", ""]
+    assert said[-1].reward == pytest.approx(0.7)
+
+
+def test_several_tools_come_from_one_object(folder: Path):
+    assert [spec.name for spec in tool_specs(["many:two", "python"], str(folder))] == ["one", "two", "python"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "complaint"),
+    [
+        (["absent:tool"], "--tools.use absent:tool: ModuleNotFoundError: No module named 'absent'; give module:object"),
+        (["many:absent"], "--tools.use many:absent: AttributeError"),
+        (["many:value"], "--tools.use many:value: is no Tool and no list of them"),
+        (["raises:tool"], "--tools.use raises:tool: RuntimeError: in the environment"),
+        (["crashes:tool"], "--tools.use: its process ended; give module:object, and its folder as --own-folder"),
+        (["python", "many:same"], "many:same and python are both named 'python'; rename one"),
+    ],
+)
+def test_what_is_no_tool_is_refused_in_one_line(entries: list[str], complaint: str, folder: Path):
+    with pytest.raises(ConfigError) as refused:
+        tool_specs(entries, str(folder))
+    assert complaint in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_module_that_hangs_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    (folder / "hangs.py").write_text("while True: pass")
+    monkeypatch.setattr(load, "IMPORT_DEADLINE_S", 0.3)
+    with pytest.raises(ConfigError, match=r"--tools.use: importing hangs:tool takes over 0.3 s"):
+        tool_specs(["hangs:tool"], str(folder))
+
+
+def test_an_environment_without_a_method_is_refused(folder: Path):
+    with pytest.raises(ConfigError, match=r"--tools.environment many:Partner: has no method 'close'"):
+        check_environment("many:Partner", str(folder))
+
+
+@pytest.mark.real
+async def test_tools_of_an_mcp_server_are_tools(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("mcp")
+    (folder / "server.py").write_text(SERVER)
+    monkeypatch.syspath_prepend(folder)
+    (tool,) = load_tools("served:tools")
+    assert (tool.name, tool.description) == ("add", "Adds.")
+    host = ToolHost(tool)
+    added = await host.call(HostCall(arguments={"a": 1, "b": 2}))
+    assert (added.outcome, added.text) == (Outcome.OK, "3")
+    refused = await host.call(HostCall(arguments={"a": -1, "b": 2}))
+    assert refused.outcome is Outcome.ERROR and "add" in refused.text
