@@ -1,9 +1,10 @@
 """What fits on these GPUs, and how long a step takes: on paper, in seconds, on any laptop.
 
 python recipes/plan.py --gpus 64 --gpu-memory-gb 192 --stage stage1
+python recipes/plan.py --gpus 1 --gpu-memory-gb 24 --model Qwen3-0.6B --offload
 python recipes/plan.py --scale mi300x-64 --dry-run
 
-The second places stand-ins on a cluster of fake nodes, and shows who sits where.
+The last places stand-ins on a cluster of fake nodes, and shows who sits where.
 """
 
 import dataclasses
@@ -55,8 +56,8 @@ class PlanConfig:
     gpus: int = 64
     gpu_memory_gb: float = 192.0
     stage: Literal["stage1", "stage2", "stage3"] = "stage1"
-    model_config: Path | None = None
-    """A model's config.json; the paper's Qwen3-14B by default."""
+    model: str = ""
+    """A model's folder, or its config.json; the paper's Qwen3-14B by default."""
     tensor_parallel: int = RUN.engine.tensor_parallel
     """--engine.tensor-parallel of the run"""
     micro_batch_tokens: int = RUN.learner.micro_batch_tokens
@@ -126,9 +127,19 @@ def show_dry_run(config: PlanConfig) -> int:
     return int(bool(problems(seating)))
 
 
+def shape_of(model: str) -> ModelShape:
+    """Of the model in a folder. Raises `ConfigError` where there is none, `ValueError` where it cannot be planned."""
+    if not model:
+        return QWEN3_14B
+    path = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
+    if not path.is_file():
+        raise ConfigError("--model", f"{path} does not exist", "give a model's folder, or its config.json")
+    return read_model(path)
+
+
 def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
     """The colocated placement and the best separated one."""
-    model = QWEN3_14B if config.model_config is None else read_model(config.model_config)
+    model = shape_of(config.model)
     gpu = Gpu(memory_gb=config.gpu_memory_gb, bandwidth_tb_s=config.bandwidth_tb_s, tflops=config.tflops)
     stage, rollouts = STAGES[config.stage], config.prompts * GROUP_ROLLOUTS
     colocated = plan_pools(

@@ -9,6 +9,7 @@ import pytest
 from recipes.plan import PlanConfig, plan, report, row
 from rstar_ray.algorithm.state_bytes import state_bytes
 from rstar_ray.config import RunConfig, leaves
+from rstar_ray.errors import ConfigError
 from scheduler.plan import (
     QWEN3_14B,
     Gpu,
@@ -195,3 +196,16 @@ def test_a_config_that_cannot_be_planned_is_named(tmp_path: Path, content: bytes
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"config.json: {problem}"):
         read_model(path)
+
+
+def test_a_plan_is_made_for_the_model_in_a_folder_or_says_that_there_is_none(tmp_path: Path):
+    config = {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
+    config |= {"head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936, "tie_word_embeddings": True}
+    folder = tmp_path / "Qwen3-0.6B"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    for named in (folder, folder / "config.json"):
+        model, *_ = plan(PlanConfig(gpus=1, gpu_memory_gb=24.0, model=str(named)))
+        assert (model.name, round(model.parameters / 1e8)) == ("Qwen3-0.6B", 6)
+    with pytest.raises(ConfigError, match=r"--model: .*absent does not exist; give a model's folder"):
+        plan(PlanConfig(model=str(tmp_path / "absent")))
