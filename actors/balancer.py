@@ -23,7 +23,7 @@ from actors.probe import Alive
 from actors.probe import Sign as ProbeSign
 from rstar_ray.errors import DeadlineExceeded
 from rstar_ray.run_dir.metrics import PlacementFigures
-from scheduler.balancer import Balancer
+from scheduler.balancer import PLACEMENT, Balancer
 from scheduler.load import (
     Admission,
     BalancerSnapshot,
@@ -56,9 +56,9 @@ class BalancerService:
 
     def __init__(
         self,
-        rule: str = "expected_kv",
+        rule: str = PLACEMENT.rule,
         *,
-        risk: float = 0.01,
+        risk: float = PLACEMENT.risk,
         settle_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -312,7 +312,7 @@ class BalancerService:
 class BalancerActor(BalancerService):
     """Ray's view of one `BalancerService`; created under the name "balancer"."""
 
-    def __init__(self, rule: str = "expected_kv", *, risk: float = 0.01, settle_s: float = 5.0) -> None:
+    def __init__(self, rule: str = PLACEMENT.rule, *, risk: float = PLACEMENT.risk, settle_s: float = 5.0) -> None:
         reborn = ray.get_runtime_context().was_current_actor_reconstructed
         super().__init__(rule, risk=risk, settle_s=settle_s if reborn else 0.0)
         self._alive = Alive()

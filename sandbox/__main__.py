@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--token", default="", help=f"needed beyond loopback, and at `process` (or set {TOKEN_VARIABLE})"
     )
-    serve.add_argument("--queue-size", type=int, default=65_536)
+    serve.add_argument("--queue-size", type=int, default=SandboxConfig().max_waiting)
     serve.add_argument("--allow-host", action="append", default=[], help="a host name of this server; may be repeated")
     serve.add_argument("--max-cpu-s", type=float, default=CEILINGS.cpu_s, help="what a client may ask for at most")
     serve.add_argument("--max-wall-s", type=float, default=CEILINGS.wall_s, help="likewise")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
+from rstar_ray.config import BalancerConfig
 from scheduler.books import Books, nonsense
 from scheduler.expected_kv.rule import ExpectedKV
 from scheduler.fleet import Fleet, Replica, Rollout
@@ -28,7 +29,8 @@ from scheduler.rules import (
     WorstCase,
 )
 
-RULES: dict[str, Callable[[Fleet], PlacementRule]] = {
+MakeRule = Callable[[Fleet], PlacementRule]
+RULES: dict[str, MakeRule] = {
     rule.name: rule
     for rule in (
         Static,
@@ -42,6 +44,9 @@ RULES: dict[str, Callable[[Fleet], PlacementRule]] = {
     )
 }
 
+PLACEMENT = BalancerConfig()
+"""What holds where nobody says otherwise, as in a run that sets nothing."""
+
 
 class Balancer:
     """Feed it what happens; `decide` says what to do now.
@@ -52,7 +57,7 @@ class Balancer:
     names it, and it queues again once a replica could hold it.
     """
 
-    def __init__(self, rule: str | Callable[[Fleet], PlacementRule] = "expected_kv", *, risk: float = 0.01) -> None:
+    def __init__(self, rule: str | MakeRule = PLACEMENT.rule, *, risk: float = PLACEMENT.risk) -> None:
         """`rule`: the name of one, or what makes one."""
         self._books = Books()
         fleet = self._books.fleet

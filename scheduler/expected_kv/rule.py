@@ -16,7 +16,7 @@ class ExpectedKV:
     name = "expected_kv"
     need = "its context and one more"
 
-    def __init__(self, fleet: Fleet, *, risk: float = 0.01) -> None:
+    def __init__(self, fleet: Fleet, *, risk: float) -> None:
         self.caution = Caution(risk)
         self._lengths = Lengths(fleet)
         self._order = Order(self._lengths)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler.balancer import RULES
+from scheduler.balancer import PLACEMENT, RULES
 from scheduler.load import NeverFits
 from scheduler.picture import KvSample, Span, draw_step
 from scheduler.traces.record import TraceRollout, read_trace
@@ -54,7 +54,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--stage", choices=STAGES, help="take the budgets from this stage, not from the trace")
     parser.add_argument("--max-running", type=int, default=1_024)
     parser.add_argument("--block-tokens", type=int, default=16)
-    parser.add_argument("--risk", type=float, default=0.01)
+    parser.add_argument("--risk", type=float, default=PLACEMENT.risk)
     parser.add_argument("--cost", type=Path, help="a fitted engine model (JSON), instead of the computed MI300X")
     parser.add_argument("--picture", type=Path, help="write the picture of the step here")
     parser.add_argument("--json", action="store_true")

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from scheduler.balancer import Balancer
+from scheduler.balancer import PLACEMENT, Balancer
 from scheduler.fleet import Fleet
 from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, in_flight_limit
 from scheduler.picture import Activity, KvSample, Span
@@ -39,7 +39,7 @@ class TwinSettings:
     cost: EngineCost
     max_response_tokens: int
     max_turns: int
-    risk: float = 0.01
+    risk: float = PLACEMENT.risk
     rpc_s: float = 0.002  # from a decision to the engine
     tool_workers: int | None = None  # None: as many as are asked for
 
