@@ -85,16 +85,22 @@ class LearnerActor:
         return refs, total, num_bytes
 
     def save_checkpoint(self, folder: str, extra: dict[str, Any]) -> dict[str, int]:
-        """What this rank's node has of the folder afterwards: bytes by name."""
+        """What this rank wrote: bytes by name."""
         self._rank.save_checkpoint(Path(folder), extra)
-        return _files(Path(folder))
+        return self._written(Path(folder))
 
     def load_checkpoint(self, folder: str) -> tuple[dict[str, Any], int]:
         return self._rank.load_checkpoint(Path(folder)), self._rank.step
 
     def export(self, folder: str) -> dict[str, int]:
         self._rank.export(Path(folder))
-        return _files(Path(folder))
+        return self._written(Path(folder))
+
+    def _written(self, folder: Path) -> dict[str, int]:
+        """Rank 0 alone writes; the others are done before it, and would see its unfinished files."""
+        if self._rank.rank != 0:
+            return {}
+        return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
     def set_policy(self, folder: str) -> None:
         self._rank.set_policy(Path(folder))
@@ -104,10 +110,6 @@ class LearnerActor:
 
     def close(self) -> None:
         self._rank.close()
-
-
-def _files(folder: Path) -> dict[str, int]:
-    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
 def _all_shares(work: RlWork) -> Iterator[RlShare]:
