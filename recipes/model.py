@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from actors.generation.vllm_calls import VllmCalls
 from recipes.data import refuse_without_tiny
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.model_folder import load_chat
@@ -25,7 +26,7 @@ def refuse_broken_model(config: RunConfig, folder: Path, tools: Sequence[ToolSpe
     """
     if not (folder / "config.json").is_file():
         return
-    load_chat(folder, config.chat, instruct=config.rollout.instruct, tools=tools)
+    load_chat(folder, config.chat, instruct=config.rollout.instruct, tools=tools, syntax_of=VllmCalls)
     if config.model:
         from actors.weights.model_folder import refuse_misfit
 

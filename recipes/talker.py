@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 
 import aiohttp
 
+from actors.generation.vllm_calls import VllmCalls
 from recipes.model import model_context_tokens
 from recipes.scales import at_scale, detect_scale, local_resources
 from rstar_ray.agent.rollout import ExecuteFn
@@ -118,7 +119,9 @@ def run_config(folder: Path) -> RunConfig:
 def chat_in(folder: Path, config: ChatConfig) -> TokenizerChat:
     """The chat of a folder; the tiny world's policies were taught their tool, the others are told of it."""
     taught = load_chat(folder, config, instruct=False)
-    return taught if taught.tokenizer.chat_template == CHAT_TEMPLATE else load_chat(folder, config, instruct=True)
+    if taught.tokenizer.chat_template == CHAT_TEMPLATE:
+        return taught
+    return load_chat(folder, config, instruct=True, syntax_of=VllmCalls)
 
 
 @asynccontextmanager

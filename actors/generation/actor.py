@@ -13,6 +13,7 @@ from actors.generation.balancer_client import BalancerClient
 from actors.generation.delivery import Delivery, in_parts
 from actors.generation.engine import Engine, EngineFacts
 from actors.generation.settings import EngineSettings
+from actors.generation.vllm_calls import VllmCalls
 from actors.generation.worker import GenerationWorker
 from actors.probe import Alive, Sign
 from actors.sandbox_executor import SandboxClient
@@ -65,7 +66,13 @@ class GenerationActor:
         tools = Tools(settings.tools, sandbox, hosts, caller=settings.replica_id, environment=settings.environment)
         self._name = settings.replica_id
         self._alive = Alive()
-        chat = load_chat(Path(settings.engine.model), settings.chat, instruct=settings.instruct, tools=settings.tools)
+        chat = load_chat(
+            Path(settings.engine.model),
+            settings.chat,
+            instruct=settings.instruct,
+            tools=settings.tools,
+            syntax_of=VllmCalls,
+        )
         self._engine = Engine(settings.engine, stop_token_ids=chat.profile.stop_token_ids)
         self._worker = GenerationWorker(
             settings.replica_id,

@@ -4,10 +4,11 @@ torch and vLLM stay out: only the tokenizer and the small JSON files are looked 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+from rstar_ray.chat.call_syntax import CallSyntax
 from rstar_ray.chat.resolve import ChatChoices, resolve
 from rstar_ray.chat.template import INSTRUCTIONS, TokenizerChat
 from rstar_ray.config import ChatConfig
@@ -19,12 +20,24 @@ GENERATION = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
+class SyntaxOf(Protocol):
+    """Makes a syntax of calls that rstar_ray does not have itself, by its name, for a tokenizer and its tools."""
+
+    def __call__(self, name: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> CallSyntax: ...
+
+
 def load_chat(
-    folder: Path, config: ChatConfig, *, instruct: bool, tools: Sequence[ToolSpec] = (PYTHON_TOOL,)
+    folder: Path,
+    config: ChatConfig,
+    *,
+    instruct: bool,
+    tools: Sequence[ToolSpec] = (PYTHON_TOOL,),
+    syntax_of: SyntaxOf | None = None,
 ) -> TokenizerChat:
     """The chat of the model in `folder`; raises `ConfigError` in one line for what does not fit, with the mend.
 
-    `instruct` puts the tools' schemas and the answer format before the problem.
+    `instruct` puts the tools' schemas and the answer format before the problem. `syntax_of` is asked for a parser of
+    vLLM's; without it such calls are not read, which those who only write prompts need not.
     """
     tools = [python_tool(config.tool_name) if tool.runs == "python" else tool for tool in tools]
     tokenizer = load_tokenizer(folder)
@@ -34,7 +47,13 @@ def load_chat(
     if not config.system and instruct:
         system = INSTRUCTIONS
     thinking = "" if config.thinking == "auto" else config.thinking
-    return TokenizerChat(tokenizer, profile, system=system, shows_tools=instruct, tools=tools, thinking=thinking)
+    syntax = None
+    if syntax_of is not None and profile.syntax.startswith("vllm:"):
+        told = [tool.told() for tool in tools]
+        syntax = syntax_of(profile.syntax.removeprefix("vllm:"), tokenizer, told)
+    return TokenizerChat(
+        tokenizer, profile, system=system, shows_tools=instruct, tools=tools, thinking=thinking, syntax=syntax
+    )
 
 
 def choices(config: ChatConfig) -> ChatChoices:

@@ -17,8 +17,8 @@ class ChatConfig:
     thinking: Literal["auto", "on", "off"] = "auto"
     """the template's switch for thinking; auto leaves it as it is"""
     parser: str = "auto"
-    """of tool calls: hermes, qwen_xml, glm, deepseek, llama_json or mistral; auto takes the one that reads what the
-    template writes"""
+    """of tool calls: hermes, qwen_xml, glm, deepseek, llama_json, mistral, or vllm:NAME for one of vLLM's; auto takes
+    the one that reads what the template writes"""
     stop: tuple[str, ...] = ()
     """tokens that end a turn, besides those of template, tokenizer and generation_config.json"""
     tool_name: str = "python"

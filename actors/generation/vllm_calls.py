@@ -1,0 +1,54 @@
+"""vLLM's tool parsers as a syntax of calls, for families that ours do not read (`--chat.parser vllm:NAME`)."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rstar_ray.chat.call_syntax import HERMES, WrittenCall
+from rstar_ray.errors import ConfigError
+
+
+class VllmCalls:
+    """`CallSyntax` by one of vLLM's parsers; it reads alone: the template writes."""
+
+    typed = True
+
+    def __init__(self, name: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Raises `ConfigError` for a name that vLLM does not know."""
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.tool_parsers import ToolParserManager
+
+        self.name = f"vllm:{name}"
+        try:
+            self._parser = ToolParserManager.get_tool_parser(name)
+        except KeyError as unknown:
+            raise ConfigError(
+                "--chat.parser", f"vLLM has no tool parser {name!r}", "see its documentation"
+            ) from unknown
+        self._tokenizer = tokenizer
+        question: Any = [{"role": "user", "content": ""}]
+        self._request = ChatCompletionRequest(model="", messages=question, tools=[dict(tool) for tool in tools])
+
+    def read(self, text: str) -> list[WrittenCall]:
+        """What it finds; where it finds nothing although its marker stands there, a call that cannot be read."""
+        parser = self._parser(self._tokenizer, self._request.tools)
+        found = parser.extract_tool_calls(text, self._request)
+        if found.tools_called:
+            return [_call(call.function.name, call.function.arguments) for call in found.tool_calls]
+        marker = getattr(parser, "tool_call_start_token", None) or getattr(parser, "bot_token", None)
+        tried = isinstance(marker, str) and marker and marker in text
+        return [WrittenCall(error=f"{self.name} cannot read what follows {marker}")] if tried else []
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """For templates that write no calls: as hermes does."""
+        return HERMES.write(name, arguments)
+
+
+def _call(name: str, arguments: str) -> WrittenCall:
+    try:
+        value = json.loads(arguments)
+    except ValueError as error:
+        return WrittenCall(name, error=f"not valid JSON: {error}")
+    return (
+        WrittenCall(name, value) if isinstance(value, dict) else WrittenCall(name, error='"arguments" is not an object')
+    )
