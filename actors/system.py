@@ -67,7 +67,7 @@ class TrainingActors:
         self.stopping: Callable[[], bool] = lambda: False  # asked by the stages after every step
         self._group: Any = None
         self._executors: dict[str, Any] = {}
-        self._specs = tuple(tools)
+        self.specs = tuple(tools)
         self._own_folder = str(Path(config.own_folder).absolute())
         self._hosts: dict[str, Any] = {}
         self._balancer: Any = None
@@ -88,7 +88,7 @@ class TrainingActors:
         self._group = await place(self._layout)
         self._layout = await seated(self._group, self._layout)
         self._start_executors()
-        self._hosts = start_hosts(self._config.tools, self._specs, self._own_folder, runtime_env={"env_vars": NO_GPU})
+        self._hosts = start_hosts(self._config.tools, self.specs, self._own_folder, runtime_env={"env_vars": NO_GPU})
         head = on_node(nodes_in_order(ray.nodes())[0], or_elsewhere=False)  # without its head a cluster is none
         self._balancer = BalancerActor.options(name="balancer", runtime_env={"env_vars": NO_GPU}, **head).remote(  # type: ignore[attr-defined]
             self._config.balancer.rule, risk=self._config.balancer.risk
@@ -259,7 +259,7 @@ class TrainingActors:
                 executors=tuple(self._executors),
                 reward=self._config.reward,
                 own_folder=self._own_folder,
-                tools=self._specs,
+                tools=self.specs,
                 hosts=self._host_names(),
                 environment=self._config.tools.environment,
                 journal=str(self._journal or ""),

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,18 +13,21 @@ import ray
 from ray.experimental import get_object_locations
 
 from actors.system import TrainingActors
+from actors.tool_client import Tools
 from recipes.connect import connect
 from recipes.scales import at_scale
 from recipes.stage1 import STAGE_1
-from rstar_ray.agent.rollout import ToolCall
+from rstar_ray.agent.rollout import RolloutState, ToolCall
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import with_values
 from rstar_ray.outcome import Outcome
 from rstar_ray.rollouts import FinishedRollout, rollout_requests
 from rstar_ray.tiny.model import make_tiny_model
 from rstar_ray.tiny.problems import Split, generate_problems
+from rstar_ray.tools.load import tool_specs
 from rstar_ray.train_loop import TrainingRow
-from rstar_ray.trajectory import RolloutRequest, Trajectory
+from rstar_ray.trajectory import RolloutRequest, StopReason, ToolResult, Trajectory
+from tests.fakes import request
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
@@ -37,8 +40,42 @@ CONFIG = with_values(
         "engine.cpus_per_replica": 0.5,
         "engine.kv_tokens": 8_192,
         "rollout.max_response_tokens": 96,
+        "tools.use": ("python", "mine:tools"),
+        "tools.environment": "mine:Twice",
     },
 )
+OWN = """
+import time
+from rstar_ray.tools.environment import Reply
+from rstar_ray.tools.tool import Tool
+
+class Words:
+    def __init__(self, problem, snapshot):
+        self.words = snapshot or ""
+    async def call(self, text):
+        self.words += text
+        return self.words
+    def snapshot(self):
+        return self.words
+
+async def stall(text):
+    time.sleep(60 if text == "block" else 0)
+    return text.upper()
+
+TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+tools = [
+    Tool(name="words", description="?", parameters=TEXT, state=Words),
+    Tool(name="stall", description="?", parameters=TEXT, function=stall, deadline_s=0.5),
+]
+
+class Twice:
+    async def start(self, problem):
+        self.turns = 0
+    async def reply(self, said):
+        self.turns += 1
+        return Reply(text="go on") if self.turns == 1 else Reply(reward=0.5)
+    async def close(self): ...
+"""
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +87,13 @@ def shown() -> list[str]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def system(tmp_path_factory: pytest.TempPathFactory, shown: list[str]) -> AsyncIterator[TrainingActors]:
     model = make_tiny_model(tmp_path_factory.mktemp("model"), seed=0)
+    own = tmp_path_factory.mktemp("own")
+    (own / "mine.py").write_text(OWN)
+    config = with_values(CONFIG, {"own_folder": str(own)})
+    specs = tool_specs(config.tools.use, str(own))
     connect()
-    chat = load_chat(model, CONFIG.chat, instruct=False)
-    actors = TrainingActors(CONFIG, model, chat, shown.append, run_dir=tmp_path_factory.mktemp("run"))
+    chat = load_chat(model, CONFIG.chat, instruct=False, tools=specs)
+    actors = TrainingActors(config, model, chat, shown.append, run_dir=tmp_path_factory.mktemp("run"), tools=specs)
     try:
         await actors.start()
         await actors.serving()
@@ -91,7 +132,36 @@ async def test_actors_are_found_by_the_names_the_dashboard_shows(system: Trainin
     names = set(ray.util.list_named_actors())
     assert names == {
         "balancer", "generation/0", "generation/1", "learner/rank-0", "learner/rank-1", "sandbox/0",
+        "tools/mine:tools/0", "tools/mine:Twice/0",
     }  # fmt: skip
+
+
+async def test_tools_of_ones_own_run_beside_python_and_survive_a_death_and_a_call_that_blocks(system: TrainingActors):
+    host = ray.get_actor("tools/mine:tools/0")
+    tools = Tools(system.specs, system.tools, {"mine:tools": [host]}, caller="test").open(
+        RolloutState.start(request(), [1])
+    )
+
+    def words(text: str) -> Awaitable[ToolResult]:
+        return tools.execute(ToolCall(tool="words", arguments={"text": text}))
+
+    assert (await tools.execute(ToolCall(code="6*7"))).text == "42"
+    assert (await words("a")).text == "a"
+    os.kill(await host.pid.remote(), signal.SIGKILL)
+    assert (await words("b")).text == "ab"
+    blocked = await tools.execute(ToolCall(tool="stall", arguments={"text": "block"}))
+    assert (blocked.outcome, blocked.text) == (Outcome.TIMEOUT, "Error: no answer within 0.5 s.")
+    assert (await tools.execute(ToolCall(tool="stall", arguments={"text": "on"}))).text == "ON"
+    assert (await words("c")).text == "abc"
+    tools.close()
+
+
+async def test_an_environment_answers_rollouts_of_real_engines_and_rewards_them(system: TrainingActors):
+    summaries = [done.summary for done in await roll_out(system, "environment", siblings=16)]
+    answered = [summary for summary in summaries if summary.stop_reason is StopReason.ANSWERED]
+    assert answered and all((summary.reward, summary.num_turns) == (0.5, 2) for summary in answered)
+    assert all(summary.reward == 0.0 for summary in summaries if summary not in answered)
+    assert await ray.get_actor("tools/mine:Twice/0").num_states.remote() == 0
 
 
 async def test_the_sandbox_runs_a_call_in_its_cage(system: TrainingActors):
