@@ -193,9 +193,9 @@ async def test_a_rank_that_dies_or_stops_is_noticed_while_nobody_asks_it_and_new
     async with learning(folder, world_size=2, zero=1) as learner:
         learner._watch, learner._silent_s = watch, 8.0
         await learner.restart()
-        assert (await learner.train_rl(rows)).applied
+        assert (await learner.train_rl(rows, 1e-3)).applied
         await learner.save_checkpoint(tmp_path / "first")
-        assert (await learner.train_rl(rows)).applied
+        assert (await learner.train_rl(rows, 1e-3)).applied
         uninterrupted = (await learner.publish(2)).checksum
         for fault, limit_s in ((signal.SIGKILL, 10.0), (signal.SIGSTOP, 8.0 * 1.5 + 2.0)):
             victim = await cluster.get_actor("learner/rank-1").probe.remote()
@@ -206,7 +206,7 @@ async def test_a_rank_that_dies_or_stops_is_noticed_while_nobody_asks_it_and_new
             assert time.monotonic() - started < limit_s
             await learner.restart()
             await learner.load_checkpoint(tmp_path / "first")
-            assert (await learner.unless_lost(learner.train_rl(rows))).applied
+            assert (await learner.unless_lost(learner.train_rl(rows, 1e-3))).applied
             assert (await learner.publish(2)).checksum == uninterrupted
         (line,) = shown  # a death by itself is Ray's to tell
         assert line.startswith("learner/rank-1 was silent for") and f"process {victim.pid} is killed" in line
