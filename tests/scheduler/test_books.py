@@ -11,6 +11,7 @@ from scheduler.balancer import RULES, Balancer
 from scheduler.fleet import Fleet, Replica, Rollout
 from scheduler.load import Finished, NeverFits, ReplicaLoad, ReplicaSnapshot, RolloutLoad, TurnReport, in_flight_limit
 from scheduler.picture import Activity, KvSample, Span, Timeline, draw_step, rows_of
+from scheduler.rules import _mixed
 from scheduler.tally import Tally
 
 
@@ -340,3 +341,18 @@ def test_a_replica_says_what_cannot_be_true():
     replica.load = ReplicaLoad(steps=5, preemptions=2)
     assert nonsense(replica, ReplicaLoad(steps=5, preemptions=2)) is None
     assert nonsense(replica, ReplicaLoad(steps=4, preemptions=2)) == "reports 4 steps after 5"
+
+
+def test_the_hash_of_a_replica_is_murmurs():
+    """Its finaliser is the hash of nothing with that seed, whose values are published with it."""
+    known = {0: 0, 1: 0x514E28B7, 0xFFFFFFFF: 0x81F16F39}
+    assert {value: _mixed(value) for value in known} == known
+
+
+@pytest.mark.parametrize(("cached", "idlest", "home"), [(400, 365, "r0"), (100, 60, "r1"), (44, 40, "r0")])
+def test_a_lead_counts_from_a_tenth_on(cached: int, idlest: int, home: str):
+    balancer = fleet("prefix_aware", 100_000, 100_000, max_running=1_000)
+    balancer.adopt("r0", [load(f"a{n}", group="a") for n in range(cached)])
+    balancer.adopt("r1", [load(f"b{n}", group="b") for n in range(idlest)])
+    balancer.submit([load("more", group="a")])
+    assert homes(balancer) == {"more": home}
