@@ -51,6 +51,7 @@ def up() -> None:
     ray = shutil.which("ray", path=str(Path(sys.executable).parent)) or "ray"
     command = [ray, "start", "--head", "--block", "--disable-usage-stats", f"--node-ip-address={HOST}"]
     command += [f"--dashboard-host={HOST}", f"--dashboard-port={DASHBOARD_PORT}", "--port=0"]
+    command += [f"--dashboard-agent-listen-port={free_port()}"]  # by default one port, which a second Ray here has
     with (STATE / "head.log").open("w") as log:
         head = subprocess.Popen(
             command,
@@ -95,6 +96,13 @@ def refuse_taken_port(port: int) -> None:
             raise ConfigError(
                 f"port {port}", "it is in use", "stop what listens there; the dashboard and `ray job submit` need it"
             ) from taken
+
+
+def free_port() -> int:
+    """One that nothing listens on at this moment, on any address."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def _recorded() -> psutil.Process | None:

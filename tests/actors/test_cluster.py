@@ -46,6 +46,12 @@ def test_a_taken_port_is_refused_by_its_number_and_a_free_one_is_not():
     cluster.refuse_taken_port(port)
 
 
+def test_a_free_port_is_one_that_can_be_listened_on():
+    with socket.socket() as listener:
+        listener.bind(("", cluster.free_port()))
+        listener.listen()
+
+
 def test_a_second_head_is_refused_while_the_first_is_up():
     record(os.getpid(), psutil.Process().create_time())
     with pytest.raises(ConfigError, match="it is up already; run `make cluster-down` first"):
