@@ -30,7 +30,7 @@ from scheduler.rules import (
 )
 
 MakeRule = Callable[[Fleet], PlacementRule]
-RULES: dict[str, MakeRule] = {
+RULES: dict[str, Callable[..., PlacementRule]] = {
     rule.name: rule
     for rule in (
         Static,

@@ -26,8 +26,8 @@ class VllmCalls:
                 "--chat.parser", f"vLLM has no tool parser {name!r}", "see its documentation"
             ) from unknown
         self._tokenizer = tokenizer
-        question: Any = [{"role": "user", "content": ""}]
-        self._request = ChatCompletionRequest(model="", messages=question, tools=[dict(tool) for tool in tools])
+        asked = {"messages": [{"role": "user", "content": ""}], "tools": [dict(tool) for tool in tools]}
+        self._request: Any = ChatCompletionRequest.model_validate(asked)
 
     def read(self, text: str) -> list[WrittenCall]:
         """What it finds; where it finds nothing although its marker stands there, a call that cannot be read."""
