@@ -58,15 +58,12 @@ def planned_hosts(config: ToolsConfig, specs: Sequence[ToolSpec]) -> dict[str, t
 
 def start_hosts(config: ToolsConfig, specs: Sequence[ToolSpec], folder: str, **options: Any) -> dict[str, Any]:
     """Handles of the planned hosts by name."""
-    actor = ray.remote(ToolHostActor).options(
-        num_cpus=0,
-        max_restarts=MAX_HOST_RESTARTS,
-        max_concurrency=1_000,
-        scheduling_strategy="SPREAD",
-        **options,
-    )
+    actor = ray.remote(ToolHostActor)
+    shared = {"num_cpus": 0, "max_restarts": MAX_HOST_RESTARTS, "max_concurrency": 1_000} | options
     return {
-        name: actor.options(name=name).remote(name, entry, folder, is_environment=is_environment)
+        name: actor.options(name=name, scheduling_strategy="SPREAD", **shared).remote(
+            name, entry, folder, is_environment=is_environment
+        )
         for name, (entry, is_environment) in planned_hosts(config, specs).items()
     }
 
