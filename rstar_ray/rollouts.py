@@ -98,14 +98,14 @@ async def roll_out(
 ) -> tuple[list[Group], list[DroppedRollout]]:
     """Run all requests; groups in the order of the requests, siblings too, whatever order they finished in.
 
-    Raises `DeadlineExceeded` when none finishes for `deadline_s`.
+    What could not be judged is dropped. Raises `DeadlineExceeded` when none finishes for `deadline_s`.
     """
     finished: dict[str, FinishedRollout] = {}
     dropped: list[DroppedRollout] = []
     async for end in _ends(requests, rollouts, deadline_s=deadline_s):
-        if isinstance(end, DroppedRollout):
-            dropped.append(end)
-        else:
+        if (lost := _lost(end)) is not None:
+            dropped.append(lost)
+        elif isinstance(end, FinishedRollout):
             finished[end.summary.rollout_id] = end
     groups: dict[str, Group] = {}
     for request in requests:
@@ -120,7 +120,8 @@ async def whole_groups(
     """Each group when the last of its siblings ends, in the order of the requests.
 
     What our own failures ended is asked for again, under the same seed and an id of its own: generation takes no id
-    twice. What failed every time comes last, and its group not at all. Raises as `roll_out`.
+    twice. What failed every time comes last, and its group not at all; what ended every time, but could not be judged,
+    stands in its group as it is (`summary.unjudged`). Raises as `roll_out`.
     """
     siblings: dict[str, list[str]] = {}
     for request in requests:
@@ -130,8 +131,10 @@ async def whole_groups(
     for attempt in range(1, repeats + 2):
         dropped: dict[str, DroppedRollout] = {}
         async for end in _ends(wanted, rollouts, deadline_s=deadline_s):
-            if isinstance(end, DroppedRollout):
-                dropped[_without_repeat(end.rollout_id)] = end
+            if isinstance(end, DroppedRollout) or (attempt <= repeats and end.summary.unjudged):
+                lost = _lost(end)
+                assert lost is not None
+                dropped[_without_repeat(lost.rollout_id)] = lost
                 continue
             group_id = end.summary.group_id
             group = finished[group_id]
@@ -150,6 +153,16 @@ async def whole_groups(
             for request in requests
             if request.rollout_id in dropped
         ]
+
+
+def _lost(end: FinishedRollout | DroppedRollout) -> DroppedRollout | None:
+    """What says nothing about the policy: our failure, or an answer that could not be judged."""
+    if isinstance(end, DroppedRollout):
+        return end
+    summary = end.summary
+    if not summary.unjudged:
+        return None
+    return DroppedRollout(rollout_id=summary.rollout_id, group_id=summary.group_id, reason=summary.unjudged)
 
 
 def _without_repeat(rollout_id: str) -> str:

@@ -143,6 +143,7 @@ class TrajectorySummary:
     verify_s: float = 0.0
     restarts: int = 0  # begun again because a tool had lost its state
     judge_retries: int = 0  # judging the answer failed so often, for our reasons, before it gave the reward
+    unjudged: str = ""  # why judging failed on every try: the reward, 0, then says nothing of the answer
 
     @property
     def truncated(self) -> bool:

@@ -24,7 +24,7 @@ from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
-from rstar_ray.errors import EngineError, JudgeError, SandboxError, ToolError, ToolStateLost
+from rstar_ray.errors import EngineError, SandboxError, ToolError, ToolStateLost
 from rstar_ray.reward.judge import JudgeFn
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.run_dir.trajectory_log import write_trajectories
@@ -270,8 +270,9 @@ class GenerationWorker:
                 self._drop(reached, f"tools: {lost}, {reached.restarts + 1} times")
             else:
                 self._hand_back(reached.begun_again())
-        except (SandboxError, ToolError, JudgeError) as failed:
-            self._drop(self._states.get(rollout_id, state), f"{_part(failed)}: {failed}")
+        except (SandboxError, ToolError) as failed:
+            part = "sandbox" if isinstance(failed, SandboxError) else "tools"
+            self._drop(self._states.get(rollout_id, state), f"{part}: {failed}")
         except EngineError as died:
             moves = True
             await self._end(died)
@@ -380,9 +381,3 @@ class GenerationWorker:
 
     async def _ask(self, answer: Awaitable[Any], what: str, extra_s: float = 0.0) -> Any:
         return await within(answer, CALL_DEADLINE_S + extra_s, waiter=self._replica_id, owner="balancer", reason=what)
-
-
-def _part(failed: SandboxError | ToolError | JudgeError) -> str:
-    if isinstance(failed, SandboxError):
-        return "sandbox"
-    return "tools" if isinstance(failed, ToolError) else "judging"

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from rstar_ray.chat.template import ChatFormat
+from rstar_ray.errors import JudgeError
 from rstar_ray.outcome import Outcome
 from rstar_ray.reward.find import count_answers
 from rstar_ray.reward.judge import JudgeFn, Judgement
@@ -224,13 +225,20 @@ def _with_told(state: RolloutState, answer_ids: list[int]) -> RolloutState:
 
 
 async def score(state: RolloutState, judge: JudgeFn) -> Trajectory:
-    """The finished record with its reward; a rollout that did not end by itself gets 0. Raises as `judge` does."""
+    """The finished record with its reward; a rollout that did not end by itself gets 0.
+
+    One whose answer the judge cannot judge is `unjudged`. Raises `SandboxError` as `judge` does.
+    """
     assert state.stop_reason is not None
     started_s = time.monotonic()
-    judgement = Judgement(0.0 if state.reward is None else state.reward)
+    judgement, unjudged = Judgement(0.0 if state.reward is None else state.reward), ""
     if state.stop_reason is StopReason.ANSWERED and state.reward is None:
-        judgement = await judge(state.final_text, state.request.problem)
-    return _trajectory(state, state.stop_reason, judgement, time.monotonic() - started_s)
+        try:
+            judgement = await judge(state.final_text, state.request.problem)
+        except JudgeError as failed:
+            unjudged = f"judging: {failed}"
+    trajectory = _trajectory(state, state.stop_reason, judgement, time.monotonic() - started_s)
+    return replace(trajectory, summary=replace(trajectory.summary, unjudged=unjudged)) if unjudged else trajectory
 
 
 def _trajectory(state: RolloutState, stop_reason: StopReason, judgement: Judgement, verify_s: float) -> Trajectory:

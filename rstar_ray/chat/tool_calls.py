@@ -6,7 +6,7 @@ What cannot be parsed is still a call: it gets its error back as a tool answer a
 from collections.abc import Mapping
 
 from rstar_ray.chat.call_syntax import HERMES, CallSyntax, WrittenCall
-from rstar_ray.tools.schema import argument_fault
+from rstar_ray.tools.schema import argument_fault, typed
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.trajectory import ToolCall
 
@@ -17,22 +17,23 @@ def parse_tool_calls(
     text: str, syntax: CallSyntax = HERMES, tools: Mapping[str, ToolSpec] = ONLY_PYTHON
 ) -> list[ToolCall]:
     """Every call in `text`, in order; one that cannot be run carries `parse_error`."""
-    return [_to_tool_call(call, tools) for call in syntax.read(text)]
+    return [_to_tool_call(call, tools, typed_already=syntax.typed) for call in syntax.read(text)]
 
 
-def _to_tool_call(call: WrittenCall, tools: Mapping[str, ToolSpec]) -> ToolCall:
+def _to_tool_call(call: WrittenCall, tools: Mapping[str, ToolSpec], *, typed_already: bool) -> ToolCall:
     if call.error is not None:
         return ToolCall(parse_error=call.error)
     tool = tools.get(call.name)
     if tool is None:
         known = ", ".join(map(repr, tools))
-        said = f"the tool is {known}" if len(tools) == 1 else f"the tools are {known}"
+        said = f"the tool is {known}" if len(tools) == 1 else f"the tools are {known}" if tools else "there is none"
         return ToolCall(parse_error=f"unknown tool {call.name[:40]!r}; {said}")
     if tool.runs == "python":
         return _to_program(call, tool)
-    if fault := argument_fault(call.arguments, tool.parameters):
+    arguments = dict(call.arguments) if typed_already else typed(call.arguments, tool.parameters)
+    if fault := argument_fault(arguments, tool.parameters):
         return ToolCall(tool=tool.name, parse_error=fault)
-    return ToolCall(tool=tool.name, arguments=dict(call.arguments))
+    return ToolCall(tool=tool.name, arguments=arguments)
 
 
 def _to_program(call: WrittenCall, tool: ToolSpec) -> ToolCall:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ class EvaluationResult:
     calls_mean: float
     response_tokens_mean: float
     share_truncated: float
+    num_unjudged: int  # rollouts whose answer could not be judged; they count as not right
     intervals: dict[str, Interval]  # of the figures above, by name; none for those that are None
     by_family: dict[str, Score]  # empty where problems have no family
     by_difficulty: dict[str, Score]  # empty where problems have no difficulty
@@ -94,6 +96,7 @@ def evaluate(
         calls_mean=whole["calls_mean"] or 0.0,
         response_tokens_mean=whole["response_tokens_mean"] or 0.0,
         share_truncated=whole["share_truncated"] or 0.0,
+        num_unjudged=sum(map(bool, chain.from_iterable(result.unjudged for result in results))),
         intervals={name: interval for name, interval in intervals.items() if interval is not None},
         by_family=_scores_by([result.family for result in results], results),
         by_difficulty=_scores_by(

@@ -27,6 +27,7 @@ class ProblemResult:
     failed: tuple[int, ...]  # [k] calls
     turns: tuple[int, ...]  # [k]
     stop_reasons: tuple[StopReason, ...]  # [k]
+    unjudged: tuple[str, ...]  # [k] why the answer could not be judged, and counts as not right; empty where it was
 
     @property
     def k(self) -> int:
@@ -50,6 +51,7 @@ class ProblemResult:
             failed=tuple(summary.num_failed for summary in summaries),
             turns=tuple(summary.num_turns for summary in summaries),
             stop_reasons=tuple(summary.stop_reason for summary in summaries),
+            unjudged=tuple(summary.unjudged for summary in summaries),
         )
 
     def as_row(self) -> dict[str, Any]:
@@ -65,6 +67,7 @@ class ProblemResult:
             "failed": list(self.failed),
             "turns": list(self.turns),
             "stop_reasons": [str(reason) for reason in self.stop_reasons],
+            "unjudged": list(self.unjudged),
         }
 
     @classmethod
@@ -81,6 +84,7 @@ class ProblemResult:
             failed=tuple(row["failed"]),
             turns=tuple(row["turns"]),
             stop_reasons=tuple(map(StopReason, row["stop_reasons"])),
+            unjudged=tuple(row["unjudged"]),
         )
 
 

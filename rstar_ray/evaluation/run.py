@@ -31,6 +31,8 @@ TRAINS_ALONE = frozenset(
     }
 )
 """Settings, or branches of them, that change nothing of how a given policy answers a given problem."""
+MOST_UNJUDGED = 0.5
+"""Share of a set's answers that may not be judged; above it the figures would be the judge's and not the policy's."""
 RECORDED = 64
 """Problems of each set whose trajectories are kept as text."""
 
@@ -133,6 +135,8 @@ def _conclude(
 ) -> EvaluationResult:
     """The set's figures, their row and their line."""
     result = evaluate(log.results, stage=config.stage, step=step, problem_set=name, seed=config.seed)
+    if result.num_unjudged:
+        _tell_unjudged(log, result, crew)
     rows = str(log.path.relative_to(run_dir.path))
     asked = protocol(config, str(model) if model else "")
     append_row(run_dir.evaluations_path, {**result.as_row(), **asked, "problems": rows})
@@ -143,6 +147,17 @@ def _conclude(
         f"{result.response_tokens_mean:.0f} tokens; a row per problem in {rows}"
     )
     return result
+
+
+def _tell_unjudged(log: ResultLog, result: EvaluationResult, crew: Crew) -> None:
+    """Answers whose comparison fails every time: a line that names one; with most of a set so, `RStarError`."""
+    first = next(one for one in log.results if any(one.unjudged))
+    reason = next(filter(None, first.unjudged))
+    of = f"{result.num_unjudged} of {result.num_problems * result.k} answers"
+    said = f"{of} of {result.problem_set} could not be judged, such as of problem {first.problem_id!r}: {reason}"
+    if result.num_unjudged > MOST_UNJUDGED * result.num_problems * result.k:
+        raise RStarError(f"evaluation: {said}; mend the reward, delete {log.path}, and evaluate again")
+    crew.show(f"{said}; they count as not right")
 
 
 def _rows_path(config: RunConfig, run_dir: RunDir, name: str, step: int, model: Path | None) -> Path:

@@ -1,5 +1,9 @@
 """The part of JSON Schema that tools are described in: an object of named values; and a call's arguments against it."""
 
+import ast
+import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -54,11 +58,70 @@ def argument_fault(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> s
     return None
 
 
+def typed(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that a model wrote as text, in the types that the schema names.
+
+    What cannot be read as one of them stays text, for `argument_fault` to name. Where a string is allowed, it is one.
+
+    >>> typed({"limit": "3", "name": "3"}, {"properties": {"limit": {"type": "integer"}, "name": {"type": "string"}}})
+    {'limit': 3, 'name': '3'}
+    """
+    properties = cast(Mapping[str, Mapping[str, Any]], schema.get("properties", {}))
+    return {name: _typed(value, properties.get(name, {})) for name, value in arguments.items()}
+
+
+def _typed(value: Any, schema: Mapping[str, Any]) -> Any:
+    if not isinstance(value, str):
+        return value
+    kinds, word = _kinds(schema), value.strip()
+    if "null" in kinds and word.lower() in ("null", "none"):
+        return None
+    if "string" in kinds:
+        return value
+    if not kinds:
+        choices = cast(list[Any], schema.get("enum") or [])
+        return next((choice for choice in choices if not isinstance(choice, str) and json.dumps(choice) == word), value)
+    read = _value(word)
+    if isinstance(read, float) and "integer" in kinds and "number" not in kinds and read.is_integer():
+        return int(read)
+    return read if any(_is_a(read, kind) for kind in kinds) else value
+
+
+_MAX_LITERAL_CHARS = 20_000
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+
+
+def _value(word: str) -> Any:
+    """What a word says as JSON, or as Python writes it, which templates do with booleans; else the word itself."""
+    if word.lower() in _WORDS:
+        return _WORDS[word.lower()]
+    if re.fullmatch(r"\+\d+", word):
+        word = word[1:]
+    for read in (json.loads, ast.literal_eval):
+        if read is ast.literal_eval and (len(word) > _MAX_LITERAL_CHARS or word[:1] not in "[{"):
+            break
+        try:
+            found = read(word)
+        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            continue
+        return word if isinstance(found, float) and not math.isfinite(found) else found
+    return word
+
+
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
+    """The types that a value may have; those of `anyOf` and `oneOf` together, empty where any will do."""
     kinds = schema.get("type")
     if isinstance(kinds, str):
         return [kinds]
-    return [str(kind) for kind in cast(list[Any], kinds)] if isinstance(kinds, list) else []
+    if isinstance(kinds, list):
+        return [str(kind) for kind in cast(list[Any], kinds)]
+    parts = [_kinds(part) for part in _branches(schema)]
+    return [kind for part in parts for kind in part] if all(parts) else []
+
+
+def _branches(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = schema.get("anyOf") or schema.get("oneOf")
+    return [one for one in cast(list[Any], found) if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
 def _is_a(value: object, kind: str) -> bool:

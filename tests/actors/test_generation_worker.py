@@ -425,7 +425,7 @@ async def test_a_rollout_whose_tool_loses_its_state_again_and_again_is_dropped_w
     await one.close()
 
 
-async def test_a_judge_that_fails_drops_the_rollout_once_and_its_place_is_freed_once():
+async def test_a_judge_that_fails_leaves_the_rollout_unjudged_and_its_place_is_freed_once():
     async def broken(completion: str, problem: Problem) -> Judgement:
         raise JudgeError("it hung")
 
@@ -435,7 +435,7 @@ async def test_a_judge_that_fails_drops_the_rollout_once_and_its_place_is_freed_
     await one.serve()
     await submit(balancer, requests(3))
     found = await collect(one, 3)
-    assert {dropped.reason for dropped in found.values() if isinstance(dropped, DroppedRollout)} == {"judging: it hung"}
+    assert {end.unjudged for end in found.values() if isinstance(end, TrajectorySummary)} == {"judging: it hung"}
     assert await balancer.drain(10)
     snapshot = await balancer.snapshot()
     assert (snapshot.finished, snapshot.in_flight) == (3, 0)

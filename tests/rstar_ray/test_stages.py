@@ -495,3 +495,55 @@ def test_every_sibling_has_its_own_seed_and_the_same_in_the_next_run():
     first = rollout_requests(adding_problems(3), SMALL, name=1, siblings=4)
     assert len({request.seed for request in first}) == len({request.rollout_id for request in first}) == 12
     assert first == rollout_requests(adding_problems(3), SMALL, name=1, siblings=4)
+
+
+class HangingJudge(LocalRollouts):
+    """Ends every rollout; of some siblings the answers cannot be judged, however often they are asked for."""
+
+    hangs: tuple[str, ...] = ("0-add-0/1", "1-add-1/0")
+    asked = 0
+
+    async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
+        async for end in super().run(requests):
+            self.asked += 1
+            if isinstance(end, FinishedRollout) and end.summary.rollout_id.partition("/again")[0].endswith(self.hangs):
+                end = replace(end, summary=replace(end.summary, reward=0.0, unjudged="judging: it hung"))
+            yield end
+
+
+async def test_an_answer_that_can_never_be_judged_is_asked_for_three_times_counted_and_named(tmp_path: Path):
+    policy = SkilledPolicy(skill=1.0, slip=0.0)
+    shown: list[str] = []
+    judging = HangingJudge(policy)
+    crew = replace(fake_crew(policy), rollouts=judging, show=shown.append)
+    config = with_values(SMALL, {"evaluate.samples": 2})
+    with RunDir.open(tmp_path / "run", "stage1", asdict(SMALL)) as run_dir:
+        problems = {"held-out": adding_problems(4)}
+        (result,) = await run_evaluation(config, problems, crew, run_dir, step=3)
+        assert judging.asked == 8 + 2 + 2
+        (again,) = await run_evaluation(config, problems, crew, run_dir, step=3)
+        assert judging.asked == 8 + 2 + 2 and again == result  # their rows are there, and nothing is asked again
+        (row, _) = read_rows(run_dir.evaluations_path)
+    assert (result.num_unjudged, row["num_unjudged"], result.avg_at_k) == (2, 2, 6 / 8)
+    assert "2 of 8 answers of held-out could not be judged, such as of problem 'add-0': judging: it hung" in shown[-2]
+
+
+async def test_a_set_of_which_most_cannot_be_judged_has_no_figures(tmp_path: Path):
+    policy = SkilledPolicy(skill=1.0, slip=0.0)
+    judging = HangingJudge(policy)
+    judging.hangs = ("",)
+    crew = replace(fake_crew(policy), rollouts=judging)
+    with (
+        RunDir.open(tmp_path / "run", "stage1", asdict(SMALL)) as run_dir,
+        pytest.raises(RStarError, match=r"could not be judged.*mend the reward, delete .*\.jsonl"),
+    ):
+        await run_evaluation(SMALL, {"held-out": adding_problems(2)}, crew, run_dir, step=3)
+
+
+async def test_what_cannot_be_judged_is_dropped_from_a_step_with_its_reason():
+    policy = SkilledPolicy()
+    crew = fake_crew(policy)
+    judging = HangingJudge(policy)
+    system = TrainingSystem(rollouts=judging, learner=crew.learner, publish=crew.publish)
+    record = await train_step(adding_problems(2), system, SMALL, step=1, policy_version=0)
+    assert [one.reason for one in record.dropped] == ["judging: it hung"] * 2

@@ -9,7 +9,7 @@ from rstar_ray.chat.resolve import ChatChoices, resolve
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.errors import ConfigError
 from rstar_ray.outcome import Outcome
-from rstar_ray.tools.spec import PYTHON_TOOL
+from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.trajectory import Problem, ToolResult
 from tests.rstar_ray.chat.families import FAMILIES, Family, generation_of, tokenizer_of
 
@@ -86,6 +86,43 @@ def test_a_call_as_the_template_writes_it_is_read_back(name: str):
     reading = chat.read(ids_of(chat, said + chat.profile.call_end), after_tools=False)
     (call,) = reading.calls
     assert (call.code, call.parse_error) == (CODE, None)
+
+
+PLOT = ToolSpec(
+    name="plot",
+    description="?",
+    parameters={
+        "type": "object",
+        "properties": {
+            "title": {"type": "string"}, "width": {"type": "integer"}, "grid": {"type": "boolean"},
+            "points": {"type": "array"}, "style": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+            "scale": {"type": "number"},
+        },
+        "required": ["title", "width", "points"],
+    },
+    runs="actor",
+)  # fmt: skip
+PLOTTED = {"title": "12", "width": 3, "grid": True, "points": [1, "a", None], "style": {"a": [1]}, "scale": 0.5}
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "qwen3.6", "glm4.5"])
+def test_arguments_that_a_template_writes_as_text_come_back_in_the_types_of_the_tools_schema(name: str):
+    family = FAMILIES[name]
+    chat = TokenizerChat(
+        tokenizer_of(family), resolve(tokenizer_of(family), generation_of(family), ChatChoices()), tools=[PLOT]
+    )
+    call = {"type": "function", "function": {"name": "plot", "arguments": PLOTTED}}
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "r"},
+    ]
+    written = chat.renderer.render(messages, None, opens=False)
+    said = written[written.index("<tool_call>") :]
+    opened = f"so\n{chat.profile.thought.closes}\n\n" if chat.profile.prefill else ""
+    (read,) = chat.read(ids_of(chat, opened + said[: said.index(chat.profile.call_end)]), after_tools=False).calls
+    assert (read.tool, read.parse_error) == ("plot", None)
+    assert read.arguments == PLOTTED and [type(v) for v in read.arguments.values()] == list(map(type, PLOTTED.values()))
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "qwen3"])

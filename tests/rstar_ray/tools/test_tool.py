@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rstar_ray.errors import ConfigError
-from rstar_ray.tools.schema import argument_fault
+from rstar_ray.tools.schema import argument_fault, typed
 from rstar_ray.tools.tool import Tool
 
 ONE = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
@@ -85,3 +85,51 @@ def test_what_does_not_fit_is_refused_in_one_line_that_names_the_tool(changes: d
 def test_arguments_that_do_not_fit_are_told_to_the_model(arguments: dict[str, Any], fault: str | None):
     properties = {"query": {"type": "string"}, "limit": {"type": "integer"}, "kind": {"enum": ["long", "short"]}}
     assert argument_fault(arguments, {"type": "object", "properties": properties, "required": ["query"]}) == fault
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ({"type": "integer"}, "3", 3),
+        ({"type": "integer"}, " -3\n", -3),
+        ({"type": "integer"}, "+3", 3),
+        ({"type": "integer"}, "3.0", 3),
+        ({"type": "integer"}, "3.5", "3.5"),
+        ({"type": "integer"}, "three", "three"),
+        ({"type": "integer"}, "True", "True"),
+        ({"type": "number"}, "1e-3", 0.001),
+        ({"type": "number"}, "2", 2),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "number"}, "1e999", "1e999"),
+        ({"type": "boolean"}, "true", True),
+        ({"type": "boolean"}, "False", False),
+        ({"type": "boolean"}, "1", "1"),
+        ({"type": "array"}, '[1, "a", true]', [1, "a", True]),
+        ({"type": "array"}, "['a', None]", ["a", None]),
+        ({"type": "array"}, "[1, 2", "[1, 2"),
+        ({"type": "array"}, "[" * 5_000 + "]" * 5_000, "[" * 5_000 + "]" * 5_000),
+        ({"type": "object"}, '{"a": [1]}', {"a": [1]}),
+        ({"type": "object"}, "__import__('os')", "__import__('os')"),
+        ({"type": "string"}, "3", "3"),
+        ({"type": "string"}, "null", "null"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["integer", "string"]}, "3", "3"),
+        ({"type": ["integer", "null"]}, "None", None),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "4", 4),
+        ({"oneOf": [{"type": "boolean"}, {"type": "null"}]}, "none", None),
+        ({"enum": [1, 2]}, "2", 2),
+        ({"enum": ["1", 2]}, "1", "1"),
+        ({}, "3", "3"),
+    ],
+)
+def test_arguments_written_as_text_have_the_types_of_the_schema_or_stay_text(
+    kind: dict[str, Any], text: str, value: object
+):
+    (found,) = typed({"a": text}, {"type": "object", "properties": {"a": kind}}).values()
+    assert found == value and type(found) is type(value)
+
+
+def test_a_choice_of_types_is_read_from_anyof_too():
+    schema = {"type": "object", "properties": {"a": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}
+    assert argument_fault({"a": None}, schema) is None
+    assert argument_fault({"a": "x"}, schema) == '"a" is not of type integer or null'
