@@ -1,7 +1,11 @@
 import ast
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
-from mutants.changes import changes, mutant
+from mutants.changes import Mutant, changes, mutant
+from mutants.swap import loaded, swaps
 
 
 def shown(source: str) -> list[str]:
@@ -59,3 +63,89 @@ def test_a_change_knows_its_function_its_line_and_the_names_it_defines():
         (7, "A.f", frozenset()),
     ]
     assert "return a - b" in ones[2].source and "LEAST = 3" in ones[2].source
+
+
+# -- the loaded function becomes the changed one -----------------------------------------------------------------------
+
+SOURCE = """
+import functools
+
+class Scale:
+    def __init__(self, by=2):
+        self._by = by
+
+    @property
+    def by(self):
+        return self._by + 0
+
+    @by.setter
+    def by(self, value):
+        self._by = value * 1
+
+    def many(self, values):
+        def one(value):
+            return value * self._by + 1
+        return [one(value) for value in values]
+
+@functools.cache
+def least(a, b):
+    return min(a, b)
+
+def counter():
+    def step(value):
+        return value + 5
+    return step
+
+step = counter()
+"""
+
+
+def load(path: Path) -> ModuleType:
+    path.write_text(SOURCE)
+    module = ModuleType("scale")
+    exec(compile(SOURCE, str(path), "exec"), module.__dict__)
+    return module
+
+
+def change_of(words: str) -> Mutant:
+    found = changes(ast.parse(SOURCE))
+    ones = [mutant("scale.py", SOURCE, at, which) for at, (_, news) in enumerate(found) for which in range(len(news))]
+    return next(one for one in ones if one.change == words)
+
+
+@pytest.mark.parametrize(
+    ("words", "before", "after"),
+    [
+        ("self._by + 0 -> self._by + 1", (2, [7], 3, 8), (3, [7], 3, 8)),
+        ("value * 1 -> value * 2", (2, [7], 3, 8), (2, [7], 3, 16)),
+        ("value * self._by + 1 -> value * self._by - 1", (2, [7], 3, 8), (2, [5], 3, 8)),
+        ("min(a, b) -> max(a, b)", (2, [7], 3, 8), (2, [7], 4, 8)),
+    ],
+)
+def test_a_loaded_function_gets_the_code_of_the_changed_one(tmp_path: Path, words: str, before: Any, after: Any):
+    path, one = tmp_path / "scale.py", change_of(words)
+    module = load(path)
+
+    def figures() -> tuple[int, list[int], int, int]:
+        module.least.cache_clear()
+        scale, other = module.Scale(), module.Scale()
+        other.by = 8
+        return scale.by, scale.many([3]), module.least(3, 4), other._by
+
+    assert figures() == before
+    new = swaps(str(path), SOURCE, one.source, one.function, loaded(str(tmp_path))[str(path), one.function])
+    for function, code in new:
+        function.__code__ = code
+    assert len(new) == 1 and figures() == after
+
+
+@pytest.mark.parametrize(
+    "words", ["def __init__(self, by=2): -> def __init__(self, by=3):", "value + 5 -> value + 6", "not loaded"]
+)
+def test_a_default_and_what_ran_while_importing_must_be_imported_again(tmp_path: Path, words: str):
+    path = tmp_path / "scale.py"
+    module = load(path)
+    one = change_of("min(a, b) -> max(a, b)" if words == "not loaded" else words)
+    live = loaded(str(tmp_path))[str(path), one.function]
+    assert live and module.step(1) == 6
+    assert swaps(str(path), SOURCE, one.source, one.function, [] if words == "not loaded" else live) == []
