@@ -154,8 +154,8 @@ def run_slurm(tmp_path: Path, arguments: list[str], **environment: str) -> tuple
     stubs = {
         "ray": RECORD + 'env > "$RECORD.env"',
         "srun": '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexport ROCR_VISIBLE_DEVICES=0\nexec "$@"',
-        "scontrol": "#!/bin/bash\necho node-1; echo node-2",
-        "getent": "#!/bin/bash\necho '10.1.0.1 STREAM node-1'",
+        "scontrol": "#!/bin/bash\necho node-1; sleep 0.05; echo node-2",
+        "getent": "#!/bin/bash\necho '10.1.0.1 STREAM node-1'; sleep 0.05; echo '10.1.0.2 STREAM node-1'",
     }
     for name, text in stubs.items():
         (programs / name).write_text(text)
