@@ -59,16 +59,17 @@ def mentions(folder: Path) -> dict[Function, set[str]]:
 def tests_of(one: Mutant, seen: Seen, spoken: dict[Function, set[str]]) -> list[str]:
     """The tests that can notice: those that run the function, or speak of the name; cheap ones first, file by file.
 
-    Of a function that no test is seen to run: those that start a process, which may run it.
+    Of a function that no test is seen to run, those that start a process, which may run it; of one that ran while
+    importing, and of a name that nobody speaks of, all.
     """
-    failing = set(seen.failed)
-    speaking = {(one.file, one.function)}
-    if not one.function:
-        speaking = {function for function, names in spoken.items() if names & one.names}
+    failing, place = set(seen.failed), (one.file, one.function)
+    speaking = {place} if one.function else {function for function, names in spoken.items() if names & one.names}
     able = [test for test, ran in seen.functions.items() if ran & speaking]
-    if not able and one.function not in seen.imported:
+    if not able and one.function and place not in seen.imported:
         able = [test for test, ran in seen.functions.items() if A_PROCESS in ran]
-    able = [test for test in (able or list(seen.functions)) if test not in failing]
+    elif not able:
+        able = list(seen.functions)
+    able = [test for test in able if test not in failing]
     dear = {test: seen.seconds[test] > 0.05 for test in able}
     cost: Counter[tuple[bool, str]] = Counter()
     for test in able:

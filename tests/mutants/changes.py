@@ -14,16 +14,21 @@ LOOKS = {
     "alpha",
     "bbox_inches",
     "bottom",
+    "clip_on",
     "color",
     "dpi",
     "figsize",
     "flush",
     "fontsize",
+    "frameon",
+    "handleheight",
+    "handlelength",
+    "handletextpad",
     "height_ratios",
     "labelpad",
     "left",
 }
-LOOKS |= {"linewidth", "lw", "markersize", "pad", "right", "rotation", "s", "top", "width_ratios", "zorder"}
+LOOKS |= {"linewidth", "loc", "lw", "markersize", "pad", "right", "rotation", "s", "top", "width_ratios", "zorder"}
 SWAPPED: dict[type[ast.AST], tuple[type[Any], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),
     ast.LtE: (ast.Lt, ast.Gt),

@@ -1,7 +1,7 @@
 """Which tests run which functions, how long they take, and which fail: a pytest plugin."""
 
+import cProfile
 import os
-import sys
 import threading
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
@@ -32,38 +32,58 @@ class Watch:
         self._codes: dict[CodeType, Function | None] = {}
         self._now = self.seen.imported
         self._shared: dict[Any, set[Function]] = {}
+        self._calls: cProfile.Profile | None = None  # of this thread; a trace in Python takes several times as long
 
     def start(self) -> None:
-        sys.settrace(self._called)
+        self._calls = cProfile.Profile(subcalls=False, builtins=False)
+        self._calls.enable()
         threading.settrace(self._called)
 
     def stop(self) -> None:
-        sys.settrace(None)
+        self._turn_to(self._now)
+        if self._calls is not None:
+            self._calls.disable()
+            self._calls = None
         threading.settrace(None)  # pyright: ignore[reportArgumentType]  (as its documentation has it)
 
+    def _turn_to(self, functions: set[Function]) -> None:
+        """What was called until now is noted; what comes, among these."""
+        if self._calls is not None:
+            self._calls.disable()
+            for entry in self._calls.getstats():
+                if isinstance(entry.code, CodeType) and (place := self._place(entry.code)):
+                    self._now.add(place)
+            self._calls.clear()
+            self._calls.enable()
+        self._now = functions
+
     def _called(self, frame: FrameType, _event: str, _arg: object) -> None:
-        code = frame.f_code
+        if place := self._place(frame.f_code):
+            self._now.add(place)
+
+    def _place(self, code: CodeType) -> Function | None:
         if code not in self._codes:
             self._codes[code] = None
             if code.co_filename.startswith(self._root):
                 self._codes[code] = (code.co_filename.removeprefix(self._root), outermost(code))
             elif code.co_qualname == A_PROCESS[1]:
                 self._codes[code] = A_PROCESS
-        if place := self._codes[code]:
-            self._now.add(place)
+        return self._codes[code]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any):
-        before, self._now = self._now, self._shared.setdefault(fixturedef, set())
+        before = self._now
+        self._turn_to(self._shared.setdefault(fixturedef, set()))
         try:
             return (yield)
         finally:
-            self._now = before
+            self._turn_to(before)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any):
-        self.seen.functions[item.nodeid] = self._now = set()
+        self._turn_to(self.seen.functions.setdefault(item.nodeid, set()))
         result = yield
+        self._turn_to(set())
         for fixtures in item._fixtureinfo.name2fixturedefs.values():
             for fixture in fixtures:
                 self.seen.functions[item.nodeid] |= self._shared.get(fixture, set())
