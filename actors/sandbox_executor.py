@@ -18,7 +18,7 @@ from rstar_ray.errors import DeadlineExceeded, JudgeError, SandboxError
 from rstar_ray.reward.programs import ProgramRun
 from rstar_ray.trajectory import ToolCall, ToolResult
 from sandbox.errors import ComparisonFailed
-from sandbox.limits import program_limits
+from sandbox.limits import program_limits, tool_limits
 from sandbox.pool import PoolConfig, SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 from sandbox.tool_text import tool_text
@@ -166,9 +166,7 @@ class SandboxClient:
     async def run_tool(self, program: str, stdin: str, *, deadline_s: float, max_chars: int) -> ToolResult:
         """Run a tool's own program on the arguments in `stdin`. Raises as `execute`."""
         started_s = time.monotonic()
-        limits = replace(
-            self._limits, cpu_s=deadline_s, wall_s=deadline_s + 1.0, stdout_chars=max_chars, stderr_chars=max_chars
-        )
+        limits = tool_limits(self._limits, deadline_s, max_chars)
         result = await self._answer(ExecutionRequest(code=program, stdin=stdin, limits=limits))
         assert isinstance(result, ExecutionResult)
         return ToolResult(outcome=result.outcome, text=tool_text(result), wall_s=time.monotonic() - started_s)

@@ -89,6 +89,10 @@ class Tools:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
+    async def settled(self) -> None:
+        """Wait until every state that was ended is closed."""
+        await asyncio.gather(*self._tasks)
+
     async def _end(self, handle: Any, rollout_id: str) -> None:
         with contextlib.suppress(RayActorError, DeadlineExceeded):  # a host that is gone holds no state
             ended = handle.end.remote(rollout_id, self.caller)

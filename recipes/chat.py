@@ -1,4 +1,4 @@
-"""Talk with a policy: thought, code, result and answer as they come; programs run in the sandbox.
+"""Talk with a policy: thought, calls, results and answer as they come; its tools run here, programs in the sandbox.
 
 python recipes/chat.py --model runs/tiny/checkpoints/stage3-step-000018/model --prompt "What is 12 * 34?"
 python recipes/chat.py --server http://127.0.0.1:8000

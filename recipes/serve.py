@@ -68,6 +68,7 @@ class Asked:
     stream: bool
     max_tokens: int  # 0: the server's own
     sampling: Sampling | None
+    tells_usage: bool  # at the end of a stream
 
 
 class Server:
@@ -143,7 +144,7 @@ class Server:
         try:
             heard = self._talker.answer(asked.messages, max_tokens=asked.max_tokens, sampling=asked.sampling)
             if asked.stream:
-                return await self._streamed(request, heard)
+                return await self._streamed(request, heard, tells_usage=asked.tells_usage)
             return web.json_response(await self._whole(heard))
         except ValueError as refused:  # of the template: roles in an order that it does not know
             return _problem(400, str(refused))
@@ -161,12 +162,11 @@ class Server:
             end = heard
         message = {"role": "assistant", "content": said, "reasoning_content": thought}
         choice = {"index": 0, "message": message, "finish_reason": finish_reason(end)}
-        return self._envelope("chat.completion") | {
-            "choices": [choice],
-            "usage": {"prompt_tokens": 0, "completion_tokens": end.num_tokens, "total_tokens": end.num_tokens},
-        }
+        return self._envelope("chat.completion") | {"choices": [choice], "usage": usage_of(end)}
 
-    async def _streamed(self, request: web.Request, talk: AsyncIterator[Heard]) -> web.StreamResponse:
+    async def _streamed(
+        self, request: web.Request, talk: AsyncIterator[Heard], *, tells_usage: bool
+    ) -> web.StreamResponse:
         invited = self._cross_origin(request.headers.get("Origin", ""))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **invited})
         first = await anext(talk)  # what refuses the conversation is told as a status
@@ -174,7 +174,10 @@ class Server:
         envelope = self._envelope("chat.completion.chunk")
 
         async def send(delta: Mapping[str, Any], finish: str | None) -> None:
-            event = envelope | {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+            await tell({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
+        async def tell(fields: dict[str, Any]) -> None:
+            event = envelope | fields
             await response.write(b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n")
 
         try:
@@ -182,6 +185,8 @@ class Server:
             heard: Heard | None = first
             while heard is not None:
                 await send(delta_of(heard), finish_reason(heard) if heard.kind == "end" else None)
+                if heard.kind == "end" and tells_usage:
+                    await tell({"choices": [], "usage": usage_of(heard)})
                 heard = await anext(talk, None)
         except RStarError as failed:
             await response.write(b"data: " + json.dumps({"error": {"message": str(failed)}}).encode() + b"\n\n")
@@ -218,7 +223,11 @@ def read_request(body: bytes) -> Asked:
     if "temperature" in fields or "top_p" in fields:
         top_p = _number(fields, "top_p", 1.0, 1e-6, 1.0)
         sampling = Sampling(temperature=float(_number(fields, "temperature", 1.0, 0.0, 10.0)), top_p=float(top_p))
-    return Asked(messages, bool(fields.get("stream")), int(max_tokens), sampling)
+    options = fields.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise BadRequest("stream_options: no object")
+    tells_usage = bool(cast(dict[str, Any], options).get("include_usage"))
+    return Asked(messages, bool(fields.get("stream")), int(max_tokens), sampling, tells_usage)
 
 
 def _number(fields: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
@@ -243,6 +252,12 @@ def delta_of(heard: Heard) -> dict[str, str]:
             return {"reasoning_content": f"```\n{heard.text}\n```\n"}
         case "end":
             return {}
+
+
+def usage_of(end: Heard) -> dict[str, int]:
+    """The conversation as it came, tools and instructions included, and what was sampled; results are neither."""
+    total = end.prompt_tokens + end.num_tokens
+    return {"prompt_tokens": end.prompt_tokens, "completion_tokens": end.num_tokens, "total_tokens": total}
 
 
 def finish_reason(end: Heard) -> str:

@@ -3,7 +3,7 @@
 import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -13,17 +13,18 @@ import aiohttp
 from actors.generation.vllm_calls import VllmCalls
 from recipes.model import model_context_tokens
 from recipes.scales import at_scale, detect_scale, local_resources
-from rstar_ray.agent.rollout import ExecuteFn
-from rstar_ray.agent.talk import Heard, Message, TalkLimits, talk
+from recipes.talk_tools import AnswerTools, TalkTools, begun, specs_of, talk_tools
+from rstar_ray.agent.rollout import answer_calls
+from rstar_ray.agent.talk import Heard, Message, TalkLimits, as_written, talk
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.chat.tool_calls import parse_tool_calls
-from rstar_ray.config import ChatConfig, RunConfig, with_values
+from rstar_ray.config import ChatConfig, RunConfig, ToolsConfig, with_values
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.tiny.tokenizer import CHAT_TEMPLATE
-from rstar_ray.tools.spec import python_tool
-from rstar_ray.trajectory import Sampling, StopReason, ToolCall, ToolResult
+from rstar_ray.tools.spec import ToolSpec
+from rstar_ray.trajectory import Sampling, StopReason, ToolCall
 
 SERVER_SILENCE_S = 600.0
 """Longest a server may send nothing while it answers."""
@@ -43,9 +44,14 @@ class TalkConfig:
     """softmax temperature"""
     top_p: float = 1.0
     """nucleus mass"""
+    own_folder: str = ""
+    """folder of the modules that hold your own tools; empty is the folder of the command"""
     chat: ChatConfig = field(default_factory=ChatConfig)
+    tools: ToolsConfig = field(default_factory=ToolsConfig)
 
     def __post_init__(self) -> None:
+        if self.tools.environment:
+            raise ConfigError("--tools.environment", "in a talk the person answers", "leave it out")
         for option, value in (("--max-tokens", self.max_tokens), ("--max-turns", self.max_turns)):
             if value < 1:
                 raise ConfigError(option, f"{value} is too small", "give at least 1")
@@ -69,7 +75,7 @@ class OwnTalker:
 
     chat: TokenizerChat
     engine: Any  # actors.generation.engine.Engine
-    execute: ExecuteFn
+    tools: TalkTools
     config: TalkConfig
     context_tokens: int
 
@@ -95,9 +101,21 @@ class OwnTalker:
         limits = TalkLimits(
             max_tokens=min(max_tokens or self.config.max_tokens, self.config.max_tokens),
             max_turns=self.config.max_turns,
+            max_calls_per_turn=self.config.tools.max_calls_per_turn,
             context_tokens=self.context_tokens,
         )
-        return talk(messages, chat=self.chat, stream=stream, execute=self.execute, limits=limits)
+        tools = self.tools.open(begun(f"talk-{name}", messages))
+        return _closing(talk(messages, chat=self.chat, stream=stream, execute=tools.execute, limits=limits), tools)
+
+
+async def _closing(talk: AsyncGenerator[Heard, None], tools: AnswerTools) -> AsyncGenerator[Heard, None]:
+    """A talk whose tools are closed with it, wherever it ends."""
+    try:
+        async with aclosing(talk) as pieces:
+            async for heard in pieces:
+                yield heard
+    finally:
+        tools.close()
 
 
 def run_config(folder: Path) -> RunConfig:
@@ -116,53 +134,32 @@ def run_config(folder: Path) -> RunConfig:
     return with_values(config, values)
 
 
-def chat_in(folder: Path, config: ChatConfig) -> TokenizerChat:
-    """The chat of a folder; the tiny world's policies were taught their tool, the others are told of it."""
-    taught = load_chat(folder, config, instruct=False)
+def chat_in(folder: Path, config: ChatConfig, tools: Sequence[ToolSpec]) -> TokenizerChat:
+    """The chat of a folder; the tiny world's policies were taught their tool, the others are told of theirs."""
+    taught = load_chat(folder, config, instruct=False, tools=tools)
     if taught.tokenizer.chat_template == CHAT_TEMPLATE:
         return taught
-    return load_chat(folder, config, instruct=True, syntax_of=VllmCalls)
+    return load_chat(folder, config, instruct=True, tools=tools, syntax_of=VllmCalls)
 
 
 @asynccontextmanager
 async def own_talker(model: str, config: TalkConfig) -> AsyncGenerator[OwnTalker, None]:
-    """An engine that serves `model`, a folder or a hub's id, and a sandbox; both end with the context."""
+    """An engine that serves `model`, a folder or a hub's id, and the tools; both end with the context."""
     folder = local_folder(model)
     if not (folder / "config.json").is_file():
         raise ConfigError("--model", f"{folder / 'config.json'} does not exist", "give a model's folder or a hub's id")
-    chat, settings = chat_in(folder, config.chat), run_config(folder)
+    specs = specs_of(config.tools, config.own_folder, config.chat.tool_name)
+    chat, settings = chat_in(folder, config.chat, specs), run_config(folder)
     from actors.generation.engine import Engine
     from actors.generation.settings import engine_settings
 
     engine = Engine(engine_settings(settings, folder), stop_token_ids=chat.profile.stop_token_ids)
-    async with sandbox_tool() as execute:
+    async with talk_tools(specs, config.tools, config.own_folder) as tools:
         try:
             facts = await engine.start()
-            yield OwnTalker(
-                chat=chat, engine=engine, execute=execute, config=config, context_tokens=facts.max_model_len
-            )
+            yield OwnTalker(chat=chat, engine=engine, tools=tools, config=config, context_tokens=facts.max_model_len)
         finally:
             await engine.close()
-
-
-@asynccontextmanager
-async def sandbox_tool() -> AsyncGenerator[ExecuteFn, None]:
-    """Runs programs in a pool of this process, as isolated as in training."""
-    from sandbox.limits import program_limits
-    from sandbox.pool import SandboxPool
-    from sandbox.pool_config import pool_config
-    from sandbox.request import ExecutionRequest
-    from sandbox.tool_text import tool_text
-
-    config = RunConfig().sandbox
-    limits = program_limits(config)
-    async with SandboxPool(pool_config(config)) as pool:
-
-        async def execute(call: ToolCall) -> ToolResult:
-            result = await pool.run(ExecutionRequest(code=call.code, stdin=call.stdin, limits=limits))
-            return ToolResult(outcome=result.outcome, text=tool_text(result), wall_s=result.wall_s)
-
-        yield execute
 
 
 # ---------------------------------------------------------------- somebody else's server
@@ -175,13 +172,23 @@ class ServerTalker:
     session: aiohttp.ClientSession
     url: str
     model: str
-    execute: ExecuteFn
+    tools: TalkTools
     config: TalkConfig
 
     async def answer(
         self, messages: Sequence[Message], *, max_tokens: int = 0, sampling: Sampling | None = None
     ) -> AsyncIterator[Heard]:
-        """Calls that it asks for run here, in the sandbox."""
+        """Calls that it asks for run here."""
+        tools = self.tools.open(begun(f"talk-{secrets.token_hex(8)}", messages))
+        try:
+            async for heard in self._answer(messages, tools, max_tokens=max_tokens, sampling=sampling):
+                yield heard
+        finally:
+            tools.close()
+
+    async def _answer(
+        self, messages: Sequence[Message], tools: AnswerTools, *, max_tokens: int, sampling: Sampling | None
+    ) -> AsyncIterator[Heard]:
         chosen = sampling or Sampling(temperature=self.config.temperature, top_p=self.config.top_p)
         said: list[Message] = []
         stop, num_tokens = StopReason.MAX_TURNS, 0
@@ -194,15 +201,13 @@ class ServerTalker:
             if not turn.calls:
                 stop = StopReason.TRUNCATED if turn.finish == "length" else StopReason.ANSWERED
                 break
-            for number in sorted(turn.calls):
-                call = turn.calls[number]
-                program = _program(call, self.config.chat.tool_name)
-                yield Heard(kind="call", text=program.code or program.parse_error or "")
-                fault = f"Error: the tool call could not be read: {program.parse_error}"
-                result = await self.execute(program) if program.parse_error is None else None
-                text = result.text if result else fault
-                yield Heard(kind="result", text=text, failed=result is None or result.outcome.failed)
-                said.append({"role": "tool", "tool_call_id": call["id"], "content": text})
+            asked = [turn.calls[number] for number in sorted(turn.calls)]
+            calls = [_call(call, self.tools.specs) for call in asked]
+            results = await answer_calls(calls, tools.execute, most=self.config.tools.max_calls_per_turn)
+            for written, call, result in zip(asked, calls, results, strict=True):
+                yield Heard(kind="call", text=as_written(call))
+                yield Heard(kind="result", text=result.text, failed=result.outcome.failed)
+                said.append({"role": "tool", "tool_call_id": written["id"], "content": result.text})
         yield Heard(kind="end", text=stop.value, num_tokens=num_tokens, messages=tuple(said))
 
     async def _turn(
@@ -211,7 +216,7 @@ class ServerTalker:
         asked = {
             "model": self.model,
             "messages": list(messages),
-            "tools": [python_tool(self.config.chat.tool_name).told()],
+            **({"tools": [tool.told() for tool in self.tools.specs]} if self.tools.specs else {}),
             "stream": True,
             "max_tokens": max_tokens,
             "temperature": sampling.temperature,
@@ -276,11 +281,11 @@ class _Turn:
         return {"role": "assistant", "content": self.said, **({"tool_calls": calls} if calls else {})}
 
 
-def _program(call: Mapping[str, Any], tool_name: str) -> ToolCall:
+def _call(call: Mapping[str, Any], tools: Sequence[ToolSpec]) -> ToolCall:
     """As a call of our own syntax is read: what is wrong with it is said in the same words."""
     arguments = call["arguments"] or "{}"
     written = f'<tool_call>{{"name": {json.dumps(call["name"])}, "arguments": {arguments}}}</tool_call>'
-    return parse_tool_calls(written, tools={tool_name: python_tool(tool_name)})[0]
+    return parse_tool_calls(written, tools={tool.name: tool for tool in tools})[0]
 
 
 @asynccontextmanager
@@ -301,6 +306,6 @@ async def server_talker(url: str, token: str, config: TalkConfig) -> AsyncGenera
         models = cast(dict[str, Any], listed).get("data") if isinstance(listed, dict) else None
         if not models:
             raise ConfigError("--server", f"{url}/models names no model", "give the address of an OpenAI-like server")
-        async with sandbox_tool() as execute:
-            model = str(models[0]["id"])
-            yield ServerTalker(session=session, url=url, model=model, execute=execute, config=config)
+        specs = specs_of(config.tools, config.own_folder, config.chat.tool_name)
+        async with talk_tools(specs, config.tools, config.own_folder) as tools:
+            yield ServerTalker(session=session, url=url, model=str(models[0]["id"]), tools=tools, config=config)

@@ -1,6 +1,6 @@
 """What one program may use."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from rstar_ray.config import SandboxConfig
 
@@ -55,6 +55,11 @@ def program_limits(config: SandboxConfig) -> Limits:
         stderr_chars=config.max_output_chars,
         output_bytes=config.max_output_mb * MIB,
     )
+
+
+def tool_limits(limits: Limits, deadline_s: float, max_chars: int) -> Limits:
+    """Of a program that is a tool, with a deadline and a cap of its own."""
+    return replace(limits, cpu_s=deadline_s, wall_s=deadline_s + 1.0, stdout_chars=max_chars, stderr_chars=max_chars)
 
 
 def standard_limits() -> Limits:

@@ -152,7 +152,7 @@ async def play_turn(
         )
     if turn_number + 1 >= request.limits.max_turns:  # nobody would read the answers
         return replace(state, turns=(*state.turns, turn), stop_reason=StopReason.MAX_TURNS)
-    results = await _answer_calls(reading.calls, execute, most=request.limits.max_calls_per_turn)
+    results = await answer_calls(reading.calls, execute, most=request.limits.max_calls_per_turn)
     memories = {**state.memories, **dict(result.memory for result in results if result.memory is not None)}
     results = [replace(result, memory=None) for result in results]
     turn = replace(turn, tool_results=tuple(results), tool_s=time.monotonic() - generated_s)
@@ -174,7 +174,7 @@ async def _said(state: RolloutState, converse: ConverseFn, chat: ChatFormat) -> 
     return _with_told(state, chat.user_answer_ids(reply.text))
 
 
-async def _answer_calls(calls: Sequence[ToolCall], execute: ExecuteFn, *, most: int) -> list[ToolResult]:
+async def answer_calls(calls: Sequence[ToolCall], execute: ExecuteFn, *, most: int) -> list[ToolResult]:
     """All at once. One alone, the usual case, is awaited here: a task more would let every other rollout go first.
 
     Where one fails for our reasons the others are ended: nobody would read their answers.

@@ -3,17 +3,15 @@
 A coroutine over two Protocols; it knows neither vLLM nor a terminal.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from rstar_ray.agent.rollout import ExecuteFn
+from rstar_ray.agent.rollout import ExecuteFn, answer_calls
 from rstar_ray.chat.streamed import Streamed
-from rstar_ray.chat.template import Reading, TokenizerChat
-from rstar_ray.outcome import Outcome
-from rstar_ray.trajectory import StopReason, ToolCall, ToolResult
+from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.trajectory import StopReason, ToolCall
 
 Message = Mapping[str, Any]
 
@@ -23,8 +21,9 @@ class Heard:
     """One thing that somebody who listens is told."""
 
     kind: Literal["thought", "said", "call", "result", "end"]
-    text: str = ""  # a piece of a thought or of what is said, a program, its result; at the end the `StopReason`
+    text: str = ""  # a piece of a thought or of what is said, a call, its result; at the end the `StopReason`
     failed: bool = False  # of a result
+    prompt_tokens: int = 0  # at the end: of the conversation as it was handed in
     num_tokens: int = 0  # at the end: sampled in all
     messages: tuple[Message, ...] = field(default_factory=tuple[Message, ...])  # at the end: what came to be said
 
@@ -35,6 +34,7 @@ class TalkLimits:
 
     max_tokens: int  # everything after the prompt, results included
     max_turns: int
+    max_calls_per_turn: int
     context_tokens: int
 
 
@@ -46,9 +46,10 @@ class StreamFn(Protocol):
 
 async def talk(
     messages: Sequence[Message], *, chat: TokenizerChat, stream: StreamFn, execute: ExecuteFn, limits: TalkLimits
-) -> AsyncIterator[Heard]:
+) -> AsyncGenerator[Heard, None]:
     """The policy's answer to a conversation that ends with a person's words, calls run in between."""
     ids = chat.conversation_ids(messages)
+    prompt_tokens = len(ids)
     room = min(limits.max_tokens, limits.context_tokens - len(ids))
     spoken: list[Message] = []
     sampled = 0
@@ -70,9 +71,9 @@ async def talk(
         stop = StopReason.MAX_TURNS
         if turn + 1 == limits.max_turns:
             break
-        results = await _results(reading, execute)
+        results = await answer_calls(reading.calls, execute, most=limits.max_calls_per_turn)
         for call, result in zip(reading.calls, results, strict=True):
-            yield Heard(kind="call", text=call.code or call.parse_error or "")
+            yield Heard(kind="call", text=as_written(call))
             yield Heard(kind="result", text=result.text, failed=result.outcome.failed)
             spoken.append({"role": "tool", "content": result.text})
         told = chat.tool_answer_ids(results)
@@ -80,7 +81,14 @@ async def talk(
         if room <= 0:
             stop = StopReason.TRUNCATED
             break
-    yield Heard(kind="end", text=stop.value, num_tokens=sampled, messages=tuple(spoken))
+    yield Heard(kind="end", text=stop.value, prompt_tokens=prompt_tokens, num_tokens=sampled, messages=tuple(spoken))
+
+
+def as_written(call: ToolCall) -> str:
+    """A call for a person: the program, or the tool's name and arguments as one would write them in Python."""
+    if said := call.code or call.parse_error:
+        return said
+    return f"{call.tool}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
 
 
 async def _one_turn(
@@ -107,13 +115,3 @@ async def _one_turn(
             shown = max(shown, len(whole))
     for kind, words in view.end():
         yield Heard(kind=kind.value, text=words)
-
-
-async def _results(reading: Reading, execute: ExecuteFn) -> list[ToolResult]:
-    async def one(call: ToolCall) -> ToolResult:
-        if call.parse_error is not None:
-            text = f"Error: the tool call could not be read: {call.parse_error}"
-            return ToolResult(outcome=Outcome.INVALID, text=text)
-        return await execute(call)
-
-    return await asyncio.gather(*map(one, reading.calls))

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from rstar_ray.chat.call_syntax import CallSyntax
+from rstar_ray.chat.instructions import instructions
 from rstar_ray.chat.resolve import ChatChoices, resolve
-from rstar_ray.chat.template import INSTRUCTIONS, TokenizerChat
+from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import write_json, write_text
@@ -45,7 +46,7 @@ def load_chat(
     profile = resolve(tokenizer, _json(folder / GENERATION), choices(config))
     system = config.system if config.system != "none" else ""
     if not config.system and instruct:
-        system = INSTRUCTIONS
+        system = instructions(tools)
     thinking = "" if config.thinking == "auto" else config.thinking
     syntax = None
     if syntax_of is not None and profile.syntax.startswith("vllm:"):

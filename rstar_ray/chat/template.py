@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax, Marked
+from rstar_ray.chat.instructions import instructions
 from rstar_ray.chat.profile import ChatProfile, Frame
 from rstar_ray.chat.render import Renderer
 from rstar_ray.chat.resolve import ChatChoices, resolve, thinking_switches
@@ -17,10 +18,6 @@ from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.trajectory import Problem, ToolCall, ToolResult
 
-INSTRUCTIONS = (
-    "Solve the problem. Think step by step; you may write Python and run it with the tool, look at what it "
-    "returns and go on from there. When you are sure, finish with <answer>\\boxed{...}</answer>, once."
-)
 _MARK = "\u2402rstar\u2403"
 
 
@@ -46,8 +43,7 @@ class ChatFormat(Protocol):
 class TokenizerChat:
     """`ChatFormat` by a Hugging Face tokenizer and what `resolve` found out about it.
 
-    `system` and, with `shows_tools`, the tools come before the problem; empty, they do not. Without `tools` there is
-    the built-in Python.
+    `system` and, with `shows_tools`, the tools come before the problem; empty, they do not.
     """
 
     def __init__(
@@ -56,7 +52,7 @@ class TokenizerChat:
         profile: ChatProfile,
         *,
         system: str = "",
-        tools: Sequence[ToolSpec] = (),
+        tools: Sequence[ToolSpec] = (PYTHON_TOOL,),
         shows_tools: bool = False,
         thinking: str = "",
         syntax: CallSyntax | None = None,
@@ -64,8 +60,8 @@ class TokenizerChat:
         self.profile = profile
         self._tokenizer = tokenizer
         self._system = system
-        self._tools = {tool.name: tool for tool in tools or (PYTHON_TOOL,)}
-        self._told = [tool.told() for tool in self._tools.values()] if shows_tools else None
+        self._tools = {tool.name: tool for tool in tools}
+        self._told = [tool.told() for tool in tools] if shows_tools and tools else None
         self._syntax = syntax or SYNTAXES.get(profile.syntax, HERMES)
         self.renderer = Renderer(
             tokenizer, profile.template, self._syntax, profile.thought, switches=thinking_switches(thinking)
@@ -185,5 +181,5 @@ def chat_of(
     """The chat of a tokenizer at hand; `instruct` puts the tool's schema and the answer format before the problem."""
     choices = choices or ChatChoices()
     profile = resolve(tokenizer, generation or {}, choices)
-    system = INSTRUCTIONS if instruct else ""
+    system = instructions([PYTHON_TOOL]) if instruct else ""
     return TokenizerChat(tokenizer, profile, system=system, shows_tools=instruct, thinking=choices.thinking)

@@ -3,21 +3,26 @@
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import ray
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from recipes import talker
 from recipes.chat import ChatOptions, Screen, converse
 from recipes.serve import ServeOptions, Server
+from recipes.talk_tools import AnswerTools, TalkTools, begun, talk_tools
 from recipes.talker import TalkConfig, server_talker
-from rstar_ray.agent.rollout import ExecuteFn
-from rstar_ray.agent.talk import Heard, Message
+from rstar_ray.agent.talk import Heard, Message, as_written
+from rstar_ray.config import ToolsConfig
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.outcome import Outcome
+from rstar_ray.tools.load import tool_specs
+from rstar_ray.tools.spec import ToolSpec
 from rstar_ray.trajectory import Sampling, ToolCall, ToolResult
 
 OPTIONS = ServeOptions(model="m", allow_origin=("https://friend.example",))
@@ -28,7 +33,7 @@ HEARD = [
     Heard(kind="result", text="1"),
     Heard(kind="said", text="It is "),
     Heard(kind="said", text="1."),
-    Heard(kind="end", text="answered", num_tokens=7),
+    Heard(kind="end", text="answered", prompt_tokens=5, num_tokens=7),
 ]
 
 
@@ -73,7 +78,7 @@ async def test_an_answer_has_what_was_said_apart_from_what_was_thought_and_run()
     (choice,) = answer["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("It is 1.", "stop")
     assert choice["message"]["reasoning_content"] == "hm\n```python\nprint(1)\n```\n```\n1\n```\n"
-    assert answer["usage"]["completion_tokens"] == 7
+    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
     assert fake.asked[0][1:] == (9, Sampling(temperature=0.5))
 
 
@@ -87,6 +92,12 @@ async def test_a_stream_is_what_openais_clients_read():
     assert [event["finish_reason"] for event in events if event["finish_reason"]] == ["stop"]
 
 
+async def test_a_stream_ends_with_what_was_used_where_that_is_asked_for():
+    _, text, _ = await ask({**QUESTION, "stream": True, "stream_options": {"include_usage": True}})
+    *_, last, done = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert (json.loads(last)["choices"], json.loads(last)["usage"]["total_tokens"], done) == ([], 12, "[DONE]")
+
+
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
@@ -97,6 +108,7 @@ async def test_a_stream_is_what_openais_clients_read():
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages: the last one is to be the user's"),
         ({**QUESTION, "tools": [{}]}, "tools: the agent's own run inside"),
         ({**QUESTION, "n": 2}, "n: one answer at a time"),
+        ({**QUESTION, "stream_options": 1}, "stream_options: no object"),
         ({**QUESTION, "temperature": "hot"}, "temperature: 'hot' is not between 0 and 10"),
         ({**QUESTION, "max_tokens": -1}, "max_tokens: -1 is not between"),
     ],
@@ -139,17 +151,27 @@ async def test_a_browser_of_an_invited_page_may_ask_first_and_another_may_not():
 # ---------------------------------------------------------------- our client
 
 
-@asynccontextmanager
-async def no_sandbox() -> AsyncIterator[ExecuteFn]:
-    async def execute(call: ToolCall) -> ToolResult:
-        return ToolResult(outcome=Outcome.OK, text=f"ran {call.code}")
+class RanTools:
+    """Of one answer."""
 
-    yield execute
+    closed = 0
+
+    async def execute(self, call: ToolCall) -> ToolResult:
+        return ToolResult(outcome=Outcome.OK, text=f"ran {as_written(call)}")
+
+    def close(self) -> None:
+        RanTools.closed += 1
+
+
+@asynccontextmanager
+async def no_sandbox(specs: Sequence[ToolSpec], config: ToolsConfig, folder: str) -> AsyncIterator[TalkTools]:
+    yield TalkTools(specs=specs, open=lambda state: RanTools())
 
 
 @pytest.fixture
 def sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(talker, "sandbox_tool", no_sandbox)
+    monkeypatch.setattr(talker, "talk_tools", no_sandbox)
+    RanTools.closed = 0
 
 
 def openai_like(turns: list[list[dict[str, Any]]], requests: list[Any]) -> web.Application:
@@ -173,6 +195,27 @@ def openai_like(turns: list[list[dict[str, Any]]], requests: list[Any]) -> web.A
     return app
 
 
+SEARCH = """
+from rstar_ray.tools.tool import Tool
+
+ONE = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+
+async def find(query: str) -> str:
+    return query.upper()
+
+class Count:
+    def __init__(self, problem, snapshot):
+        self.calls, self.question = 0, problem.problem
+    async def call(self, query: str) -> str:
+        self.calls += 1
+        return f"{self.question} {query} {self.calls}"
+
+search = Tool(name="search", description="Finds.", parameters=ONE, function=find)
+twice = "import json; print(json.load(open(0))['query'] * 2)"
+caged = Tool(name="caged", description="?", parameters=ONE, program=twice)
+count = Tool(name="count", description="?", parameters=ONE, state=Count)
+all_of_them = [search, caged, count]
+"""
 CALL_DELTAS: list[dict[str, Any]] = [
     {"reasoning_content": "hm"},
     {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "python", "arguments": '{"code": '}}]},
@@ -192,6 +235,20 @@ async def test_a_servers_calls_run_here_and_their_results_go_back():
     ]  # fmt: skip
     assert requests[1]["messages"][-1] == {"role": "tool", "tool_call_id": "c1", "content": "ran 1+1"}
     assert requests[0]["model"] == "served" and requests[0]["tools"][0]["function"]["name"] == "python"
+    assert RanTools.closed == 1
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_tools_of_ones_own_are_told_to_a_server_and_called(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(SEARCH)
+    asks = [{"tool_calls": [{"index": 0, "id": "c", "function": {"name": "search", "arguments": '{"query": "a"}'}}]}]
+    requests: list[Any] = []
+    app = openai_like([asks, [{"content": "found"}]], requests)
+    config = TalkConfig(own_folder=str(tmp_path), tools=ToolsConfig(use=("python", "mine:search")))
+    async with TestServer(app) as server, server_talker(str(server.make_url("/")), "", config) as talk:
+        heard = [one async for one in talk.answer([{"role": "user", "content": "x"}])]
+    assert [tool["function"]["name"] for tool in requests[0]["tools"]] == ["python", "search"]
+    assert [one.text for one in heard[:2]] == ["search(query='a')", "ran search(query='a')"]
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -228,3 +285,25 @@ def test_options_of_chat_and_serve_are_refused_with_the_mend():
         ServeOptions(model="m", port=99_999)
     with pytest.raises(ConfigError, match="--max-tokens: 0 is too small"):
         ChatOptions(model="m", max_tokens=0)
+    with pytest.raises(ConfigError, match=r"--tools\.environment: in a talk the person answers"):
+        ChatOptions(model="m", tools=ToolsConfig(environment="mine:Game"))
+
+
+@pytest.mark.real
+async def test_tools_of_ones_own_run_in_a_talk_as_in_a_rollout(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(SEARCH)
+    config = ToolsConfig(use=("python", "mine:all_of_them"))
+    specs = tool_specs(config.use, str(tmp_path))
+    async with talk_tools(specs, config, str(tmp_path)) as tools:
+
+        async def said(name: str, answer: AnswerTools) -> str:
+            call = ToolCall(code="print(6*7)") if name == "python" else ToolCall(tool=name, arguments={"query": "a"})
+            return (await answer.execute(call)).text.strip()
+
+        first = tools.open(begun("talk-1", [{"role": "user", "content": "why?"}]))
+        second = tools.open(begun("talk-2", [{"role": "user", "content": "who?"}]))
+        assert [await said(spec.name, first) for spec in specs] == ["42", "A", "aa", "why? a 1"]
+        assert (await said("count", first), await said("count", second)) == ("why? a 2", "who? a 1")
+        first.close()
+        second.close()
+    assert not ray.is_initialized()

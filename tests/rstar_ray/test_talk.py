@@ -39,7 +39,9 @@ async def run(call: ToolCall) -> ToolResult:
 
 
 async def heard_of(chat: TokenizerChat, script: Script, **limits: int) -> list[Heard]:
-    chosen = TalkLimits(**{"max_tokens": 500, "max_turns": 4, "context_tokens": 1_000, **limits})
+    chosen = TalkLimits(
+        **{"max_tokens": 500, "max_turns": 4, "max_calls_per_turn": 4, "context_tokens": 1_000, **limits}
+    )
     return [one async for one in talk(QUESTION, chat=chat, stream=script, execute=run, limits=chosen)]
 
 

@@ -41,7 +41,7 @@ def test_a_system_text_takes_the_place_of_the_instructions_or_none_does(folder: 
         chat = load_chat(folder, config, instruct=True)
         return chat.decode(chat.prompt_ids(Problem(id="p", problem="q", answer="")))
 
-    assert "Solve the problem." in prompt(ChatConfig())
+    assert "Solve the problem. Think step by step; you may write Python" in prompt(ChatConfig())
     assert "<|im_start|>system\nBe kind." in prompt(ChatConfig(system="Be kind."))
     assert prompt(ChatConfig(system="none")).startswith("<|im_start|>system\n# Tools")
     assert '"name": "other"' in prompt(ChatConfig(tool_name="other"))

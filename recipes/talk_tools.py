@@ -1,0 +1,115 @@
+"""The tools of a talk: programs in a sandbox of this process, a person's own tools in actors of a Ray started for them.
+
+An answer is to tools what a rollout is: a tool with state has one for each answer.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rstar_ray.agent.rollout import RolloutState
+from rstar_ray.config import RunConfig, ToolsConfig
+from rstar_ray.tools.load import tool_specs
+from rstar_ray.tools.spec import ToolSpec, python_tool
+from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling, ToolCall, ToolResult
+from sandbox.limits import Limits, program_limits, tool_limits
+from sandbox.pool import SandboxPool
+from sandbox.pool_config import pool_config
+from sandbox.request import ExecutionRequest
+from sandbox.tool_text import tool_text
+
+Message = Mapping[str, Any]
+
+
+class AnswerTools(Protocol):
+    """The tools of one answer."""
+
+    async def execute(self, call: ToolCall) -> ToolResult: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TalkTools:
+    """What may be called in a talk, and who answers it."""
+
+    specs: Sequence[ToolSpec]
+    open: Callable[[RolloutState], AnswerTools]
+
+
+def specs_of(config: ToolsConfig, folder: str, python_name: str) -> list[ToolSpec]:
+    """As a run has them. Raises `ConfigError` for what is no tool."""
+    specs = tool_specs(config.use, str(Path(folder).absolute()))
+    return [python_tool(python_name) if spec.runs == "python" else spec for spec in specs]
+
+
+@asynccontextmanager
+async def talk_tools(specs: Sequence[ToolSpec], config: ToolsConfig, folder: str) -> AsyncGenerator[TalkTools, None]:
+    """Up within the context; programs are as isolated as in training."""
+    from actors.tool_client import Tools
+    from actors.tool_host import planned_hosts
+
+    sandbox = RunConfig().sandbox
+    async with SandboxPool(pool_config(sandbox)) as pool:
+        programs = Programs(pool, program_limits(sandbox))
+        if not planned_hosts(config, specs):
+            yield TalkTools(specs=specs, open=Tools(specs, programs, {}, caller="talk").open)
+            return
+        with _hosts(config, specs, str(Path(folder).absolute())) as handles:
+            tools = Tools(specs, programs, handles, caller="talk")
+            try:
+                yield TalkTools(specs=specs, open=tools.open)
+            finally:
+                await tools.settled()
+
+
+@contextmanager
+def _hosts(config: ToolsConfig, specs: Sequence[ToolSpec], folder: str) -> Generator[dict[str, list[Any]], None, None]:
+    """Handles by entry."""
+    import ray
+
+    from actors.tool_host import host_names, start_hosts
+    from recipes.connect import connect
+
+    connect()
+    try:
+        hosts = start_hosts(config, specs, folder)
+        entries = {spec.entry for spec in specs if spec.runs in ("actor", "actor with state")}
+        yield {entry: [hosts[name] for name in host_names(entry, config.hosts)] for entry in entries}
+    finally:
+        ray.shutdown()
+
+
+class Programs:
+    """Programs of the policy and of tools, in a pool."""
+
+    def __init__(self, pool: SandboxPool, limits: Limits) -> None:
+        self._pool = pool
+        self._limits = limits
+
+    async def execute(self, call: ToolCall) -> ToolResult:
+        """The policy's own program."""
+        return await self._run(call.code, call.stdin, self._limits)
+
+    async def run_tool(self, program: str, stdin: str, *, deadline_s: float, max_chars: int) -> ToolResult:
+        """A tool's."""
+        return await self._run(program, stdin, tool_limits(self._limits, deadline_s, max_chars))
+
+    async def _run(self, code: str, stdin: str, limits: Limits) -> ToolResult:
+        result = await self._pool.run(ExecutionRequest(code=code, stdin=stdin, limits=limits))
+        return ToolResult(outcome=result.outcome, text=tool_text(result), wall_s=result.wall_s)
+
+
+def begun(name: str, messages: Sequence[Message]) -> RolloutState:
+    """What tools are told of an answer: its name, and the question."""
+    question = next((str(one["content"]) for one in reversed(messages) if one["role"] == "user"), "")
+    request = RolloutRequest(
+        rollout_id=name,
+        group_id=name,
+        problem=Problem(id=name, problem=question, answer=""),
+        seed=0,
+        limits=RolloutLimits(max_response_tokens=1, max_turns=1, max_context_tokens=1),
+        sampling=Sampling(),
+    )
+    return RolloutState.start(request, [])
