@@ -61,7 +61,7 @@ def _of_pieces(text: str, depth: int) -> Node | None:
     pieces = _listed(text)
     if 1 < len(pieces) <= MAX_PARTS:
         return _by_name(pieces, depth) or _unordered(pieces, depth)
-    if "\\pm" in text or "\\mp" in text:
+    if re.search(r"\\(?:pm|mp)(?![a-z])", text):
         signs = [("+", "-"), ("-", "+")]
         both = [re.sub(r"\\mp(?![a-z])", down, re.sub(r"\\pm(?![a-z])", up, text)) for up, down in signs]
         return Node("unordered", parts=tuple(Node("leaf", _bare(one)) for one in both))
