@@ -16,7 +16,7 @@ from rstar_ray.chat.profile import THOUGHTS, Frame, TemplateFacts, Thought
 from rstar_ray.chat.render import Renderer
 from rstar_ray.chat.resolve import ChatChoices, resolve, thinking_switches
 from rstar_ray.chat.streamed import Streamed
-from rstar_ray.chat.template import INSTRUCTIONS, TokenizerChat, chat_of
+from rstar_ray.chat.template import TokenizerChat, chat_of
 from rstar_ray.chat.thoughts import spoken, where_calls_stand
 from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.errors import ConfigError
@@ -339,13 +339,6 @@ def test_a_template_without_tools_is_told_of_them_and_one_token_or_several_stop(
     assert (asked.syntax, asked.template_source) == ("glm", "mine")
     assert {text for _, text in asked.stop_tokens} == {"<|im_end|>", "<|im_start|>"}
     assert resolve(tokenizer, {}, ChatChoices(parser="vllm:other")).syntax == "vllm:other"
-
-
-def test_instructions_come_with_the_tool_or_not_at_all():
-    plain, told = (chat_of(tokenizer_of(QWEN), instruct=instruct) for instruct in (False, True))
-    problem = Problem(id="p", problem="q", answer="")
-    assert INSTRUCTIONS in told.decode(told.prompt_ids(problem)) and "python" in told.decode(told.prompt_ids(problem))
-    assert plain.decode(plain.prompt_ids(problem)) == "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_turn_is_read_without_the_token_that_ended_it():
