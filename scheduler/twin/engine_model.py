@@ -14,9 +14,10 @@ and computed again later.
 """
 
 import heapq
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import inf
 
 from scheduler.twin.paged_cache import PagedCache, Request
 
@@ -248,15 +249,7 @@ class ModelledEngine:
 
     def _cut(self, now_s: float) -> None:
         """End the planned run of decode steps at the first boundary after `now_s`."""
-        a = self.cost.per_context_s * self._decoding / 2
-        b = self.cost.fixed_s + self._decoding * self.cost.per_sequence_s + self.cost.per_context_s * self._context - a
-        passed = now_s - self._now
-        steps = int(passed / b) if a == 0 else int((-b + sqrt(b * b + 4 * a * passed)) / (2 * a))
-        while steps > 0 and self._now + self._decode_s(steps - 1) >= now_s:
-            steps -= 1
-        while self._now + self._decode_s(steps) < now_s:
-            steps += 1
-        steps = max(1, steps)
+        steps = 1 + bisect_left(range(1, self._planned), now_s, key=lambda n: self._now + self._decode_s(n))
         if steps < self._planned:
             self.version += 1
             self._planned = steps

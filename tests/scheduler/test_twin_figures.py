@@ -13,9 +13,9 @@ import pytest
 
 from scheduler.balancer import RULES
 from scheduler.picture import KvSample, Span
-from scheduler.traces.kinds import NAMES, draw, kind_named
+from scheduler.traces.kinds import KINDS, NAMES, draw, family, kind_named, log_normal
 from scheduler.traces.record import TraceRollout
-from scheduler.traces.stages import STAGES, synthetic
+from scheduler.traces.stages import STAGES, Stage, synthetic
 from scheduler.twin.clairvoyant import clairvoyant_step
 from scheduler.twin.engine_model import EngineCost, EngineShape
 from scheduler.twin.simulate import MI300X_14B, Twin, TwinResult, TwinSettings, limits_of
@@ -104,7 +104,23 @@ def traces() -> dict[str, list[float]]:
     found = {name: trace_figures(kind(name)) for name in NAMES if name != "family"}
     found |= {f"{name}, earlier": trace_figures(draw(kind_named(name), groups=4, siblings=4, seed=2, earlier=True))
               for name in ("longer", "briefer")}  # fmt: skip
+    found |= {f"family {number}": trace_figures(draw(kind_named("family", number), groups=5, siblings=4))
+              for number in range(16)}  # fmt: skip
+    brief = replace(STAGE, mean_response_tokens=60, calls_mean=6.0)
+    found["brief"] = trace_figures(synthetic(brief, groups=6, siblings=6))
+    found["brief kind"] = trace_figures(
+        draw(replace(KINDS["log_normal"], lengths_GS=log_normal(60.0, 0.5, 0.5), calls_mean=6.0), groups=6, siblings=6)
+    )
     return found | {name: trace_figures(synthetic(stage, groups=4, siblings=6)) for name, stage in STAGES.items()}
+
+
+def families() -> list[list[Any]]:
+    kinds = [family(number) for number in range(16)]
+    return [
+        [one.summary, one.max_response_tokens, one.max_turns, one.tool_tokens_mean]
+        + [round(x, 9) for x in (one.shift, one.calls_mean, *one.prompt_tokens, *one.tool_s, *one.tool_shares)]
+        for one in kinds
+    ]
 
 
 def recorded() -> dict[str, Any]:
@@ -120,6 +136,20 @@ def test_traces_are_what_they_were():
     assert traces() == recorded()["traces"]
 
 
+def test_the_family_of_kinds_is_what_it_was():
+    assert families() == recorded()["families"]
+    assert isinstance(kind_named("stage2"), Stage) and kind_named("bimodal") is KINDS["bimodal"]
+
+
+def test_a_trace_has_a_group_a_sibling_and_a_seed():
+    assert len(draw(KINDS["bimodal"], groups=1, siblings=1)) == 1
+    for wrong in ({"groups": 0}, {"siblings": 0}, {"seed": -1}):
+        given = {"groups": 1, "siblings": 1, "seed": 0} | wrong
+        said = "groups {groups} and siblings {siblings} must be at least 1, and seed {seed} at least 0"
+        with pytest.raises(ValueError, match=f"^{said.format(**given)}$"):
+            draw(KINDS["bimodal"], **given)
+
+
 def test_what_is_watched_of_a_step_is_what_it_was():
     assert seen_figures() == pytest.approx(recorded()["seen"], rel=1e-6)
 
@@ -128,6 +158,7 @@ if __name__ == "__main__":
     every = {
         "steps": {name: figures(step()) for name, step in STEPS.items()},
         "traces": traces(),
+        "families": families(),
         "seen": seen_figures(),
     }
     FILE.parent.mkdir(exist_ok=True)
