@@ -49,6 +49,9 @@ requirements-%.lock:
 train: $(READY)  ## The whole recipe (SFT, three RL stages, report); ARGS="--seed 1 --run-dir ..." to change it
 	$(BIN)/python recipes/train.py $(ARGS)
 
+experiment: $(READY)  ## What resampling does to tool errors: RoC beside plain GRPO over seeds; ARGS="--seeds 3" to choose
+	$(BIN)/python recipes/roc_vs_grpo.py $(ARGS)
+
 test: $(READY)  ## All tests that run on a CPU
 	$(BIN)/python -m pytest -q -m "not slow and not gpu" $(ARGS)
 

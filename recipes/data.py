@@ -100,7 +100,7 @@ async def sft_examples(
     """(training, validation) rows; the tiny world's are made here, their programs run in the sandbox."""
     if plan is not None:
         return split(plan.examples, config.seed)
-    generated = await generate_conversations(config.seed, config.sft.num_conversations, execute)
+    generated = await generate_conversations(config.seed, config.sft.num_conversations, execute, teacher=config.tiny)
     conversations = [
         Conversation(name=f"conversation {number}", messages=messages) for number, messages in enumerate(generated, 1)
     ]

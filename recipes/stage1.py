@@ -13,7 +13,7 @@ PAPER = RunConfig(
     reset_optimizer=True,
     rollout=RolloutConfig(max_response_tokens=8_192, max_turns=10),
 )
-TINY = {"steps": 34, "rollout.max_response_tokens": 192, "rollout.max_turns": 4}
+TINY = {"steps": 40, "rollout.max_response_tokens": 88, "rollout.max_turns": 3, "optimizer.learning_rate": 1.5e-4}
 STAGE_1 = Recipe(paper=PAPER, tiny=TINY)
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ PAPER = RunConfig(
     steps=85,
     rollout=RolloutConfig(max_response_tokens=12_288, max_turns=10),
 )
-TINY = {"steps": 16, "rollout.max_response_tokens": 256, "rollout.max_turns": 4, "optimizer.learning_rate": 2e-4}
+TINY = {"steps": 30, "rollout.max_response_tokens": 256, "rollout.max_turns": 3, "optimizer.learning_rate": 2e-4}
 STAGE_2 = Recipe(paper=PAPER, tiny=TINY)
 
 if __name__ == "__main__":

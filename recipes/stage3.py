@@ -15,11 +15,11 @@ PAPER = RunConfig(
     rollout=RolloutConfig(max_response_tokens=12_288, max_turns=15),
 )
 TINY = {
-    "steps": 10,
+    "steps": 25,
     "rollout.max_response_tokens": 256,
-    "rollout.max_turns": 6,
+    "rollout.max_turns": 8,
     "data.num_filtered": 400,
-    "optimizer.learning_rate": 1e-4,
+    "optimizer.learning_rate": 1.5e-4,
 }
 STAGE_3 = Recipe(paper=PAPER, tiny=TINY)
 

@@ -1,8 +1,11 @@
 """Stand-ins at the Protocol seams: a chat of single characters, a policy with one skill, a sandbox that adds."""
 
 import asyncio
+import contextlib
+import io
 import json
 import random
+import traceback
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -305,3 +308,28 @@ def summary(rollout_id: str = "r", **changes: object) -> TrajectorySummary:
         stop_reason=StopReason.ANSWERED,
     )  # fmt: skip
     return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+class InProcess:
+    """Runs the tiny world's own programs here; stands for the sandbox."""
+
+    def __init__(self) -> None:
+        self.codes: list[str] = []
+        self.in_flight = self.most_in_flight = 0
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        self.codes.append(call.code)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        await asyncio.sleep(0)
+        self.in_flight -= 1
+        if call.code.startswith("while"):
+            return ToolResult(outcome=Outcome.TIMEOUT, text="Execution timed out.")
+        out = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(out):
+                exec(compile(call.code, "<tool>", "exec"), {})
+        except Exception as error:
+            lines = traceback.format_exception_only(error)
+            return ToolResult(outcome=Outcome.ERROR, text="".join(lines).strip())
+        return ToolResult(outcome=Outcome.OK, text=out.getvalue().strip())

@@ -25,7 +25,7 @@ from actors.learner.settings import LearnerSettings, learner_settings
 from actors.placement import fitted, plan_layout
 from actors.tool_host import planned_hosts
 from actors.watch import Watch
-from recipes.data import heldout_problems, problem_sets, training_problems
+from recipes.data import heldout_problems, problem_sets, sft_examples, training_problems
 from recipes.session import run_path, tools_of
 from rstar_ray.algorithm.batch_plan import BatchLimits, batch_limits, plan_ranks
 from rstar_ray.algorithm.loss import SampledTokens, policy_loss
@@ -35,6 +35,7 @@ from rstar_ray.algorithm.normalisation import token_weights
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import RunConfig, leaves, with_values
+from rstar_ray.data.sft_plan import ChatSource
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.reward.judge import make_judge
 from rstar_ray.reward.own import OwnReward
@@ -47,7 +48,7 @@ from sandbox.limits import Limits, program_limits
 from sandbox.pool import SandboxPool
 from sandbox.pool_config import PoolConfig, pool_config
 from scheduler.balancer import Balancer
-from tests.fakes import LocalRollouts, SkilledPolicy, SkillLearner, adding_problems, fake_crew
+from tests.fakes import InProcess, LocalRollouts, SkilledPolicy, SkillLearner, adding_problems, fake_crew
 from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
 
 REPOSITORY = Path(__file__).parent.parent
@@ -152,6 +153,13 @@ def problems(config: RunConfig, folder: Path) -> Any:
         return training_problems(config), heldout_problems(config), problem_sets(config)
     except (ConfigError, RStarError) as refused:
         return str(refused)
+
+
+def taught(config: RunConfig, _: Path) -> Any:
+    """What the tiny world's teacher leaves to train on."""
+    config = with_values(config, {"sft.num_conversations": min(60, config.sft.num_conversations)})
+    examples, _ = asyncio.run(sft_examples(config, None, ChatSource(None).load(), InProcess()))
+    return sorted((example.name, example.token_ids.tolist()) for example in examples)
 
 
 def sft_rates(config: RunConfig, _: Path) -> Any:
@@ -429,9 +437,12 @@ WAYS: dict[str, Way | Elsewhere] = {
     ),
     "sft.final_share": Way(0.5, sft_rates),
     "sft.data": Way("/no/such/file", paths),
-    "sft.num_conversations": Elsewhere(
-        "tests/rstar_ray/tiny/test_tiny_conversations.py::test_conversations_have_the_shares_of_the_mix", "generate_"
-    ),
+    "sft.num_conversations": Way(30, taught),
+    "tiny.drills": Way(0.9, taught),
+    "tiny.slips": Way(0.1, taught),
+    "tiny.failures": Way(0.9, taught),
+    "tiny.wasted": Way(0.9, taught),
+    "tiny.coupling": Way(0.9, taught),
     "evaluate.protocol": Elsewhere(
         "tests/recipes/test_recipe_options.py::test_a_protocol_sets_what_was_published", "evaluate.protocol"
     ),

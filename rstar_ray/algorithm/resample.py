@@ -80,7 +80,7 @@ def resample_on_correct(
     candidates: Sequence[Candidate | TrajectorySummary],
     keep: int,
     rng: np.random.Generator,
-    mode: Literal["paper", "release"],
+    mode: Literal["paper", "release", "random"],
     rule: ResampleRule,
 ) -> list[int]:
     """Indices of the kept candidates, ascending, no one twice.
@@ -88,18 +88,21 @@ def resample_on_correct(
     paper: the negatives' share of G, rounded down, uniformly (floor(n_neg / 2) of N = 2G; where our own failures lost
     some of the N, of those left), but at least `rule.least_failures` of them; the rest positives, drawn without
     replacement with probability inversely proportional to p_total. release: positives sorted by penalty and cut.
+    random: all alike, whatever their reward.
     Where a side has too few, the other fills up; with `keep` candidates or fewer, all are kept.
 
-    Raises ValueError where `keep` is below 1, `mode` is neither, or a reward is no number.
+    Raises ValueError where `keep` is below 1, `mode` is none of them, or a reward is no number.
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}")
-    if mode not in ("paper", "release"):
-        raise ValueError(f"mode must be paper or release, not {mode!r}")
+    if mode not in ("paper", "release", "random"):
+        raise ValueError(f"mode must be paper, release or random, not {mode!r}")
     if any(math.isnan(candidate.reward) for candidate in candidates):
         raise ValueError("reward must be a number, not NaN")
     if len(candidates) <= keep:
         return list(range(len(candidates)))
+    if mode == "random":
+        return sorted(_uniform(list(range(len(candidates))), keep, rng))
     positives = [i for i, candidate in enumerate(candidates) if candidate.reward > 0]
     negatives = [i for i, candidate in enumerate(candidates) if candidate.reward <= 0]
     if mode == "release":

@@ -19,8 +19,9 @@ class AlgorithmConfig:
     """2G rollouts drawn per prompt; with `--algorithm.resample none` only `keep` are drawn"""
     keep: int = 16
     """G trajectories kept per prompt by resampling on correct, and trained on (down_sample_to_n)"""
-    resample: Literal["paper", "release", "none"] = "paper"
-    """paper: sampled by penalty; release: the released code's top-k rule; none: plain GRPO"""
+    resample: Literal["paper", "release", "random", "none"] = "paper"
+    """paper: sampled by penalty; release: the released code's top-k rule; random: as many drawn and kept, by lot, to
+    compare with; none: plain GRPO"""
     least_failures: int = 0
     """with `--algorithm.resample paper`: failures kept of a group at least, where it has them; 0 is the paper's
     floor(n_neg / 2), which keeps none of one failure, so that the group has no signal (release: 2)"""

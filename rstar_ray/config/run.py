@@ -12,6 +12,7 @@ from rstar_ray.config.gpus import check_gpus
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
 from rstar_ray.config.own import RewardConfig, ToolsConfig
 from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfig
+from rstar_ray.config.tiny import TinyConfig
 from rstar_ray.config.tree import MayChange
 
 
@@ -78,6 +79,7 @@ class RunConfig:
     tools: ToolsConfig = field(default_factory=ToolsConfig)
     data: DataConfig = field(default_factory=DataConfig)
     sft: SftConfig = field(default_factory=SftConfig)
+    tiny: TinyConfig = field(default_factory=TinyConfig)
     evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     detector: DetectorConfig = field(default_factory=DetectorConfig)

@@ -45,6 +45,8 @@ class EvaluationResult:
     maj_at_k: float  # the most frequent answer is right; ties by lot
     tool_error_share: float | None  # failed calls / calls; None without a call
     tool_error_share_correct: float | None  # the same inside correct rollouts
+    right_after_failed_call: float | None  # share right of the rollouts whose first call failed; None without one
+    right_without_failed_call: float | None  # share right of the others
     calls_mean: float
     response_tokens_mean: float
     share_truncated: float
@@ -93,6 +95,8 @@ def evaluate(
         maj_at_k=whole["maj_at_k"] or 0.0,
         tool_error_share=whole["tool_error_share"],
         tool_error_share_correct=whole["tool_error_share_correct"],
+        right_after_failed_call=whole["right_after_failed_call"],
+        right_without_failed_call=whole["right_without_failed_call"],
         calls_mean=whole["calls_mean"] or 0.0,
         response_tokens_mean=whole["response_tokens_mean"] or 0.0,
         share_truncated=whole["share_truncated"] or 0.0,
@@ -190,12 +194,21 @@ def _in_correct(counts_k: Sequence[int], result: ProblemResult) -> int:
     return sum(count for count, right in zip(counts_k, result.correct, strict=True) if right)
 
 
+def _right_where(result: ProblemResult, *, failed: bool) -> int:
+    return sum(right and first is failed for right, first in zip(result.correct, result.first_failed, strict=True))
+
+
 _RATIOS: dict[str, Callable[[ProblemResult], tuple[float, float]]] = {
     "avg_at_k": lambda result: (result.num_correct, result.k),
     "pass_at_k": lambda result: (result.num_correct > 0, 1),
     "maj_at_k": lambda result: (majority_is_right(result.correct, result.answers), 1),
     "tool_error_share": lambda result: (sum(result.failed), sum(result.calls)),
     "tool_error_share_correct": lambda result: (_in_correct(result.failed, result), _in_correct(result.calls, result)),
+    "right_after_failed_call": lambda result: (_right_where(result, failed=True), sum(result.first_failed)),
+    "right_without_failed_call": lambda result: (
+        _right_where(result, failed=False),
+        result.k - sum(result.first_failed),
+    ),
     "calls_mean": lambda result: (sum(result.calls), result.k),
     "response_tokens_mean": lambda result: (sum(result.response_tokens), result.k),
     "share_truncated": lambda result: (sum(reason.truncated for reason in result.stop_reasons), result.k),

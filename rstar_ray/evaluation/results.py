@@ -25,6 +25,7 @@ class ProblemResult:
     response_tokens: tuple[int, ...]  # [k]
     calls: tuple[int, ...]  # [k]
     failed: tuple[int, ...]  # [k] calls
+    first_failed: tuple[bool, ...]  # [k] the first call did
     turns: tuple[int, ...]  # [k]
     stop_reasons: tuple[StopReason, ...]  # [k]
     unjudged: tuple[str, ...]  # [k] why the answer could not be judged, and counts as not right; empty where it was
@@ -49,6 +50,7 @@ class ProblemResult:
             response_tokens=tuple(summary.num_response_tokens for summary in summaries),
             calls=tuple(summary.num_calls for summary in summaries),
             failed=tuple(summary.num_failed for summary in summaries),
+            first_failed=tuple(any(outcome.failed for outcome in summary.outcomes[:1]) for summary in summaries),
             turns=tuple(summary.num_turns for summary in summaries),
             stop_reasons=tuple(summary.stop_reason for summary in summaries),
             unjudged=tuple(summary.unjudged for summary in summaries),
@@ -65,6 +67,7 @@ class ProblemResult:
             "response_tokens": list(self.response_tokens),
             "calls": list(self.calls),
             "failed": list(self.failed),
+            "first_failed": [int(failed) for failed in self.first_failed],
             "turns": list(self.turns),
             "stop_reasons": [str(reason) for reason in self.stop_reasons],
             "unjudged": list(self.unjudged),
@@ -82,6 +85,7 @@ class ProblemResult:
             response_tokens=tuple(row["response_tokens"]),
             calls=tuple(row["calls"]),
             failed=tuple(row["failed"]),
+            first_failed=tuple(map(bool, row["first_failed"])),
             turns=tuple(row["turns"]),
             stop_reasons=tuple(map(StopReason, row["stop_reasons"])),
             unjudged=tuple(row["unjudged"]),

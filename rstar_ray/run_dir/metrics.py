@@ -58,6 +58,7 @@ class StepMetrics:
     reward_mean: float
     pass_rate: float  # share of rollouts with reward 1
     tool_error_share_correct: float | None  # failed calls / calls, inside correct trajectories
+    calls_in_correct: int  # what it divides by, to pool steps
     response_tokens_mean: float
     share_truncated: float
     turns_mean: float
@@ -131,6 +132,7 @@ def step_metrics(
         reward_mean=_mean([summary.reward for summary in summaries]),
         pass_rate=_mean([float(is_correct(summary)) for summary in summaries]),
         tool_error_share_correct=tool_error_share_correct(summaries),
+        calls_in_correct=sum(summary.num_calls for summary in summaries if is_correct(summary)),
         response_tokens_mean=_mean([summary.num_response_tokens for summary in summaries]),
         share_truncated=_mean([float(summary.truncated) for summary in summaries]),
         turns_mean=_mean([summary.num_turns for summary in summaries]),

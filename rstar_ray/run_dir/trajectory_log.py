@@ -1,4 +1,4 @@
-"""Trajectories as people read them: one JSON object per line, text in place of token ids."""
+"""Trajectories as people and programs read them: one JSON object per line, the text and the tokens behind it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -29,10 +29,13 @@ def readable(trajectory: Trajectory, decode: Decode, **labels: object) -> dict[s
         "num_failed": summary.num_failed,
         "num_response_tokens": summary.num_response_tokens,
         "prompt": decode(trajectory.prompt_ids.tolist()),
+        "prompt_ids": trajectory.prompt_ids.tolist(),
         "turns": [
             {
                 "completion": decode(completion_ids),
+                "completion_ids": completion_ids,
                 "tool_response": decode(tool_ids) if tool_ids else None,
+                "tool_ids": tool_ids,
                 "outcomes": [str(result.outcome) for result in turn.tool_results],
                 "num_tokens": turn.num_tokens,
                 "policy_versions": list(dict.fromkeys(versions)),

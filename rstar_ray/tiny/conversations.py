@@ -1,8 +1,9 @@
 """Conversations to start a tiny policy from: format, tool calls and copying, with wrong calls on purpose.
 
 They stand for the paper's non-reasoning SFT (arXiv:2508.20722 section 4.1): after them a policy writes calls and
-answers in the right form, but slips as often as its teacher. Slips are drawn at random for each conversation, never
-from the numbers, so that only reinforcement learning can tell the right call from the wrong one.
+answers in the right form, mends a call that failed, but slips as often as its teacher. Slips and failures are drawn at
+random for each conversation, never from the numbers, so that only reinforcement learning can tell the right call from
+the wrong one.
 """
 
 import asyncio
@@ -11,96 +12,69 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rstar_ray.config import TinyConfig
 from rstar_ray.errors import SandboxError
 from rstar_ray.outcome import Outcome
-from rstar_ray.tiny.problems import FAMILIES, Family, Numbers, Question, Split, draw_questions
+from rstar_ray.tiny.families import Numbers
+from rstar_ray.tiny.problems import Question, Split, draw_questions
+from rstar_ray.tiny.programs import PROGRAMS, Program
 from rstar_ray.trajectory import ToolCall, ToolResult
 
 Message = dict[str, Any]  # one entry of a `messages` list: role, content, tool_calls
 ExecuteCall = Callable[[ToolCall], Awaitable[ToolResult]]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationMix:
-    """How often the teacher does what; shares in [0, 1]."""
-
-    drills: float = 0.3  # of all conversations: repeat these numbers
-    mistakes: float = 0.55  # of tool conversations: the last call computes something else
-    failures: float = 0.05  # of tool conversations: the first call raises and is then repaired
-
-    def __post_init__(self) -> None:
-        for name in ("drills", "mistakes", "failures"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is not a share; give a number from 0 to 1")
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """How a family is computed: rightly, and with plausible slips (an operator, the order, one too many or too few).
-
-    No slip is another family's right program: what is learned of one family then never works against another.
-    """
-
-    right: str
-    slips: tuple[str, ...]
-
-
-PROGRAMS: dict[str, Program] = {
-    "sum": Program("print({a}+{b})", ("print({a}+{b}+1)",)),
-    "difference": Program("print({a}-{b})", ("print({b}-{a})",)),
-    "product": Program("print({a}*{b})", ("print({a}*({b}-1))",)),
-    "remainder": Program("print({a}%{b})", ("print({b}%{a})",)),
-    "quotient": Program("print({a}//{b})", ("print({a}//{b}+1)",)),
-    "gcd": Program("import math; print(math.gcd({a},{b}))", ("import math; print(math.gcd({a},{b}-1))",)),
-    "lcm": Program("import math; print(math.lcm({a},{b}))", ("import math; print(math.lcm({a},{b}-1))",)),
-    "power": Program("print({a}**{b})", ("print({a}**({b}-1))",)),
-    "range_sum": Program("print(sum(range({a},{b}+1)))", ("print(sum(range({a},{b})))",)),
-    "odd_sum": Program("print(sum(range(1,{a}+1,2)))", ("print(sum(range({a}+1)))",)),
-    "divisors": Program(
-        "print(sum({a}%i==0 for i in range(1,{a}+1)))", ("print(sum({a}%i==0 for i in range(1,{a})))",)
-    ),
-    "primes": Program(
-        "print(sum(all(i%j for j in range(2,i)) for i in range(2,{a}+1)))",
-        ("print(sum(all(i%j for j in range(2,i)) for i in range(1,{a}+1)))",),
-    ),
-    "linear": Program("print(({c}-{b})//{a})", ("print(({c}+{b})//{a})",)),
-    "bags": Program("print({a}*{b}-{c})", ("print({a}*{b}+{c})",)),
-    "perimeter": Program("print(2*({a}+{b}))", ("print(2*{a}+{b})",)),
-}
-assert PROGRAMS.keys() == {family.name for family in FAMILIES}
-
 DRILL_PHRASINGS = ("Repeat: {numbers}", "Say {numbers} again.", "Write {numbers} once more.")
+RESULT = "{r}"
+"""In a call: what the call before printed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A conversation before its programs have run: `codes` are called in turn, the last one's output is the answer."""
+    """A conversation before its programs have run: `calls` are made in turn, the last one's output is the answer."""
 
     prompt: str
-    codes: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()  # each with the place of its `RESULT`
+    failing: str = ""  # called first, and mended by the first of `calls`
     reply: str = ""  # of a drill, which calls nothing
 
 
 def _fill(template: str, numbers: Numbers) -> str:
-    return template.format(**numbers._asdict())
+    return template.format(**numbers._asdict(), r=RESULT)
 
 
-def _raising(family: Family, template: str, numbers: Numbers, rng: random.Random) -> str:
-    """A call that raises: names never given a value (NameError), or a bracket left open (SyntaxError)."""
+def _failing(program: Program, call: str, numbers: Numbers, rng: random.Random) -> str:
+    """A first call that fails: the family's own, names never given a value, or a bracket left open."""
     if rng.random() < 0.5:
-        return template.format(a="a", b="b", c="c")
-    return _fill(template, numbers)[:-1]
+        return _fill(rng.choice(program.failing), numbers)
+    unnamed = program.steps[0].right.format(a="a", b="b", c="c", r="r")
+    return rng.choice((unnamed, call[:-1]))
 
 
-def draft_tool_use(question: Question, mix: ConversationMix, rng: random.Random) -> Draft:
+def _calls(program: Program, numbers: Numbers, slips: float, rng: random.Random) -> list[str]:
+    """One call for each result, some of them wrong; an answer may come before the last result."""
+    calls: list[str] = []
+    for step in program.steps:
+        if rng.random() >= slips:
+            calls.append(_fill(step.right, numbers))
+            continue
+        if calls and rng.random() < 0.5:
+            return calls
+        calls.append(_fill(rng.choice(step.slips), numbers))
+    return calls
+
+
+def draft_tool_use(question: Question, teacher: TinyConfig, rng: random.Random) -> Draft:
     """One way the teacher may solve `question`, slips included."""
-    program = PROGRAMS[question.family.name]
-    slips = rng.random() < mix.mistakes
-    template = rng.choice(program.slips) if slips else program.right
-    codes = [_fill(template, question.numbers)]
-    if rng.random() < mix.failures:
-        codes.insert(0, _raising(question.family, template, question.numbers, rng))
-    return Draft(question.text, tuple(codes))
+    program, numbers = PROGRAMS[question.family.name], question.numbers
+    fails = rng.random() < teacher.failures
+    ruined = fails and rng.random() < teacher.coupling
+    calls = _calls(program, numbers, 1.0 if ruined else teacher.slips, rng)
+    failing = _failing(program, calls[0], numbers, rng) if fails else ""
+    if rng.random() < teacher.wasted:
+        place = rng.randrange(len(calls))
+        if RESULT not in calls[place]:
+            calls.insert(place, calls[place])
+    return Draft(question.text, tuple(calls), failing)
 
 
 def draft_drill(rng: random.Random) -> Draft:
@@ -109,12 +83,12 @@ def draft_drill(rng: random.Random) -> Draft:
     return Draft(rng.choice(DRILL_PHRASINGS).format(numbers=numbers), reply=numbers)
 
 
-def draft_conversations(seed: int, count: int, mix: ConversationMix) -> list[Draft]:
-    """`count` drafts over the train split's questions, drills strewn in."""
+def draft_conversations(seed: int, count: int, teacher: TinyConfig) -> list[Draft]:
+    """`count` drafts over the SFT split's questions, drills strewn in."""
     rng = random.Random(f"{seed} conversations")
-    questions = draw_questions(seed, Split.TRAIN)
+    questions = draw_questions(seed, Split.SFT)
     return [
-        draft_drill(rng) if rng.random() < mix.drills else draft_tool_use(next(questions), mix, rng)
+        draft_drill(rng) if rng.random() < teacher.drills else draft_tool_use(next(questions), teacher, rng)
         for _ in range(count)
     ]
 
@@ -128,19 +102,36 @@ def tool_call_message(code: str) -> Message:
     }
 
 
-def to_messages(draft: Draft, results: list[ToolResult]) -> list[Message]:
-    """The finished conversation. Raises SandboxError where a program did not end as its draft means it to."""
-    messages: list[Message] = [{"role": "user", "content": draft.prompt}]
-    if not draft.codes:
-        return [*messages, {"role": "assistant", "content": draft.reply}]
-    for code, result in zip(draft.codes, results, strict=True):
-        messages += [tool_call_message(code), {"role": "tool", "content": result.text}]
-    if results[-1].outcome is not Outcome.OK or not results[-1].text.lstrip("-").isdecimal():
-        raise SandboxError(f"{draft.codes[-1]!r} ended as {results[-1].outcome.value}: {results[-1].text[-200:]!r}")
-    for code, result in zip(draft.codes[:-1], results, strict=False):
-        if result.outcome is not Outcome.ERROR:
-            raise SandboxError(f"{code!r} was to raise and ended as {result.outcome.value}")
-    return [*messages, {"role": "assistant", "content": f"<answer>\\boxed{{{results[-1].text}}}</answer>"}]
+class Played:
+    """A draft as it is played: what was called so far, and what came back."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.messages: list[Message] = [{"role": "user", "content": draft.prompt}]
+        self._draft = draft
+        self._ahead = [call for call in (draft.failing, *draft.calls) if call]
+        self._result = ""
+
+    @property
+    def next_call(self) -> str | None:
+        """None where only the answer is left."""
+        return self._ahead[0].replace(RESULT, self._result) if self._ahead else None
+
+    def take(self, result: ToolResult) -> None:
+        """What `next_call` came to. Raises SandboxError where it did not end as its draft means it to."""
+        code = self.next_call
+        assert code is not None
+        usable = result.outcome is Outcome.OK and result.text.removeprefix("-").isdecimal()
+        meant_to_fail = bool(self._draft.failing) and len(self._ahead) > len(self._draft.calls)
+        if usable is meant_to_fail:
+            raise SandboxError(f"{code!r} ended as {result.outcome.value}: {result.text[-200:]!r}")
+        self.messages += [tool_call_message(code), {"role": "tool", "content": result.text}]
+        self._result = result.text
+        del self._ahead[0]
+
+    def finished(self) -> list[Message]:
+        """With the answer, or with what a drill says."""
+        answer = f"<answer>\\boxed{{{self._result}}}</answer>" if self._draft.calls else self._draft.reply
+        return [*self.messages, {"role": "assistant", "content": answer}]
 
 
 async def generate_conversations(
@@ -148,23 +139,27 @@ async def generate_conversations(
     count: int,
     execute: ExecuteCall,
     *,
-    mix: ConversationMix | None = None,
+    teacher: TinyConfig | None = None,
     max_in_flight: int = 64,
 ) -> list[list[Message]]:
     """`count` conversations as `messages` lists, the tool's answers from really running each different program once.
 
     At most `max_in_flight` programs run at a time. Raises SandboxError where one does not end as meant.
     """
-    drafts = draft_conversations(seed, count, mix or ConversationMix())
-    codes = list(dict.fromkeys(code for draft in drafts for code in draft.codes))
+    played = [Played(draft) for draft in draft_conversations(seed, count, teacher or TinyConfig())]
     room = asyncio.Semaphore(max_in_flight)
+    results: dict[str, ToolResult] = {}
 
     async def run(code: str) -> ToolResult:
         async with room:
             return await execute(ToolCall(code=code))
 
-    results = dict(zip(codes, await asyncio.gather(*map(run, codes)), strict=True))
-    return [to_messages(draft, [results[code] for code in draft.codes]) for draft in drafts]
+    while ahead := [(one, call) for one in played if (call := one.next_call) is not None]:
+        missing = [call for call in dict.fromkeys(call for _, call in ahead) if call not in results]
+        results |= zip(missing, await asyncio.gather(*map(run, missing)), strict=True)
+        for one, call in ahead:
+            one.take(results[call])
+    return [one.finished() for one in played]
 
 
 def sample_texts() -> Iterator[str]:
@@ -173,9 +168,23 @@ def sample_texts() -> Iterator[str]:
     yield '{"name": "python", "arguments": {"code": "'
     yield "\\boxed{"
     yield 'Traceback (most recent call last):\n  File "<tool>", line 1, in <module>\n' + " " * 12 + "^\n"
-    yield "  File \"<tool>\", line 1\nNameError: name 'a' is not defined\nSyntaxError: '(' was never closed\n"
-    for draft in draft_conversations(0, 3000, ConversationMix()):
+    yield from ERRORS * 40
+    for draft in draft_conversations(0, 3000, TinyConfig()):
         yield draft.prompt
-        for code in draft.codes:
+        for code in (draft.failing, *draft.calls):
             yield f'{code}"}}}}'
             yield f"    {code}\n"
+
+
+ERRORS = (
+    "  File \"<tool>\", line 1\nSyntaxError: '(' was never closed\n",
+    "NameError: name 'a' is not defined\n",
+    "NameError: name 'math' is not defined. Did you forget to import 'math'?\n",
+    "TypeError: 'int' object is not iterable\n",
+    "TypeError: unsupported operand type(s) for -: 'str' and 'int'\n",
+    "TypeError: unsupported operand type(s) for ** or pow(): 'str' and 'int'\n",
+    "TypeError: can't multiply sequence by non-int of type 'str'\n",
+    "ZeroDivisionError: integer modulo by zero\n",
+    "Execution timed out.\n",
+)
+"""What failed calls end with, as Python and the sandbox word it."""

@@ -23,7 +23,7 @@ TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<answer>", "</answer>")
 SPELLED = string.digits + string.ascii_letters + string.punctuation + " \n\t"
-MAX_WORDS = 160
+MAX_WORDS = 240
 
 # What every call opens with and what every traceback repeats is one token, and so are indents: a tiny model has
 # better uses for its time.

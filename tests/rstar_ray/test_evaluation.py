@@ -15,6 +15,7 @@ from rstar_ray.data.problems import load_problems
 from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.figures import bootstrap_interval, bootstrap_ratio, evaluate, majority_is_right, pass_at_k
 from rstar_ray.evaluation.results import ProblemResult, ResultLog
+from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import Problem, StopReason, TrajectorySummary
 from tests.rstar_ray.fabricate import results_of, summary
 
@@ -75,6 +76,17 @@ def test_figures_are_broken_down_by_family_and_difficulty():
     }
     assert {name: score.avg_at_k for name, score in result.by_difficulty.items()} == {"1": 1.0, "3": 0.25}
     assert result.share_truncated == pytest.approx(1 / 6)
+
+
+def test_right_answers_are_told_apart_by_what_became_of_the_first_call():
+    done = rollouts("a", [1, 0, 1, 0]) + rollouts("b", [1, 1, 0, 0])
+    outcomes = [(Outcome.ERROR, Outcome.OK)] * 3 + [(Outcome.OK, Outcome.TIMEOUT)] * 4 + [()]
+    done = [replace(one, outcomes=of) for one, of in zip(done, outcomes, strict=True)]
+    result = evaluate(results_of([problem("a"), problem("b")], done), stage="sft", step=1)
+    assert result.right_after_failed_call == pytest.approx(2 / 3)
+    assert result.right_without_failed_call == pytest.approx(2 / 5)
+    none_failed = evaluate(results_of([problem("b")], done[4:]), stage="sft", step=1)
+    assert none_failed.right_after_failed_call is None and none_failed.right_without_failed_call == 0.5
 
 
 def test_a_missing_rollout_is_not_averaged_over():

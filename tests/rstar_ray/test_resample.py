@@ -162,6 +162,17 @@ def test_the_release_rounds_a_sides_share_halves_to_even(candidates: int, keep: 
     assert len(kept) == keep and sum(index < wrong for index in kept) == wrong_kept
 
 
+def test_by_lot_every_candidate_is_as_likely_whatever_its_reward_and_penalty():
+    group = [replace(WRONG, reward=1.0), replace(WRONG, reward=1.0, num_failed=1), WRONG, WRONG]
+    counts = np.zeros(4)
+    for seed in range(2_000):
+        kept = resample_on_correct(group, 2, RNG(seed), "random")
+        assert len(set(kept)) == 2 and kept == sorted(kept)
+        counts[kept] += 1
+    assert counts / 2_000 == pytest.approx(0.5, abs=0.04)
+    assert resample_on_correct(group, 4, RNG(0), "random") == [0, 1, 2, 3]
+
+
 def test_what_cannot_be_is_refused_by_name():
     for num_calls, num_failed, named in ((2, 5, "num_failed"), (0, 1, "num_failed"), (3, -1, "num_failed")):
         with pytest.raises(ValueError, match=named):
@@ -172,7 +183,7 @@ def test_what_cannot_be_is_refused_by_name():
     for group in ([unknown], [unknown] * 4):
         with pytest.raises(ValueError, match="reward"):
             resample_on_correct(group, 2, RNG(0))
-    with pytest.raises(ValueError, match="mode must be paper or release, not 'released'"):
+    with pytest.raises(ValueError, match="mode must be paper, release or random, not 'released'"):
         resample_on_correct([WRONG] * 4, 2, RNG(0), "released")  # type: ignore[arg-type]
 
 

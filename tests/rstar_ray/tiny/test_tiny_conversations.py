@@ -1,67 +1,92 @@
-import asyncio
-import contextlib
-import io
-import traceback
 from collections import Counter
 
 import pytest
 
-from rstar_ray.errors import SandboxError
+from rstar_ray.config import TinyConfig
+from rstar_ray.errors import ConfigError, SandboxError
 from rstar_ray.outcome import Outcome
-from rstar_ray.tiny.conversations import (
-    ConversationMix,
-    Message,
-    draft_conversations,
-    draft_tool_use,
-    generate_conversations,
-)
-from rstar_ray.tiny.problems import Split, draw_questions, generate_problems
+from rstar_ray.tiny.conversations import Draft, Message, Played, draft_conversations, generate_conversations
+from rstar_ray.tiny.families import FAMILIES
+from rstar_ray.tiny.problems import Split, generate_problems
 from rstar_ray.tiny.tokenizer import make_tokenizer
 from rstar_ray.trajectory import ToolCall, ToolResult
-
-
-class InProcess:
-    """Runs our own templates here; stands for the sandbox."""
-
-    def __init__(self) -> None:
-        self.codes: list[str] = []
-        self.in_flight = self.most_in_flight = 0
-
-    async def __call__(self, call: ToolCall) -> ToolResult:
-        self.codes.append(call.code)
-        self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        await asyncio.sleep(0)
-        self.in_flight -= 1
-        out = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(out):
-                exec(compile(call.code, "<tool>", "exec"), {})
-        except Exception as error:
-            lines = traceback.format_exception_only(error)
-            return ToolResult(outcome=Outcome.ERROR, text="".join(lines).strip())
-        return ToolResult(outcome=Outcome.OK, text=out.getvalue().strip())
+from tests.fakes import InProcess
 
 
 def _num_calls(messages: list[Message]) -> int:
     return sum(1 for message in messages if message.get("tool_calls"))
 
 
-async def test_conversations_have_the_shares_of_the_mix():
-    mix = ConversationMix(drills=0.3, mistakes=0.5, failures=0.3)
-    conversations = await generate_conversations(0, 3000, InProcess(), mix=mix)
-    calls = Counter(map(_num_calls, conversations))
-    assert calls.keys() == {0, 1, 2}
-    assert calls[0] / 3000 == pytest.approx(0.3, abs=0.03)
-    assert calls[2] / (calls[1] + calls[2]) == pytest.approx(0.3, abs=0.03)
-    answers = {p.problem: p.answer for p in generate_problems(0, "train", 6000)}
-    solved = [answers[m[0]["content"]] == _boxed(m) for m in conversations if m[0]["content"] in answers]
-    assert len(solved) > 1000
-    assert sum(solved) / len(solved) == pytest.approx(0.5, abs=0.04)
+def _num_calls(messages: list[Message]) -> int:
+    return sum(1 for message in messages if message.get("tool_calls"))
 
 
 def _boxed(messages: list[Message]) -> str:
     return messages[-1]["content"].removeprefix("<answer>\\boxed{").removesuffix("}</answer>")
+
+
+def _usable(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()
+
+
+PROBLEMS = {problem.problem: problem for problem in generate_problems(0, "sft", 8_000)}
+
+
+def _told(conversations: list[list[Message]]) -> list[tuple[bool, bool, float]]:
+    """(first call failed, right, results its answer takes) of every conversation with a problem."""
+    told: list[tuple[bool, bool, float]] = []
+    for messages in conversations:
+        if problem := PROBLEMS.get(messages[0]["content"]):
+            failed = not _usable(messages[2]["content"])
+            told.append((failed, _boxed(messages) == problem.answer, problem.difficulty))
+    return told
+
+
+def _share(flags: list[bool]) -> float:
+    assert len(flags) > 100
+    return sum(flags) / len(flags)
+
+
+async def test_conversations_have_the_shares_of_the_teacher():
+    teacher = TinyConfig(drills=0.3, slips=0.5, failures=0.3, wasted=0)
+    conversations = await generate_conversations(0, 3000, InProcess(), teacher=teacher)
+    assert sum(_num_calls(messages) == 0 for messages in conversations) / 3000 == pytest.approx(0.3, abs=0.03)
+    told = _told(conversations)
+    assert _share([failed for failed, *_ in told]) == pytest.approx(0.3, abs=0.03)
+    assert _share([right for _, right, results in told if results == 1]) == pytest.approx(0.52, abs=0.05)
+    assert _share([right for _, right, results in told if results == 2]) == pytest.approx(0.30, abs=0.06)
+    assert _share([right for _, right, results in told if results == 3]) == pytest.approx(0.18, abs=0.06)
+
+
+async def test_in_the_neutral_world_a_failed_first_call_says_nothing_about_the_answer():
+    told = _told(await generate_conversations(0, 6000, InProcess(), teacher=TinyConfig(drills=0)))
+    after, without = ([right for failed, right, _ in told if failed is which] for which in (True, False))
+    assert abs(_share(after) - _share(without)) < 0.05
+
+
+async def test_coupling_makes_the_answer_wrong_after_a_failed_first_call():
+    told = _told(await generate_conversations(0, 3000, InProcess(), teacher=TinyConfig(drills=0, coupling=0.8)))
+    after, without = ([right for failed, right, _ in told if failed is which] for which in (True, False))
+    assert _share(after) < 0.4 * _share(without)
+
+
+async def test_a_teacher_without_slips_is_right_and_calls_once_for_each_result():
+    teacher = TinyConfig(drills=0, slips=0, failures=0, wasted=0)
+    conversations = await generate_conversations(0, 400, InProcess(), teacher=teacher)
+    results = {phrasing: family.results for family in FAMILIES for phrasing in family.phrasings}
+    assert len(results) == sum(len(family.phrasings) for family in FAMILIES)
+    for messages in conversations:
+        if problem := PROBLEMS.get(messages[0]["content"]):
+            assert _boxed(messages) == problem.answer
+            assert _num_calls(messages) == problem.difficulty
+
+
+async def test_a_wasted_call_is_made_twice():
+    wasteful = TinyConfig(drills=0, slips=0, failures=0, wasted=1)
+    calls = Counter(map(_num_calls, await generate_conversations(0, 400, InProcess(), teacher=wasteful)))
+    thrifty = TinyConfig(drills=0, slips=0, failures=0, wasted=0)
+    assert calls[1] == 0 and calls[2] > 150
+    assert sum(map(_num_calls, await generate_conversations(0, 400, InProcess(), teacher=thrifty))) < calls.total() * 2
 
 
 async def test_the_answer_is_what_the_last_call_printed():
@@ -72,12 +97,21 @@ async def test_the_answer_is_what_the_last_call_printed():
             assert messages[1]["content"] in messages[0]["content"]
 
 
-async def test_a_failed_call_shows_its_error_and_is_repaired():
-    conversations = await generate_conversations(1, 300, InProcess(), mix=ConversationMix(drills=0, failures=1))
-    shown = [messages[2]["content"] for messages in conversations]
-    assert all("NameError" in text or "SyntaxError" in text for text in shown)
-    assert {text.split(":")[0] == "NameError" for text in shown} == {True, False}
-    assert all(messages[4]["content"].lstrip("-").isdecimal() for messages in conversations)
+async def test_what_a_first_call_shows_says_what_the_next_one_mends():
+    conversations = await generate_conversations(1, 900, InProcess(), teacher=TinyConfig(drills=0, failures=1))
+    shown = Counter(messages[2]["content"].splitlines()[-1].partition(":")[0] for messages in conversations)
+    assert {"NameError", "SyntaxError", "TypeError", "ZeroDivisionError", "Execution timed out."} <= shown.keys()
+    assert any(text.startswith("(") for text in shown) and any(text.startswith("range") for text in shown)
+    assert all(not _usable(messages[2]["content"]) and _usable(messages[4]["content"]) for messages in conversations)
+
+
+async def test_a_later_call_computes_with_what_the_one_before_printed():
+    played = Played(Draft("Add the digits of 12 * 34.", ("print(12*34)", 'print(sum(map(int,"{r}")))')))
+    assert played.next_call == "print(12*34)"
+    played.take(ToolResult(outcome=Outcome.OK, text="408"))
+    assert played.next_call == 'print(sum(map(int,"408")))'
+    played.take(ToolResult(outcome=Outcome.OK, text="12"))
+    assert played.next_call is None and _boxed(played.finished()) == "12"
 
 
 async def test_each_program_runs_once_and_no_more_than_allowed_at_a_time():
@@ -98,30 +132,33 @@ async def test_a_program_that_does_not_end_as_meant_is_a_fault_of_the_sandbox():
         return ToolResult(outcome=Outcome.OK, text="")
 
     with pytest.raises(SandboxError, match="ended as ok"):
-        await generate_conversations(0, 20, silent, mix=ConversationMix(drills=0))
+        await generate_conversations(0, 20, silent, teacher=TinyConfig(drills=0, failures=0))
 
 
-def test_slips_are_drawn_apart_from_the_numbers():
-    import random
+async def test_a_first_call_that_was_to_fail_and_did_not_is_one_too():
+    async def obliging(call: ToolCall) -> ToolResult:
+        return ToolResult(outcome=Outcome.OK, text="7")
 
-    question = next(draw_questions(0, Split.TRAIN))
-    rng = random.Random(0)
-    codes = {draft_tool_use(question, ConversationMix(), rng).codes[-1] for _ in range(50)}
-    assert len(codes) >= 2
-
-
-def test_conversations_ask_the_train_split_only():
-    held_out = {p.problem for p in generate_problems(0, "held_out", 600)}
-    assert not held_out & {draft.prompt for draft in draft_conversations(0, 4000, ConversationMix())}
+    with pytest.raises(SandboxError, match="'7'"):
+        await generate_conversations(0, 20, obliging, teacher=TinyConfig(drills=0, failures=1))
 
 
-def test_a_share_outside_zero_to_one_is_refused():
-    with pytest.raises(ValueError, match="mistakes"):
-        ConversationMix(mistakes=1.5)
+def test_conversations_ask_neither_what_is_trained_on_nor_what_is_held_out():
+    asked = {draft.prompt for draft in draft_conversations(0, 4000, TinyConfig())}
+    for split in (Split.TRAIN, Split.HELD_OUT):
+        assert not asked & {p.problem for p in generate_problems(0, split, 4000)}
 
 
-async def test_a_conversation_takes_about_seventy_tokens():
+@pytest.mark.parametrize("name", ["drills", "slips", "failures", "wasted", "coupling"])
+@pytest.mark.parametrize("share", [-0.1, 1.5])
+def test_what_is_no_share_is_refused(name: str, share: float):
+    with pytest.raises(ConfigError, match=rf"--tiny.{name}: {share} is no share; give one from 0 to 1"):
+        TinyConfig(**{name: share})
+    assert TinyConfig(**{name: 1.0}) and TinyConfig(**{name: 0.0})
+
+
+async def test_a_conversation_takes_about_eighty_tokens():
     tokenizer = make_tokenizer()
     conversations = await generate_conversations(0, 300, InProcess())
     lengths = [len(tokenizer.encode(tokenizer.apply_chat_template(m, tokenize=False))) for m in conversations]
-    assert 50 < sum(lengths) / len(lengths) < 80
+    assert 60 < sum(lengths) / len(lengths) < 100

@@ -1,0 +1,119 @@
+"""What Resample-on-Correct does to tool errors: plain GRPO beside it, from the same SFT policies, seed by seed.
+
+python recipes/roc_vs_grpo.py --seeds 5 --run-dir runs/experiment
+
+Every arm trains stage 1 of the tiny world from its seed's SFT policy, with budgets that do not bind, so that arms
+differ in resampling alone. An interrupted experiment goes on with the same command. With --tiny.coupling above 0 a
+failed first call costs the answer, and outcome reward alone drives failures out.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from recipes.recipe import Recipe
+from recipes.scales import at_scale
+from recipes.session import run, run_path, say
+from recipes.sft import SFT
+from recipes.stage1 import STAGE_1
+from rstar_ray.config import RunConfig, TinyConfig, with_values
+from rstar_ray.config.checks import at_least
+from rstar_ray.errors import ConfigError, RStarError, Stopped
+from rstar_ray.report.experiment import Arm, write_experiment
+from rstar_ray.run_dir.folder import RunDir
+
+ARMS: dict[str, dict[str, Any]] = {
+    "plain GRPO": {"algorithm.resample": "none"},
+    "GRPO, half at random": {"algorithm.resample": "random"},
+    "RoC": {"algorithm.resample": "paper"},
+    "RoC, released rule": {"algorithm.resample": "release"},
+}
+"""Groups of 4 are trained on; plain GRPO draws 4, the others 8."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentConfig:
+    """An experiment: arms of one stage each, over seeds."""
+
+    seeds: int = 5
+    """paired runs of every arm"""
+    first_seed: int = 0
+    """seeds count up from it"""
+    steps: int = 40
+    """steps of every arm"""
+    evaluate_every: int = 10
+    """steps between evaluations on the held-out problems"""
+    max_response_tokens: int = 256
+    """budget of training rollouts [tokens]"""
+    run_dir: str = ""
+    """where the runs and the comparison go; empty is runs/experiment below the folder of the command"""
+    tiny: TinyConfig = field(default_factory=TinyConfig)
+
+    def __post_init__(self) -> None:
+        at_least(1, seeds=self.seeds, steps=self.steps, evaluate_every=self.evaluate_every)
+        at_least(0, first_seed=self.first_seed)
+
+
+def experiment(config: ExperimentConfig) -> Path:
+    """All runs that are not done, then the comparison; returns its markdown."""
+    root = run_path(RunConfig(scale="tiny", run_dir=config.run_dir or "runs/experiment"))
+    arms = [Arm(name, []) for name in ARMS]
+    policies: list[Path] = []
+    report = root / "experiment.md"
+    for seed in range(config.first_seed, config.first_seed + config.seeds):
+        folder = root / f"seed-{seed}"
+        base = {"seed": seed, **{f"tiny.{name}": value for name, value in vars(config.tiny).items()}}
+        say(f"seed {seed}: SFT")
+        run([_at_tiny(SFT, {**base, "run_dir": str(folder / "sft")})])
+        policy = RunDir(folder / "sft").finished_checkpoint("sft")
+        assert policy is not None, "run() ended without it"
+        policies.append(folder / "sft")
+        for arm in arms:
+            say(f"seed {seed}: {arm.name}")
+            arm.runs.append(folder / arm.name.replace(", ", "-").replace(" ", "-").lower())
+            values = {**base, **ARMS[arm.name], "run_dir": str(arm.runs[-1]), "model": str(policy.path / "model")}
+            run([_arm(config, values)])
+        report = write_experiment(root, arms, start_from=policies)
+        say(f"after seed {seed}: {report}")
+    return report
+
+
+def _arm(config: ExperimentConfig, values: dict[str, Any]) -> RunConfig:
+    return _at_tiny(
+        STAGE_1,
+        {
+            "steps": config.steps,
+            "rollout.max_response_tokens": config.max_response_tokens,
+            "rollout.max_turns": 8,
+            "evaluate.every_steps": config.evaluate_every,
+            **values,
+        },
+    )
+
+
+def _at_tiny(recipe: Recipe, values: dict[str, Any]) -> RunConfig:
+    return with_values(at_scale(recipe.paper, "tiny", recipe.tiny), values)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status as of every recipe."""
+    try:
+        print(experiment(tyro.cli(ExperimentConfig, args=argv, description=__doc__)))
+    except ConfigError as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return 2
+    except Stopped as stopped:
+        print(f"error: {stopped}; the same command goes on", file=sys.stderr)
+        return 130
+    except RStarError as failed:
+        print(f"error: {failed}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Where the policies of a run hesitate: python -m rstar_ray.analysis RUN
+
+For the policy at each stage's end and the held-out trajectories recorded of it: the top 20 % of tokens by entropy of
+every trajectory, counted by where they stand (arXiv:2508.20722 section 5.4), with examples. Written to RUN/analysis.md
+and .json. The policies' weights are read from RUN/checkpoints.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rstar_ray.analysis.measure import Entropies
+from rstar_ray.analysis.read import sampled_turns, whole
+from rstar_ray.analysis.report import Checkpoint, Example, markdown_analysis, reflection_example
+from rstar_ray.analysis.zones import count_zones, marked, zones
+from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.report.record import TrajectoryFile, read_run, trajectory_files
+from rstar_ray.run_dir.durable import write_json, write_text
+from rstar_ray.run_dir.folder import RunDir
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m rstar_ray.analysis", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path, help="a run directory")
+    parser.add_argument(
+        "--trajectories", type=int, default=64, help="of each stage's end, at most (default: %(default)s)"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        print(analyse(options.run, most=options.trajectories))
+    except (ConfigError, RStarError) as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def analyse(path: Path, *, most: int) -> Path:
+    """Look at every stage's end; returns the markdown's path. Raises `ConfigError` where there is none."""
+    run_dir = RunDir(path)
+    found: list[Checkpoint] = []
+    for file in trajectory_files(read_run(path)):
+        checkpoint = run_dir.finished_checkpoint(file.stage) if file.problem_set == "held-out" else None
+        if checkpoint is not None and checkpoint.step == file.step:
+            print(f"{file.stage}: the policy after step {file.step}", flush=True)
+            found.append(_looked_at(file, checkpoint.path / "model", most))
+    if not found:
+        raise ConfigError("run", f"{path} has no finished stage with held-out trajectories", "train one to its end")
+    write_json(path / "analysis.json", [asdict(one) for one in found])
+    write_text(path / "analysis.md", markdown_analysis(found))
+    return path / "analysis.md"
+
+
+def _looked_at(file: TrajectoryFile, model: Path, most: int) -> Checkpoint:
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    entropies = Entropies(model)
+
+    def pieces(ids: Sequence[int]) -> list[str]:
+        return [tokenizer.decode([token_id]) for token_id in ids]
+
+    counted: list[tuple[Any, Any]] = []
+    examples: list[Example] = []
+    for row in file.rows()[:most]:
+        turns = sampled_turns(row, pieces)
+        zone_T, entropy_T = zones(turns), entropies.of(*whole(row))
+        counted.append((zone_T, entropy_T))
+        texts = [text for turn in turns for text in pieces(turn.token_ids)]
+        if example := reflection_example(row, zone_T, texts, entropy_T, marked(entropy_T)):
+            examples.append(example)
+    best = sorted(examples, key=lambda example: -example.entropy)[:3]
+    return Checkpoint(file.stage, file.step, len(counted), count_zones(counted), best)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

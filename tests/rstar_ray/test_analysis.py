@@ -1,0 +1,105 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Categorical
+
+from rstar_ray.analysis.__main__ import main
+from rstar_ray.analysis.measure import Entropies
+from rstar_ray.analysis.read import sampled_turns, whole
+from rstar_ray.analysis.report import Checkpoint, markdown_analysis, reflection_example
+from rstar_ray.analysis.zones import REFLECTION_TOKENS, SampledTurn, Zone, count_zones, marked, zones
+from rstar_ray.outcome import Outcome
+from rstar_ray.tiny.model import make_tiny_model
+
+
+def turn(count: int, told: Outcome | None, *, call: int = 0, answer: int = 0) -> SampledTurn:
+    """`count` tokens of prose, then `call` inside a call, then `answer` inside an answer."""
+    return SampledTurn(
+        tuple(range(count + call + answer)),
+        (False,) * count + (True,) * call + (False,) * answer,
+        (False,) * (count + call) + (True,) * answer,
+        told,
+    )
+
+
+def test_tokens_behind_a_tools_answer_are_reflection_up_to_a_bound():
+    found = zones(
+        [turn(2, None, call=3), turn(REFLECTION_TOKENS + 1, Outcome.ERROR, call=2), turn(1, Outcome.OK, answer=2)]
+    )
+    assert found == [
+        *[Zone.PROSE] * 2, *[Zone.CODE] * 3,
+        *[Zone.AFTER_ERROR] * REFLECTION_TOKENS, Zone.PROSE, *[Zone.CODE] * 2,
+        Zone.AFTER_RESULT, *[Zone.ANSWER] * 2,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome.failed])
+def test_every_failure_counts_as_an_error(outcome: Outcome):
+    assert zones([turn(1, outcome)]) == [Zone.AFTER_ERROR]
+
+
+def test_a_fifth_of_the_tokens_is_marked_rounded_up_and_the_earlier_of_equals():
+    assert marked(np.array([1.0, 3.0, 2.0, 0.0, 0.5])).tolist() == [False, True, False, False, False]
+    assert marked(np.array([1.0, 3.0, 2.0, 0.0, 0.5, 0.1])).tolist() == [False, True, True, False, False, False]
+    assert marked(np.ones(5)).tolist() == [True, False, False, False, False]
+    assert marked(np.array([])).tolist() == []
+
+
+def test_counts_are_of_tokens_and_densities_of_zones():
+    entropy = np.array([0.0, 0.0, 0.0, 0.0, 2.0])
+    one = ([Zone.PROSE, Zone.CODE, Zone.CODE, Zone.CODE, Zone.AFTER_ERROR], entropy)
+    counts = {count.zone: count for count in count_zones([one, one])}
+    assert (counts[Zone.AFTER_ERROR].tokens, counts[Zone.AFTER_ERROR].marked) == (2, 2)
+    assert counts[Zone.AFTER_ERROR].density == 1.0 and counts[Zone.AFTER_ERROR].entropy_mean == 2.0
+    assert (counts[Zone.CODE].tokens, counts[Zone.CODE].density) == (6, 0.0)
+    assert counts[Zone.ANSWER].tokens == 0 and counts[Zone.ANSWER].density == 0.0
+
+
+WORDS = ["<tool_call>", "print(a)", "</tool_call>", "<", "answer>", "7", "</answer>", "so"]
+ROW = {
+    "problem": "2 + 5?", "reward": 1.0, "prompt_ids": [7, 7],
+    "turns": [
+        {"completion_ids": [7, 0, 1, 2], "tool_ids": [7], "outcomes": ["ok", "timeout"]},
+        {"completion_ids": [7, 3, 4, 5, 6], "tool_ids": [], "outcomes": []},
+    ],
+}  # fmt: skip
+
+
+def pieces(ids: list[int]) -> list[str]:
+    return [WORDS[token_id] for token_id in ids]
+
+
+def test_recorded_turns_are_read_with_their_calls_and_answers():
+    first, second = sampled_turns(ROW, pieces)
+    assert (first.told, first.in_call, first.in_answer) == (None, (False, False, True, False), (False,) * 4)
+    assert second.told is Outcome.TIMEOUT and second.in_answer == (False, False, False, True, False)
+    ids, sampled = whole(ROW)
+    assert ids == [7, 7, 7, 0, 1, 2, 7, 7, 3, 4, 5, 6]
+    assert sampled == [False] * 2 + [True] * 4 + [False] + [True] * 5
+
+
+def test_entropies_are_those_of_the_distributions_the_tokens_were_drawn_from(tmp_path: Path):
+    model = Entropies(make_tiny_model(tmp_path, seed=0))
+    ids, sampled = [5, 9, 3, 8, 2], [False, False, True, False, True]
+    logits = model._model(torch.tensor([ids])).logits[0]
+    expected = Categorical(logits=logits.double()).entropy()[[1, 3]]
+    assert model.of(ids, sampled) == pytest.approx(expected.detach().numpy(), rel=1e-5)
+
+
+def test_an_example_shows_what_was_written_after_the_error():
+    turns = sampled_turns(ROW, pieces)
+    zone_T, entropy_T = zones(turns), np.array([0.0, 0, 0, 0, 3.0, 0, 0, 0, 0])
+    texts = [text for one in turns for text in pieces(list(one.token_ids))]
+    example = reflection_example(ROW, zone_T, texts, entropy_T, entropy_T > 1)
+    assert example is not None and (example.text, example.entropy, example.right) == ("«so»<answer>", 3.0, True)
+    assert reflection_example(ROW, zone_T, texts, entropy_T, entropy_T > 9) is None
+    assert reflection_example(ROW, [Zone.PROSE] * 9, texts, entropy_T, entropy_T > 1) is None
+    text = markdown_analysis([Checkpoint("stage1", 4, 1, count_zones([(zone_T, entropy_T)]), [example])])
+    assert "## Stage 1, step 4 (1 trajectories)" in text and "«so»<answer>" in text
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([str(tmp_path)]) == 2
+    assert "name the directory of a run" in capsys.readouterr().err
