@@ -17,7 +17,7 @@ export PYTHONPATH := $(CURDIR)
 # Container images often set it; here dozens of processes import the same modules, and would compile them each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train test test-fast mutants chaos check format bench bench-sandbox soak-sandbox bench-balancer bench-learner calibrate
+.PHONY: help setup train experiment test test-fast mutants chaos check format bench bench-sandbox soak-sandbox bench-balancer bench-learner calibrate
 .PHONY: cluster-up cluster-down preflight clean same-target
 
 help:  ## What can be made

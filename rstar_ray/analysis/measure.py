@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,8 @@ class Entropies:
         from transformers import AutoModelForCausalLM
 
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(self._device).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        self._model = model.to(self._device).eval()
 
     def of(self, ids: Sequence[int], sampled: Sequence[bool]) -> NDArray[np.float64]:
         """[T] nats of the distribution that each sampled token was drawn from, at temperature 1."""

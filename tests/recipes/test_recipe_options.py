@@ -57,7 +57,7 @@ def refusal(*arguments: str) -> str:
         (["--tools.max-calls-per-turn", "0"], "--tools.max-calls-per-turn", "at least 1"),
         (["--reward.name", "maths"], "--reward.name", "module:function"),
         (["--reward.deadline-s", "0"], "--reward.deadline-s", "at least 0.01"),
-        (["--sandbox.wall-limit-s", "1"], "--sandbox.wall-limit-s", "raise it"),
+        (["--sandbox.wall-limit-s", "0.5"], "--sandbox.wall-limit-s", "raise it"),
         (["--sandbox.max-output-mb", "0"], "--sandbox.max-output-mb", "at least 1"),
         (["--sandbox.slots", "-1"], "--sandbox.slots", "at least 0"),
         (["--sandbox.max-waiting", "0"], "--sandbox.max-waiting", "at least 1"),
@@ -232,7 +232,7 @@ def test_help_shows_every_field_with_its_default(capsys: pytest.CaptureFixture[s
     shown = " ".join(capsys.readouterr().out.split())
     for name in leaves(RunConfig()):
         assert "--" + name.replace("_", "-") in shown, name
-    assert "[tokens]" in shown and "(default: 192)" in shown
+    assert "[tokens]" in shown and "(default: 88)" in shown
 
 
 def test_changes_are_found_and_applied_by_dotted_names():
