@@ -27,7 +27,7 @@ HELD_OUT = "held-out"
 TRAINS_ALONE = frozenset(
     {
         *("stage", "scale", "model", "steps", "until", "prompts_per_step", "drop_solved", "reset_optimizer"),
-        *("algorithm", "optimizer", "learner", "sft", "data", "evaluate.num_problems"),
+        *("algorithm", "optimizer", "learner", "sft", "tiny", "data", "evaluate.num_problems"),
     }
 )
 """Settings, or branches of them, that change nothing of how a given policy answers a given problem."""

@@ -64,6 +64,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "steps": 400, "batch_size": 128, "learning_rate": 5e-6, "schedule": "cosine", "warmup_share": 0.04,
         "stable_share": 0.6, "final_share": 0.0, "data": "", "max_left_out": 0.05, "num_conversations": 6_000,
     },
+    "tiny.": {"drills": 0.3, "slips": 0.5, "failures": 0.4, "wasted": 0.05, "coupling": 0.0},
     "evaluate.": {
         "protocol": "own", "num_problems": 0, "samples": 16, "temperature": 0.6, "top_p": 1.0,
         "max_response_tokens": 30_720, "max_turns": 30, "every_steps": 0, "files": (),
