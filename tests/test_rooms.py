@@ -2,9 +2,9 @@
 
 import ast
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,14 +40,24 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def nodes(path: Path) -> dict[type[ast.AST], list[Any]]:
+    """Imports, functions and classes of a file."""
+    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    found: dict[type[ast.AST], list[Any]] = {kind: [] for kind in kinds}
     for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            yield node.module
+        if type(node) in found:
+            found[type(node)].append(node)
+    return found
 
 
+@cache
+def imports(path: Path) -> list[str]:
+    plain = [alias.name for node in nodes(path)[ast.Import] for alias in node.names]
+    return plain + [node.module for node in nodes(path)[ast.ImportFrom] if node.module and node.level == 0]
+
+
+@cache
 def modules(room: str) -> list[Path]:
     return sorted((REPOSITORY / room).rglob("*.py"))
 
@@ -78,11 +88,9 @@ def dependencies() -> dict[str, set[str]]:
     names = {".".join(path.relative_to(REPOSITORY).with_suffix("").parts): path for path in files}
     found: dict[str, set[str]] = {}
     for name, path in names.items():
-        found[name] = set()
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.Import):
-                found[name] |= {alias.name for alias in node.names} & names.keys()
-            elif isinstance(node, ast.ImportFrom) and node.module:
+        found[name] = {alias.name for node in nodes(path)[ast.Import] for alias in node.names} & names.keys()
+        for node in nodes(path)[ast.ImportFrom]:
+            if node.module:
                 members = {f"{node.module}.{alias.name}" for alias in node.names} & names.keys()
                 found[name] |= members or ({node.module} & names.keys())
     return found
@@ -111,13 +119,9 @@ def test_the_product_does_not_need_its_benchmarks():
 
 def test_recipes_do_not_start_each_other():
     for path in modules("recipes"):
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("recipes"):
+        for node in nodes(path)[ast.ImportFrom]:
+            if (node.module or "").startswith("recipes"):
                 assert "main" not in {alias.name for alias in node.names}, path
-
-
-def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -134,11 +138,11 @@ def is_too_wide(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def test_classes_and_functions_are_short_and_their_parameters_few(room: str):
     found: list[str] = []
     for path in modules(room):
-        tree = parsed(path)
-        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        classes = nodes(path)[ast.ClassDef]
+        functions = nodes(path)[ast.FunctionDef] + nodes(path)[ast.AsyncFunctionDef]
         found += [f"{path}: class {node.name}: {lines(node)} lines" for node in classes if lines(node) > 300]
-        found += [f"{path}: {node.name}: {lines(node)} lines" for node in functions(tree) if lines(node) > 60]
-        found += [f"{path}: {node.name}: too many parameters" for node in functions(tree) if is_too_wide(node)]
+        found += [f"{path}: {node.name}: {lines(node)} lines" for node in functions if lines(node) > 60]
+        found += [f"{path}: {node.name}: too many parameters" for node in functions if is_too_wide(node)]
     assert not found
 
 
@@ -153,7 +157,8 @@ def test_classes_and_functions_are_short_and_their_parameters_few(room: str):
     ],
 )
 def test_a_wide_function_has_more_than_six_parameters_and_more_than_two_by_position(signature: str, wide: bool):
-    (node,) = functions(ast.parse(f"def f({signature}): ..."))
+    (node,) = ast.parse(f"def f({signature}): ...").body
+    assert isinstance(node, ast.FunctionDef)
     assert is_too_wide(node) == wide
 
 

@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -17,6 +16,8 @@ from rstar_ray.evaluation.results import ProblemResult
 
 Interval = tuple[float, float]
 """95 % bootstrap interval over problems."""
+AT_ONCE = 50
+"""Resamples drawn together: all of them are gigabytes where there are many problems."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +166,11 @@ def bootstrap_ratio(
     """
     part_V2, count_V = np.unique(np.asarray(parts, dtype=np.float64), axis=0, return_counts=True)
     rng = np.random.default_rng(seed)
-    redraw = partial(rng.multinomial, len(parts), count_V / len(parts))
-    # One after the other: all of them at once are gigabytes where there are many problems.
-    top_S, bottom_S = np.array([redraw() @ part_V2 for _ in range(num_resamples)]).T
+    sums_S2 = [
+        rng.multinomial(len(parts), count_V / len(parts), size=min(AT_ONCE, num_resamples - done)) @ part_V2
+        for done in range(0, num_resamples, AT_ONCE)
+    ]
+    top_S, bottom_S = np.concatenate(sums_S2).T
     known = bottom_S > 0
     if not known.any():
         return None

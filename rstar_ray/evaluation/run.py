@@ -162,11 +162,8 @@ def _tell_unjudged(log: ResultLog, result: EvaluationResult, crew: Crew) -> None
 
 def _rows_path(config: RunConfig, run_dir: RunDir, name: str, step: int, model: Path | None) -> Path:
     """One file for each evaluation that may differ in its rollouts."""
-    asked = {
-        name: value
-        for name, value in leaves(config).items()
-        if name not in may_change(config) and not {name, name.partition(".")[0]} & TRAINS_ALONE
-    }
+    alike = may_change(config) | TRAINS_ALONE
+    asked = {name: value for name, value in leaves(config).items() if not {name, name.partition(".")[0]} & alike}
     asked["weights"] = None if model is None else [str(model.absolute()), *_weights(model)]
     of = name if model is not None else f"{checkpoint_name(config.stage, step)}-{name}"
     return run_dir.results_path / f"{of}-{digest_of(asked)}.jsonl"

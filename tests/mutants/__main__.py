@@ -70,10 +70,11 @@ def tests_of(one: Mutant, seen: Seen, spoken: dict[Function, set[str]]) -> list[
     elif not able:
         able = list(seen.functions)
     able = [test for test in able if test not in failing]
-    dear = {test: seen.seconds[test] > 0.05 for test in able}
+    cpu_s = {test: seen.cpu_s.get(test, 0.0) for test in able}
+    dear = {test: cpu_s[test] > 0.05 for test in able}
     cost: Counter[tuple[bool, str]] = Counter()
     for test in able:
-        cost[dear[test], test.partition("::")[0]] += seen.seconds[test] + 0.005
+        cost[dear[test], test.partition("::")[0]] += cpu_s[test] + 0.005
 
     def order(test: str) -> tuple[bool, float, str]:
         file = test.partition("::")[0]
@@ -143,7 +144,7 @@ class Tests:
 
     def __init__(self, copy: Copy, paths: list[str], anew: bool) -> None:
         self._copy, self._room, self._anew = copy, Room(copy, paths), anew
-        seen = self._room.run(Run(None, 1800))
+        seen = self._room.run(Run(None, 3_600, 1_200))
         if seen is None:
             sys.exit(copy.said.read_text())
         self.seen = seen
@@ -151,13 +152,15 @@ class Tests:
 
     def of(self, one: Mutant, chosen: list[str]) -> Seen | None:
         """Run them with the change; None: out of time."""
-        limit_s = 30 + 5 * sum(self.seen.seconds[test] for test in chosen)
+        limit_s = 60 + 5 * sum(self.seen.seconds[test] for test in chosen)
+        cpu_s = sum(self.seen.cpu_s.get(test, 0.0) for test in chosen)  # in a loop without end, the limit that is met
         source = (self._copy.folder / one.file).read_text("utf-8")
         with self._copy.changed(one.file, one.source):
             if one.function and not self._anew and (one.file, one.function) not in self.seen.imported:
                 with contextlib.suppress(NoSwap):
-                    return self._room.run(Run(chosen, limit_s, one.file, one.function, source, one.source))
-            return self._copy.run(sorted({test.partition("::")[0] for test in chosen}), chosen, limit_s)
+                    run = Run(chosen, limit_s, 4 + 4 * cpu_s, one.file, one.function, source, one.source)
+                    return self._room.run(run)
+            return self._copy.run(sorted({test.partition("::")[0] for test in chosen}), chosen, limit_s, 20 + 4 * cpu_s)
 
 
 def measure(options: argparse.Namespace, drawn: list[Mutant], copy: Copy) -> None:

@@ -32,6 +32,7 @@ class Run:
 
     chosen: list[str] | None
     limit_s: float
+    cpu_limit_s: float
     file: str = ""
     function: str = ""
     source: str = ""
@@ -65,10 +66,10 @@ class Copy:
             path.write_bytes(kept)
             os.utime(path, times)
 
-    def run(self, paths: list[str], chosen: list[str], limit_s: float) -> Seen | None:
+    def run(self, paths: list[str], chosen: list[str], limit_s: float, cpu_limit_s: float) -> Seen | None:
         """Import these files of tests and run the chosen ones up to the first that fails; None: out of time."""
         self.answer.unlink(missing_ok=True)
-        if forked(limit_s) is None:
+        if forked(limit_s, cpu_limit_s) is None:
             self.tests(paths, Watch(str(self.folder)), Chosen(chosen))
         return self.answered()
 
@@ -160,7 +161,7 @@ class Room:
             new = wanted.function and swaps(path, wanted.source, wanted.changed, wanted.function, live)
             if wanted.function and not new:
                 self._asked.send(False)
-            elif forked(wanted.limit_s) is not None:
+            elif forked(wanted.limit_s, wanted.cpu_limit_s) is not None:
                 self._asked.send(True)
             else:
                 break
@@ -172,11 +173,11 @@ class Room:
             Chosen(wanted.chosen).pytest_runtestloop(session)
 
 
-def forked(limit_s: float) -> bool | None:
+def forked(limit_s: float, cpu_limit_s: float) -> bool | None:
     """None in the child; in the parent, once it has ended, whether it did so by itself in time."""
     if not (child := os.fork()):
         os.setsid()
-        resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s / 2), int(limit_s / 2)))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_limit_s), int(cpu_limit_s)))
         resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, 8 << 30))
         return None
     started, gone, nap = time.monotonic(), 0, 0.002

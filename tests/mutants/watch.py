@@ -18,6 +18,7 @@ class Seen:
     """What a run of tests was seen to do."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    cpu_s: dict[str, float] = field(default_factory=dict)  # of this process and of those it has ended
     functions: dict[str, set[Function]] = field(default_factory=dict)
     imported: set[Function] = field(default_factory=set)  # run before the first test
     failed: list[str] = field(default_factory=list)
@@ -82,7 +83,9 @@ class Watch:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any):
         self._turn_to(self.seen.functions.setdefault(item.nodeid, set()))
+        started_s = sum(os.times()[:4])
         result = yield
+        self.seen.cpu_s[item.nodeid] = sum(os.times()[:4]) - started_s
         self._turn_to(set())
         for fixtures in item._fixtureinfo.name2fixturedefs.values():
             for fixture in fixtures:

@@ -1,7 +1,9 @@
 import json
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -31,6 +33,16 @@ from rstar_ray.run_dir.durable import append_row
 from tests.rstar_ray.fabricate import run_directory
 
 PNG = b"\x89PNG\r\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_pictures() -> Iterator[None]:
+    """Pictures of few pixels: what they show is told apart in tests/rstar_ray/test_report_exact.py."""
+    from matplotlib.figure import Figure
+
+    whole = Figure.savefig
+    with mock.patch.object(Figure, "savefig", lambda figure, path, **more: whole(figure, path, **(more | {"dpi": 20}))):
+        yield
 
 
 @pytest.fixture(scope="module")
