@@ -124,6 +124,7 @@ def main() -> None:
     parser.add_argument("paths", nargs="*", default=PURE, help="files or folders; default: the pure rooms")
     parser.add_argument("--sample", type=int, default=300, help="how many changes; 0: all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", default=[""], help="of those drawn, these folders or files alone")
     parser.add_argument("--tests", nargs="+", help="files or folders of tests instead of the room's")
     parser.add_argument("--again", type=Path, help="try the survivors of an earlier run, from the file it wrote")
     parser.add_argument("--anew", action="store_true", help="import the changed file for every change; slow")
@@ -136,6 +137,7 @@ def main() -> None:
             importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         drawn = again(options.again) if options.again else sample(options.paths, options.sample, options.seed)
+        drawn = [one for one in drawn if one.file.startswith(tuple(options.only))]
         measure(options, drawn, Copy(Path(folder) / "tree"))
 
 

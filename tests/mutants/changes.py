@@ -28,7 +28,7 @@ LOOKS = {
     "labelpad",
     "left",
 }
-LOOKS |= {"linewidth", "loc", "lw", "markersize", "pad", "right", "rotation", "s", "top", "width_ratios", "zorder"}
+LOOKS |= {"linewidth", "lw", "markersize", "pad", "right", "rotation", "s", "top", "width_ratios", "zorder"}
 SWAPPED: dict[type[ast.AST], tuple[type[Any], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),
     ast.LtE: (ast.Lt, ast.Gt),

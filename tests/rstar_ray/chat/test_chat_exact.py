@@ -3,6 +3,7 @@
 Whoever means to change one writes them anew and reads what changed: `python -m tests.rstar_ray.chat.test_chat_exact`.
 """
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -318,7 +319,7 @@ REFUSED: list[tuple[str, ChatChoices, str, str, str]] = [
 def test_a_template_that_does_not_do_is_refused(
     template: str, choices: ChatChoices, field: str, problem: str, mend: str
 ):
-    tokenizer = tokenizer_of(Family(template or "\n", "<|im_end|>", QWEN.special))
+    tokenizer = copy.copy(tokenizer_of(Family(template or "\n", "<|im_end|>", QWEN.special)))
     tokenizer.chat_template = tokenizer.chat_template.strip() or None
     with pytest.raises(ConfigError) as refused:
         resolve(tokenizer, {}, choices)
