@@ -43,8 +43,10 @@ class ExperimentConfig:
     """paired runs of every arm"""
     first_seed: int = 0
     """seeds count up from it"""
-    steps: int = 40
+    steps: int = 30
     """steps of every arm"""
+    learning_rate: float = 3e-4
+    """of every arm; twice stage 1's, which takes longer to the same end"""
     evaluate_every: int = 10
     """steps between evaluations on the held-out problems"""
     max_response_tokens: int = 256
@@ -87,6 +89,7 @@ def _arm(config: ExperimentConfig, values: dict[str, Any]) -> RunConfig:
         STAGE_1,
         {
             "steps": config.steps,
+            "optimizer.learning_rate": config.learning_rate,
             "rollout.max_response_tokens": config.max_response_tokens,
             "rollout.max_turns": 8,
             "evaluate.every_steps": config.evaluate_every,

@@ -88,7 +88,8 @@ def examples(run: RunRecord) -> list[Example]:
     compared = [file for file in files if file.problem_set] or files
     first, last = compared[0], compared[-1]
     before, after = first.rows(), last.rows() if last != first else []
-    wrong_then_right = next(((a, b) for a in _wrong(before) for b in _right(after) if _same_problem(a, b)), None)
+    pairs = [(a, b) for a in _wrong(before) for b in _right(after) if _same_problem(a, b)]
+    wrong_then_right = next((pair for pair in pairs if recovered(pair[1])), next(iter(pairs), None))
     chosen: list[Example] = []
     opening = wrong_then_right[0] if wrong_then_right else next(iter(_wrong(before) or before), None)
     ending = wrong_then_right[1] if wrong_then_right else next(iter(_right(after) or after), None)

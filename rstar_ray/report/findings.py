@@ -98,6 +98,29 @@ def length_change(run: RunRecord) -> Change:
     return _change("Response length", run.column("response_tokens_mean"), number, "tokens")
 
 
+def truncation_change(run: RunRecord) -> Change:
+    return _change("Cut off by the budget", run.column("share_truncated"), percent)
+
+
+def solved_change(run: RunRecord) -> Change:
+    return _change("Problems all right", run.column("share_all_right"), percent)
+
+
+def results_rows(run: RunRecord) -> tuple[list[str], list[list[str]]]:
+    """(head, rows) of held-out pass@1 by difficulty at every stage's end; no rows where problems have none."""
+    ends = [row for row in before_after(run) if row.get("by_difficulty")]
+    difficulties = sorted({name for row in ends for name in row["by_difficulty"]}, key=float)
+    rows = [
+        [
+            stage_title(row["stage"]),
+            percent(row["avg_at_k"]),
+            *(percent(row["by_difficulty"].get(name, {}).get("avg_at_k")) for name in difficulties),
+        ]
+        for row in ends
+    ]
+    return ["", "all", *(f"difficulty {name}" for name in difficulties)], rows
+
+
 def sft_change(run: RunRecord) -> Change:
     losses = [math.nan if row["loss"] is None else row["loss"] for row in run.sft]
     return _change("SFT loss", losses, _loss, "nats per token")

@@ -16,13 +16,14 @@ from rstar_ray.report.findings import (
     other_sets,
     placement_notes,
     placement_rows,
+    results_rows,
     time_rows,
 )
 from rstar_ray.report.record import Row, RunRecord
 from rstar_ray.report.stage_ends import STAGE_END_HEAD, STAGE_END_NOTE, stage_end_rows
 
 ALT_TEXTS = {
-    "overview": "Held-out pass@1, tool errors in correct answers, training reward and response length over all stages",
+    "overview": "Held-out pass@1, tool errors in correct answers, reward, length, truncation and solved problems",
     "time": "Seconds of every phase per step",
     "families": "Held-out pass@1 by family before RL and at the end",
     "sft": "SFT loss",
@@ -37,6 +38,9 @@ def markdown_report(run: RunRecord, plots: Sequence[Path]) -> str:
         parts += ["## Before and after", evaluation_table(rows)]
     for problem_set in other_sets(run):
         parts += [f"### {problem_set}", evaluation_table(before_after(run, problem_set))]
+    head, by_results = results_rows(run)
+    if by_results:
+        parts += ["### Held-out pass@1 by difficulty", table(head, by_results)]
     parts.append(pictures.get("families", ""))
     if ended := stage_end_rows(run):
         parts += ["## Whether stages had more to teach", STAGE_END_NOTE, table(STAGE_END_HEAD, ended)]

@@ -25,13 +25,15 @@ from rstar_ray.report.findings import (
     phase_times,
     placement_notes,
     placement_rows,
+    results_rows,
     reward_change,
     sft_change,
     time_rows,
     time_title,
     tool_error_change,
+    truncation_change,
 )
-from rstar_ray.report.plots import BLUE, GREEN, INK, PHASE_COLOURS, PURPLE, RED, quantile, smoothed
+from rstar_ray.report.plots import AMBER, BLUE, GREEN, INK, PHASE_COLOURS, PURPLE, RED, quantile, smoothed
 from rstar_ray.report.record import Row, RunRecord, TrajectoryFile, seconds_by_phase, stage_title
 from rstar_ray.report.stage_ends import STAGE_END_HEAD, STAGE_END_NOTE, stage_end_rows
 
@@ -77,7 +79,8 @@ def page_data(run: RunRecord) -> dict[str, Any]:
             }
             for name in ["held-out", *other_sets(run)]
             if (rows := before_after(run, name))
-        ],
+        ]
+        + _by_difficulty(run),
         "families": [
             {"name": name.replace("_", " "), "before": before, "after": after}
             for name, before, after in family_changes(run)
@@ -113,12 +116,18 @@ def _tile(change: Change, colour: str) -> dict[str, str]:
     return {"name": change.what, "value": f"{change.show(change.after)}{unit}", "note": before, "colour": colour}
 
 
+def _by_difficulty(run: RunRecord) -> list[dict[str, Any]]:
+    head, rows = results_rows(run)
+    return [{"title": "Held-out pass@1 by difficulty", "head": head, "rows": rows}] if rows else []
+
+
 def _lines(run: RunRecord) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for name, change, colour, unit in (
         ("tool_error_share_correct", tool_error_change(run), RED, "percent"),
         ("reward_mean", reward_change(run), BLUE, "plain"),
         ("response_tokens_mean", length_change(run), PURPLE, "tokens"),
+        ("share_truncated", truncation_change(run), AMBER, "percent"),
     ):
         values = run.column(name)
         highest = max([value for value in values if not math.isnan(value)], default=0.0)

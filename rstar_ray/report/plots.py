@@ -13,8 +13,10 @@ from rstar_ray.report.findings import (
     percent,
     reward_change,
     sft_change,
+    solved_change,
     time_title,
     tool_error_change,
+    truncation_change,
 )
 from rstar_ray.report.record import RunRecord, StageSpan, seconds_by_phase, smooth, stage_title
 from rstar_ray.run_dir.decoration import decoration
@@ -63,7 +65,7 @@ def draw_plots(run: RunRecord, folder: Path, show: Callable[[str], None] = print
     folder.mkdir(parents=True, exist_ok=True)
     plots: list[tuple[str, Callable[[Any, RunRecord], None], float]] = []
     if run.steps:
-        plots += [("overview", _overview, 5.6), ("time", _alone(draw_time), 3.0)]
+        plots += [("overview", _overview, 8.0), ("time", _alone(draw_time), 3.0)]
     if family_changes(run):
         plots.append(("families", _alone(draw_families), 0.9 + 0.24 * len(family_changes(run))))
     if run.sft:
@@ -93,12 +95,14 @@ def _alone(draw: Callable[[Axes, RunRecord], None]) -> Callable[[Any, RunRecord]
 
 
 def _overview(figure: Any, run: RunRecord) -> None:
-    (heldout, tool_errors), (reward, length) = figure.subplots(2, 2, sharex=True)
+    (heldout, tool_errors), (reward, length), (truncated, solved) = figure.subplots(3, 2, sharex=True)
     draw_heldout(heldout, run)
     draw_tool_errors(tool_errors, run)
     draw_reward(reward, run)
     draw_length(length, run)
-    for axes in (heldout, tool_errors):
+    draw_truncated(truncated, run)
+    draw_solved(solved, run)
+    for axes in (heldout, tool_errors, reward, length):
         axes.set_xlabel("")
     figure.get_layout_engine().set(hspace=0.06, wspace=0.05)
 
@@ -138,6 +142,21 @@ def draw_length(axes: Axes, run: RunRecord) -> None:
     values = run.column("response_tokens_mean")
     _series(axes, run, values, PURPLE)
     axes.set_ylim(0, 1.2 * max(values))
+
+
+def draw_truncated(axes: Axes, run: RunRecord) -> None:
+    _frame(axes, run, truncation_change(run).title)
+    values = run.column("share_truncated")
+    _series(axes, run, values, AMBER)
+    percent_axis(axes, max(0.05, 1.15 * max(values)))
+
+
+def draw_solved(axes: Axes, run: RunRecord) -> None:
+    """What there is to learn from lies between the two: problems all of whose rollouts are right, and all wrong."""
+    _frame(axes, run, f"{solved_change(run).title}, and all wrong")
+    _series(axes, run, run.column("share_all_right"), GREEN)
+    _series(axes, run, run.column("share_all_wrong"), MUTED)
+    percent_axis(axes, 1.0)
 
 
 def draw_time(axes: Axes, run: RunRecord) -> None:

@@ -54,6 +54,7 @@ def evaluation(stage: str, number: int, score: float, **more: Any) -> Row:
         "ci_low": score - 0.03, "ci_high": score + 0.04, "tool_error_share_correct": 0.1 - score / 20,
         "response_tokens_mean": 80.4, "share_truncated": 0.015,
         "by_family": {name: {"avg_at_k": share} for name, share in families.items()},
+        "by_difficulty": {"1": {"avg_at_k": score + 0.1}, "2": {"avg_at_k": score - 0.05}},
     } | more  # fmt: skip
 
 
