@@ -26,19 +26,31 @@ os.environ.update(
 
 TOGETHER = {
     "sandbox": ("tests/sandbox/",),  # many of them measure time
-    "transformers": ("tests/rstar_ray/tiny/", "tests/rstar_ray/test_sft.py"),  # which takes seconds to import
+    "transformers": (  # which takes seconds to import
+        *("tests/rstar_ray/tiny/", "tests/rstar_ray/chat/", "tests/rstar_ray/test_sft.py"),
+        *("tests/rstar_ray/test_talk.py", "tests/test_settings_arrive.py", "tests/recipes/test_roc_vs_grpo.py"),
+        *("tests/actors/test_model_folder.py", "tests/actors/test_base_model.py"),
+    ),
 }
+
+
+@pytest.fixture
+def without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are written, and not waited for until they lie on the disk: whole stages of a recipe write hundreds."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where tests run in several processes, some stay together in one; `loadgroup` needs an older pytest."""
+    """In several processes, the tests of a file stay in one, whose imports and fixtures they share; some files do so
+    with others. `loadgroup` needs an older pytest."""
     if config.getoption("dist") != "load":
         return None  # asked for something else
     from xdist.scheduler import LoadScopeScheduling
 
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((name for name, paths in TOGETHER.items() if nodeid.startswith(paths)), nodeid)
+            file = nodeid.partition("::")[0]
+            return next((name for name, paths in TOGETHER.items() if file.startswith(paths)), file)
 
     return Together(config, log)

@@ -32,6 +32,7 @@ from rstar_ray.report.write import write_report
 from rstar_ray.run_dir.durable import append_row
 from tests.rstar_ray.fabricate import run_directory
 
+pytestmark = pytest.mark.usefixtures("without_fsync")
 PNG = b"\x89PNG\r\n"
 
 

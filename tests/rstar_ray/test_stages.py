@@ -32,6 +32,7 @@ from tests.fakes import (
     fake_crew,
 )
 
+pytestmark = pytest.mark.usefixtures("without_fsync")
 SMALL = with_values(
     RunConfig(),
     {

@@ -55,6 +55,7 @@ from tests.fakes import (
     update_result,
 )
 
+pytestmark = pytest.mark.usefixtures("without_fsync")
 WRITTEN = Path(__file__).parent / "data" / "run.json"
 SMALL = with_values(
     RunConfig(),
