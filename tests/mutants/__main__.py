@@ -6,7 +6,7 @@ Each change is made in a copy of the tree; the tests of the room that run the ch
 tests run which function is recorded first, with nothing changed. The room's tests are collected once: a run of some of
 them is a fork of the process that did so, with the code of the changed function in the place of the loaded one. Where
 that is not the same as importing the changed file (a constant, a default, a function that ran while importing), the
-file is imported anew, in a fork of a process that has loaded the heavy packages; with --anew always.
+file is imported anew, in a fork of a process that has loaded the packages of others; with --anew always.
 
 What survives is written to a file, and `judged.txt` says of some survivors why no test can notice them.
 """
@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from math import inf
 from pathlib import Path
 
@@ -35,8 +36,18 @@ JUDGED = Path(__file__).with_name("judged.txt")
 PURE = ["rstar_ray", "scheduler"]
 PURE += [f"sandbox/{name}.py" for name in ("case_check", "fair_queue", "limits", "outcomes", "request", "tool_text")]
 PURE += [f"sandbox/{name}.py" for name in ("verify", "cage/cut", "cage/display", "http/code_judge", "http/codec")]
-LOADED = ["aiohttp", "matplotlib.pyplot", "msgpack", "numpy", "prometheus_client", "psutil"]
-LOADED += ["pyarrow.parquet", "scipy.stats", "sympy", "torch", "transformers", "tyro"]
+LOADED = {
+    "rstar_ray": ["matplotlib.pyplot", "msgpack", "numpy", "pyarrow.parquet", "torch", "transformers", "tyro"],
+    "scheduler": ["matplotlib.pyplot", "numpy", "prometheus_client", "scipy.stats"],
+    "sandbox": ["aiohttp", "msgpack", "psutil", "sympy"],
+}
+"""What the tests of a room import and no change touches, so that it is imported once."""
+
+
+def load(names: list[str]) -> None:
+    with contextlib.redirect_stderr(io.StringIO()):
+        for name in names:
+            importlib.import_module(name)
 
 
 def mentions(folder: Path) -> dict[Function, set[str]]:
@@ -83,8 +94,8 @@ def tests_of(one: Mutant, seen: Seen, spoken: dict[Function, set[str]]) -> list[
     return sorted(able, key=order)
 
 
-def sample(paths: list[str], number: int, seed: int) -> list[Mutant]:
-    """Places drawn alike, then one change of each; with number 0 every change of every place."""
+def sample(paths: list[str], number: int, seed: int, only: tuple[str, ...]) -> Iterator[Mutant]:
+    """Places drawn alike, then one change of each; with number 0 every change of every place. Of these, `only` some."""
     files = sorted({file for path in paths for file in [REPOSITORY / path, *(REPOSITORY / path).rglob("*.py")]})
     files = [file for file in files if file.suffix == ".py" and file.name != "bench.py"]  # what measures is no rule
     sources = {str(file.relative_to(REPOSITORY)): file.read_text("utf-8") for file in files}
@@ -93,11 +104,12 @@ def sample(paths: list[str], number: int, seed: int) -> list[Mutant]:
         for name, source in sources.items()
         for at, (_, news) in enumerate(changes(ast.parse(source)))
     ]
-    if not number:
-        return [mutant(name, sources[name], at, which) for name, at, count in places for which in range(count)]
     draw = random.Random(seed)
-    drawn = draw.sample(places, min(number, len(places)))  # in no order, so that a part of them tells of all
-    return [mutant(name, sources[name], at, draw.randrange(count)) for name, at, count in drawn]
+    if number:  # in no order, so that a part of them tells of all
+        drawn = [(*place[:2], draw.randrange(place[2])) for place in draw.sample(places, min(number, len(places)))]
+    else:
+        drawn = [(name, at, which) for name, at, count in places for which in range(count)]
+    return (mutant(name, sources[name], at, which) for name, at, which in drawn if name.startswith(only))
 
 
 def again(survivors: Path) -> list[Mutant]:
@@ -132,20 +144,17 @@ def main() -> None:
     parser.add_argument("--survivors", type=Path, default=Path("mutants.txt"), help="where survivors are written")
     options = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", MPLBACKEND="agg")
-    with contextlib.redirect_stderr(io.StringIO()):
-        for name in LOADED:
-            importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        drawn = again(options.again) if options.again else sample(options.paths, options.sample, options.seed)
-        drawn = [one for one in drawn if one.file.startswith(tuple(options.only))]
+        only = tuple(options.only)
+        drawn = again(options.again) if options.again else sample(options.paths, options.sample, options.seed, only)
         measure(options, drawn, Copy(Path(folder) / "tree"))
 
 
 class Tests:
     """The tests of one room of the tree, and what they were seen to do with nothing changed."""
 
-    def __init__(self, copy: Copy, paths: list[str], anew: bool) -> None:
-        self._copy, self._room, self._anew = copy, Room(copy, paths), anew
+    def __init__(self, copy: Copy, room: str, paths: list[str], *, anew: bool) -> None:
+        self._copy, self._room, self._anew, self._loaded = copy, Room(copy, paths), anew, LOADED[room]
         seen = self._room.run(Run(None, 3_600, 1_200))
         if seen is None:
             sys.exit(copy.said.read_text())
@@ -162,10 +171,11 @@ class Tests:
                 with contextlib.suppress(NoSwap):
                     run = Run(chosen, limit_s, 4 + 4 * cpu_s, one.file, one.function, source, one.source)
                     return self._room.run(run)
+            load(self._loaded)
             return self._copy.run(sorted({test.partition("::")[0] for test in chosen}), chosen, limit_s, 20 + 4 * cpu_s)
 
 
-def measure(options: argparse.Namespace, drawn: list[Mutant], copy: Copy) -> None:
+def measure(options: argparse.Namespace, drawn: Iterable[Mutant], copy: Copy) -> None:
     until = time.monotonic() + 60 * options.minutes
     judged, spoken, tests = judgements(), mentions(copy.folder), dict[str, Tests]()
     ends: dict[str, Counter[str]] = {}
@@ -175,7 +185,7 @@ def measure(options: argparse.Namespace, drawn: list[Mutant], copy: Copy) -> Non
                 break
             room, started = one.file.partition("/")[0], time.monotonic()
             if room not in tests:
-                tests[room] = Tests(copy, options.tests or [f"tests/{room}"], options.anew)
+                tests[room] = Tests(copy, room, options.tests or [f"tests/{room}"], anew=options.anew)
             chosen = tests_of(one, tests[room].seen, spoken)
             seen = tests[room].of(one, chosen)
             reason = judged.get((one.file, one.function, one.change))

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-TOKENS, VOCABULARY, HIDDEN, CHUNK = 256, 150_000, 8, 4
+TOKENS, VOCABULARY, HIDDEN, CHUNK = 256, 50_000, 8, 4
 
 PROBE = f"""
 import pathlib, torch
