@@ -32,6 +32,7 @@ from scheduler.plan import (
     ModelShape,
     PoolPlan,
     activations_gb,
+    adapter_parameters,
     best_separated,
     plan_pools,
     read_model,
@@ -64,6 +65,8 @@ class PlanConfig:
     """--learner.micro-batch-tokens of the run"""
     offload: bool = RUN.learner.offload
     """--learner.offload of the run"""
+    lora_rank: int = RUN.learner.lora_rank
+    """--learner.lora-rank of the run"""
     prompts: int = RUN.prompts_per_step
     """--prompts-per-step of the run; rollouts drawn and kept per prompt are those of a run that sets nothing"""
     bandwidth_tb_s: float = 5.3
@@ -75,6 +78,8 @@ class PlanConfig:
     def __post_init__(self) -> None:
         if self.dry_run and not self.scale:
             raise ValueError("--dry-run needs a --scale, whose actors it places")
+        if self.lora_rank < 0:
+            raise ValueError(f"--lora-rank is {self.lora_rank}, below 0")
         if self.nodes < 0:
             raise ValueError(f"--nodes is {self.nodes}, not a number of nodes")
         for name in (
@@ -153,6 +158,7 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
         micro_batch_tokens=config.micro_batch_tokens,
         rollouts=rollouts,
         offload=config.offload,
+        lora_rank=config.lora_rank,
     )
     separated = best_separated(
         model,
@@ -163,6 +169,7 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
         micro_batch_tokens=config.micro_batch_tokens,
         rollouts=rollouts,
         offload=config.offload,
+        lora_rank=config.lora_rank,
     )
     return model, colocated, separated
 
@@ -173,13 +180,16 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
     activations = activations_gb(model, config.micro_batch_tokens)
     held = STATE.total - STATE.offloaded if config.offload else STATE.total
     billions = f"{model.parameters / 1e9:.1f}e9"
+    state = f"{billions} x {held} bytes"
+    if config.lora_rank:
+        adapters = adapter_parameters(model, config.lora_rank)
+        state = f"({billions} x {STATE.weight} bytes + adapters of {adapters / 1e6:.0f}e6 x {held})"
     inputs_gb = config.micro_batch_tokens * model.hidden * 2 * model.layers / GB
     return "\n".join(
         [
             f"one GPU of {config.gpu_memory_gb:g} GB, colocated (an engine and a learner rank share it):",
             f"  engine weights   {memory.engine_weights:7.1f} GB = {billions} x 2 bytes / TP {tp}",
-            f"  learner state    {memory.trained_state:7.1f} GB = {billions} x {held} bytes"
-            f" / {colocated.learner_gpus} ranks (ZeRO-3)",
+            f"  learner state    {memory.trained_state:7.1f} GB = {state} / {colocated.learner_gpus} ranks (ZeRO-3)",
             f"  activations      {activations:7.1f} GB   {config.micro_batch_tokens} tokens at once, checkpointed:"
             f" layers' inputs {inputs_gb:.1f} GB, one layer's inside, a chunk of logits, gathered weights",
             f"  runtime          {memory.runtime:7.1f} GB   8 %: graphs, buffers, fragmentation (assumed)",

@@ -5,7 +5,7 @@ being `OVER_BOUND` times its lower bound (docs/scheduler.md); calibrate against 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,7 @@ OVER_BOUND = 1.2  # a simulated step under expected_kv over the bound used here:
 EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
 GPU_SIZES_GB = (80.0, 96.0, 141.0, 192.0, 256.0, 288.0)
 LEAST_MICRO_BATCH_TOKENS = 1_024  # smaller ones are not offered: a pass would be mostly overhead
+LORA_RANK = 32  # offered where the full model does not fit
 SAMPLE_GROUPS = 48  # prompt groups of the synthetic trace that lengths are taken from
 
 # What a run would do that sets nothing: the planner has no figures of its own for it.
@@ -44,6 +45,7 @@ class ModelShape:
     layers: int
     hidden: int
     intermediate: int
+    heads: int
     kv_heads: int
     head_dim: int
     vocabulary: int
@@ -64,6 +66,7 @@ QWEN3_14B = ModelShape(
     layers=40,
     hidden=5_120,
     intermediate=17_408,
+    heads=40,
     kv_heads=8,
     head_dim=128,
     vocabulary=151_936,
@@ -94,6 +97,7 @@ class Pools:
     tensor_parallel: int
     micro_batch_tokens: int
     offload: bool = False  # the optimizer's state in host memory
+    lora_rank: int = 0  # of adapters that are trained in place of the weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +163,7 @@ def read_model(path: Path) -> ModelShape:
         layers=layers,
         hidden=hidden,
         intermediate=intermediate,
+        heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocabulary=vocabulary,
@@ -199,6 +204,7 @@ def plan_pools(
     micro_batch_tokens: int,
     rollouts: int,
     offload: bool = False,
+    lora_rank: int = 0,
 ) -> PoolPlan:
     """Memory, KV, and the times of one step. `rollouts` are generated, a share of them trained on (GRPO-RoC)."""
     pools = Pools(
@@ -208,6 +214,7 @@ def plan_pools(
         tensor_parallel=tensor_parallel,
         micro_batch_tokens=micro_batch_tokens,
         offload=offload,
+        lora_rank=lora_rank,
     )
     memory = engine_memory(model, gpu, pools)
     kv_tokens = kv_tokens_of(model, gpu, pools)
@@ -216,10 +223,6 @@ def plan_pools(
     mean_prompt = sum(rollout.prompt_tokens for rollout in sample) / len(sample)
     mean_response = sum(rollout.response_tokens for rollout in sample) / len(sample)
     longest = longest_tokens(stage)
-    problems = lacks(model, gpu, stage, pools)
-    if problems:
-        advice = ", or ".join(remedies(model, gpu, stage, pools)) or "no one or two changes help; use a smaller model"
-        problems = [f"{problem}: {advice}" for problem in problems]
     cost = engine_cost(model, gpu, tensor_parallel)
     share = rollouts / len(sample)  # the sample stands for all of them
     shape = EngineShape(kv_tokens=max(kv_tokens, longest))
@@ -244,8 +247,16 @@ def plan_pools(
         learn_s=learn_s,
         publish_s=publish_s,
         step_s=generate_s + learn_s + publish_s if colocated else max(generate_s, learn_s) + publish_s,
-        problems=tuple(problems),
+        problems=_advised(lacks(model, gpu, stage, pools), model, gpu, stage, pools),
     )
+
+
+def _advised(problems: Sequence[str], model: ModelShape, gpu: Gpu, stage: Stage, pools: Pools) -> tuple[str, ...]:
+    """With what would help."""
+    if not problems:
+        return ()
+    advice = ", or ".join(remedies(model, gpu, stage, pools)) or "no one or two changes help; use a smaller model"
+    return tuple(f"{problem}: {advice}" for problem in problems)
 
 
 @lru_cache(maxsize=8)
@@ -260,9 +271,18 @@ def longest_tokens(stage: Stage) -> int:
 
 
 def trained_gb(model: ModelShape, pools: Pools) -> float:
-    """A learner rank's share of weights, gradients and the optimizer's state."""
+    """A learner rank's share of weights, gradients and the optimizer's state; frozen weights are held alone."""
     held = STATE.total - STATE.offloaded if pools.offload else STATE.total
-    return model.parameters * held / pools.learner_gpus / GB
+    trained = adapter_parameters(model, pools.lora_rank) if pools.lora_rank else model.parameters
+    frozen = model.parameters if pools.lora_rank else 0.0
+    return (trained * held + frozen * STATE.weight) / pools.learner_gpus / GB
+
+
+def adapter_parameters(model: ModelShape, rank: int) -> float:
+    """Of LoRA on every linear layer but the head: `rank` rows for what goes in, and as many for what comes out."""
+    query, key = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    attention = 2 * (model.hidden + query) + 2 * (model.hidden + key)
+    return float(model.layers * rank * (attention + 3 * (model.hidden + model.intermediate)))
 
 
 def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools) -> Memory:
@@ -334,6 +354,9 @@ def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
         tokens //= 2
     if not pools.offload:
         yield "offload", "--learner.offload (optimizer state in host memory)", gpu, replace(pools, offload=True)
+    if not pools.lora_rank:
+        words = f"--learner.lora-rank {LORA_RANK} (adapters in place of the weights)"
+        yield "lora", words, gpu, replace(pools, lora_rank=LORA_RANK)
     if pools.colocated:
         for engines in range(pools.tensor_parallel, gpus, pools.tensor_parallel):
             split = replace(pools, colocated=False, engine_gpus=engines, learner_gpus=gpus - engines)
@@ -356,6 +379,7 @@ def best_separated(
     micro_batch_tokens: int,
     rollouts: int,
     offload: bool = False,
+    lora_rank: int = 0,
 ) -> PoolPlan | None:
     """The split of `gpus` into two pools with the shortest step; None where there are too few to split."""
     step = max(1, gpus // 16 // tensor_parallel) * tensor_parallel  # engines are whole
@@ -371,6 +395,7 @@ def best_separated(
             micro_batch_tokens=micro_batch_tokens,
             rollouts=rollouts,
             offload=offload,
+            lora_rank=lora_rank,
         )
         for engine_gpus in range(step, gpus, step)
     ]

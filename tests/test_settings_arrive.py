@@ -382,6 +382,8 @@ WAYS: dict[str, Way | Elsewhere] = {
     "learner.own_gpus": Way(True, ray_resources),
     "learner.zero": Way(1, deepspeed),
     "learner.offload": Way(True, deepspeed),
+    "learner.lora_rank": Way(4, rank),
+    "learner.lora_alpha": Way(8, rank),
     "learner.attention": Way("sdpa", micro_batches),
     "learner.dtype": Way("float32", deepspeed),
     "learner.micro_batch_tokens": Way(900, micro_batches),

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actors.learner.optimizer import MOMENTS
 from rstar_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 FACTS = "learner.json"
 GENERATORS = "generators.pt"
 SHARD_BYTES = 2 * 2**30
-PARTS = (None, *MOMENTS)
-"""Of a parameter: the master weight, and its moments."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -118,7 +115,7 @@ def _save_shards(folder: Path, state: "LearnerState") -> int:
     shards = size = 0
     last = list(state.shapes)[-1]
     for name in state.shapes:
-        for part in PARTS:
+        for part in state.parts(name):
             tensor = state.get(name, part)
             if writes:
                 shard[_key(name, part)] = tensor.detach().cpu().clone()
@@ -139,7 +136,7 @@ def _load_shards(folder: Path, state: "LearnerState", shards: int) -> None:
             opened = stack.enter_context(safe_open(folder / _shard_name(index), framework="pt"))
             places.update(dict.fromkeys(opened.keys(), opened))
         for name in state.shapes:
-            for part in PARTS:
+            for part in state.parts(name):
                 key = _key(name, part)
                 state.set(name, places[key].get_tensor(key) if reads else None, part)
 

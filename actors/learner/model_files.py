@@ -38,9 +38,8 @@ def take_over(folder: Path, policy: Policy, state: "LearnerState") -> None:
     """
     reads = dist.get_rank() == 0
     saved = SavedWeights(folder) if reads else None
-    shapes = (
-        {name: shape for name, shape in saved.shapes().items() if name in state.shapes} if saved is not None else {}
-    )
-    refuse_other_shapes(shapes, state.shapes, option="--model", name=str(folder), ours=policy.architecture)
-    for name in state.shapes:
-        state.set(name, saved.tensor(name) if saved is not None else None)
+    expected = state.served_shapes
+    shapes = {name: shape for name, shape in saved.shapes().items() if name in expected} if saved is not None else {}
+    refuse_other_shapes(shapes, expected, option="--model", name=str(folder), ours=policy.architecture)
+    for name in expected:
+        state.set_served(name, saved.tensor(name) if saved is not None else None)

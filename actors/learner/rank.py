@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from actors.learner import checkpoint, deepspeed_start, model_files
+from actors.learner.adapters import add_adapters
 from actors.learner.losses import PolicyLoss, SftLoss
 from actors.learner.optimizer_step import MicroBatches, OptimizerSteps, combined
 from actors.learner.policy import Policy, RankFacts, load_language_model, rank_facts, refuse_changed_logits
@@ -56,14 +57,17 @@ class LearnerRank:
         meeting = self._store or (master_address, master_port)
         deepspeed_start.join_ranks(settings, self.rank, self.device, meeting)
         deepspeed_start.seed_generators(settings.seed + self.rank)
-        self._start_engine(self._load(settings.model))
+        self._start_engine(self._load(settings.model, trained=True))
         self.reference = None
         if settings.loss.kl_coefficient:
             self.reference = self._load(settings.reference_model).to(self.device).requires_grad_(False).eval()
         refuse_changed_logits(self.policy, self.engine, self.device)
 
-    def _load(self, folder: str) -> Policy:
-        return Policy(load_language_model(folder, self.settings), self.settings.logprob_chunk_tokens)
+    def _load(self, folder: str, *, trained: bool = False) -> Policy:
+        language_model = load_language_model(folder, self.settings)
+        if trained and self.settings.lora_rank:
+            add_adapters(language_model, self.settings)
+        return Policy(language_model, self.settings.logprob_chunk_tokens)
 
     def _start_engine(self, policy: Policy) -> None:
         settings = self.settings

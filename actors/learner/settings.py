@@ -21,6 +21,8 @@ class LearnerSettings:
     dtype: Literal["float32", "bfloat16"]  # of the forward pass; master weights are float32
     zero: Literal[0, 1, 2, 3]
     offload: bool  # optimizer state and master weights in host memory
+    lora_rank: int  # of the adapters that are trained in place of the weights; 0 trains the weights
+    lora_alpha: int
     activation_checkpointing: bool
     attention: Literal["rows", "sdpa", "flash_attention_2"]  # "sdpa" pads, the others pack rows end to end
     num_threads: int  # CPU threads of a rank
@@ -60,6 +62,8 @@ def learner_settings(config: RunConfig, model: Path) -> LearnerSettings:
         dtype=learner.dtype,
         zero=learner.zero,
         offload=learner.offload,
+        lora_rank=learner.lora_rank,
+        lora_alpha=learner.lora_alpha,
         activation_checkpointing=learner.activation_checkpointing,
         attention=learner.attention,
         num_threads=learner.num_threads,

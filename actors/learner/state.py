@@ -1,5 +1,6 @@
 """A learner's parameters and optimizer state under any ZeRO stage, whole tensors in and out.
 
+Where adapters are trained, the frozen weights have neither moments nor a float32 master.
 Everything here that reads or writes a parameter is a collective: all ranks call it, in the same order.
 """
 
@@ -12,7 +13,8 @@ import torch.distributed as dist
 from deepspeed import utils as deepspeed_utils
 from torch import Tensor, nn
 
-from actors.learner.optimizer import RefusingAdamW
+from actors.learner.adapters import adapted_weights, is_adapters, merged
+from actors.learner.optimizer import MOMENTS, RefusingAdamW
 from actors.weights.buckets import NamedArray
 from actors.weights.tensors import named_array
 
@@ -25,6 +27,7 @@ class LearnerState:
         self._optimizer = optimizer
         self._zero = zero
         self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
+        self._adapted = adapted_weights(model)
         self._rank = dist.get_rank()
         self._device = torch.device(engine.device)
 
@@ -32,6 +35,16 @@ class LearnerState:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Whole shapes by Hugging Face name; tied parameters once."""
         return {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self._parameters.items()}
+
+    @property
+    def served_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the weights as folders and engines know them, adapters merged."""
+        own = {adapted.base: name for name, adapted in self._adapted.items()}
+        return {own.get(name, name): shape for name, shape in self.shapes.items() if not is_adapters(name)}
+
+    def parts(self, name: str) -> tuple[str | None, ...]:
+        """What there is of a parameter: the weight (None), and its moments where it is trained."""
+        return (None, *MOMENTS) if self._parameters[name].requires_grad else (None,)
 
     def prepare_moments(self) -> None:
         """Make the optimizer's state readable and writable before its first step."""
@@ -46,6 +59,9 @@ class LearnerState:
     def get(self, name: str, moment: str | None = None) -> Tensor:
         """The float32 master weight, or one moment; whole, on every rank."""
         parameter = self._parameters[name]
+        if not parameter.requires_grad:
+            with deepspeed.zero.GatheredParameters([parameter], enabled=self._zero == 3):
+                return parameter.detach().float().clone()
         if self._zero == 0:
             return (parameter if moment is None else self._optimizer.state[parameter][moment]).detach()
         if moment is None:
@@ -63,7 +79,10 @@ class LearnerState:
             whole.copy_(value)
         dist.broadcast(whole, 0)
         with torch.no_grad():
-            if self._zero == 0:
+            if not parameter.requires_grad:
+                with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._zero == 3):
+                    parameter.copy_(whole)
+            elif self._zero == 0:
                 (parameter if moment is None else self._optimizer.state[parameter][moment]).copy_(whole)
             elif self._zero < 3:
                 if moment is None:
@@ -87,6 +106,13 @@ class LearnerState:
             if self._rank == 0:
                 parameter.copy_(whole)
 
+    def set_served(self, name: str, value: Tensor | None) -> None:
+        """Take over a weight as `served` names it; its adapter adds nothing then."""
+        adapted = self._adapted.get(name)
+        self.set(adapted.base if adapted else name, value)
+        if adapted:
+            self.set(adapted.b, torch.zeros(self.shapes[adapted.b]) if self._rank == 0 else None)
+
     def clear_moments(self) -> None:
         """A fresh optimizer: zero moments, zero steps."""
         for state in self._optimizer.state.values():
@@ -100,23 +126,33 @@ class LearnerState:
         """
         group: list[str] = []
         size = 0
-        for name, parameter in self._parameters.items():
+        for name, shape in self.served_shapes.items():
             group.append(name)
-            size += _num_elements(self.shapes[name]) * parameter.element_size()
+            size += _num_elements(shape) * self._parameters[self._behind(name)[0]].element_size()
             if size >= group_bytes:
                 yield from self._served_group(group)
                 group, size = [], 0
         yield from self._served_group(group)
 
     def _served_group(self, names: list[str]) -> Iterator[NamedArray]:
-        parameters = [self._parameters[name] for name in names]
-        if self._zero < 3:
-            if self._rank == 0:
-                yield from (named_array(name, p) for name, p in zip(names, parameters, strict=True))
-            return
-        with deepspeed.zero.GatheredParameters(parameters, modifier_rank=None):
-            arrays = [named_array(n, p) for n, p in zip(names, parameters, strict=True)] if self._rank == 0 else []
-            yield from arrays
+        behind = [self._parameters[each] for name in names for each in self._behind(name)]
+        with deepspeed.zero.GatheredParameters(behind, modifier_rank=None, enabled=self._zero == 3):
+            if self._zero < 3 and self._rank == 0:
+                yield from (named_array(name, self._served_weight(name)) for name in names)
+            elif self._rank == 0:
+                yield from [named_array(name, self._served_weight(name)) for name in names]
+
+    def _behind(self, name: str) -> tuple[str, ...]:
+        """The parameters that make a served weight."""
+        adapted = self._adapted.get(name)
+        return (adapted.base, adapted.a, adapted.b) if adapted else (name,)
+
+    def _served_weight(self, name: str) -> Tensor:
+        adapted = self._adapted.get(name)
+        if adapted is None:
+            return self._parameters[name]
+        base, a, b = (self._parameters[each] for each in self._behind(name))
+        return merged(base, a, b, adapted.scale)
 
 
 def _num_elements(shape: tuple[int, ...]) -> int:

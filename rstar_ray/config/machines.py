@@ -106,6 +106,11 @@ class LearnerConfig:
     """what DeepSpeed's ZeRO spreads over ranks: 1 the optimizer's state, 2 gradients too, 3 weights too, 0 nothing"""
     offload: MayChange[bool] = False
     """keep the optimizer's state and the float32 weights in host memory (ZeRO offload): room for memory, time for it"""
+    lora_rank: int = 0
+    """train LoRA adapters of this rank (arXiv:2106.09685), through PEFT, in place of the weights, and serve the two
+    merged: little state to hold; wants some ten times the learning rate; 0 trains the weights"""
+    lora_alpha: int = 32
+    """LoRA's strength: an adapter counts alpha / rank times"""
     attention: Literal["rows", "sdpa", "flash_attention_2"] = "rows"
     """rows and flash_attention_2 pack the rows of a micro batch end to end; sdpa pads them"""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -140,7 +145,8 @@ class LearnerConfig:
         at_least(1, learner__start_deadline_s=self.start_deadline_s, learner__bucket_mb=self.bucket_mb)
         at_least(1, learner__logprob_chunk_tokens=self.logprob_chunk_tokens)
         at_least(0, learner__pass_tokens=self.pass_tokens)
-        at_least(0, learner__check_old_logprobs_every=self.check_old_logprobs_every)
+        at_least(0, learner__check_old_logprobs_every=self.check_old_logprobs_every, learner__lora_rank=self.lora_rank)
+        at_least(1, learner__lora_alpha=self.lora_alpha)
         share(learner__max_padding=self.max_padding)
         require(
             self.dtype == "float32" or self.zero > 0,

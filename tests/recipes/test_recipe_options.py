@@ -289,6 +289,8 @@ COMPUTES = {
     "engine.max_context_tokens": 1_024,
     "learner.dtype": "bfloat16",
     "learner.attention": "sdpa",
+    "learner.lora_rank": 4,
+    "learner.lora_alpha": 8,
     "sandbox.time_limit_s": 3.0,
     "sandbox.wall_limit_s": 9.0,
     "sandbox.max_output_mb": 2,

@@ -12,6 +12,7 @@ from scheduler.plan import (
     ModelShape,
     Pools,
     activations_gb,
+    adapter_parameters,
     best_separated,
     engine_cost,
     engine_memory,
@@ -28,7 +29,7 @@ from scheduler.twin.bound import lower_bound
 from scheduler.twin.engine_model import EngineShape
 
 MODEL = ModelShape(
-    name="round", parameters=1e9, layers=10, hidden=1_000, intermediate=3_000, kv_heads=5, head_dim=100,
+    name="round", parameters=1e9, layers=10, hidden=1_000, intermediate=3_000, heads=10, kv_heads=5, head_dim=100,
     vocabulary=20_000,
 )  # fmt: skip
 GPU = Gpu(memory_gb=50.0, bandwidth_tb_s=2.0, tflops=100.0)
@@ -98,22 +99,32 @@ def test_what_is_lacking_is_told_with_its_size():
     assert len(lacks(MODEL, Gpu(memory_gb=exact - 1e-6), STAGE, pools(colocated=False))) == 1
 
 
+LORA = "--learner.lora-rank 32 (adapters in place of the weights)"
+
+
+def test_adapters_need_little_beside_the_frozen_weights():
+    rows = 2 * (1_000 + 1_000) + 2 * (1_000 + 500) + 3 * 4_000  # of hidden 1,000, heads 10 and 5 of 100, inner 3,000
+    assert adapter_parameters(MODEL, 32) == 10 * 32 * rows
+    adapted = pools(lora_rank=32)
+    assert trained_gb(MODEL, adapted) == pytest.approx((10 * 32 * rows * 18 + 1e9 * 2) / 4 / 1e9)
+
+
 def test_the_least_change_of_each_kind_is_offered():
     offload, apart, larger = "--learner.offload (optimizer state in host memory)", "separated pools", "GPUs of 80 GB"
-    assert remedies(MODEL, Gpu(memory_gb=6.0), STAGE, pools()) == [offload, apart, "16 GPUs", larger]
+    assert remedies(MODEL, Gpu(memory_gb=6.0), STAGE, pools()) == [offload, LORA, apart, "16 GPUs", larger]
     found = {memory: remedies(MODEL, Gpu(memory_gb=memory), STAGE, pools(offload=True)) for memory in (3.6, 4.0, 4.4)}
     eight, four = (f"--engine.tensor-parallel {parallel} instead of 2" for parallel in (8, 4))
     quarter, half = (f"--learner.micro-batch-tokens {tokens} instead of 5000" for tokens in (1_250, 2_500))
     assert found == {
         3.6: [apart, "64 GPUs", larger],
-        4.0: [eight, quarter, apart, "32 GPUs", larger],
-        4.4: [four, half, apart, "16 GPUs", larger],
+        4.0: [eight, quarter, LORA, apart, "32 GPUs", larger],
+        4.4: [four, half, LORA, apart, "16 GPUs", larger],
     }
     alone = pools(engine_gpus=1, learner_gpus=1, tensor_parallel=1)
     assert remedies(MODEL, Gpu(memory_gb=1.0), STAGE, alone) == [larger]
     assert remedies(MODEL, Gpu(memory_gb=80.0), STAGE, alone)[-1] == "GPUs of 96 GB"
     large = ModelShape(
-        name="large", parameters=70e9, layers=80, hidden=8_192, intermediate=28_672, kv_heads=8, head_dim=128,
+        name="large", parameters=70e9, layers=80, hidden=8_192, intermediate=28_672, heads=64, kv_heads=8, head_dim=128,
         vocabulary=128_000,
     )  # fmt: skip
     pairs = remedies(large, Gpu(memory_gb=80.0), STAGE, pools(tensor_parallel=1, micro_batch_tokens=20_000))

@@ -1,0 +1,58 @@
+"""LoRA (arXiv:2106.09685) through PEFT: small matrices trained beside frozen weights, and merged where weights leave.
+
+An adapted layer computes W x + s B A x, with s = alpha / rank. B begins as zeros: a fresh adapter changes nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actors.learner.settings import LearnerSettings
+
+ADAPTER = "default"  # PEFT's name for the only one
+_BASE, _A, _B = ".base_layer.weight", f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """The parameters behind one weight that engines know: its own, and its adapter's two."""
+
+    base: str
+    a: str
+    b: str
+    scale: float
+
+
+def add_adapters(language_model: Any, settings: LearnerSettings) -> None:
+    """Adapters for every linear layer but the head; everything else is frozen."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(
+        r=settings.lora_rank, lora_alpha=settings.lora_alpha, lora_dropout=0.0, bias="none", target_modules="all-linear"
+    )
+    inject_adapter_in_model(config, language_model, adapter_name=ADAPTER)
+
+
+def adapted_weights(model: nn.Module) -> dict[str, Adapted]:
+    """By the name that a folder and an engine know the weight by; empty where nothing is adapted."""
+    modules = dict(model.named_modules())
+    found: dict[str, Adapted] = {}
+    for name, _ in model.named_parameters():
+        if name.endswith(_BASE):
+            layer = name.removesuffix(_BASE)
+            scale = float(modules[layer].scaling[ADAPTER])  # type: ignore[index,union-attr]
+            found[f"{layer}.weight"] = Adapted(name, layer + _A, layer + _B, scale)
+    return found
+
+
+def is_adapters(name: str) -> bool:
+    """Whether a parameter is an adapter's."""
+    return name.endswith((_A, _B))
+
+
+def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """W + s B A in the weight's own type, added up in float32."""
+    with torch.no_grad():
+        return (weight.float() + scale * (b.float() @ a.float())).to(weight.dtype)
