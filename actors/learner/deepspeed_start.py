@@ -39,11 +39,11 @@ def open_store(settings: LearnerSettings, host: str) -> TCPStore:
 
 def join_ranks(settings: LearnerSettings, rank: int, device: torch.device, store: Any) -> None:
     """Enter the process group; `store` is that of the rank that the others meet at, or its address and port."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(settings.world_size), LOCAL_RANK="0")  # DeepSpeed asks for them
     if dist.is_initialized():
         if dist.get_world_size() != settings.world_size:
             raise LearnerError(f"this process already belongs to a group of {dist.get_world_size()} ranks")
         return
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(settings.world_size), LOCAL_RANK="0")
     if settings.world_size == 1:
         store = HashStore()
     elif isinstance(store, tuple):
