@@ -18,6 +18,8 @@ from rstar_ray.agent.rollout import answer_calls
 from rstar_ray.agent.talk import Heard, Message, TalkLimits, as_written, talk
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.model_folder import load_chat
+from rstar_ray.chat.profile import THOUGHTS
+from rstar_ray.chat.streamed import Streamed
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.config import ChatConfig, RunConfig, ToolsConfig, with_values
@@ -231,6 +233,8 @@ class ServerTalker:
                     continue
                 for kind, text in turn.take(_event(data, self.url)):
                     yield Heard(kind=kind, text=text)
+            for kind, text in turn.rest():
+                yield Heard(kind=kind, text=text)
 
 
 def _event(data: str, url: str) -> dict[str, Any]:
@@ -244,9 +248,13 @@ def _event(data: str, url: str) -> dict[str, Any]:
 
 
 class _Turn:
-    """A server's turn, put together from what it sends piece by piece."""
+    """A server's turn, put together from what it sends piece by piece.
+
+    Servers that are not told how a model thinks send its thoughts among what it says.
+    """
 
     def __init__(self) -> None:
+        self._view = Streamed(THOUGHTS[0], inside=False)
         self.said = ""
         self.calls: dict[int, dict[str, Any]] = {}
         self.finish = ""
@@ -262,7 +270,7 @@ class _Turn:
                 shown.append(("thought", str(thought)))
             if delta.get("content"):
                 self.said += str(delta["content"])
-                shown.append(("said", str(delta["content"])))
+                shown += [(kind.value, words) for kind, words in self._view.feed(str(delta["content"]))]
             self.num_tokens += bool(thought or delta)
             for part in delta.get("tool_calls") or []:
                 call = self.calls.setdefault(int(part.get("index", 0)), {"id": "", "name": "", "arguments": ""})
@@ -272,6 +280,10 @@ class _Turn:
                 call["arguments"] += function.get("arguments") or ""
             self.finish = choice.get("finish_reason") or self.finish
         return shown
+
+    def rest(self) -> list[tuple[Any, str]]:
+        """What was kept back, for it might have begun or ended a thought."""
+        return [(kind.value, words) for kind, words in self._view.end()]
 
     def message(self) -> Message:
         calls = [

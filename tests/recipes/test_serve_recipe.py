@@ -252,6 +252,15 @@ async def test_tools_of_ones_own_are_told_to_a_server_and_called(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("sandbox")
+async def test_thoughts_that_a_server_sends_among_what_is_said_are_told_apart():
+    app = openai_like([[{"content": "<th"}, {"content": "ink>hm</think>It"}, {"content": " is."}]], [])
+    async with TestServer(app) as server, server_talker(str(server.make_url("/")), "", TalkConfig()) as talk:
+        heard = [one async for one in talk.answer([{"role": "user", "content": "x"}])]
+    assert [(one.kind, one.text) for one in heard[:-1]] == [("thought", "hm"), ("said", "It"), ("said", " is.")]
+    assert heard[-1].messages[0]["content"] == "<think>hm</think>It is."
+
+
+@pytest.mark.usefixtures("sandbox")
 async def test_a_call_of_a_server_that_cannot_be_read_is_told_back():
     bad = [{"tool_calls": [{"index": 0, "id": "c", "function": {"name": "bash", "arguments": "{}"}}]}]
     app = openai_like([bad, [{"content": "sorry"}]], [])

@@ -1,0 +1,207 @@
+"""What a researcher comes with, in small: a base model as Qwen's are, problems, conversations, a tool and a reward.
+
+Everything is made here, of texts of this repository and of generated problems; only the sizes are not those of a 14B.
+"""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar_ray.chat.instructions import instructions
+from rstar_ray.tools.load import tool_specs
+from tests.rstar_ray.chat.families import QWEN, QWEN_TAGS, template_text
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PRE_TOKENS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Words, single digits, punctuation with the breaks behind it: as Qwen's tokenizers cut."""
+OWN = '''\
+from rstar_ray.reward.find import boxed_answer
+from rstar_ray.tools.tool import Tool, ToolFailed
+
+FACTS = {"prime": "A prime has two divisors.", "gcd": "The greatest common divisor of two numbers."}
+
+
+async def find(word: str) -> str:
+    if word not in FACTS:
+        raise ToolFailed(f"nothing about {word}")
+    return FACTS[word]
+
+
+WORD = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+search = Tool(name="search", description="Looks a word up.", parameters=WORD, function=find)
+
+
+def graded(completion, problem):
+    """Right is 1; else a little for being brief, so that siblings differ."""
+    return 1.0 if boxed_answer(completion) == problem.answer else 0.5 / (1 + len(completion))
+'''
+TOOLS = ("python", "own:search")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Of a model."""
+
+    vocabulary: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def own_folder(folder: Path) -> Path:
+    """A tool and a reward of one's own, in own.py."""
+    folder.mkdir()
+    (folder / "own.py").write_text(OWN)
+    return folder
+
+
+# ---------------------------------------------------------------- problems
+
+
+def raw_problems(count: int, seed: int) -> list[dict[str, Any]]:
+    """As MATH has them: a solution beside problem and answer; some fractions, and every tenth row said twice."""
+    rng = random.Random(seed)
+    rows: list[dict[str, Any]] = []
+    for number in range(count):
+        a, b, c = (rng.randint(2, 60) for _ in range(3))
+        problem, answer = rng.choice(
+            [
+                (f"What is {a} * {b}?", f"{a * b}"),
+                (f"Compute ${a} + {b} \\cdot {c}$.", f"{a + b * c}"),
+                (f"Find the value of $x$ such that ${a}x = {a * b}$.", f"{b}"),
+                (f"Let $f(x) = {a}x + {b}$. What is $f({c})$?", f"{a * c + b}"),
+                (f"What fraction of {a * b + 1} is {a}? Give $\\frac{{m}}{{n}}$.", f"\\frac{{{a}}}{{{a * b + 1}}}"),
+                (f"How many multiples of {a} are there between 1 and {a * b + a - 1}, both included?", f"{b}"),
+            ]
+        )
+        row = {"problem": problem, "answer": answer, "level": f"Level {1 + number % 5}", "type": "Algebra"}
+        rows.append({**row, "solution": f"Step by step we find $\\boxed{{{answer}}}$."})
+        if number % 10 == 0:
+            rows.append(dict(rows[-1]))
+    return rows
+
+
+def exam(count: int, seed: int) -> list[dict[str, Any]]:
+    """In the shape of AIME's files: long questions with integers below 1,000."""
+    rng = random.Random(seed)
+    rows: list[dict[str, Any]] = []
+    for number in range(count):
+        a, b = rng.randint(10, 30), rng.randint(2, 9)
+        text = (
+            f"Alice walks ${a}$ miles every day, and Bob walks $b = {b}$ times as far. Find how many miles Bob walks."
+        )
+        rows.append({"id": f"exam-{number}", "problem": text, "answer": str(a * b)})
+    return rows
+
+
+def write_rows(path: Path, rows: Sequence[Any]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+# ---------------------------------------------------------------- conversations
+
+
+def conversations(questions: Sequence[tuple[int, int]], own: Path, *, times: int) -> Iterator[dict[str, Any]]:
+    """`messages` with `tools`: a thought, a program, its result, a thought, the answer; some go on."""
+    specs = tool_specs(TOOLS, str(own))
+    told = [spec.told() for spec in specs]
+    for number in range(times):
+        for a, b in questions:
+            call = {"type": "function", "function": {"name": "python", "arguments": {"code": f"print({a} * {b})"}}}
+            answer = f"<answer>\\boxed{{{a * b}}}</answer>"
+            messages: list[dict[str, Any]] = [
+                {"role": "system", "content": instructions(specs)},
+                {"role": "user", "content": f"What is {a} * {b}?"},
+                {"role": "assistant", "content": "", "reasoning_content": "I compute it.", "tool_calls": [call]},
+                {"role": "tool", "content": str(a * b)},
+                {"role": "assistant", "content": answer, "reasoning_content": "That is it."},
+            ]
+            if number % 4 == 3:
+                messages += [{"role": "user", "content": "Thanks."}, {"role": "assistant", "content": "Gladly."}]
+            yield {"messages": messages, "tools": told}
+
+
+BAD_ROWS: tuple[Any, ...] = (
+    {"messages": [{"role": "user", "content": "Only a question?"}]},
+    {"messages": [{"role": "alien", "content": "x"}, {"role": "assistant", "content": "y"}]},
+)
+
+
+# ---------------------------------------------------------------- the model
+
+
+def base_model(folder: Path, shape: Shape, texts: Sequence[str]) -> Path:
+    """A base checkpoint of Qwen3's architecture as one downloads it: untied, bfloat16, in shards, with Qwen's files."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = _tokenizer(shape.vocabulary, texts)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=4_096,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    model = Qwen3ForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size=f"{max(1, model.num_parameters() // 2_000_000)}MB")
+    tokenizer.save_pretrained(str(folder))
+    generation = {
+        "bos_token_id": tokenizer.eos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "max_new_tokens": 2048,
+    }
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def _tokenizer(vocabulary: int, texts: Sequence[str]) -> Any:
+    """Byte-level BPE with Qwen's tokens and template; some rows of the model's vocabulary are left without a token."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    added = [*QWEN, *QWEN_TAGS]
+    backend: Any = Tokenizer(models.BPE())
+    backend.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(PRE_TOKENS), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    backend.decoder = decoders.ByteLevel()
+    learned: Any = trainers.BpeTrainer(
+        vocab_size=vocabulary - 2 * len(added),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator([*texts, *_repository_texts()], learned)
+    backend.add_special_tokens(list(QWEN))
+    backend.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in QWEN_TAGS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|endoftext|>",
+        pad_token="<|endoftext|>",
+        chat_template=template_text("qwen3"),
+        clean_up_tokenization_spaces=False,
+        model_max_length=131_072,
+    )
+
+
+def _repository_texts() -> Iterator[str]:
+    for pattern in ("*.md", "docs/*.md", "rstar_ray/**/*.py", "sandbox/**/*.py"):
+        for path in sorted(REPOSITORY.glob(pattern)):
+            yield path.read_text(encoding="utf-8")
