@@ -73,7 +73,8 @@ LONG = Size(
     sft_steps=40,
     steps=3,
     problems=400,
-    options="--learner.ranks 2 --learner.zero 3 --learner.dtype bfloat16 --engine.dtype bfloat16 --sft.learning-rate 1e-3",
+    options="--learner.ranks 2 --learner.zero 3 --learner.dtype bfloat16 --engine.dtype bfloat16"
+    " --sft.learning-rate 1e-3",
 )
 """10.5M weights, in bfloat16 from end to end."""
 OPTIONS = """

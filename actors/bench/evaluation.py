@@ -1,0 +1,222 @@
+"""Evaluating against a bare engine, and the first word of a talk against the engine's first token: one JSON line.
+
+python -m actors.bench.evaluation --problems 32 --samples 16 --repeats 5
+
+The same requests, in turn: as an evaluation with all of its actors, and by `Engine.generate` alone, as many at once as
+the engine decodes. Tokens a second count until nine tenths of the rollouts have ended: the rest is what is left to wait
+for. The policy has random weights, so that rollouts run on to their budget.
+"""
+
+import asyncio
+import json
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+import tyro
+
+from actors.bench.small import SMALL
+from actors.door import shut_door
+from actors.generation.engine import Engine
+from actors.generation.settings import engine_settings
+from actors.system import TrainingActors
+from rstar_ray.agent.talk import TalkLimits, talk
+from rstar_ray.chat.model_folder import load_chat
+from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.config import RunConfig, with_values
+from rstar_ray.evaluation.run import run_evaluation
+from rstar_ray.rollouts import DroppedRollout, FinishedRollout, Rollouts
+from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.seeds import derive_seed
+from rstar_ray.tiny.model import make_tiny_model
+from rstar_ray.tiny.problems import Split, generate_problems
+from rstar_ray.trajectory import RolloutRequest, Sampling, ToolCall, ToolResult
+
+SHARE = 0.9
+"""Of the rollouts, whose tokens are counted until the last of them ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    """What is measured."""
+
+    problems: int = 32
+    """problems of an evaluation"""
+    samples: int = 16
+    """rollouts of each"""
+    tokens: int = 128
+    """longest response"""
+    repeats: int = 5
+    """alternating runs"""
+    talks: int = 20
+    """questions whose first word is timed"""
+
+
+@dataclass
+class Timed:
+    """`Rollouts` that notes when each ends, and how many tokens it has."""
+
+    inner: Rollouts
+    began_s: float = 0.0
+    ends: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    requests: list[RolloutRequest] = field(default_factory=list[RolloutRequest])
+
+    async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
+        self.began_s, self.ends, self.requests = time.perf_counter(), [], list(requests)
+        async for end in self.inner.run(requests):
+            assert isinstance(end, FinishedRollout), end
+            self.ends.append((time.perf_counter(), end.summary.num_sampled_tokens))
+            yield end
+
+    def tokens_per_s(self) -> float:
+        return rate(self.began_s, self.ends)
+
+
+def rate(began_s: float, ends: Sequence[tuple[float, int]]) -> float:
+    """Tokens a second until `SHARE` of all have ended."""
+    counted = sorted(ends)[: max(1, int(SHARE * len(ends)))]
+    return sum(tokens for _, tokens in counted) / (counted[-1][0] - began_s)
+
+
+async def bare(engine: Engine, chat: TokenizerChat, requests: Sequence[RolloutRequest], *, at_once: int) -> float:
+    """The same completions by the engine alone."""
+    slots = asyncio.Semaphore(at_once)
+    ends: list[tuple[float, int]] = []
+    began_s = time.perf_counter()
+
+    async def one(request: RolloutRequest) -> None:
+        async with slots:
+            completion = await engine.generate(
+                chat.prompt_ids(request.problem),
+                request_id=f"bare/{began_s}/{request.rollout_id}",
+                max_tokens=request.limits.max_response_tokens,
+                seed=derive_seed(request.seed, "turn", 0),
+                sampling=request.sampling,
+            )
+            ends.append((time.perf_counter(), len(completion.token_ids)))
+
+    await asyncio.gather(*map(one, requests))
+    return rate(began_s, ends)
+
+
+async def compared(
+    bench: BenchSettings, config: RunConfig, model: Path, engine: Engine, chat: TokenizerChat
+) -> dict[str, Any]:
+    """Evaluations and the bare engine in turn."""
+    actors = TrainingActors(config, model, chat, lambda line: None)
+    ours, theirs = [], []
+    try:
+        await actors.start(learner=False)
+        await actors.serving()
+        timed = Timed(actors.replicas.rollouts)
+        crew = replace(actors.crew(), rollouts=timed)
+        for number in range(-1, bench.repeats):  # the first warms both up
+            problems = generate_problems(number + 1, Split.HELD_OUT, bench.problems)
+            with tempfile.TemporaryDirectory() as folder:
+                await run_evaluation(config, {"bench": problems}, crew, RunDir(Path(folder)), step=0, model=model)
+            alone = await bare(engine, chat, timed.requests, at_once=config.engine.max_running)
+            if number >= 0:
+                ours.append(timed.tokens_per_s())
+                theirs.append(alone)
+    finally:
+        await actors.close()
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    return {
+        "tokens_per_s": round(statistics.median(ours)),
+        "bare_tokens_per_s": round(statistics.median(theirs)),
+        "over_bare": round(statistics.median(ratios), 3),
+        "ratios": [round(ratio, 3) for ratio in sorted(ratios)],
+    }
+
+
+async def first_words(bench: BenchSettings, engine: Engine, chat: TokenizerChat) -> dict[str, Any]:
+    """Seconds from the question to the first token of the engine, and to the first word that a person is told."""
+    limits = TalkLimits(max_tokens=64, max_turns=1, max_calls_per_turn=1, context_tokens=2_048)
+    engines: list[float] = []
+    ours: list[float] = []
+    for number in range(-1, bench.talks):
+        (problem,) = generate_problems(1_000 + number, Split.HELD_OUT, 1)
+        alone = await _first(_stream(engine, chat.prompt_ids(problem), name=f"alone-{number}", max_tokens=64))
+
+        def stream(
+            prompt_ids: Sequence[int], *, max_tokens: int, number: int = number
+        ) -> AsyncGenerator[list[int], None]:
+            return _stream(engine, prompt_ids, name=f"talk-{number}", max_tokens=max_tokens)
+
+        question = [{"role": "user", "content": problem.problem}]
+        heard = await _first(talk(question, chat=chat, stream=stream, execute=_no_tool, limits=limits))
+        if number >= 0:
+            engines.append(alone)
+            ours.append(heard)
+    beyond = [1e3 * (one - other) for one, other in zip(ours, engines, strict=True)]
+    return {
+        "engines_first_token_ms": round(1e3 * statistics.median(engines), 1),
+        "first_word_ms": round(1e3 * statistics.median(ours), 1),
+        "beyond_ms": {"median": round(statistics.median(beyond), 1), "max": round(max(beyond), 1)},
+    }
+
+
+def _stream(
+    engine: Engine, prompt_ids: Sequence[int], *, name: str, max_tokens: int
+) -> AsyncGenerator[list[int], None]:
+    return engine.stream(prompt_ids, request_id=name, max_tokens=max_tokens, seed=0, sampling=Sampling())
+
+
+async def _first(pieces: AsyncGenerator[Any, None]) -> float:
+    began_s = time.perf_counter()
+    await anext(pieces)
+    seconds = time.perf_counter() - began_s
+    async for _ in pieces:
+        pass
+    return seconds
+
+
+async def _no_tool(call: ToolCall) -> ToolResult:
+    raise AssertionError("the last turn runs no call")
+
+
+async def main(bench: BenchSettings) -> dict[str, Any]:
+    config = with_values(
+        SMALL,
+        {
+            "scale": "tiny",
+            "stage": "evaluate",
+            "engine.kv_tokens": 65_536,
+            "engine.max_running": 64,
+            "rollout.instruct": False,
+            "evaluate.samples": bench.samples,
+            "evaluate.temperature": 1.0,
+            "evaluate.max_response_tokens": bench.tokens,
+            "evaluate.max_turns": 1,
+            "sandbox.slots": 2,
+        },
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_tiny_model(Path(folder), seed=0)
+        chat = load_chat(model, config.chat, instruct=False)
+        engine = Engine(engine_settings(config, model), stop_token_ids=chat.profile.stop_token_ids)
+        await engine.start()
+        try:
+            return {
+                "benchmark": "evaluation on real engines",
+                "device": "cpu",
+                "evaluation": await compared(bench, config, model, engine, chat),
+                "talk": await first_words(bench, engine, chat),
+            }
+        finally:
+            await engine.close()
+
+
+if __name__ == "__main__":
+    shut_door(lambda line: print(line, file=sys.stderr))
+    logging.disable(logging.WARNING)
+    settings = tyro.cli(BenchSettings)
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    print(json.dumps(asyncio.run(main(settings))))
