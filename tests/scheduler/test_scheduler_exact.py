@@ -166,7 +166,7 @@ def test_what_the_twin_assumes_where_nothing_is_said(
 # -- the plan ----------------------------------------------------------------------------------------------------------
 
 MODEL = ModelShape(
-    name="round", parameters=1e9, layers=10, hidden=1_000, intermediate=3_000, kv_heads=5, head_dim=100,
+    name="round", parameters=1e9, layers=10, hidden=1_000, intermediate=3_000, heads=10, kv_heads=5, head_dim=100,
     vocabulary=20_000,
 )  # fmt: skip
 STAGE = Stage(max_response_tokens=2_000, max_turns=5, mean_response_tokens=900)
