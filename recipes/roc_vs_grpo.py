@@ -28,9 +28,9 @@ from rstar_ray.run_dir.folder import RunDir
 
 ARMS: dict[str, dict[str, Any]] = {
     "plain GRPO": {"algorithm.resample": "none"},
-    "GRPO, half at random": {"algorithm.resample": "random"},
     "RoC": {"algorithm.resample": "paper"},
     "RoC, released rule": {"algorithm.resample": "release"},
+    "GRPO, half at random": {"algorithm.resample": "random"},
 }
 """Groups of 4 are trained on; plain GRPO draws 4, the others 8."""
 

@@ -17,7 +17,7 @@ from rstar_ray.errors import SandboxError
 from rstar_ray.outcome import Outcome
 from rstar_ray.tiny.families import Numbers
 from rstar_ray.tiny.problems import Question, Split, draw_questions
-from rstar_ray.tiny.programs import PROGRAMS, Program
+from rstar_ray.tiny.programs import EVERYWHERE, PROGRAMS, Program, fail
 from rstar_ray.trajectory import ToolCall, ToolResult
 
 Message = dict[str, Any]  # one entry of a `messages` list: role, content, tool_calls
@@ -42,25 +42,23 @@ def _fill(template: str, numbers: Numbers) -> str:
     return template.format(**numbers._asdict(), r=RESULT)
 
 
-def _failing(program: Program, call: str, numbers: Numbers, rng: random.Random) -> str:
-    """A first call that fails: the family's own, names never given a value, or a bracket left open."""
-    if rng.random() < 0.5:
-        return _fill(rng.choice(program.failing), numbers)
-    unnamed = program.steps[0].right.format(a="a", b="b", c="c", r="r")
-    return rng.choice((unnamed, call[:-1]))
-
-
-def _calls(program: Program, numbers: Numbers, slips: float, rng: random.Random) -> list[str]:
+def _templates(program: Program, slips: float, rng: random.Random) -> list[str]:
     """One call for each result, some of them wrong; an answer may come before the last result."""
-    calls: list[str] = []
+    templates: list[str] = []
     for step in program.steps:
         if rng.random() >= slips:
-            calls.append(_fill(step.right, numbers))
+            templates.append(step.right)
             continue
-        if calls and rng.random() < 0.5:
-            return calls
-        calls.append(_fill(rng.choice(step.slips), numbers))
-    return calls
+        if templates and rng.random() < 0.5:
+            return templates
+        templates.append(rng.choice(step.slips))
+    return templates
+
+
+def _failing(program: Program, call: str, template: str, rng: random.Random) -> str:
+    """A first call that fails where `call` was meant, of which `template` is the form."""
+    failing = rng.choice(program.failing if rng.random() < 0.5 else EVERYWHERE)
+    return fail(call, template.format(a="a", b="b", c="c"), failing)
 
 
 def draft_tool_use(question: Question, teacher: TinyConfig, rng: random.Random) -> Draft:
@@ -68,8 +66,9 @@ def draft_tool_use(question: Question, teacher: TinyConfig, rng: random.Random) 
     program, numbers = PROGRAMS[question.family.name], question.numbers
     fails = rng.random() < teacher.failures
     ruined = fails and rng.random() < teacher.coupling
-    calls = _calls(program, numbers, 1.0 if ruined else teacher.slips, rng)
-    failing = _failing(program, calls[0], numbers, rng) if fails else ""
+    templates = _templates(program, 1.0 if ruined else teacher.slips, rng)
+    calls = [_fill(template, numbers) for template in templates]
+    failing = _failing(program, calls[0], templates[0], rng) if fails else ""
     if rng.random() < teacher.wasted:
         place = rng.randrange(len(calls))
         if RESULT not in calls[place]:
@@ -179,12 +178,9 @@ def sample_texts() -> Iterator[str]:
 ERRORS = (
     "  File \"<tool>\", line 1\nSyntaxError: '(' was never closed\n",
     "NameError: name 'a' is not defined\n",
-    "NameError: name 'math' is not defined. Did you forget to import 'math'?\n",
+    "NameError: name 'math' is not defined\n",
+    "NameError: name 'prnt' is not defined. Did you mean: 'print'?\n",
     "TypeError: 'int' object is not iterable\n",
-    "TypeError: unsupported operand type(s) for -: 'str' and 'int'\n",
-    "TypeError: unsupported operand type(s) for ** or pow(): 'str' and 'int'\n",
-    "TypeError: can't multiply sequence by non-int of type 'str'\n",
-    "ZeroDivisionError: integer modulo by zero\n",
     "Execution timed out.\n",
 )
 """What failed calls end with, as Python and the sandbox word it."""

@@ -1,9 +1,11 @@
-"""How the teacher computes each family: the right call for each result, plausible slips, and first attempts that fail.
+"""How the teacher computes each family: the right call for each result, plausible slips, and how first calls fail.
 
-No slip is another family's right program: what is learned of one family then never works against another.
+No slip is another family's right program: what is learned of one family then never works against another. A call that
+fails holds the program that is called next, right or not: outcome reward then says nothing about the failure.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from rstar_ray.tiny.families import FAMILIES
 
@@ -16,19 +18,50 @@ class Step:
     slips: tuple[str, ...]
 
 
+class Failing(StrEnum):
+    """How a first call fails; what it prints says what to mend."""
+
+    UNCLOSED = "unclosed"  # SyntaxError: '(' was never closed
+    UNNAMED = "unnamed"  # letters for numbers: NameError: name 'a' is not defined
+    MISSPELLED = "misspelled"  # NameError: name 'prnt' is not defined. Did you mean: 'print'?
+    NO_IMPORT = "no import"  # NameError: name 'math' is not defined
+    NO_LIST = "no list"  # TypeError: 'int' object is not iterable
+    SHAPE = "shape"  # no error: a tuple where a number is asked for
+    ENDLESS = "endless"  # a loop that does not end: the time-out
+
+
+EVERYWHERE = (Failing.UNCLOSED, Failing.UNNAMED)
+"""Ways open to every family, as likely together as its own ways are."""
+IMPORT = "import math; "
+
+
+def fail(call: str, unnamed: str, failing: Failing) -> str:
+    """The call that fails for `call`; `unnamed` is the same with letters in place of numbers."""
+    inner = call.removeprefix(IMPORT).removeprefix("print(").removesuffix(")")
+    return {
+        Failing.UNCLOSED: call[:-1],
+        Failing.UNNAMED: unnamed,
+        Failing.MISSPELLED: call.replace("print(", "prnt("),
+        Failing.NO_IMPORT: call.removeprefix(IMPORT),
+        Failing.NO_LIST: f"print(sum({inner}))",
+        Failing.SHAPE: f"print(({inner},))",
+        Failing.ENDLESS: f"while {inner}: pass",
+    }[failing]
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The results of a family in turn, and first calls that fail: what they print tells what to mend."""
+    """The results of a family in turn, and the ways in which its first call is likely to fail."""
 
     steps: tuple[Step, ...]
-    failing: tuple[str, ...]
+    failing: tuple[Failing, ...]
 
 
-def _one(right: str, *slips: str, failing: tuple[str, ...]) -> Program:
+def _one(right: str, *slips: str, failing: tuple[Failing, ...]) -> Program:
     return Program((Step(right, slips),), failing)
 
 
-def _steps(*steps: Step, failing: tuple[str, ...]) -> Program:
+def _steps(*steps: Step, failing: tuple[Failing, ...]) -> Program:
     return Program(steps, failing)
 
 
@@ -44,88 +77,95 @@ _DIVISORS = Step(
 )
 
 PROGRAMS: dict[str, Program] = {
-    "sum": _one("print({a}+{b})", "print({a}+{b}+1)", "print({a}+{b}-1)", failing=("print(sum({a},{b}))",)),
-    "difference": _one("print({a}-{b})", "print({b}-{a})", "print(-{a}-{b})", failing=('print("{a}"-{b})',)),
-    "product": _one("print({a}*{b})", "print({a}*({b}-1))", "print({a}*({b}+1))", failing=('print("{a}"*"{b}")',)),
-    "remainder": _one("print({a}%{b})", "print({b}%{a})", "print(({a}+1)%{b})", failing=("print(mod({a},{b}))",)),
-    "quotient": _one(
-        "print({a}//{b})", "print({a}//{b}+1)", "print({a}//({b}+1))", failing=("print(divmod({a},{b}))",)
+    "sum": _one(
+        "print({a}+{b})", "print({a}+{b}+1)", "print({a}+{b}-1)", failing=(Failing.MISSPELLED, Failing.NO_LIST)
     ),
+    "difference": _one(
+        "print({a}-{b})", "print({b}-{a})", "print(-{a}-{b})", failing=(Failing.MISSPELLED, Failing.SHAPE)
+    ),
+    "product": _one("print({a}*{b})", "print({a}*({b}-1))", "print({a}*({b}+1))", failing=(Failing.NO_LIST,)),
+    "remainder": _one(
+        "print({a}%{b})", "print({b}%{a})", "print(({a}+1)%{b})", failing=(Failing.SHAPE, Failing.NO_LIST)
+    ),
+    "quotient": _one("print({a}//{b})", "print({a}//{b}+1)", "print({a}//({b}+1))", failing=(Failing.SHAPE,)),
     "gcd": _one(
         "import math; print(math.gcd({a},{b}))",
         "import math; print(math.gcd({a},{b}-1))",
         "import math; print(math.gcd({a}-1,{b}))",
-        failing=("print(math.gcd({a},{b}))",),
+        failing=(Failing.NO_IMPORT,),
     ),
     "lcm": _one(
         "import math; print(math.lcm({a},{b}))",
         "import math; print(math.lcm({a},{b}-1))",
         "import math; print(math.lcm({a}-1,{b}))",
-        failing=("print(math.lcm({a},{b}))",),
+        failing=(Failing.NO_IMPORT,),
     ),
-    "power": _one("print({a}**{b})", "print({a}**({b}-1))", "print({a}*{b}*{b})", failing=('print("{a}"**{b})',)),
+    "power": _one("print({a}**{b})", "print({a}**({b}-1))", "print({a}*{b}*{b})", failing=(Failing.NO_LIST,)),
     "range_sum": _one(
         "print(sum(range({a},{b}+1)))",
         "print(sum(range({a},{b})))",
         "print(sum(range({a}+1,{b}+1)))",
-        failing=("print(range({a},{b}+1))",),
+        failing=(Failing.SHAPE,),
     ),
     "odd_sum": _one(
         "print(sum(range(1,{a}+1,2)))",
         "print(sum(range({a}+1)))",
         "print(sum(range(0,{a}+1,2)))",
-        failing=("print(range(1,{a}+1,2))",),
+        failing=(Failing.NO_LIST,),
     ),
     "divisors": _one(
         "print(sum({a}%i==0 for i in range(1,{a}+1)))",
         "print(sum({a}%i==0 for i in range(1,{a})))",
         "print(sum({a}%i==0 for i in range(2,{a})))",
-        failing=("print(sum({a}%i==0 for i in range({a}+1)))",),
+        failing=(Failing.MISSPELLED,),
     ),
     "primes": _one(
         "print(sum(all(i%j for j in range(2,i)) for i in range(2,{a}+1)))",
         "print(sum(all(i%j for j in range(2,i)) for i in range(1,{a}+1)))",
         "print(sum(all(i%j for j in range(2,i)) for i in range({a}+1)))",
-        failing=("print(sum(all(i%j for j in range(i)) for i in range(2,{a}+1)))",),
+        failing=(Failing.MISSPELLED,),
     ),
     "linear": _one(
-        "print(({c}-{b})//{a})", "print(({c}+{b})//{a})", "print(({c}-{b})//{a}+1)", failing=("print(({c}-{b})/{a})",)
+        "print(({c}-{b})//{a})", "print(({c}+{b})//{a})", "print(({c}-{b})//{a}+1)", failing=(Failing.SHAPE,)
     ),
-    "bags": _one("print({a}*{b}-{c})", "print({a}*{b}+{c})", "print({a}+{b}-{c})", failing=("print(bags*{b}-{c})",)),
+    "bags": _one("print({a}*{b}-{c})", "print({a}*{b}+{c})", "print({a}+{b}-{c})", failing=(Failing.MISSPELLED,)),
     "perimeter": _one(
-        "print(2*({a}+{b}))", "print(2*{a}+{b})", "print(2*({a}+{b})+1)", failing=("print(perimeter({a},{b}))",)
+        "print(2*({a}+{b}))", "print(2*{a}+{b})", "print(2*({a}+{b})+1)", failing=(Failing.SHAPE, Failing.NO_LIST)
     ),
     "next_multiple": _one(
-        "print(({a}//{b}+1)*{b})", "print({a}//{b}*{b})", "print(({a}//{b}+2)*{b})", failing=("while {b}: pass",)
+        "print(({a}//{b}+1)*{b})",
+        "print({a}//{b}*{b})",
+        "print(({a}//{b}+2)*{b})",
+        failing=(Failing.ENDLESS, Failing.MISSPELLED),
     ),
-    "rest_squared": _steps(_REST, _SQUARE, failing=("print(mod({a},{b}))",)),
+    "rest_squared": _steps(_REST, _SQUARE, failing=(Failing.NO_LIST,)),
     "gcd_and_lcm": _steps(
         Step("import math; print(math.gcd({a},{b}))", ("import math; print(math.gcd({a},{b}-1))",)),
         Step(
             "import math; print({r}+math.lcm({a},{b}))",
             ("import math; print({r}*math.lcm({a},{b}))", "import math; print({r}+math.lcm({a},{b}-1))"),
         ),
-        failing=("print(math.gcd({a},{b}))",),
+        failing=(Failing.NO_IMPORT,),
     ),
-    "product_digits": _steps(_MULTIPLY, _DIGITS, failing=('print("{a}"*"{b}")', "print(sum({a}*{b}))")),
-    "product_divisors": _steps(_MULTIPLY, _DIVISORS, failing=("print(divisors({a}*{b}))",)),
-    "shared_bags": _steps(_MULTIPLY, _REST_OF_RESULT, failing=("print(bags*{b}%{c})",)),
+    "product_digits": _steps(_MULTIPLY, _DIGITS, failing=(Failing.NO_LIST, Failing.MISSPELLED)),
+    "product_divisors": _steps(_MULTIPLY, _DIVISORS, failing=(Failing.SHAPE,)),
+    "shared_bags": _steps(_MULTIPLY, _REST_OF_RESULT, failing=(Failing.MISSPELLED,)),
     "sum_quotient": _steps(
-        _ADD, Step("print({r}//{c})", ("print({r}//({c}+1))", "print({r}//{c}+1)")), failing=("print(sum({a},{b}))",)
+        _ADD, Step("print({r}//{c})", ("print({r}//({c}+1))", "print({r}//{c}+1)")), failing=(Failing.NO_LIST,)
     ),
-    "product_rest_squared": _steps(_MULTIPLY, _REST_OF_RESULT, _SQUARE, failing=('print("{a}"*"{b}")',)),
-    "square_digits": _steps(_ADD, _SQUARE, _DIGITS, failing=("print(sum({a},{b}))",)),
+    "product_rest_squared": _steps(_MULTIPLY, _REST_OF_RESULT, _SQUARE, failing=(Failing.SHAPE,)),
+    "square_digits": _steps(_ADD, _SQUARE, _DIGITS, failing=(Failing.NO_LIST,)),
     "lcm_divisors": _steps(
         Step("import math; print(math.lcm({a},{b}))", ("import math; print(math.lcm({a},{b}-1))",)),
         Step("print({r}+{c})", ("print({r}-{c})", "print({r}+{c}+1)")),
         _DIVISORS,
-        failing=("print(math.lcm({a},{b}))",),
+        failing=(Failing.NO_IMPORT,),
     ),
     "difference_digits": _steps(
         Step("print({a}-{b})", ("print({a}-{b}+1)", "print({a}-{b}-1)")),
         Step("print({r}*{c})", ("print({r}*({c}+1))", "print({r}*{c}+1)")),
         _DIGITS,
-        failing=('print("{a}"-{b})',),
+        failing=(Failing.MISSPELLED,),
     ),
 }
 assert PROGRAMS.keys() == {family.name for family in FAMILIES}
