@@ -17,7 +17,7 @@ export PYTHONPATH := $(CURDIR)
 # Container images often set it; here dozens of processes import the same modules, and would compile them each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train experiment test test-fast mutants chaos check format bench bench-sandbox soak-sandbox bench-balancer bench-learner calibrate
+.PHONY: help setup train experiment test test-fast mutants chaos check format bench bench-sandbox soak-sandbox bench-balancer bench-learner bench-evaluation calibrate
 .PHONY: cluster-up cluster-down preflight clean same-target
 
 help:  ## What can be made
@@ -73,7 +73,7 @@ format: $(READY)  ## Put the format right
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-sandbox bench-balancer bench-learner  ## All benchmarks; each prints one JSON line
+bench: bench-sandbox bench-balancer bench-learner bench-evaluation  ## All benchmarks; each prints one JSON line
 
 bench-sandbox: $(READY)  ## Sandbox calls/s; REFERENCE=URL names a running Code Judge to alternate with
 	$(BIN)/python -m sandbox.bench $(ARGS)
@@ -84,6 +84,9 @@ soak-sandbox: $(READY)  ## 200,000 mixed calls, 5 % hostile, watching memory and
 bench-balancer: $(READY)  ## The balancer in the twin (simulated), and on real engines
 	$(BIN)/python -m scheduler.bench $(ARGS)
 	$(BIN)/python -m actors.bench.balancer
+
+bench-evaluation: $(READY)  ## Evaluating against a bare engine; the first word of a talk against its first token
+	$(BIN)/python -m actors.bench.evaluation $(ARGS)
 
 calibrate: $(READY)  ## Fit the twin's engine model to this machine's vLLM and predict runs it has not seen
 	$(BIN)/python -m actors.bench.balancer --calibrate $(ARGS)

@@ -1,8 +1,8 @@
 """How a model talks, and what does not fit: `python -m rstar_ray.chat MODEL`, a folder or a hub's id.
 
 Shows how its turns begin and end, what stops, how tools are shown and calls are written, whether it thinks and where;
-then a conversation with a tool as it is trained on, what has a loss in brackets. Exit status 2 where something does not
-fit, with the mend.
+then a conversation with a tool as it is trained on, what has a loss in brackets, and a problem as it is asked. Exit
+status 2 where something does not fit, with the mend.
 """
 
 import json
@@ -22,6 +22,7 @@ from rstar_ray.data.conversation import Conversation
 from rstar_ray.data.sft import Row, render
 from rstar_ray.errors import ConfigError
 from rstar_ray.tools.spec import PYTHON_TOOL
+from rstar_ray.trajectory import Problem
 
 OPEN, CLOSE = "⟦", "⟧"
 
@@ -72,6 +73,8 @@ def described(chat: TokenizerChat, folder: Path) -> Iterator[str]:
     for number, row in enumerate(rows, 1):
         yield f"--- row {number} of {len(rows)} that SFT makes of a conversation; the loss is on {OPEN}this{CLOSE}"
         yield "".join(f"{OPEN}{piece.text}{CLOSE}" if piece.sampled else piece.text for piece in row)
+    yield "--- a problem as it is asked in RL, in evaluations and in a talk: SFT on conversations that begin so fits it"
+    yield chat.decode(chat.prompt_ids(Problem(id="", problem="What is 17 + 5?", answer="22")))
 
 
 def _thinks(chat: TokenizerChat) -> str:

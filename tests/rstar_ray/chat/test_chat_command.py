@@ -29,6 +29,8 @@ def test_a_base_model_is_told_with_what_stops_and_what_is_trained_on(
     assert "calls             hermes, written by the template" in said
     assert "⟦<think>\nI compute it.\n</think>\n\n<tool_call>" in said
     assert "row 2 of 2" in said and "⟦<think>\n\n</think>\n\nGladly.<|im_end|>⟧" in said
+    asked = said.partition("--- a problem as it is asked")[2]
+    assert "<|im_start|>system\nSolve the problem." in asked and asked.endswith("<|im_start|>assistant\n\n")
 
 
 @pytest.mark.parametrize("name", ["llama3.1", "rstar2", "glm4.5"])
