@@ -126,9 +126,14 @@ class Balancer:
         self._rule.new_policy_version()
         self._books.fleet.published(policy_version)
 
-    def remember(self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]]) -> None:
-        """Teach the estimate lengths of an earlier step or run: (group, response tokens, truncated by its budget)."""
-        self._rule.remember(max_response_tokens, max_turns, ended)
+    def remember(
+        self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float = 1.0
+    ) -> None:
+        """Teach the estimate lengths of an earlier step or run: (group, sampled tokens, truncated by its budget).
+
+        `growth`: response tokens for each sampled one, tools' text included.
+        """
+        self._rule.remember(max_response_tokens, max_turns, ended, growth=growth)
 
     def adopt(self, replica_id: str, loads: Iterable[RolloutLoad]) -> list[str]:
         """These run on the replica already: after our own death. Returns those it must stop: another holds them."""
@@ -232,13 +237,7 @@ class Balancer:
             return reason if first else None
         new_preemptions = load.preemptions - replica.load.preemptions
         self._books.preempted(replica, new_preemptions)
-        replica.load = load
-        replica.policy_version = replica.told_version = load.policy_version
-        replica.admitted_since_report = 0
-        if load.steps:
-            told = replica.decode_step - load.steps
-            replica.clock_offset = told if replica.clock_offset is None else max(replica.clock_offset, told)
-            replica.decode_step = max(replica.decode_step, replica.clock_offset + load.steps)
+        replica.note(load)
         self._rule.reported(replica, new_preemptions)
         return None
 

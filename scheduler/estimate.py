@@ -19,14 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri
 
+from scheduler.hazard import hazard_rates
+
 Floats = NDArray[np.float64]
 
 NUM_BINS = 48
-PRIOR_DEATHS = 6.0  # weight of a bin's prior, whose centre is the hazard of the bins before it
-PRIOR_DECAY = 0.8  # per bin, of what the bins before say
-CAUTION = 0.85  # of that hazard is assumed where nothing has been seen: lives may prove longer
 PRIOR_MEAN = 0.75  # of the budget: the mean length assumed before anything has ended, with the weight of one rollout
-ALIKENESS: Floats = np.array([0.05, 0.2, 0.35, 0.5, 0.65, 0.8])  # r^2 that are tried
+ALIKENESS: Floats = np.array([0.0, 0.05, 0.2, 0.35, 0.5, 0.65, 0.8])  # r^2 that are tried
 FIRST_ALIKENESS = 0.35  # until enough has ended to tell
 FACTOR_U: Floats = np.linspace(-2.8, 2.8, 17)
 PRIOR_U: Floats = np.exp(-0.5 * FACTOR_U**2) / np.exp(-0.5 * FACTOR_U**2).sum()
@@ -147,16 +146,10 @@ class LengthEstimate:
         group_R = self._group_R[: self._size][known_R]
         age_R = self._age_R[: self._size][known_R]
         ended_R = self._ended_R[: self._size][known_R]
-        deaths_B, tokens_B = self._evidence(known_R)
-        deaths_B += self._past_deaths_B
-        tokens_B += self._past_tokens_B
-        rate_B = np.zeros(NUM_BINS)
-        deaths, tokens = 1.0, PRIOR_MEAN * self.max_response_tokens
-        for number in range(NUM_BINS):
-            prior_rate = CAUTION * deaths / tokens
-            rate_B[number] = (deaths_B[number] + PRIOR_DEATHS) / (tokens_B[number] + PRIOR_DEATHS / prior_rate)
-            deaths = PRIOR_DECAY * deaths + deaths_B[number]
-            tokens = PRIOR_DECAY * tokens + tokens_B[number]
+        expected_B = np.full(NUM_BINS, 1.0 / (PRIOR_MEAN * self.max_response_tokens))
+        if self.taught:
+            expected_B = hazard_rates(self._past_deaths_B, self._past_tokens_B, expected_B, taught=False)
+        rate_B = hazard_rates(*self._evidence(known_R), expected_B, taught=self.taught)
         marginal_B1 = np.concatenate([[0.0], np.cumsum(rate_B * self._widths_B)])
         seen = (group_R, age_R, self._bins(age_R), ended_R)
         if float(ended_R.sum()) >= self._fit_at:
@@ -199,6 +192,11 @@ class LengthEstimate:
         return survival_BU, factor_GU / total_G1, float((most_G1 + np.log(total_G1)).sum())
 
     # -- what is asked --------------------------------------------------------------------------------------------
+    @property
+    def taught(self) -> bool:
+        """An earlier step is known."""
+        return bool(self._past_tokens_B.any())
+
     @property
     def num_groups(self) -> int:
         return len(self._members)

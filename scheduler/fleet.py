@@ -15,14 +15,18 @@ class Rollout:
     sequence: int  # order of submission, for ties and for fairness
     submitted_s: float = 0.0
     replica: "Replica | None" = None  # None: waiting
-    step_seen: float = 0.0  # the replica's decode clock when `load` was reported
+    step_seen: float = 0.0  # the replica's decode clock when `load` was reported, and later by what it spent at tools
     prefer: str | None = None  # a move's target, tried first
     reserved_tokens: int = 0  # what the rule set aside for it, where it reserves
     profile_row: int = -1  # the rule's own index of it on its replica
     length_row: int = -1  # the estimate's own index of it
 
-    def age_at(self, decode_step: float) -> float:
-        """Response tokens at this step of its replica: those last reported, and one for every step since."""
+    def sampled_at(self, decode_step: float) -> float:
+        """Sampled tokens at this step of its replica: those last reported, and one for every step since."""
+        return min(self.load.generated_tokens + decode_step - self.step_seen, self.load.max_response_tokens - 1)
+
+    def response_at(self, decode_step: float) -> float:
+        """The same, of all tokens after the prompt."""
         return min(self.load.response_tokens + decode_step - self.step_seen, self.load.max_response_tokens - 1)
 
 
@@ -55,6 +59,24 @@ class Replica:
     @property
     def has_seat(self) -> bool:
         return len(self.residents) < self.max_running
+
+    def note(self, load: ReplicaLoad) -> None:
+        """What it says of itself, believed."""
+        self._tick(load)
+        self.load = load
+        self.policy_version = self.told_version = load.policy_version
+        self.admitted_since_report = 0
+
+    def _tick(self, load: ReplicaLoad) -> None:
+        """The decode clock goes on by the engine's own count; it stands still for rollouts that are at a tool."""
+        if not load.steps:
+            return
+        before, told = self.decode_step, self.decode_step - load.steps
+        self.clock_offset = told if self.clock_offset is None else max(self.clock_offset, told)
+        self.decode_step = max(self.decode_step, self.clock_offset + load.steps)
+        for rollout_id in set(self.load.at_tools).intersection(load.at_tools):  # all the time since the last report
+            if (rollout := self.residents.get(rollout_id)) is not None:
+                rollout.step_seen = min(rollout.step_seen + self.decode_step - before, self.decode_step)
 
     def whole_blocks(self, tokens: int) -> int:
         """Tokens of the blocks that so many take: an engine never gives half of one."""

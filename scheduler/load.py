@@ -67,6 +67,7 @@ class ReplicaLoad:
     preemptions: int = 0  # since the engine started
     policy_version: int = 0
     steps: int = 0  # of the engine since it started; each gives every running request one token
+    at_tools: tuple[str, ...] = ()  # rollouts that wait for a tool, and sample nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

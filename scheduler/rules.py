@@ -70,8 +70,10 @@ class PlacementRule(Protocol):
         """The weights changed."""
         ...
 
-    def remember(self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]]) -> None:
-        """Lengths of an earlier step or run: (group, response tokens, truncated)."""
+    def remember(
+        self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float
+    ) -> None:
+        """Lengths of an earlier step or run: (group, sampled tokens, truncated), and response tokens for each."""
         ...
 
 
@@ -143,7 +145,9 @@ class QueueRule:
     def new_policy_version(self) -> None:
         pass
 
-    def remember(self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]]) -> None:
+    def remember(
+        self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float
+    ) -> None:
         pass
 
 

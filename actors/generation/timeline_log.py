@@ -1,7 +1,7 @@
 """The latest work of one replica, kept for pictures: what each rollout did and when, and the KV in use meanwhile."""
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -20,14 +20,23 @@ class TimelineLog:
         self._replica_id = replica_id
         self._spans: deque[Span] = deque(maxlen=KEPT)
         self._kv_samples: deque[KvSample] = deque(maxlen=KEPT)
+        self._at_tools: Counter[str] = Counter()  # calls that each rollout waits for now
 
     async def noted(self, activity: Activity, rollout_id: str, work: Awaitable[T]) -> T:
         """Do the work; how long it took is noted, however it ends."""
         began_s = time.time()
+        self._at_tools[rollout_id] += activity is Activity.TOOL
         try:
             return await work
         finally:
+            self._at_tools[rollout_id] -= activity is Activity.TOOL
+            if not self._at_tools[rollout_id]:
+                del self._at_tools[rollout_id]
             self._spans.append(Span(self._replica_id, rollout_id, activity, began_s, time.time()))
+
+    def at_tools(self) -> tuple[str, ...]:
+        """Rollouts that wait for a tool now, and sample nothing."""
+        return tuple(rollout_id for rollout_id, calls in self._at_tools.items() if calls)
 
     def note_kv(self, used_tokens: int) -> None:
         self._kv_samples.append(KvSample(self._replica_id, time.time(), used_tokens))

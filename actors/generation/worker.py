@@ -173,6 +173,7 @@ class GenerationWorker:
             preemptions=engine.preemptions,
             policy_version=self._engine.policy_version,
             steps=engine.steps,
+            at_tools=self._timeline.at_tools(),
         )
 
     async def close(self) -> None:

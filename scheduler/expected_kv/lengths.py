@@ -39,11 +39,27 @@ class Budgets:
     """Rollouts under one pair of budgets (response tokens and turns): learned of apart from all others."""
 
     estimate: LengthEstimate
+    sampled_tokens: float = 1.0  # by rollouts that have ended, ...
+    response_tokens: float = 1.0  # ... and what their responses held, tools' text included
     fresh: FreshRows | None = None  # of the groups known at the last refresh
+
+    @property
+    def growth(self) -> float:
+        """Response tokens for each sampled one."""
+        return max(1.0, self.response_tokens / self.sampled_tokens)
+
+    def ended(self, sampled_tokens: float, response_tokens: float) -> None:
+        self.sampled_tokens += sampled_tokens
+        self.response_tokens += response_tokens
 
     def fresh_of(self, group: "Group") -> FreshRows | None:
         """None: the group came after the last refresh."""
         return self.fresh if self.fresh is not None and group.index < len(self.fresh.peaks_G) else None
+
+
+def rows(size_NH: Floats, alive_NH: Floats, shared_NH: Floats, siblings_N1: Floats | float) -> tuple[Floats, Floats]:
+    """Demand and its variance [N, H] of rollouts that hold `size` where they are alive."""
+    return size_NH * alive_NH, size_NH * size_NH * (alive_NH * (1.0 - alive_NH) + siblings_N1 * shared_NH)
 
 
 class Group:
@@ -80,7 +96,7 @@ class Lengths:
             index = budgets.estimate.add_group(load.group_id)
             group = self.groups[load.group_id] = Group(budgets, index, load.prompt_tokens)
         if rollout.length_row < 0:
-            rollout.length_row = group.budgets.estimate.start(group.index, load.response_tokens)
+            rollout.length_row = group.budgets.estimate.start(group.index, load.generated_tokens)
             group.live += 1
         return group
 
@@ -89,14 +105,15 @@ class Lengths:
 
     def grow(self, rollout: Rollout) -> None:
         self._observed += 1
-        self.group_of(rollout).budgets.estimate.grow(rollout.length_row, rollout.load.response_tokens)
+        self.group_of(rollout).budgets.estimate.grow(rollout.length_row, rollout.load.generated_tokens)
 
     def leave(self, rollout: Rollout, *, ended: bool, truncated: bool) -> None:
         """It left its replica: for good, or to wait again."""
         self._observed += 1
         if ended:
-            estimate = self.group_of(rollout).budgets.estimate
-            estimate.end(rollout.length_row, rollout.load.response_tokens, truncated=truncated)
+            budgets, load = self.group_of(rollout).budgets, rollout.load
+            budgets.estimate.end(rollout.length_row, load.generated_tokens, truncated=truncated)
+            budgets.ended(load.generated_tokens, load.response_tokens)
             self._forget(rollout)
 
     def withdraw(self, rollout: Rollout) -> None:
@@ -104,9 +121,14 @@ class Lengths:
         self.group_of(rollout).budgets.estimate.drop(rollout.length_row)
         self._forget(rollout)
 
-    def remember(self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]]) -> None:
-        """Lengths of an earlier step or run: (group, response tokens, truncated)."""
-        self._budgets_of(max_response_tokens, max_turns).estimate.remember(ended)
+    def remember(
+        self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float
+    ) -> None:
+        """Lengths of an earlier step or run: (group, sampled tokens, truncated), and response tokens for each."""
+        budgets = self._budgets_of(max_response_tokens, max_turns)
+        budgets.estimate.remember(ended)
+        sampled_tokens = sum(sampled for _, sampled, _ in ended)
+        budgets.ended(sampled_tokens, growth * sampled_tokens)
         self._renumber()
 
     def new_policy_version(self) -> None:
@@ -159,8 +181,9 @@ class Lengths:
             ages_G = np.zeros(estimate.num_groups)
             length_G = estimate.mean_remaining(groups_G, ages_G)
             alive_GH, covariance_GH = estimate.survivals(groups_G, ages_G, self.horizons_H)
-            demand_GH, variance_GH = self.rows(ages_G, alive_GH, covariance_GH, np.zeros((1, 1)))
-            shared_GH = covariance_GH * (self.horizons_H + self.fleet.block_tokens / 2) ** 2
+            size_GH = self._sizes(budgets, ages_G)
+            demand_GH, variance_GH = rows(size_GH, alive_GH, covariance_GH, 0.0)
+            shared_GH = covariance_GH * size_GH**2
             peaks_G3 = np.stack([demand_GH.max(axis=1), variance_GH.max(axis=1), shared_GH.max(axis=1)], axis=1)
             peaks_G = [
                 (float(demand), float(variance), float(shared)) for demand, variance, shared in peaks_G3.tolist()
@@ -175,21 +198,25 @@ class Lengths:
             for rollout in replica.residents.values():
                 rows, known = ages[self.group_of(rollout).budgets]
                 rows.append(rollout.length_row)
-                known.append(rollout.age_at(replica.decode_step))
+                known.append(rollout.sampled_at(replica.decode_step))
         for budgets, (rows, known) in ages.items():
             budgets.estimate.survive(np.array(rows, dtype=np.int64), np.array(known))
 
+    @property
+    def taught(self) -> bool:
+        """Of all budgets that live rollouts have, an earlier step is known."""
+        return all(group.budgets.estimate.taught for group in self.groups.values())
+
     # -- what is asked --------------------------------------------------------------------------------------------
-    def rows(self, age_N: Floats, alive_NH: Floats, shared_NH: Floats, siblings_N1: Floats) -> tuple[Floats, Floats]:
-        """Demand and variance [N, H]; half a block is lost to rounding by every rollout."""
-        size_NH = age_N[:, None] + self.horizons_H[None, :] + self.fleet.block_tokens / 2
-        demand_NH = size_NH * alive_NH
-        return demand_NH, size_NH * size_NH * (alive_NH * (1.0 - alive_NH) + siblings_N1 * shared_NH)
+    def _sizes(self, budgets: Budgets, response_N: Floats) -> Floats:
+        """KV tokens [N, H] beside the prompt while it lives; half a block is lost to rounding by every rollout."""
+        grown_NH = response_N[:, None] + budgets.growth * self.horizons_H
+        return np.minimum(grown_NH, budgets.estimate.max_response_tokens) + self.fleet.block_tokens / 2
 
     def rows_of(self, rollout: Rollout) -> Rows:
         """What this one would add to a replica."""
-        group, response = self.group_of(rollout), rollout.load.response_tokens
-        if response == 0:
+        group, load = self.group_of(rollout), rollout.load
+        if load.response_tokens == 0:
             fresh = group.budgets.fresh_of(group)
             if fresh is None:  # adopted before anything was learned
                 self.stale()
@@ -197,11 +224,11 @@ class Lengths:
                 fresh = group.budgets.fresh_of(group)
             assert fresh is not None
             return fresh.demand_GH[group.index], fresh.variance_GH[group.index], fresh.shared_GH[group.index]
-        age_1 = np.array([float(min(response, rollout.load.max_response_tokens - 1))])
+        age_1 = np.array([float(min(load.generated_tokens, load.max_response_tokens - 1))])
         alive_1H, shared_1H = group.budgets.estimate.survivals(np.array([group.index]), age_1, self.horizons_H)
-        demand_1H, variance_1H = self.rows(age_1, alive_1H, shared_1H, np.zeros((1, 1)))
-        size_H = response + self.horizons_H + self.fleet.block_tokens / 2
-        return demand_1H[0], variance_1H[0], shared_1H[0] * size_H**2
+        size_1H = self._sizes(group.budgets, np.array([float(load.response_tokens)]))
+        demand_1H, variance_1H = rows(size_1H, alive_1H, shared_1H, 0.0)
+        return demand_1H[0], variance_1H[0], shared_1H[0] * size_1H[0] ** 2
 
     def peaks_of(self, rollout: Rollout) -> tuple[float, float, float]:
         """Demand, variance and covariance with a sibling, at most."""
@@ -215,18 +242,20 @@ class Lengths:
     def rows_at(self, rollouts: Sequence[Rollout], decode_step: float, home: int) -> tuple[Floats, Floats]:
         """Demand and variance [N, H] of a replica's residents, at their ages now; they are noted as alive."""
         groups = [self.group_of(rollout) for rollout in rollouts]
-        age_N = np.array([rollout.age_at(decode_step) for rollout in rollouts])
+        age_N = np.array([rollout.sampled_at(decode_step) for rollout in rollouts])
+        response_N = np.array([rollout.response_at(decode_step) for rollout in rollouts])
         index_N = np.array([group.index for group in groups])
         row_N = np.array([rollout.length_row for rollout in rollouts])
         siblings_N1 = np.array([[float(group.homes[home] - 1)] for group in groups])
-        alive_NH, shared_NH = np.zeros((2, len(groups), NUM_HORIZONS))
+        alive_NH, shared_NH, size_NH = np.zeros((3, len(groups), NUM_HORIZONS))
         for budgets in {group.budgets: None for group in groups}:
             of_N = np.array([group.budgets is budgets for group in groups])
             budgets.estimate.survive(row_N[of_N], age_N[of_N])
             alive_NH[of_N], shared_NH[of_N] = budgets.estimate.survivals(index_N[of_N], age_N[of_N], self.horizons_H)
-        return self.rows(age_N, alive_NH, shared_NH, siblings_N1)
+            size_NH[of_N] = self._sizes(budgets, response_N[of_N])
+        return rows(size_NH, alive_NH, shared_NH, siblings_N1)
 
     def remaining_tokens(self, rollout: Rollout) -> float:
         """Response tokens still to come, as expected."""
-        group, age_1 = self.group_of(rollout), np.array([float(rollout.load.response_tokens)])
+        group, age_1 = self.group_of(rollout), np.array([float(rollout.load.generated_tokens)])
         return float(group.budgets.estimate.mean_remaining(np.array([group.index]), age_1)[0])

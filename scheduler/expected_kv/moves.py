@@ -12,7 +12,8 @@ from scheduler.fleet import Fleet, Replica, Rollout
 from scheduler.load import Move
 
 MOVE_SHARE = 0.003  # tokens computed again because of moves, at most, of all generated
-PRESSED_SHARE = 0.008  # the same, where the alternative is an engine's preemption, which wastes more
+PRESSED_SHARE = 0.008  # the same, where the alternative is an engine's preemption, which wastes more; once
+# engines do preempt, as much again as they have thrown away
 PRESSED_Z = 0.5  # a replica is pressed when its demand exceeds its cache with this margin
 MOVE_GAIN = 4.0  # a token decoded costs at least this many tokens prefilled
 
@@ -26,9 +27,15 @@ class Moves:
         self._room = room
         self._turned: list[Rollout] = []
         self._moved_tokens = 0
+        self._preempted_tokens = 0
 
     def turn_ended(self, rollout: Rollout) -> None:
         self._turned.append(rollout)
+
+    def preempted(self, replica: Replica, times: int) -> None:
+        """An engine throws contexts away: as much may be spent on relief, which costs each rollout its context once."""
+        contexts = sum(rollout.load.context_tokens for rollout in replica.residents.values())
+        self._preempted_tokens += times * contexts // max(1, len(replica.residents))
 
     def decide(self, *, some_wait: bool) -> Sequence[Move]:
         """Away from a replica about to overflow, and, once nothing waits, from a full one to one less than half as
@@ -46,7 +53,8 @@ class Moves:
             if some_wait and not pressed:
                 continue
             share = PRESSED_SHARE if pressed else MOVE_SHARE
-            if self._moved_tokens + context > share * self.fleet.generated_tokens:
+            allowed = share * self.fleet.generated_tokens + (self._preempted_tokens if pressed else 0)
+            if self._moved_tokens + context > allowed:
                 continue
             used = used or {replica.replica_id: self._room.used_tokens(replica) for replica in self.fleet.open()}
             target = self._relief(rollout, source) if pressed else self._emptiest(rollout, source, used)

@@ -57,6 +57,14 @@ class Order:
         assert fresh is not None
         return float(fresh.length_G[group.index])
 
+    def demand_tokens(self) -> float:
+        """KV that all of them are expected to need at their peaks, each group's prompt once."""
+        demand = sum(self._lengths.peaks_of(rollout)[0] for rollout in self._resumed.values())
+        for group in self._lengths.groups.values():
+            if group.fresh and (fresh := group.budgets.fresh_of(group)) is not None:
+                demand += group.prompt_tokens + len(group.fresh) * fresh.peaks_G[group.index][0]
+        return demand
+
     def next(self) -> Rollout | None:
         if self._resumed:
             return next(iter(self._resumed.values()))

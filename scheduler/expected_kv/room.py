@@ -23,6 +23,7 @@ REFRESH_STEPS = 32  # decode steps after which a replica's profile is computed a
 LOOKS = 8  # independent moments during a rollout's life at which its replica may overflow; each gets its share of risk
 Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `risk` of it back with every end
 Z_SPAN = 1.5  # how far it may go above the normal quantile
+CLOSING_Z = 1.0  # where all that still wait are expected to fit: what is held back now only prolongs the step
 CLEAR_ROOM = 0.02  # of a cache: more room than this needs no exact test
 PROMPT_WORTH = 2  # a cached prompt saves its KV, and its prefill
 
@@ -37,13 +38,25 @@ class Caution:
         if not 0.0 < risk < 0.5:
             raise ValueError(f"risk {risk} must lie between 0 and 0.5: the share of rollouts an engine may preempt")
         self.risk = risk
-        self.z = self._least = NormalDist().inv_cdf(1.0 - risk / LOOKS)
+        self.closing = False  # all that wait are expected to fit beside what runs
+        self._least = NormalDist().inv_cdf(1.0 - risk / LOOKS)
+        self._raised = 0.0
+
+    @property
+    def z(self) -> float:
+        """How many deviations an admission leaves free."""
+        return self._raised + (CLOSING_Z if self.closing else self._least)
+
+    @property
+    def apart(self) -> float:
+        """How many count where places are compared: siblings are kept apart, however much is left free."""
+        return self._raised + self._least
 
     def preempted(self) -> None:
-        self.z = min(self.z + Z_STEP, self._least + Z_SPAN)
+        self._raised = min(self._raised + Z_STEP, Z_SPAN)
 
     def ended(self) -> None:
-        self.z = max(self._least, self.z - Z_STEP * self.risk)
+        self._raised = max(0.0, self._raised - Z_STEP * self.risk)
 
 
 class Room:
@@ -103,18 +116,20 @@ class Room:
         if len(self._peak_S) == 0:
             return -1, -inf
         demand, variance, shared = peaks
-        prompt, z = self.fleet.whole_blocks(group.prompt_tokens), self._caution.z
+        prompt, apart = self.fleet.whole_blocks(group.prompt_tokens), self._caution.apart
         free_S = self._capacity_S - self._peak_S - (demand + prompt)
-        room_S = free_S - z * np.sqrt(self._variance_S + variance)
+        room_S = free_S - apart * np.sqrt(self._variance_S + variance)
         for index, siblings in group.homes.items():
             spread = sqrt(self._variance_S[index] + variance + 2.0 * siblings * shared)
-            room_S[index] = free_S[index] + PROMPT_WORTH * prompt - z * spread
+            room_S[index] = free_S[index] + PROMPT_WORTH * prompt - apart * spread
         first = turn % len(room_S)  # ties rotate
         best = (int(np.concatenate([room_S[first:], room_S[:first]]).argmax()) + first) % len(room_S)
         if room_S[best] == -inf:
             return -1, -inf
-        prefill_saved = (PROMPT_WORTH - 1) * prompt if best in group.homes else 0  # worth much, but no room
-        return best, float(room_S[best]) - prefill_saved
+        siblings = group.homes.get(best, 0)
+        spread = sqrt(self._variance_S[best] + variance + 2.0 * siblings * shared)
+        prefill_saved = (PROMPT_WORTH - 1) * prompt if siblings else 0  # worth much, but no room
+        return best, float(room_S[best]) - prefill_saved + (apart - self._caution.z) * spread
 
     def fits(self, replica: Replica, rollout: Rollout) -> bool:
         """Exactly, against the replica's profile; an empty replica takes whatever its cache can hold."""
@@ -142,6 +157,19 @@ class Room:
 
     def leftovers(self) -> list[str]:
         return [text for profile in self._profiles.values() for text in profile.leftovers()]
+
+    def expected_to_hold(self, demand_tokens: float) -> bool:
+        """Whether so much more, spread over all replicas that take work, stays within their caches as expected."""
+        open_S = [replica.index for replica in self.fleet.open()]
+        peak = sum(self._profiles[r.replica_id].peak(0.0) for r in self.fleet.open() if r.residents)
+        return bool(open_S) and peak + demand_tokens <= self._capacity_S[open_S].sum()
+
+    def close(self, closing: bool) -> None:
+        """All that wait fit, as expected, or do not; the margin follows."""
+        if closing != self._caution.closing:
+            self._caution.closing = closing
+            for replica in self.fleet.by_id.values():
+                self.measure(replica)
 
     # -- what happens ---------------------------------------------------------------------------------------------
     def admitted(self, rollout: Rollout, replica: Replica) -> None:

@@ -38,6 +38,8 @@ class ExpectedKV:
     def pick(self) -> tuple[Rollout, Replica] | None:
         if self._lengths.learn():
             self._order.rank()
+            known = self._lengths.taught and bool(self._order)
+            self._room.close(known and self._room.expected_to_hold(self._order.demand_tokens()))
         rollout = self._order.next()
         replica = None if rollout is None else self._room.place(rollout, self._order.taken)
         if rollout is None or replica is None:
@@ -69,6 +71,7 @@ class ExpectedKV:
     def reported(self, replica: Replica, new_preemptions: int) -> None:
         if new_preemptions > 0:
             self.caution.preempted()
+            self._moves.preempted(replica, new_preemptions)
         self._room.reported(replica, some_wait=bool(self._order))
 
     def moves(self) -> Sequence[Move]:
@@ -86,5 +89,7 @@ class ExpectedKV:
     def new_policy_version(self) -> None:
         self._lengths.new_policy_version()
 
-    def remember(self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]]) -> None:
-        self._lengths.remember(max_response_tokens, max_turns, ended)
+    def remember(
+        self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float
+    ) -> None:
+        self._lengths.remember(max_response_tokens, max_turns, ended, growth=growth)

@@ -30,14 +30,22 @@ class _Stay:
     tokens: Floats
 
 
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What will become of a rollout: tokens that it will have sampled, and those of its whole response."""
+
+    sampled_tokens: int
+    response_tokens: int
+
+
 class Clairvoyant(QueueRule):
-    """Longest first, by response tokens told in advance."""
+    """Longest first, by fates told in advance."""
 
     name = "clairvoyant"
 
-    def __init__(self, fleet: Fleet, response_tokens: Mapping[str, int]) -> None:
+    def __init__(self, fleet: Fleet, fates: Mapping[str, Fate]) -> None:
         super().__init__(fleet)
-        self._length = response_tokens
+        self._fates = fates
         self._order: list[Rollout] = []  # waiting, longest first
         self._ahead: dict[str, Floats] = {}  # by replica: KV tokens planned in each bin of its decode steps
         self._stays: dict[str, _Stay] = {}
@@ -45,7 +53,7 @@ class Clairvoyant(QueueRule):
 
     def submitted(self, rollouts: Sequence[Rollout]) -> None:
         super().submitted(rollouts)
-        self._order = sorted(self.waiting.values(), key=lambda r: -self._length[r.load.rollout_id])
+        self._order = sorted(self.waiting.values(), key=lambda r: -self._fates[r.load.rollout_id].sampled_tokens)
         self._nothing_fits = False
 
     def unqueue(self, rollout: Rollout) -> None:
@@ -81,13 +89,14 @@ class Clairvoyant(QueueRule):
         return known
 
     def _stay(self, rollout: Rollout, replica: Replica) -> _Stay:
-        load = rollout.load
-        left = max(1, self._length[load.rollout_id] - load.response_tokens)
+        load, fate = rollout.load, self._fates[rollout.load.rollout_id]
+        left = max(1, fate.sampled_tokens - load.generated_tokens)  # a step for each; tools' text comes without
+        growth = (fate.response_tokens - load.response_tokens) / left
         now = int(replica.decode_step)
         ends = (np.arange(now // STEPS, (now + left) // STEPS + 1) + 1) * STEPS - now
         siblings = replica.groups.get(load.group_id, 0) - (rollout.replica is replica)
         prompt = 0 if siblings else load.prompt_tokens
-        held = prompt + load.response_tokens + np.minimum(ends, left) + self.fleet.block_tokens / 2
+        held = prompt + load.response_tokens + growth * np.minimum(ends, left) + self.fleet.block_tokens / 2
         return _Stay(replica.replica_id, now // STEPS, held)
 
     def admitted(self, rollout: Rollout) -> None:
@@ -111,5 +120,6 @@ class Clairvoyant(QueueRule):
 def clairvoyant_step(rollouts: Sequence[TraceRollout], settings: TwinSettings) -> TwinResult:
     """The step as this reference runs it."""
     limits = (settings.max_response_tokens, settings.max_turns)
-    lengths = {name: cut(rollout, *limits).response_tokens for name, rollout in named(rollouts).items()}
-    return Twin(rollouts, lambda fleet: Clairvoyant(fleet, lengths), settings).run()
+    lives = {name: cut(rollout, *limits) for name, rollout in named(rollouts).items()}
+    fates = {name: Fate(life.generated_tokens, life.response_tokens) for name, life in lives.items()}
+    return Twin(rollouts, lambda fleet: Clairvoyant(fleet, fates), settings).run()

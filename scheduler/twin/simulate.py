@@ -136,6 +136,7 @@ class Twin:
         self._lives: dict[str, _Life] = {}
         self._moving: set[str] = set()
         self._reports: list[list[TurnReport]] = [[] for _ in self.names]
+        self._at_tools: list[dict[str, None]] = [{} for _ in self.names]
         self._tools_busy_until: list[float] = [0.0] * (settings.tool_workers or 0)
         self._events: list[tuple[float, int, int, int, str]] = []  # time, order, engine or -1, version, rollout
         self._order = 0
@@ -170,7 +171,8 @@ class Twin:
             past = [cut(rollout, *self._limits) for rollout in self._history]
             self.balancer.remember(
                 *self._limits,
-                [(r.group, float(r.response_tokens), stop_reason(r, *self._limits).truncated) for r in past],
+                [(r.group, float(r.generated_tokens), stop_reason(r, *self._limits).truncated) for r in past],
+                growth=sum(r.response_tokens for r in past) / sum(r.generated_tokens for r in past),
             )
         self.balancer.submit([life.load for life in self._lives.values()])
         self._decide(0.0)
@@ -210,6 +212,7 @@ class Twin:
         if fresh and self._watch:
             self._watch(Span(self.names[life.home], rollout_id, Activity.TOOL, life.since_s, now_s))
         life.since_s = now_s
+        self._at_tools[life.home].pop(rollout_id, None)
         if rollout_id in self._moving:
             self._hand_back(now_s, life)
             return
@@ -259,6 +262,7 @@ class Twin:
             if life.turn < len(life.rollout.turns):
                 life.answer = turn.tool_tokens
                 self._push(self._tool_end(now_s, life), -1, 0, request.key)
+                self._at_tools[index][request.key] = None
                 continue
             ended += 1
             self.balancer.finished(
@@ -277,6 +281,7 @@ class Twin:
             waiting=len(engine.waiting),
             preemptions=engine.preemptions,
             steps=engine.steps,
+            at_tools=tuple(self._at_tools[index]),
         )
         reason = self.balancer.replica_report(name, load)
         assert reason is None, reason

@@ -440,3 +440,22 @@ async def test_a_judge_that_fails_leaves_the_rollout_unjudged_and_its_place_is_f
     snapshot = await balancer.snapshot()
     assert (snapshot.finished, snapshot.in_flight) == (3, 0)
     await one.close()
+
+
+async def test_a_report_names_the_rollouts_that_are_at_a_tool():
+    said: list[tuple[str, ...]] = []
+
+    class Watched(AddingSandbox):
+        async def __call__(self, call: ToolCall) -> ToolResult:
+            said.append(one.load().at_tools)
+            return await super().__call__(call)
+
+    balancer = BalancerService()
+    one = worker(balancer, tools=PlainTools(Watched()))
+    await one.start()
+    await one.serve()
+    await submit(balancer, requests(1))
+    await collect(one, 1)
+    assert said and set(said) == {("r0",)}
+    assert one.load().at_tools == ()
+    await one.close()

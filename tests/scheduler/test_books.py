@@ -60,8 +60,9 @@ def test_a_load_knows_its_response_and_its_longest_life_and_refuses_what_cannot_
 
 
 def test_a_rollouts_age_grows_with_its_replicas_steps_up_to_its_budget():
-    rollout = Rollout(load("a", context=40), 0, step_seen=100.0)
-    assert [rollout.age_at(step) for step in (100.0, 110.0, 158.0, 159.0, 500.0)] == [24, 34, 82, 83, 83]
+    rollout = Rollout(replace(load("a", context=40), generated_tokens=20), 0, step_seen=100.0)
+    assert [rollout.response_at(step) for step in (100.0, 110.0, 158.0, 159.0, 500.0)] == [24, 34, 82, 83, 83]
+    assert [rollout.sampled_at(step) for step in (100.0, 110.0, 162.0, 163.0, 500.0)] == [20, 30, 82, 83, 83]
 
 
 def test_a_new_replica_has_done_nothing():

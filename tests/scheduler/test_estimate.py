@@ -25,6 +25,40 @@ def test_survival_is_that_of_the_lengths_seen():
     assert np.allclose(alive, [(lengths > a).mean() for a in at], atol=0.03)
 
 
+def test_a_gap_in_which_nobody_ends_is_learned_as_a_gap():
+    rng = np.random.default_rng(4)
+    lengths = np.where(rng.random(800) < 0.25, rng.uniform(5_500, 8_000, 800), rng.uniform(300, 1_000, 800))
+    estimate = filled([[float(length)] for length in lengths])
+    fresh = np.array([estimate.add_group("fresh")])
+    assert estimate.survival(fresh, np.array([1_100.0]), np.array([4_300.0]))[0, 0] > 0.95
+
+
+def test_an_earlier_step_is_believed_as_far_as_this_one_bears_it_out():
+    estimate = LengthEstimate(8_000)
+    estimate.remember([(f"old{n}", 1_000.0 + n % 400, False) for n in range(600)])
+    fresh = np.array([estimate.add_group("fresh")])
+    before = estimate.survival(fresh, np.zeros(1), np.array([2_000.0]))[0, 0]
+    for _ in range(100):
+        estimate.grow(estimate.start(int(fresh[0]), 0.0), 1_800.0)
+    estimate.refresh()
+    other = np.array([estimate.add_group("other")])
+    assert before < 0.05 < 0.8 < estimate.survival(other, np.zeros(1), np.array([1_600.0]))[0, 0]
+
+
+def test_a_rush_of_ends_is_not_believed_to_go_on_where_nobody_has_been():
+    estimate = LengthEstimate(8_000)
+    rng = np.random.default_rng(5)
+    for number in range(200):
+        row = estimate.start(estimate.add_group(f"g{number}"), 0.0)
+        if number < 100:
+            estimate.end(row, float(rng.uniform(300, 900)), truncated=False)
+        else:
+            estimate.grow(row, 900.0)
+    estimate.refresh()
+    fresh = np.array([estimate.add_group("fresh")])
+    assert estimate.survival(fresh, np.array([900.0]), np.array([6_000.0]))[0, 0] > 0.15
+
+
 def test_running_rollouts_count_as_survived_so_early_ends_do_not_mislead():
     estimate = LengthEstimate(8_000)
     for number in range(100):

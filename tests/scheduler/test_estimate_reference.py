@@ -25,7 +25,7 @@ class Life:
 
 @dataclass
 class Plain:
-    """Kaplan and Meier's hazard with a prior, and a one-factor Gaussian copula, in Python floats."""
+    """Kaplan and Meier's hazard, its prior's weight learned, and a one-factor Gaussian copula, in Python floats."""
 
     lives: list[Life]
     past_deaths: list[float] = field(default_factory=lambda: [0.0] * 48)
@@ -36,21 +36,20 @@ class Plain:
     def deaths(self, bin_: int) -> float:
         last = bin_ == 47
         inside = [life for life in self.lives if EDGES[bin_] <= life.age and (last or life.age < EDGES[bin_ + 1])]
-        return self.past_deaths[bin_] + sum(life.died for life in inside)
+        return float(sum(life.died for life in inside))
 
     def at_risk(self, bin_: int) -> float:
         low, high = EDGES[bin_], EDGES[bin_ + 1]
-        return self.past_tokens[bin_] + sum(min(max(life.age - low, 0.0), high - low) for life in self.lives)
+        return sum(min(max(life.age - low, 0.0), high - low) for life in self.lives)
 
     def population(self) -> list[float]:
         """Survival at every edge."""
-        seen = [(self.deaths(b), self.at_risk(b)) for b in range(48)]
+        expected, taught = [1.0 / (0.75 * MOST)] * 48, any(self.past_tokens)
+        if taught:
+            expected = rates(self.past_deaths, self.past_tokens, expected, taught=False)
+        now = [self.deaths(b) for b in range(48)], [self.at_risk(b) for b in range(48)]
         hazard, survival = 0.0, [1.0]
-        for bin_, (deaths, tokens) in enumerate(seen):
-            fades = [0.8 ** (bin_ - 1 - b) for b in range(bin_)]
-            before = 0.8**bin_ + sum(d * fade for (d, _), fade in zip(seen, fades, strict=False))
-            during = 0.8**bin_ * 0.75 * MOST + sum(t * fade for (_, t), fade in zip(seen, fades, strict=False))
-            rate = (deaths + 6.0) / (tokens + 6.0 / (0.85 * before / during))
+        for bin_, rate in enumerate(rates(*now, expected, taught=taught)):
             hazard += rate * (EDGES[bin_ + 1] - EDGES[bin_])
             survival.append(math.exp(-hazard))
         return survival
@@ -96,8 +95,37 @@ class Plain:
         """These groups' lives become part of a past that counts less."""
         old = Plain([life for life in self.lives if life.group in groups], self.past_deaths, self.past_tokens)
         rest = [life for life in self.lives if life.group not in groups]
-        deaths, tokens = [keep * old.deaths(b) for b in range(48)], [keep * old.at_risk(b) for b in range(48)]
+        deaths = [keep * (self.past_deaths[b] + old.deaths(b)) for b in range(48)]
+        tokens = [keep * (self.past_tokens[b] + old.at_risk(b)) for b in range(48)]
         return Plain(rest, deaths, tokens, self.alikeness)
+
+
+def rates(deaths: list[float], tokens: list[float], expected: list[float], *, taught: bool) -> list[float]:
+    """Ends per token of every bin: a gamma posterior around a centre, over all weights of it by their evidence."""
+    centres, faith = [], 0.0
+    for b in range(48):
+        fades = [0.8 ** (b - 1 - c) for c in range(b)]
+        died = 1.0 + sum(deaths[c] * fade for c, fade in enumerate(fades))
+        awaited = 1.0 + sum(tokens[c] * expected[c] * fade for c, fade in enumerate(fades))
+        level = died / awaited
+        centres.append((1.0 if taught else 0.85) * expected[b] * (level if level < 1.0 else level**faith))
+        faith = max(tokens[b] * expected[b] / (1.0 + tokens[b] * expected[b]), 0.7 * faith)
+    found = []
+    for weight in [0.02, 0.1, 0.5, 2.0, 8.0] + [32.0, 128.0, 512.0] * taught:
+        evidence, row = 0.0, []
+        for died, at_risk, centre in zip(deaths, tokens, centres, strict=True):
+            belief = weight / centre
+            row.append((died + weight) / (at_risk + belief))
+            if at_risk > 0.0:
+                share = at_risk / (at_risk + belief)
+                evidence += math.lgamma(weight + died) - math.lgamma(weight)
+                evidence += died * math.log(share) + weight * math.log1p(-share)
+        found.append((evidence, row))
+    most = max(evidence for evidence, _ in found)
+    beliefs = [math.exp(evidence - most) for evidence, _ in found]
+    return [
+        sum(belief * row[b] for belief, (_, row) in zip(beliefs, found, strict=True)) / sum(beliefs) for b in range(48)
+    ]
 
 
 def bin_of(age: float) -> int:
@@ -163,7 +191,7 @@ def test_how_alike_siblings_are_is_the_likeliest_of_a_few_values(alike: float):
     seen = lives(groups=20, siblings=6, seed=1, alike=alike)
     estimate, plain = LengthEstimate(MOST), Plain(seen)
     feed(estimate, seen)
-    tried = [0.05, 0.2, 0.35, 0.5, 0.65, 0.8]
+    tried = [0.0, 0.05, 0.2, 0.35, 0.5, 0.65, 0.8]
     evidence = {r2: sum(plain.posterior(f"g{group}", r2)[1] for group in range(20)) for r2 in tried}
     assert estimate.alikeness == max(tried, key=evidence.__getitem__)
 

@@ -1,5 +1,6 @@
 """The rule `expected_kv` against sums over residents made one by one, and its order and moves to the digit."""
 
+from dataclasses import replace
 from math import inf, sqrt
 from statistics import NormalDist
 
@@ -47,8 +48,9 @@ class World:
     def rollout(self, name: str) -> Rollout:
         return self.balancer._books.rollouts[name]
 
-    def remember(self, *lengths: float) -> None:
-        self.balancer.remember(MOST, 4, [(f"past{n}", length, length >= MOST) for n, length in enumerate(lengths)])
+    def remember(self, *lengths: float, growth: float = 1.0) -> None:
+        past = [(f"past{n}", length, length >= MOST) for n, length in enumerate(lengths)]
+        self.balancer.remember(MOST, 4, past, growth=growth)
 
     def decide(self) -> list[tuple[str, str]]:
         return [(one.rollout_id, one.replica_id) for one in self.balancer.decide().admissions]
@@ -76,8 +78,10 @@ class World:
     def peak(self, replica: Replica, z: float, newcomer: Rollout | None = None, block: int = 16) -> float:
         """The most KV that residents and a newcomer need at any horizon, mean and deviations, summed one by one."""
         there = list(replica.residents.values())
-        aged = [(one, age := one.age_at(replica.decode_step), self.alive(one, age)) for one in there]
-        new = [] if newcomer is None else self.alive(newcomer, float(newcomer.load.response_tokens))
+        now = replica.decode_step
+        aged = [(one, one.response_at(now), self.alive(one, one.sampled_at(now))) for one in there]
+        new = [] if newcomer is None else self.alive(newcomer, float(newcomer.load.generated_tokens))
+        ((_, budgets),) = self.rule._lengths._budgets.items()
         groups = {one.load.group_id: one.load.prompt_tokens for one in there}
         most = -inf
         for place, horizon in enumerate(HORIZONS):
@@ -85,19 +89,19 @@ class World:
             for one, age, lives in aged:
                 alive, shared = lives[place]
                 siblings = sum(other.load.group_id == one.load.group_id for other in there) - 1
-                size = age + horizon + block / 2
+                size = min(age + budgets.growth * horizon, MOST) + block / 2
                 mean += size * alive
                 variance += size**2 * (alive * (1 - alive) + siblings * shared)
             if newcomer is not None:
                 age, (alive, shared) = newcomer.load.response_tokens, new[place]
                 siblings = sum(other.load.group_id == newcomer.load.group_id for other in there)
-                size = age + horizon + block / 2
+                size = min(age + budgets.growth * horizon, MOST) + block / 2
                 mean += size * alive
                 variance += size**2 * (alive * (1 - alive) + 2 * siblings * shared)
             most = max(most, mean + z * sqrt(max(variance, 0.0)))
         prompts = sum(-(-prompt // block) * block for prompt in groups.values())
-        now = sum(age + block / 2 for _, age, _ in aged) + prompts
-        beside = max(0.0, replica.load.kv_used_tokens - now)
+        held = sum(age + block / 2 for _, age, _ in aged) + prompts
+        beside = max(0.0, replica.load.kv_used_tokens - held)
         if newcomer is not None and newcomer.load.group_id not in groups:
             prompts += -(-newcomer.load.prompt_tokens // block) * block
         return most + prompts + beside
@@ -107,12 +111,12 @@ def busy(blocks: int = 16) -> World:
     """One replica with siblings of several ages."""
     world = World(60_000, 60_000, blocks=blocks)
     rng = np.random.default_rng(0)
-    world.remember(*np.minimum(rng.lognormal(7.3, 0.8, 150), MOST).tolist())
+    world.remember(*np.minimum(rng.lognormal(7.3, 0.8, 150), MOST).tolist(), growth=1.25)
     world.balancer.set_serving("r1", False)
     world.balancer.submit([load(f"g{n % 5}/{n}", prompt=33 + 100 * (n % 5)) for n in range(14)])
     assert len(world.decide()) == 14
     for number in (0, 3, 5, 6, 10, 11):
-        world.turn(f"g{number % 5}/{number}", 33 + 100 * (number % 5) + 40 * (number + 1), 40 * (number + 1))
+        world.turn(f"g{number % 5}/{number}", 33 + 100 * (number % 5) + 60 * (number + 1), 40 * (number + 1))
     world.end("g4/4", 50)
     return world
 
@@ -137,7 +141,7 @@ def test_a_replicas_peak_is_the_sum_over_its_residents(blocks: int, used_tokens:
             assert room.peak(replica, z, newcomer) == pytest.approx(expected, rel=1e-9)
     assert room.reserved_tokens(replica) == int(room.peak(replica, world.rule.caution.z))
     assert room.reserved_tokens(world.replica("r1")) == 0
-    ages = [one.age_at(replica.decode_step) + blocks / 2 for one in replica.residents.values()]
+    ages = [one.response_at(replica.decode_step) + blocks / 2 for one in replica.residents.values()]
     prompts = sum(-(-prompt // blocks) * blocks for prompt in (33, 133, 233, 333, 433))
     assert room.used_tokens(replica) == pytest.approx(sum(ages) + prompts)
 
@@ -304,8 +308,24 @@ def test_a_move_must_be_repaid_by_what_is_still_to_come(history: float):
     world = idle_and_full(history=history)
     name = world.balancer.residents("r0")[0]
     world.turn(name, 316, 300)
-    remaining = world.rule._lengths.remaining_tokens(world.rollout(name))
-    assert bool(moves(world)) == (4 * remaining >= 316)
+    moved = bool(moves(world))  # learns first
+    assert moved == (4 * world.rule._lengths.remaining_tokens(world.rollout(name)) >= 316)
+
+
+def told(waiting: int, *, earlier: bool = True) -> int:
+    """How many of so many start at once on one replica; a step before has ended at 300 to 8,000 tokens."""
+    world = World(60_000)
+    if earlier:
+        world.remember(*np.minimum(np.random.default_rng(0).lognormal(7.3, 0.8, 400), MOST).tolist())
+    world.balancer.submit([load(f"g{n}/0") for n in range(waiting)])
+    return len(world.decide())
+
+
+def test_the_last_ones_start_at_once_where_all_are_expected_to_fit():
+    of_many = told(200)
+    assert told(of_many + 2) == of_many + 2
+    assert told(2 * of_many) <= of_many + 2
+    assert told(200, earlier=False) < of_many
 
 
 def pressed(generated: int = 10**8) -> World:
@@ -328,6 +348,16 @@ def test_a_replica_about_to_overflow_is_relieved_by_the_one_with_the_lowest_peak
     world.balancer.submit([load("waits/0", prompt=89_000)])  # relief does not ask whether somebody waits
     world.turn("r0/7", 700, 636)
     assert ("r0", min(relative, key=relative.__getitem__)) in moves(world)
+
+
+def test_what_engines_throw_away_may_be_spent_again_on_relief():
+    for preempted, expected in ((0, 0), (1, 1)):
+        world = pressed(generated=0)
+        load_now = world.replica("r0").load
+        world.balancer.replica_report("r0", replace(load_now, preemptions=load_now.preemptions + preempted))
+        for name in ("r0/7", "r0/8", "r0/9"):
+            world.turn(name, 616, 552)
+        assert len(moves(world)) == expected
 
 
 def test_relief_stays_below_eight_thousandths():

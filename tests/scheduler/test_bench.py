@@ -1,0 +1,54 @@
+"""The table of the scheduler's benchmark, on a fleet of one."""
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler.bench import Row, line, simulate, summary
+
+ROW = Row(
+    kind="bimodal",
+    kv_demand=1.5,
+    kv_tokens=1_600,
+    step="later",
+    makespan_s=100.0,
+    best_other_s=110.0,
+    best_other="static",
+    clairvoyant_s=80.0,
+    lower_bound_s=50.0,
+    recomputed_share=0.004,
+    preemptions=2,
+    kv_utilisation=0.5,
+    cpu_s=1.0,
+)
+
+
+def test_a_step_has_a_row_for_a_first_and_a_later_one_and_who_knows_all_is_never_beaten():
+    rows = simulate("bimodal", 1.5, replicas=1, groups=1, rules=["least_requests"])
+    assert [row.step for row in rows] == ["first", "later"]
+    for row in rows:
+        assert row.best_other == "least_requests" and row.kv_tokens % 16 == 0
+        assert row.lower_bound_s <= row.clairvoyant_s <= min(row.makespan_s, row.best_other_s)
+
+
+@pytest.mark.parametrize(
+    ("step", "makespan_s", "recomputed", "missed"),
+    [
+        ("later", 112.0, 0.01, []),
+        ("later", 113.0, 0.0, ["bimodal at 1.5, later step: 1.03 x the time of static, of 1.02"]),
+        ("later", 90.0, 0.011, ["bimodal at 1.5, later step: 1.1% recomputed, of 1%"]),
+        ("first", 121.0, 0.02, []),
+        ("first", 122.0, 0.03, ["1.11 x the time of static, of 1.10", "3.0% recomputed, of 2%"]),
+    ],
+)
+def test_limits_that_are_not_kept_are_named(step: str, makespan_s: float, recomputed: float, missed: list[str]):
+    found = replace(ROW, step=step, makespan_s=makespan_s, recomputed_share=recomputed).missed()
+    assert len(found) == len(missed) and all(text in said for text, said in zip(missed, found, strict=True))
+
+
+def test_the_table_has_ratios_and_the_summary_medians():
+    assert line(ROW).split() == ["bimodal", "1.5", "later", "100.0", "110.0", "1.10", "1.25", "2.00", "0.4%"]
+    told = summary([ROW, replace(ROW, kv_demand=0.95, best_other_s=90.0)])
+    assert told[0].startswith("where KV is scarce 1.10 x") and told[1].startswith("1.25 x")
+    assert told[2:] == ["bimodal at 0.95, later step: 1.11 x the time of static, of 1.02"]
+    assert ROW.as_json()["over_clairvoyant"] == 1.25
