@@ -100,6 +100,7 @@ def run(configs: Sequence[RunConfig]) -> None:
     for config in ahead:  # all of them run on the engines of the first
         refuse_beyond_context(config, start_folder(ahead[0], path, _finished_before(ahead[0], path)))
     for config in ahead[:1]:
+        _refuse_other_adapters(config, path)
         refuse_broken_model(config, start_folder(config, path, _finished_before(config, path)), tools)
     plan = _plan_sft(ahead, path)
     _claim(path, configs)
@@ -115,6 +116,22 @@ def run(configs: Sequence[RunConfig]) -> None:
 
         write_report(path, say)
         say(f"report: {path / 'report.md'}")
+
+
+def _refuse_other_adapters(config: RunConfig, path: Path) -> None:
+    """Raise `ConfigError` where the stage before left a learner whose adapters are not those asked for."""
+    before = previous_checkpoint(RunDir(path), config.stage)
+    if config.model or before is None:
+        return
+    theirs = read_json(RunDir(path).config_path)[before.stage]["learner"]
+    for name in ("lora_rank", "lora_alpha"):
+        ours = getattr(config.learner, name)
+        if theirs[name] != ours and (config.learner.lora_rank or theirs["lora_rank"]):
+            raise ConfigError(
+                f"--learner.{name.replace('_', '-')}",
+                f"{before.stage} of {path} was trained with {theirs[name]}, not {ours}",
+                f"give the same, or a new --run-dir with --model {before.path / 'model'}",
+            )
 
 
 def _refuse_unseen(path: Path) -> None:

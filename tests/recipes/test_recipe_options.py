@@ -270,6 +270,20 @@ def test_a_context_beyond_that_of_the_stage_before_is_refused(tmp_path: Path):
     assert (tmp_path / "run" / "config.json").read_bytes() == before
 
 
+def test_adapters_other_than_those_of_the_stage_before_are_refused(tmp_path: Path):
+    (sft,) = parse([SFT], [*TINY, "--run-dir", str(tmp_path / "run"), "--learner.lora-rank", "4"])
+    with RunDir.open(tmp_path / "run", "sft", asdict(sft), may_differ=may_change(sft)) as run_dir:
+        with run_dir.write_checkpoint("sft", 1) as folder:
+            model_folder(folder / "model", max_position_embeddings=3_000)
+        run_dir.finish_stage("sft", 1)
+    for asked, named in (("0", "--learner.lora-rank: sft of"), ("4", "--learner.lora-alpha: sft of")):
+        options = ["--learner.lora-rank", asked, "--learner.lora-alpha", "32" if asked == "0" else "8"]
+        (config,) = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path / "run"), *options])
+        with pytest.raises(ConfigError, match=named) as refused:
+            run([config])
+        assert "a new --run-dir with --model" in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("config", "tokens"),
     [
