@@ -49,7 +49,7 @@ class Caution:
 
     @property
     def apart(self) -> float:
-        """How many count where places are compared: siblings are kept apart, however much is left free."""
+        """How many count of what siblings add in one place: they are kept apart, however much is left free."""
         return self._raised + self._least
 
     def preempted(self) -> None:
@@ -116,20 +116,17 @@ class Room:
         if len(self._peak_S) == 0:
             return -1, -inf
         demand, variance, shared = peaks
-        prompt, apart = self.fleet.whole_blocks(group.prompt_tokens), self._caution.apart
-        free_S = self._capacity_S - self._peak_S - (demand + prompt)
-        room_S = free_S - apart * np.sqrt(self._variance_S + variance)
+        prompt, z, apart = self.fleet.whole_blocks(group.prompt_tokens), self._caution.z, self._caution.apart
+        room_S = self._capacity_S - self._peak_S - (demand + prompt) - z * np.sqrt(self._variance_S + variance)
         for index, siblings in group.homes.items():
-            spread = sqrt(self._variance_S[index] + variance + 2.0 * siblings * shared)
-            room_S[index] = free_S[index] + PROMPT_WORTH * prompt - apart * spread
+            alone = self._variance_S[index] + variance
+            room_S[index] += PROMPT_WORTH * prompt - apart * (sqrt(alone + 2.0 * siblings * shared) - sqrt(alone))
         first = turn % len(room_S)  # ties rotate
         best = (int(np.concatenate([room_S[first:], room_S[:first]]).argmax()) + first) % len(room_S)
         if room_S[best] == -inf:
             return -1, -inf
-        siblings = group.homes.get(best, 0)
-        spread = sqrt(self._variance_S[best] + variance + 2.0 * siblings * shared)
-        prefill_saved = (PROMPT_WORTH - 1) * prompt if siblings else 0  # worth much, but no room
-        return best, float(room_S[best]) - prefill_saved + (apart - self._caution.z) * spread
+        prefill_saved = (PROMPT_WORTH - 1) * prompt if best in group.homes else 0  # worth much, but no room
+        return best, float(room_S[best]) - prefill_saved
 
     def fits(self, replica: Replica, rollout: Rollout) -> bool:
         """Exactly, against the replica's profile; an empty replica takes whatever its cache can hold."""
