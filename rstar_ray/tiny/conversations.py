@@ -55,10 +55,9 @@ def _templates(program: Program, slips: float, rng: random.Random) -> list[str]:
     return templates
 
 
-def _failing(program: Program, call: str, template: str, rng: random.Random) -> str:
-    """A first call that fails where `call` was meant, of which `template` is the form."""
-    failing = rng.choice(program.failing if rng.random() < 0.5 else EVERYWHERE)
-    return fail(call, template.format(a="a", b="b", c="c"), failing)
+def _failing(program: Program, call: str, rng: random.Random) -> str:
+    """A first call that fails where `call` was meant."""
+    return fail(call, rng.choice(program.failing if rng.random() < 0.5 else EVERYWHERE))
 
 
 def draft_tool_use(question: Question, teacher: TinyConfig, rng: random.Random) -> Draft:
@@ -66,9 +65,8 @@ def draft_tool_use(question: Question, teacher: TinyConfig, rng: random.Random) 
     program, numbers = PROGRAMS[question.family.name], question.numbers
     fails = rng.random() < teacher.failures
     ruined = fails and rng.random() < teacher.coupling
-    templates = _templates(program, 1.0 if ruined else teacher.slips, rng)
-    calls = [_fill(template, numbers) for template in templates]
-    failing = _failing(program, calls[0], templates[0], rng) if fails else ""
+    calls = [_fill(template, numbers) for template in _templates(program, 1.0 if ruined else teacher.slips, rng)]
+    failing = _failing(program, calls[0], rng) if fails else ""
     if rng.random() < teacher.wasted:
         place = rng.randrange(len(calls))
         if RESULT not in calls[place]:
@@ -177,10 +175,11 @@ def sample_texts() -> Iterator[str]:
 
 ERRORS = (
     "  File \"<tool>\", line 1\nSyntaxError: '(' was never closed\n",
+    "SyntaxError: unmatched ')'\n",
     "NameError: name 'a' is not defined\n",
-    "NameError: name 'math' is not defined\n",
-    "NameError: name 'prnt' is not defined. Did you mean: 'print'?\n",
-    "TypeError: 'int' object is not iterable\n",
+    "TypeError: unsupported operand type(s) for +: 'int' and 'NoneType'\n",
+    "TypeError: 'int' object is not subscriptable\n",
+    "ZeroDivisionError: integer division or modulo by zero\n",
     "Execution timed out.\n",
 )
 """What failed calls end with, as Python and the sandbox word it."""
