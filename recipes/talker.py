@@ -196,8 +196,11 @@ class ServerTalker:
         stop, num_tokens = StopReason.MAX_TURNS, 0
         for _ in range(self.config.max_turns):
             turn = _Turn()
-            async for heard in self._turn([*messages, *said], turn, max_tokens or self.config.max_tokens, chosen):
-                yield heard
+            try:
+                async for heard in self._turn([*messages, *said], turn, max_tokens or self.config.max_tokens, chosen):
+                    yield heard
+            except (aiohttp.ClientError, TimeoutError) as failed:
+                raise RStarError(f"{self.url} failed: {type(failed).__name__} {failed}") from failed
             num_tokens += turn.num_tokens
             said.append(turn.message())
             if not turn.calls:
@@ -307,7 +310,10 @@ async def server_talker(url: str, token: str, config: TalkConfig) -> AsyncGenera
     url = url if url.endswith("/v1") else f"{url}/v1"
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=SERVER_SILENCE_S)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    async with aiohttp.ClientSession(timeout=timeout, headers=headers, read_bufsize=MAX_EVENT_BYTES) as session:
+    fresh = aiohttp.TCPConnector(force_close=True)  # a server closes a connection that a person has left alone
+    async with aiohttp.ClientSession(
+        timeout=timeout, headers=headers, read_bufsize=MAX_EVENT_BYTES, connector=fresh
+    ) as session:
         try:
             async with session.get(f"{url}/models") as response:
                 listed = await response.json() if response.status == 200 else None

@@ -7,6 +7,7 @@ leads.
 import asyncio
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -58,6 +59,7 @@ class Size:
     sft_steps: int
     steps: int
     problems: int
+    by_heart: bool  # enough SFT for the questions it had
     options: str
 
 
@@ -66,13 +68,15 @@ SHORT = Size(
     sft_steps=48,
     steps=2,
     problems=60,
+    by_heart=True,
     options="--learner.ranks 1 --learner.zero 3",
 )
 LONG = Size(
     shape=Shape(vocabulary=8_192, hidden=256, intermediate=768, layers=8, heads=4, kv_heads=2, head_dim=64),
-    sft_steps=40,
+    sft_steps=60,
     steps=3,
     problems=400,
+    by_heart=False,
     options="--learner.ranks 2 --learner.zero 3 --learner.dtype bfloat16 --engine.dtype bfloat16"
     " --sft.learning-rate 1e-3",
 )
@@ -201,24 +205,35 @@ def talk_config(journey: Journey) -> TalkConfig:
     return TalkConfig(temperature=0.0, max_tokens=200, max_turns=4, own_folder=str(journey.own), tools=tools)
 
 
-async def asked(talker: Talker) -> tuple[list[str], str]:
-    """(calls and results, what is said at last) of a question that SFT had."""
+async def asked(talker: Talker, size: Size) -> None:
+    """A question that SFT had: a program is called, its result comes back, and there is an answer."""
     heard = [one async for one in talker.answer([{"role": "user", "content": "What is 12 * 34?"}])]
     assert heard[-1].text == "answered", heard
     last = max((number for number, one in enumerate(heard) if one.kind == "result"), default=-1)
     said = "".join(one.text for one in heard[last + 1 :] if one.kind == "said")
-    return [one.text.strip() for one in heard if one.kind in ("call", "result")], said.strip()
+    call, result = (one.text.strip() for one in heard if one.kind in ("call", "result"))
+    is_called_and_answered(call, result, said, size, (12, 34))
+
+
+def is_called_and_answered(call: str, result: str, said: str, size: Size, question: tuple[int, int]) -> None:
+    """By heart that very product; else one of the products it was shown."""
+    shown = re.fullmatch(r"print\((\d+) \* (\d+)\)", call.strip())
+    assert shown, call
+    a, b = int(shown[1]), int(shown[2])
+    assert result.strip() == str(a * b) and re.fullmatch(r"<answer>\\boxed\{\d+\}</answer>", said.strip()), said
+    if size.by_heart:
+        assert (a, b) == question and said.strip() == f"<answer>\\boxed{{{a * b}}}</answer>"
 
 
 async def one_talks_with_it_and_others_do_over_http(journey: Journey) -> None:
     async with own_talker(str(journey.policy), talk_config(journey)) as talker:
-        assert await asked(talker) == (["print(12 * 34)", "408"], "<answer>\\boxed{408}</answer>")
+        await asked(talker, journey.size)
         options = ServeOptions(model=str(journey.policy))
         async with TestServer(Server(talker, options, "secret").app()) as server:
-            await answers_over_http(str(server.make_url("/v1")), tokens_of_the_prompt(talker))
+            await answers_over_http(str(server.make_url("/v1")), journey.size, tokens_of_the_prompt(talker))
 
 
-async def answers_over_http(url: str, prompt_tokens: int | None = None) -> None:
+async def answers_over_http(url: str, size: Size, prompt_tokens: int | None = None) -> None:
     """Whole and streamed."""
     question = {"messages": [{"role": "user", "content": "What is 7 * 8?"}], "temperature": 0}
     async with aiohttp.ClientSession(headers={"Authorization": "Bearer secret"}) as session:
@@ -229,8 +244,10 @@ async def answers_over_http(url: str, prompt_tokens: int | None = None) -> None:
         async with session.post(f"{url}/chat/completions", json=streamed) as response:
             lines = [line.removeprefix("data: ") for line in (await response.text()).split("\n\n") if line]
     (choice,) = answer["choices"]
-    assert choice["message"]["content"].strip() == "<answer>\\boxed{56}</answer>" and choice["finish_reason"] == "stop"
-    assert "print(7 * 8)\n```\n```\n56" in choice["message"]["reasoning_content"]
+    assert choice["finish_reason"] == "stop"
+    run = re.search(r"```python\n(.*?)\n```\n```\n(.*?)\n```", choice["message"]["reasoning_content"], re.DOTALL)
+    assert run, choice
+    is_called_and_answered(run[1], run[2], choice["message"]["content"], size, (7, 8))
     events = [json.loads(line) for line in lines[:-1]]
     pieces = [event["choices"][0]["delta"].get("content", "") for event in events if event["choices"]]
     assert "".join(pieces) == choice["message"]["content"] and len([piece for piece in pieces if piece]) > 2
@@ -277,7 +294,7 @@ async def vllms_own_server_serves_the_folder(journey: Journey) -> None:
     url = f"http://127.0.0.1:{port}/v1"
     with journey.started(command, **environment) as process:
         async with up(url, process, journey), server_talker(url, "", talk_config(journey)) as talker:
-            assert await asked(talker) == (["print(12 * 34)", "408"], "<answer>\\boxed{408}</answer>")
+            await asked(talker, journey.size)
         process.terminate()
         process.wait(60)
 
@@ -314,14 +331,14 @@ def test_the_same_at_10_to_30_million_weights_recipe_by_recipe(tmp_path: Path):
     talking = ["--model", str(journey.policy), "--temperature", "0", "--tools.use", *TOOLS]
     talking += ["--own-folder", str(journey.own)]
     said = journey.done([sys.executable, "recipes/chat.py", *talking, "--prompt", "What is 12 * 34?"])
-    assert "print(12 * 34)" in said and "─ result ─" in said and "<answer>\\boxed{408}</answer>" in said
+    assert re.search(r"print\(\d+ \* \d+\)", said) and "─ result ─" in said and "<answer>\\boxed{" in said
     port = free_port()
     serving = [sys.executable, "recipes/serve.py", *talking, "--port", str(port), "--token", "secret"]
     with journey.started(serving) as process:
 
         async def over_http() -> None:
             async with up(f"http://127.0.0.1:{port}/v1", process, journey):
-                await answers_over_http(f"http://127.0.0.1:{port}/v1")
+                await answers_over_http(f"http://127.0.0.1:{port}/v1", LONG)
 
         asyncio.run(over_http())
         process.send_signal(signal.SIGINT)

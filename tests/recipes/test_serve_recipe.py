@@ -1,5 +1,6 @@
 """The agent behind OpenAI's chat completions: what it answers, whom it lets in, and our own client."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -249,6 +250,22 @@ async def test_tools_of_ones_own_are_told_to_a_server_and_called(tmp_path: Path)
         heard = [one async for one in talk.answer([{"role": "user", "content": "x"}])]
     assert [tool["function"]["name"] for tool in requests[0]["tools"]] == ["python", "search"]
     assert [one.text for one in heard[:2]] == ["search(query='a')", "ran search(query='a')"]
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_a_server_that_hangs_up_in_an_answer_is_a_line():
+    app = openai_like([], [])
+
+    async def hang_up(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    app.router.add_post("/v2/v1/chat/completions", hang_up)
+    app.router.add_get("/v2/v1/models", lambda request: asyncio.sleep(0, web.json_response({"data": [{"id": "m"}]})))
+    async with TestServer(app) as server, server_talker(str(server.make_url("/v2")), "", TalkConfig()) as talk:
+        with pytest.raises(RStarError, match="/v2/v1 failed: ServerDisconnectedError"):
+            _ = [one async for one in talk.answer([{"role": "user", "content": "x"}])]
 
 
 @pytest.mark.usefixtures("sandbox")
