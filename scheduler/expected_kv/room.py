@@ -23,7 +23,7 @@ REFRESH_STEPS = 32  # decode steps after which a replica's profile is computed a
 LOOKS = 8  # independent moments during a rollout's life at which its replica may overflow; each gets its share of risk
 Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `risk` of it back with every end
 Z_SPAN = 1.5  # how far it may go above the normal quantile
-CLOSING_Z = 1.0  # where all that still wait are expected to fit: what is held back now only prolongs the step
+CLOSING_Z = 2.0  # where all that still wait are expected to fit: what is held back now only prolongs the step
 CLEAR_ROOM = 0.02  # of a cache: more room than this needs no exact test
 PROMPT_WORTH = 2  # a cached prompt saves its KV, and its prefill
 
