@@ -66,7 +66,7 @@ class Size:
 SHORT = Size(
     shape=Shape(vocabulary=2_048, hidden=128, intermediate=256, layers=2, heads=4, kv_heads=2, head_dim=32),
     sft_steps=48,
-    steps=2,
+    steps=8,  # of half a second: a stop that is asked for in the first comes before the last
     problems=60,
     by_heart=True,
     options="--learner.ranks 1 --learner.zero 3",
@@ -74,7 +74,7 @@ SHORT = Size(
 LONG = Size(
     shape=Shape(vocabulary=8_192, hidden=256, intermediate=768, layers=8, heads=4, kv_heads=2, head_dim=64),
     sft_steps=60,
-    steps=3,
+    steps=4,
     problems=400,
     by_heart=False,
     options="--learner.ranks 2 --learner.zero 3 --learner.dtype bfloat16 --engine.dtype bfloat16"
