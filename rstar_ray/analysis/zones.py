@@ -24,7 +24,7 @@ class Zone(StrEnum):
 
     AFTER_ERROR = "reflection after an error"
     AFTER_RESULT = "reflection after a result"
-    CODE = "code of a first call"
+    CODE = "code"
     PROSE = "prose"  # a marked token here is a forking token: it opens a way of thinking
     ANSWER = "answer"
 
