@@ -17,7 +17,7 @@ export PYTHONPATH := $(CURDIR)
 # Container images often set it; here dozens of processes import the same modules, and would compile them each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train experiment test test-fast mutants chaos check format bench bench-sandbox soak-sandbox bench-balancer bench-learner bench-evaluation calibrate
+.PHONY: help setup train experiment test test-fast mutants chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
 .PHONY: cluster-up cluster-down preflight clean same-target
 
 help:  ## What can be made
@@ -80,6 +80,9 @@ bench-sandbox: $(READY)  ## Sandbox calls/s; REFERENCE=URL names a running Code 
 
 soak-sandbox: $(READY)  ## 200,000 mixed calls, 5 % hostile, watching memory and leaks
 	$(BIN)/python -m sandbox.soak $(ARGS)
+
+fuzz-sandbox: $(READY)  ## Generated programs against the cage, at each level, as each user; ARGS="--seconds 900 --seed 1"
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 bench-balancer: $(READY)  ## The balancer in the twin (simulated), and on real engines
 	$(BIN)/python -m scheduler.bench $(ARGS)

@@ -1,0 +1,61 @@
+"""`make fuzz-sandbox`: generated programs against the cage, at each level, as each user; a JSON line for each.
+
+Every combination runs in a pid namespace of its own. Between rounds an oracle looks at a canary file and process, at
+what the next program finds, at mounts, processes, disk and memory, and at the pool's books. A finding is printed with
+the command that repeats its round. `--door` sends requests to the server instead.
+"""
+
+import argparse
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.fuzz.enclosure import enclosed
+from tests.sandbox.as_user import USERS, start
+
+LEVELS = ("namespaces", "landlock")
+
+
+def main() -> int:
+    """Parse the command line and run; exit status 1 where something was found."""
+    parser = argparse.ArgumentParser(prog="make fuzz-sandbox ARGS=...", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each combination; they run one after another")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--first", type=int, default=0, help="the first round")
+    parser.add_argument("--rounds", type=int, default=0, help="so many rounds instead of a time")
+    parser.add_argument("--levels", nargs="+", choices=LEVELS, default=LEVELS)
+    parser.add_argument("--users", nargs="+", choices=USERS, default=USERS)
+    parser.add_argument("--show", action="store_true", help="print the programs")
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    combinations = [(level, user) for level in options.levels for user in options.users]
+    return max([campaign_of(options, level, user) for level, user in combinations])
+
+
+def campaign_of(options: argparse.Namespace, level: str, user: str) -> int:
+    """One combination, enclosed; returns its exit status."""
+    asked = {"level": level, "user": user} | {
+        name: getattr(options, name) for name in ("seed", "first", "rounds", "seconds")
+    }
+    arguments = [part for name, value in asked.items() for part in (f"--{name}", str(value))]
+
+    def work(place: Path) -> int:
+        shown = ["--show"] if options.show else []
+        process = start(user, "tests.fuzz.campaign", *arguments, "--folder", str(place), *shown)
+        assert process.stdout is not None and process.stderr is not None
+        with ThreadPoolExecutor(1) as readers:
+            readers.submit(_copy, process.stderr, sys.stderr)
+            _copy(process.stdout, sys.stdout)
+        return process.wait()
+
+    return enclosed(work)
+
+
+def _copy(lines: object, out: object) -> None:
+    for line in lines:  # type: ignore[attr-defined]
+        print(line, end="", file=out, flush=True)  # type: ignore[call-overload]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
