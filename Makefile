@@ -81,7 +81,7 @@ bench-sandbox: $(READY)  ## Sandbox calls/s; REFERENCE=URL names a running Code 
 soak-sandbox: $(READY)  ## 200,000 mixed calls, 5 % hostile, watching memory and leaks
 	$(BIN)/python -m sandbox.soak $(ARGS)
 
-fuzz-sandbox: $(READY)  ## Generated programs against the cage, at each level, as each user; ARGS="--seconds 900 --seed 1"
+fuzz-sandbox: $(READY)  ## Generated programs against the cage, at each level, as each user; ARGS="--seconds 900", or "--door" for the HTTP server
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
 bench-balancer: $(READY)  ## The balancer in the twin (simulated), and on real engines

@@ -221,7 +221,7 @@ class WarmServer:
     def ping(self) -> None:
         self.pinged = True
         with contextlib.suppress(OSError):
-            self.channel.ours.send(b"?")
+            self.channel.ours.send(wire.SERVER_PING)
 
     def _hear(self, kind: int, payload: memoryview) -> None:
         self.last_heard = asyncio.get_running_loop().time()

@@ -8,6 +8,7 @@ import struct
 from typing import NamedTuple
 
 CALL, CANCEL, PING, CROWDED = 1, 2, 3, 4
+SERVER_PING = b"?"  # to a warm server, whose orders are JSON objects
 HELLO, BEAT, PONG, RESULT, FAILED = 11, 12, 13, 14, 15
 
 # Flags of a CALL.

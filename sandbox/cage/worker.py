@@ -45,13 +45,15 @@ def main(channel: socket.socket, config: dict[str, Any]) -> None:
         message, files, _, _ = socket.recv_fds(channel, 4096, 1, socket.MSG_CMSG_CLOEXEC)
         if not message:
             os._exit(0)
-        if not files:
+        order = message.lstrip(wire.SERVER_PING)  # the channel is a stream: a ping and an order may come as one piece
+        if len(order) < len(message):
             channel.sendall(wire.reply(wire.PONG, _memory().encode()))
+        if not files:
             continue
-        order = json.loads(message)
+        wanted = json.loads(order)
         if os.fork() == 0:
             channel.close()
-            _become_cell(socket.socket(fileno=files[0]), spec, order["number"], order["home"], warmth, space)
+            _become_cell(socket.socket(fileno=files[0]), spec, wanted["number"], wanted["home"], warmth, space)
         os.close(files[0])
 
 

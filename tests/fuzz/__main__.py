@@ -2,7 +2,7 @@
 
 Every combination runs in a pid namespace of its own. Between rounds an oracle looks at a canary file and process, at
 what the next program finds, at mounts, processes, disk and memory, and at the pool's books. A finding is printed with
-the command that repeats its round. `--door` sends requests to the server instead.
+the command that repeats its round. `--door` sends requests to the HTTP server instead (tests/fuzz/door.py).
 """
 
 import argparse
@@ -11,6 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.fuzz import door
 from tests.fuzz.enclosure import enclosed
 from tests.sandbox.as_user import USERS, start
 
@@ -27,8 +28,11 @@ def main() -> int:
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=LEVELS)
     parser.add_argument("--users", nargs="+", choices=USERS, default=USERS)
     parser.add_argument("--show", action="store_true", help="print the programs")
+    parser.add_argument("--door", action="store_true", help="requests to the HTTP server in place of programs")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
+    if options.door:
+        return door.fuzz(options)
     combinations = [(level, user) for level in options.levels for user in options.users]
     return max([campaign_of(options, level, user) for level, user in combinations])
 

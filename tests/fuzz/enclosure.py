@@ -1,4 +1,4 @@
-"""A pid namespace of one's own, with mounts, System V IPC and a network: whatever signals broadly reaches nobody else."""
+"""A pid namespace of one's own, with mounts, IPC and a network: whatever signals broadly reaches nobody else."""
 
 import os
 import sys

@@ -205,3 +205,16 @@ async def test_an_impossible_level_refuses_to_start_with_the_mend():
 async def test_a_source_that_is_too_long_is_refused_not_run(pool: SandboxPool):
     result = await pool.run(ExecutionRequest(code="x=1\n" * 500_000))
     assert result.outcome is Outcome.INVALID and "characters" in result.reason
+
+
+async def test_a_warm_server_reads_a_ping_and_an_order_that_come_as_one():
+    async with SandboxPool(derived.pool(slots=1, spare_cells=0, flavors=("lean",))) as pool:
+        crew = pool._crews["lean"]
+        for _ in range(3):
+            server = crew.server
+            os.kill(server.pid, signal.SIGSTOP)
+            server.ping()
+            pool._crews.replace(crew, crew.idle.pop())
+            os.kill(server.pid, signal.SIGCONT)
+            assert (await pool.run(ExecutionRequest(code="print(1)"))).stdout == "1\n"
+        assert pool.stats().servers_lost == 0 and crew.server is server
