@@ -92,7 +92,14 @@ async def run_rl(
             progress = reached
             log.write(await _with_placement(record.metrics, crew))
             reasons = {one.rollout_id: one.reason for one in (*record.dropped, *record.left_out)}
-            write_fates(run_dir.path, record.fates, stage=config.stage, step=progress.step, reasons=reasons)
+            write_fates(
+                run_dir.path,
+                record.fates,
+                stage=config.stage,
+                step=progress.step,
+                reasons=reasons,
+                advantages=record.advantages,
+            )
             _show_odd(record, crew)
             await _record(record, config, crew, run_dir)
             last = progress.step == config.steps or progress.ended != ""

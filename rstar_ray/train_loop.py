@@ -103,6 +103,7 @@ class StepRecord:
     metrics: StepMetrics
     ledger: Ledger
     fates: Mapping[str, Fate]  # of every rollout asked for, by its id
+    advantages: Mapping[str, float]  # of the rows handed to the learner, by rollout id
     refs: tuple[TrajectoryRef, ...]  # of all finished rollouts, while the caller holds them
     dropped: tuple[DroppedRollout, ...]
     left_out: tuple[LeftOut, ...]  # rows that the learner did not train on
@@ -157,6 +158,7 @@ async def train_step(
             trained=len(rows) - len(left_out),
         ),
         fates=rollout_fates(groups, kept, rows=rows, left_out=left_out, dropped=dropped),
+        advantages={row.rollout_id: row.advantage for row in rows},
         left_out=left_out,
         refs=tuple(rollout.ref for rollout in finished),
         dropped=tuple(dropped),

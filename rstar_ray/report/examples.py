@@ -12,6 +12,7 @@ _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL)
 _RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
 _SPECIAL = re.compile(r"<\|(?:im_start\|>(?:assistant|user|system)?|im_end\|>|endoftext\|>)\n?")
+_PIECES = re.compile(f"{_CALL.pattern}|{_ANSWER.pattern}|{_SPECIAL.pattern}", re.DOTALL)
 _MAX_CHARS = 6_000
 
 
@@ -36,37 +37,66 @@ class Example:
     row: Row
 
 
-def segments(turn: Row) -> list[Segment]:
-    """A turn as thoughts, programs, answers, and what the tool said to each program."""
-    found: list[Segment] = []
-    completion, position = _SPECIAL.sub("", turn["completion"]), 0
-    for match in re.finditer(f"{_CALL.pattern}|{_ANSWER.pattern}", completion, re.DOTALL):
-        found += _text(completion[position : match.start()])
-        found += _call(match[1]) if match[1] is not None else [Segment("answer", match[2].strip())]
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of a completion as it was sampled; what lies between its tags is `[inner_start, inner_end)`."""
+
+    kind: Literal["text", "call", "answer", "special"]
+    start: int
+    end: int
+    inner_start: int
+    inner_end: int
+
+
+def spans(completion: str) -> list[Span]:
+    """The whole completion, piece by piece in its order."""
+    found: list[Span] = []
+    position = 0
+    for match in _PIECES.finditer(completion):
+        if match.start() > position:
+            found.append(Span("text", position, match.start(), position, match.start()))
+        kind = "call" if match[1] is not None else "answer" if match[2] is not None else "special"
+        inner = match.span({"call": 1, "answer": 2, "special": 0}[kind])
+        found.append(Span(kind, match.start(), match.end(), *inner))
         position = match.end()
-    found += _text(completion[position:])
-    if turn["tool_response"] is not None:
-        responses = _RESPONSE.findall(turn["tool_response"]) or [_SPECIAL.sub("", turn["tool_response"])]
-        outcomes = [*turn["outcomes"], *["ok"] * len(responses)]
-        found += [
-            Segment("response", _short(text), outcome) for text, outcome in zip(responses, outcomes, strict=False)
-        ]
+    if position < len(completion):
+        found.append(Span("text", position, len(completion), position, len(completion)))
     return found
 
 
-def _text(text: str) -> list[Segment]:
-    return [Segment("text", _short(text.strip()))] if text.strip() else []
+def segments(turn: Row) -> list[Segment]:
+    """A turn as thoughts, programs, answers, and what the tool said to each program."""
+    found: list[Segment] = []
+    completion: str = turn["completion"]
+    for span in spans(completion):
+        inner = completion[span.inner_start : span.inner_end].strip()
+        if span.kind == "text" and inner:
+            found.append(Segment("text", _short(inner)))
+        elif span.kind == "answer":
+            found.append(Segment("answer", inner))
+        elif span.kind == "call":
+            found += [Segment(piece.kind, _short(piece.text)) for piece in call_pieces(inner)]
+    return found + [Segment(said.kind, _short(said.text), said.outcome) for said in tool_answers(turn)]
 
 
-def _call(text: str) -> list[Segment]:
+def tool_answers(turn: Row) -> list[Segment]:
+    """What the tool said to each call of the turn, with how the call ended."""
+    if turn["tool_response"] is None:
+        return []
+    responses = _RESPONSE.findall(turn["tool_response"]) or [_SPECIAL.sub("", turn["tool_response"])]
+    outcomes = [*turn["outcomes"], *["ok"] * len(responses)]
+    return [Segment("response", text, outcome) for text, outcome in zip(responses, outcomes, strict=False)]
+
+
+def call_pieces(text: str) -> list[Segment]:
     """A readable call as its program and input; anything else as it stands."""
     try:
         call = json.loads(text)
         arguments = cast(dict[str, Any], call["arguments"])
         code, stdin = arguments["code"], arguments.get("input", "")
     except (ValueError, KeyError, TypeError, AttributeError):
-        return [Segment("broken call", _short(text.strip()))]
-    return [Segment("code", _short(str(code))), *([Segment("stdin", _short(str(stdin)))] if stdin else [])]
+        return [Segment("broken call", text.strip())]
+    return [Segment("code", str(code)), *([Segment("stdin", str(stdin))] if stdin else [])]
 
 
 def _short(text: str) -> str:
@@ -103,18 +133,6 @@ def examples(run: RunRecord) -> list[Example]:
             chosen.append(_example("An error, and the way out of it", file, mended))
             break
     return chosen
-
-
-def viewer_rows(run: RunRecord, *, max_files: int = 8, per_file: int = 24) -> list[tuple[TrajectoryFile, list[Row]]]:
-    """Trajectories for the page: files spread over the run, first and last among them, some of each."""
-    files = trajectory_files(run)
-    if len(files) > max_files:
-        files = [files[round(i * (len(files) - 1) / (max_files - 1))] for i in range(max_files)]
-    return [(file, _spread(file.rows(), per_file)) for file in files]
-
-
-def _spread(rows: list[Row], count: int) -> list[Row]:
-    return rows if len(rows) <= count else [rows[i * len(rows) // count] for i in range(count)]
 
 
 def _example(title: str, file: TrajectoryFile, row: Row) -> Example:

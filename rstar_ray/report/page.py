@@ -3,11 +3,13 @@
 import html
 import json
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rstar_ray.report.examples import recovered, segments, viewer_rows
+from rstar_ray.report.bodies import MOST_TEXT_BYTES, Body, block, blocks, chosen
+from rstar_ray.report.browser import Browser, ledger_data, ledger_ids, read_browser
 from rstar_ray.report.findings import (
     EVALUATION_HEAD,
     PHASE_NAMES,
@@ -33,18 +35,57 @@ from rstar_ray.report.findings import (
     tool_error_change,
     truncation_change,
 )
-from rstar_ray.report.plots import AMBER, BLUE, GREEN, INK, PHASE_COLOURS, PURPLE, RED, quantile, smoothed
-from rstar_ray.report.record import Row, RunRecord, TrajectoryFile, seconds_by_phase, stage_title
+from rstar_ray.report.plots import quantile, smoothed
+from rstar_ray.report.record import RunRecord, read_ledger, seconds_by_phase, stage_title, trajectory_files
 from rstar_ray.report.stage_ends import STAGE_END_HEAD, STAGE_END_NOTE, stage_end_rows
 
-TEMPLATE = Path(__file__).with_name("page.html")
+WEB = Path(__file__).with_name("web")
+GREEN, RED, PURPLE, BLUE, AMBER, INK = "green", "red", "purple", "blue", "amber", "ink"
+"""Named: the page has a shade of each for light and for dark."""
+PHASE_COLOURS = {
+    "generate_s": BLUE,
+    "tools_s": AMBER,
+    "verify_s": PURPLE,
+    "learn_s": GREEN,
+    "publish_s": RED,
+    "other_s": "grey",
+}
+SCRIPTS = ("dom", "charts", "store", "highlight", "browser", "watch", "page")
+"""In the order in which they stand in the page."""
 
 
 def html_report(run: RunRecord) -> str:
     """The page with the run's figures in it. What a model wrote is data there, never markup."""
-    data = json.dumps(page_data(run), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
-    title, body = html.escape(run.name), TEMPLATE.read_text(encoding="utf-8")
-    return body.replace("__TITLE__", title, 1).replace("__DATA__", data, 1)
+    ledger = read_ledger(run)
+    browser, bodies = read_browser(run, ledger)
+    held, with_figures = chosen(bodies)
+    ids = ledger_ids(ledger)
+    data = page_data(run) | {
+        "browser": browser_data(browser, held, with_figures),
+        "ledger": ledger_data(run, ledger),
+        "footer": "One file, made from the run directory; it needs no network.",
+    }
+    of_ledger = [block(f"ids/{name}", packed) for name, packed in ids.items()]
+    return whole_page(run.name, as_script_data(data), "\n".join([blocks(held, with_figures), *of_ledger]))
+
+
+def as_script_data(data: Mapping[str, Any]) -> str:
+    """JSON that may stand inside a script element."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")
+
+
+def whole_page(title: str, data: str, below: str) -> str:
+    """The page around its figures; without any it asks the server it came from."""
+    parts = {
+        "TITLE": html.escape(title),
+        "STYLE": (WEB / "page.css").read_text("utf-8"),
+        "DATA": data,
+        "SCRIPT": "\n".join((WEB / f"{name}.js").read_text("utf-8") for name in SCRIPTS),
+        "BLOCKS": below,
+    }
+    template = (WEB / "page.html").read_text("utf-8")
+    return re.sub(r"__(TITLE|STYLE|DATA|SCRIPT|BLOCKS)__", lambda found: parts[found[1]], template)
 
 
 def page_data(run: RunRecord) -> dict[str, Any]:
@@ -94,7 +135,7 @@ def page_data(run: RunRecord) -> dict[str, Any]:
         "placement_rows": placement_rows(run),
         "placement_notes": placement_notes(run),
         "facts": [list(fact) for fact in facts(run)],
-        "trajectories": [_trajectory(file, row) for file, rows in viewer_rows(run) for row in rows],
+        "stage_titles": stage_titles(run),
     }
 
 
@@ -157,32 +198,32 @@ def _sft(run: RunRecord) -> dict[str, Any] | None:
     }
 
 
-def _trajectory(file: TrajectoryFile, row: Row) -> dict[str, Any]:
-    return {
-        "place": file.path.stem,
-        "place_title": file.title,
-        "id": row["rollout_id"],
-        "problem": row["problem"],
-        "answer": row["answer"],
-        "reward": f"{row['reward']:g}",
-        "right": row["reward"] >= 1,
-        "recovered": recovered(row),
-        "stop": row["stop_reason"].replace("_", " "),
-        "calls": row["num_calls"],
-        "failed": row["num_failed"],
-        "tokens": row["num_response_tokens"],
-        "turns": [
-            {
-                "tokens": turn["num_tokens"],
-                "seconds": f"{turn['generate_s']:.2f} s generating, {turn['tool_s']:.2f} s in the tool",
-                "segments": [
-                    {"kind": piece.kind, "text": piece.text, "outcome": piece.outcome, "failed": piece.failed}
-                    for piece in segments(turn)
-                ],
-            }
-            for turn in row["turns"]
-        ],
-    }
+def stage_titles(run: RunRecord) -> dict[str, str]:
+    """Every stage that a row or a file may name, as people write it."""
+    stages = {file.stage for file in trajectory_files(run)} | {row["stage"] for row in [*run.sft, *run.steps]}
+    return {stage: stage_title(stage) for stage in sorted(stages)}
+
+
+def browser_data(browser: Browser, held: Sequence[Body], with_figures: Collection[int]) -> dict[str, Any]:
+    """The browser's rows, and which texts the page has."""
+    bodies = {body.group for body in held}
+    data = browser.as_json()
+    rows = data["columns"]["group"]
+    note = sampling_note(len(rows), sum(group in bodies for group in rows), len(with_figures), len(bodies))
+    return data | {"bodies": sorted(bodies), "figures": sorted(with_figures), "note": note}
+
+
+def sampling_note(rows: int, with_text: int, with_figures: int, groups: int) -> str:
+    """What of the recorded trajectories is in the page."""
+    if with_text == rows:
+        texts = f"{rows:,} recorded trajectories, each with its text"
+    else:
+        texts = (
+            f"{rows:,} recorded trajectories, {with_text:,} with their texts: whole groups of siblings, the first of "
+            f"every file, then the second, and so on up to {MOST_TEXT_BYTES // 2**20} MB"
+        )
+    tokens = "" if with_figures in (0, groups) else f"; tokens can be coloured in {with_figures:,} of {groups:,} groups"
+    return f"{texts}{tokens}."
 
 
 def _nullable(values: Sequence[float]) -> list[float | None]:

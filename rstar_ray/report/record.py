@@ -14,6 +14,7 @@ from typing import Any
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_json, read_rows
 from rstar_ray.run_dir.folder import flatten
+from rstar_ray.run_dir.ledger import LEDGER
 
 Row = dict[str, Any]
 PHASES = ("generate_s", "tools_s", "verify_s", "learn_s", "publish_s")
@@ -98,6 +99,12 @@ def read_run(path: Path | str) -> RunRecord:
         launches=read_rows(path / "launches.jsonl"),
         finished=sorted(map(read_json, (path / "finished").glob("*.json")), key=lambda row: row["finished_at"]),
     )
+
+
+def read_ledger(run: RunRecord) -> list[Row]:
+    """What became of every rollout, a row a step; a step written twice counts as it was done last."""
+    rows = read_rows(run.path / LEDGER)
+    return list({(row["stage"], row["step"]): row for row in rows}.values())
 
 
 def stage_spans(steps: Sequence[Row]) -> tuple[StageSpan, ...]:

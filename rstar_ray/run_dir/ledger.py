@@ -24,9 +24,18 @@ class Fate(StrEnum):
 
 
 def write_fates(
-    run_path: Path, fates: Mapping[str, Fate], *, stage: str, step: int, reasons: Mapping[str, str]
+    run_path: Path,
+    fates: Mapping[str, Fate],
+    *,
+    stage: str,
+    step: int,
+    reasons: Mapping[str, str],
+    advantages: Mapping[str, float],
 ) -> None:
-    """Append a step's row. `fates` by rollout id; `reasons` of those that were left out or dropped."""
+    """Append a step's row. `fates` by rollout id; `reasons` of those that were left out or dropped.
+
+    `advantages` of those handed to the learner.
+    """
     by_fate: dict[str, list[str]] = {fate: [] for fate in Fate}
     for rollout_id, fate in fates.items():
         by_fate[fate].append(rollout_id.removeprefix(f"{stage}/{step}/"))
@@ -39,6 +48,9 @@ def write_fates(
             **{fate: len(ids) for fate, ids in by_fate.items()},
             "ids": by_fate,
             "reasons": {name.removeprefix(f"{stage}/{step}/"): reason for name, reason in reasons.items()},
+            "advantages": {
+                name.removeprefix(f"{stage}/{step}/"): round(advantage, 4) for name, advantage in advantages.items()
+            },
         },
     )
 

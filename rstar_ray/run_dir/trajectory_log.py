@@ -1,7 +1,8 @@
 """Trajectories as people and programs read them: one JSON object per line, the text and the tokens behind it."""
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from rstar_ray.trajectory import Trajectory
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text with the special tokens left in."""
+_MOST_TOKENS_A_CHARACTER = 4
+"""Bytes of a character in UTF-8."""
 
 
 def readable(trajectory: Trajectory, decode: Decode, **labels: object) -> dict[str, Any]:
@@ -18,6 +21,7 @@ def readable(trajectory: Trajectory, decode: Decode, **labels: object) -> dict[s
     return {
         **labels,
         "rollout_id": summary.rollout_id,
+        "group_id": summary.group_id,
         "problem_id": problem.id,
         "problem": problem.problem,
         "answer": problem.answer,
@@ -27,26 +31,63 @@ def readable(trajectory: Trajectory, decode: Decode, **labels: object) -> dict[s
         "stop_reason": str(summary.stop_reason),
         "num_calls": summary.num_calls,
         "num_failed": summary.num_failed,
+        "num_answers": summary.num_answers,
         "num_response_tokens": summary.num_response_tokens,
+        "verify_s": round(summary.verify_s, 4),
+        "restarts": summary.restarts,
+        "judge_retries": summary.judge_retries,
         "prompt": decode(trajectory.prompt_ids.tolist()),
         "prompt_ids": trajectory.prompt_ids.tolist(),
-        "turns": [
-            {
-                "completion": decode(completion_ids),
-                "completion_ids": completion_ids,
-                "tool_response": decode(tool_ids) if tool_ids else None,
-                "tool_ids": tool_ids,
-                "outcomes": [str(result.outcome) for result in turn.tool_results],
-                "num_tokens": turn.num_tokens,
-                "policy_versions": list(dict.fromkeys(versions)),
-                "generate_s": round(turn.generate_s, 4),
-                "tool_s": round(turn.tool_s, 4),
-            }
-            for turn, versions, (completion_ids, tool_ids) in zip(
-                trajectory.turns, _versions(trajectory), split_turns(trajectory), strict=True
-            )
-        ],
+        "turns": list(_turns(trajectory, decode)),
     }
+
+
+def _turns(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, Any]]:
+    @cache
+    def single(token_id: int) -> str:
+        return decode([token_id])
+
+    sampled_logprobs = iter(trajectory.rollout_logprobs[trajectory.loss_mask].tolist())
+    versions = iter(trajectory.policy_versions[trajectory.loss_mask].tolist())
+    for turn, (completion_ids, tool_ids) in zip(trajectory.turns, split_turns(trajectory), strict=True):
+        completion, sampled_by = decode(completion_ids), list(islice(versions, turn.num_tokens))
+        yield {
+            "completion": completion,
+            "completion_ids": completion_ids,
+            "token_chars": token_chars(completion_ids, completion, single, decode),
+            "logprobs": [round(logprob, 4) for logprob in islice(sampled_logprobs, turn.num_tokens)],
+            "tool_response": decode(tool_ids) if tool_ids else None,
+            "tool_ids": tool_ids,
+            "outcomes": [str(result.outcome) for result in turn.tool_results],
+            "num_tokens": turn.num_tokens,
+            "policy_versions": list(dict.fromkeys(sampled_by)),
+            "version_runs": [[version, len(list(run))] for version, run in groupby(sampled_by)],
+            "generate_s": round(turn.generate_s, 4),
+            "tool_s": round(turn.tool_s, 4),
+        }
+
+
+def token_chars(token_ids: Sequence[int], text: str, single: Callable[[int], str], decode: Decode) -> list[int] | None:
+    """Characters that each token adds to `text`; of one that several tokens spell, all stand with the last of them.
+
+    `single` decodes one token. None where the pieces are not the text, as with tokenizers that drop spaces.
+
+    >>> token_chars([0, 1, 2], "ab c", ["a", "b ", "c"].__getitem__, None)
+    [1, 2, 1]
+    """
+    counts: list[int] = []
+    held: list[int] = []
+    pieces: list[str] = []
+    for token_id in token_ids:
+        held.append(token_id)
+        piece = single(token_id) if len(held) == 1 else decode(held)
+        if piece.endswith("\ufffd") and len(held) < _MOST_TOKENS_A_CHARACTER:
+            counts.append(0)
+            continue
+        pieces.append(piece)
+        counts.append(len(piece))
+        held = []
+    return counts if "".join(pieces) == text else None
 
 
 def split_turns(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
@@ -63,12 +104,6 @@ def split_turns(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
         start = following
     assert start == len(ids), f"{trajectory.summary.rollout_id}: its turns cover {start} of {len(ids)} tokens"
     return turns
-
-
-def _versions(trajectory: Trajectory) -> list[list[int]]:
-    """The weights that sampled each turn's tokens, token by token."""
-    sampled = iter(trajectory.policy_versions[trajectory.loss_mask].tolist())
-    return [list(islice(sampled, turn.num_tokens)) for turn in trajectory.turns]
 
 
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory], decode: Decode, **labels: object) -> None:

@@ -6,6 +6,7 @@ Whoever means to change a report writes these anew and reads what changed:
 
 import json
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +15,13 @@ from unittest import mock
 
 import pytest
 
+from rstar_ray.report.browser import read_browser
 from rstar_ray.report.compare import compare_runs
 from rstar_ray.report.findings import duration, number, percent
 from rstar_ray.report.markdown import markdown_report
 from rstar_ray.report.page import page_data
 from rstar_ray.report.plots import draw_plots, quantile
-from rstar_ray.report.record import read_run, smooth
+from rstar_ray.report.record import RunRecord, read_ledger, read_run, smooth
 from rstar_ray.report.write import report_figures
 from rstar_ray.run_dir.durable import append_row, write_json
 
@@ -194,11 +196,18 @@ def made(folder: Path) -> dict[str, Any]:
     return {
         "report.md": markdown_report(run, plots),
         "page.json": page_data(run),
+        "browser.json": browsed(run),
         "figures.json": facts | {"evaluations": {name: len(rows) for name, rows in facts["evaluations"].items()}},
         "drawn.json": drawn,
         "compare.md": (folder / "compared" / "compare.md").read_text("utf-8"),
         "compare.json": json.loads((folder / "compared" / "compare.json").read_text("utf-8")),
     }
+
+
+def browsed(run: RunRecord) -> dict[str, Any]:
+    """The trajectory browser's rows, and its texts as a page opens them."""
+    browser, bodies = read_browser(run, read_ledger(run))
+    return browser.as_json() | {"texts": [json.loads(zlib.decompress(body.texts)) for body in bodies]}
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +220,7 @@ def test_a_reader_finds_what_is_written_there(parts: dict[str, Any], name: str):
     assert parts[name] == (FOLDER / name).read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", ["page.json", "figures.json", "drawn.json", "compare.json"])
+@pytest.mark.parametrize("name", ["page.json", "browser.json", "figures.json", "drawn.json", "compare.json"])
 def test_figures_and_drawings_are_what_they_were(parts: dict[str, Any], name: str):
     assert json.loads(json.dumps(parts[name])) == json.loads((FOLDER / name).read_text("utf-8"))
 

@@ -203,13 +203,16 @@ def test_a_run_directory_is_verified_from_the_command_line(tmp_path: Path, capsy
 def test_a_ledger_that_does_not_add_up_is_named_by_its_step_and_rollout(tmp_path: Path):
     fates = {"stage1/1/p/0": Fate.TRAINED, "stage1/1/p/1": Fate.DROPPED, "stage1/1/p/2": Fate.EQUAL_REWARDS}
     shown: list[str] = []
-    write_fates(tmp_path, fates, stage="stage1", step=1, reasons={"stage1/1/p/1": "sandbox"})
+    write_fates(
+        tmp_path, fates, stage="stage1", step=1, reasons={"stage1/1/p/1": "sandbox"}, advantages={"stage1/1/p/0": 0.5}
+    )
     assert ledger_faults(tmp_path, show=shown.append) == []
     assert shown == [
         "ledger: 3 rollouts in 1 steps: 1 trained, 0 resampled_away, 1 in_equal_groups, 0 left_out, 1 dropped"
     ]
     row = json.loads((tmp_path / "ledger.jsonl").read_text())
     assert row["ids"]["dropped"] == ["p/1"] and row["reasons"] == {"p/1": "sandbox"}
+    assert row["advantages"] == {"p/0": 0.5}
     row["ids"]["trained"].append("p/1")
     (tmp_path / "ledger.jsonl").write_text(json.dumps({**row, "step": 2, "reasons": {}}) + "\n")
     assert ledger_faults(tmp_path, show=shown.append) == [

@@ -283,7 +283,7 @@ def test_tensorboard_shows_the_balancers_figures_and_forgets_what_is_repeated(tm
 def test_a_trajectory_is_written_turn_by_turn(tmp_path: Path):
     straight, mended, guess, _ = example_trajectories(1.0)
     row = readable(mended, decode, stage="s", step=3)
-    assert list(row)[:4] == ["stage", "step", "rollout_id", "problem_id"]
+    assert list(row)[:4] == ["stage", "step", "rollout_id", "group_id"]
     assert [turn["outcomes"] for turn in row["turns"]] == [["error"], ["ok"], []]
     assert [turn["tool_response"] is None for turn in row["turns"]] == [False, False, True]
     assert row["turns"][0]["policy_versions"] == [3]

@@ -1,0 +1,152 @@
+"""What was said in recorded trajectories, compressed group by group, as much of it as a page may hold.
+
+A group's texts and its token figures are two blocks, so that the texts of many groups fit. Groups enter in rounds: the
+first of every file, then the second of every file, ...; first their texts, then, while there is room, their figures.
+"""
+
+import base64
+import html
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+from rstar_ray.report.browse import Siblings, StepFates, reason
+from rstar_ray.report.examples import call_pieces, spans, tool_answers
+from rstar_ray.report.record import Row
+
+MOST_TEXT_BYTES = 12 * 2**20
+"""Of all texts in the page, in base64."""
+MOST_BODY_BYTES = 17 * 2**20
+"""Of texts and token figures."""
+FIRST = 93
+"""A number n of a token is the character FIRST + n: behind the backslash, so that JSON writes it as it is."""
+SCALE = 64.0
+"""A log-prob of -x is the number SCALE * sqrt(x): fine near 0, where most are."""
+MOST = 320
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One group's blocks, deflated."""
+
+    group: int  # as the rows count
+    file: int
+    file_name: str
+    place: int  # among the groups of its file
+    texts: bytes
+    figures: bytes  # empty where the records have none
+
+
+def texts_of(siblings: Siblings, known: StepFates, rule: str) -> list[dict[str, Any]]:
+    """One object for each sibling."""
+    return [
+        {
+            "id": row["rollout_id"],
+            "why": reason(row, siblings.rows, known, rule),
+            "prompt": row["prompt"] if sibling == 0 and "prompt" in row else "",
+            "restarts": row.get("restarts", 0),
+            "judge_retries": row.get("judge_retries", 0),
+            "verify_s": row.get("verify_s"),
+            "turns": [_turn_texts(turn) for turn in row["turns"]],
+        }
+        for sibling, row in enumerate(siblings.rows)
+    ]
+
+
+def _turn_texts(turn: Row) -> dict[str, Any]:
+    completion = turn["completion"]
+    return {
+        "completion": completion,
+        "spans": [
+            [span.kind, span.start, span.end, span.inner_start, span.inner_end, *_read(completion, span)]
+            for span in spans(completion)
+        ],
+        "results": [[said.text, said.outcome] for said in tool_answers(turn)],
+        "tokens": turn["num_tokens"],
+        "generate_s": turn["generate_s"],
+        "tool_s": turn["tool_s"],
+        "versions": turn.get("version_runs", []),
+    }
+
+
+def _read(completion: str, span: Any) -> list[list[list[str]]]:
+    """A call's program and input; nothing of what stands there as it is."""
+    if span.kind != "call":
+        return []
+    return [[[piece.kind, piece.text] for piece in call_pieces(completion[span.inner_start : span.inner_end])]]
+
+
+def figures_of(siblings: Siblings) -> list[list[list[str]]]:
+    """For each sibling and turn two strings, a character a token: characters it adds to the text, and its log-prob.
+
+    Empty where no sibling has them.
+    """
+    of_rows = [[_turn_figures(turn) for turn in row["turns"]] for row in siblings.rows]
+    return of_rows if any(chars for turns in of_rows for chars, _ in turns) else []
+
+
+def _turn_figures(turn: Row) -> list[str]:
+    if not turn.get("token_chars"):
+        return ["", ""]
+    chars = "".join([chr(FIRST + count) for count in turn["token_chars"]])
+    return [chars, "".join([chr(FIRST + _small(logprob)) for logprob in turn["logprobs"]])]
+
+
+def _small(logprob: float | None) -> int:
+    return MOST if logprob is None else min(MOST, round(SCALE * sqrt(max(0.0, -logprob))))
+
+
+def deflated(value: object) -> bytes:
+    return zlib.compress(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), 6)
+
+
+def text_block(siblings: Siblings, known: StepFates, rule: str) -> bytes:
+    return deflated(texts_of(siblings, known, rule))
+
+
+def figure_block(siblings: Siblings) -> bytes:
+    figures = figures_of(siblings)
+    return deflated(figures) if figures else b""
+
+
+def chosen(
+    bodies: Sequence[Body], most_text_bytes: int = MOST_TEXT_BYTES, most_bytes: int = MOST_BODY_BYTES
+) -> tuple[list[Body], set[int]]:
+    """Those whose texts are in the page, and the groups of them whose token figures are too."""
+    in_rounds = sorted(bodies, key=lambda body: (body.place, -body.file))
+    held: list[Body] = []
+    size = 0
+    for body in in_rounds:
+        if size + _in_base64(body.texts) > most_text_bytes:
+            break
+        size += _in_base64(body.texts)
+        held.append(body)
+    with_figures: set[int] = set()
+    for body in held:
+        size += _in_base64(body.figures)
+        if size > most_bytes:
+            break
+        if body.figures:
+            with_figures.add(body.group)
+    return held, with_figures
+
+
+def _in_base64(data: bytes) -> int:
+    return (len(data) + 2) // 3 * 4 + 64  # and the tag around it
+
+
+def blocks(held: Sequence[Body], with_figures: set[int]) -> str:
+    """Script elements that a browser does not run: `texts/<file>/<place>` and `figures/<file>/<place>`."""
+    parts: list[str] = []
+    for body in held:
+        parts.append(block(f"texts/{body.file_name}/{body.place}", body.texts))
+        if body.group in with_figures:
+            parts.append(block(f"figures/{body.file_name}/{body.place}", body.figures))
+    return "\n".join(parts)
+
+
+def block(name: str, data: bytes) -> str:
+    return f'<script type="text/plain" id="{html.escape(name)}">{base64.b64encode(data).decode()}</script>'

@@ -1,0 +1,207 @@
+"""The trajectory browser's rows: recorded trajectories by group of siblings, with what became of each and why.
+
+What is read is bounded, so that a page of any run is written in seconds: `MOST_ROWS` trajectories and `MOST_BYTES` of
+their files, in equal shares for every file, whole groups from the top of each.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rstar_ray.algorithm.resample import error_penalty, format_penalty
+from rstar_ray.report.examples import recovered
+from rstar_ray.report.record import Row, RunRecord, TrajectoryFile, trajectory_files
+from rstar_ray.rollouts import REPEAT
+from rstar_ray.run_dir.ledger import Fate
+
+MOST_ROWS = 20_000
+MOST_BYTES = 768 * 2**20
+FATES = ("", *Fate)
+"""Of a row by its number; none is known of an evaluation's rollouts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """The recorded rollouts of one prompt in one file."""
+
+    file: int  # its place among the run's trajectory files
+    group_id: str
+    rows: list[Row]  # one at least
+
+    @property
+    def stage(self) -> str:
+        return self.rows[0].get("stage", "")
+
+    @property
+    def step(self) -> int:
+        return self.rows[0].get("step", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFates:
+    """What the ledger says of one step's rollouts, by rollout id without stage and step."""
+
+    fates: Mapping[str, str]
+    advantages: Mapping[str, float]
+    reasons: Mapping[str, str]
+
+    @staticmethod
+    def of(row: Row) -> "StepFates":
+        fates = {rollout_id: fate for fate, ids in row["ids"].items() for rollout_id in ids}
+        return StepFates(fates, row.get("advantages", {}), row["reasons"])
+
+
+NOTHING_KNOWN = StepFates({}, {}, {})
+LedgerBySteps = Mapping[tuple[str, int], StepFates]
+
+
+def fates_by_step(ledger: Sequence[Row]) -> dict[tuple[str, int], StepFates]:
+    """By stage and step."""
+    return {(row["stage"], row["step"]): StepFates.of(row) for row in ledger}
+
+
+def siblings_of(file: TrajectoryFile, number: int, *, most_rows: int, most_bytes: int) -> list[Siblings]:
+    """Whole groups from the top of a file; the one at which a bound is reached is left out unless it is the first."""
+    groups: dict[str, list[Row]] = {}
+    for rows, (row, position) in enumerate(_rows(file), start=1):
+        groups.setdefault(_group_id(row), []).append(row)
+        if rows > most_rows or position > most_bytes:
+            if len(groups) > 1:
+                groups.pop(_group_id(row))
+            break
+    return [Siblings(number, group_id, of_group) for group_id, of_group in groups.items()]
+
+
+def read_siblings(run: RunRecord) -> Iterator[Siblings]:
+    """Of every trajectory file, oldest first."""
+    files = trajectory_files(run)
+    for number, file in enumerate(files):
+        shares = max(16, MOST_ROWS // len(files)), MOST_BYTES // len(files)
+        yield from siblings_of(file, number, most_rows=shares[0], most_bytes=shares[1])
+
+
+def _rows(file: TrajectoryFile) -> Iterator[tuple[Row, int]]:
+    """Whole rows with the position after each; a torn line ends the file, one that is no JSON is passed over."""
+    position = 0
+    with file.path.open("rb") as lines:
+        for line in lines:
+            position += len(line)
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield json.loads(line), position
+            except ValueError:
+                continue
+
+
+def _group_id(row: Row) -> str:
+    return row.get("group_id") or row["rollout_id"].partition(REPEAT)[0].rpartition("/")[0]
+
+
+def place_in_step(row: Row) -> str:
+    """The rollout's id as the ledger has it."""
+    return row["rollout_id"].removeprefix(f"{row.get('stage', '')}/{row.get('step', '')}/")
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """What resampling weighs a right answer by (arXiv:2508.20722 Eq. 4 and 5)."""
+
+    error: float
+    form: float
+
+    @staticmethod
+    def of(row: Row) -> "Penalties":
+        answers = row.get("num_answers")
+        if answers is None:
+            answers = sum(turn["completion"].count("<answer>") for turn in row["turns"])
+        return Penalties(
+            error_penalty(row["num_calls"], row["num_failed"]), format_penalty(answers, max(1, len(row["turns"])))
+        )
+
+
+def reason(row: Row, group: Sequence[Row], known: StepFates, rule: str) -> str:
+    """One sentence: kept or not, out of how many, by what."""
+    place = place_in_step(row)
+    fate = known.fates.get(place)
+    if fate is None:
+        return ""
+    if place in known.reasons:
+        return f"{'Dropped' if fate == Fate.DROPPED else 'Left out by the learner'}: {known.reasons[place]}."
+    right = row["reward"] > 0
+    side = [other for other in group if (other["reward"] > 0) == right]
+    kept = [other for other in side if known.fates.get(place_in_step(other)) not in (Fate.RESAMPLED_AWAY, None)]
+    drawn = f"{len(kept)} of the group's {len(side)} {'right' if right else 'wrong'} answers"
+    said = {
+        Fate.RESAMPLED_AWAY: f"Resampled away: not among {drawn} that were kept",
+        Fate.EQUAL_REWARDS: f"Kept among {drawn}, but all kept siblings have the same reward: there is no signal",
+        Fate.TRAINED: f"Trained on: among {drawn} that were kept",
+    }[Fate(fate)]
+    if fate == Fate.EQUAL_REWARDS or rule == "none":
+        return f"{said}."
+    return f"{said}. {_rule(row, rule, right=right)}"
+
+
+def _rule(row: Row, rule: str, *, right: bool) -> str:
+    if rule == "random" or (not right and rule == "paper"):
+        return f"{'All' if rule == 'random' else 'Wrong answers'} are drawn uniformly."
+    if not right:
+        return "Of the wrong answers the released rule keeps the first."
+    penalties = Penalties.of(row)
+    calls = f"{row['num_failed']} of {row['num_calls']} calls failed" if row["num_calls"] else "no call"
+    weighed = (
+        f"p_total = p_err {penalties.error:.2f} ({calls}) + p_format {penalties.form:.2f} = "
+        f"{penalties.error + penalties.form:.2f}"
+    )
+    how = "drawn by 1 / p_total, flawless ones first" if rule == "paper" else "the lowest p_total first"
+    return f"Right answers: {how}; here {weighed}."
+
+
+COLUMNS = (
+    "group", "sibling", "reward", "tokens", "turns", "calls", "failed", "stop", "fate", "advantage", "recovered",
+    "outcomes", "generate_s", "tool_s",
+)  # fmt: skip
+"""Of a row; `stop`, `fate` and `outcomes` are numbers (bits) into lists that the page has."""
+
+
+def row_values(row: Row, sibling: int, group: int, known: StepFates, words: "Words") -> tuple[Any, ...]:
+    """One value for each of `COLUMNS`."""
+    place = place_in_step(row)
+    return (
+        group,
+        sibling,
+        round(row["reward"], 3),
+        row["num_response_tokens"],
+        len(row["turns"]),
+        row["num_calls"],
+        row["num_failed"],
+        words.stop(row["stop_reason"]),
+        FATES.index(known.fates.get(place, "")),
+        known.advantages.get(place),
+        int(recovered(row)),
+        words.outcome_bits({outcome for turn in row["turns"] for outcome in turn["outcomes"]}),
+        round(sum(turn["generate_s"] for turn in row["turns"]), 2),
+        round(sum(turn["tool_s"] for turn in row["turns"]), 2),
+    )
+
+
+class Words:
+    """Words that come again and again, each once."""
+
+    def __init__(self) -> None:
+        self.stops: list[str] = []
+        self.outcomes: list[str] = []
+
+    def stop(self, reason: str) -> int:
+        return _number_of(reason, self.stops)
+
+    def outcome_bits(self, outcomes: set[str]) -> int:
+        """A bit for each kind of ending that some call of the trajectory had."""
+        return sum(1 << _number_of(outcome, self.outcomes) for outcome in sorted(outcomes))
+
+
+def _number_of(word: str, words: list[str]) -> int:
+    if word not in words:
+        words.append(word)
+    return words.index(word)

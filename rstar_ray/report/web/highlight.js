@@ -1,0 +1,60 @@
+// ---- Python as people read it, and tokens by what is known of each
+
+const PYTHON = /(#[^\n]*)|((?:\b[rbfuRBFU]{1,2})?(?:"""[\s\S]*?(?:"""|$)|'''[\s\S]*?(?:'''|$)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?))|(\b\d[\w.]*)|(\b(?:and|as|assert|async|await|break|class|continue|def|del|elif|else|except|False|finally|for|from|global|if|import|in|is|lambda|None|nonlocal|not|or|pass|raise|return|True|try|while|with|yield)\b)|(\b[A-Za-z_]\w*(?=\())/g;
+const KINDS = ["comment", "string", "number", "keyword", "called"];
+
+function python(text) {
+  const made = document.createDocumentFragment();
+  let position = 0;
+  for (const match of text.matchAll(PYTHON)) {
+    if (match.index > position) made.append(text.slice(position, match.index));
+    made.append(node("span", { class: KINDS[match.slice(1).findIndex(part => part !== undefined)] }, match[0]));
+    position = match.index + match[0].length;
+  }
+  made.append(text.slice(position));
+  return made;
+}
+
+const TOKEN_FIRST = 93, TOKEN_SCALE = 64, TOKEN_MOST = 320;
+
+// Tokens of a completion: where each lies in the text, its log-prob and the weights that sampled it.
+function tokensOf(turn, figures) {
+  const [chars, logprobs] = figures, tokens = [];
+  const points = /[\ud800-\udfff]/.test(turn.completion) ? Array.from(turn.completion) : null; // counts are of code points
+  let at = 0, run = 0, left = turn.versions.length ? turn.versions[0][1] : Infinity, place = 0;
+  for (let i = 0; i < chars.length; i++) {
+    const count = chars.charCodeAt(i) - TOKEN_FIRST;
+    const length = points ? points.slice(at, at + count).join("").length : count;
+    while (left === 0 && run + 1 < turn.versions.length) left = turn.versions[++run][1];
+    const small = logprobs.charCodeAt(i) - TOKEN_FIRST;
+    tokens.push({ start: place, end: place + length, logprob: -((small / TOKEN_SCALE) ** 2), least: small >= TOKEN_MOST, version: turn.versions.length ? turn.versions[run][0] : null });
+    at += count;
+    place += length;
+    left--;
+  }
+  return tokens;
+}
+
+// One colour for each way of looking; `amount` in 0..1 is how strong it is.
+const LOOKS = {
+  logprob: { title: "log-prob", amount: token => Math.min(1, Math.sqrt(-token.logprob / 5)), hue: () => "var(--tone-doubt)", tell: token => `${token.least ? "below " : ""}${token.logprob.toFixed(token.logprob > -0.1 ? 4 : 2)} nats, probability ${(100 * Math.exp(token.logprob)).toPrecision(3)} %` },
+  surprise: { title: "only unlikely ones", amount: token => token.logprob < -1 ? 0.9 : 0, hue: () => "var(--tone-doubt)", tell: token => `probability ${(100 * Math.exp(token.logprob)).toPrecision(3)} %` },
+  advantage: { title: "advantage", amount: (token, row) => row.advantage === null ? 0 : Math.min(1, 0.12 + Math.abs(row.advantage) / 2.5), hue: (token, row) => row.advantage > 0 ? "var(--tone-good)" : "var(--tone-bad)", tell: (token, row) => row.advantage === null ? "not trained on" : `advantage ${row.advantage}, the same for every token of a trajectory` },
+  version: { title: "policy version", amount: () => 0.5, hue: token => `hsl(${(token.version * 67) % 360} 60% 50%)`, tell: token => `sampled by version ${token.version}` },
+};
+
+// The text of [start, end) with its tokens coloured.
+function coloured(text, start, end, tokens, look, row) {
+  const made = document.createDocumentFragment();
+  let position = start;
+  for (const token of tokens) {
+    const from = Math.max(token.start, start), to = Math.min(token.end, end);
+    if (to <= from) continue;
+    if (from > position) made.append(text.slice(position, from));
+    const amount = look.amount(token, row);
+    made.append(node("span", { class: "tok", title: look.tell(token, row), style: amount > 0.02 ? `--hue:${look.hue(token, row)};--amount:${Math.round(70 * amount)}%` : null }, text.slice(from, to)));
+    position = to;
+  }
+  if (position < end) made.append(text.slice(position, end));
+  return made;
+}

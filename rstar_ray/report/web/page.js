@@ -1,0 +1,116 @@
+// ---- the page: its sections from the run's figures, made again when a run that is under way has new ones
+
+let titles = {};
+const stageTitle = stage => titles[stage] || stage;
+const page = document.getElementById("page"), bar = document.getElementById("bar");
+let browser = null;
+
+function tiles(data) {
+  return node("div", { class: "tiles" }, data.tiles.map(tile => node("div", { class: "tile", style: `--accent:var(--${tile.colour})` }, node("div", { class: "name" }, tile.name), node("div", { class: "value" }, tile.value), node("div", { class: "note" }, tile.note))));
+}
+
+function learning(data) {
+  const percentTick = value => +(100 * value).toFixed(1) + " %", grid = node("div", { class: "charts" });
+  if (data.heldout.length) grid.append(pointChart(data, { title: data.heldout_title, colour: "green", top: 1, tick: percentTick }));
+  for (const line of data.lines) grid.append(lineChart(data, { ...line, tick: line.unit === "percent" ? percentTick : value => +value.toFixed(2), show: show[line.unit] }));
+  return section("learning", "Learning, over all stages", grid);
+}
+
+function time(data) {
+  const layers = data.phases.map(phase => ({ ...phase, label: `${phase.name} ${(100 * phase.share).toFixed(0)} %` }));
+  return section("time", "Where the time went", layerChart(data, { title: data.time_title, top: data.time_top, tick: value => +value.toFixed(2) + " s", layers, unit: value => value.toFixed(1) }), table(data.time_head, data.time_rows, "spaced"));
+}
+
+const FATE_COLOURS = { trained: "green", resampled_away: "grey", in_equal_groups: "blue", left_out: "amber", dropped: "red" };
+
+// Every count leads to its rollouts: a link sets the browser's filter.
+function ledgerSection(data) {
+  const { ledger } = data, at = ledger.fates.map((_, i) => 4 + i);
+  const stages = [...new Set(ledger.steps.map(row => row[0]))];
+  const link = (count, wanted) => count ? node("a", { href: `#trajectories?${new URLSearchParams(wanted)}` }, show.count(count)) : "0";
+  const sum = (rows, i) => rows.reduce((total, row) => total + row[i], 0);
+  const head = ["stage", "rollouts", ...ledger.fates.map(fate => FATE_WORDS[fate])];
+  const rows = stages.map(stage => {
+    const of = ledger.steps.filter(row => row[0] === stage);
+    return [stageTitle(stage), link(sum(of, 3), { stage }), ...at.map((i, f) => link(sum(of, i), { stage, fate: ledger.fates[f] }))];
+  });
+  const one = node("div", {});
+  const pick = rl_step => {
+    const row = ledger.steps.find(candidate => candidate[2] === rl_step);
+    if (!row) return;
+    const [stage, step] = row;
+    one.replaceChildren(table([`${stageTitle(stage)}, step ${step}`, ...head.slice(1)], [["rollouts", link(row[3], { stage, step }), ...at.map((i, f) => link(row[i], { stage, step, fate: ledger.fates[f] }))]], "spaced"));
+  };
+  const of = new Map(ledger.steps.map(row => [row[2], row]));
+  const layers = ledger.fates.map((fate, f) => ({ name: FATE_WORDS[fate], colour: FATE_COLOURS[fate] || "purple", values: data.x.map(step => of.has(step) ? of.get(step)[4 + f] : 0) }));
+  const most = Math.max(1, ...ledger.steps.map(row => row[3]));
+  pick(ledger.steps[ledger.steps.length - 1][2]);
+  return section("ledger", "What became of every rollout", table(head, rows), layerChart(data, { title: "Rollouts by step; point at one and click for its counts", top: most, tick: value => show.count(Math.round(value)), layers, unit: value => show.count(value), pick }), one,
+    node("p", { class: "note" }, "Every count leads to the rollouts behind it: with their text where the step was recorded, by their names where it was not."));
+}
+
+function trajectories(data, source) {
+  if (browser) browser.renew(data.browser, data.ledger);
+  else browser = new Browser(new Store(data.browser, data.ledger, source));
+  return section("trajectories", "Trajectories", node("p", { class: "note" }, data.browser.note), key(), browser.element);
+}
+
+function key() {
+  const one = (kind, text) => node("span", {}, node("i", { class: `mark ${kind}` }), text);
+  return node("div", { class: "key" }, one("right", "right"), one("part", "in between"), one("wrong", "wrong"), one("right away", "hollow: resampled away"), one("wrong erred", "ringed: a tool call failed"));
+}
+
+function sections(data, source) {
+  const made = [];
+  if (data.x.length) made.push(learning(data));
+  if (data.x.length) made.push(time(data));
+  if (data.browser.columns.group.length || data.ledger.steps.length) made.push(trajectories(data, source));
+  if (data.ledger.steps.length) made.push(ledgerSection(data));
+  if (data.results.length) made.push(section("results", "Evaluations", data.results.map(result => [node("h3", {}, result.title), table(result.head, result.rows, "result")]).flat(), data.families.length ? familyChart(data.families) : ""));
+  if (data.ends_rows.length) made.push(section("ends", "Whether stages had more to teach", node("p", { class: "note" }, data.ends_note), table(data.ends_head, data.ends_rows)));
+  if (data.placement_rows.length) made.push(section("placement", "Where rollouts ran", table(data.placement_head, data.placement_rows), data.placement_notes.map(note => node("p", { class: "note" }, note))));
+  if (data.sft && data.sft.training.length) made.push(section("sft", "Supervised fine-tuning", sftChart(data.sft)));
+  if (data.facts.length) made.push(section("facts", "What ran where", table(null, data.facts, "facts")));
+  return made;
+}
+
+const SHORT = { learning: "Learning", time: "Time", trajectories: "Trajectories", ledger: "Ledger", results: "Evaluations", placement: "Placement", sft: "SFT", facts: "Facts" };
+
+function render(data, source) {
+  titles = data.stage_titles;
+  charts.length = 0;
+  const looked = browser ? [scrollY, browser.items.scrollTop, browser.detail.scrollTop] : null;
+  const made = sections(data, source);
+  page.replaceChildren(node("h1", {}, data.name), node("p", { class: "lead" }, data.headline), tiles(data), ...made, node("footer", {}, data.footer));
+  bar.replaceChildren(node("a", { class: "name", href: "#" }, data.name), node("nav", { "aria-label": "sections" }, made.filter(part => SHORT[part.id]).map(part => node("a", { href: `#${part.id}` }, SHORT[part.id]))), node("span", { id: "state" }),
+    node("button", { class: "plain", title: "light or dark", onclick: turnLights, "aria-label": "light or dark" }, "◐"));
+  if (looked) {
+    scrollTo(0, looked[0]);
+    browser.items.scrollTop = looked[1];
+    browser.detail.scrollTop = looked[2];
+  }
+}
+
+function turnLights() {
+  const root = document.documentElement.dataset, now = root.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  root.theme = now === "dark" ? "light" : "dark";
+}
+
+function follow() {
+  if (!location.hash.startsWith("#trajectories") || !browser) return;
+  if (location.hash.includes("?")) browser.recall(location.hash);
+  document.getElementById("trajectories").scrollIntoView();
+}
+
+async function start() {
+  const text = document.getElementById("data").textContent.trim();
+  if (text) {
+    render(JSON.parse(text), new EmbeddedSource());
+  } else if (!await startWatching()) return;
+  if (browser) await browser.recall(location.hash);
+  addEventListener("hashchange", follow);
+  if (location.hash.startsWith("#trajectories")) follow();
+  document.documentElement.dataset.ready = "true";
+}
+
+start();

@@ -1,0 +1,163 @@
+// ---- what is recorded: rows by column, texts in compressed blocks that are opened when they are asked for
+
+// A block of the page itself, or a body that the watching server sends.
+class EmbeddedSource {
+  has(name) { return document.getElementById(name) !== null; }
+  async read(name) {
+    if (!this.has(name) && document.readyState === "loading")
+      await new Promise(done => document.addEventListener("DOMContentLoaded", done, { once: true }));
+    const block = document.getElementById(name);
+    return block ? inflated(Uint8Array.from(atob(block.textContent), letter => letter.charCodeAt(0))) : null;
+  }
+}
+
+class ServedSource {
+  constructor(fetchBytes) { this.fetchBytes = fetchBytes; }
+  has() { return true; }
+  async read(name) {
+    const bytes = await this.fetchBytes(`/block/${name}`);
+    return bytes ? inflated(bytes) : null;
+  }
+}
+
+async function inflated(bytes) {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+const NO_FILTER = { q: "", file: "", stage: "", step: "", verdict: "", fate: "", stop: "", tool: "", min: "", max: "", sort: "", problem: "" };
+
+class Store {
+  constructor(data, ledger, source) {
+    this.source = source;
+    this.take(data, ledger);
+  }
+
+  take(data, ledger) {
+    this.opened = new Map();
+    this.texts = new Map(); // lower case, by row, for the search
+    this.reading = false;
+    Object.assign(this, { files: data.files, groups: data.groups, problems: data.problems, stops: data.stops, outcomes: data.outcomes, fates: data.fates, ledger });
+    this.c = data.columns;
+    this.length = this.c.group.length;
+    this.bodies = new Set(data.bodies);
+    this.figures = new Set(data.figures);
+    this.haystack = this.problems.map(problem => `${problem[0]} ${problem[1]} ${problem[2]} ${problem[3]}`.toLowerCase());
+    this.ofGroup = this.groups.map(() => []);
+    this.ofProblem = this.problems.map(() => []);
+    for (let row = 0; row < this.length; row++) {
+      this.ofGroup[this.c.group[row]].push(row);
+      this.ofProblem[this.groups[this.c.group[row]][2]].push(row);
+    }
+    this.recorded = new Set(this.files.filter(file => !file.set).map(file => `${file.stage}-${file.step}`));
+    this.lost = ledger.lost.map(([stage, step, id, fate, reason]) => ({ stage, step, id, fate, reason }))
+      .filter(item => item.fate === "dropped" || !this.recorded.has(`${item.stage}-${item.step}`));
+  }
+
+  file(row) { return this.files[this.groups[this.c.group[row]][1]]; }
+  problem(row) { return this.problems[this.groups[this.c.group[row]][2]]; }
+  fate(row) { return this.fates[this.c.fate[row]]; }
+  id(row) { return `${this.groups[this.c.group[row]][0]}/${this.c.sibling[row]}`; }
+  key(row) { return `${this.file(row).name}:${this.id(row)}`; }
+  rowOf(key) {
+    for (let row = 0; row < this.length; row++) if (this.key(row) === key) return row;
+    return -1;
+  }
+  block(kind, group) { return `${kind}/${this.files[this.groups[group][1]].name}/${this.groups[group][3]}`; }
+  right(row) { return this.c.reward[row] >= 1; }
+
+  // Rows that fit, and what only the ledger knows: a number, or an object of `lost` or of a step's ids.
+  filter(wanted, ids = null) {
+    const { c } = this, found = [];
+    const terms = wanted.q.toLowerCase().split(/\s+/).filter(Boolean);
+    const fate = wanted.fate === "" ? -1 : this.fates.indexOf(wanted.fate), stop = wanted.stop === "" ? -1 : this.stops.indexOf(wanted.stop);
+    const bit = this.outcomes.indexOf(wanted.tool), least = wanted.min === "" ? -1 : +wanted.min, most = wanted.max === "" ? Infinity : +wanted.max;
+    const fileFits = this.files.map(file => (wanted.file === "" || file.name === wanted.file) && (wanted.stage === "" || file.stage === wanted.stage)
+      && (wanted.step === "" || (String(file.step) === wanted.step && !file.set)) && (wanted.fate === "" || !file.set));
+    const groupFits = this.groups.map(group => fileFits[group[1]] && (wanted.problem === "" || this.problems[group[2]][0] === wanted.problem));
+    const missing = this.problems.map((_, problem) => terms.filter(term => !this.haystack[problem].includes(term)));
+    for (let row = 0; row < this.length; row++) {
+      const group = c.group[row];
+      if (!groupFits[group]) continue;
+      if (wanted.verdict === "right" ? c.reward[row] < 1 : wanted.verdict === "wrong" ? c.reward[row] > 0 : wanted.verdict === "part" ? c.reward[row] <= 0 || c.reward[row] >= 1 : false) continue;
+      if (fate >= 0 && c.fate[row] !== fate) continue;
+      if (stop >= 0 && c.stop[row] !== stop) continue;
+      if (c.tokens[row] < least || c.tokens[row] > most) continue;
+      if (wanted.tool !== "") {
+        if (bit >= 0 ? !(c.outcomes[row] >> bit & 1) : wanted.tool === "failed" ? !c.failed[row] : wanted.tool === "none" ? c.calls[row] : wanted.tool === "clean" ? !c.calls[row] || c.failed[row] : wanted.tool === "recovered" ? !c.recovered[row] : false) continue;
+      }
+      const open = missing[this.groups[group][2]];
+      if (open.length) {
+        const name = this.groups[group][0].toLowerCase();
+        const text = this.texts.get(row);
+        if (!open.every(term => name.includes(term) || (text !== undefined && text.includes(term)))) continue;
+      }
+      found.push(row);
+    }
+    this.sort(found, wanted.sort);
+    return found.concat(this.unrecorded(wanted, terms, ids));
+  }
+
+  sort(found, by) {
+    const { c } = this, orders = {
+      longest: (a, b) => c.tokens[b] - c.tokens[a], shortest: (a, b) => c.tokens[a] - c.tokens[b],
+      slowest: (a, b) => c.generate_s[b] + c.tool_s[b] - c.generate_s[a] - c.tool_s[a],
+      failed: (a, b) => c.failed[b] - c.failed[a], worst: (a, b) => c.reward[a] - c.reward[b],
+      advantage: (a, b) => (c.advantage[b] ?? -Infinity) - (c.advantage[a] ?? -Infinity),
+      newest: (a, b) => c.group[b] - c.group[a] || c.sibling[a] - c.sibling[b],
+    };
+    if (orders[by]) found.sort(orders[by]);
+  }
+
+  // What has no text: a step's rollouts as the ledger names them, or those that were lost.
+  unrecorded(wanted, terms, ids) {
+    if (["file", "verdict", "stop", "tool", "min", "max"].some(name => wanted[name] !== "")) return [];
+    const listed = ids || (wanted.fate === "dropped" || wanted.fate === "left_out" ? this.lost : []);
+    return listed.filter(item => (wanted.fate === "" || item.fate === wanted.fate) && (wanted.stage === "" || item.stage === wanted.stage)
+      && (wanted.step === "" || String(item.step) === wanted.step) && (wanted.problem === "" || item.id.includes(wanted.problem))
+      && terms.every(term => item.id.toLowerCase().includes(term) || item.reason.toLowerCase().includes(term)));
+  }
+
+  // The rollouts of a step that was not recorded, as the ledger has them; null where the page does not hold them.
+  async stepIds(stage, step) {
+    const name = `ids/${stage}/${step}`;
+    if (this.recorded.has(`${stage}-${step}`)) return null;
+    const groups = await this.open(name);
+    if (!groups) return null;
+    const reasons = new Map(this.ledger.lost.filter(item => item[0] === stage && item[1] === step).map(item => [item[2], item[4]]));
+    return Object.entries(groups).flatMap(([group, siblings]) => Object.entries(siblings).map(([sibling, fate]) =>
+      ({ stage, step, id: `${group}/${sibling}`, fate: this.ledger.fates[fate], reason: reasons.get(`${group}/${sibling}`) || "" })));
+  }
+
+  open(name) {
+    if (!this.opened.has(name)) {
+      if (this.opened.size > 400) this.opened.clear();
+      this.opened.set(name, this.source.read(name).catch(() => null));
+    }
+    return this.opened.get(name);
+  }
+  async body(row) {
+    const group = this.c.group[row];
+    if (!this.bodies.has(group)) return null;
+    const texts = await this.open(this.block("texts", group));
+    return texts ? texts[this.ofGroup[group].indexOf(row)] : null;
+  }
+  async tokenFigures(row) {
+    const group = this.c.group[row];
+    if (!this.figures.has(group)) return null;
+    const figures = await this.open(this.block("figures", group));
+    return figures ? figures[this.ofGroup[group].indexOf(row)] : null;
+  }
+
+  // Opens every text once, so that a search finds what was said; tells how far it is.
+  async readAll(tell) {
+    if (this.reading) return;
+    this.reading = true;
+    let done = 0;
+    for (const group of this.bodies) {
+      const texts = await this.source.read(this.block("texts", group)).catch(() => null);
+      if (texts) this.ofGroup[group].forEach((row, i) => this.texts.set(row, texts[i].turns.flatMap(turn => [turn.completion, ...turn.results.map(result => result[0])]).join("\n").toLowerCase()));
+      if (++done % 20 === 0 || done === this.bodies.size) tell(done, this.bodies.size);
+    }
+  }
+}

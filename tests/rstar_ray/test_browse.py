@@ -1,0 +1,217 @@
+"""What the page's trajectory browser is given: rows, reasons, and as many texts as fit."""
+
+import json
+import zlib
+from dataclasses import replace
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rstar_ray.report.bodies import FIRST, SCALE, Body, chosen, figures_of, texts_of
+from rstar_ray.report.browse import (
+    NOTHING_KNOWN,
+    Siblings,
+    StepFates,
+    fates_by_step,
+    read_siblings,
+    reason,
+    siblings_of,
+)
+from rstar_ray.report.browser import ids_of, ledger_data, ledger_ids, read_browser
+from rstar_ray.report.examples import spans
+from rstar_ray.report.record import TrajectoryFile, read_ledger, read_run
+from rstar_ray.run_dir.durable import append_row
+from rstar_ray.run_dir.ledger import Fate, write_fates
+from rstar_ray.run_dir.trajectory_log import readable, token_chars, write_trajectories
+from rstar_ray.trajectory import Problem
+from tests.rstar_ray.fabricate import decode, example_trajectories, run_directory, trajectory
+
+pytestmark = pytest.mark.usefixtures("without_fsync")
+Row = dict[str, Any]
+
+
+def row(sibling: int, *, reward: float = 1.0, calls: int = 1, failed: int = 0, answers: int = 1) -> Row:
+    return {
+        "stage": "stage1", "step": 10, "group_id": "stage1/10/0-p", "rollout_id": f"stage1/10/0-p/{sibling}",
+        "reward": reward, "num_calls": calls, "num_failed": failed, "num_answers": answers, "turns": [{}, {}],
+    }  # fmt: skip
+
+
+def step_fates(**fates: str) -> StepFates:
+    return StepFates({name.replace("s", "0-p/"): fate for name, fate in fates.items()}, {}, {})
+
+
+def test_a_rollout_is_told_why_it_was_kept_or_not():
+    group = [row(0), row(1, calls=4, failed=1), row(2, reward=0), row(3, reward=0, calls=0)]
+    known = step_fates(s0="trained", s1="resampled_away", s2="trained", s3="resampled_away")
+    assert [reason(one, group, known, "paper") for one in group] == [
+        "Trained on: among 1 of the group's 2 right answers that were kept. Right answers: drawn by 1 / p_total, "
+        "flawless ones first; here p_total = p_err 0.00 (0 of 1 calls failed) + p_format 0.00 = 0.00.",
+        "Resampled away: not among 1 of the group's 2 right answers that were kept. Right answers: drawn by 1 / "
+        "p_total, flawless ones first; here p_total = p_err 0.25 (1 of 4 calls failed) + p_format 0.00 = 0.25.",
+        "Trained on: among 1 of the group's 2 wrong answers that were kept. Wrong answers are drawn uniformly.",
+        "Resampled away: not among 1 of the group's 2 wrong answers that were kept. Wrong answers are drawn uniformly.",
+    ]
+    assert reason(group[2], group, known, "release").endswith("Of the wrong answers the released rule keeps the first.")
+    assert "the lowest p_total first" in reason(group[1], group, known, "release")
+    assert reason(group[1], group, known, "random").endswith("All are drawn uniformly.")
+    assert reason(group[0], group, known, "none") == (
+        "Trained on: among 1 of the group's 2 right answers that were kept."
+    )
+
+
+def test_equal_rewards_failures_of_ours_and_evaluations_have_reasons_of_their_own():
+    group = [row(0), row(1)]
+    equal = step_fates(s0="in_equal_groups", s1="in_equal_groups")
+    assert reason(group[0], group, equal, "paper").endswith("have the same reward: there is no signal.")
+    lost = StepFates({"0-p/0": "left_out", "0-p/1": "dropped"}, {}, {"0-p/0": "too long", "0-p/1": "no sandbox"})
+    assert [reason(one, group, lost, "paper") for one in group] == [
+        "Left out by the learner: too long.",
+        "Dropped: no sandbox.",
+    ]
+    assert reason(group[0], group, NOTHING_KNOWN, "paper") == ""
+
+
+def test_a_completion_falls_into_pieces_that_make_it_up():
+    text = 'Hm <tool_call>\n{"a": 1}\n</tool_call> then <answer>7</answer><|im_end|>'
+    found = spans(text)
+    assert "".join(text[span.start : span.end] for span in found) == text
+    assert [(span.kind, text[span.inner_start : span.inner_end].strip()) for span in found] == [
+        ("text", "Hm"),
+        ("call", '{"a": 1}'),
+        ("text", "then"),
+        ("answer", "7"),
+        ("special", "<|im_end|>"),
+    ]
+
+
+def test_the_characters_of_tokens_make_up_the_text():
+    pieces = {1: "a", 2: "b c", 3: "\ufffd", 4: "\ufffd"}
+
+    def whole(ids: Any) -> str:
+        return "é" if list(ids) == [3, 4] else "".join(pieces[one] for one in ids)
+
+    assert token_chars([1, 3, 4, 2], "aéb c", pieces.__getitem__, whole) == [1, 0, 1, 3]
+    assert token_chars([1, 2], "a b c", pieces.__getitem__, whole) is None  # the pieces are not the text
+
+
+def test_token_figures_can_be_read_back():
+    one = example_trajectories(1.0)[1]
+    logprobs = np.where(one.loss_mask, -np.linspace(0, 9, len(one.loss_mask)), 0).astype(np.float32)
+    siblings = Siblings(0, "g", [readable(replace(one, rollout_logprobs=logprobs), decode)])
+    told = logprobs[one.loss_mask].tolist()
+    for turn, (chars, small) in zip(siblings.rows[0]["turns"], figures_of(siblings)[0], strict=True):
+        assert [ord(letter) - FIRST for letter in chars] == [1] * turn["num_tokens"] == turn["token_chars"]
+        for letter in small:
+            assert exp(-(((ord(letter) - FIRST) / SCALE) ** 2)) == pytest.approx(exp(told.pop(0)), abs=0.012)
+    assert not told
+    assert siblings.rows[0]["turns"][0]["version_runs"] == [[3, siblings.rows[0]["turns"][0]["num_tokens"]]]
+
+
+def test_older_records_have_texts_and_no_token_figures():
+    one = readable(example_trajectories(1.0)[0], decode)
+    for turn in one["turns"]:
+        del turn["token_chars"], turn["version_runs"], turn["logprobs"]
+    siblings = Siblings(0, "g", [one])
+    assert figures_of(siblings) == []
+    assert texts_of(siblings, NOTHING_KNOWN, "paper")[0]["turns"][0]["versions"] == []
+
+
+def test_a_page_takes_whole_groups_in_rounds_over_the_files_until_it_is_full():
+    bodies = [Body(g, file, f"{file}", place, b"x" * 300, b"y" * 60) for g, (file, place) in enumerate(
+        [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1)])]  # fmt: skip
+    held, figures = chosen(bodies, most_text_bytes=5 * 464, most_bytes=5 * 464 + 2 * 144)
+    assert [(body.file, body.place) for body in held] == [(2, 0), (1, 0), (0, 0), (2, 1), (0, 1)]
+    assert figures == {4, 3}
+    everything, all_figures = chosen(bodies)
+    assert len(everything) == 6 and len(all_figures) == 6
+
+
+def written(folder: Path, groups: int, siblings: int) -> TrajectoryFile:
+    problem = Problem(id="p", problem="?", answer="1")
+    one = trajectory(problem, [("<answer>1</answer>", "", None)], reward=1.0)
+    many = [
+        replace(one, summary=replace(one.summary, rollout_id=f"g{group}/{sibling}", group_id=f"g{group}"))
+        for group in range(groups)
+        for sibling in range(siblings)
+    ]
+    path = folder / "stage1-step-000010.jsonl"
+    write_trajectories(path, many, decode, stage="stage1", step=10)
+    return TrajectoryFile(path, "stage1", 10, "", 10)
+
+
+def test_what_is_read_of_a_file_is_bounded_and_whole_groups(tmp_path: Path):
+    file = written(tmp_path, groups=5, siblings=4)
+    size = file.path.stat().st_size
+    assert [len(group.rows) for group in siblings_of(file, 0, most_rows=100, most_bytes=size)] == [4] * 5
+    assert [len(group.rows) for group in siblings_of(file, 0, most_rows=9, most_bytes=size)] == [4, 4]
+    assert [len(group.rows) for group in siblings_of(file, 0, most_rows=100, most_bytes=size // 2)] == [4, 4]
+    assert len(siblings_of(file, 0, most_rows=2, most_bytes=size)[0].rows) == 3  # one group at least
+
+
+def test_a_half_written_file_of_trajectories_is_read_as_far_as_it_goes(tmp_path: Path):
+    file = written(tmp_path, groups=2, siblings=2)
+    whole = file.path.read_bytes()
+    second = whole.index(b"\n") + 1
+    file.path.write_bytes(whole[:second] + b'{"torn": \n' + whole[second:-20])
+    rows = [one["rollout_id"] for group in siblings_of(file, 0, most_rows=99, most_bytes=10**9) for one in group.rows]
+    assert rows == ["g0/0", "g0/1", "g1/0"]
+
+
+def test_rows_know_their_fate_advantage_and_problem_over_the_run(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 12})
+    of_step = [one for one in read_siblings(read_run(path)) if one.rows[0]["step"] == 1]
+    fates = {f"stage1/1/{one['rollout_id']}": Fate.TRAINED for group in of_step for one in group.rows}
+    del fates["stage1/1/evil/0"]
+    write_fates(path, fates, stage="stage1", step=1, reasons={}, advantages={"stage1/1/sum-3/0": 0.66667})
+    run = read_run(path)
+    browser, bodies = read_browser(run, read_ledger(run))
+    data = browser.as_json()
+    columns = [
+        dict(zip(data["columns"], values, strict=True)) for values in zip(*data["columns"].values(), strict=True)
+    ]
+    named = [
+        (data["files"][data["groups"][one["group"]][1]]["name"], data["groups"][one["group"]][0], one["sibling"])
+        for one in columns
+    ]
+    at = named.index(("stage1-step-000001.jsonl", "sum-3", 0))
+    assert data["fates"][columns[at]["fate"]] == "trained" and columns[at]["advantage"] == 0.6667
+    assert columns[at]["recovered"] == 1 and data["outcomes"][columns[at]["outcomes"] >> 1] in ("error", "ok")
+    assert [data["fates"][one["fate"]] for one in columns if data["files"][data["groups"][one["group"]][1]]["set"]] == [
+        ""
+    ] * 8
+    assert len(data["problems"]) == 3 and len(bodies) == len(data["groups"]) == 9
+    assert json.loads(zlib.decompress(bodies[0].texts))[0]["turns"][0]["results"] == [["42", "ok"]]
+
+
+def test_every_count_of_the_ledger_leads_to_its_rollouts(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 2})
+    for step in (1, 2):
+        fates = {f"stage1/{step}/0-p/{n}": fate for n, fate in enumerate((*Fate, Fate.TRAINED))}
+        reasons = {f"stage1/{step}/0-p/3": "too long", f"stage1/{step}/0-p/4": "no sandbox"}
+        write_fates(path, fates, stage="stage1", step=step, reasons=reasons, advantages={})
+    ledger = read_ledger(read_run(path))
+    data = ledger_data(read_run(path), ledger)
+    assert data["steps"][1] == ["stage1", 2, 2, 6, 2, 1, 1, 1, 1]
+    assert data["lost"][0] == ["stage1", 2, "0-p/4", "dropped", "no sandbox"] and data["num_lost"] == 4
+    packed = ledger_ids(ledger)
+    assert list(packed) == ["stage1/2", "stage1/1"]
+    assert json.loads(zlib.decompress(packed["stage1/1"])) == ids_of(ledger[0]) == {
+        "0-p": {"0": 0, "5": 0, "1": 1, "2": 2, "3": 3, "4": 4}
+    }  # fmt: skip
+    assert fates_by_step(ledger)["stage1", 1].fates["0-p/1"] == Fate.RESAMPLED_AWAY
+
+
+def test_a_step_that_was_done_again_counts_as_it_was_done_last(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 1})
+    for fate in (Fate.TRAINED, Fate.EQUAL_REWARDS):
+        write_fates(path, {"stage1/1/p/0": fate}, stage="stage1", step=1, reasons={}, advantages={})
+    with (path / "ledger.jsonl").open("a") as file:
+        file.write('{"stage": "sta')
+    (one,) = read_ledger(read_run(path))
+    assert one["in_equal_groups"] == 1
+    append_row(path / "ledger.jsonl", one | {"step": 2})
+    assert len(read_ledger(read_run(path))) == 2
