@@ -88,9 +88,11 @@ async def run_rl(
     with MetricsLog(
         run_dir.path, stage=config.stage, after_step=progress.step, num_steps=config.steps, show=crew.show
     ) as log:
+        ended_s = time.monotonic()
         async for record, reached in train_steps(problems, system, config, progress):
+            before_s, ended_s = time.monotonic() - ended_s - record.metrics.step_s, time.monotonic()
             progress = reached
-            log.write(await _with_placement(record.metrics, crew))
+            log.write(replace(await _with_placement(record.metrics, crew), before_s=max(0.0, before_s)))
             reasons = {one.rollout_id: one.reason for one in (*record.dropped, *record.left_out)}
             write_fates(
                 run_dir.path,

@@ -17,7 +17,7 @@ from rstar_ray.report.browse import Siblings, StepFates, reason
 from rstar_ray.report.examples import call_pieces, spans, tool_answers
 from rstar_ray.report.record import Row
 
-MOST_TEXT_BYTES = 12 * 2**20
+MOST_TEXT_BYTES = 14 * 2**20
 """Of all texts in the page, in base64."""
 MOST_BODY_BYTES = 17 * 2**20
 """Of texts and token figures."""

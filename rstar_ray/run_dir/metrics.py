@@ -44,6 +44,18 @@ class PlacementFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LongestRollout:
+    """The rollout of a step that took most seconds of its own; what it waited for a place is not among them."""
+
+    rollout_id: str
+    tokens: int  # after the prompt
+    turns: int
+    generate_s: float
+    tool_s: float
+    verify_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
     """One RL step. `None` where a figure has no meaning: no correct call to divide by, no update taken.
 
@@ -87,6 +99,8 @@ class StepMetrics:
     restarts: int = 0  # rollouts begun again because a tool had lost its state
     judge_retries: int = 0  # comparisons and reward functions that hung or crashed, and were asked again
     balancer: PlacementFigures | None = None
+    longest: LongestRollout | None = None
+    before_s: float = 0.0  # since the step before ended: its record, checkpoint and evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +174,22 @@ def step_metrics(
         lr=update.lr if update else None,
         restarts=sum(summary.restarts for summary in summaries),
         judge_retries=sum(summary.judge_retries for summary in summaries),
+        longest=longest_rollout(summaries),
+    )
+
+
+def longest_rollout(summaries: Sequence[TrajectorySummary]) -> LongestRollout | None:
+    """None without a rollout."""
+    if not summaries:
+        return None
+    longest = max(summaries, key=lambda summary: summary.generate_s + summary.tool_s + summary.verify_s)
+    return LongestRollout(
+        rollout_id=longest.rollout_id,
+        tokens=longest.num_response_tokens,
+        turns=longest.num_turns,
+        generate_s=round(longest.generate_s, 4),
+        tool_s=round(longest.tool_s, 4),
+        verify_s=round(longest.verify_s, 4),
     )
 
 

@@ -101,7 +101,7 @@ def test_the_characters_of_tokens_make_up_the_text():
 def test_token_figures_can_be_read_back():
     one = example_trajectories(1.0)[1]
     logprobs = np.where(one.loss_mask, -np.linspace(0, 9, len(one.loss_mask)), 0).astype(np.float32)
-    siblings = Siblings(0, "g", [readable(replace(one, rollout_logprobs=logprobs), decode)])
+    siblings = Siblings(0, "g", [readable(replace(one, rollout_logprobs=logprobs), decode)], [0])
     told = logprobs[one.loss_mask].tolist()
     for turn, (chars, small) in zip(siblings.rows[0]["turns"], figures_of(siblings)[0], strict=True):
         assert [ord(letter) - FIRST for letter in chars] == [1] * turn["num_tokens"] == turn["token_chars"]
@@ -115,7 +115,7 @@ def test_older_records_have_texts_and_no_token_figures():
     one = readable(example_trajectories(1.0)[0], decode)
     for turn in one["turns"]:
         del turn["token_chars"], turn["version_runs"], turn["logprobs"]
-    siblings = Siblings(0, "g", [one])
+    siblings = Siblings(0, "g", [one], [0])
     assert figures_of(siblings) == []
     assert texts_of(siblings, NOTHING_KNOWN, "paper")[0]["turns"][0]["versions"] == []
 

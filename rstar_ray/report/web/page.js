@@ -16,9 +16,46 @@ function learning(data) {
   return section("learning", "Learning, over all stages", grid);
 }
 
+const STATES = { well: "✓", look: "!", bad: "✕", unknown: "?" };
+
+// A row for each signal: where it stands, what it is held to, and who says so.
+function verdictSection(data) {
+  const rows = data.verdicts.rows.map(row => [node("span", { class: `state ${row.state}` }, STATES[row.state]), row.signal, node("span", {}, row.value, row.rl_step && row.state !== "well" ? [" ", node("a", { href: "#time", onclick: () => pickStep(row.rl_step) }, where(data, row.rl_step))] : ""), row.threshold, row.source]);
+  return section("verdicts", "Is the run well?", node("p", { class: "note" }, `${data.verdicts.summary}. Over the last ${data.verdicts.window} steps.`), table(["", "signal", "stands at", "is well", "says who"], rows, "verdicts"));
+}
+
+let pickStep = () => {};
+
 function time(data) {
-  const layers = data.phases.map(phase => ({ ...phase, label: `${phase.name} ${(100 * phase.share).toFixed(0)} %` }));
-  return section("time", "Where the time went", layerChart(data, { title: data.time_title, top: data.time_top, tick: value => +value.toFixed(2) + " s", layers, unit: value => value.toFixed(1) }), table(data.time_head, data.time_rows, "spaced"));
+  const layers = data.phases.map(phase => ({ ...phase, label: `${phase.name} ${(100 * phase.share).toFixed(0)} %` })), one = node("div", { class: "card wide why-slow" });
+  pickStep = step => {
+    const i = data.x.indexOf(step);
+    if (i >= 0) one.replaceChildren(...slowStep(data, i));
+  };
+  const slowest = node("p", { class: "note spaced" }, "The slowest: ", data.slow.slowest.map((step, i) => [i ? ", " : "", node("button", { class: "plain", onclick: () => pickStep(step) }, where(data, step))]).flat(), `. Generation, tools and verification overlap: they share out the rollout phase by the rollouts' own seconds. All parts together are ${(100 * data.slow.covered).toFixed(1)} % of the steps' seconds (${(100 * data.slow.worst_covered).toFixed(1)} % at least); the rest is shown as other.`);
+  pickStep(data.slow.slowest[0]);
+  return section("time", "Where the time went, and why a step was slow", layerChart(data, { title: `${data.time_title}; click a step for its reasons`, top: data.time_top, tick: value => +value.toFixed(2) + " s", layers, unit: value => value.toFixed(1), pick: step => pickStep(step) }), slowest, one, table(data.time_head, data.time_rows, "spaced"));
+}
+
+function slowStep(data, i) {
+  const { slow } = data, stage = data.spans.find(span => data.x[i] > span.start && data.x[i] <= span.end), usual = slow.medians[stage.name], longest = slow.longest[i];
+  const whole = data.phases.reduce((sum, phase) => sum + phase.values[i], 0);
+  const rows = data.phases.map(phase => [node("span", {}, node("i", { class: "swatch", style: `background:var(--${phase.colour})` }), phase.name), show.seconds(phase.values[i]), `${(100 * phase.values[i] / whole).toFixed(1)} %`, usual[phase.phase] === undefined ? "–" : show.seconds(usual[phase.phase]), usual[phase.phase] === undefined ? "" : (phase.values[i] >= usual[phase.phase] ? "+" : "−") + show.seconds(Math.abs(phase.values[i] - usual[phase.phase]))]);
+  rows.push(["the step", show.seconds(whole), "100 %", show.seconds(usual.step_s), ""]);
+  const parts = longest ? [["generate", longest.generate_s, "generating"], ["tool", longest.tool_s, "in tools"], ["verify", longest.verify_s, "being judged"]] : [];
+  return [
+    node("div", { class: "head" }, where(data, data.x[i])), node("p", {}, slow.because[i]),
+    longest ? node("div", { class: "timeline" }, node("span", {}, "longest rollout"), node("div", { class: "bar" }, parts.filter(part => part[1] > 0).map(([kind, seconds, what]) => node("i", { class: kind, title: `${show.seconds(seconds)} ${what}`, style: `flex-grow:${seconds}` }))),
+      node("span", {}, parts.filter(part => part[1] > 0).map(([, seconds, what]) => `${show.seconds(seconds)} ${what}`).join(", ")), readLink(longest.rollout_id)) : "",
+    table(["part", "seconds", "share", "stage's median", "difference"], rows, "plain result"),
+  ];
+}
+
+// To a rollout's text, where it is recorded.
+function readLink(id) {
+  const [stage, step, ...rest] = id.split("/");
+  const row = browser ? browser.store.rowOf(`${stage}-step-${step.padStart(6, "0")}.jsonl:${rest.join("/")}`) : -1;
+  return row < 0 ? node("span", {}, "not recorded") : node("a", { href: "#trajectories", onclick: () => browser.go(row) }, "read it");
 }
 
 const FATE_COLOURS = { trained: "green", resampled_away: "grey", in_equal_groups: "blue", left_out: "amber", dropped: "red" };
@@ -62,9 +99,10 @@ function key() {
 
 function sections(data, source) {
   const made = [];
-  if (data.x.length) made.push(learning(data));
-  if (data.x.length) made.push(time(data));
-  if (data.browser.columns.group.length || data.ledger.steps.length) made.push(trajectories(data, source));
+  const recorded = data.browser.columns.group.length || data.ledger.steps.length ? trajectories(data, source) : null;
+  if (data.verdicts.rows.length) made.push(verdictSection(data));
+  if (data.x.length) made.push(learning(data), time(data));
+  if (recorded) made.push(recorded);
   if (data.ledger.steps.length) made.push(ledgerSection(data));
   if (data.results.length) made.push(section("results", "Evaluations", data.results.map(result => [node("h3", {}, result.title), table(result.head, result.rows, "result")]).flat(), data.families.length ? familyChart(data.families) : ""));
   if (data.ends_rows.length) made.push(section("ends", "Whether stages had more to teach", node("p", { class: "note" }, data.ends_note), table(data.ends_head, data.ends_rows)));
@@ -74,14 +112,14 @@ function sections(data, source) {
   return made;
 }
 
-const SHORT = { learning: "Learning", time: "Time", trajectories: "Trajectories", ledger: "Ledger", results: "Evaluations", placement: "Placement", sft: "SFT", facts: "Facts" };
+const SHORT = { verdicts: "Verdicts", learning: "Learning", time: "Time", trajectories: "Trajectories", ledger: "Ledger", results: "Evaluations", placement: "Placement", sft: "SFT", facts: "Facts" };
 
 function render(data, source) {
   titles = data.stage_titles;
   charts.length = 0;
   const looked = browser ? [scrollY, browser.items.scrollTop, browser.detail.scrollTop] : null;
   const made = sections(data, source);
-  page.replaceChildren(node("h1", {}, data.name), node("p", { class: "lead" }, data.headline), tiles(data), ...made, node("footer", {}, data.footer));
+  page.replaceChildren(node("h1", {}, data.name), node("p", { class: "lead" }, data.headline), data.faults.map(fault => node("p", { class: "note fault" }, fault)), tiles(data), ...made, node("footer", {}, data.footer));
   bar.replaceChildren(node("a", { class: "name", href: "#" }, data.name), node("nav", { "aria-label": "sections" }, made.filter(part => SHORT[part.id]).map(part => node("a", { href: `#${part.id}` }, SHORT[part.id]))), node("span", { id: "state" }),
     node("button", { class: "plain", title: "light or dark", onclick: turnLights, "aria-label": "light or dark" }, "◐"));
   if (looked) {

@@ -15,7 +15,7 @@ class ServedSource {
   constructor(fetchBytes) { this.fetchBytes = fetchBytes; }
   has() { return true; }
   async read(name) {
-    const bytes = await this.fetchBytes(`/block/${name}`);
+    const bytes = await this.fetchBytes(`/block/${name.split("/").map(encodeURIComponent).join("/")}`);
     return bytes ? inflated(bytes) : null;
   }
 }

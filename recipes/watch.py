@@ -1,0 +1,159 @@
+"""The report page of a run that is under way, in a browser, its figures renewed as steps end.
+
+python recipes/watch.py runs/tiny
+
+Reads the run directory alone: it opens on a run that goes on, has ended or has crashed, on any machine that sees the
+directory. It listens on the loopback; the address it shows holds the token that every figure needs.
+"""
+
+import asyncio
+import gzip
+import json
+import secrets
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from aiohttp import web
+
+from rstar_ray.errors import ConfigError
+from rstar_ray.report.live import LiveRun
+from rstar_ray.report.page import whole_page
+from sandbox.http import door
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+OPEN = ("/", "/ping")
+"""What a browser is given without the token: the page without a figure in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions:
+    """Which run is shown, and to whom."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """a run directory"""
+    host: str = "127.0.0.1"
+    """address listened on; beyond the loopback figures travel unencrypted"""
+    port: int = 8001
+    """port listened on; 0 takes any"""
+    token: str = ""
+    """what the page needs; empty makes one and shows it"""
+    allow_host: tuple[str, ...] = ()
+    """names of this server beside localhost, the machine's own, and plain addresses"""
+
+
+class Watcher:
+    """Routes over one run. Its files are read in a thread, one request after the other."""
+
+    def __init__(self, run: LiveRun, options: WatchOptions, token: str) -> None:
+        self._run = run
+        self._token = token
+        self._names = door.own_names(options.allow_host)
+        self._one = asyncio.Lock()
+        self._packed = b""
+
+    def app(self) -> web.Application:
+        """The aiohttp application."""
+        app = web.Application(middlewares=[self._let_in])
+        app.add_routes(
+            [
+                web.get("/", self._page),
+                web.get("/ping", self._ping),
+                web.get("/data", self._data),
+                web.get("/block/{kind}/{where}/{place}", self._block),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        token = "" if request.path in OPEN else self._token
+        refused = door.refusal(request.method, request.path, request.headers, token=token, names=self._names)
+        if refused is not None:
+            answer: web.StreamResponse = web.Response(status=refused.status, text=refused.text)
+            answer.force_close()  # its body is not read
+            return answer
+        answer = await handler(request)
+        answer.headers["Cache-Control"] = "no-store"
+        answer.headers["X-Content-Type-Options"] = "nosniff"
+        answer.headers["Referrer-Policy"] = "no-referrer"
+        answer.headers["X-Frame-Options"] = "DENY"
+        return answer
+
+    async def _ping(self, request: web.Request) -> web.Response:
+        return web.json_response("pong")
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return web.Response(text=whole_page(self._run.name, "", ""), content_type="text/html")
+
+    async def _data(self, request: web.Request) -> web.Response:
+        """204 where the page has it all already."""
+        try:
+            async with self._one:
+                if await asyncio.to_thread(self._run.changed):
+                    self._packed = await asyncio.to_thread(self._pack)
+                version, state, packed = str(self._run.version), self._run.state(), self._packed
+        except ConfigError as gone:
+            return web.Response(status=410, text=str(gone))
+        except (OSError, ValueError, KeyError) as half_written:
+            return web.Response(status=503, text=f"the run's files cannot be read just now: {half_written!r}")
+        headers = {"X-Version": version, "X-State": state}
+        if request.query.get("have") == version:
+            return web.Response(status=204, headers=headers)
+        headers |= {"Content-Encoding": "gzip"}
+        return web.Response(body=packed, headers=headers, content_type="application/json")
+
+    def _pack(self) -> bytes:
+        text = json.dumps(self._run.data(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return gzip.compress(text.encode(), 1)
+
+    async def _block(self, request: web.Request) -> web.Response:
+        kind, where, place = (request.match_info[name] for name in ("kind", "where", "place"))
+        if kind not in ("texts", "figures", "ids") or not place.isdigit():
+            return web.Response(status=404, text="there is no such block")
+        async with self._one:
+            found = await asyncio.to_thread(self._run.block, kind, where, int(place))
+        if found is None:
+            return web.Response(status=404, text="there is no such block")
+        return web.Response(body=found, content_type="application/octet-stream")
+
+
+async def watch(options: WatchOptions) -> None:
+    """Until it is interrupted. Raises `ConfigError` for what is no run, and for an address that cannot be used."""
+    if not 0 <= options.port < 65536:
+        raise ConfigError("--port", f"{options.port} is no port", "give 1 to 65535, or 0 for any")
+    run, token = LiveRun(options.run), options.token or secrets.token_urlsafe(24)
+    runner = web.AppRunner(Watcher(run, options, token).app(), access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, options.host, options.port).start()
+        host, port = runner.addresses[0][:2]
+        shown = f"[{host}]" if ":" in host else host
+        print(f"http://{shown}:{port}/#token={token} shows {options.run}", flush=True)
+        await asyncio.Event().wait()
+    except OSError as taken:
+        raise ConfigError(
+            "--port", f"{options.host}:{options.port} cannot be used ({taken})", "give another"
+        ) from taken
+    finally:
+        await runner.cleanup()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 ended by a person, 2 refused before anything started."""
+    try:
+        options = tyro.cli(WatchOptions, args=argv, description=__doc__)
+        with suppress(KeyboardInterrupt):
+            asyncio.run(watch(options))
+    except ConfigError as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

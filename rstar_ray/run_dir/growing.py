@@ -1,0 +1,55 @@
+"""Rows of JSON in a file that another process may be appending to, read as they come."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+class GrowingRows:
+    """What is whole so far. A line that is no JSON is left out and told of; a torn last one is not looked at yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: tuple[int, int] | None = None  # device and inode
+        self._position = 0
+        self._lines = 0
+        self.rows: list[dict[str, Any]] = []
+        self.faults: list[str] = []
+
+    def read(self) -> bool:
+        """Take what is new; True where there was something. A file that was written anew is read from its start."""
+        try:
+            with self._path.open("rb") as file:
+                return self._take(file)
+        except FileNotFoundError:
+            had = bool(self.rows)
+            self._forget()
+            return had
+
+    def _take(self, file: BinaryIO) -> bool:
+        status = os.fstat(file.fileno())
+        changed = self._file != (status.st_dev, status.st_ino) or status.st_size < self._position
+        if changed:
+            self._forget()
+            self._file = status.st_dev, status.st_ino
+        file.seek(self._position)
+        whole, newline, _ = file.read().rpartition(b"\n")
+        if not newline:
+            return changed
+        self._position += len(whole) + 1
+        for line in whole.split(b"\n"):
+            self._lines += 1
+            try:
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            if isinstance(row, dict):
+                self.rows.append(row)
+            else:
+                self.faults.append(f"{self._path.name}, line {self._lines} is no row of JSON and is left out")
+        return True
+
+    def _forget(self) -> None:
+        self._file, self._position, self._lines = None, 0, 0
+        self.rows, self.faults = [], []

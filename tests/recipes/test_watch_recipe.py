@@ -1,0 +1,141 @@
+"""The page of a run that is under way, served to those who know its token."""
+
+import asyncio
+import json
+import socket
+import sys
+import zlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from recipes.watch import main
+from rstar_ray.run_dir.durable import append_row
+from tests.chromium import CHROMIUM, Tab, tab
+from tests.rstar_ray.fabricate import run_directory
+
+pytestmark = pytest.mark.usefixtures("without_fsync")
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+ALLOWED = {"Authorization": "Bearer secret"}
+
+
+@pytest.fixture
+def run_path(tmp_path: Path) -> Path:
+    return run_directory(tmp_path / "run", stages={"stage1": 12})
+
+
+def served(run: Path, look: Callable[[str], Awaitable[None]]) -> None:
+    """With recipes/watch.py over the run, as a person starts it."""
+
+    async def looked() -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "recipes/watch.py", str(run), "--port", "0", "--token", "secret",
+            cwd=REPOSITORY, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None
+        try:
+            line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+            address, _, rest = line.partition("/#token=secret shows ")
+            assert rest.strip() == str(run)
+            await look(address)
+        finally:
+            process.terminate()
+            await process.wait()
+
+    asyncio.run(looked())
+
+
+def test_figures_are_given_to_those_with_the_token_and_to_no_other_page(run_path: Path):
+    async def look(address: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            async with session.get(address) as page:
+                text = await page.text()
+                assert page.status == 200 and "stage1" not in text and 'id="data"></script>' in text
+                assert page.headers["X-Frame-Options"] == "DENY"
+            for headers, status in (
+                ({}, 401),
+                ({"Authorization": "Bearer other"}, 401),
+                (ALLOWED | {"Host": "evil.example"}, 421),
+                (ALLOWED | {"Origin": "http://evil.example"}, 403),
+                (ALLOWED | {"Sec-Fetch-Site": "cross-site"}, 403),
+                (ALLOWED, 200),
+            ):
+                async with session.get(f"{address}/data", headers=headers) as answer:
+                    assert answer.status == status, headers
+            async with session.get(address, headers={"Host": "evil.example"}) as page:
+                assert page.status == 421
+
+    served(run_path, look)
+
+
+def test_figures_come_again_only_where_they_are_new(run_path: Path):
+    async def look(address: str) -> None:
+        async with aiohttp.ClientSession(headers=ALLOWED) as session:
+            async with session.get(f"{address}/data") as answer:
+                version, data = answer.headers["X-Version"], await answer.json()
+                assert len(data["x"]) == 12 and answer.headers["X-State"].startswith("not running: Stage 1, step 12")
+            async with session.get(f"{address}/data?have={version}") as answer:
+                assert answer.status == 204
+            last = json.loads((run_path / "metrics.jsonl").read_text().splitlines()[-1])
+            append_row(run_path / "metrics.jsonl", last | {"step": 13})
+            async with session.get(f"{address}/data?have={version}") as answer:
+                assert len((await answer.json())["x"]) == 13
+            async with session.get(f"{address}/block/texts/stage1-step-000001.jsonl/0") as answer:
+                assert json.loads(zlib.decompress(await answer.read()))[0]["id"] == "gcd-17/0"
+            for odd in ("texts/..%2Fconfig.json/0", "texts/stage1-step-000001.jsonl/77", "other/a/0", "texts/a/-1"):
+                async with session.get(f"{address}/block/{odd}") as answer:
+                    assert answer.status == 404
+            (run_path / "metrics.jsonl").unlink()
+            (run_path / "evaluations.jsonl").unlink()
+            (run_path / "config.json").unlink()
+            async with session.get(f"{address}/data") as answer:
+                assert answer.status == 410 and "name the directory of a run" in await answer.text()
+
+    served(run_path, look)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")
+def test_a_browser_sees_a_step_as_it_ends_and_stays_where_it_was(run_path: Path, tmp_path: Path):
+    async def look(address: str) -> None:
+        async with tab(tmp_path / "profile") as page:
+            await page.sized(1280, 900)
+            await page.open(f"{address}/#token=secret")
+            assert await page.evaluate("location.href") == f"{address}/"  # the token is no longer to be seen
+            assert "step 12" in await page.evaluate("document.querySelector('#state').textContent")
+            await page.evaluate("browser.set({ tool: 'failed' }).then(() => browser.select(2))")
+            await page.until("document.querySelector('.detail .seg')")
+            before = await page.evaluate("browser.keyNow()")
+            last = json.loads((run_path / "metrics.jsonl").read_text().splitlines()[-1])
+            append_row(run_path / "metrics.jsonl", last | {"step": 13, "reward_mean": 0.0})
+            await page.until("document.querySelector('#state').textContent.includes('step 13')")
+            assert await page.evaluate("browser.keyNow()") == before
+            assert await page.evaluate("browser.wanted.tool") == "failed"
+            await sees_refusal(page, address)
+
+    async def sees_refusal(page: Tab, address: str) -> None:
+        assert page.complaints == []
+        await page.evaluate("sessionStorage.setItem('token', 'wrong')")
+        await page.call("Page.navigate", url=f"{address}/?again")
+        await page.until("document.querySelector('h1')?.textContent === 'This page cannot be shown'")
+        assert "401" in await page.evaluate("document.querySelector('.lead').textContent")
+
+    served(run_path, look)
+
+
+def test_what_cannot_be_served_is_one_line_with_the_mend(
+    run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "empty").mkdir()
+    assert main([str(tmp_path / "empty")]) == 2
+    assert capsys.readouterr().err.endswith("holds no metrics and no evaluations; name the directory of a run\n")
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert main([str(run_path), "--port", "70000"]) == 2
+    assert "give 1 to 65535, or 0 for any" in capsys.readouterr().err
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main([str(run_path), "--port", str(taken.getsockname()[1])]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "cannot be used" in said and "give another" in said

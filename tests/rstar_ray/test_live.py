@@ -1,0 +1,133 @@
+"""A run that is under way, or that crashed, read for the page."""
+
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rstar_ray.errors import ConfigError
+from rstar_ray.report.live import LiveRun
+from rstar_ray.report.page import html_report
+from rstar_ray.report.record import read_run
+from rstar_ray.run_dir.durable import append_row, cut_rows
+from rstar_ray.run_dir.folder import RUN_FORMAT
+from rstar_ray.run_dir.growing import GrowingRows
+from rstar_ray.run_dir.ledger import Fate, write_fates
+from tests.rstar_ray.fabricate import run_directory
+
+pytestmark = pytest.mark.usefixtures("without_fsync")
+
+
+def test_rows_are_taken_as_they_come_and_a_torn_one_when_it_is_whole(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    growing = GrowingRows(path)
+    assert not growing.read() and growing.rows == []
+    path.write_text('{"a": 1}\n{"a": 2')
+    assert growing.read() and growing.rows == [{"a": 1}]
+    assert not growing.read()
+    with path.open("a") as file:
+        file.write('}\n{"a": 3}\n')
+    assert growing.read() and [row["a"] for row in growing.rows] == [1, 2, 3]
+
+
+def test_a_table_that_was_written_anew_is_read_from_its_start(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    for step in (1, 2, 3):
+        append_row(path, {"stage": "s", "step": step})
+    growing = GrowingRows(path)
+    growing.read()
+    cut_rows(path, stage="s", after_step=1)
+    assert growing.read() and growing.rows == [{"stage": "s", "step": 1}]
+    path.unlink()
+    assert growing.read() and growing.rows == []
+
+
+def test_a_line_that_is_no_row_is_left_out_and_told_of(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n{"a": 1, "b\n[2]\n{"a": 3}\n')
+    growing = GrowingRows(path)
+    growing.read()
+    assert growing.rows == [{"a": 1}, {"a": 3}]
+    assert growing.faults == [
+        "rows.jsonl, line 2 is no row of JSON and is left out",
+        "rows.jsonl, line 3 is no row of JSON and is left out",
+    ]
+
+
+def test_a_run_whose_files_were_cut_off_anywhere_has_a_page(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 12})
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join([*lines[:105], lines[105][:40] + "\n", *lines[106:-1], lines[-1][:60]]))
+    torn = path / "trajectories" / "stage1-held-out.jsonl"
+    torn.write_bytes(torn.read_bytes()[:-200])
+    (path / "trajectories" / "stage1-step-000009.jsonl").write_text("no json\n")
+    (path / "trajectories" / "stage1-step-000010.jsonl").write_text("")
+    assert "metrics.jsonl, line 106 is no row of JSON and is left out" in html_report(read_run(path))
+    data = LiveRun(path).data()
+    assert len(data["x"]) == 10 and len(data["browser"]["columns"]["group"]) == 11
+
+
+def test_a_folder_that_is_no_run_and_a_run_of_a_newer_version_are_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"holds no metrics and no evaluations; name the directory of a run"):
+        LiveRun(tmp_path)
+    path = run_directory(tmp_path / "run", stages={"stage1": 1})
+    append_row(path / "launches.jsonl", {"format": RUN_FORMAT + 1, "started_at": "2026-01-05T10:00:00+00:00"})
+    for look in (LiveRun, read_run):
+        with pytest.raises(ConfigError, match=r"was written by a newer rstar_ray .* use that version"):
+            look(path)
+
+
+def test_a_run_that_has_ended_no_step_can_be_watched_already(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"sft": {"seed": 0}}')
+    run = LiveRun(tmp_path)
+    assert run.data()["verdicts"]["rows"] == [] and run.state() == "not running: no step has ended yet"
+
+
+def test_what_is_served_is_what_the_file_shows_and_grows_with_the_run(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 12})
+    write_fates(path, {"stage1/1/gcd-17/0": Fate.TRAINED}, stage="stage1", step=1, reasons={}, advantages={})
+    live = LiveRun(path)
+    assert live.changed()
+    served: dict[str, Any] = live.data()
+    assert not live.changed()
+    written = json.loads(html_report(read_run(path)).partition('id="data">')[2].partition("</script>")[0])
+    for data in (served, written):
+        data.pop("footer"), data["browser"].pop("note")
+    assert json.loads(json.dumps(served)) == written
+    last = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+    append_row(path / "metrics.jsonl", last | {"step": 13})
+    assert live.changed() and live.data()["x"][-1] == 13 and live.version == 2
+    assert live.state().startswith("not running: Stage 1, step 13, ")
+
+
+def test_a_text_is_read_when_it_is_asked_for(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 12})
+    write_fates(path, {"stage1/1/gcd-17/0": Fate.TRAINED}, stage="stage1", step=1, reasons={}, advantages={})
+    live = LiveRun(path)
+    live.data()
+    packed = live.block("texts", "stage1-step-000001.jsonl", 0)
+    figures = live.block("figures", "stage1-step-000001.jsonl", 0)
+    assert packed is not None and figures is not None
+    texts = json.loads(zlib.decompress(packed))
+    assert [one["id"] for one in texts] == ["gcd-17/0", "gcd-17/1"] and "print" in texts[0]["turns"][0]["completion"]
+    assert len(json.loads(zlib.decompress(figures))) == 2
+    ids = live.block("ids", "stage1", 1)
+    assert ids is not None and json.loads(zlib.decompress(ids)) == {"gcd-17": {"0": 0}}
+    for kind, where, place in (
+        ("texts", "../config.json", 0),
+        ("texts", "stage1-step-000001.jsonl", 99),
+        ("ids", "s", 1),
+    ):
+        assert live.block(kind, where, place) is None
+
+
+def test_a_run_is_under_way_while_the_process_that_holds_it_lives(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 1})
+    live = LiveRun(path)
+    (path / ".lock").write_text(f"process {os.getpid()} on {os.uname().nodename}\n")
+    assert live.state().startswith("under way: ")
+    (path / ".lock").write_text(f"process {2**22 + 1} on {os.uname().nodename}\n")
+    assert live.state().startswith("not running: ")

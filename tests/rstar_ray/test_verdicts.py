@@ -1,0 +1,149 @@
+"""Whether a run is well, and why a step was slow."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rstar_ray.report.record import RunRecord, read_run
+from rstar_ray.report.slow import explained, slow_data, stage_medians
+from rstar_ray.report.verdicts import State, Verdict, summary, verdicts
+from rstar_ray.run_dir.metrics import longest_rollout
+from tests.rstar_ray.fabricate import run_directory
+from tests.rstar_ray.fabricate import summary as rollout
+
+pytestmark = pytest.mark.usefixtures("without_fsync")
+SETTINGS = {
+    "seed": 0, "max_empty_steps": 10, "prompts_per_step": 4, "algorithm": {"rollouts_per_prompt": 16},
+    "engine": {"dtype": "float32"}, "learner": {"dtype": "float32"},
+}  # fmt: skip
+PLACED = {
+    "rule": "expected_kv", "waiting_most": 4, "in_flight_most": 9, "kv_used_share": 0.7, "kv_used_share_most": 0.9,
+    "kv_reserved_share": 0.8, "preemptions": 0, "moves": 0, "recomputed_tokens": 0, "wait_p50_s": 0.1,
+    "wait_p99_s": 2.0, "set_aside": [], "faults": [],
+}  # fmt: skip
+STEP: dict[str, Any] = {
+    "stage": "stage1", "reward_mean": 0.5, "tool_error_share_correct": 0.05, "response_tokens_mean": 100.0,
+    "rollouts": 64, "trained_trajectories": 32, "tokens_generated": 6_400, "tokens_per_s": 1_000.0, "calls_mean": 1.0,
+    "generate_s": 6.0, "tools_s": 1.0, "verify_s": 0.5, "learn_s": 2.0, "publish_s": 0.4, "step_s": 10.0,
+    "share_truncated": 0.02, "share_all_right": 0.2, "share_all_wrong": 0.1, "groups_kept": 3,
+    "groups_equal_dropped": 1, "entropy": 0.3, "grad_norm": 0.4, "logprob_diff_mean": 1e-7, "logprob_diff_max": 1e-6,
+    "restarts": 0, "judge_retries": 0, "balancer": PLACED,
+}  # fmt: skip
+
+
+def run_of(*rows: dict[str, Any]) -> RunRecord:
+    steps = [STEP | {"step": n, "rl_step": n} | row for n, row in enumerate(rows, 1)]
+    return RunRecord(Path("/runs/r"), {"stage1": SETTINGS}, [], steps, (), [], [], [])
+
+
+def found(run: RunRecord) -> dict[str, Verdict]:
+    return {one.signal: one for one in verdicts(run)}
+
+
+def test_a_run_in_which_nothing_is_odd_is_well():
+    asked = verdicts(run_of(*[{}] * 25))
+    assert {one.state for one in asked} == {State.WELL} and len(asked) == 13
+    assert summary(asked) == "13 of 13 signals are well"
+    assert all(one.value and one.threshold and one.source for one in asked)
+
+
+@pytest.mark.parametrize(
+    ("signal", "late", "state"),
+    [
+        ("Reward", {"reward_mean": 0.44}, State.LOOK),
+        ("Reward", {"reward_mean": 0.3}, State.BAD),
+        ("Tool errors in right answers", {"tool_error_share_correct": 0.12}, State.BAD),
+        ("Entropy", {"entropy": 0.04}, State.LOOK),
+        ("Entropy", {"entropy": 0.001}, State.BAD),
+        ("Entropy", {"entropy": 1.0}, State.BAD),
+        ("Entropy", {"entropy": None}, State.UNKNOWN),
+        ("Engine against learner", {"logprob_diff_mean": 2e-5}, State.LOOK),
+        ("Engine against learner", {"logprob_diff_mean": 1e-3}, State.BAD),
+        ("Gradient norm", {"grad_norm": 5.0}, State.LOOK),
+        ("Cut off by the budget", {"share_truncated": 0.2}, State.LOOK),
+        ("Cut off by the budget", {"share_truncated": 0.4}, State.BAD),
+        ("Groups without signal", {"groups_kept": 1, "groups_equal_dropped": 4}, State.LOOK),
+        ("Groups without signal", {"groups_kept": 0, "groups_equal_dropped": 4}, State.BAD),
+        ("Prompts all right", {"share_all_right": 0.8}, State.LOOK),
+        ("KV cache", {"balancer": PLACED | {"kv_used_share": 0.2}}, State.LOOK),
+        ("Preemptions", {"balancer": PLACED | {"recomputed_tokens": 320}}, State.LOOK),
+        ("Preemptions", {"balancer": PLACED | {"recomputed_tokens": 3_200}}, State.BAD),
+        ("Retries", {"judge_retries": 1}, State.BAD),
+        ("Dropped rollouts", {"rollouts": 63}, State.BAD),
+        ("Balancer", {"balancer": PLACED | {"set_aside": ["r1: odd"]}}, State.LOOK),
+        ("Balancer", {"balancer": PLACED | {"faults": ["r1: 7 left"]}}, State.BAD),
+    ],
+)
+def test_each_signal_is_noticed_when_it_goes_wrong_and_no_other(signal: str, late: dict[str, Any], state: State):
+    asked = found(run_of(*[{}] * 30, *[late] * 10))
+    assert asked[signal].state is state
+    assert {one.state for name, one in asked.items() if name != signal} <= {State.WELL, State.UNKNOWN}
+
+
+def test_weights_in_bfloat16_may_differ_more():
+    run = run_of(*[{"logprob_diff_mean": 5e-3}] * 12)
+    assert found(run)["Engine against learner"].state is State.BAD
+    half = SETTINGS | {"learner": {"dtype": "bfloat16"}}
+    assert found(replace(run, config={"stage1": half}))["Engine against learner"].state is State.WELL
+
+
+def test_a_run_that_has_hardly_begun_or_an_older_one_has_what_is_known():
+    assert verdicts(run_of()) == [] and summary([]) == "0 of 0 signals are well"
+    older = dict.fromkeys(("entropy", "grad_norm", "logprob_diff_mean", "tool_error_share_correct", "balancer"))
+    asked = found(run_of(older))
+    assert "KV cache" not in asked and asked["Entropy"].state is State.UNKNOWN
+
+
+def test_a_signal_that_is_odd_names_the_step_to_look_at():
+    rows = [dict[str, Any]() for _ in range(20)]
+    rows[14] = {"share_truncated": 1.0, "logprob_diff_mean": 1.0}
+    asked = found(run_of(*rows))
+    assert asked["Engine against learner"].rl_step == 15
+    assert summary(list(asked.values())) == "12 of 13 signals are well; look at engine against learner"
+
+
+def test_a_slow_step_is_explained_by_the_parts_that_grew():
+    rows = [dict[str, Any]() for _ in range(9)]
+    longest = {
+        "rollout_id": "stage1/9/p/0",
+        "tokens": 900,
+        "turns": 4,
+        "generate_s": 8.0,
+        "tool_s": 3.0,
+        "verify_s": 0.5,
+    }
+    rows[8] = {
+        "generate_s": 18.0, "step_s": 22.0, "tokens_generated": 20_000, "tokens_per_s": 800.0, "before_s": 4.0,
+        "longest": longest, "restarts": 2, "balancer": PLACED | {"preemptions": 3, "moves": 1, "recomputed_tokens": 70},
+    }  # fmt: skip
+    run = run_of(*rows)
+    told = explained(run.steps[8], stage_medians(run.steps)["stage1"])
+    assert told.because == (
+        "22.0 s, 2.2 times the stage's median: more than the median in generation +12.0 s. 20,000 tokens sampled, "
+        "3.1 times the median; 800 tokens/s where the median is 1,000; its longest rollout took 11.5 s itself (900 "
+        "tokens in 4 turns); before it 4.0 s went into the last one's record, checkpoint or evaluation; 2 rollouts "
+        "begun again; KV cache at most 90 % full; at most 4 waited for a place, half of them 0.1 s and more, the "
+        "longest 2.0 s; 3 preemptions and 1 moves, 70 tokens computed again."
+    )
+    assert told.covered == pytest.approx(21.9 / 22)
+    usual = explained(run.steps[0], stage_medians(run.steps)["stage1"])
+    assert usual.because.startswith("10.0 s, 1.0 times the stage's median: 60 % of it generation.")
+    assert slow_data(run)["slowest"][0] == 9
+
+
+def test_the_parts_of_every_step_of_a_run_make_up_its_seconds(tmp_path: Path):
+    run = read_run(run_directory(tmp_path / "run", stages={"stage1": 6}))
+    data = slow_data(run)
+    assert data["covered"] >= 0.9 and len(data["because"]) == 6
+    rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines() if "reward_mean" in line]
+    assert rows[0]["longest"]["generate_s"] == 2.0 and data["longest"][0] == rows[0]["longest"]
+
+
+def test_the_longest_rollout_of_a_step_is_the_one_with_most_seconds_of_its_own():
+    many = [rollout(sibling=n, generate_s=seconds, tool_s=tool) for n, (seconds, tool) in enumerate([(1, 9), (7, 1)])]
+    longest = longest_rollout(many)
+    assert longest is not None and (longest.rollout_id, longest.tool_s, longest.turns) == ("g0/0", 9, 2)
+    assert longest_rollout([]) is None
