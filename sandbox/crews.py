@@ -114,7 +114,7 @@ class Crews:
         elif event == wire.RESULT and self._dispatch is not None:
             self._dispatch.program_ended(crew, cell, payload)
         else:
-            self.lose(crew, cell)
+            self.lose(crew, cell, "it ended")
 
     def rest(self, crew: Crew, cell: CellHandle) -> None:
         """The cell has nothing to do."""
@@ -128,12 +128,13 @@ class Crews:
         self._fill(crew)
         self._tell_idle()
 
-    def lose(self, crew: Crew, cell: CellHandle) -> None:
+    def lose(self, crew: Crew, cell: CellHandle, reason: str) -> None:
         """A cell died, wedged or lied: end it, and say whose call it had."""
         call, started = cell.call, cell.ready
         self._discard(crew, cell)
         if started:
             self.counts["cells_lost"] += 1
+            _log.warning("a cell of the %s server is lost, %s", crew.name, reason)
         else:
             self._cell_did_not_start(crew, cell.failure or "a cell did not start")
         self._fill(crew)
@@ -173,7 +174,7 @@ class Crews:
             return
         while len(crew.cells) < self._wanted:
             try:
-                number, home = self._homes.take(self.level)
+                number, home, group = self._homes.take(self.level)
                 cell = CellHandle(number, crew.name, self._on_cell_event)
             except OSError as error:  # a shortage of ours, of descriptors, say; the supervisor comes again
                 crew.reason = f"no room for a cell: {error}"
@@ -181,7 +182,7 @@ class Crews:
             crew.cells.add(cell)
             crew.forked += 1
             try:
-                server.fork_cell(number, home, cell.channel)
+                server.fork_cell(number, home, group, cell.channel)
             except OSError:
                 self._discard(crew, cell)
                 return
@@ -211,6 +212,7 @@ class Crews:
 
     def _server_lost(self, crew: Crew, reason: str) -> None:
         self.counts["servers_lost"] += 1
+        _log.warning("the %s server is lost: %s", crew.name, reason)
         crew.server = None
         crew.reason = reason
         crew.failures += 1
@@ -265,7 +267,7 @@ class Crews:
             cell.last_heard = now
             cell.ping()
         elif verdict is Verdict.LOST or (verdict is Verdict.LOOK and not cell.channel.wants_to_run()):
-            self.lose(crew, cell)
+            self.lose(crew, cell, f"it said nothing for {silent_s:.1f} s")
 
     def _check_server(self, crew: Crew, now: float) -> None:
         server = crew.server
@@ -279,4 +281,4 @@ class Crews:
             server.ping()
         elif verdict is Verdict.LOST or (verdict is Verdict.LOOK and not server.channel.wants_to_run()):
             server.kill()
-            self._server_lost(crew, "it stopped answering")
+            self._server_lost(crew, f"it said nothing for {now - server.last_heard:.1f} s")

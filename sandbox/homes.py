@@ -1,28 +1,32 @@
-"""The numbers of cells, and the working folders that belong to them where a cell has no file system of its own."""
+"""The numbers of cells, and what belongs to them: a working folder where a cell has no file system, a control group."""
 
 import asyncio
 import os
 import tempfile
+import time
 from pathlib import Path
 
 from sandbox.cage.scratch import clear_away
-from sandbox.isolation import FIRST_UID, IsolationLevel
+from sandbox.cgroups import Groups, find_groups
+from sandbox.isolation import FIRST_UID, MAX_THREADS, IsolationLevel
 
+GROUPS_S = 2.0  # until the processes of the last groups are gone
 _RESTING = 64  # numbers that went out of use last are not used again at once: a uid may have something left to do
 
 
 class Homes:
     """One folder for one pool; below it one for each cell, owned by the cell's uid."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Groups | None = None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="sandbox-"))
         self._folder.chmod(0o711)
         self._free: list[int] = []
         self._next = 0
+        self.groups = groups or find_groups(self._folder.name)
         self._clearing: set[asyncio.Future[bool]] = set()
 
-    def take(self, level: IsolationLevel) -> tuple[int, str]:
-        """A number that no cell has, and its folder."""
+    def take(self, level: IsolationLevel) -> tuple[int, str, str]:
+        """A number that no cell has, its folder, and its group (empty where there is none). Raises OSError."""
         if len(self._free) > _RESTING:
             number = self._free.pop(0)
         else:
@@ -32,10 +36,13 @@ class Homes:
             home.mkdir(mode=0o700, exist_ok=True)
             if os.geteuid() == 0 and level is IsolationLevel.LANDLOCK:
                 os.chown(home, FIRST_UID + number, FIRST_UID + number)
-        return number, str(home)
+        # At landlock no program has processes.
+        group = "" if level is IsolationLevel.LANDLOCK else self.groups.make(number, MAX_THREADS)
+        return number, str(home), group
 
     def give_back(self, number: int, level: IsolationLevel) -> None:
         """Forget a cell that has ended; what is in its folder goes, beside the event loop."""
+        self.groups.remove(number)
         if level is IsolationLevel.NAMESPACES:
             self._free.append(number)
             return
@@ -48,6 +55,10 @@ class Homes:
         """Remove everything."""
         if self._clearing:
             await asyncio.wait(self._clearing)
+        self.groups.remove_all()
+        end = time.monotonic() + GROUPS_S
+        while not self.groups.sweep() and time.monotonic() < end:
+            await asyncio.sleep(0.02)
         await asyncio.to_thread(self._remove)
 
     def _remove(self) -> None:

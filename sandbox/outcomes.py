@@ -15,6 +15,8 @@ _REASONS = {
     wire.THREADS: (Outcome.OUT_OF_MEMORY, "started too many threads"),
 }
 
+TREE_OUT_OF_MEMORY = "asked for more memory, with all its processes and files, than it may have"
+
 
 def kept_bytes(chars: int, head_share: float) -> tuple[int, int]:
     """How many bytes of both ends of a stream hold `chars` characters in any case."""

@@ -13,17 +13,19 @@ import os
 import struct
 import time
 from collections import Counter
+from dataclasses import replace
 from types import TracebackType
 
 from rstar_ray.errors import SandboxError
 from rstar_ray.outcome import Outcome
 from sandbox.cage import flavors, wire
 from sandbox.call import Call, flavor_for, message_for, refusal
+from sandbox.cgroups import Groups
 from sandbox.crews import Crew, Crews
 from sandbox.errors import SandboxClosed, SandboxFull, SandboxLate, SandboxLost
 from sandbox.homes import Homes
-from sandbox.isolation import IsolationLevel, IsolationReport, mend
-from sandbox.outcomes import read_result
+from sandbox.isolation import SCRATCH_BYTES, IsolationLevel, IsolationReport, mend
+from sandbox.outcomes import TREE_OUT_OF_MEMORY, read_result
 from sandbox.pool_config import PoolConfig, PoolStats
 from sandbox.processes import CellHandle
 from sandbox.request import ExecutionRequest, ExecutionResult
@@ -34,8 +36,9 @@ from sandbox.supervision import START_S
 class SandboxPool:
     """Runs programs in kernel cages on this machine, `slots` at a time."""
 
-    def __init__(self, config: PoolConfig) -> None:
+    def __init__(self, config: PoolConfig, groups: Groups | None = None) -> None:
         self.config = config
+        self._groups = groups  # None: those that this process was given to make, if it was
         self._slots = self.config.slots or len(os.sched_getaffinity(0))
         self._level = IsolationLevel(self.config.level)
         self._report: IsolationReport | None = None
@@ -74,16 +77,16 @@ class SandboxPool:
 
         Raises SandboxError, with the reason and the mend, where the required level does not work.
         """
-        self._homes = Homes()
+        homes = self._homes = Homes(self._groups)
         wanted = [IsolationLevel(self.config.level)]
         if wanted[0] is IsolationLevel.NAMESPACES and self.config.allow_landlock:
             wanted.append(IsolationLevel.LANDLOCK)
         declined: list[str] = []
         for self._level in wanted:
-            crews = self._crews = Crews(self.config, self._slots, self._level, self._homes)
+            crews = self._crews = Crews(self.config, self._slots, self._level, homes)
             crews.report_to(self)
             try:
-                self._report = await self._try_level(crews, tuple(declined))
+                self._report = await self._try_level(crews, homes, tuple(declined))
             except SandboxError as error:
                 declined.append(f"{self._level}: {error}")
                 self._stop_everything()
@@ -92,10 +95,10 @@ class SandboxPool:
             for name in self.config.flavors:
                 crews[name]
             return self._report
-        await self._homes.close()
+        await homes.close()
         raise SandboxError(f"the sandbox does not start: {'; '.join(declined)}. {mend(wanted[-1])}")
 
-    async def _try_level(self, crews: Crews, declined: tuple[str, ...]) -> IsolationReport:
+    async def _try_level(self, crews: Crews, homes: Homes, declined: tuple[str, ...]) -> IsolationReport:
         """Bring up the lean server and attack its cage. Raises SandboxError with the reason."""
         lean = crews[flavors.LEAN]
         end = time.monotonic() + START_S
@@ -106,7 +109,7 @@ class SandboxPool:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(crews.changed.wait(), 0.5)
         self._open = True
-        facts = lean.idle[0].facts
+        facts = {"cgroup": homes.groups.told} | lean.idle[0].facts
         if crews.level is IsolationLevel.PROCESS:
             return IsolationReport(level=crews.level, facts=facts, declined=declined)
         result = await self.run(ExecutionRequest(code=PROBES), "self-test", deadline_s=30.0)
@@ -212,12 +215,14 @@ class SandboxPool:
         call.attempts += 1
         call.cell, cell.call = cell, call
         cell.calls += 1
+        if message.flags & wire.PROCESSES_ALLOWED and self._homes is not None:
+            self._homes.groups.bound(cell.number, message.memory_bytes + SCRATCH_BYTES)
         cell.last_heard = asyncio.get_running_loop().time()
         try:
             cell.send(message, code, stdin)
         except OSError:
             assert self._crews is not None
-            self._crews.lose(crew, cell)
+            self._crews.lose(crew, cell, "it takes no program")
 
     # What the crews tell
 
@@ -242,13 +247,15 @@ class SandboxPool:
                 raise ValueError("an answer to no question")
             result = None if call.answer.done() else read_result(call.request, payload)
         except (struct.error, ValueError):
-            self._crews.lose(crew, cell)
+            self._crews.lose(crew, cell, "its answer makes no sense")
             return
         cell.call = call.cell = None
         self._running -= 1
         spent = time.monotonic() - call.started_at
         self._seconds["running"] += spent
         if result is not None:
+            if result.outcome is Outcome.KILLED and self._homes is not None and self._homes.groups.ran_out(cell.number):
+                result = replace(result, outcome=Outcome.OUT_OF_MEMORY, reason=TREE_OUT_OF_MEMORY)
             self._finished[result.outcome] += 1
             if result.outcome is Outcome.TIMEOUT:
                 self._seconds["timed_out"] += spent

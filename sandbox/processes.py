@@ -211,9 +211,9 @@ class WarmServer:
     def pid(self) -> int:
         return self._process.pid
 
-    def fork_cell(self, number: int, home: str, channel: Channel) -> None:
+    def fork_cell(self, number: int, home: str, group: str, channel: Channel) -> None:
         """Ask for one more cell on the other end of `channel`. Raises OSError."""
-        order = json.dumps({"number": number, "home": home}).encode()
+        order = json.dumps({"number": number, "home": home, "group": group}).encode()
         channel.expect_pidfd()
         socket.send_fds(self.channel.ours, [order], [channel.theirs.fileno()])
         channel.hand_over()

@@ -16,6 +16,7 @@ import stat
 from typing import Any, NamedTuple
 
 from sandbox.cage import kernel, landlock
+from sandbox.cage.group import Group
 
 HOME = "/home/tool"
 INSIDE_UID = 1000
@@ -43,14 +44,16 @@ class Cage(NamedTuple):
     home: str  # the program's working folder, the only writable one
     first_process: bool  # PID 1 of an own pid namespace: may signal everybody in sight
     facts: dict[str, Any]  # what was achieved, for the report
+    group: Group | None = None  # that programs with processes join
 
 
-def enter(spec: CageSpec, number: int, home: str, channel: socket.socket) -> Cage:
+def enter(spec: CageSpec, number: int, home: str, group: str, channel: socket.socket) -> Cage:
     """Turn this freshly forked process (or a child of it) into cell `number`; the parent exits.
 
     `channel` gets a pidfd of the cell so that the pool can end it. Raises OSError.
     """
     uid = spec.first_uid + number
+    joined = _group(group)  # its files are opened as who we are now
     if spec.level == "namespaces":
         facts = _enter_namespaces(spec, uid, channel)
         home = HOME
@@ -59,8 +62,17 @@ def enter(spec: CageSpec, number: int, home: str, channel: socket.socket) -> Cag
         os.setsid()
         facts = _enter_landlock(spec, uid, home) if spec.level == "landlock" else {}
     os.chdir(home)
+    if group and (joined is None or not joined.can_be_joined()):
+        joined, facts["cgroup"] = None, "none: a process of a cage may not join one"
     _set_limits(spec, own_uid=bool(facts.get("own_uid") or facts.get("user_namespace")))
-    return Cage(home, spec.level == "namespaces", facts)
+    return Cage(home, spec.level == "namespaces", facts, joined)
+
+
+def _group(path: str) -> Group | None:
+    try:
+        return Group(path) if path else None
+    except OSError:
+        return None
 
 
 def announce(channel: socket.socket, pid: int) -> None:

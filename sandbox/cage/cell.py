@@ -40,7 +40,7 @@ class Cell:
         self._used = 0  # bytes of the inbox that hold the present call
         self._shared = mmap.mmap(-1, program.SHARED_BYTES)
         self._out, self._err = Stream(), Stream()
-        self._watch = Watch(channel, "" if cage.first_process else cage.home)
+        self._watch = Watch(channel, "" if cage.first_process else cage.home, cage.group)
         self._peak_at_start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         alone = cage.first_process
         own_uid = alone or bool(cage.facts.get("own_uid"))
@@ -102,6 +102,8 @@ class Cell:
         stdin_file = files.pop(0) if call.flags & wire.STDIN_IN_FD else self._small_stdin(call)
         out_read, out_write = open_pipe()
         err_read, err_write = open_pipe()
+        if call.flags & wire.PROCESSES_ALLOWED and self._cage.group is not None:
+            self._cage.group.begin()
         started = time.monotonic()
         child = kernel.lean_fork()
         if child == 0:
@@ -118,11 +120,14 @@ class Cell:
         _, status, usage = os.wait4(child, 0)
         wall_s = time.monotonic() - started
         cpu_s = usage.ru_utime + usage.ru_stime
-        had_processes = bool(call.flags & wire.PROCESSES_ALLOWED) or not self._caged
+        has_tree = bool(call.flags & wire.PROCESSES_ALLOWED)
+        had_processes = has_tree or not self._caged
         if had_processes and self._cage.first_process:
             cpu_s += end_everybody()
         elif had_processes:
             end_group(child)
+        if has_tree and self._cage.group is not None:
+            cpu_s = max(cpu_s, self._cage.group.cpu_s())
         read_rest(streams, call.output_bytes)
         os.close(out_read)
         os.close(err_read)
@@ -153,6 +158,8 @@ class Cell:
                 code = os.pread(code_file, call.code_bytes, 0)
             else:
                 code = bytes(self._view[wire.CALL_BYTES : wire.CALL_BYTES + call.code_bytes])
+            if call.flags & wire.PROCESSES_ALLOWED and self._cage.group is not None:
+                self._cage.group.join()
             os.dup2(stdin_file, 0)
             os.dup2(out, 1)
             os.dup2(err, 2)

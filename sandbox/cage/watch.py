@@ -8,6 +8,7 @@ import socket
 import time
 
 from sandbox.cage import wire
+from sandbox.cage.group import Group
 from sandbox.cage.scratch import too_much_in
 from sandbox.cage.stream import CHUNK, Stream
 
@@ -21,10 +22,11 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class Watch:
     """Waits for the end of one program after another: reads, counts, and ends what goes too far."""
 
-    def __init__(self, channel: socket.socket, storage: str) -> None:
+    def __init__(self, channel: socket.socket, storage: str, group: Group | None = None) -> None:
         self._channel = channel
         self._number = channel.fileno()
         self._storage = storage  # a folder to look into from time to time; empty where the kernel bounds it
+        self._group = group  # of programs with processes, where there is one
         self._poll = select.poll()
         self._poll.register(self._number, select.POLLIN)
 
@@ -66,7 +68,7 @@ class Watch:
                 now = time.monotonic()
                 next_look = now + LOOK_S
             wall_left = call.wall_s - (now - started)
-            cpu_left = call.cpu_s - (_cpu_of_everybody(cpu_clock) if many else _cpu_used(cpu_clock))
+            cpu_left = call.cpu_s - (self._cpu_of_tree(cpu_clock) if many else _cpu_used(cpu_clock))
             if cpu_left <= 0:
                 return _end(child, wire.CPU_TIME)
             if wall_left <= 0:
@@ -86,6 +88,10 @@ class Watch:
                     del streams[descriptor]
                 if stream.total_bytes > call.output_bytes:
                     return _end(child, wire.OUTPUT)
+
+    def _cpu_of_tree(self, clock: int) -> float:
+        used = _cpu_of_everybody(clock)
+        return used if self._group is None else max(used, self._group.cpu_s())
 
     def _hear(self, child: int) -> int:
         """The pool speaks during a call only to end it; without a pool there is nobody to answer."""

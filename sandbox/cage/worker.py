@@ -53,7 +53,7 @@ def main(channel: socket.socket, config: dict[str, Any]) -> None:
         wanted = json.loads(order)
         if os.fork() == 0:
             channel.close()
-            _become_cell(socket.socket(fileno=files[0]), spec, wanted["number"], wanted["home"], warmth, space)
+            _become_cell(socket.socket(fileno=files[0]), spec, wanted, warmth, space)
         os.close(files[0])
 
 
@@ -119,11 +119,11 @@ def _warm_up(flavor: str, sys_path: list[str]) -> program.Warmth:
 
 
 def _become_cell(
-    channel: socket.socket, spec: build.CageSpec, number: int, home: str, warmth: program.Warmth, space: int
+    channel: socket.socket, spec: build.CageSpec, wanted: dict[str, Any], warmth: program.Warmth, space: int
 ) -> None:
     """Build the cage, install the base filter and serve; never returns."""
     try:
-        built = build.enter(spec, number, home, channel)
+        built = build.enter(spec, wanted["number"], wanted["home"], wanted["group"], channel)
         caged = spec.level != "process"
         if caged:
             seccomp.base_filter().install()

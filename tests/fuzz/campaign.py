@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -40,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="print the programs")
     options = parser.parse_args(arguments)
     tempfile.tempdir = str(options.folder)
+    logging.basicConfig(stream=sys.stderr)  # why a cell or a server was lost
     found = asyncio.run(campaign(options))
     print(json.dumps(found), flush=True)
     return 1 if found["findings"] else 0

@@ -1,0 +1,208 @@
+"""Control groups (v2) for programs that have processes, where this process has been given some to make.
+
+One group for each cell; the program of a cell joins it, with all that it starts. The kernel then counts the memory,
+the processes and the CPU time of the whole tree together. Where nothing is delegated a tree is bounded process by
+process: nobody needs groups, and `Groups.told` says why there are none.
+"""
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import Protocol
+
+ROOT_MOUNT = "cgroup2"
+WANTED = ("memory", "pids")  # without these two there is nothing to gain
+_ENABLE = "+memory +pids"
+
+
+class Tree(Protocol):
+    """The file system of control groups; a real one is a folder, and every method raises OSError as the kernel does."""
+
+    def read(self, path: str) -> str: ...
+
+    def write(self, path: str, text: str) -> None: ...
+
+    def make(self, path: str) -> None: ...
+
+    def remove(self, path: str) -> None: ...
+
+    def is_delegated(self, path: str) -> bool: ...
+
+
+class KernelTree:
+    """The kernel's own."""
+
+    def read(self, path: str) -> str:
+        return Path(path).read_text("ascii")
+
+    def write(self, path: str, text: str) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+
+    def make(self, path: str) -> None:
+        Path(path).mkdir()
+
+    def remove(self, path: str) -> None:
+        Path(path).rmdir()
+
+    def is_delegated(self, path: str) -> bool:
+        """True where groups below `path` are this user's to make.
+
+        A user who may write there has been allowed to. Root may write everywhere, so it takes systemd's mark, or the
+        top of a cgroup namespace that is not the machine's (which alone has no `cgroup.type`).
+        """
+        needed = [path, f"{path}/cgroup.procs", f"{path}/cgroup.subtree_control"]
+        if not all(os.access(each, os.W_OK) for each in needed):
+            return False
+        if os.geteuid() != 0:
+            return True
+        with contextlib.suppress(OSError):
+            if {"user.delegate", "trusted.delegate"} & set(os.listxattr(path)):
+                return True
+        return path == mount_point() and Path(path, "cgroup.type").exists()
+
+
+def mount_point() -> str:
+    """Where control groups v2 are mounted; empty where they are not."""
+    for line in Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines():
+        before, _, after = line.partition(" - ")
+        if after.split()[0] == ROOT_MOUNT:
+            return before.split()[4]
+    return ""
+
+
+def own_group() -> str:
+    """The folder of this process's group; empty where there is no v2."""
+    top = mount_point()
+    for line in Path("/proc/self/cgroup").read_text("ascii").splitlines() if top else ():
+        if line.startswith("0::"):
+            return (top + line[3:]).rstrip("/")
+    return ""
+
+
+class Groups:
+    """The groups of one pool's cells; with an empty `place` there are none."""
+
+    def __init__(self, tree: Tree, place: str, told: str, prefix: str) -> None:
+        self._tree = tree
+        self._place = place
+        self._prefix = prefix
+        self._spent: set[str] = set()  # to be removed, once their processes are gone
+        self._kills: dict[int, int] = {}  # cell to how many of its processes the kernel had ended for memory
+        self.told = told  # what the kernel counts, or why there are no groups
+
+    @property
+    def are_there(self) -> bool:
+        return bool(self._place)
+
+    def make(self, number: int, max_processes: int) -> str:
+        """The group of a new cell; empty where there are none. Raises OSError."""
+        if not self._place:
+            return ""
+        path = self._path(number)
+        self._spent.discard(path)
+        with contextlib.suppress(FileExistsError):
+            self._tree.make(path)
+        self._tree.write(f"{path}/pids.max", str(max_processes))
+        self._tree.write(f"{path}/memory.oom.group", "1")  # a tree without one of its processes is no use to anybody
+        with contextlib.suppress(FileNotFoundError):  # without swap there is none to forbid
+            self._tree.write(f"{path}/memory.swap.max", "0")
+        self._kills[number] = self._count_kills(number)
+        return path
+
+    def bound(self, number: int, memory_bytes: int) -> None:
+        """Give the next program of a cell so much memory, all its processes and files together."""
+        if self._place:
+            with contextlib.suppress(OSError):  # less than the last one still holds: the rlimits bound it
+                self._tree.write(f"{self._path(number)}/memory.max", str(memory_bytes))
+
+    def ran_out(self, number: int) -> bool:
+        """True where the kernel has ended processes of this cell for memory since the last time asked."""
+        if not self._place:
+            return False
+        before, self._kills[number] = self._kills.get(number, 0), self._count_kills(number)
+        return self._kills[number] > before
+
+    def _count_kills(self, number: int) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            for line in self._tree.read(f"{self._path(number)}/memory.events").splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+        return 0
+
+    def remove(self, number: int) -> None:
+        """End what is left in the group of a cell, and forget it."""
+        if not self._place:
+            return
+        self._kills.pop(number, None)
+        self._spent.add(self._path(number))
+        self.sweep()
+
+    def remove_all(self) -> None:
+        """The pool closes: no cell is left."""
+        for number in list(self._kills):
+            self.remove(number)
+
+    def sweep(self) -> bool:
+        """Remove the groups whose processes have gone; True where none is left to remove."""
+        for path in list(self._spent):
+            with contextlib.suppress(OSError):
+                self._tree.write(f"{path}/cgroup.kill", "1")
+            try:
+                self._tree.remove(path)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                continue  # its last process is still ending
+            self._spent.discard(path)
+        return not self._spent
+
+    def _path(self, number: int) -> str:
+        return f"{self._place}/{self._prefix}-{number}"
+
+
+def find_groups(prefix: str, tree: Tree | None = None, own: str | None = None) -> Groups:
+    """Groups below this process's own, or below that one's parent, whichever was delegated and can be used.
+
+    A group that holds processes can have none below it that count anything: where we are alone in ours, we step aside.
+    """
+    tree = tree or KernelTree()
+    own = own_group() if own is None else own
+    if not own:
+        return Groups(tree, "", "none: no cgroup v2 is mounted here", prefix)
+    reasons: list[str] = []
+    for place in (own, own.rpartition("/")[0]):
+        try:
+            if place and tree.is_delegated(place):
+                counted = _enable(tree, place, own)
+                return Groups(tree, place, counted, prefix)
+            reasons.append(f"{place or '/'} is not delegated to this user")
+        except OSError as error:
+            reasons.append(f"{place}: {error.strerror}")
+    return Groups(tree, "", f"none: {'; '.join(reasons)}", prefix)
+
+
+def _enable(tree: Tree, place: str, own: str) -> str:
+    """Have memory and processes counted below `place`; returns what is counted. Raises OSError."""
+    there = tree.read(f"{place}/cgroup.controllers").split()
+    if missing := [name for name in WANTED if name not in there]:
+        raise OSError(errno.ENOTSUP, f"no controller for {' and '.join(missing)}")
+    if set(WANTED) - set(tree.read(f"{place}/cgroup.subtree_control").split()):
+        try:
+            tree.write(f"{place}/cgroup.subtree_control", _ENABLE)
+        except OSError as error:
+            if (
+                error.errno != errno.EBUSY
+                or place != own
+                or tree.read(f"{own}/cgroup.procs").split() != [str(os.getpid())]
+            ):
+                raise
+            with contextlib.suppress(FileExistsError):
+                tree.make(f"{own}/pool")
+            tree.write(f"{own}/pool/cgroup.procs", str(os.getpid()))
+            tree.write(f"{place}/cgroup.subtree_control", _ENABLE)
+    return "memory, processes and CPU time of a program with processes"
