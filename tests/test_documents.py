@@ -1,5 +1,6 @@
 """Documents name files, targets and options that exist."""
 
+import json
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")])
 ROOMS = ("rstar_ray", "sandbox", "scheduler", "actors", "recipes", "tests", "docs", "deploy")
 NAMED = re.compile(rf"`((?:{'|'.join(ROOMS)})/[\w./-]*)`")
+DEFINED = re.compile(r"^(?:async )?def (\w+)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 
@@ -70,3 +72,17 @@ def test_tests_that_need_a_gpu_are_spoken_of_where_there_are_some():
     tests = "".join(path.read_text() for path in (REPOSITORY / "tests").rglob("test_*.py"))
     claim = re.compile(r"marked `gpu`|`gpu` tests|skipped without (?:one|a GPU)")
     assert "mark." + "gpu" in tests or not [page.name for page in PAGES if claim.search(page.read_text())]
+
+
+def test_every_claim_about_the_sandbox_names_tests_that_exist():
+    table = (REPOSITORY / "docs" / "sandbox.md").read_text().partition("## Claims")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    assert len(rows) >= 25
+    tests = REPOSITORY / "tests" / "sandbox"
+    cases = {case["name"] for case in json.loads((tests / "data" / "sandbox_cases.json").read_text())}
+    for claim, held_by in rows:
+        named = re.findall(r"`(\w+)::(\w+)`", held_by)
+        assert named and len(named) == held_by.count("`") / 2, claim
+        for file, name in named:
+            known = cases if file == "cases" else set(DEFINED.findall((tests / f"{file}.py").read_text()))
+            assert name in known, f"{claim}: {file}::{name}"

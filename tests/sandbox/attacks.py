@@ -7,6 +7,7 @@ import asyncio
 import fcntl
 import json
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -103,6 +104,45 @@ print("done")
     wrong = await expect(pool, code, "done\n")
     after = [(os.stat(place).st_mode, os.stat(place).st_mtime, os.stat(place).st_size) for place in places]  # noqa: PTH116
     return wrong or ("" if before == after else f"{before} became {after}")
+
+
+@attack
+async def no_network_is_reached(pool: SandboxPool, _: Path) -> str:
+    """Somebody listens on this machine, in TCP, UDP and under an abstract name; nobody calls."""
+    name = f"\0nobody-calls-{os.getpid()}"
+    listening = [socket.socket(), socket.socket(type=socket.SOCK_DGRAM), socket.socket(socket.AF_UNIX)]
+    try:
+        for one, place in zip(listening, (("127.0.0.1", 0), ("127.0.0.1", 0), name), strict=True):
+            one.bind(place)
+            one.setblocking(False)
+        listening[0].listen()
+        listening[2].listen()
+        code = f"""
+for family, kind, place in (
+    (socket.AF_INET, socket.SOCK_STREAM, {listening[0].getsockname()!r}),
+    (socket.AF_INET, socket.SOCK_DGRAM, {listening[1].getsockname()!r}),
+    (socket.AF_UNIX, socket.SOCK_STREAM, {name!r}),
+):
+    def call_there():
+        with socket.socket(family, kind) as one: one.connect(place); one.send(b"x")
+    print(refused(call_there))
+    one, other = socket.socketpair()
+    print(refused(one.connect, place), refused(one.sendto, b"x", place), refused(one.bind, place))
+for family in range(46):
+    for kind in (1, 2, 3, 5): assert refused(socket.socket, family, kind), (family, kind)
+"""
+        if wrong := await expect(pool, code, "True\nTrue True True\n" * 3):
+            return wrong
+        for one, hear in zip(listening, ("accept", "recv", "accept"), strict=True):
+            try:
+                getattr(one, hear)(*([10] if hear == "recv" else []))
+            except BlockingIOError:
+                continue
+            return f"{one} was called"
+        return ""
+    finally:
+        for one in listening:
+            one.close()
 
 
 @attack
