@@ -266,7 +266,7 @@ class Crews:
         if verdict is Verdict.PING:
             cell.last_heard = now
             cell.ping()
-        elif verdict is Verdict.LOST or (verdict is Verdict.LOOK and not cell.channel.wants_to_run()):
+        elif supervision.is_lost(verdict, cell.channel):
             self.lose(crew, cell, f"it said nothing for {silent_s:.1f} s")
 
     def _check_server(self, crew: Crew, now: float) -> None:
@@ -279,6 +279,6 @@ class Crews:
         if verdict is Verdict.PING:
             server.last_heard = now
             server.ping()
-        elif verdict is Verdict.LOST or (verdict is Verdict.LOOK and not server.channel.wants_to_run()):
+        elif supervision.is_lost(verdict, server.channel):
             server.kill()
             self._server_lost(crew, f"it said nothing for {now - server.last_heard:.1f} s")

@@ -126,6 +126,13 @@ class Channel:
         except (StopIteration, IndexError):
             return False
 
+    def has_spoken(self) -> bool:
+        """True where something has come that we have not read yet."""
+        try:
+            return bool(self.ours.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
+
     def num_threads_below(self) -> int:
         """Threads of the process's own child, the program; 0 where it has none or /proc does not tell."""
         try:

@@ -1,6 +1,7 @@
 """When a process that says nothing is given up: the rules, without a clock or a process."""
 
 from enum import Enum
+from typing import Protocol
 
 TICK_S = 0.25
 SILENCE_S = 1.5  # a process that says nothing for so long, although asked, is wedged ...
@@ -40,6 +41,25 @@ def on_server(silent_s: float, *, ready: bool, pinged: bool) -> Verdict:
     if pinged:
         return _on_answer_due(silent_s)
     return Verdict.PING if silent_s > PING_AFTER_S else Verdict.WELL
+
+
+class Process(Protocol):
+    """What can be seen of a process from outside."""
+
+    def wants_to_run(self) -> bool: ...
+
+    def has_spoken(self) -> bool: ...
+
+
+def is_lost(verdict: Verdict, process: Process) -> bool:
+    """Whether to end a process, after a look at it where the verdict asks for one.
+
+    What we have not read yet is looked for last: while we waited for a core ourselves, it may have run, spoken and
+    gone to sleep again.
+    """
+    if verdict is Verdict.LOOK and process.wants_to_run():
+        return False
+    return verdict in (Verdict.LOOK, Verdict.LOST) and not process.has_spoken()
 
 
 def _on_answer_due(silent_s: float) -> Verdict:

@@ -218,3 +218,16 @@ async def test_a_warm_server_reads_a_ping_and_an_order_that_come_as_one():
             os.kill(server.pid, signal.SIGCONT)
             assert (await pool.run(ExecutionRequest(code="print(1)"))).stdout == "1\n"
         assert pool.stats().servers_lost == 0 and crew.server is server
+
+
+async def test_a_cell_that_spoke_while_we_did_not_listen_is_not_silent():
+    async with SandboxPool(derived.pool(slots=1, spare_cells=0, flavors=("lean",))) as pool:
+        running = pool.submit(sleeping(1.5))
+        crew = pool._crews["lean"]
+        (cell,) = crew.cells
+        await asyncio.sleep(0.1)
+        time.sleep(0.4)  # the loop is kept from listening, and a cell speaks every quarter of a second
+        now = asyncio.get_running_loop().time()
+        cell.last_heard = now - 1.6
+        pool._crews._check_cell(crew, cell, now)
+        assert (await running).stdout == "slept\n" and pool.stats().cells_lost == 0

@@ -129,6 +129,35 @@ def test_a_server_may_import_for_a_minute_but_then_it_answers(
     assert supervision.on_server(silent_s, ready=ready, pinged=pinged) is verdict
 
 
+class Seen:
+    """A process as it looks from outside."""
+
+    def __init__(self, *, waits: bool, spoke: bool) -> None:
+        self.waits, self.spoke = waits, spoke
+
+    def wants_to_run(self) -> bool:
+        return self.waits
+
+    def has_spoken(self) -> bool:
+        return self.spoke
+
+
+@pytest.mark.parametrize(
+    ("verdict", "waits", "spoke", "lost"),
+    [
+        (Verdict.WELL, False, False, False),
+        (Verdict.PING, False, False, False),
+        (Verdict.LOOK, False, False, True),
+        (Verdict.LOOK, True, False, False),
+        (Verdict.LOOK, False, True, False),
+        (Verdict.LOST, True, False, True),
+        (Verdict.LOST, False, True, False),
+    ],
+)
+def test_who_waits_for_a_core_or_has_spoken_unheard_is_not_lost(verdict: Verdict, waits: bool, spoke: bool, lost: bool):
+    assert supervision.is_lost(verdict, Seen(waits=waits, spoke=spoke)) is lost
+
+
 def test_a_supervisor_that_slept_itself_blames_nobody():
     assert not supervision.overslept(4 * supervision.TICK_S)
     assert supervision.overslept(4 * supervision.TICK_S + 0.01)
