@@ -123,7 +123,7 @@ class Cell:
         has_tree = bool(call.flags & wire.PROCESSES_ALLOWED)
         had_processes = has_tree or not self._caged
         if had_processes and self._cage.first_process:
-            cpu_s += end_everybody()
+            cpu_s += end_everybody(self._watch.beat)
         elif had_processes:
             end_group(child)
         if has_tree and self._cage.group is not None:

@@ -6,6 +6,7 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Callable
 
 from sandbox.cage import wire
 from sandbox.cage.group import Group
@@ -14,6 +15,7 @@ from sandbox.cage.stream import CHUNK, Stream
 
 FIRST_LOOK_S = 0.01  # most programs are over by then, and their output waits in the pipes
 BEAT_S = 0.25
+GONE_S = 15.0  # a killed program is gone by then, though it waits for a core to end on
 LOOK_S = 0.05  # between two looks into a folder that nothing else bounds
 CORES = os.cpu_count() or 1
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -51,7 +53,19 @@ class Watch:
         else:
             reason = wire.NOT_ENDED
         poll.unregister(handle)
+        if reason != wire.NOT_ENDED:
+            self.see_off(handle)
         return reason
+
+    def see_off(self, handle: int) -> None:
+        """Wait until a killed process is gone, which takes a core, and say meanwhile that we are alive."""
+        end = time.monotonic() + GONE_S
+        while not select.select([handle], [], [], BEAT_S)[0] and time.monotonic() < end:
+            self.beat()
+
+    def beat(self) -> None:
+        """Tell the pool that this cell is alive."""
+        self._channel.sendall(wire.reply(wire.BEAT))
 
     def _wait(self, call: wire.Call, child: int, handle: int, streams: dict[int, Stream], started: float) -> int:
         cpu_clock = (~child << 3) | 2  # the CPU clock of a process, see clock_getcpuclockid(3)
@@ -60,7 +74,7 @@ class Watch:
         while True:
             now = time.monotonic()
             if now >= next_beat:
-                self._channel.sendall(wire.reply(wire.BEAT))
+                self.beat()
                 next_beat = now + BEAT_S
             if self._storage and now >= next_look:
                 if too_much_in(self._storage):
@@ -115,18 +129,25 @@ def end_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def end_everybody() -> float:
+def end_everybody(beat: Callable[[], None]) -> float:
     """End all other processes of this pid namespace; returns the CPU seconds they used."""
     assert os.getpid() == 1
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     cpu_s = 0.0
+    end = time.monotonic() + GONE_S
+    next_beat = time.monotonic() + BEAT_S
     while True:
         try:
-            _, _, usage = os.wait4(-1, 0)
+            ended, _, usage = os.wait4(-1, os.WNOHANG if time.monotonic() < end else 0)
         except ChildProcessError:
             return cpu_s
         cpu_s += usage.ru_utime + usage.ru_stime
+        if not ended:
+            time.sleep(0.001)
+            if time.monotonic() >= next_beat:
+                beat()
+                next_beat += BEAT_S
 
 
 def _end(child: int, reason: int) -> int:

@@ -3,6 +3,9 @@
 import asyncio
 import contextlib
 import os
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from rstar_ray.outcome import Outcome
+from sandbox.cage import watch, wire
 from sandbox.cage.scratch import MAX_BYTES, clear_away, first_stamp, stamp, too_much_in
 from sandbox.cage.stream import Stream, open_pipe
 from sandbox.case_check import check_case, read_cases
@@ -284,3 +288,29 @@ time.sleep(60)
             result = await pool.run(ExecutionRequest(code=code, limits=derived.program(wall_s=0.3)))
             assert result.outcome is Outcome.TIMEOUT, result
         assert (pool.stats().retried, pool.stats().cells_lost) == (0, 0)
+
+
+async def test_a_cell_says_that_it_lives_while_a_killed_program_waits_for_a_core_to_end_on(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(watch, "GONE_S", 0.8)
+    ours, theirs = socket.socketpair()
+    slow = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])  # killed, it would go at once
+    handle = os.pidfd_open(slow.pid)
+    watching = watch.Watch(theirs, "")
+    try:
+        started = time.monotonic()
+        watching.see_off(handle)
+        assert time.monotonic() - started >= 0.8
+        assert ours.recv(1000) in [wire.reply(wire.BEAT) * beats for beats in (2, 3, 4)]
+        slow.kill()
+        watching.see_off(handle)
+        ours.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            ours.recv(1)
+    finally:
+        slow.kill()
+        slow.wait()
+        os.close(handle)
+        ours.close()
+        theirs.close()
