@@ -3,8 +3,10 @@
 python recipes/roc_vs_grpo.py --seeds 5 --run-dir runs/experiment
 
 Every arm trains stage 1 of the tiny world from its seed's SFT policy, with budgets that do not bind, so that arms
-differ in resampling alone. An interrupted experiment goes on with the same command. With --tiny.coupling above 0 a
-failed first call costs the answer, and outcome reward alone drives failures out.
+differ in resampling alone. The teacher slips more than for `make train`, so that no arm is done before the end: once
+nearly all is right, most of what is still wrong comes after a failed call, and outcome reward alone drives those out.
+With --tiny.coupling above 0 a failed first call costs the answer from the start. An interrupted experiment goes on with
+the same command.
 """
 
 import sys
@@ -43,7 +45,7 @@ class ExperimentConfig:
     """paired runs of every arm"""
     first_seed: int = 0
     """seeds count up from it"""
-    steps: int = 30
+    steps: int = 45
     """steps of every arm"""
     learning_rate: float = 3e-4
     """of every arm; twice stage 1's, which takes longer to the same end"""
@@ -53,7 +55,7 @@ class ExperimentConfig:
     """budget of training rollouts [tokens]"""
     run_dir: str = ""
     """where the runs and the comparison go; empty is runs/experiment below the folder of the command"""
-    tiny: TinyConfig = field(default_factory=TinyConfig)
+    tiny: TinyConfig = field(default_factory=lambda: TinyConfig(slips=0.65))
 
     def __post_init__(self) -> None:
         at_least(1, seeds=self.seeds, steps=self.steps, evaluate_every=self.evaluate_every)

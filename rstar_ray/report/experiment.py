@@ -62,8 +62,9 @@ class ArmResult:
 
     name: str
     errors: Spread  # failed calls over calls in correct training rollouts, over the last `POOL` steps
-    errors_left: Spread  # those over the SFT policy's own
+    errors_left: Spread  # those over where errors began: the first arm's over its first `POOL` steps
     accuracy: Spread  # held-out pass@1 after the last step: at equal updates
+    accuracy_gained: Spread  # that less the first arm's, seed by seed
     accuracy_at_tokens: Spread  # the same where every arm has generated as many tokens as the thriftiest in all
     tokens: Spread  # of a rollout, over the last `POOL` steps
     entropy: Spread  # nats a token, over the last `POOL` steps
@@ -97,7 +98,12 @@ def at_tokens(run: RunRecord, start: float, budget: float) -> float:
 
 
 def results(arms: Sequence[Sequence[RunRecord]], names: Sequence[str], starts: Sequence[Row]) -> list[ArmResult]:
-    """`arms[i][s]` is arm i with seed s, `starts[s]` the evaluation of that seed's SFT policy."""
+    """`arms[i][s]` is arm i with seed s, the first arm plain GRPO; `starts[s]` that seed's SFT policy, evaluated.
+
+    Errors began where the first arm's first steps have them: training rollouts are compared with training rollouts,
+    and there are more correct ones than in an evaluation before training.
+    """
+    began = [pooled_errors(run.steps[:POOL]) for run in arms[0]]
     thriftiest = [min(sum(run.column("tokens_generated")) for run in of_seed) for of_seed in zip(*arms, strict=True)]
     found: list[ArmResult] = []
     for name, runs in zip(names, arms, strict=True):
@@ -108,10 +114,14 @@ def results(arms: Sequence[Sequence[RunRecord]], names: Sequence[str], starts: S
             ArmResult(
                 name=name,
                 errors=Spread(tuple(errors)),
-                errors_left=Spread(
-                    tuple(e / start["tool_error_share_correct"] for e, start in zip(errors, starts, strict=True))
-                ),
+                errors_left=Spread(tuple(left / first for left, first in zip(errors, began, strict=True))),
                 accuracy=Spread(tuple(run.heldout[-1]["avg_at_k"] for run in runs)),
+                accuracy_gained=Spread(
+                    tuple(
+                        run.heldout[-1]["avg_at_k"] - plain.heldout[-1]["avg_at_k"]
+                        for run, plain in zip(runs, arms[0], strict=True)
+                    )
+                ),
                 accuracy_at_tokens=Spread(
                     tuple(at_tokens(run, start["avg_at_k"], budget) for run, start, budget in paired)
                 ),
@@ -162,6 +172,7 @@ def markdown_experiment(found: Sequence[ArmResult], starts: Sequence[Row]) -> st
             one.errors.shown(short),
             one.errors_left.shown(lambda value: f"{value:.2f}"),
             one.accuracy.shown(short),
+            "" if one is found[0] else one.accuracy_gained.shown(lambda value: f"{100 * value:+.1f}"),
             one.accuracy_at_tokens.shown(short),
             one.tokens.shown(number),
             one.entropy.shown(lambda value: f"{value:.3f}"),
@@ -171,8 +182,9 @@ def markdown_experiment(found: Sequence[ArmResult], starts: Sequence[Row]) -> st
     head = [
         "",
         "tool errors in correct rollouts",
-        "of the start's",
+        "of where they began",
         "held-out pass@1",
+        f"points over {found[0].name}",
         "at equal tokens",
         "tokens",
         "entropy",
@@ -185,8 +197,9 @@ def markdown_experiment(found: Sequence[ArmResult], starts: Sequence[Row]) -> st
             f"correct rollouts fail, held-out pass@1 {accuracy.shown(short)}; share right after a first call that "
             f"failed, less the others': {100 * gaps.mean:+.1f} points.",
             table(head, rows),
-            f"Mean over seeds with its 95 % interval. Training figures are pooled over the last {POOL} steps; held-out "
-            "figures are after the last step, and at the number of generated tokens that the thriftiest arm needed.",
+            f"Mean over seeds with its 95 % interval. Training figures are pooled over the last {POOL} steps; errors "
+            f"began where {found[0].name} has them over its first {POOL}. Held-out figures are after the last step, "
+            "and at the number of generated tokens that the thriftiest arm needed.",
         ]
     ) + "\n"  # fmt: skip
 

@@ -75,16 +75,17 @@ def test_accuracy_at_as_many_tokens_lies_between_two_evaluations():
 
 def test_arms_are_compared_at_equal_updates_and_at_the_tokens_of_the_thriftiest():
     early = [(0.9, 100)] * 5
-    plain = [record([*early, *[(0.2, 50)] * POOL], {15: 0.7}) for _ in range(2)]
-    roc = [record([*early, *[(share, 50)] * POOL], {15: 0.8}, tokens=200) for share in (0.02, 0.04)]
+    plain = [record([*early, *[(0.3, 100)] * 5, *[(share, 50)] * POOL], {20: 0.7 + share}) for share in (0.2, 0.3)]
+    roc = [record([*early, *[(share, 50)] * 15], {20: 0.8}, tokens=200) for share in (0.02, 0.04)]
     one, other = results([plain, roc], ["plain", "RoC"], [start(0.25, 0.3), start(0.2, 0.3)])
-    assert one.errors.values == pytest.approx((0.2, 0.2)) and other.errors.values == pytest.approx((0.02, 0.04))
-    assert one.errors_left.values == pytest.approx((0.8, 1.0))
-    assert other.errors_left.values == pytest.approx((0.08, 0.2))
-    assert (one.accuracy.values, other.accuracy.values) == ((0.7, 0.7), (0.8, 0.8))
-    assert one.accuracy_at_tokens.values == pytest.approx((0.7, 0.7))
+    assert one.errors.values == pytest.approx((0.2, 0.3)) and other.errors.values == pytest.approx((0.02, 0.04))
+    assert one.errors_left.values == pytest.approx((0.2 / 0.6, 0.3 / 0.6))  # from 0.9 and 0.3 in equal parts
+    assert other.errors_left.values == pytest.approx((0.02 / 0.6, 0.04 / 0.6))
+    assert one.accuracy.values == pytest.approx((0.9, 1.0)) and other.accuracy.values == (0.8, 0.8)
+    assert one.accuracy_gained.values == (0, 0) and other.accuracy_gained.values == pytest.approx((-0.1, -0.2))
+    assert one.accuracy_at_tokens.values == pytest.approx((0.9, 1.0))
     assert other.accuracy_at_tokens.values == pytest.approx((0.55, 0.55))  # half its tokens
-    assert one.tokens.values == pytest.approx((60.5, 60.5)) and one.entropy.mean == 0.5
+    assert one.tokens.values == pytest.approx((65.5, 65.5)) and one.entropy.mean == 0.5
 
 
 def test_an_experiment_is_a_table_a_picture_and_figures(tmp_path: Path):
