@@ -13,7 +13,7 @@ import aiohttp
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 """None where this machine has none: `apt install chromium`."""
-START_S, ANSWER_S = 60.0, 60.0
+START_S, ANSWER_S = 120.0, 120.0
 
 
 class Tab:
@@ -48,7 +48,7 @@ class Tab:
             raise RuntimeError(thrown.get("exception", {}).get("description") or thrown["text"])
         return answer["result"].get("value")
 
-    async def until(self, script: str, limit_s: float = 30.0) -> None:
+    async def until(self, script: str, limit_s: float = 120.0) -> None:
         """Until the expression is true; raises `TimeoutError` naming it."""
         for _ in range(int(limit_s / 0.05)):
             with contextlib.suppress(RuntimeError):  # between two pages

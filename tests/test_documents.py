@@ -6,6 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from recipes.watch import WatchOptions
+from rstar_ray.config import RunConfig, leaves
+from rstar_ray.run_dir.ledger import LEDGER, write_fates
+from rstar_ray.run_dir.trajectory_log import readable
+from tests.rstar_ray.fabricate import decode, example_trajectories
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")])
 ROOMS = ("rstar_ray", "sandbox", "scheduler", "actors", "recipes", "tests", "docs", "deploy")
@@ -86,3 +92,24 @@ def test_every_claim_about_the_sandbox_names_tests_that_exist():
         for file, name in named:
             known = cases if file == "cases" else set(DEFINED.findall((tests / f"{file}.py").read_text()))
             assert name in known, f"{claim}: {file}::{name}"
+
+
+def fields(page: Path, heading: str) -> set[str]:
+    """The names in the first column of the table that a heading or a head row begins."""
+    table = page.read_text().partition(heading)[2].strip().split("\n\n")[0]
+    return {name for row in table.splitlines()[1:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
+def test_what_is_written_of_trajectories_and_the_ledger_is_what_is_documented(tmp_path: Path):
+    page = REPOSITORY / "docs" / "watching.md"
+    row = readable(example_trajectories(1.0)[0], decode, stage="stage1", step=1)
+    assert fields(page, "a row per trajectory:\n\n| field | |\n") == set(row)
+    assert fields(page, "| field of a turn | |\n") == set(row["turns"][0])
+    write_fates(tmp_path, {}, stage="stage1", step=1, reasons={}, advantages={})
+    assert fields(page, "a row per RL step:\n\n| field | |\n") == set(json.loads((tmp_path / LEDGER).read_text()))
+
+
+def test_options_that_the_page_on_watching_names_exist():
+    known = {f"--{name.replace('_', '-')}" for name in [*leaves(RunConfig()), *WatchOptions.__annotations__]}
+    named = set(re.findall(r"`[^`]*?(--[a-z][\w.-]*)", (REPOSITORY / "docs" / "watching.md").read_text()))
+    assert len(named) >= 3 and named <= known

@@ -36,7 +36,7 @@ def served(run: Path, look: Callable[[str], Awaitable[None]]) -> None:
         )  # fmt: skip
         assert process.stdout is not None
         try:
-            line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+            line = (await asyncio.wait_for(process.stdout.readline(), 180)).decode()
             address, _, rest = line.partition("/#token=secret shows ")
             assert rest.strip() == str(run)
             await look(address)
