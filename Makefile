@@ -18,7 +18,7 @@ export PYTHONPATH := $(CURDIR)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup train experiment test test-fast mutants chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
-.PHONY: cluster-up cluster-down preflight clean same-target
+.PHONY: cluster-up cluster-down dashboards preflight clean same-target
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -103,6 +103,9 @@ cluster-up: $(READY)  ## A Ray head with dashboard on 127.0.0.1:8265; CLUSTER=de
 
 cluster-down: $(READY)  ## Stop the head that cluster-up started, and no other; CLUSTER=... for those of a file
 	@$(BIN)/python -m actors.cluster down $(CLUSTER)
+
+dashboards: $(READY)  ## Prometheus for that head on 127.0.0.1:9090, and how to point Grafana at it; ARGS="9091" for another port
+	@$(BIN)/python -m actors.dashboards $(ARGS)
 
 preflight: $(READY)  ## What is wrong with this machine, or with every node of the cluster, and how to mend it
 	@$(BIN)/python -m actors.preflight $(ARGS)

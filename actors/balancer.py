@@ -19,10 +19,12 @@ from uuid import uuid4
 import ray
 
 from actors.mailbox import Grant, Grants, Mailboxes
+from actors.meter import ray_meter
 from actors.probe import Alive
 from actors.probe import Sign as ProbeSign
 from rstar_ray.errors import DeadlineExceeded
 from rstar_ray.run_dir.metrics import PlacementFigures
+from rstar_ray.telemetry.meter import NO_METER, Meter
 from scheduler.balancer import PLACEMENT, Balancer
 from scheduler.load import (
     Admission,
@@ -61,8 +63,10 @@ class BalancerService:
         risk: float = PLACEMENT.risk,
         settle_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        meter: Meter = NO_METER,
     ) -> None:
         self._balancer = Balancer(rule, risk=risk)
+        self._meter = meter
         self._clock = clock
         self._epoch = uuid4().hex[:12]
         self._payloads: dict[str, Any] = {}
@@ -163,6 +167,23 @@ class BalancerService:
         """The epoch, for liveness; and once each, why a replica was set aside and what the idle books lack."""
         lines, self._lines = self._lines, []
         return Sign(epoch=self._epoch, lines=tuple(lines))
+
+    def export(self) -> None:
+        """What people watch, as it is now."""
+        now, meter = self._balancer.snapshot(), self._meter
+        meter.set("rstar_balancer_waiting", now.waiting)
+        meter.set("rstar_balancer_in_flight", now.in_flight)
+        if capacity := sum(replica.kv_capacity_tokens for replica in now.replicas):
+            used = sum(replica.kv_used_tokens for replica in now.replicas)
+            reserved = sum(replica.kv_reserved_tokens for replica in now.replicas)
+            meter.set("rstar_balancer_kv_used_ratio", used / capacity)
+            meter.set("rstar_balancer_kv_reserved_ratio", reserved / capacity)
+        meter.set("rstar_balancer_replicas", len(now.replicas))
+        set_aside = [replica for replica in now.replicas if replica.set_aside is not None]
+        meter.set("rstar_balancer_replicas_set_aside", len(set_aside))
+        meter.reached("rstar_balancer_moves_total", now.moves)
+        meter.reached("rstar_balancer_preemptions_total", now.preemptions)
+        meter.reached("rstar_balancer_recomputed_tokens_total", now.recomputed_tokens)
 
     # -- the workers' side ----------------------------------------------------------------------------------------
     async def register(
@@ -275,6 +296,7 @@ class BalancerService:
         waited_from = self._submitted_s.get(admission.rollout_id)
         if waited_from is not None:
             self._tally.waited(now - waited_from)
+            self._meter.observe("rstar_balancer_wait_seconds", now - waited_from)
         return Grant(load=load, payload=self._payloads[admission.rollout_id])
 
     def _sample(self) -> None:
@@ -312,10 +334,13 @@ class BalancerService:
 class BalancerActor(BalancerService):
     """Ray's view of one `BalancerService`; created under the name "balancer"."""
 
-    def __init__(self, rule: str = PLACEMENT.rule, *, risk: float = PLACEMENT.risk, settle_s: float = 5.0) -> None:
+    def __init__(
+        self, rule: str = PLACEMENT.rule, *, risk: float = PLACEMENT.risk, settle_s: float = 5.0, run: str = ""
+    ) -> None:
         reborn = ray.get_runtime_context().was_current_actor_reconstructed
-        super().__init__(rule, risk=risk, settle_s=settle_s if reborn else 0.0)
+        super().__init__(rule, risk=risk, settle_s=settle_s if reborn else 0.0, meter=ray_meter(run))
         self._alive = Alive()
 
     async def probe(self) -> ProbeSign:
+        self.export()
         return self._alive.sign()

@@ -4,10 +4,8 @@ It takes nothing from who has not its token (`actors.door`): only the dashboard 
 servers listen on every interface.
 """
 
-import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -16,15 +14,16 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import psutil
-
 from actors.cluster_file import run_cluster_file
 from actors.door import EXPORT_LINE, MODE_VARIABLE, shut_door, the_token
 from actors.environment import accelerator, gpu_environment
+from actors.recorded import end, record, recorded
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 HOST, DASHBOARD_PORT = "127.0.0.1", 8265
 STATE = Path(".cluster")
+HEAD, PROMETHEUS = STATE / "head.json", STATE / "prometheus.json"
+"""Which processes are ours; see `actors.dashboards` for the second."""
 START_DEADLINE_S = 90.0
 
 
@@ -43,7 +42,7 @@ def cluster_environment(runs: Path) -> dict[str, str]:
 
 def up() -> None:
     """Start the head and wait until its dashboard answers. Raises `ConfigError` where the port is taken."""
-    if _recorded() is not None:
+    if recorded(HEAD) is not None:
         raise ConfigError("cluster", "it is up already", "run `make cluster-down` first")
     refuse_taken_port(DASHBOARD_PORT)
     locked = shut_door(print)
@@ -61,9 +60,13 @@ def up() -> None:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-    created = psutil.Process(head.pid).create_time()
-    (STATE / "head.json").write_text(json.dumps({"pid": head.pid, "created": created}))
-    _wait_for_dashboard(head, {"Authorization": f"Bearer {the_token()}"} if locked else {})
+    record(HEAD, head.pid)
+    try:
+        _wait_for_dashboard(head, {"Authorization": f"Bearer {the_token()}"} if locked else {})
+    except (ConfigError, DeadlineExceeded):
+        if (started := recorded(HEAD)) is not None:
+            end(HEAD, started)
+        raise
     dashboard = f"http://{HOST}:{DASHBOARD_PORT}"
     print(f"cluster up: dashboard {dashboard}")
     if locked:
@@ -72,30 +75,25 @@ def up() -> None:
 
 
 def down() -> None:
-    """Stop the head that `up` started, with its children, by their recorded ids."""
-    head = _recorded()
+    """Stop the head that `up` started, with its children and its Prometheus, by their recorded ids."""
+    head, prometheus = recorded(HEAD), recorded(PROMETHEUS)
+    if prometheus is not None:
+        end(PROMETHEUS, prometheus)
     if head is None:
         print("no cluster of this folder is up")
         return
-    family = [head, *head.children(recursive=True)]
-    head.send_signal(signal.SIGTERM)
-    _, alive = psutil.wait_procs(family, timeout=20)
-    for process in alive:
-        process.kill()
-    psutil.wait_procs(alive, timeout=10)
-    (STATE / "head.json").unlink(missing_ok=True)
+    end(HEAD, head)
     print("cluster down")
 
 
-def refuse_taken_port(port: int) -> None:
+def refuse_taken_port(port: int, mend: str = "the dashboard and `ray job submit` need it") -> None:
+    """Raise `ConfigError` where something listens there; `mend` says what else can be done, or why it cannot."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError as taken:
-            raise ConfigError(
-                f"port {port}", "it is in use", "stop what listens there; the dashboard and `ray job submit` need it"
-            ) from taken
+            raise ConfigError(f"port {port}", "it is in use", f"stop what listens there; {mend}") from taken
 
 
 def free_port() -> int:
@@ -103,16 +101,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
-
-
-def _recorded() -> psutil.Process | None:
-    """The head that `up` recorded, if that very process still runs."""
-    try:
-        saved = json.loads((STATE / "head.json").read_text())
-        head = psutil.Process(saved["pid"])
-        return head if abs(head.create_time() - saved["created"]) < 1 else None
-    except (OSError, ValueError, TypeError, LookupError, psutil.NoSuchProcess):  # none, or a damaged record
-        return None
 
 
 def _wait_for_dashboard(head: "subprocess.Popen[bytes]", headers: dict[str, str]) -> None:

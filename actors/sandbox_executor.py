@@ -11,11 +11,14 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from actors.meter import ray_meter
+from actors.pool_metrics import pool_figures
 from actors.probe import Alive, Sign
 from rstar_ray.config import SandboxConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, JudgeError, SandboxError
 from rstar_ray.reward.programs import ProgramRun
+from rstar_ray.telemetry.declared import Kind
 from rstar_ray.trajectory import ToolCall, ToolResult
 from sandbox.errors import ComparisonFailed
 from sandbox.limits import program_limits, tool_limits
@@ -65,8 +68,9 @@ Answer = ExecutionResult | Verdicts | Failure
 class SandboxExecutor:
     """One pool's address; every rule lives in sandbox/."""
 
-    def __init__(self, name: str, pool: PoolConfig) -> None:
+    def __init__(self, name: str, pool: PoolConfig, run: str = "") -> None:
         self._name = name
+        self._meter = ray_meter(run)
         self._pool = SandboxPool(pool)
         self._starting: asyncio.Task[Any] | None = None
         self._alive: Alive | None = None
@@ -76,7 +80,10 @@ class SandboxExecutor:
         return self._name
 
     async def probe(self) -> Sign:
-        """For the run's detector."""
+        """For the run's detector; what the pool has done is exported with it."""
+        for metric, value, labels in pool_figures(self._pool.stats()):
+            put = self._meter.reached if metric.kind is Kind.COUNTER else self._meter.set
+            put(metric.name, value, executor=self._name, **labels)
         self._alive = self._alive or Alive()
         return self._alive.sign(progress=self._num_answered)
 

@@ -15,6 +15,7 @@ from actors.generation.replicas import Replicas
 from actors.generation.settings import engine_settings
 from actors.learner.gang import Learner
 from actors.learner.settings import learner_settings
+from actors.meter import ray_meter
 from actors.placement import Layout, fitted, in_bundle, place, plan_layout, refuse_misfit
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from actors.seating import executor_nodes, nodes_in_order, on_node, seated
@@ -60,10 +61,11 @@ class TrainingActors:
         self._model = model
         self._chat = chat
         self._show = show
+        self.meter = ray_meter(run_dir.name if run_dir else config.stage, show)
         self._journal = RunDir(run_dir).journal_path if run_dir else None
         self._layout: Layout = plan_layout(config)
         record = RunDir(run_dir).processes_path if run_dir else None
-        self.watch = Watch(config.detector, show=show, record=record)
+        self.watch = Watch(config.detector, show=show, record=record, meter=self.meter)
         self.stopping: Callable[[], bool] = lambda: False  # asked by the stages after every step
         self._group: Any = None
         self._executors: dict[str, Any] = {}
@@ -91,7 +93,7 @@ class TrainingActors:
         self._hosts = start_hosts(self._config.tools, self.specs, self._own_folder, runtime_env={"env_vars": NO_GPU})
         head = on_node(nodes_in_order(ray.nodes())[0], or_elsewhere=False)  # without its head a cluster is none
         self._balancer = BalancerActor.options(name="balancer", runtime_env={"env_vars": NO_GPU}, **head).remote(  # type: ignore[attr-defined]
-            self._config.balancer.rule, risk=self._config.balancer.risk
+            self._config.balancer.rule, risk=self._config.balancer.risk, run=self.meter.run
         )
         self.tools = SandboxClient(self._executors, self._config.sandbox, caller="driver")
         self._replicas = Replicas(
@@ -101,6 +103,7 @@ class TrainingActors:
             watch=self.watch,
             silent_s=self._config.detector.silent_s,
             journal=self._journal,
+            meter=self.meter,
         )
         levels, _ = await asyncio.gather(self._executors_up(), self._start_learner() if learner else _nothing())
         self._show(f"sandbox: isolation level {levels[0]}, {len(levels)} executors")
@@ -146,6 +149,7 @@ class TrainingActors:
             publish=self._publish_once,
             record=self.record,
             placed=self.placed,
+            meter=self.meter,
             stopping=lambda: self.stopping(),
             exported=lambda folder: write_chat_files(folder, self._chat),
             show=self._show,
@@ -218,6 +222,7 @@ class TrainingActors:
             rank_options=options,
             watch=self.watch,
             silent_s=self._config.detector.learner_silent_s,
+            meter=self.meter,
         )
         await self._learner.start()
 
@@ -233,7 +238,7 @@ class TrainingActors:
                 max_concurrency=1_000,
                 runtime_env={"env_vars": NO_GPU},
                 **on_node(node, or_elsewhere=True),
-            ).remote(name, pool_config(self._config.sandbox))
+            ).remote(name, pool_config(self._config.sandbox), self.meter.run)
 
     def _host_names(self) -> dict[str, tuple[str, ...]]:
         entries = {name.removeprefix("tools/").rpartition("/")[0] for name in self._hosts}
@@ -262,6 +267,7 @@ class TrainingActors:
                 tools=self.specs,
                 hosts=self._host_names(),
                 environment=self._config.tools.environment,
+                run=self.meter.run,
                 journal=str(self._journal or ""),
             )
             actor = ray.remote(GenerationActor).options(

@@ -22,6 +22,7 @@ from rstar_ray.deadline import waits
 from rstar_ray.detector import Detector, Limit, Wedged
 from rstar_ray.errors import RStarError
 from rstar_ray.run_dir.durable import write_json
+from rstar_ray.telemetry.meter import NO_METER, Meter
 
 T = TypeVar("T")
 
@@ -59,8 +60,10 @@ class Watch:
         show: Callable[[str], None],
         end: EndFn | None = None,
         record: Path | None = None,
+        meter: Meter = NO_METER,
     ) -> None:
         """`record`: a file that tells people which processes are the run's, as they come and go."""
+        self._meter = meter
         self._record = record
         self._config = config
         self._show = show
@@ -169,7 +172,16 @@ class Watch:
                 self._show(f"nothing got on: {found.seen}; {self._oldest_wait()}")
             elif found.name == THE_RUN and self._over is not None and not self._over.done():
                 self._over.set_exception(RStarError(f"nothing got on, {found.seen}; {self._oldest_wait()}"))
+        self._export()
         return [found for found in wedged if found.name not in (THE_RUN, FIRST_WORD)]
+
+    def _export(self) -> None:
+        self._meter.set("rstar_detector_processes", len(self._followed))
+        oldest = waits.oldest()
+        self._meter.set("rstar_detector_oldest_wait_seconds", time.monotonic() - oldest.since_s if oldest else 0.0)
+        for name, silent_s in self._detector.silences_s().items():
+            if name in self._followed:
+                self._meter.set("rstar_detector_silence_seconds", silent_s, process=name)
 
     def _oldest_wait(self) -> str:
         oldest = waits.oldest()
@@ -181,6 +193,7 @@ class Watch:
             return
         where = f"process {one.sign.pid}" if one.sign else "its process"
         self._show(f"{wedged.name} was {wedged.seen}: {where} is killed, and fails over")
+        self._meter.add("rstar_detector_killed_total", 1)
         await self._end_process(one.handle, one.sign)
 
 

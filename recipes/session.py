@@ -26,6 +26,7 @@ from rstar_ray.reward.own import check_own_reward
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import read_json
 from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.sinks import refuse_missing_sink
 from rstar_ray.stage_progress import StageProgress
 from rstar_ray.stages import STAGES, previous_checkpoint, run_rl, run_sft
 from rstar_ray.tools.load import check_environment, tool_specs
@@ -92,6 +93,7 @@ def run(configs: Sequence[RunConfig]) -> None:
     path = run_path(configs[0])
     for config in configs:
         config.check_paths()
+        refuse_missing_sink(config.telemetry.wandb)
     refuse_own_code(configs[0])
     tools = tools_of(configs[0])
     problems = {config.stage: training_problems(config) for config in configs if config.stage != "sft"}

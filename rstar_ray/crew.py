@@ -8,6 +8,7 @@ from typing import Protocol
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.rollouts import Rollouts, TrajectoryRef
 from rstar_ray.run_dir.metrics import PlacementFigures
+from rstar_ray.telemetry.meter import NO_METER, Meter
 from rstar_ray.train_loop import Publish, TrainingRow
 
 
@@ -41,4 +42,5 @@ class Crew:
     placed: Callable[[], Awaitable[PlacementFigures]] | None = None  # since it was asked last
     exported: Callable[[Path], None] = lambda folder: None  # told of every model folder that was written
     stopping: Callable[[], bool] = lambda: False  # asked after every step: end with a checkpoint now?
+    meter: Meter = NO_METER  # what people watch of the stage
     show: Callable[[str], None] = print

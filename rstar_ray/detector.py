@@ -53,6 +53,10 @@ class Detector:
     def watches(self, name: str) -> bool:
         return name in self._watched
 
+    def silences_s(self) -> dict[str, float]:
+        """How long each that is watched has been silent."""
+        return {name: self._now_s - one.heard_s for name, one in self._watched.items()}
+
     def heard(self, name: str, *, work: int = 0, progress: int = 0) -> None:
         """It answered: `work` is how much it has to do, and `progress` another number than before where it got on."""
         one = self._watched.get(name)

@@ -24,6 +24,7 @@ from rstar_ray.run_dir.ledger import forget_fates, write_fates
 from rstar_ray.run_dir.manifest import damage
 from rstar_ray.run_dir.metrics import MetricsLog, PlacementFigures, SftMetrics, StepMetrics
 from rstar_ray.stage_progress import StageProgress
+from rstar_ray.telemetry.steps import meter_fates, meter_step, under_way
 from rstar_ray.train_loop import StepRecord, TrainingSystem, train_steps
 from rstar_ray.trajectory import Problem
 
@@ -37,9 +38,16 @@ async def run_sft(
     sft, stage = config.sft, config.stage
     progress = await _start(config, crew, run_dir)
     schedule = sft_schedule(sft)
-    with MetricsLog(
-        run_dir.path, stage=stage, after_step=progress.step, num_steps=sft.steps, print_every=20, show=crew.show
-    ) as log:
+    log = MetricsLog(
+        run_dir.path,
+        stage=stage,
+        after_step=progress.step,
+        num_steps=sft.steps,
+        print_every=20,
+        wandb=config.telemetry.wandb,
+        show=crew.show,
+    )
+    with log, under_way(crew.meter, stage):
         while progress.step < sft.steps:
             started_s = time.monotonic()
             step = progress.step + 1
@@ -52,17 +60,17 @@ async def run_sft(
             saves = step % config.checkpoint.every_steps == 0 or step == sft.steps
             val_loss = await crew.learner.evaluate_sft(validation) if saves and validation else None
             seconds = time.monotonic() - started_s
-            log.write(
-                SftMetrics(
-                    stage=stage,
-                    step=step,
-                    loss=update.loss,
-                    lr=lr,
-                    tokens_per_s=update.input_tokens / seconds,
-                    step_s=seconds,
-                    val_loss=val_loss,
-                )
+            row = SftMetrics(
+                stage=stage,
+                step=step,
+                loss=update.loss,
+                lr=lr,
+                tokens_per_s=update.input_tokens / seconds,
+                step_s=seconds,
+                val_loss=val_loss,
             )
+            log.write(row)
+            meter_step(crew.meter, row, run_dir.path)
             stops = crew.stopping() and step < sft.steps
             if saves or stops:
                 await _save(config, progress, crew, run_dir, finishes=step == sft.steps)
@@ -85,14 +93,22 @@ async def run_rl(
     if progress.step == 0 and config.steps == 0:
         await _save(config, progress, crew, run_dir, finishes=True)
     forget_fates(run_dir.path, stage=config.stage, after_step=progress.step)
-    with MetricsLog(
-        run_dir.path, stage=config.stage, after_step=progress.step, num_steps=config.steps, show=crew.show
-    ) as log:
+    log = MetricsLog(
+        run_dir.path,
+        stage=config.stage,
+        after_step=progress.step,
+        num_steps=config.steps,
+        wandb=config.telemetry.wandb,
+        show=crew.show,
+    )
+    with log, under_way(crew.meter, config.stage):
         ended_s = time.monotonic()
         async for record, reached in train_steps(problems, system, config, progress):
             before_s, ended_s = time.monotonic() - ended_s - record.metrics.step_s, time.monotonic()
             progress = reached
             log.write(replace(await _with_placement(record.metrics, crew), before_s=max(0.0, before_s)))
+            meter_step(crew.meter, record.metrics, run_dir.path)
+            meter_fates(crew.meter, record.fates.values(), config.stage)
             reasons = {one.rollout_id: one.reason for one in (*record.dropped, *record.left_out)}
             write_fates(
                 run_dir.path,
@@ -169,11 +185,13 @@ def previous_checkpoint(run_dir: RunDir, stage: str) -> Checkpoint | None:
 
 async def _save(config: RunConfig, progress: StageProgress, crew: Crew, run_dir: RunDir, *, finishes: bool) -> None:
     """A whole checkpoint, or none: learner state, progress, and the policy as a Hugging Face folder."""
+    began_s = time.monotonic()
     with run_dir.write_checkpoint(config.stage, progress.step, keep_last=config.checkpoint.keep) as folder:
         await crew.learner.save_checkpoint(folder)
         await crew.learner.export(folder / "model")
         crew.exported(folder / "model")
         write_json(folder / "progress.json", progress.as_json())
+    crew.meter.set("rstar_checkpoint_seconds", time.monotonic() - began_s, stage=config.stage)
     if finishes:
         run_dir.finish_stage(config.stage, progress.step)
 

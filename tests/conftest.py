@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -23,6 +24,10 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
     PYTHONPATH=os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]),
 )
+
+# How long one example takes says something of the machine's other work, and nothing of what is tested.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 TOGETHER = {
     "sandbox": ("tests/sandbox/",),  # many of them measure time

@@ -6,7 +6,7 @@ import io
 import json
 import random
 import traceback
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from rstar_ray.reward.find import boxed_answer
 from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
 from rstar_ray.run_dir.durable import read_json, write_json
+from rstar_ray.telemetry.declared import Kind, Metric
+from rstar_ray.telemetry.meter import Meter
 from rstar_ray.tools.environment import Reply
 from rstar_ray.train_loop import PublishOnce, TrainingRow
 from rstar_ray.trajectory import (
@@ -333,3 +335,24 @@ class InProcess:
             lines = traceback.format_exception_only(error)
             return ToolResult(outcome=Outcome.ERROR, text="".join(lines).strip())
         return ToolResult(outcome=Outcome.OK, text=out.getvalue().strip())
+
+
+class KeptMetrics:
+    """Stands for Prometheus: the metrics of one meter, by name and labels as it writes them."""
+
+    def __init__(self, show: Callable[[str], None] = print) -> None:
+        self.values: dict[str, float] = {}
+        self.meter = Meter(lambda metric: _Kept(metric, self.values), show, run="kept")
+
+
+@dataclass
+class _Kept:
+    metric: Metric
+    values: dict[str, float]
+
+    def record(self, value: float, labels: Mapping[str, str]) -> None:
+        listed = ",".join(f"{key}={labels[key]}" for key in sorted(labels))
+        name = f"{self.metric.name}{{{listed}}}" if listed else self.metric.name
+        before = 0.0 if self.metric.kind is Kind.GAUGE else self.values.get(name, 0.0)
+        counted = 1.0 if self.metric.kind is Kind.HISTOGRAM else value
+        self.values[name] = before + counted

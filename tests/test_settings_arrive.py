@@ -371,6 +371,7 @@ WAYS: dict[str, Way | Elsewhere] = {
     "engine.compile": Way(False, vllm, GPUS),
     "engine.block_size": Way(64, vllm),
     "engine.num_threads": Way(2, vllm),
+    "engine.vllm_metrics": Way(True, engine),
     "engine.start_deadline_s": Way(9.0, engine),
     "engine.completion_deadline_s": Way(9.0, engine),
     "engine.answer_deadline_s": Way(9.0, engine),
@@ -462,6 +463,9 @@ WAYS: dict[str, Way | Elsewhere] = {
         "tests/recipes/test_stop.py::test_when_grace_runs_out_it_ends_in_the_middle_of_a_step", "StopSignals(0.05"
     ),
     "checkpoint.trajectories_every_steps": Way(0, run),
+    "telemetry.wandb": Elsewhere(
+        "tests/rstar_ray/test_sinks.py::test_a_stage_hands_its_numbers_on_with_its_settings", "telemetry.wandb"
+    ),
     "detector.probe_every_s": Way(1.0, watch),
     "detector.silent_s": Elsewhere(
         "tests/actors/test_watch.py::test_a_silent_actor_is_ended_by_its_process", "silent_s="

@@ -12,9 +12,11 @@ from actors.devices import see_own_gpu_first
 from actors.generation.balancer_client import BalancerClient
 from actors.generation.delivery import Delivery, in_parts
 from actors.generation.engine import Engine, EngineFacts
+from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.settings import EngineSettings
 from actors.generation.vllm_calls import VllmCalls
 from actors.generation.worker import GenerationWorker
+from actors.meter import ray_meter
 from actors.probe import Alive, Sign
 from actors.sandbox_executor import SandboxClient
 from actors.tool_client import Tools
@@ -52,6 +54,7 @@ class WorkerSettings:
     tools: tuple[ToolSpec, ...]
     hosts: dict[str, tuple[str, ...]]  # names of their actors, by entry
     environment: str
+    run: str = ""  # the label of its metrics
     journal: str = ""  # the run's folder of finished turns; none are kept without
 
 
@@ -65,6 +68,8 @@ class GenerationActor:
         hosts = {entry: [ray.get_actor(name) for name in names] for entry, names in settings.hosts.items()}
         tools = Tools(settings.tools, sandbox, hosts, caller=settings.replica_id, environment=settings.environment)
         self._name = settings.replica_id
+        self._metrics = ReplicaMetrics(self._name, ray_meter(settings.run))
+        self._kv_capacity_tokens = 0
         self._alive = Alive()
         chat = load_chat(
             Path(settings.engine.model),
@@ -82,6 +87,7 @@ class GenerationActor:
             balancer=BalancerClient(ray.get_actor("balancer")),
             tools=tools,
             judge=make_judge(settings.reward, sandbox, own_folder=settings.own_folder),
+            metrics=self._metrics,
             journal=TurnJournal(Path(settings.journal), f"{self._name}-{self._alive.life}")
             if settings.journal
             else None,
@@ -91,7 +97,9 @@ class GenerationActor:
         return self._name
 
     async def start(self) -> EngineFacts:
-        return await self._worker.start()
+        facts = await self._worker.start()
+        self._kv_capacity_tokens = facts.kv_capacity_tokens
+        return facts
 
     async def serve(self) -> None:
         await self._worker.serve()
@@ -99,6 +107,7 @@ class GenerationActor:
     async def probe(self) -> Sign:
         """For the run's detector. A stuck engine is the worker's own to find, whose processes it can end."""
         load = self._worker.load()
+        self._metrics.load(load, self._kv_capacity_tokens)
         return self._alive.sign(work=load.running, progress=load.steps, children=self._engine.process_ids)
 
     async def take_finished(self, wait_s: float, acknowledged: int) -> tuple[Delivery | list[Trajectory], ...]:

@@ -1,6 +1,7 @@
 """What a worker has finished, on its way to the driver: one record says all but the tokens, which stay behind a ref."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rstar_ray.rollouts import DroppedRollout
@@ -40,7 +41,9 @@ class Delivery:
 class Deliveries:
     """Gathers what ends until it is asked for; one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[Trajectory | DroppedRollout], None] = lambda ended: None) -> None:
+        """`told` hears of each as it ends."""
+        self._told = told
         self._trajectories: list[Trajectory] = []
         self._dropped: list[DroppedRollout] = []
         self._number = 0
@@ -49,6 +52,7 @@ class Deliveries:
         self._something = asyncio.Event()
 
     def add(self, ended: Trajectory | DroppedRollout) -> None:
+        self._told(ended)
         if isinstance(ended, Trajectory):
             self._trajectories.append(ended)
         else:

@@ -14,6 +14,7 @@ from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
 from rstar_ray.errors import RankLost, RStarError
 from rstar_ray.run_dir.metrics import PlacementFigures
+from rstar_ray.telemetry.meter import NO_METER, Meter
 
 CALL_DEADLINE_S = 120.0
 ASK_AGAIN_S = 0.2
@@ -33,8 +34,10 @@ class Replicas:
         watch: Follow,
         silent_s: float,
         journal: Path | None = None,
+        meter: Meter = NO_METER,
     ) -> None:
         """`silent_s`: how long a worker may leave `watch` without an answer. `journal`: where they keep turns."""
+        self._meter = meter
         self.workers: dict[str, Any] = {}
         self.rollouts = RolloutClient(balancer, chat, on_worker_lost=self._lost, show=show, journal=journal)
         self._balancer = balancer
@@ -140,6 +143,7 @@ class Replicas:
         self._losses_in_a_row = 1 if ended > self._ended_at_loss else self._losses_in_a_row + 1
         self._ended_at_loss = ended
         self._show(f"{name} was lost ({type(lost).__name__}) and starts again")
+        self._meter.add("rstar_losses_total", 1, part="replica")
         if self._losses_in_a_row > MAX_LOSSES_IN_A_ROW:
             raise RStarError(
                 f"{name} was lost: {self._losses_in_a_row} losses of replicas without a rollout that ended in between"

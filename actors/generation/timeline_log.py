@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from scheduler.picture import Activity, KvSample, Span, Timeline
@@ -16,8 +16,10 @@ KEPT = 100_000
 class TimelineLog:
     """Bounded; seconds since the epoch, so that the logs of several machines fit together."""
 
-    def __init__(self, replica_id: str) -> None:
+    def __init__(self, replica_id: str, took: Callable[[Activity, float], None] = lambda activity, s: None) -> None:
+        """`took` hears of every span: what it was, and its seconds."""
         self._replica_id = replica_id
+        self._took = took
         self._spans: deque[Span] = deque(maxlen=KEPT)
         self._kv_samples: deque[KvSample] = deque(maxlen=KEPT)
         self._at_tools: Counter[str] = Counter()  # calls that each rollout waits for now
@@ -32,7 +34,9 @@ class TimelineLog:
             self._at_tools[rollout_id] -= activity is Activity.TOOL
             if not self._at_tools[rollout_id]:
                 del self._at_tools[rollout_id]
-            self._spans.append(Span(self._replica_id, rollout_id, activity, began_s, time.time()))
+            ended_s = time.time()
+            self._spans.append(Span(self._replica_id, rollout_id, activity, began_s, ended_s))
+            self._took(activity, ended_s - began_s)
 
     def at_tools(self) -> tuple[str, ...]:
         """Rollouts that wait for a tool now, and sample nothing."""

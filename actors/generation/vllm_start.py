@@ -36,7 +36,8 @@ def start_vllm(settings: EngineSettings, observe: ObserveFn) -> "AsyncLLM":
 
     transfer = WeightTransferConfig(backend=BACKEND)
     arguments = AsyncEngineArgs(**engine_arguments(settings), weight_transfer_config=transfer)
-    return AsyncLLM.from_engine_args(arguments, stat_loggers=[_stat_logger(observe)])
+    loggers = [_stat_logger(observe), *([_ray_logger()] if settings.vllm_metrics else [])]
+    return AsyncLLM.from_engine_args(arguments, stat_loggers=loggers)
 
 
 def eos_token_ids(model: Path) -> list[int]:
@@ -141,3 +142,17 @@ def _stat_logger(observe: ObserveFn) -> Any:
         def log_engine_initialized(self) -> None: ...
 
     return LoadLogger
+
+
+def _ray_logger() -> Any:
+    """vLLM's own logger to Ray's metrics.
+
+    vLLM takes a Ray without what Ray Serve needs for no Ray at all, and would refuse; its logger needs Serve only to
+    name a replica of Serve's.
+    """
+    from ray.util import metrics
+    from vllm.v1.metrics import ray_wrappers
+
+    wrappers: Any = ray_wrappers
+    wrappers.ray_metrics = metrics
+    return wrappers.RayPrometheusStatLogger

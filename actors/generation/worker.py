@@ -17,6 +17,7 @@ from actors.generation.balancer_client import BalancerCalls, rollout_load
 from actors.generation.delivery import Deliveries, Delivery
 from actors.generation.engine import EngineFacts
 from actors.generation.load_meter import EngineLoad
+from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.timeline_log import TimelineLog
 from actors.generation.weight_swap import WeightUpdate
 from actors.weights.buckets import WeightBucket
@@ -28,6 +29,7 @@ from rstar_ray.errors import EngineError, SandboxError, ToolError, ToolStateLost
 from rstar_ray.reward.judge import JudgeFn
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.run_dir.trajectory_log import write_trajectories
+from rstar_ray.telemetry.meter import NO_METER
 from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import Completion, Sampling, ToolCall, ToolMemory, ToolResult, Trajectory
 from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica, in_flight_limit
@@ -98,6 +100,7 @@ class GenerationWorker:
         tools: WorkerTools,
         judge: JudgeFn,
         journal: TurnJournal | None = None,
+        metrics: ReplicaMetrics | None = None,
         die: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
         self._replica_id = replica_id
@@ -116,8 +119,9 @@ class GenerationWorker:
         self._leaving: set[str] = set()  # to be handed back at their next turn boundary
         self._outbox = _Outbox()
         self._reporting = asyncio.Event()
-        self._deliveries = Deliveries()
-        self._timeline = TimelineLog(replica_id)
+        metrics = metrics or ReplicaMetrics(replica_id, NO_METER)
+        self._deliveries = Deliveries(metrics.ended)
+        self._timeline = TimelineLog(replica_id, metrics.took)
         self._loops: list[asyncio.Task[None]] = []
         self._engine_died: EngineError | None = None
 

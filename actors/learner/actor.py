@@ -10,6 +10,7 @@ from ray.exceptions import GetTimeoutError
 from actors.devices import see_own_gpu_first
 from actors.learner.settings import LearnerSettings
 from actors.learner.shares import RlShare, RlWork, SftWork
+from actors.meter import ray_meter
 from actors.probe import Alive, Sign
 from actors.weights.buckets import checksum
 from rstar_ray.algorithm.update import UpdateResult
@@ -27,13 +28,14 @@ def rank_name(rank: int) -> str:
 class LearnerActor:
     """One rank; every rule lives in actors/learner/rank.py."""
 
-    def __init__(self, settings: LearnerSettings, rank: int) -> None:
+    def __init__(self, settings: LearnerSettings, rank: int, run: str = "") -> None:
         see_own_gpu_first()
         from actors.learner.rank import LearnerRank
 
         self._rank = LearnerRank(settings, rank)
         self._name = rank_name(rank)
         self._alive = Alive()
+        self._meter = ray_meter(run)
 
     def __repr__(self) -> str:
         return self._name
@@ -41,6 +43,8 @@ class LearnerActor:
     @ray.method(concurrency_group="probe")
     def probe(self) -> Sign:
         """For the run's detector, in a thread of its own: the others wait while the rank computes."""
+        for kind, num_bytes in self._rank.memory_bytes().items():
+            self._meter.set("rstar_learner_memory_bytes", num_bytes, rank=str(self._rank.rank), of=kind)
         return self._alive.sign(progress=self._rank.calls)
 
     def address(self) -> tuple[str, int]:

@@ -24,6 +24,7 @@ from rstar_ray.algorithm.batch_plan import BatchLimits
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost
+from rstar_ray.telemetry.meter import NO_METER, Meter
 from rstar_ray.train_loop import TrainingRow
 
 log = logging.getLogger(__name__)
@@ -57,11 +58,13 @@ class Learner:
         waiter: str = "driver",
         watch: Follow | None = None,
         silent_s: float = math.inf,
+        meter: Meter = NO_METER,
     ) -> None:
         """`rank_options`: Ray's actor options for each rank (placement, CPUs, GPUs); by default one CPU each.
 
         `watch` probes the ranks, which may be silent for `silent_s`.
         """
+        self._meter = meter
         self.settings = settings
         self._options = list(rank_options) or [{"num_cpus": 1}] * settings.world_size
         if len(self._options) != settings.world_size:
@@ -95,7 +98,7 @@ class Learner:
         self._ranks = [
             LearnerActor.options(  # type: ignore[attr-defined]
                 name=rank_name(rank), runtime_env={"env_vars": env}, **options
-            ).remote(self.settings, rank)
+            ).remote(self.settings, rank, self._meter.run)
             for rank, options in enumerate(self._options)
         ]
         seconds = self.settings.start_deadline_s
@@ -131,6 +134,7 @@ class Learner:
 
     def _rank_died(self, name: str, died: Exception) -> None:
         """The others wait for it in a collective and are of no use."""
+        self._meter.add("rstar_losses_total", 1, part="learner")
         self._end_ranks()
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(f"{name} died ({type(died).__name__})")
@@ -189,7 +193,16 @@ class Learner:
         self._step = results[0].step
         if not results[0].applied:
             log.warning("update not applied: %s", results[0].reason)
+        self._export(results[0])
         return results[0]
+
+    def _export(self, update: UpdateResult) -> None:
+        meter = self._meter
+        meter.set("rstar_update_seconds", update.seconds)
+        meter.set("rstar_update_tokens_per_second", update.input_tokens / max(update.seconds, 1e-9))
+        meter.set("rstar_update_padding_ratio", update.padding_waste)
+        meter.add("rstar_trained_tokens_total", update.tokens if update.applied else 0)
+        meter.add("rstar_updates_refused_total", 0 if update.applied else 1)
 
     def _nothing(self, reason: str, lr: float) -> UpdateResult:
         log.warning("no update: %s", reason)
@@ -217,6 +230,8 @@ class Learner:
         started = time.perf_counter()
         seconds = self.settings.step_deadline_s
         refs, total, num_bytes = (await self._all("publish", [()] * len(self._ranks), seconds, "the weights"))[0]
+        self._meter.set("rstar_published_bytes", num_bytes)
+        self._meter.set("rstar_publish_pack_seconds", time.perf_counter() - started)
         return Publication(
             policy_version=policy_version,
             refs=tuple(refs),

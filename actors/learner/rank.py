@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -92,6 +93,13 @@ class LearnerRank:
         """What the front plans with."""
         num_parameters = sum(torch.Size(shape).numel() for shape in self.state.shapes.values())
         return rank_facts(self.policy, num_parameters, self.device)
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Of this process on the host, and the most that it has held on its device; safe from any thread."""
+        held = {"host": psutil.Process().memory_info().rss}
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            held["device"] = torch.cuda.max_memory_allocated()
+        return held
 
     def release(self) -> None:
         """Let go of the model and the optimizer; the rank cannot be used after it."""

@@ -12,6 +12,7 @@ from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfi
 from rstar_ray.config.own import REWARDS, RewardConfig, ToolsConfig
 from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfig
 from rstar_ray.config.run import CheckpointConfig, RunConfig
+from rstar_ray.config.telemetry import TelemetryConfig
 from rstar_ray.config.tiny import TinyConfig
 from rstar_ray.config.tree import MayChange, differences, leaves, may_change, with_values
 
@@ -33,6 +34,7 @@ __all__ = [
     "RunConfig",
     "SandboxConfig",
     "SftConfig",
+    "TelemetryConfig",
     "TinyConfig",
     "ToolsConfig",
     "differences",

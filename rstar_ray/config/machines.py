@@ -35,6 +35,8 @@ class EngineConfig:
     """tokens in a block of KV; vLLM's CPU kernels want a multiple of 32"""
     num_threads: MayChange[int] = 1
     """CPU threads of an engine's rank; unused on GPUs"""
+    vllm_metrics: MayChange[bool] = False
+    """export vLLM's own statistics too, as ray_vllm_*; they cost a few percent of a decode step, and 70 MB"""
     start_deadline_s: MayChange[float] = 900.0
     """longest an engine may take to come up [s]"""
     completion_deadline_s: MayChange[float] = 3_600.0

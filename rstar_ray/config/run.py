@@ -12,6 +12,7 @@ from rstar_ray.config.gpus import check_gpus
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
 from rstar_ray.config.own import RewardConfig, ToolsConfig
 from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfig
+from rstar_ray.config.telemetry import TelemetryConfig
 from rstar_ray.config.tiny import TinyConfig
 from rstar_ray.config.tree import MayChange
 
@@ -83,6 +84,7 @@ class RunConfig:
     evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     detector: DetectorConfig = field(default_factory=DetectorConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
 
     def __post_init__(self) -> None:
         at_least(0, steps=self.steps, seed=self.seed)

@@ -140,6 +140,7 @@ def _conclude(
     rows = str(log.path.relative_to(run_dir.path))
     asked = protocol(config, str(model) if model else "")
     append_row(run_dir.evaluations_path, {**result.as_row(), **asked, "problems": rows})
+    crew.meter.set("rstar_evaluation_pass_ratio", result.avg_at_k, stage=config.stage, set=name)
     k = result.k
     crew.show(
         f"{config.stage} {name}: avg@{k} {result.avg_at_k:.3f} [{result.ci_low:.3f}, {result.ci_high:.3f}] "

@@ -1,15 +1,15 @@
 """The figures of one step, and the log that keeps and shows them."""
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Self, TextIO
 
 from rstar_ray.algorithm.update import UpdateFigures
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import cut_rows, to_row
+from rstar_ray.run_dir.sinks import Sink, TensorBoard, WeightsAndBiases
 from rstar_ray.trajectory import TrajectorySummary
 
 
@@ -248,7 +248,7 @@ def progress_line(row: StepMetrics | SftMetrics, num_steps: int) -> str:
 
 
 class MetricsLog:
-    """Appends the steps of one stage to `metrics.jsonl` and TensorBoard, and prints a line for each.
+    """Appends the steps of one stage to `metrics.jsonl` and to every sink, and prints a line for each.
 
     Opening it cuts what a stopped run wrote beyond `after_step`, the step of the checkpoint the
     stage goes on from (0 for a fresh start), so no step is ever logged twice. Rows of other
@@ -263,32 +263,40 @@ class MetricsLog:
         after_step: int,
         num_steps: int,
         print_every: int = 1,
+        wandb: str = "",
         show: Callable[[str], None] = print,
     ) -> None:
+        """`wandb` names a project of Weights & Biases; TensorBoard's files are written in any case."""
         self._path = run_path / "metrics.jsonl"
-        self._tensorboard_path = run_path / "tensorboard" / stage
+        self._run_path = run_path
+        self._wandb = wandb
         self._stage = stage
         self._after_step = after_step
         self._num_steps = num_steps
         self._print_every = print_every
         self._show = show
         self._file: TextIO | None = None
-        self._scalars: _Scalars | None = None
+        self._sinks: dict[str, Sink] = {}
 
     def __enter__(self) -> Self:
         cut_rows(self._path, stage=self._stage, after_step=self._after_step)
         self._file = self._path.open("a", encoding="utf-8")
         with decoration("TensorBoard's file", self._show):
-            self._scalars = _Scalars(self._tensorboard_path, first_step=self._after_step + 1)
+            folder = self._run_path / "tensorboard" / self._stage
+            self._sinks["TensorBoard's file"] = TensorBoard(folder, first_step=self._after_step + 1)
+        if self._wandb:
+            with decoration("Weights & Biases", self._show):
+                sink = WeightsAndBiases(self._run_path, project=self._wandb, stage=self._stage)
+                self._sinks["Weights & Biases"] = sink
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
         if self._file is not None:
             with decoration(f"the end of {self._path.name}", self._show):
                 self._file.close()
-        if self._scalars is not None:
-            with decoration("the end of TensorBoard's file", self._show):
-                self._scalars.close()
+        for name, sink in self._sinks.items():
+            with decoration(f"the end of {name}", self._show):
+                sink.close()
 
     def write(self, row: StepMetrics | SftMetrics) -> None:
         """Log one step; steps must come in order, each once."""
@@ -300,45 +308,14 @@ class MetricsLog:
         with decoration(f"step {row.step} in {self._path.name}", self._show):
             self._file.write(to_row(values))
             self._file.flush()  # what it could not write stays in its buffer, and comes before the next row
-        scalars, self._scalars = self._scalars, None
-        if scalars is not None:
-            with decoration(f"TensorBoard's file from step {row.step} on", self._show):
-                scalars.write(row.step, values)
-                self._scalars = scalars
+        sinks, self._sinks = self._sinks, {}
+        for name, sink in sinks.items():
+            with decoration(f"{name} from step {row.step} on", self._show):
+                sink.write(row.step, values)
+                self._sinks[name] = sink  # one that failed is asked no more
         measured = isinstance(row, SftMetrics) and row.val_loss is not None
         if measured or row.step % self._print_every == 0 or row.step in (1, self._num_steps):
             self._show(progress_line(row, self._num_steps))
-
-
-class _Scalars:
-    """TensorBoard's event file, one scalar per numeric field; needs `tensorboard`, not torch."""
-
-    def __init__(self, folder: Path, *, first_step: int) -> None:
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._events: Any = event_pb2
-        self._summaries: Any = summary_pb2
-        self._writer: Any = EventFileWriter(str(folder))
-        start = self._events.SessionLog(status=self._events.SessionLog.START)
-        # TensorBoard forgets what an earlier launch wrote from this step on.
-        self._writer.add_event(self._events.Event(wall_time=time.time(), step=first_step, session_log=start))
-        self._writer.flush()
-
-    def write(self, step: int, values: dict[str, Any]) -> None:
-        scalars = [
-            self._summaries.Summary.Value(tag=name, simple_value=value)
-            for name, value in (
-                values | {f"balancer/{name}": of for name, of in (values.get("balancer") or {}).items()}
-            ).items()
-            if isinstance(value, (int, float)) and name != "step"
-        ]
-        summary = self._summaries.Summary(value=scalars)
-        self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, summary=summary))
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def _mean(values: Sequence[float]) -> float:

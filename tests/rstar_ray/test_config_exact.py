@@ -40,7 +40,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "replicas": 1, "gpus_per_replica": 0.0, "cpus_per_replica": 1.0, "tensor_parallel": 1, "dtype": "bfloat16",
         "max_context_tokens": 32_768, "kv_tokens": 0, "max_running": 256, "gpu_memory_share": 0.6, "compile": True,
         "block_size": 32, "num_threads": 1, "start_deadline_s": 900.0, "completion_deadline_s": 3_600.0,
-        "answer_deadline_s": 120.0,
+        "answer_deadline_s": 120.0, "vllm_metrics": False,
     },
     "balancer.": {"rule": "expected_kv", "risk": 0.01},
     "learner.": {
@@ -74,6 +74,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "detector.": {
         "probe_every_s": 2.0, "silent_s": 60.0, "learner_silent_s": 600.0, "engine_step_s": 300.0, "still_s": 3_600.0,
     },
+    "telemetry.": {"wandb": ""},
 }  # fmt: skip
 
 

@@ -63,8 +63,8 @@ def test_a_sink_that_fails_is_a_shown_line_and_the_others_go_on(tmp_path: Path):
     shown: list[str] = []
     with MetricsLog(tmp_path, stage="stage1", after_step=0, num_steps=3, show=shown.append) as log:
         log.write(metrics(1))
-        log._scalars.close()  # type: ignore[union-attr]
-        log._scalars = Full()  # type: ignore[assignment]
+        log._sinks["TensorBoard's file"].close()
+        log._sinks["TensorBoard's file"] = Full()
         log.write(metrics(2))
         log._file.close()  # type: ignore[union-attr]
         log._file = Full()  # type: ignore[assignment]

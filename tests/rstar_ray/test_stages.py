@@ -130,7 +130,7 @@ async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
         def __init__(self, *_: object, **__: object) -> None:
             raise ImportError("no module named tensorboard")
 
-    monkeypatch.setattr(metrics, "_Scalars", NoTensorBoard)
+    monkeypatch.setattr(metrics, "TensorBoard", NoTensorBoard)
     config, shown = stage("stage1", steps=2), list[str]()
     crew = replace(fake_crew(SkilledPolicy(), shown), record=fail, placed=fail)
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:

@@ -1,0 +1,101 @@
+"""Prometheus beside the head of `make cluster-up`: `python -m actors.dashboards [PORT]`, which is `make dashboards`.
+
+It scrapes the nodes that Ray's head lists, judges the alerts of deploy/prometheus, and listens on the loopback alone.
+`make cluster-down` ends it with the head.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+
+from actors.cluster import HEAD, HOST, PROMETHEUS, STATE, refuse_taken_port
+from actors.recorded import record, recorded
+from rstar_ray.errors import ConfigError, DeadlineExceeded
+
+DEPLOYED = Path(__file__).resolve().parent.parent / "deploy"
+DISCOVERY = "/tmp/ray/prom_metrics_service_discovery.json"
+"""Where deploy/prometheus/prometheus.yml looks: the list of the Ray that this machine started last."""
+PORT = 9090
+START_DEADLINE_S = 30.0
+
+
+def up(port: int = PORT) -> None:
+    """Start Prometheus and say how to look at it. Raises `ConfigError` for what a person can mend."""
+    program = shutil.which("prometheus")
+    if program is None:
+        raise ConfigError(
+            "dashboards", "there is no program `prometheus` here", "apt-get install prometheus, or put it on PATH"
+        )
+    head = recorded(HEAD)
+    if head is None:
+        raise ConfigError("dashboards", "no cluster of this folder is up", "run `make cluster-up` first")
+    if recorded(PROMETHEUS) is None:
+        refuse_taken_port(port, 'another is given by `make dashboards ARGS="9091"`')
+        _wait_until_ready(_start(program, head, port), port)
+    print(f"prometheus:  http://{HOST}:{port} (scrapes Ray, judges {DEPLOYED.name}/prometheus/alerts.yml)")
+    print(f"grafana:     add a Prometheus data source with the URL http://{HOST}:{port}, then under Dashboards, New,")
+    print(f"             Import the files {', '.join(sorted(str(path) for path in (DEPLOYED / 'grafana').glob('*')))}")
+    print("alerts:      prometheus-alertmanager --config.file deploy/prometheus/alertmanager.yml")
+    print("             once your webhook's address is in it; docs/metrics.md has the list")
+
+
+def _start(program: str, head: psutil.Process, port: int) -> "subprocess.Popen[bytes]":
+    folder = STATE / "prometheus"
+    folder.mkdir(parents=True, exist_ok=True)
+    config = (DEPLOYED / "prometheus/prometheus.yml").read_text().replace(DISCOVERY, discovery_file(head))
+    (folder / "prometheus.yml").write_text(config)
+    shutil.copy(DEPLOYED / "prometheus/alerts.yml", folder)
+    command = [program, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    command += [f"--web.listen-address={HOST}:{port}", "--storage.tsdb.retention.time=30d"]
+    with (folder / "log").open("w") as log:
+        started = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+    record(PROMETHEUS, started.pid)
+    return started
+
+
+def discovery_file(head: psutil.Process) -> str:
+    """The list of nodes that this head keeps: several Rays may run on one machine, each in a folder of its own."""
+    for process in head.children(recursive=True):
+        found = re.search(r"--session[-_]dir=(\S+)", " ".join(process.cmdline()))
+        if found:
+            return f"{found[1]}/{Path(DISCOVERY).name}"
+    return DISCOVERY
+
+
+def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int) -> None:
+    deadline = time.monotonic() + START_DEADLINE_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            log = (STATE / "prometheus/log").read_text().strip().splitlines()
+            raise ConfigError("dashboards", f"prometheus ended: {log[-1:]}", f"see {STATE}/prometheus/log")
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{port}/-/ready", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise DeadlineExceeded("dashboards", "prometheus", f"port {port}", START_DEADLINE_S)
+
+
+def main() -> int:
+    if len(sys.argv) > 2 or not all(word.isdigit() for word in sys.argv[1:]):
+        print("usage: python -m actors.dashboards [PORT]", file=sys.stderr)
+        return 2
+    try:
+        up(*map(int, sys.argv[1:]))
+    except (ConfigError, DeadlineExceeded) as refused:
+        print(refused, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

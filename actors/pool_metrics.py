@@ -1,0 +1,35 @@
+"""A sandbox pool's figures under their exported names."""
+
+from rstar_ray.outcome import Outcome
+from rstar_ray.telemetry.declared import METRICS, Metric
+from sandbox.pool_config import PoolStats
+
+DECLARED = tuple(metric for metric in METRICS if metric.part == "sandbox")
+
+
+def pool_figures(stats: PoolStats) -> list[tuple[Metric, float, dict[str, str]]]:
+    """Every declared metric with its value and the labels beside `executor`."""
+    by_outcome = "rstar_sandbox_calls_total"
+    values = {
+        "rstar_sandbox_accepted_total": stats.accepted,
+        "rstar_sandbox_refused_total": stats.refused,
+        "rstar_sandbox_failed_total": stats.failed,
+        "rstar_sandbox_retried_total": stats.retried,
+        "rstar_sandbox_cells_replaced_total": stats.cells_replaced,
+        "rstar_sandbox_cells_lost_total": stats.cells_lost,
+        "rstar_sandbox_servers_lost_total": stats.servers_lost,
+        "rstar_sandbox_waiting_seconds_total": stats.waiting_s,
+        "rstar_sandbox_running_seconds_total": stats.running_s,
+        "rstar_sandbox_timed_out_seconds_total": stats.timed_out_s,
+        "rstar_sandbox_queue": stats.waiting,
+        "rstar_sandbox_running": stats.running,
+        "rstar_sandbox_slots": stats.slots,
+        "rstar_sandbox_servers_memory_bytes": stats.servers_memory_bytes,
+    }
+    figures: list[tuple[Metric, float, dict[str, str]]] = []
+    for metric in DECLARED:
+        if metric.name == by_outcome:
+            figures += [(metric, stats.finished.get(outcome, 0), {"outcome": str(outcome)}) for outcome in Outcome]
+        else:
+            figures.append((metric, values[metric.name], {}))
+    return figures

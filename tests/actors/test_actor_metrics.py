@@ -1,0 +1,104 @@
+"""What the parts export, over fakes in the place of Ray."""
+
+import asyncio
+from dataclasses import replace
+
+from actors.balancer import BalancerService
+from actors.generation.replica_metrics import ReplicaMetrics
+from actors.pool_metrics import pool_figures
+from actors.watch import Watch
+from rstar_ray.config import DetectorConfig
+from rstar_ray.outcome import Outcome
+from rstar_ray.rollouts import DroppedRollout
+from rstar_ray.telemetry.declared import METRICS
+from sandbox.pool_config import PoolStats
+from scheduler.load import ReplicaLoad, RolloutLoad
+from scheduler.picture import Activity
+from tests.fakes import KeptMetrics
+from tests.rstar_ray.fabricate import example_trajectories
+
+LOAD = ReplicaLoad(kv_used_tokens=100, running=2, waiting=1, preemptions=3, policy_version=4, steps=50, at_tools=("a",))
+
+
+def rollout(name: str) -> RolloutLoad:
+    return RolloutLoad(rollout_id=name, group_id="g", prompt_tokens=64, max_response_tokens=500, max_turns=4)
+
+
+def declared(part: str) -> set[str]:
+    return {metric.name for metric in METRICS if metric.part == part}
+
+
+def names(kept: KeptMetrics) -> set[str]:
+    return {name.partition("{")[0] for name in kept.values}
+
+
+def test_a_balancer_tells_who_waits_and_what_is_full():
+    kept = KeptMetrics()
+
+    async def play() -> None:
+        service = BalancerService(meter=kept.meter)
+        await service.register("replica", 1_000, 1, 32)
+        await service.submit([(rollout(name), None) for name in "ab"])
+        await service.next_grants("replica", 0, 5.0)
+        await service.report("replica", [], [], LOAD)
+        service.export()
+        assert kept.values["rstar_balancer_in_flight"] + kept.values["rstar_balancer_waiting"] == 2
+        assert kept.values["rstar_balancer_kv_used_ratio"] == 0.1
+        assert kept.values["rstar_balancer_replicas"] == 1
+        assert kept.values["rstar_balancer_wait_seconds"] >= 1
+        await service.report("replica", [], [], replace(LOAD, kv_used_tokens=2_000))
+        service.export()
+        assert kept.values["rstar_balancer_replicas_set_aside"] == 1
+
+    asyncio.run(play())
+    counters = {name for name in declared("balancer") if name.endswith("_total")}  # of what has not happened yet
+    assert names(kept) >= declared("balancer") - counters
+
+
+def test_a_replica_tells_of_its_engine_and_of_what_ended():
+    kept = KeptMetrics()
+    metrics = ReplicaMetrics("generation/0", kept.meter)
+    metrics.load(LOAD, 1_000)
+    metrics.load(replace(LOAD, steps=60), 1_000)
+    metrics.took(Activity.GENERATE, 1.0)
+    metrics.took(Activity.TOOL, -0.001)  # a clock that was set back
+    played = example_trajectories(1.0)[0]
+    metrics.ended(replace(played, summary=replace(played.summary, outcomes=(Outcome.OK, Outcome.ERROR))))
+    metrics.ended(DroppedRollout(rollout_id="r", group_id="g", reason="our failure"))
+    assert names(kept) == declared("engines")
+    assert kept.values["rstar_engine_steps_total{replica=generation/0}"] == 60
+    assert kept.values["rstar_rollouts_ended_total{reason=dropped,replica=generation/0}"] == 1
+    assert kept.values["rstar_tool_calls_total{outcome=error,replica=generation/0}"] == 1
+
+
+def test_a_detector_tells_who_is_silent():
+    kept = KeptMetrics()
+
+    async def play() -> None:
+        watch = Watch(DetectorConfig(), show=print, meter=kept.meter)
+        watch.follow("balancer", None, silent_s=60)
+        watch.tick()
+        await watch.close()
+
+    asyncio.run(play())
+    assert kept.values["rstar_detector_processes"] == 1
+    assert kept.values["rstar_detector_silence_seconds{process=balancer}"] == 0
+
+
+def test_a_pool_tells_all_that_is_declared_of_sandboxes():
+    stats = PoolStats(
+        level="namespaces", slots=2, running=1, waiting=3, accepted=4, refused=5, finished={"ok": 6}, failed=7,
+        retried=8, cells_replaced=9, cells_lost=10, servers_lost=11, waiting_s=12.5, running_s=13.5, timed_out_s=14.5,
+        servers_memory_bytes=15,
+    )  # fmt: skip
+    figures = pool_figures(stats)
+    assert {metric.name for metric, _, _ in figures} == declared("sandbox")
+    assert sorted(value for _, value, _ in figures if value) == [
+        *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11), 12.5, 13.5, 14.5, 15,
+    ]  # fmt: skip
+    kept = KeptMetrics()
+    for metric, value, labels in figures:
+        (kept.meter.reached if metric.name.endswith("_total") else kept.meter.set)(
+            metric.name, value, executor="sandbox/0", **labels
+        )
+    assert kept.values["rstar_sandbox_calls_total{executor=sandbox/0,outcome=ok}"] == 6

@@ -1,0 +1,157 @@
+"""Dashboards and alerts name what is exported, and `make dashboards` says what it wants."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from actors import cluster, dashboards
+from actors.recorded import record
+from rstar_ray.errors import ConfigError
+from rstar_ray.telemetry.declared import BY_NAME, METRICS, Kind
+
+DEPLOYED = Path(__file__).resolve().parents[2] / "deploy"
+BOARDS = sorted((DEPLOYED / "grafana").glob("*.json"))
+RAYS_OWN = {"run", "instance", "job", "WorkerId", "le"}
+
+
+def panels(board: Path) -> list[dict[str, Any]]:
+    return [panel for panel in json.loads(board.read_text())["panels"] if panel["type"] != "row"]
+
+
+def queries(board: Path) -> list[str]:
+    return [target["expr"] for panel in panels(board) for target in panel["targets"]]
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((DEPLOYED / "prometheus/alerts.yml").read_text())["groups"]
+    return group["rules"]
+
+
+EVERYTHING = [query for board in BOARDS for query in queries(board)] + [rule["expr"] for rule in rules()]
+
+
+def named(query: str) -> set[str]:
+    """The declared names of the metrics in a query; a histogram's series are its own."""
+    found = set(re.findall(r"\bray_(rstar_\w+)", query))
+    histograms = {metric.name for metric in METRICS if metric.kind is Kind.HISTOGRAM}
+    return {
+        next((name for name in histograms if series in (f"{name}_bucket", f"{name}_sum", f"{name}_count")), series)
+        for series in found
+    }
+
+
+@pytest.mark.parametrize("query", EVERYTHING)
+def test_what_a_panel_or_a_rule_asks_for_is_exported_with_these_labels(query: str):
+    assert named(query) <= BY_NAME.keys()
+    assert named(query) or "ray_vllm_" in query or "up{" in query
+    labels = {label for metric in named(query) for label in BY_NAME[metric].labels}
+    grouped = {label.strip() for by in re.findall(r"by \(([^)]*)\)", query) for label in by.split(",")}
+    chosen = {label for inside in re.findall(r"{([^}]*)}", query) for label in re.findall(r"(\w+)=", inside)}
+    assert grouped | chosen <= labels | RAYS_OWN
+
+
+def test_everything_that_is_exported_is_shown_somewhere():
+    shown = {name for query in EVERYTHING for name in named(query)}
+    assert shown == BY_NAME.keys()
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
+def test_a_dashboard_can_be_imported_anywhere(board: Path):
+    read = json.loads(board.read_text())
+    assert {one["name"] for one in read["templating"]["list"]} == {"datasource", "run"}
+    assert "id" not in read  # a number of somebody's Grafana
+    assert len({panel["id"] for panel in read["panels"]}) == len(read["panels"])
+    places = [tuple(panel["gridPos"][side] for side in "xy") for panel in panels(board)]
+    assert len(set(places)) == len(places)
+    for panel in panels(board):
+        assert panel["datasource"]["uid"] == "${datasource}", panel["title"]
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24, panel["title"]
+
+
+def test_every_alert_says_what_happened_and_the_mend_and_has_a_story():
+    told = (DEPLOYED / "prometheus/alerts.test.yml").read_text()
+    for rule in rules():
+        assert rule["annotations"].keys() == {"summary", "mend"}, rule["alert"]
+        assert rule["labels"]["severity"] in ("page", "warn")
+        assert told.count(rule["alert"]) >= 2, "one story in which it fires, and one in which it does not"
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian's package prometheus)")
+def test_alerts_fire_in_their_stories_alone():
+    checked = subprocess.run(
+        ["promtool", "test", "rules", "alerts.test.yml"],
+        cwd=DEPLOYED / "prometheus",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_alerts_go_to_a_webhook():
+    read = yaml.safe_load((DEPLOYED / "prometheus/alertmanager.yml").read_text())
+    (receiver,) = read["receivers"]
+    assert receiver["name"] == read["route"]["receiver"]
+    assert receiver["webhook_configs"][0]["url"].startswith("http://127.0.0.1:")
+
+
+def test_the_configuration_looks_where_the_command_writes():
+    read = yaml.safe_load((DEPLOYED / "prometheus/prometheus.yml").read_text())
+    assert read["scrape_configs"][0]["file_sd_configs"][0]["files"] == [dashboards.DISCOVERY]
+    assert read["rule_files"] == ["alerts.yml"]
+    assert read["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] == ["127.0.0.1:9093"]
+
+
+# ---------------------------------------------------------------- make dashboards
+
+
+def test_without_the_program_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="no program `prometheus` here; apt-get install prometheus"):
+        dashboards.up()
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `prometheus` that says why it does not start, in a folder without a cluster."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "prometheus").write_text("#!/bin/sh\necho the disk is full\nexit 1\n")
+    (tmp_path / "prometheus").chmod(0o755)
+    return tmp_path / "prometheus"
+
+
+def test_without_a_cluster_one_line_says_so(program: Path):
+    with pytest.raises(ConfigError, match="no cluster of this folder is up; run `make cluster-up` first"):
+        dashboards.up()
+
+
+@pytest.fixture
+def head(program: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Stands for a head."""
+    head = subprocess.Popen(["/bin/sleep", "60"])
+    record(cluster.HEAD, head.pid)
+    yield head
+    head.kill()
+    head.wait()
+
+
+def test_a_prometheus_that_ends_is_told_with_its_last_line(head: "subprocess.Popen[bytes]"):
+    with pytest.raises(ConfigError, match=r"prometheus ended: .'the disk is full'.; see .cluster/prometheus/log"):
+        dashboards.up(cluster.free_port())
+
+
+@pytest.mark.parametrize("arguments", [["nine"], ["1", "2"]])
+def test_anything_but_a_port_is_told_the_usage(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("sys.argv", ["dashboards", *arguments])
+    assert dashboards.main() == 2
+    assert "usage: python -m actors.dashboards [PORT]" in capsys.readouterr().err
