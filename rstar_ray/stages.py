@@ -235,7 +235,7 @@ def _show_odd(record: StepRecord, crew: Crew) -> None:
 
 async def _record(record: StepRecord, config: RunConfig, crew: Crew, run_dir: RunDir) -> None:
     every, step = config.checkpoint.trajectories_every_steps, record.metrics.step
-    if every and (step % every == 0 or step == 1):
+    if every and (step - 1) % every == 0:  # after a checkpoint, so that its update can be repeated
         path = run_dir.trajectories_path / f"{checkpoint_name(config.stage, step)}.jsonl"
         with decoration(path.name, crew.show):
             await crew.record(record.refs, path, stage=config.stage, step=step)

@@ -28,7 +28,7 @@ class CheckpointConfig:
     grace_s: MayChange[float] = 120.0
     """after Ctrl-C or SIGTERM, longest until the step under way has ended in a checkpoint; a second ends at once [s]"""
     trajectories_every_steps: MayChange[int] = 10
-    """steps between those whose trajectories are all kept as readable jsonl; 0 keeps none"""
+    """steps between those whose trajectories are all kept as readable jsonl, from the first on; 0 keeps none"""
 
     def __post_init__(self) -> None:
         at_least(1, checkpoint__every_steps=self.every_steps, checkpoint__keep=self.keep)

@@ -1,0 +1,83 @@
+"""A step's update once more, from its recorded trajectories and the checkpoint before it, and what differs.
+
+python recipes/replay.py runs/tiny --step 1
+python recipes/replay.py runs/tiny --step 31 --stage stage1
+
+Steps are recorded every --checkpoint.trajectories-every-steps from the first on (1, 11, 21, ... by default), so that a
+checkpoint lies before each that is a multiple of --checkpoint.every-steps and is still kept. Without --step the steps
+that can be repeated are listed. Exit status: 0 repeated, 1 something differs, 2 refused.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from recipes.connect import connect
+from recipes.model import start_model
+from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.repeat_update import Compared, RecordedStep, recorded_step, repeat_update, repeatable, rows_of
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="run directory")
+    parser.add_argument("--step", type=int, help="step of the stage, from 1; without it those that can be repeated")
+    parser.add_argument("--stage", help="the newest that has this step recorded, where it is not given")
+    asked = parser.parse_args(argv)
+    try:
+        run = asked.run.expanduser().absolute()
+        steps = repeatable(run)
+        if asked.step is None:
+            return _list(run, steps)
+        stage = asked.stage or next((name for name, step in reversed(steps) if step == asked.step), "stage1")
+        recorded = recorded_step(run, stage, asked.step)
+        rows = rows_of(recorded)
+        print(f"{stage} step {asked.step}: {len(rows)} of {len(recorded.trajectories)} rollouts, as then", flush=True)
+        figures = asyncio.run(_repeat(recorded, run))
+    except ConfigError as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return 2
+    except RStarError as failed:
+        print(f"error: {failed}", file=sys.stderr)
+        return 1
+    return tell(figures)
+
+
+def _list(run: Path, steps: Sequence[tuple[str, int]]) -> int:
+    for stage, step in steps:
+        print(f"{stage} step {step}")
+    if not steps:
+        mend = "--checkpoint.trajectories-every-steps and --checkpoint.keep decide what is kept"
+        raise ConfigError("RUN", f"{run} has no step with its trajectories and the checkpoint before it", mend)
+    return 0
+
+
+def tell(figures: Sequence[Compared]) -> int:
+    """The figures for a person; the exit status."""
+    for figure in figures:
+        print(figure.line())
+    differs = [figure.name for figure in figures if not figure.alike]
+    print(f"differs: {', '.join(differs)}" if differs else "the update is repeated")
+    return 1 if differs else 0
+
+
+async def _repeat(recorded: RecordedStep, run: Path) -> list[Compared]:
+    from actors.learner.gang import Learner
+    from actors.learner.settings import learner_settings
+
+    connect()
+    config = recorded.config
+    share = {"num_cpus": config.learner.cpus_per_rank, "num_gpus": config.learner.gpus_per_rank}
+    settings = learner_settings(config, start_model(config, run, recorded.before))
+    learner = Learner(settings, rank_options=[share] * config.learner.ranks)
+    try:
+        await learner.start()
+        return await repeat_update(recorded, learner)
+    finally:
+        await learner.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Recorded trajectories as the records they came from: tokens, log-probs, versions, and what resampling reads."""
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rstar_ray.errors import ConfigError
+from rstar_ray.run_dir.durable import read_rows
+from rstar_ray.trajectory import Problem, StopReason, Trajectory, TrajectorySummary, Turn
+
+
+def recorded_trajectories(path: Path) -> list[Trajectory]:
+    """In the order of the file. Raises `ConfigError` where it is not there, or lacks what a learner needs."""
+    if not path.exists():
+        raise ConfigError("--step", f"{path} does not exist", "see trajectories/ in the run directory for those kept")
+    try:
+        return [recorded_trajectory(row) for row in read_rows(path)]
+    except KeyError as lacks:
+        mend = "record the step with this version of rstar_ray"
+        raise ConfigError("--step", f"{path} has no {lacks.args[0]}", mend) from lacks
+
+
+def recorded_trajectory(row: dict[str, Any]) -> Trajectory:
+    """One row of a trajectory file; log-probs are as exact as the file has them. Raises `KeyError`."""
+    turns = row["turns"]
+    response = [part for turn in turns for part in (turn["completion_ids"], turn["tool_ids"])]
+    mask = [sampled for turn in turns for sampled in (True, False) for _ in turn[_IDS[sampled]]]
+    logprobs, versions = np.zeros(len(mask), np.float32), np.full(len(mask), -1, np.int32)
+    sampled = np.array(mask, np.bool_)
+    logprobs[sampled] = [logprob for turn in turns for logprob in turn["logprobs"]]
+    versions[sampled] = [version for turn in turns for version, run in turn["version_runs"] for _ in range(run)]
+    return Trajectory(
+        summary=_summary(row),
+        problem=Problem(id=row["problem_id"], problem=row["problem"], answer=row["answer"]),
+        prompt_ids=np.array(row["prompt_ids"], np.int32),
+        response_ids=np.array(list(chain.from_iterable(response)), np.int32),
+        loss_mask=sampled,
+        rollout_logprobs=logprobs,
+        policy_versions=versions,
+        turns=tuple(Turn(num_tokens=turn["num_tokens"]) for turn in turns),
+    )
+
+
+_IDS = {True: "completion_ids", False: "tool_ids"}
+
+
+def _summary(row: dict[str, Any]) -> TrajectorySummary:
+    return TrajectorySummary(
+        rollout_id=row["rollout_id"],
+        group_id=row["group_id"],
+        problem_id=row["problem_id"],
+        reward=row["reward"],
+        num_calls=row["num_calls"],
+        num_failed=row["num_failed"],
+        num_answers=row["num_answers"],
+        num_turns=len(row["turns"]),
+        num_prompt_tokens=len(row["prompt_ids"]),
+        num_response_tokens=row["num_response_tokens"],
+        num_sampled_tokens=sum(turn["num_tokens"] for turn in row["turns"]),
+        stop_reason=StopReason(row["stop_reason"]),
+    )

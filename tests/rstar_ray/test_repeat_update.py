@@ -1,0 +1,189 @@
+"""A recorded step's update once more: the rows that the learner is given are those it was given then."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recipes import replay
+from rstar_ray.algorithm.update import UpdateResult
+from rstar_ray.errors import ConfigError
+from rstar_ray.repeat_update import Compared, compared, recorded_step, repeat_update, repeatable, rows_of
+from rstar_ray.rollouts import TrajectoryRef
+from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.recorded import recorded_trajectories, recorded_trajectory
+from rstar_ray.run_dir.trajectory_log import readable, write_trajectories
+from rstar_ray.stages import run_rl
+from rstar_ray.train_loop import TrainingRow
+from tests.fakes import CharChat, SkilledPolicy, SkillLearner, adding_problems, fake_crew, update_result
+from tests.rstar_ray.fabricate import decode, example_trajectories
+from tests.rstar_ray.test_stages import stage
+
+pytestmark = pytest.mark.usefixtures("without_fsync")
+OPTIONS = {
+    "checkpoint__every_steps": 1,
+    "checkpoint__keep": 9,
+    "checkpoint__trajectories_every_steps": 1,
+    "prompts_per_step": 4,
+    "algorithm__rollouts_per_prompt": 6,
+    "algorithm__keep": 4,
+    "rollout__deadline_s": 60.0,
+}
+
+
+@dataclass
+class Telling(SkillLearner):
+    """Its figures depend on every row, on the rate and on the policy; it keeps what it was given."""
+
+    told: list[Any] = field(default_factory=list)
+
+    async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult:
+        self.told.append([(row.rollout_id, row.advantage, row.num_tokens, row.num_sampled_tokens) for row in rows])
+        lengths = [len(row.ref.batch[row.ref.index].response_ids) for row in rows]
+        logprobs = [float(row.ref.batch[row.ref.index].rollout_logprobs.sum()) for row in rows]
+        loss = self.policy.skill * sum(row.advantage * length for row, length in zip(rows, lengths, strict=True))
+        result = await super().train_rl(rows, lr)
+        return replace(result, loss=loss, grad_norm=1 + lr, entropy=-sum(logprobs) / sum(lengths))
+
+
+async def record(refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int) -> None:
+    write_trajectories(path, [ref.batch[ref.index] for ref in refs], CharChat().decode, stage=stage, step=step)
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> tuple[Path, Telling]:
+    """A run of three steps, and the learner that took them."""
+    policy = SkilledPolicy()
+    learner = Telling(policy)
+    crew = replace(fake_crew(policy), learner=learner, record=record)
+    config = stage("stage1", steps=3, **OPTIONS)
+    with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
+        await run_rl(config, adding_problems(40), crew, run_dir)
+    return tmp_path / "run", learner
+
+
+@pytest.mark.parametrize("step", [2, 3])
+async def test_a_steps_update_is_repeated_from_what_the_run_left(step: int, run: tuple[Path, Telling]):
+    path, then = run
+    again = Telling(SkilledPolicy(skill=0.123))
+    figures = await repeat_update(recorded_step(path, "stage1", step), again)
+    assert again.told == [then.told[step - 1]]
+    assert {figure.name for figure in figures if figure.alike} == {
+        "loss", "grad_norm", "entropy", "clip_share", "logprob_diff_mean", "logprob_diff_max", "lr",
+    }  # fmt: skip
+
+
+async def test_another_policy_before_the_update_is_a_difference(run: tuple[Path, Telling]):
+    path, _ = run
+    recorded = recorded_step(path, "stage1", 2)
+    skill = path / "checkpoints/stage1-step-000001/skill.json"
+    skill.write_text(json.dumps([0.9, 0.1, 1]))
+    figures = await repeat_update(recorded, Telling(SkilledPolicy()))
+    assert [figure.name for figure in figures if not figure.alike] == ["loss"]
+
+
+def test_steps_that_can_be_repeated_are_listed(run: tuple[Path, Telling], capsys: pytest.CaptureFixture[str]):
+    path, _ = run
+    assert repeatable(path) == [("stage1", 2), ("stage1", 3)]  # before the first there is no checkpoint here
+    assert replay.main([str(path)]) == 0
+    assert capsys.readouterr().out == "stage1 step 2\nstage1 step 3\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (["--step", "2", "--stage", "sft"], "has no RL stage 'sft'; choose one that it has: stage1"),
+        (["--step", "9"], "has no row of stage stage1 step 9; choose a step that the run has taken"),
+        (["--step", "1"], "has no whole checkpoint of stage1 before step 1; choose a step after a checkpoint"),
+    ],
+)
+def test_what_was_not_recorded_is_refused_in_a_line(
+    asked: list[str], says: str, run: tuple[Path, Telling], capsys: pytest.CaptureFixture[str]
+):
+    assert replay.main([str(run[0]), *asked]) == 2
+    told = capsys.readouterr().err
+    assert says in told and told.count("\n") == 1
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert replay.main([str(tmp_path)]) == 2
+    assert "has no step with its trajectories and the checkpoint before it" in capsys.readouterr().err
+    assert replay.main([str(tmp_path), "--step", "1"]) == 2
+    assert "is no run directory; name one that holds config.json" in capsys.readouterr().err
+
+
+def test_trajectories_that_are_gone_or_of_another_version_are_refused(run: tuple[Path, Telling]):
+    path = run[0] / "trajectories/stage1-step-000002.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        del row["num_answers"]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    with pytest.raises(ConfigError, match="has no num_answers; record the step with this version"):
+        recorded_step(run[0], "stage1", 2)
+    path.unlink()
+    with pytest.raises(ConfigError, match="does not exist; see trajectories/"):
+        recorded_trajectories(path)
+
+
+def test_settings_that_choose_other_rollouts_are_refused(run: tuple[Path, Telling]):
+    recorded = recorded_step(run[0], "stage1", 2)
+    assert {row.rollout_id for row in rows_of(recorded)} == recorded.handed_over
+    other = replace(recorded, config=replace(recorded.config, seed=recorded.config.seed + 1))
+    with pytest.raises(ConfigError, match=r"resampling chooses .* only once"):
+        rows_of(other)
+
+
+def test_settings_of_another_version_are_refused(run: tuple[Path, Telling]):
+    path = run[0] / "config.json"
+    config = json.loads(path.read_text())
+    config["stage1"]["learner"]["zero_stage"] = 3
+    path.write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"settings are of another version .*zero_stage"):
+        recorded_step(run[0], "stage1", 2)
+
+
+def test_a_recorded_trajectory_is_the_one_it_was_written_from():
+    for written in example_trajectories(1.0):
+        read = recorded_trajectory(json.loads(json.dumps(readable(written, decode))))
+        for name in ("prompt_ids", "response_ids", "loss_mask", "policy_versions"):
+            np.testing.assert_array_equal(getattr(read, name), getattr(written, name))
+        np.testing.assert_allclose(read.rollout_logprobs, written.rollout_logprobs, atol=1e-4)
+        for name in ("rollout_id", "group_id", "reward", "num_calls", "num_failed", "num_answers", "num_turns",
+                     "num_prompt_tokens", "num_response_tokens", "num_sampled_tokens", "stop_reason"):  # fmt: skip
+            assert getattr(read.summary, name) == getattr(written.summary, name), name
+        assert [turn.num_tokens for turn in read.turns] == [turn.num_tokens for turn in written.turns]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "alike"),
+    [
+        (1.0, 1.0005, True),
+        (1.0, 1.01, False),
+        (-1.0, 1.0, False),
+        (0.0, 0.0, True),
+        (1e-7, 3e-6, True),
+        (0.0, 1.0, False),
+    ],
+)
+def test_figures_are_alike_up_to_what_is_recorded(then: float, now: float, alike: bool):
+    figure = Compared(name="loss", then=then, now=now)
+    assert figure.alike is alike
+    assert ("same" if alike else "differs by") in figure.line()
+
+
+def test_a_figure_without_a_meaning_then_is_not_compared():
+    row = dict.fromkeys(("loss", "grad_norm", "clip_share", "logprob_diff_mean", "logprob_diff_max", "lr"))
+    (figure,) = compared({**row, "entropy": 0.25}, update_result(1, tokens=1, lr=0.1))
+    assert (figure.name, figure.then, figure.now) == ("entropy", 0.25, 0.3)
+
+
+def test_the_verdict_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str]):
+    same, other = Compared(name="loss", then=1, now=1), Compared(name="entropy", then=1, now=2)
+    assert replay.tell([same]) == 0
+    assert capsys.readouterr().out.endswith("the update is repeated\n")
+    assert replay.tell([same, other]) == 1
+    assert capsys.readouterr().out.endswith("differs: entropy\n")
