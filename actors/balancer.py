@@ -342,5 +342,6 @@ class BalancerActor(BalancerService):
         self._alive = Alive()
 
     async def probe(self) -> ProbeSign:
-        self.export()
+        with self._meter.guarded():
+            self.export()
         return self._alive.sign()

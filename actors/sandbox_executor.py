@@ -81,9 +81,10 @@ class SandboxExecutor:
 
     async def probe(self) -> Sign:
         """For the run's detector; what the pool has done is exported with it."""
-        for metric, value, labels in pool_figures(self._pool.stats()):
-            put = self._meter.reached if metric.kind is Kind.COUNTER else self._meter.set
-            put(metric.name, value, executor=self._name, **labels)
+        with self._meter.guarded():
+            for metric, value, labels in pool_figures(self._pool.stats()):
+                put = self._meter.reached if metric.kind is Kind.COUNTER else self._meter.set
+                put(metric.name, value, executor=self._name, **labels)
         self._alive = self._alive or Alive()
         return self._alive.sign(progress=self._num_answered)
 

@@ -43,8 +43,9 @@ class LearnerActor:
     @ray.method(concurrency_group="probe")
     def probe(self) -> Sign:
         """For the run's detector, in a thread of its own: the others wait while the rank computes."""
-        for kind, num_bytes in self._rank.memory_bytes().items():
-            self._meter.set("rstar_learner_memory_bytes", num_bytes, rank=str(self._rank.rank), of=kind)
+        with self._meter.guarded():
+            for kind, num_bytes in self._rank.memory_bytes().items():
+                self._meter.set("rstar_learner_memory_bytes", num_bytes, rank=str(self._rank.rank), of=kind)
         return self._alive.sign(progress=self._rank.calls)
 
     def address(self) -> tuple[str, int]:

@@ -1,7 +1,8 @@
 """Sets metrics, and never ends or holds up what is measured: a failure is one shown line, and silence after it."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 from rstar_ray.run_dir.decoration import decoration
@@ -59,6 +60,16 @@ class Meter:
     def observe(self, name: str, value: float, **labels: str) -> None:
         """One more value of a histogram."""
         self._record(name, Kind.HISTOGRAM, value, labels)
+
+    @contextmanager
+    def guarded(self) -> Generator[None, None, None]:
+        """Around the reading of what is exported: a failure there is one line too, and the end of the export."""
+        failed = True
+        with decoration("the export of metrics", self._show):
+            yield
+            failed = False
+        if failed:
+            self._open = None
 
     def _record(self, name: str, kind: Kind, value: float, labels: Mapping[str, str]) -> None:
         if self._open is None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from actors import cluster, dashboards
+from actors.recorded import recorded
 from tests.deploy.test_dashboards import BOARDS, queries
 
 pytestmark = [
@@ -25,11 +27,19 @@ pytestmark = [
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPTIONS = shlex.split("""
-    --scale tiny --sft.steps 10 --sft.batch-size 8 --sft.num-conversations 200 --steps 8 --prompts-per-step 4
+    --scale tiny --sft.steps 4 --sft.batch-size 8 --sft.num-conversations 80 --steps 5 --prompts-per-step 4
     --algorithm.rollouts-per-prompt 8 --algorithm.keep 4 --evaluate.num-problems 6 --evaluate.samples 2
     --rollout.max-response-tokens 48 --evaluate.max-response-tokens 48 --engine.vllm-metrics --learner.ranks 1
 """)
-RUN_DEADLINE_S = 500
+RUN_DEADLINE_S = 900
+
+
+def hasty(folder: Path) -> Path:
+    """The same configuration for a run of a minute: scraped, and judged, every other second."""
+    shutil.copytree(dashboards.DEPLOYED, folder, dirs_exist_ok=True)
+    config = folder / "prometheus/prometheus.yml"
+    config.write_text(config.read_text().replace("interval: 10s", "interval: 2s"))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +51,16 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, flo
         patch.setattr(cluster, "DASHBOARD_PORT", cluster.free_port())
         port = cluster.free_port()
         patch.setattr(cluster, "START_DEADLINE_S", 240.0)
+        patch.setattr(dashboards, "DEPLOYED", hasty(tmp_path_factory.mktemp("deploy")))
+        patch.setenv("RAY_metrics_report_interval_ms", "1000")
         cluster.up()
         try:
             dashboards.up(port)
-            address = f"http://{cluster.HOST}:{cluster.DASHBOARD_PORT}"
-            ray = Path(sys.executable).parent / "ray"
-            submit = [ray, "job", "submit", "--address", address, "--working-dir", REPOSITORY, "--"]
+            lines = [" ".join(one.cmdline()) for one in recorded(cluster.HEAD).children(recursive=True)]  # type: ignore[union-attr]
+            (address,) = {found for line in lines for found in re.findall(r"--gcs[-_]address[= ]([\d.]+:\d+)", line)}
             ended = subprocess.run(
-                [*submit, "python", "recipes/stage1.py", *OPTIONS],
-                env=os.environ | {"PATH": f"{ray.parent}{os.pathsep}{os.environ['PATH']}"},
+                [sys.executable, REPOSITORY / "recipes/stage1.py", "--run-dir", Path.cwd() / "tiny", *OPTIONS],
+                env=os.environ | {"RAY_ADDRESS": address},
                 capture_output=True,
                 text=True,
                 timeout=RUN_DEADLINE_S,

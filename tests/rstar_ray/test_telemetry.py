@@ -96,6 +96,18 @@ def test_what_fails_is_one_line_and_ends_nothing():
     assert shown == ["the export of metrics is left out: RuntimeError: no agent is there"]
 
 
+def test_figures_that_cannot_be_read_are_one_line_and_the_end_of_the_export():
+    shown: list[str] = []
+    kept = KeptMetrics(shown.append)
+    with kept.meter.guarded():
+        kept.meter.set("rstar_loss", 0.5, stage="stage1")
+    with kept.meter.guarded():
+        raise OSError("no such process")
+    kept.meter.set("rstar_loss", 0.6, stage="stage1")
+    assert kept.values == {"rstar_loss{stage=stage1}": 0.5}
+    assert shown == ["the export of metrics is left out: OSError: no such process"]
+
+
 @pytest.mark.parametrize("labels", [{}, {"stage": "a", "other": "b"}])
 def test_a_metric_that_is_not_declared_so_is_left_out_and_named(labels: dict[str, str]):
     shown: list[str] = []
