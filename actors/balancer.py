@@ -294,10 +294,11 @@ class BalancerService:
         load = self._balancer.load_of(admission.rollout_id)
         assert load is not None
         waited_from = self._submitted_s.get(admission.rollout_id)
+        waited_s = 0.0 if waited_from is None else now - waited_from
         if waited_from is not None:
-            self._tally.waited(now - waited_from)
-            self._meter.observe("rstar_balancer_wait_seconds", now - waited_from)
-        return Grant(load=load, payload=self._payloads[admission.rollout_id])
+            self._tally.waited(waited_s)
+            self._meter.observe("rstar_balancer_wait_seconds", waited_s)
+        return Grant(load=load, payload=self._payloads[admission.rollout_id], waited_s=waited_s)
 
     def _sample(self) -> None:
         now = self._clock()

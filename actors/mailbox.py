@@ -15,6 +15,7 @@ class Grant:
 
     load: RolloutLoad
     payload: Any
+    waited_s: float = 0.0  # since it was submitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ from rstar_ray.repeat import repeated
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.metrics import PlacementFigures
+from rstar_ray.telemetry.traces import is_address
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.train_loop import PublishOnce
 from sandbox.pool_config import pool_config
@@ -268,6 +269,7 @@ class TrainingActors:
                 hosts=self._host_names(),
                 environment=self._config.tools.environment,
                 run=self.meter.run,
+                traces=traces_of(self._config),
                 journal=str(self._journal or ""),
             )
             actor = ray.remote(GenerationActor).options(
@@ -281,6 +283,12 @@ class TrainingActors:
                 **in_bundle(self._group, bundle),
             )
             replicas.add(settings.replica_id, actor.remote(settings), start_deadline_s=engine.start_deadline_s)
+
+
+def traces_of(config: RunConfig) -> str:
+    """Where the workers' traces go: an address as it is, a folder from that of the command."""
+    where = config.telemetry.traces
+    return where if not where or is_address(where) else str(Path(where).expanduser().absolute())
 
 
 async def _nothing() -> None: ...

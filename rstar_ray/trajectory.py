@@ -96,6 +96,14 @@ class StopReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTimes:
+    """How long a completion was prefilled and decoded in the engine; what came before was its queue."""
+
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """One turn as the engine sampled it."""
 
@@ -103,6 +111,7 @@ class Completion:
     logprobs: list[float]  # [C], at sampling time
     policy_versions: list[int]  # [C] weights that sampled the token; they change inside a turn where a swap fell
     ended: bool  # True at the end-of-turn token, False where max_tokens cut it
+    times: EngineTimes | None = None  # where the engine tells them
 
     def __post_init__(self) -> None:
         assert len(self.logprobs) == len(self.policy_versions) == len(self.token_ids)

@@ -23,6 +23,7 @@ from actors.generation.vllm_start import engine_arguments, engine_environment
 from actors.learner.deepspeed_start import deepspeed_config, optimizer_arguments, parameter_groups
 from actors.learner.settings import LearnerSettings, learner_settings
 from actors.placement import fitted, plan_layout
+from actors.system import traces_of
 from actors.tool_host import planned_hosts
 from actors.watch import Watch
 from recipes.data import heldout_problems, problem_sets, sft_examples, training_problems
@@ -266,6 +267,11 @@ def prompt(config: RunConfig, folder: Path) -> Any:
     return chat.decode(chat.prompt_ids(Problem(id="p", problem="q", answer="")))
 
 
+def traces(config: RunConfig, _: Path) -> Any:
+    """Where workers are told to write their traces; that they do is a test of their own."""
+    return traces_of(config)
+
+
 def watch(config: RunConfig, _: Path) -> Any:
     """How often the detector probes."""
     return Watch(config.detector, show=print)._detector.tick_s
@@ -463,6 +469,7 @@ WAYS: dict[str, Way | Elsewhere] = {
         "tests/recipes/test_stop.py::test_when_grace_runs_out_it_ends_in_the_middle_of_a_step", "StopSignals(0.05"
     ),
     "checkpoint.trajectories_every_steps": Way(0, run),
+    "telemetry.traces": Way("traces", traces),
     "telemetry.wandb": Elsewhere(
         "tests/rstar_ray/test_sinks.py::test_a_stage_hands_its_numbers_on_with_its_settings", "telemetry.wandb"
     ),

@@ -13,6 +13,7 @@ from actors.generation.balancer_client import BalancerClient
 from actors.generation.delivery import Delivery, in_parts
 from actors.generation.engine import Engine, EngineFacts
 from actors.generation.replica_metrics import ReplicaMetrics
+from actors.generation.rollout_traces import RolloutTraces
 from actors.generation.settings import EngineSettings
 from actors.generation.vllm_calls import VllmCalls
 from actors.generation.worker import GenerationWorker
@@ -25,6 +26,7 @@ from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import ChatConfig, RewardConfig, SandboxConfig
 from rstar_ray.deadline import within
 from rstar_ray.reward.judge import make_judge
+from rstar_ray.telemetry.traces import open_sink
 from rstar_ray.tools.spec import ToolSpec
 from rstar_ray.trajectory import Trajectory
 from scheduler.load import ReplicaLoad
@@ -55,6 +57,7 @@ class WorkerSettings:
     hosts: dict[str, tuple[str, ...]]  # names of their actors, by entry
     environment: str
     run: str = ""  # the label of its metrics
+    traces: str = ""  # a folder or a collector's address; none are made without
     journal: str = ""  # the run's folder of finished turns; none are kept without
 
 
@@ -68,7 +71,14 @@ class GenerationActor:
         hosts = {entry: [ray.get_actor(name) for name in names] for entry, names in settings.hosts.items()}
         tools = Tools(settings.tools, sandbox, hosts, caller=settings.replica_id, environment=settings.environment)
         self._name = settings.replica_id
-        self._metrics = ReplicaMetrics(self._name, ray_meter(settings.run))
+        where = settings.traces
+        self._traces = RolloutTraces(
+            self._name,
+            run=settings.run,
+            open_sink=(lambda: open_sink(where, self._name)) if where else None,
+            show=print,
+        )
+        self._metrics = ReplicaMetrics(self._name, ray_meter(settings.run), self._traces)
         self._kv_capacity_tokens = 0
         self._alive = Alive()
         chat = load_chat(
@@ -84,7 +94,7 @@ class GenerationActor:
             engine=self._engine,
             max_running=settings.engine.max_num_seqs,
             chat=chat,
-            balancer=BalancerClient(ray.get_actor("balancer")),
+            balancer=BalancerClient(ray.get_actor("balancer"), self._traces.granted),
             tools=tools,
             judge=make_judge(settings.reward, sandbox, own_folder=settings.own_folder),
             metrics=self._metrics,
@@ -133,6 +143,7 @@ class GenerationActor:
 
     async def close(self) -> None:
         await self._worker.close()
+        self._traces.close()
 
     async def _fetch(self, boxed: Sequence[Any], what: str) -> list[Any]:
         fetching = asyncio.gather(*(box[0] for box in boxed))

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from ray.exceptions import ActorUnavailableError
 
+from actors.mailbox import Grants
 from rstar_ray.agent.rollout import RolloutState
 from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport
 
@@ -37,8 +38,10 @@ class BalancerCalls(Protocol):
 class BalancerClient:
     """The balancer's address as `BalancerCalls`; while it restarts, calls are repeated for a while."""
 
-    def __init__(self, balancer: Any) -> None:
+    def __init__(self, balancer: Any, granted: Callable[[Grants], None] = lambda grants: None) -> None:
+        """`granted` hears of all grants, before the worker does."""
         self._balancer = balancer
+        self._granted = granted
 
     async def register(
         self,
@@ -59,7 +62,9 @@ class BalancerClient:
         return await self._call("report", replica_id, turn_reports, finished, load)
 
     async def next_grants(self, replica_id: str, ack: int, wait_s: float) -> Any:
-        return await self._call("next_grants", replica_id, ack, wait_s)
+        grants = await self._call("next_grants", replica_id, ack, wait_s)
+        self._granted(grants)
+        return grants
 
     async def return_rollouts(self, replica_id: str, items: Sequence[tuple[RolloutLoad, Any]]) -> Any:
         return await self._call("return_rollouts", replica_id, items)

@@ -16,7 +16,7 @@ from actors.generation.vllm_start import eos_token_ids
 from actors.generation.weight_swap import WeightSwap, WeightUpdate
 from actors.weights.buckets import WeightBucket
 from rstar_ray.errors import EngineError
-from rstar_ray.trajectory import Completion, Sampling
+from rstar_ray.trajectory import Completion, EngineTimes, Sampling
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -149,7 +149,18 @@ class Engine:
             logprobs=list(logprobs.logprobs),
             policy_versions=versions or [self.policy_version] * len(token_ids),
             ended=token_ids[-1] in self._stop_ids,
+            times=_times(output.metrics),
         )
+
+
+def _times(stats: Any) -> EngineTimes | None:
+    """Of vLLM's statistics of a request, which are None where it keeps none."""
+    if stats is None or not stats.first_token_ts:
+        return None
+    return EngineTimes(
+        prefill_s=max(0.0, stats.first_token_ts - stats.scheduled_ts),
+        decode_s=max(0.0, stats.last_token_ts - stats.first_token_ts),
+    )
 
 
 async def _last(outputs: Any) -> Any:

@@ -1,10 +1,11 @@
 """What people watch of one replica, by the declared names."""
 
+from actors.generation.rollout_traces import RolloutTraces
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.meter import Meter
 from rstar_ray.trajectory import Trajectory
 from scheduler.load import ReplicaLoad
-from scheduler.picture import Activity
+from scheduler.picture import Activity, Span
 
 SECONDS_OF = {Activity.GENERATE: "rstar_completion_seconds", Activity.TOOL: "rstar_tool_call_seconds"}
 
@@ -12,9 +13,11 @@ SECONDS_OF = {Activity.GENERATE: "rstar_completion_seconds", Activity.TOOL: "rst
 class ReplicaMetrics:
     """Sets them under the replica's name."""
 
-    def __init__(self, replica_id: str, meter: Meter) -> None:
+    def __init__(self, replica_id: str, meter: Meter, traces: RolloutTraces | None = None) -> None:
+        """`traces` hear of the same spans and ends."""
         self._replica = replica_id
         self._meter = meter
+        self._traces = traces
 
     def load(self, load: ReplicaLoad, kv_capacity_tokens: int) -> None:
         """How its engine stands now."""
@@ -28,13 +31,17 @@ class ReplicaMetrics:
         meter.reached("rstar_engine_steps_total", load.steps, replica=replica)
         meter.reached("rstar_engine_preemptions_total", load.preemptions, replica=replica)
 
-    def took(self, activity: Activity, seconds: float) -> None:
+    def took(self, span: Span, result: object) -> None:
         """A completion or a tool call that ended."""
-        self._meter.observe(SECONDS_OF[activity], max(0.0, seconds), replica=self._replica)
+        self._meter.observe(SECONDS_OF[span.activity], max(0.0, span.end_s - span.start_s), replica=self._replica)
+        if self._traces is not None:
+            self._traces.took(span, result)
 
     def ended(self, rollout: Trajectory | DroppedRollout) -> None:
         """A rollout ended; a dropped one by a failure of ours."""
         meter, replica = self._meter, self._replica
+        if self._traces is not None:
+            self._traces.ended(rollout)
         if isinstance(rollout, DroppedRollout):
             meter.add("rstar_rollouts_ended_total", 1, replica=replica, reason="dropped")
             return

@@ -16,8 +16,8 @@ KEPT = 100_000
 class TimelineLog:
     """Bounded; seconds since the epoch, so that the logs of several machines fit together."""
 
-    def __init__(self, replica_id: str, took: Callable[[Activity, float], None] = lambda activity, s: None) -> None:
-        """`took` hears of every span: what it was, and its seconds."""
+    def __init__(self, replica_id: str, took: Callable[[Span, object], None] = lambda span, result: None) -> None:
+        """`took` hears of every span, and what came of it; None where it failed."""
         self._replica_id = replica_id
         self._took = took
         self._spans: deque[Span] = deque(maxlen=KEPT)
@@ -28,15 +28,17 @@ class TimelineLog:
         """Do the work; how long it took is noted, however it ends."""
         began_s = time.time()
         self._at_tools[rollout_id] += activity is Activity.TOOL
+        result: T | None = None
         try:
-            return await work
+            result = await work
+            return result
         finally:
             self._at_tools[rollout_id] -= activity is Activity.TOOL
             if not self._at_tools[rollout_id]:
                 del self._at_tools[rollout_id]
-            ended_s = time.time()
-            self._spans.append(Span(self._replica_id, rollout_id, activity, began_s, ended_s))
-            self._took(activity, ended_s - began_s)
+            span = Span(self._replica_id, rollout_id, activity, began_s, time.time())
+            self._spans.append(span)
+            self._took(span, result)
 
     def at_tools(self) -> tuple[str, ...]:
         """Rollouts that wait for a tool now, and sample nothing."""

@@ -11,3 +11,6 @@ class TelemetryConfig:
 
     wandb: MayChange[str] = ""
     """project of Weights & Biases that gets every step's numbers; needs the package wandb; empty: none"""
+    traces: MayChange[str] = ""
+    """where a trace of each rollout goes in OpenTelemetry's form: a folder that every node sees, which gets OTLP's
+    JSON, or a collector's address such as http://127.0.0.1:4318; empty: none are made"""

@@ -13,7 +13,7 @@ from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.declared import METRICS
 from sandbox.pool_config import PoolStats
 from scheduler.load import ReplicaLoad, RolloutLoad
-from scheduler.picture import Activity
+from scheduler.picture import Activity, Span
 from tests.fakes import KeptMetrics
 from tests.rstar_ray.fabricate import example_trajectories
 
@@ -60,8 +60,8 @@ def test_a_replica_tells_of_its_engine_and_of_what_ended():
     metrics = ReplicaMetrics("generation/0", kept.meter)
     metrics.load(LOAD, 1_000)
     metrics.load(replace(LOAD, steps=60), 1_000)
-    metrics.took(Activity.GENERATE, 1.0)
-    metrics.took(Activity.TOOL, -0.001)  # a clock that was set back
+    metrics.took(Span("generation/0", "r", Activity.GENERATE, 1.0, 2.0), None)
+    metrics.took(Span("generation/0", "r", Activity.TOOL, 1.0, 0.999), None)  # a clock that was set back
     played = example_trajectories(1.0)[0]
     metrics.ended(replace(played, summary=replace(played.summary, outcomes=(Outcome.OK, Outcome.ERROR))))
     metrics.ended(DroppedRollout(rollout_id="r", group_id="g", reason="our failure"))

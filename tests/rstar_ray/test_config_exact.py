@@ -74,7 +74,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "detector.": {
         "probe_every_s": 2.0, "silent_s": 60.0, "learner_silent_s": 600.0, "engine_step_s": 300.0, "still_s": 3_600.0,
     },
-    "telemetry.": {"wandb": ""},
+    "telemetry.": {"wandb": "", "traces": ""},
 }  # fmt: skip
 
 

@@ -96,7 +96,7 @@ async def test_a_stage_hands_its_numbers_on_with_its_settings(tmp_path: Path, wa
     (run,) = wandb.runs
     assert [row["stage1/step"] for row in run.logged] == [1, 2]
     assert "stage1/reward_mean" in run.logged[0] and "stage1/entropy" in run.logged[0]
-    assert wandb.given[0]["config"]["stage1"]["telemetry"] == {"wandb": "maths"}
+    assert wandb.given[0]["config"]["stage1"]["telemetry"] == {"wandb": "maths", "traces": ""}
 
 
 def test_without_the_option_the_package_is_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

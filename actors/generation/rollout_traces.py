@@ -1,0 +1,85 @@
+"""The traces of the rollouts that one replica plays; what fails here is one line, and no trace more."""
+
+import time
+from collections.abc import Callable
+
+from actors.mailbox import Grants
+from rstar_ray.rollouts import DroppedRollout
+from rstar_ray.run_dir.decoration import decoration
+from rstar_ray.telemetry.traces import ROOT, TraceSink, TraceSpan, otlp_request
+from rstar_ray.trajectory import Completion, Trajectory
+from scheduler.picture import Activity, Span
+
+
+class RolloutTraces:
+    """Hears what the worker does, and writes when a rollout ends; without a sink it does nothing."""
+
+    def __init__(
+        self, replica_id: str, *, run: str, open_sink: Callable[[], TraceSink] | None, show: Callable[[str], None]
+    ) -> None:
+        self._replica_id = replica_id
+        self._run = run
+        self._show = show
+        self._spans: list[TraceSpan] = []
+        self._begun_s: dict[str, float] = {}
+        self._sink: TraceSink | None = None
+        if open_sink is not None:
+            with decoration("the traces", show):
+                self._sink = open_sink()
+
+    def granted(self, grants: Grants) -> None:
+        """Rollouts come from the balancer, where they have waited."""
+        if self._sink is None:
+            return
+        now_s = time.time()
+        for grant in grants.admissions:
+            rollout_id = grant.load.rollout_id
+            if rollout_id not in self._begun_s:  # a grant may be delivered twice
+                self._begun_s[rollout_id] = now_s - grant.waited_s
+                self._add(rollout_id, "queue", now_s - grant.waited_s, now_s)
+
+    def took(self, span: Span, result: object) -> None:
+        """A completion or a tool call ended; with the engine's own times, in its parts."""
+        if self._sink is None:
+            return
+        self._begun_s.setdefault(span.rollout_id, span.start_s)
+        if span.activity is Activity.TOOL:
+            self._add(span.rollout_id, "tool", span.start_s, span.end_s)
+        elif isinstance(result, Completion) and result.times is not None:
+            decode_s = span.end_s - result.times.decode_s
+            prefill_s = decode_s - result.times.prefill_s
+            self._add(span.rollout_id, "engine queue", min(span.start_s, prefill_s), prefill_s)
+            self._add(span.rollout_id, "prefill", prefill_s, decode_s)
+            self._add(span.rollout_id, "decode", decode_s, span.end_s, tokens=len(result.token_ids))
+        else:
+            self._add(span.rollout_id, "completion", span.start_s, span.end_s)
+
+    def ended(self, rollout: Trajectory | DroppedRollout) -> None:
+        """It was judged, or dropped: all that this replica did since the last time is written."""
+        sink, now_s = self._sink, time.time()
+        if sink is None:
+            return
+        if isinstance(rollout, Trajectory):
+            summary = rollout.summary
+            rollout_id = summary.rollout_id
+            self._add(rollout_id, "verify", now_s - summary.verify_s, now_s, reward=summary.reward)
+            told = {"reward": summary.reward, "tokens": summary.num_response_tokens, "turns": summary.num_turns}
+            self._add(rollout_id, ROOT, self._begun_s.pop(rollout_id, now_s), now_s, end=summary.stop_reason, **told)
+        else:
+            begun_s = self._begun_s.pop(rollout.rollout_id, now_s)
+            self._add(rollout.rollout_id, ROOT, begun_s, now_s, end="dropped", reason=rollout.reason)
+        spans, self._spans, self._sink = self._spans, [], None
+        with decoration("the traces from here on", self._show):
+            sink.write(otlp_request(spans, service=self._replica_id, run=self._run))
+            self._sink = sink
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._sink is not None:
+            with decoration("the end of the traces", self._show):
+                self._sink.close()
+
+    def _add(self, rollout_id: str, name: str, start_s: float, end_s: float, **attributes: str | int | float) -> None:
+        self._spans.append(
+            TraceSpan(rollout_id=rollout_id, name=name, start_s=start_s, end_s=end_s, attributes=attributes)
+        )

@@ -1,0 +1,172 @@
+"""Traces of rollouts: their parts, their form, and that they hold nobody up."""
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import ParseDict
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from actors.generation.rollout_traces import RolloutTraces
+from actors.mailbox import Grant, Grants
+from rstar_ray.rollouts import DroppedRollout
+from rstar_ray.telemetry.traces import ROOT, TraceCollector, TraceFile, TraceSpan, open_sink, otlp_request
+from rstar_ray.trajectory import Completion, EngineTimes
+from scheduler.load import RolloutLoad
+from scheduler.picture import Activity, Span
+from tests.rstar_ray.fabricate import example_trajectories
+
+PLAYED = example_trajectories(1.0)[0]
+ROLLOUT = PLAYED.summary.rollout_id
+LOAD = RolloutLoad(rollout_id=ROLLOUT, group_id="g", prompt_tokens=9, max_response_tokens=9, max_turns=2)
+TIMED = Completion(
+    token_ids=[1, 2], logprobs=[0.0, 0.0], policy_versions=[0, 0], ended=True,
+    times=EngineTimes(prefill_s=1.0, decode_s=2.0),
+)  # fmt: skip
+
+
+def traces(path: Path, shown: list[str] | None = None) -> RolloutTraces:
+    said = [] if shown is None else shown
+    return RolloutTraces("generation/0", run="mine", open_sink=lambda: TraceFile(path), show=said.append)
+
+
+def spans(path: Path) -> list[dict[str, Any]]:
+    requests = [json.loads(line) for line in path.read_text().splitlines()]
+    return [span for request in requests for span in request["resourceSpans"][0]["scopeSpans"][0]["spans"]]
+
+
+def seconds(span: dict[str, Any]) -> float:
+    return (int(span["endTimeUnixNano"]) - int(span["startTimeUnixNano"])) / 1e9
+
+
+def play(told: RolloutTraces) -> None:
+    told.granted(Grants(number=1, epoch="e", admissions=(Grant(load=LOAD, payload=None, waited_s=5.0),)))
+    told.took(Span("generation/0", ROLLOUT, Activity.GENERATE, 100.0, 104.0), TIMED)
+    told.took(Span("generation/0", ROLLOUT, Activity.TOOL, 104.0, 104.5), None)
+    told.took(Span("generation/0", ROLLOUT, Activity.GENERATE, 105.0, 106.0), replace(TIMED, times=None))
+    told.ended(replace(PLAYED, summary=replace(PLAYED.summary, verify_s=0.25)))
+    told.close()
+
+
+def test_a_rollouts_parts_are_told_with_the_engines_own_times(tmp_path: Path):
+    play(traces(tmp_path / "traces.jsonl"))
+    found = {span["name"]: round(seconds(span), 3) for span in spans(tmp_path / "traces.jsonl")}
+    assert found.pop(ROOT) >= 5
+    assert found == {
+        "queue": 5.0, "engine queue": 1.0, "prefill": 1.0, "decode": 2.0, "tool": 0.5, "completion": 1.0,
+        "verify": 0.25,
+    }  # fmt: skip
+
+
+def test_all_parts_hang_at_the_rollout_whoever_played_them(tmp_path: Path):
+    play(traces(tmp_path / "a"))
+    play(traces(tmp_path / "b"))
+    both = spans(tmp_path / "a") + spans(tmp_path / "b")
+    assert len({span["traceId"] for span in both}) == 1
+    (root,) = {span["spanId"] for span in both if span["name"] == ROOT}
+    assert {span["parentSpanId"] for span in both if span["name"] != ROOT} == {root}
+    parts = [span["spanId"] for span in spans(tmp_path / "a")]
+    assert len(set(parts)) == len(parts)
+
+
+def test_what_is_written_is_what_a_collector_reads(tmp_path: Path):
+    """OTLP's JSON has ids in hex where protobuf's own has them in base64; all else is protobuf's."""
+    play(traces(tmp_path / "traces.jsonl"))
+    request = json.loads((tmp_path / "traces.jsonl").read_text())
+    for span in request["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+        for name in ("traceId", "spanId", "parentSpanId"):
+            if name in span:
+                span[name] = base64.b64encode(bytes.fromhex(span[name])).decode()
+    read = ParseDict(request, ExportTraceServiceRequest())
+    (resource,) = read.resource_spans
+    assert {one.key: one.value.string_value for one in resource.resource.attributes} == {
+        "service.name": "rstar_ray", "service.instance.id": "generation/0", "run": "mine",
+    }  # fmt: skip
+    for span in resource.scope_spans[0].spans:
+        assert (len(span.trace_id), len(span.span_id)) == (16, 8)
+        assert span.end_time_unix_nano >= span.start_time_unix_nano
+    root = next(span for span in resource.scope_spans[0].spans if span.name == ROOT)
+    told = {one.key: one.value for one in root.attributes}
+    assert told["reward"].double_value == 1.0
+    assert told["tokens"].int_value == PLAYED.summary.num_response_tokens
+    assert told["end"].string_value == "answered"
+
+
+def test_a_dropped_rollout_is_told_with_its_reason(tmp_path: Path):
+    told = traces(tmp_path / "traces.jsonl")
+    told.ended(DroppedRollout(rollout_id="r", group_id="g", reason="sandbox: gone"))
+    told.close()
+    (span,) = spans(tmp_path / "traces.jsonl")
+    assert {"key": "reason", "value": {"stringValue": "sandbox: gone"}} in span["attributes"]
+
+
+def test_a_clock_that_was_set_back_makes_no_span_that_ends_before_it_begins():
+    back = TraceSpan(rollout_id="r", name="tool", start_s=2.0, end_s=1.0)
+    (span,) = otlp_request([back], service="s", run="r")["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    assert span["startTimeUnixNano"] == span["endTimeUnixNano"] == "2000000000"
+
+
+def test_without_a_place_nothing_is_kept():
+    told = RolloutTraces("generation/0", run="mine", open_sink=None, show=print)
+    play(told)
+    assert not told._spans and not told._begun_s
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    shown: list[str] = []
+    told = traces(tmp_path / "file" / "traces.jsonl", shown)
+    play(told)
+    assert len(shown) == 1 and shown[0].startswith("the traces is left out: ")
+
+
+def test_each_worker_has_a_file_of_its_own(tmp_path: Path):
+    open_sink(str(tmp_path), "generation/3").close()
+    assert [path.name for path in tmp_path.iterdir()] == ["generation-3.jsonl"]
+
+
+class Collector(BaseHTTPRequestHandler):
+    got: list[tuple[str, str, Any]]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.got.append((self.path, self.headers["Content-Type"], json.loads(body)))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def collector() -> Iterator[str]:
+    Collector.got = []
+    server = HTTPServer(("127.0.0.1", 0), Collector)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_collector_is_sent_the_same(collector: str):
+    sink = open_sink(f"{collector}/", "generation/0")
+    for number in range(3):
+        sink.write({"number": number})
+    sink.close()
+    assert Collector.got == [("/v1/traces", "application/json", {"number": number}) for number in range(3)]
+
+
+def test_a_collector_that_is_not_there_is_told_of_once():
+    shown: list[str] = []
+    sink = TraceCollector("http://127.0.0.1:9", shown.append)
+    for number in range(5):
+        sink.write({"number": number})
+    sink.close()
+    assert len(shown) == 1 and "the export of traces to http://127.0.0.1:9/v1/traces is left out" in shown[0]
