@@ -27,9 +27,9 @@ pytestmark = [
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPTIONS = shlex.split("""
-    --scale tiny --sft.steps 4 --sft.batch-size 8 --sft.num-conversations 80 --steps 5 --prompts-per-step 4
+    --scale tiny --sft.steps 120 --sft.batch-size 32 --sft.num-conversations 400 --steps 5 --prompts-per-step 4
     --algorithm.rollouts-per-prompt 8 --algorithm.keep 4 --evaluate.num-problems 6 --evaluate.samples 2
-    --rollout.max-response-tokens 48 --evaluate.max-response-tokens 48 --engine.vllm-metrics --learner.ranks 1
+    --rollout.max-response-tokens 88 --evaluate.max-response-tokens 88 --engine.vllm-metrics --learner.ranks 1
 """)
 RUN_DEADLINE_S = 900
 
@@ -83,7 +83,7 @@ def test_every_query_of_a_dashboard_returns_data(board: Path, scraped: tuple[int
     empty = [
         query
         for query in queries(board)
-        if not ask(port, "query_range", query=query.replace("$run", ".*"), start=began_s, end=time.time(), step=5)
+        if not ask(port, "query_range", query=query.replace("$run", ".*"), start=began_s, end=time.time(), step=1)
     ]
     assert not empty
 
