@@ -102,10 +102,13 @@ def _enter_namespaces(spec: CageSpec, uid: int, channel: socket.socket) -> dict[
     pid = os.fork()
     if pid:
         announce(channel, pid)
+        answers.send(b"!")
         asks.close()
         _map_ids_when_asked(answers, proc, pid, uid)
         os._exit(0)
     answers.close()
+    if asks.recv(1) != b"!":  # nothing is said before the pool has our descriptor, which is the first thing it expects
+        raise OSError(errno.ECANCELED, "the cell was not announced")
     os.close(proc)
     os.setsid()  # else signals to the process group, 0 to kill(2), reach the server and its other cells
     inside = uid if privileged else INSIDE_UID

@@ -4,6 +4,8 @@ import asyncio
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from tests import derived
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 LEAN = ("lean",)
+REPOSITORY = Path(__file__).resolve().parents[2]
 SLEEP = ExecutionRequest(code="import time\ntime.sleep(60)", limits=derived.program(wall_s=30.0))
 
 
@@ -231,3 +234,29 @@ async def test_a_cell_that_spoke_while_we_did_not_listen_is_not_silent():
         cell.last_heard = now - 1.6
         pool._crews._check_cell(crew, cell, now)
         assert (await running).stdout == "slept\n" and pool.stats().cells_lost == 0
+
+
+LATE = """
+import os, socket, time
+from sandbox.cage import build
+ours, theirs = socket.socketpair()
+announce = build.announce
+build.announce = lambda channel, pid: (time.sleep(0.3), announce(channel, pid))
+if os.fork() == 0:
+    if os.geteuid() == 0:
+        os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+    try:
+        build.enter(build.CageSpec("namespaces", [], 1 << 20, 100, 1 << 30, 64), 0, "/tmp", "", theirs)
+        theirs.sendall(b"HELLO")
+    except BaseException as error:
+        theirs.sendall(repr(error).encode())
+    os._exit(0)
+theirs.close()
+data, files, _, _ = socket.recv_fds(ours, 1, 1)
+print(data, len(files), ours.recv(200))
+"""
+
+
+async def test_a_cell_says_nothing_before_it_is_announced():
+    done = subprocess.run([sys.executable, "-c", LATE], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "b'\\x00' 1 b'HELLO'\n", done
