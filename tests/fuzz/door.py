@@ -37,6 +37,7 @@ ROUTES = ("/run", "/run/batch", "/run/long-batch", "/judge", "/judge/batch", "/j
 EXAMPLES = 200  # of a round
 MAX_GROWTH_BYTES = 300 * MIB  # of the server: 64 MiB of answers to retries, and what malloc keeps
 MAX_NEW_DESCRIPTORS = 16
+STOP_S = 120.0  # it drains for 10 s, and closes connections for up to 60 s
 QUIET_S = 30.0  # until connections and programs of a round are gone
 
 
@@ -79,7 +80,7 @@ class Server:
     def stop(self) -> None:
         self._process.terminate()
         try:
-            self._process.wait(30)
+            self._process.wait(STOP_S)
         finally:
             self._process.kill()
             self._process.wait()
