@@ -7,17 +7,14 @@ servers listen on every interface.
 import os
 import shutil
 import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
+from urllib.request import Request
 
 from actors.cluster_file import run_cluster_file
 from actors.door import EXPORT_LINE, MODE_VARIABLE, shut_door, the_token
 from actors.environment import accelerator, gpu_environment
-from actors.recorded import end, record, recorded
+from actors.recorded import end, recorded, start
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 HOST, DASHBOARD_PORT = "127.0.0.1", 8265
@@ -51,23 +48,15 @@ def up() -> None:
     command = [ray, "start", "--head", "--block", "--disable-usage-stats", f"--node-ip-address={HOST}"]
     command += [f"--dashboard-host={HOST}", f"--dashboard-port={DASHBOARD_PORT}", "--port=0"]
     command += [f"--dashboard-agent-listen-port={free_port()}"]  # by default one port, which a second Ray here has
-    with (STATE / "head.log").open("w") as log:
-        head = subprocess.Popen(
-            command,
-            env=cluster_environment(Path.cwd() / "runs"),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    record(HEAD, head.pid)
-    try:
-        _wait_for_dashboard(head, {"Authorization": f"Bearer {the_token()}"} if locked else {})
-    except (ConfigError, DeadlineExceeded):
-        if (started := recorded(HEAD)) is not None:
-            end(HEAD, started)
-        raise
     dashboard = f"http://{HOST}:{DASHBOARD_PORT}"
+    start(
+        HEAD,
+        command,
+        Request(f"{dashboard}/api/version", headers={"Authorization": f"Bearer {the_token()}"} if locked else {}),
+        log=STATE / "head.log",
+        deadline_s=START_DEADLINE_S,
+        environment=cluster_environment(Path.cwd() / "runs"),
+    )
     print(f"cluster up: dashboard {dashboard}")
     if locked:
         print(f"in your shell, once: {EXPORT_LINE}")
@@ -101,21 +90,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
-
-
-def _wait_for_dashboard(head: "subprocess.Popen[bytes]", headers: dict[str, str]) -> None:
-    deadline = time.monotonic() + START_DEADLINE_S
-    while time.monotonic() < deadline:
-        if head.poll() is not None:
-            log = (STATE / "head.log").read_text().strip().splitlines()
-            raise ConfigError("cluster", f"ray start ended with {head.returncode}: {log[-1:]}", "see .cluster/head.log")
-        try:
-            asked = urllib.request.Request(f"http://{HOST}:{DASHBOARD_PORT}/api/version", headers=headers)
-            with urllib.request.urlopen(asked, timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.3)
-    raise DeadlineExceeded("cluster up", "the Ray dashboard", f"port {DASHBOARD_PORT}", START_DEADLINE_S)
 
 
 def main() -> int:

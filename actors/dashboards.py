@@ -6,17 +6,14 @@ It scrapes the nodes that Ray's head lists, judges the alerts of deploy/promethe
 
 import re
 import shutil
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
+from urllib.request import Request
 
 import psutil
 
 from actors.cluster import HEAD, HOST, PROMETHEUS, STATE, refuse_taken_port
-from actors.recorded import record, recorded
+from actors.recorded import recorded, start
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 DEPLOYED = Path(__file__).resolve().parent.parent / "deploy"
@@ -38,7 +35,7 @@ def up(port: int = PORT) -> None:
         raise ConfigError("dashboards", "no cluster of this folder is up", "run `make cluster-up` first")
     if recorded(PROMETHEUS) is None:
         refuse_taken_port(port, 'another is given by `make dashboards ARGS="9091"`')
-        _wait_until_ready(_start(program, head, port), port)
+        _start(program, head, port)
     print(f"prometheus:  http://{HOST}:{port} (scrapes Ray, judges {DEPLOYED.name}/prometheus/alerts.yml)")
     print(f"grafana:     add a Prometheus data source with the URL http://{HOST}:{port}, then under Dashboards, New,")
     print(f"             Import the files {', '.join(sorted(str(path) for path in (DEPLOYED / 'grafana').glob('*')))}")
@@ -46,7 +43,7 @@ def up(port: int = PORT) -> None:
     print("             once your webhook's address is in it; docs/metrics.md has the list")
 
 
-def _start(program: str, head: psutil.Process, port: int) -> "subprocess.Popen[bytes]":
+def _start(program: str, head: psutil.Process, port: int) -> None:
     folder = STATE / "prometheus"
     folder.mkdir(parents=True, exist_ok=True)
     config = (DEPLOYED / "prometheus/prometheus.yml").read_text().replace(DISCOVERY, discovery_file(head))
@@ -54,12 +51,8 @@ def _start(program: str, head: psutil.Process, port: int) -> "subprocess.Popen[b
     shutil.copy(DEPLOYED / "prometheus/alerts.yml", folder)
     command = [program, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
     command += [f"--web.listen-address={HOST}:{port}", "--storage.tsdb.retention.time=30d"]
-    with (folder / "log").open("w") as log:
-        started = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-    record(PROMETHEUS, started.pid)
-    return started
+    ready = Request(f"http://{HOST}:{port}/-/ready")
+    start(PROMETHEUS, command, ready, log=folder / "log", deadline_s=START_DEADLINE_S)
 
 
 def discovery_file(head: psutil.Process) -> str:
@@ -69,20 +62,6 @@ def discovery_file(head: psutil.Process) -> str:
         if found:
             return f"{found[1]}/{Path(DISCOVERY).name}"
     return DISCOVERY
-
-
-def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int) -> None:
-    deadline = time.monotonic() + START_DEADLINE_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            log = (STATE / "prometheus/log").read_text().strip().splitlines()
-            raise ConfigError("dashboards", f"prometheus ended: {log[-1:]}", f"see {STATE}/prometheus/log")
-        try:
-            with urllib.request.urlopen(f"http://{HOST}:{port}/-/ready", timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    raise DeadlineExceeded("dashboards", "prometheus", f"port {port}", START_DEADLINE_S)
 
 
 def main() -> int:

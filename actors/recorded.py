@@ -1,9 +1,63 @@
 """Processes that outlive the command that starts them: recorded with their birth, so that no other is ever ended."""
 
 import json
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
+
+from rstar_ray.errors import ConfigError, DeadlineExceeded
+
+
+def start(
+    path: Path,
+    command: Sequence[str],
+    asked: urllib.request.Request,
+    *,
+    log: Path,
+    deadline_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Start one in a session of its own that writes to `log`, record it at `path`, and wait until it answers `asked`.
+
+    One that does not come up is ended. Raises `ConfigError` where it ended by itself, with its last words, and
+    `DeadlineExceeded`.
+    """
+    with log.open("w") as output:
+        started = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    record(path, started.pid)
+    try:
+        _wait(started, Path(command[0]).name, asked, log, deadline_s)
+    except BaseException:
+        if (process := recorded(path)) is not None:
+            end(path, process)
+        raise
+
+
+def _wait(
+    started: "subprocess.Popen[bytes]", name: str, asked: urllib.request.Request, log: Path, deadline_s: float
+) -> None:
+    deadline = time.monotonic() + deadline_s
+    while time.monotonic() < deadline:
+        if started.poll() is not None:
+            raise ConfigError(name, f"it ended: {log.read_text().strip().splitlines()[-1:]}", f"see {log}")
+        try:
+            with urllib.request.urlopen(asked, timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise DeadlineExceeded(name, "an answer", asked.full_url, deadline_s)
 
 
 def record(path: Path, pid: int) -> None:

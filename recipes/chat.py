@@ -11,9 +11,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from recipes.ending import status_of
 from recipes.talker import TalkConfig, Talker, own_talker, server_talker
 from rstar_ray.agent.talk import Message
-from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,21 +91,10 @@ def _ask() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 it failed, 2 refused before anything started."""
+    """Exit status: 0 done, 1 it failed, 2 refused before anything started, 130 ended by Ctrl-C."""
     import tyro
 
-    try:
-        options = tyro.cli(ChatOptions, args=argv, description=__doc__)
-        asyncio.run(_talk(options))
-    except ConfigError as refused:
-        print(f"error: {refused}", file=sys.stderr)
-        return 2
-    except RStarError as failed:
-        print(f"error: {failed}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return status_of(lambda: asyncio.run(_talk(tyro.cli(ChatOptions, args=argv, description=__doc__))))
 
 
 async def _talk(options: ChatOptions) -> None:

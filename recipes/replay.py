@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recipes.connect import connect
+from recipes.ending import status_of
 from recipes.model import start_model
-from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.errors import ConfigError
 from rstar_ray.repeat_update import Compared, RecordedStep, recorded_step, repeat_update, repeatable, rows_of
 
 
@@ -26,23 +27,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--step", type=int, help="step of the stage, from 1; without it those that can be repeated")
     parser.add_argument("--stage", help="the newest that has this step recorded, where it is not given")
     asked = parser.parse_args(argv)
-    try:
-        run = asked.run.expanduser().absolute()
-        steps = repeatable(run)
-        if asked.step is None:
-            return _list(run, steps)
-        stage = asked.stage or next((name for name, step in reversed(steps) if step == asked.step), "stage1")
-        recorded = recorded_step(run, stage, asked.step)
-        rows = rows_of(recorded)
-        print(f"{stage} step {asked.step}: {len(rows)} of {len(recorded.trajectories)} rollouts, as then", flush=True)
-        figures = asyncio.run(_repeat(recorded, run))
-    except ConfigError as refused:
-        print(f"error: {refused}", file=sys.stderr)
-        return 2
-    except RStarError as failed:
-        print(f"error: {failed}", file=sys.stderr)
-        return 1
-    return tell(figures)
+    return status_of(lambda: replay(asked.run.expanduser().absolute(), asked.stage, asked.step))
+
+
+def replay(run: Path, stage: str | None, step: int | None) -> int:
+    """Repeat a step, or list those that can be; the exit status."""
+    steps = repeatable(run)
+    if step is None:
+        return _list(run, steps)
+    stage = stage or next((name for name, recorded in reversed(steps) if recorded == step), "stage1")
+    recorded = recorded_step(run, stage, step)
+    rows = rows_of(recorded)
+    print(f"{stage} step {step}: {len(rows)} of {len(recorded.trajectories)} rollouts, as then", flush=True)
+    return tell(asyncio.run(_repeat(recorded, run)))
 
 
 def _list(run: Path, steps: Sequence[tuple[str, int]]) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 
 import tyro
 
+from recipes.ending import status_of
 from recipes.recipe import Recipe
 from recipes.scales import at_scale
 from recipes.session import run, run_path, say
@@ -24,7 +25,6 @@ from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, TinyConfig, with_values
 from rstar_ray.config.checks import at_least
-from rstar_ray.errors import ConfigError, RStarError, Stopped
 from rstar_ray.report.experiment import Arm, write_experiment
 from rstar_ray.run_dir.folder import RunDir
 
@@ -106,18 +106,11 @@ def _at_tiny(recipe: Recipe, values: dict[str, Any]) -> RunConfig:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status as of every recipe."""
-    try:
+
+    def act() -> None:
         print(experiment(tyro.cli(ExperimentConfig, args=argv, description=__doc__)))
-    except ConfigError as refused:
-        print(f"error: {refused}", file=sys.stderr)
-        return 2
-    except Stopped as stopped:
-        print(f"error: {stopped}; the same command goes on", file=sys.stderr)
-        return 130
-    except RStarError as failed:
-        print(f"error: {failed}", file=sys.stderr)
-        return 1
-    return 0
+
+    return status_of(act)
 
 
 if __name__ == "__main__":

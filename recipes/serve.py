@@ -18,6 +18,8 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from recipes.ending import status_of
+from recipes.listen import listening, refuse_port
 from recipes.talker import TalkConfig, Talker, own_talker
 from rstar_ray.agent.talk import Heard
 from rstar_ray.data.conversation import RowError, conversation
@@ -52,8 +54,7 @@ class ServeOptions(TalkConfig):
         super().__post_init__()
         if not self.model:
             raise ConfigError("--model", "it is empty", "give a model's folder or a hub's id")
-        if not 0 <= self.port < 65536:
-            raise ConfigError("--port", f"{self.port} is no port", "give 1 to 65535, or 0 for any")
+        refuse_port(self.port)
 
 
 class BadRequest(ValueError):
@@ -274,39 +275,24 @@ async def serve(options: ServeOptions) -> None:
     """Until it is interrupted."""
     token = options.token or secrets.token_urlsafe(24)
     async with own_talker(options.model, options) as talker:
-        runner = web.AppRunner(Server(talker, options, token).app(), access_log=None, handler_cancellation=True)
-        await runner.setup()
-        site = web.TCPSite(runner, options.host, options.port)
-        try:
-            await site.start()
-            host, port = runner.addresses[0][:2]
-            print(f"http://{host}:{port}/v1 serves {options.model}", flush=True)
+        app = Server(talker, options, token).app()
+        async with listening(app, options.host, options.port, cancels=True) as address:
+            print(f"{address}/v1 serves {options.model}", flush=True)
             if not options.token:
                 print(f"Authorization: Bearer {token}", flush=True)
             await asyncio.Event().wait()
-        except OSError as taken:
-            raise ConfigError(
-                "--port", f"{options.host}:{options.port} cannot be used ({taken})", "give another"
-            ) from taken
-        finally:
-            await runner.cleanup()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 ended by a person, 1 it failed, 2 refused before anything started."""
     import tyro
 
-    try:
+    def act() -> None:
         options = tyro.cli(ServeOptions, args=argv, description=__doc__)
         with suppress(KeyboardInterrupt):
             asyncio.run(serve(options))
-    except ConfigError as refused:
-        print(f"error: {refused}", file=sys.stderr)
-        return 2
-    except RStarError as failed:
-        print(f"error: {failed}", file=sys.stderr)
-        return 1
-    return 0
+
+    return status_of(act)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from recipes.command_line import parse
 from recipes.connect import connect
 from recipes.data import heldout_problems, problem_sets, sft_examples, sft_plan, training_problems
+from recipes.ending import status_of
 from recipes.model import refuse_beyond_context, refuse_broken_model, start_folder, start_model, with_local_model
 from recipes.recipe import Recipe
 from recipes.scales import at_scale
@@ -20,7 +21,7 @@ from recipes.stop import StopSignals
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import RunConfig, differences, may_change, with_values
 from rstar_ray.data.sft_plan import SftPlan
-from rstar_ray.errors import ConfigError, RStarError, Stopped
+from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.run import HELD_OUT, evaluated, run_evaluation
 from rstar_ray.reward.own import check_own_reward
 from rstar_ray.run_dir.decoration import decoration
@@ -43,23 +44,19 @@ def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None, *, sft:
     Exit status: 0 done, 1 the run failed, 2 refused before anything started.
     """
     argv = sys.argv[1:] if argv is None else argv
-    try:
+
+    def act() -> None:
         configs = [with_local_model(config) for config in parse(recipes, argv, show=say)]
         run(with_sft_before(configs, recipes[0], sft))
-    except ConfigError as refused:
-        sys.exit(_complain(refused, 2))
-    except Stopped as stopped:
-        sys.exit(_complain(f"{stopped}; the same command goes on", 130))
-    except RStarError as failed:
-        sys.exit(_complain(failed, 1))
-    except KeyboardInterrupt:
-        sys.exit(_complain("stopped; the same command goes on from the newest checkpoint", 130))
+
+    _end(status_of(act, interrupted="stopped; the same command goes on from the newest checkpoint"))
 
 
 def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None:
     """The `main` of recipes/evaluate.py; exit statuses as `launch`."""
     argv = sys.argv[1:] if argv is None else argv
-    try:
+
+    def act() -> None:
         config = with_local_model(*parse([recipe], argv, show=say))
         config.check_paths()
         refuse_own_code(config)
@@ -71,21 +68,17 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
         refuse_broken_model(config, model, tools)
         connect()
         asyncio.run(_evaluate(config, sets, model, path, tools))
-    except ConfigError as refused:
-        sys.exit(_complain(refused, 2))
-    except RStarError as failed:
-        sys.exit(_complain(failed, 1))
-    except KeyboardInterrupt:
-        sys.exit(_complain("stopped; the same command goes on with the problems that are left", 130))
+
+    _end(status_of(act, interrupted="stopped; the same command goes on with the problems that are left"))
+
+
+def _end(status: int) -> None:
+    if status:
+        sys.exit(status)
 
 
 def say(line: str) -> None:
     print(line, flush=True)
-
-
-def _complain(what: object, status: int) -> int:
-    print(f"error: {what}", file=sys.stderr, flush=True)
-    return status
 
 
 def run(configs: Sequence[RunConfig]) -> None:

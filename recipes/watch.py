@@ -20,6 +20,8 @@ from typing import Annotated
 import tyro
 from aiohttp import web
 
+from recipes.ending import status_of
+from recipes.listen import listening, refuse_port
 from rstar_ray.errors import ConfigError
 from rstar_ray.report.live import LiveRun
 from rstar_ray.report.page import whole_page
@@ -124,35 +126,22 @@ class Watcher:
 
 async def watch(options: WatchOptions) -> None:
     """Until it is interrupted. Raises `ConfigError` for what is no run, and for an address that cannot be used."""
-    if not 0 <= options.port < 65536:
-        raise ConfigError("--port", f"{options.port} is no port", "give 1 to 65535, or 0 for any")
+    refuse_port(options.port)
     run, token = LiveRun(options.run), options.token or secrets.token_urlsafe(24)
-    runner = web.AppRunner(Watcher(run, options, token).app(), access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, options.host, options.port).start()
-        host, port = runner.addresses[0][:2]
-        shown = f"[{host}]" if ":" in host else host
-        print(f"http://{shown}:{port}/#token={token} shows {options.run}", flush=True)
+    async with listening(Watcher(run, options, token).app(), options.host, options.port) as address:
+        print(f"{address}/#token={token} shows {options.run}", flush=True)
         await asyncio.Event().wait()
-    except OSError as taken:
-        raise ConfigError(
-            "--port", f"{options.host}:{options.port} cannot be used ({taken})", "give another"
-        ) from taken
-    finally:
-        await runner.cleanup()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 ended by a person, 2 refused before anything started."""
-    try:
+
+    def act() -> None:
         options = tyro.cli(WatchOptions, args=argv, description=__doc__)
         with suppress(KeyboardInterrupt):
             asyncio.run(watch(options))
-    except ConfigError as refused:
-        print(f"error: {refused}", file=sys.stderr)
-        return 2
-    return 0
+
+    return status_of(act)
 
 
 if __name__ == "__main__":

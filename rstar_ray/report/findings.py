@@ -15,6 +15,15 @@ PHASE_NAMES = {
     "publish_s": "publishing",
     "other_s": "other",
 }
+PHASE_COLOURS = {
+    "generate_s": "blue",
+    "tools_s": "amber",
+    "verify_s": "purple",
+    "learn_s": "green",
+    "publish_s": "red",
+    "other_s": "grey",
+}
+"""One colour per phase in pictures and page, by the names that both give their shades."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from rstar_ray.report.bodies import MOST_TEXT_BYTES, Body, block, blocks, chosen
 from rstar_ray.report.browser import Browser, ledger_data, ledger_ids, read_browser
 from rstar_ray.report.findings import (
     EVALUATION_HEAD,
+    PHASE_COLOURS,
     PHASE_NAMES,
     PLACEMENT_HEAD,
     Change,
@@ -46,14 +47,6 @@ from rstar_ray.report.verdicts import summary, verdicts
 WEB = Path(__file__).with_name("web")
 GREEN, RED, PURPLE, BLUE, AMBER, INK = "green", "red", "purple", "blue", "amber", "ink"
 """Named: the page has a shade of each for light and for dark."""
-PHASE_COLOURS = {
-    "generate_s": BLUE,
-    "tools_s": AMBER,
-    "verify_s": PURPLE,
-    "learn_s": GREEN,
-    "publish_s": RED,
-    "other_s": "grey",
-}
 SCRIPTS = ("dom", "charts", "store", "highlight", "browser", "watch", "page")
 """In the order in which they stand in the page."""
 

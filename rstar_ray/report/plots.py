@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_ray.report.findings import (
+    PHASE_COLOURS,
     PHASE_NAMES,
     family_changes,
     heldout_change,
@@ -23,14 +24,7 @@ from rstar_ray.run_dir.decoration import decoration
 
 INK, MUTED, GRID, BAND = "#1f2933", "#6b7785", "#e4e7eb", "#f4f6f8"
 BLUE, GREEN, RED, PURPLE, AMBER, GREY = "#2b6cb0", "#2f855a", "#c8452d", "#6b4fa0", "#d99a2b", "#c3cad3"
-PHASE_COLOURS = {
-    "generate_s": BLUE,
-    "tools_s": AMBER,
-    "verify_s": PURPLE,
-    "learn_s": GREEN,
-    "publish_s": RED,
-    "other_s": GREY,
-}
+SHADES = {"blue": BLUE, "green": GREEN, "red": RED, "purple": PURPLE, "amber": AMBER, "grey": GREY}
 GROUP_COLOURS = (BLUE, RED, GREEN, PURPLE, AMBER, MUTED)
 TITLE_SIZE = 9.5
 WIDTH_IN = 8.8  # at 200 dpi twice the pixels of GitHub's column
@@ -167,7 +161,7 @@ def draw_time(axes: Axes, run: RunRecord) -> None:
     for phase, seconds in seconds_by_phase(run.steps).items():
         top = [below + more for below, more in zip(bottom, seconds, strict=True)]
         if sum(seconds) > 0.002 * sum(run.column("step_s")):
-            colour, label = PHASE_COLOURS[phase], PHASE_NAMES[phase]
+            colour, label = SHADES[PHASE_COLOURS[phase]], PHASE_NAMES[phase]
             axes.stairs(top, edges, baseline=bottom, fill=True, color=colour, label=label, linewidth=0)
         bottom = top
     axes.set_ylim(0, 1.15 * quantile(bottom, 0.99))

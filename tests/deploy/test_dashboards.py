@@ -144,7 +144,7 @@ def head(program: Path) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def test_a_prometheus_that_ends_is_told_with_its_last_line(head: "subprocess.Popen[bytes]"):
-    with pytest.raises(ConfigError, match=r"prometheus ended: .'the disk is full'.; see .cluster/prometheus/log"):
+    with pytest.raises(ConfigError, match=r"prometheus: it ended: .'the disk is full'.; see .cluster/prometheus/log"):
         dashboards.up(cluster.free_port())
 
 

@@ -1,0 +1,28 @@
+"""How a command ends: a status, and one line for what a person can mend."""
+
+import sys
+from collections.abc import Callable
+
+from rstar_ray.errors import ConfigError, RStarError, Stopped
+
+
+def status_of(act: Callable[[], int | None], *, interrupted: str = "") -> int:
+    """Run `act`; exit status: its own or 0, 1 it failed, 2 refused before anything started, 130 stopped by a person.
+
+    `interrupted` is said where Ctrl-C ends it.
+    """
+    try:
+        return act() or 0
+    except ConfigError as refused:
+        return _complain(refused, 2)
+    except Stopped as stopped:
+        return _complain(f"{stopped}; the same command goes on", 130)
+    except RStarError as failed:
+        return _complain(failed, 1)
+    except KeyboardInterrupt:
+        return _complain(interrupted, 130) if interrupted else 130
+
+
+def _complain(what: object, status: int) -> int:
+    print(f"error: {what}", file=sys.stderr, flush=True)
+    return status

@@ -1,0 +1,47 @@
+"""Processes that outlive their command: one that does not come up is ended, and no other."""
+
+import sys
+from pathlib import Path
+from urllib.request import Request
+
+import pytest
+
+from actors.cluster import free_port
+from actors.recorded import end, recorded, start
+from rstar_ray.errors import ConfigError, DeadlineExceeded
+
+SERVES = """
+import http.server, sys
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+
+
+def _asked(port: int) -> Request:
+    return Request(f"http://127.0.0.1:{port}/")
+
+
+def test_one_that_answers_goes_on_until_it_is_ended(tmp_path: Path):
+    path, port = tmp_path / "one.json", free_port()
+    start(path, [sys.executable, "-c", SERVES, str(port)], _asked(port), log=tmp_path / "log", deadline_s=30)
+    process = recorded(path)
+    assert process is not None and process.is_running()
+    end(path, process)
+    assert recorded(path) is None and not process.is_running()
+
+
+def test_one_that_ends_is_told_with_its_last_line(tmp_path: Path):
+    path, command = tmp_path / "one.json", ["/bin/sh", "-c", "echo the disk is full; exit 1"]
+    with pytest.raises(ConfigError, match=r"sh: it ended: .'the disk is full'.; see .*log"):
+        start(path, command, _asked(free_port()), log=tmp_path / "log", deadline_s=30)
+    assert recorded(path) is None
+
+
+def test_one_that_does_not_answer_in_time_is_ended(tmp_path: Path):
+    path = tmp_path / "one.json"
+    pid_file = tmp_path / "pid"
+    command = ["/bin/sh", "-c", f"echo $$ > {pid_file}; exec sleep 60"]
+    with pytest.raises(DeadlineExceeded, match="sh waited 1 s for an answer"):
+        start(path, command, _asked(free_port()), log=tmp_path / "log", deadline_s=1)
+    assert recorded(path) is None and not path.exists()
+    state = Path(f"/proc/{pid_file.read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"

@@ -1,0 +1,54 @@
+"""How a command ends: the status that a shell or a cluster sees, and the one line that a person reads."""
+
+from collections.abc import Callable
+
+import pytest
+
+from recipes.ending import status_of
+from rstar_ray.errors import ConfigError, LearnerError, Stopped
+
+
+def _raises(error: BaseException) -> Callable[[], int | None]:
+    def act() -> int | None:
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (
+            ConfigError("--port", "70000 is no port", "give another"),
+            2,
+            "error: --port: 70000 is no port; give another\n",
+        ),
+        (LearnerError("rank 1 is gone"), 1, "error: rank 1 is gone\n"),
+        (KeyboardInterrupt(), 130, "error: stopped\n"),
+    ],
+)
+def test_each_kind_of_end_has_its_status_and_one_line(
+    error: BaseException, status: int, said: str, capsys: pytest.CaptureFixture[str]
+):
+    assert status_of(_raises(error), interrupted="stopped") == status
+    assert capsys.readouterr().err == said
+
+
+def test_a_clean_stop_says_that_the_same_command_goes_on(capsys: pytest.CaptureFixture[str]):
+    assert status_of(_raises(Stopped("SIGTERM"))) == 130
+    assert capsys.readouterr().err.endswith("; the same command goes on\n")
+
+
+def test_a_command_without_a_word_for_ctrl_c_says_nothing(capsys: pytest.CaptureFixture[str]):
+    assert status_of(_raises(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_the_status_of_what_ends_by_itself_is_its_own():
+    assert status_of(lambda: None) == 0
+    assert status_of(lambda: 1) == 1
+
+
+def test_a_fault_of_ours_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError):
+        status_of(_raises(ZeroDivisionError()))
