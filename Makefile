@@ -62,7 +62,7 @@ mutants: $(READY)  ## Do the fast tests notice small changes in the pure rooms? 
 	$(BIN)/python tests/mutants $(ARGS)
 
 chaos: $(READY)  ## Faults put into one real run, a line for each; ARGS="--kinds SIGKILL --seeds 3" to choose
-	$(BIN)/python tests/chaos $(ARGS)
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 check: $(READY)  ## Format, lint and types
 	$(BIN)/ruff format --check .

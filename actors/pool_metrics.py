@@ -1,4 +1,4 @@
-"""A sandbox pool's figures under their exported names."""
+"""A sandbox pool's figures under their exported names, and in a line what it has lost."""
 
 from rstar_ray.outcome import Outcome
 from rstar_ray.telemetry.declared import METRICS, Metric
@@ -33,3 +33,11 @@ def pool_figures(stats: PoolStats) -> list[tuple[Metric, float, dict[str, str]]]
         else:
             figures.append((metric, values[metric.name], {}))
     return figures
+
+
+def lost_since(before: PoolStats | None, now: PoolStats) -> tuple[str, ...]:
+    """A line for what of a pool has died or was killed meanwhile, or none; others are in their place."""
+    servers = now.servers_lost - (before.servers_lost if before else 0)
+    cells = now.cells_lost - (before.cells_lost if before else 0)
+    lost = [f"{count} {what}" for count, what in ((servers, "warm servers"), (cells, "cells")) if count]
+    return (f"{' and '.join(lost)} of its pool were lost, and others started",) if lost else ()

@@ -19,6 +19,7 @@ class Sign:
     work: int = 0  # what it has to do
     progress: int = 0  # another number than before where it got on
     children: tuple[int, ...] = ()  # processes of its own that it waits for, by their ids
+    lines: tuple[str, ...] = ()  # what people should be shown since the last one
 
 
 class Alive:
@@ -29,7 +30,9 @@ class Alive:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._created_s = psutil.Process().create_time()
 
-    def sign(self, *, work: int = 0, progress: int = 0, children: tuple[int, ...] = ()) -> Sign:
+    def sign(
+        self, *, work: int = 0, progress: int = 0, children: tuple[int, ...] = (), lines: tuple[str, ...] = ()
+    ) -> Sign:
         return Sign(
             life=self.life,
             node_id=self._node_id,
@@ -38,4 +41,5 @@ class Alive:
             work=work,
             progress=progress,
             children=children,
+            lines=lines,
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from actors.meter import ray_meter
-from actors.pool_metrics import pool_figures
+from actors.pool_metrics import lost_since, pool_figures
 from actors.probe import Alive, Sign
 from rstar_ray.config import SandboxConfig
 from rstar_ray.deadline import within
@@ -23,6 +23,7 @@ from rstar_ray.trajectory import ToolCall, ToolResult
 from sandbox.errors import ComparisonFailed
 from sandbox.limits import program_limits, tool_limits
 from sandbox.pool import PoolConfig, SandboxPool
+from sandbox.pool_config import PoolStats
 from sandbox.request import ExecutionRequest, ExecutionResult
 from sandbox.tool_text import tool_text
 from sandbox.verify import equal_expressions
@@ -75,18 +76,23 @@ class SandboxExecutor:
         self._starting: asyncio.Task[Any] | None = None
         self._alive: Alive | None = None
         self._num_answered = 0
+        self._told: PoolStats | None = None  # with the sign before
 
     def __repr__(self) -> str:
         return self._name
 
     async def probe(self) -> Sign:
         """For the run's detector; what the pool has done is exported with it."""
+        stats = self._pool.stats()
         with self._meter.guarded():
-            for metric, value, labels in pool_figures(self._pool.stats()):
+            for metric, value, labels in pool_figures(stats):
                 put = self._meter.reached if metric.kind is Kind.COUNTER else self._meter.set
                 put(metric.name, value, executor=self._name, **labels)
         self._alive = self._alive or Alive()
-        return self._alive.sign(progress=self._num_answered)
+        before, self._told = self._told, stats
+        return self._alive.sign(
+            progress=self._num_answered, children=self._pool.server_ids, lines=lost_since(before, stats)
+        )
 
     async def start(self) -> str:
         """Start the pool, once; returns the isolation level it achieved."""
@@ -245,7 +251,6 @@ class SandboxClient:
     async def _run(self, executor: _Executor, calls: list[_Call]) -> None:
         waiting = {next(self._numbers): call for call in calls}
         batch = [(number, call.work) for number, call in waiting.items()]
-        reason = "it ended without an answer"
         try:
             stream = executor.handle.run.options(num_returns="streaming").remote(batch, self._caller)
             while waiting:
@@ -257,15 +262,15 @@ class SandboxClient:
                     reason=f"{len(waiting)} calls",
                 )
                 for number, answer in answers:
-                    if isinstance(answer, Failure):
-                        reason = answer.reason
+                    call = waiting.pop(number, None)
+                    if call is None:  # answered before, or never asked
                         continue
                     executor.outstanding -= 1
-                    _settle(waiting.pop(number).done, answer)
-                failed = [number for number, answer in answers if isinstance(answer, Failure)]
-                for number in failed:
-                    executor.outstanding -= 1
-                    self._again(waiting.pop(number), f"{executor.name}: {reason}")
+                    if answers_to(call.work, answer):
+                        _settle(call.done, answer)
+                    else:
+                        reason = answer.reason if isinstance(answer, Failure) else f"no answer but {answer!r:.80}"
+                        self._again(call, f"{executor.name}: {reason}")
         except Exception as lost:  # the actor died, or took too long: each is a reason to go elsewhere
             executor.rests_until_s = time.monotonic() + REST_S
             executor.outstanding -= len(waiting)
@@ -279,6 +284,11 @@ class SandboxClient:
             self._add(call)
         elif not call.done.done():
             call.done.set_exception(SandboxError(f"failed {MAX_TRIES} times, last on {reason}"))
+
+
+def answers_to(work: Work, answer: object) -> bool:
+    """Whether this is what such a call is answered with."""
+    return isinstance(answer, Verdicts if isinstance(work, Comparison) else ExecutionResult)
 
 
 async def _next_answers(stream: Any) -> list[tuple[int, Answer]]:

@@ -121,25 +121,39 @@ class Watch:
 
     async def _ask(self, name: str, one: _Followed) -> None:
         """An actor that Ray says is unavailable starts again, or is cut off: that is no silence, and not judged."""
+        away = False
         while True:
             try:
                 sign: Sign = await one.handle.probe.remote()
             except ActorUnavailableError:
                 self._detector.forget(name)
+                if not away:
+                    self._show(f"{name} cannot be reached: it starts again, or is cut off")
+                away = True
             except RayActorError as died:
                 self.leave(name)
                 if one.on_death is not None:
                     one.on_death(name, died)
                 return
             else:
-                changed = one.sign is None or (one.sign.life, one.sign.children) != (sign.life, sign.children)
-                one.sign = sign
-                if changed:
-                    self._write_record()
+                before, one.sign = one.sign, sign
+                self._tell(name, before, sign, away=away)
+                away = False
                 if not self._detector.watches(name):
                     self._detector.watch(name, one.limit)
                 self._detector.heard(name, work=sign.work, progress=sign.progress)
             await asyncio.sleep(self._config.probe_every_s)
+
+    def _tell(self, name: str, before: Sign | None, sign: Sign, *, away: bool) -> None:
+        """What is new about an actor that answers."""
+        if before is None or (before.life, before.children) != (sign.life, sign.children):
+            self._write_record()
+        if before is not None and before.life != sign.life:
+            self._show(f"{name} died: process {before.pid} is gone, and process {sign.pid} in its place")
+        elif away:
+            self._show(f"{name} answers again")
+        for line in sign.lines:
+            self._show(f"{name}: {line}")
 
     def _write_record(self) -> None:
         """None of a run's decisions depends on it, so a disk that refuses it is left alone."""
@@ -147,7 +161,7 @@ class Watch:
             return
         signs = {name: asdict(one.sign) for name, one in sorted(self._followed.items()) if one.sign}
         for sign in signs.values():
-            del sign["work"], sign["progress"]
+            del sign["work"], sign["progress"], sign["lines"]
         with contextlib.suppress(OSError):
             write_json(self._record, signs)
 

@@ -289,6 +289,12 @@ class SandboxPool:
         if not self._running and not self._waiting:
             self._idle_event.set()
 
+    @property
+    def server_ids(self) -> tuple[int, ...]:
+        """The processes of the warm servers, by their ids."""
+        crews = self._crews.everyone() if self._crews is not None else []
+        return tuple(crew.server.pid for crew in crews if crew.server is not None)
+
     def stats(self) -> PoolStats:
         """Counts and sums since the start."""
         crews = self._crews.everyone() if self._crews is not None else []

@@ -163,14 +163,14 @@ class RunDir:
 
     def newest_whole_checkpoint(self, stage: str, show: Callable[[str], None]) -> Checkpoint | None:
         """The newest whose every byte is what was written; what is newer is named, and set aside under another name."""
-        for checkpoint in reversed(self.checkpoints(stage)):
-            wrong = damage(checkpoint.path)
+        for folder in sorted(self.checkpoints_path.glob(f"{stage}-step-*"), reverse=True):
+            wrong = damage(folder)
             if wrong is None:
-                return checkpoint
-            aside = checkpoint.path.with_name(f"{SET_ASIDE}{checkpoint.path.name}")
+                return _read_checkpoint(folder)
+            aside = folder.with_name(f"{SET_ASIDE}{folder.name}")
             shutil.rmtree(aside, ignore_errors=True)
-            checkpoint.path.rename(aside)
-            show(f"checkpoint {checkpoint.path.name} is not whole and is set aside as {aside.name}: {wrong}")
+            folder.rename(aside)
+            show(f"checkpoint {folder.name} is not whole and is set aside as {aside.name}: {wrong}")
         return None
 
     def finish_stage(self, stage: str, step: int) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from actors.balancer import BalancerService
 from actors.generation.replica_metrics import ReplicaMetrics
-from actors.pool_metrics import pool_figures
+from actors.pool_metrics import lost_since, pool_figures
 from actors.watch import Watch
 from rstar_ray.config import DetectorConfig
 from rstar_ray.outcome import Outcome
@@ -85,13 +85,23 @@ def test_a_detector_tells_who_is_silent():
     assert kept.values["rstar_detector_silence_seconds{process=balancer}"] == 0
 
 
+STATS = PoolStats(
+    level="namespaces", slots=2, running=1, waiting=3, accepted=4, refused=5, finished={"ok": 6}, failed=7,
+    retried=8, cells_replaced=9, cells_lost=10, servers_lost=11, waiting_s=12.5, running_s=13.5, timed_out_s=14.5,
+    servers_memory_bytes=15,
+)  # fmt: skip
+
+
+def test_what_a_pool_has_lost_since_the_last_look_is_a_line():
+    assert lost_since(STATS, STATS) == ()
+    assert lost_since(None, STATS) == ("11 warm servers and 10 cells of its pool were lost, and others started",)
+    assert lost_since(STATS, replace(STATS, servers_lost=12)) == (
+        "1 warm servers of its pool were lost, and others started",
+    )
+
+
 def test_a_pool_tells_all_that_is_declared_of_sandboxes():
-    stats = PoolStats(
-        level="namespaces", slots=2, running=1, waiting=3, accepted=4, refused=5, finished={"ok": 6}, failed=7,
-        retried=8, cells_replaced=9, cells_lost=10, servers_lost=11, waiting_s=12.5, running_s=13.5, timed_out_s=14.5,
-        servers_memory_bytes=15,
-    )  # fmt: skip
-    figures = pool_figures(stats)
+    figures = pool_figures(STATS)
     assert {metric.name for metric, _, _ in figures} == declared("sandbox")
     assert sorted(value for _, value, _ in figures if value) == [
         *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11), 12.5, 13.5, 14.5, 15,

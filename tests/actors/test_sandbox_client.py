@@ -89,6 +89,32 @@ async def test_a_call_whose_executor_fails_is_repeated_on_another_and_the_model_
     assert all(result.outcome is Outcome.OK for result in results)
 
 
+class OddExecutor(FakeExecutor):
+    """Answers each call twice, one that nobody made, and to the first batch with what is no answer."""
+
+    async def _stream(self, batch: Sequence[tuple[int, Work]]) -> AsyncIterator[Any]:
+        answers = [(number, self._answer(work)) for number, work in batch]
+        if len(self.batches) == 1:
+            answers = [(number, Verdicts() if number % 2 else {"stdout": "1"}) for number, _ in answers]  # type: ignore[misc]
+        yield _ready([(max(number for number, _ in answers) + 1_000, Verdicts()), *answers])
+        yield _ready(answers)
+
+
+async def test_answers_given_twice_or_to_nobody_are_passed_over_and_what_is_no_answer_is_asked_for_again():
+    tools = client(a=OddExecutor())
+    results = await asyncio.gather(*(tools.execute(ToolCall(code=f"{i} + 1")) for i in range(3)))
+    assert [result.text for result in results] == ["0 + 1", "1 + 1", "2 + 1"]
+
+
+async def test_an_executor_that_answers_nothing_but_garbage_is_our_error():
+    class Garbage(FakeExecutor):
+        async def _stream(self, batch: Sequence[tuple[int, Work]]) -> AsyncIterator[Any]:
+            yield _ready([(number, "garbage") for number, _ in batch])
+
+    with pytest.raises(SandboxError, match="failed 3 times, last on a: no answer but 'garbage'"):
+        await client(a=Garbage()).execute(ToolCall(code="1"))
+
+
 async def test_a_call_that_fails_everywhere_is_our_error_and_no_outcome():
     tools = client(a=FakeExecutor(broken=True), b=FakeExecutor(dead=True))
     with pytest.raises(SandboxError, match="failed 3 times"):

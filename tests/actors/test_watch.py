@@ -32,6 +32,7 @@ class Actor:
         self.fault: Exception | None = None
         self.silent = False
         self.asked = 0
+        self.sign = SIGN
 
     def remote(self) -> Any:
         return self._answer()
@@ -42,7 +43,7 @@ class Actor:
             await asyncio.Event().wait()
         if self.fault is not None:
             raise self.fault
-        return replace(SIGN, progress=self.asked)
+        return replace(self.sign, progress=self.asked)
 
 
 class Run:
@@ -95,9 +96,12 @@ async def test_what_ray_says_is_unavailable_is_not_judged_and_is_watched_again_w
     while actor.asked < 7:
         await asyncio.sleep(0.01)
     assert not run.ended
+    assert run.shown == ["actor cannot be reached: it starts again, or is cut off"]
     actor.fault = None
     while actor.asked < 9:
         await asyncio.sleep(0.01)
+    assert run.shown[1:] == ["actor answers again"]
+    run.changed.clear()
     actor.silent = True
     await run.happens()
     assert len(run.ended) == 1
@@ -123,6 +127,21 @@ async def test_which_processes_are_the_runs_is_written_down(tmp_path: Path):
         "engine": {"life": "life", "node_id": "node", "pid": 1, "created_s": 0.0, "children": []}
     }
     await watch.close()
+
+
+async def test_another_process_in_the_place_of_one_that_died_is_shown_and_so_is_what_it_says_itself(run: Run):
+    actor = Actor()
+    run.watch.follow("balancer", actor, silent_s=0.4)
+    while actor.asked < 2:
+        await asyncio.sleep(0.01)
+    actor.sign = replace(SIGN, life="another", pid=2)
+    await run.happens()
+    actor.sign = replace(SIGN, life="another", pid=2, lines=("1 servers of its pool were lost",))
+    await run.happens()
+    assert run.shown[:2] == [
+        "balancer died: process 1 is gone, and process 2 in its place", "balancer: 1 servers of its pool were lost"
+    ]  # fmt: skip
+    assert not run.ended
 
 
 async def test_what_it_has_left_is_not_judged(run: Run):

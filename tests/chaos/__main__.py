@@ -1,264 +1,232 @@
 """`make chaos`: faults put into one real run at scale tiny, one after the other; a line for each, JSON at the end.
 
-A fault is put in at a random moment of a step. It is over when the run has logged two steps more; one that is not over
-in time is a hang. Signals go to processes that the run recorded in its directory, by id and beginning, and to no other.
+A fault is put in at a random moment of a step, or in the phase that it is about. It is over when every part is there
+again and a step has taken no longer than steps did before; one that is not over in time is a hang.
 """
 
 import argparse
-import contextlib
+import itertools
 import json
-import os
 import random
-import signal
-import subprocess
+import re
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import psutil
 
 from rstar_ray.run_dir.durable import read_rows
-from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.ledger import LEDGER
+from rstar_ray.run_dir.verify import faults as faults_of_run
+from tests.chaos.faults import KINDS, Kind, NotPutIn
+from tests.chaos.run import REPOSITORY, Run, make_policy
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-OPTIONS = (
-    "--scale tiny --sft.steps 120 --checkpoint.every-steps 1 --steps 4000 --prompts-per-step 8 --max-empty-steps 4000"
-    " --evaluate.num-problems 8 --evaluate.samples 2 --learner.ranks 2 --engine.replicas 2"
-    " --engine.cpus-per-replica 0.4 --rollout.max-response-tokens 160"
-)
-OVER_AFTER_STEPS = 2
-HANG_S = 300.0
-STOPPED_S = 3.0
-ALL_STOPPED_S = 10.0
+START_S = 240.0
+OVER_S = 150.0
+"""Longest until full speed is back; a fault is taken out after as long as it may take to be noticed."""
+CALM_STEPS = 4
+SLOW = 1.6
+"""Times the median of calm steps: a step that takes longer is not at full speed ..."""
+ENOUGH_STEPS = 3
+"""... unless it is the third since every part was there: then the machine has others to serve."""
+LOST_WORDS = re.compile(r"was lost|died| is killed|silent for|no step for")
 
 
-@dataclass
-class Run:
-    """The command, started again after the driver's own death."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One line."""
 
-    path: Path
-    log: Path
-    offset: int = 0  # of the log, where the latest fault was put in
-    driver: "subprocess.Popen[bytes] | None" = None
-    children: list[psutil.Process] = field(default_factory=list)
-
-    def start(self) -> None:
-        command = [sys.executable, "recipes/stage1.py", "--run-dir", str(self.path), *OPTIONS.split()]
-        with self.log.open("ab") as output:
-            self.driver = subprocess.Popen(command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT)
-
-    @property
-    def alive(self) -> bool:
-        return self.driver is not None and self.driver.poll() is None
+    fault: str
+    seed: int
+    outcome: str  # goes on, goes on when started again, ended by itself, hang, not put in
+    notice_s: float | None = None  # until the run said what it had lost
+    full_speed_s: float | None = None  # until the first step at full speed began, all parts being there
+    lost: int = 0  # rollouts that ended without being asked to
+    twice: int = 0
+    named: bool = True
+    steps: int = 0
 
     @property
-    def steps(self) -> int:
-        """Steps of the RL stage that are logged."""
-        path = self.path / "metrics.jsonl"
-        return sum(row["stage"] == "stage1" for row in read_rows(path)) if path.exists() else 0
-
-    def said(self) -> str:
-        """The lines since the latest fault."""
-        return self.log.read_bytes()[self.offset :].decode(errors="replace")
-
-    def process(self, name: str) -> psutil.Process:
-        """A process that the run recorded; `name/engine` is the first child of an actor. Waits for it to be there."""
-        deadline = time.monotonic() + HANG_S
-        actor, _, child = name.partition(" ")
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError, ValueError, KeyError, IndexError, psutil.NoSuchProcess):
-                recorded = json.loads(RunDir(self.path).processes_path.read_text())[actor]
-                process = psutil.Process(recorded["pid"])
-                if abs(process.create_time() - recorded["created_s"]) < 1:
-                    return psutil.Process(recorded["children"][0]) if child else process
-            time.sleep(0.2)
-        raise TimeoutError(f"{name} is not among the run's processes")
-
-    def all_processes(self) -> list[psutil.Process]:
-        """The driver and everything below it."""
-        assert self.driver is not None
-        top = psutil.Process(self.driver.pid)
-        return [top, *top.children(recursive=True)]
-
-    def wait_steps(self, more: int, seconds: float) -> bool:
-        """Whether so many more steps are logged in time; a driver that ended is started again."""
-        wanted, deadline = self.steps + more, time.monotonic() + seconds
-        while self.steps < wanted:
-            if time.monotonic() > deadline:
-                return False
-            if not self.alive:
-                self.start()
-            time.sleep(0.2)
-        return True
-
-    def end(self) -> None:
-        if self.driver is not None:
-            family = self.all_processes() if self.alive else []
-            self.driver.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.driver.wait(60)
-            for process in family:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            self.driver.wait(10)
+    def well(self) -> bool:
+        return self.outcome.startswith("goes on") and self.named and not self.lost and not self.twice
 
 
-Fault = Callable[[Run], None]
+class Campaign:
+    """Cases on one run, which goes on from one to the next."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._calm_s = 0.0
+        self._parts: set[str] = set()
+        self._gone: list[str] = []  # processes that their driver left behind
+
+    def begin(self) -> None:
+        """Start, and see how long a step takes when nothing happens. Raises `TimeoutError`."""
+        self._run.start()
+        if not self._run.wait(lambda: self._ended() or len(self._run.rows()) > CALM_STEPS, START_S):
+            raise TimeoutError("the run did not start")
+        self._calm_s = statistics.median(row["step_s"] for row in self._run.rows()[1:])
+        self._parts = set(self._run.recorded())
+        print(f"a calm step takes {self._calm_s:.1f} s; parts: {', '.join(sorted(self._parts))}", flush=True)
+
+    def play(self, kind: Kind, seed: int) -> Case:
+        """Put one fault in, and wait until it is over."""
+        run, delay_s = self._run, random.Random(f"{kind.name} {seed}").uniform(0.0, self._calm_s)
+        first_line, first_status, first_step = len(run.said), len(run.statuses), self._last_step()
+        time.sleep(delay_s)
+        began_s = time.monotonic()
+        try:
+            undo = kind.fault(run)
+        except NotPutIn as reason:
+            return Case(fault=kind.name, seed=seed, outcome=f"not put in: {reason}")
+        put_in_s = time.monotonic()
+        over_s = self._wait_until_over(put_in_s, undo)
+        outcome = "hang" if over_s is None else "goes on"
+        if len(run.statuses) > first_status:
+            status = run.statuses[-1][1]
+            outcome = f"goes on when started again ({status})" if kind.ends and over_s else outcome
+            outcome = f"ended by itself ({status})" if not kind.ends else outcome
+        lines = run.said[first_line:]
+        noticed = [line.at_s for line in lines if any(word in line.line for word in kind.says)]
+        named = all(any(word in line.line for line in lines) for word in kind.says)
+        if kind.harmless:
+            named = not any(LOST_WORDS.search(line.line) for line in lines)
+        case = Case(
+            fault=kind.name,
+            seed=seed,
+            outcome=outcome,
+            notice_s=round(max(0.0, noticed[0] - began_s), 1) if noticed else None,
+            full_speed_s=round(over_s, 1) if over_s is not None else None,
+            lost=self._lost(first_step, kind.drops),
+            twice=self._twice(),
+            named=named,
+            steps=self._last_step() - first_step,
+        )
+        if over_s is None:
+            self._after_hang(kind, seed)
+        return case
+
+    def _wait_until_over(self, put_in_s: float, undo: "object") -> float | None:
+        """Seconds until the first step at full speed began; None for a hang."""
+        run, known = self._run, len(self._run.rows())
+        seen: dict[int, float] = {}
+        complete_s: float | None = None
+        whole_steps = 0
+        while time.monotonic() < put_in_s + OVER_S:
+            if run.keep_up():
+                complete_s, undo = None, None
+            run.note_family()
+            now = time.monotonic()
+            if self._run.missing(self._parts):
+                complete_s = None
+            elif complete_s is None:
+                complete_s = now
+            rows = run.rows()
+            known = min(known, len(rows))  # the stage went back to a checkpoint
+            for position in range(known, len(rows)):
+                step_s = rows[position]["step_s"]
+                began_s = now - step_s
+                if seen.setdefault(position, now) != now:
+                    continue
+                whole = complete_s is not None and began_s >= complete_s - 1.0
+                whole_steps = whole_steps + 1 if whole else 0
+                if whole and (step_s <= SLOW * self._calm_s + 0.5 or whole_steps >= ENOUGH_STEPS):
+                    if callable(undo):
+                        undo()
+                    return max(0.0, began_s - put_in_s)
+            if callable(undo) and now > put_in_s + OVER_S / 4:
+                undo()
+                undo = None
+            time.sleep(0.1)
+        return None
+
+    def _after_hang(self, kind: Kind, seed: int) -> None:
+        tail = "\n".join(line.line for line in self._run.said[-30:])
+        (self._run.folder / f"hang {kind.name} {seed}".replace("/", "-")).write_text(tail)
+        self._run.end()
+        self._run.start()
+        self._run.wait(lambda: not self._run.missing(self._parts), START_S)
+
+    def _ended(self) -> bool:
+        driver = self._run.driver
+        return driver is None or driver.poll() is not None
+
+    def _last_step(self) -> int:
+        return max((row["step"] for row in self._run.rows()), default=0)
+
+    def _lost(self, after_step: int, expected: str) -> int:
+        """Rollouts that were dropped since that step for another reason than the one expected."""
+        lost = 0
+        for row in read_rows(self._run.path / LEDGER):
+            if row["step"] > after_step:
+                lost += sum(
+                    not expected or expected not in row["reasons"][rollout_id] for rollout_id in row["ids"]["dropped"]
+                )
+        return lost
+
+    def _twice(self) -> int:
+        """Steps that the log has twice, or whose weights are not one update further than those before."""
+        rows = self._run.rows()
+        twice = len(rows) - len({row["step"] for row in rows})
+        for before, after in itertools.pairwise(rows):
+            twice += after["policy_version"] - before["policy_version"] > 1
+        return twice
 
 
-def send(number: signal.Signals, *names: str) -> Fault:
-    def fault(run: Run) -> None:
-        for process in [run.process(name) for name in names]:
-            process.send_signal(number)
-
-    return fault
+def verified(run: Run) -> list[str]:
+    """What is wrong in the run directory, a line each."""
+    return faults_of_run(run.path, show=lambda line: print(line, flush=True))
 
 
-def stop_for(seconds: float, *names: str) -> Fault:
-    """Stopped, and going on before its limit: nothing may be killed."""
-
-    def fault(run: Run) -> None:
-        processes = [run.process(name) for name in names]
-        with stopped(processes):
-            time.sleep(seconds)
-
-    return fault
-
-
-def all_stopped(run: Run) -> None:
-    with stopped(run.all_processes()):
-        time.sleep(ALL_STOPPED_S)
-
-
-@contextlib.contextmanager
-def stopped(processes: Sequence[psutil.Process]) -> Iterator[None]:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for process in reversed(processes):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGCONT)
-
-
-def to_driver(number: signal.Signals) -> Fault:
-    def fault(run: Run) -> None:
-        assert run.driver is not None
-        run.driver.send_signal(number)
-        run.driver.wait(180)
-
-    return fault
-
-
-def damaged(pattern: str, change: Callable[[bytes], bytes]) -> Fault:
-    """The driver dies, and then a file of the run directory is damaged."""
-
-    def fault(run: Run) -> None:
-        to_driver(signal.SIGKILL)(run)
-        found = sorted(run.path.glob(pattern), key=lambda path: path.stat().st_mtime)
-        if found:
-            found[-1].write_bytes(change(found[-1].read_bytes()))
-
-    return fault
-
-
-def flipped(data: bytes) -> bytes:
-    return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
-
-
-PARTS = (
-    "generation/0", "generation/1 engine", "sandbox/0", "balancer", "learner/rank-0", "learner/rank-1",
-)  # fmt: skip
-PAIRS = (
-    ("generation/0", "generation/1"), ("generation/0", "learner/rank-1"), ("balancer", "sandbox/0"),
-    ("generation/1 engine", "balancer"), ("learner/rank-0", "learner/rank-1"), ("sandbox/0", "generation/0 engine"),
-)  # fmt: skip
-NEWEST = "checkpoints/stage1-step-*"
-KINDS: dict[str, Fault] = {
-    **{f"SIGKILL {part}": send(signal.SIGKILL, part) for part in PARTS},
-    **{f"SIGSTOP {part}": send(signal.SIGSTOP, part) for part in PARTS},
-    **{f"SIGSTOP, SIGCONT {part}": stop_for(STOPPED_S, part) for part in PARTS},
-    **{f"SIGKILL {' and '.join(pair)}": send(signal.SIGKILL, *pair) for pair in PAIRS},
-    "SIGSTOP generation/0 and balancer": send(signal.SIGSTOP, "generation/0", "balancer"),
-    "all processes stopped for 10 s": all_stopped,
-    "SIGKILL driver": to_driver(signal.SIGKILL),
-    "SIGTERM driver": to_driver(signal.SIGTERM),
-    "SIGKILL driver, a flipped byte": damaged(f"{NEWEST}/state-*.safetensors", flipped),
-    "SIGKILL driver, a torn manifest": damaged(f"{NEWEST}/manifest.json", lambda data: data[: len(data) // 2]),
-    "SIGKILL driver, a torn journal": damaged("journal/*/*.turns", lambda data: data[:-3]),
-}
-NAMING = ("lost", "killed", "died", "going on after", "answers again", "not whole")
-HARMLESS = tuple(kind for kind in KINDS if kind.startswith(("SIGSTOP, SIGCONT", "all processes")))
-
-
-def play(run: Run, kind: str, seed: int) -> dict[str, Any]:
-    """Put one fault in, and wait until the run goes on."""
-    random.seed(f"{kind} {seed}")
-    run.offset, before = run.log.stat().st_size, run.steps
-    time.sleep(random.uniform(0.0, 2.0))
-    began = time.monotonic()
-    KINDS[kind](run)
-    put_in = time.monotonic()
-    goes_on = run.wait_steps(OVER_AFTER_STEPS, HANG_S)
-    said = run.said()
-    named = kind in HARMLESS or any(word in said for word in NAMING)
-    killed_healthy = kind in HARMLESS and " is killed" in said
-    row = {
-        "fault": kind,
-        "seed": seed,
-        "outcome": "goes on" if goes_on else "hang",
-        "put_in_s": round(put_in - began, 1),
-        "over_s": round(time.monotonic() - put_in, 1),
-        "steps": run.steps - before,
-        "named": named and not killed_healthy,
-    }
-    print(json.dumps(row), flush=True)
-    return row
-
-
-def count_rollouts(path: Path) -> tuple[int, int]:
-    """(lost, twice): rollouts that our failures dropped, of all the logged steps, and steps that the log has twice."""
-    rows = [row for row in read_rows(path / "metrics.jsonl") if row["stage"] == "stage1"]
-    steps = [row["step"] for row in rows]
-    most = max(row["rollouts"] for row in rows)  # of a step that lost none
-    return sum(most - row["rollouts"] for row in rows), len(steps) - len(set(steps))
+def chosen(pattern: str) -> list[Kind]:
+    return [kind for name, kind in KINDS.items() if re.search(pattern, name)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kinds", default="", help="only those whose name has this in it")
+    parser.add_argument("--kinds", default="", help="a regular expression: only those whose name has this in it")
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--run-dir", default="")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--folder", default="", help="where the run and its log go; a temporary folder")
+    parser.add_argument("--policy", default=str(REPOSITORY / "runs" / "chaos"), help="where the policy is kept")
+    parser.add_argument("--list", action="store_true", help="print the kinds")
     options = parser.parse_args()
-    path = Path(options.run_dir or tempfile.mkdtemp(prefix="chaos-")).absolute()
-    path.mkdir(parents=True, exist_ok=True)
-    run = Run(path / "run", path / "log")
-    os.environ["PYTHONPATH"] = str(REPOSITORY)
-    run.start()
-    rows: list[dict[str, Any]] = []
+    if options.list:
+        print("\n".join(KINDS))
+        return 0
+    folder = Path(options.folder or tempfile.mkdtemp(prefix="chaos-")).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    run = Run(folder, make_policy(Path(options.policy)))
+    cases: list[Case] = []
+    wrong: Sequence[str] = ()
+    campaign = Campaign(run)
     try:
-        if not run.wait_steps(1, 1_800):
-            print(f"the run did not start: {run.log}", file=sys.stderr)
-            return 1
-        for seed in range(options.seeds):
-            for kind in (kind for kind in KINDS if options.kinds in kind):
-                rows.append(play(run, kind, seed))
-                if rows[-1]["outcome"] == "hang":
-                    run.end()
-                    run.start()
+        campaign.begin()
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            for kind in chosen(options.kinds):
+                cases.append(campaign.play(kind, seed))
+                print(json.dumps(asdict(cases[-1])), flush=True)
     finally:
         run.end()
-    lost, twice = count_rollouts(run.path)
-    hangs = sum(row["outcome"] == "hang" for row in rows)
-    unnamed = sum(not row["named"] for row in rows)
-    print(json.dumps({"cases": len(rows), "hangs": hangs, "lost": lost, "twice": twice, "unnamed": unnamed}))
-    return 1 if hangs or lost or twice or unnamed else 0
+        wrong = verified(run)
+        print("\n".join(wrong), flush=True)
+        print(json.dumps(summary(cases)), flush=True)
+    return 0 if all(case.well for case in cases) and not wrong else 1
+
+
+def summary(cases: Sequence[Case]) -> dict[str, int]:
+    return {
+        "cases": len(cases),
+        "kinds": len({case.fault for case in cases}),
+        "hangs": sum(case.outcome == "hang" for case in cases),
+        "ended": sum(case.outcome.startswith("ended") for case in cases),
+        "not put in": sum(case.outcome.startswith("not put in") for case in cases),
+        "lost": sum(case.lost for case in cases),
+        "twice": sum(case.twice for case in cases),
+        "unnamed": sum(not case.named for case in cases),
+    }
 
 
 if __name__ == "__main__":

@@ -150,6 +150,20 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str):
         assert steps(run_dir, "stage1") == [10, 20]
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "rank0/state.pt"])
+def test_a_torn_file_of_a_checkpoint_is_named_and_the_checkpoint_before_is_used(tmp_path: Path, name: str):
+    shown: list[str] = []
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        write(run_dir, "stage1", 10)
+        write(run_dir, "stage1", 20)
+        torn = tmp_path / "checkpoints" / "stage1-step-000020" / name
+        torn.write_bytes(torn.read_bytes()[:3])
+        newest = run_dir.newest_whole_checkpoint("stage1", shown.append)
+        assert newest is not None and newest.step == 10
+        (line,) = shown
+        assert line.startswith("checkpoint stage1-step-000020 is not whole and is set aside") and name in line
+
+
 def test_one_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_path: Path):
     shown: list[str] = []
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:

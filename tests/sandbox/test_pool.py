@@ -86,7 +86,7 @@ async def test_a_wedged_cell_is_replaced_within_two_seconds_and_its_call_repeate
 async def test_a_dead_server_is_started_again_and_its_cells_serve_on():
     async with SandboxPool(derived.pool(slots=1, flavors=LEAN)) as pool:
         server = pool._crews["lean"].server
-        assert server is not None
+        assert server is not None and pool.server_ids == (server.pid,)
         os.kill(server.pid, signal.SIGKILL)
         assert (await pool.run(ExecutionRequest(code="print(1)"))).stdout == "1\n"
         await until(lambda: pool.stats().servers_lost == 1 and pool._crews["lean"].server not in (None, server))

@@ -1,0 +1,10 @@
+"""The command that the harness starts: stage 1, with `tests.chaos.seams` let into it."""
+
+if __name__ == "__main__":
+    from tests.chaos import seams
+
+    seams.in_driver()
+    from recipes.session import launch
+    from recipes.stage1 import STAGE_1
+
+    launch([STAGE_1])

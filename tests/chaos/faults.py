@@ -1,0 +1,337 @@
+"""The kinds of faults: what is done to the run, what it must say of it, and what it may cost."""
+
+import contextlib
+import resource
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from tests.chaos.run import Run
+
+Undo = Callable[[], None]
+Fault = Callable[[Run], Undo | None]
+"""Puts a fault in; what it returns takes it out again, once the run has noticed it."""
+
+FOUND_S = 30.0
+PHASE_S = 60.0
+STOPPED_S = 3.0
+ALL_STOPPED_S = 10.0
+DAY_S = 86_400.0
+
+
+class NotPutIn(Exception):
+    """The run did not come to where the fault belongs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One fault."""
+
+    name: str
+    fault: Fault
+    says: tuple[str, ...] = ()  # each stands in a line of the run; none where nothing is lost
+    ends: bool = False  # the command ends, and goes on where it is given again
+    drops: str = ""  # what stands in the reasons of rollouts that this fault may end
+    harmless: bool = False  # nothing may be killed for it
+
+
+def found(run: Run, name: str) -> psutil.Process:
+    processes: list[psutil.Process] = []
+
+    def there() -> bool:
+        process = run.process(name)
+        processes.extend([process] if process else [])
+        return process is not None
+
+    if not run.wait(there, FOUND_S):
+        raise NotPutIn(f"{name} is not among the run's processes")
+    return processes[0]
+
+
+def send(number: signal.Signals, *names: str) -> Fault:
+    def fault(run: Run) -> None:
+        for process in [found(run, name) for name in names]:
+            process.send_signal(number)
+
+    return fault
+
+
+def stopped_for(seconds: float, *names: str) -> Fault:
+    """Stopped, and going on before its limit."""
+
+    def fault(run: Run) -> None:
+        _stop([found(run, name) for name in names], seconds)
+
+    return fault
+
+
+def all_stopped(run: Run) -> None:
+    _stop(run.note_family(), ALL_STOPPED_S)
+
+
+def _stop(processes: Sequence[psutil.Process], seconds: float) -> None:
+    try:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+    finally:
+        for process in reversed(processes):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
+
+
+def to_driver(number: signal.Signals) -> Fault:
+    def fault(run: Run) -> None:
+        assert run.driver is not None
+        run.note_family()
+        run.driver.send_signal(number)
+
+    return fault
+
+
+def to_ray(program: str, number: signal.Signals) -> Fault:
+    """One of Ray's own processes, a child of the driver that the harness started."""
+
+    def fault(run: Run) -> None:
+        for process in run.note_family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() == program:
+                    process.send_signal(number)
+                    return
+        raise NotPutIn(f"the driver has no {program}")
+
+    return fault
+
+
+def during(phase: str, fault: Fault) -> Fault:
+    """As soon as the run is in this phase."""
+
+    def put_in(run: Run) -> Undo | None:
+        if not run.wait(lambda: run.phase == phase, PHASE_S, every_s=0.002):
+            raise NotPutIn(f"the run did not come to its {phase}")
+        return fault(run)
+
+    return put_in
+
+
+def in_its_start(run: Run) -> None:
+    """A worker is lost, and lost again while its engine starts."""
+    (run.control / "starting").unlink(missing_ok=True)
+    found(run, "generation/1").kill()
+    if not run.wait(lambda: run.starting() is not None, PHASE_S, every_s=0.05):
+        raise NotPutIn("the worker did not start again")
+    time.sleep(2.0)
+    process = run.starting()
+    if process is None:
+        raise NotPutIn("the worker's start was over")
+    process.kill()
+
+
+def driver_in_its_start(run: Run) -> None:
+    """The driver dies, and dies again while its actors start."""
+    to_driver(signal.SIGKILL)(run)
+    assert run.driver is not None
+    run.driver.wait(20)
+    run.keep_up()
+    time.sleep(8.0)
+    to_driver(signal.SIGKILL)(run)
+
+
+def damaged(pattern: str, change: Callable[[bytes], bytes]) -> Fault:
+    """The driver dies, and then a file of the run directory is damaged."""
+
+    def fault(run: Run) -> None:
+        to_driver(signal.SIGKILL)(run)
+        assert run.driver is not None
+        run.driver.wait(20)
+        files = sorted(run.path.glob(pattern), key=lambda path: path.stat().st_mtime)
+        if not files:
+            raise NotPutIn(f"there is no {pattern}")
+        files[-1].write_bytes(change(files[-1].read_bytes()))
+
+    return fault
+
+
+def flipped(data: bytes) -> bytes:
+    return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+
+
+def half(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def told(name: str, text: str, seconds: float = 8.0) -> Fault:
+    """A file in the folder of faults, for a while (see `tests.chaos.seams`)."""
+
+    def fault(run: Run) -> None:
+        path = run.control / name
+        path.write_text(text)
+        try:
+            time.sleep(seconds)
+        finally:
+            path.unlink()
+
+    return fault
+
+
+def limited(name: str, limit: int, value: int) -> Fault:
+    """A process meets its end of a resource, as of a disk or of memory; the limit is lifted if it lives on."""
+
+    def fault(run: Run) -> Undo:
+        process = found(run, name)
+        soft, hard = process.rlimit(limit)
+        wanted = value if limit != resource.RLIMIT_AS else process.memory_info().vms + value
+        process.rlimit(limit, (wanted, hard))
+
+        def undo() -> None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.rlimit(limit, (soft, hard))
+
+        return undo
+
+    return fault
+
+
+def silent_child(run: Run) -> None:
+    """A warm server of the sandbox's pool is stopped."""
+    found(run, "sandbox/0 child").send_signal(signal.SIGSTOP)
+
+
+NEWEST = "checkpoints/stage1-step-*"
+PARTS = ("generation/0", "sandbox/0", "balancer", "learner/rank-0", "learner/rank-1")
+CHILDREN = {"generation/1 engine": "generation/1", "sandbox/0 child": "sandbox/0"}
+HARD = signal.SIGKILL
+PAIRS = (
+    ("generation/0", "generation/1"), ("generation/0", "learner/rank-1"), ("balancer", "sandbox/0"),
+    ("generation/1 engine", "balancer"), ("learner/rank-0", "learner/rank-1"), ("sandbox/0", "generation/0 engine"),
+    ("balancer", "learner/rank-0"),
+)  # fmt: skip
+PHASES = {
+    "publish": ("generation/0", "learner/rank-0", "balancer"),
+    "update": ("learner/rank-1",),
+    "checkpoint": ("learner/rank-0", "learner/rank-1"),
+    "evaluation": ("generation/0", "sandbox/0", "balancer", "learner/rank-0"),
+}
+
+
+def _actor(name: str) -> str:
+    return name.partition(" ")[0]
+
+
+def _kinds() -> list[Kind]:
+    kinds = [Kind(name=f"SIGKILL {part}", fault=send(HARD, part), says=(_actor(part),)) for part in (*PARTS, *CHILDREN)]
+    kinds += [
+        Kind(name=f"SIGSTOP {part}", fault=send(signal.SIGSTOP, part), says=(_actor(part),))
+        for part in (*PARTS, *CHILDREN)
+    ]
+    kinds += [
+        Kind(name=f"SIGSTOP, SIGCONT {part}", fault=stopped_for(STOPPED_S, part), harmless=True)
+        for part in (*PARTS, "generation/1 engine")
+    ]
+    kinds += [
+        Kind(name=f"SIGKILL {' and '.join(pair)}", fault=send(HARD, *pair), says=tuple(map(_actor, pair)))
+        for pair in PAIRS
+    ]
+    kinds += [
+        Kind(name=f"SIGKILL {part} in {phase}", fault=during(phase, send(HARD, part)), says=(part,))
+        for phase, parts in PHASES.items()
+        for part in parts
+    ]
+    return kinds + _of_the_driver() + _of_answers() + _of_the_machine()
+
+
+def _of_the_driver() -> list[Kind]:
+    again = ("going on after step",)
+    return [
+        Kind(name="SIGKILL driver", fault=to_driver(HARD), says=again, ends=True),
+        Kind(name="SIGTERM driver", fault=to_driver(signal.SIGTERM), says=again, ends=True),
+        Kind(name="SIGINT driver", fault=to_driver(signal.SIGINT), says=again, ends=True),
+        *(
+            Kind(name=f"SIGKILL driver in {phase}", fault=during(phase, to_driver(HARD)), says=again, ends=True)
+            for phase in PHASES
+        ),
+        Kind(name="SIGKILL driver in its start", fault=driver_in_its_start, says=again, ends=True),
+        Kind(name="SIGKILL generation/1 in its start", fault=in_its_start, says=("generation/1",)),
+        Kind(
+            name="SIGKILL driver, a flipped byte in a checkpoint",
+            fault=damaged(f"{NEWEST}/state-*.safetensors", flipped), says=("is not whole", *again), ends=True,
+        ),
+        Kind(
+            name="SIGKILL driver, a torn manifest",
+            fault=damaged(f"{NEWEST}/manifest.json", half), says=("is not whole", *again), ends=True,
+        ),
+        Kind(
+            name="SIGKILL driver, a torn journal",
+            fault=damaged("journal/*/*.turns", lambda data: data[:-3]), says=again, ends=True,
+        ),
+        Kind(
+            name="SIGKILL driver, a torn row of the ledger",
+            fault=damaged("ledger.jsonl", lambda data: data[:-9]), says=again, ends=True,
+        ),
+    ]  # fmt: skip
+
+
+def _of_answers() -> list[Kind]:
+    return [
+        Kind(name="sandbox answers twice", fault=told("answers", "twice"), says=("sandbox/0",)),
+        Kind(name="sandbox answers what nobody asked", fault=told("answers", "strange"), says=("sandbox/0",)),
+        Kind(name="sandbox answers garbage", fault=told("answers", "garbage"), says=("sandbox/0",), drops="sandbox"),
+        Kind(name="sandbox answers another question", fault=told("answers", "swapped"), says=("sandbox/0",),
+             drops="sandbox"),
+        Kind(name="sandbox does not answer", fault=told("answers", "none", 3.0), says=("sandbox/0",), drops="sandbox"),
+        Kind(name="a tool that never returns", fault=told("program", "while True: pass"), harmless=True),
+        Kind(name="a tool that sleeps for ever", fault=told("program", "import time; time.sleep(1e9)"), harmless=True),
+        Kind(name="a tool that eats memory", fault=told("program", "x = [bytes(10**8) for _ in range(99)]"),
+             harmless=True),
+        Kind(name="a tool that kills its process", fault=told("program", "import os; os.kill(os.getpid(), 9)"),
+             harmless=True),
+        Kind(name="a tool that prints without end", fault=told("program", "while True: print('x' * 10**6)"),
+             harmless=True),
+        Kind(name="reward raises", fault=told("reward", "raises of half", 4.0), says=("a reward check that raises",),
+             drops="reward"),
+        Kind(name="reward raises, a whole group", fault=told("reward", "raises of one problem"),
+             says=("a reward check that raises",), drops="reward"),
+        Kind(name="reward hangs", fault=told("reward", "hangs of one problem", 4.0), says=("no answer within 3 s",),
+             drops="reward"),
+        Kind(name="reward's process ends", fault=told("reward", "ends of half", 4.0),
+             says=("ended without an answer",), drops="reward"),
+        Kind(name="reward is no number", fault=told("reward", "gives nothing of half", 4.0), says=("no number",),
+             drops="reward"),
+        Kind(name="prompts too long", fault=told("long prompt", "all", 4.0), harmless=True),
+    ]  # fmt: skip
+
+
+def _of_the_machine() -> list[Kind]:
+    full = during("checkpoint", limited("learner/rank-0", resource.RLIMIT_FSIZE, 65_536))
+    kinds = [
+        Kind(name=f"out of memory {part}", fault=limited(part, resource.RLIMIT_AS, 0), says=(part,), ends=part == "?")
+        for part in ("generation/0", "sandbox/0", "learner/rank-1")
+    ]
+    return [
+        *kinds,
+        Kind(name="disk full in checkpoint", fault=full, says=("File too large",), ends=True),
+        Kind(name="object store full", fault=told("fill", "256"), harmless=True),
+        Kind(name="clock a day ahead", fault=told("clock", str(DAY_S)), harmless=True),
+        Kind(name="clock an hour back", fault=told("clock", "-3600"), harmless=True),
+        Kind(name="all processes stopped for 10 s", fault=all_stopped, harmless=True),
+        Kind(name="SIGKILL raylet", fault=to_ray("raylet", HARD), says=("going on after step",), ends=True),
+        Kind(name="SIGKILL GCS", fault=to_ray("gcs_server", HARD), says=("going on after step",), ends=True),
+        Kind(name="SIGSTOP, SIGCONT raylet", fault=_ray_stopped("raylet"), harmless=True),
+        Kind(name="SIGSTOP, SIGCONT GCS", fault=_ray_stopped("gcs_server"), harmless=True),
+    ]
+
+
+def _ray_stopped(program: str) -> Fault:
+    def fault(run: Run) -> None:
+        to_ray(program, signal.SIGSTOP)(run)
+        time.sleep(STOPPED_S)
+        to_ray(program, signal.SIGCONT)(run)
+
+    return fault
+
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _kinds()}

@@ -1,0 +1,204 @@
+"""The run that faults are put into: its command, what it said when, its steps, and its processes.
+
+Signals go to processes that this harness started, or that the run recorded in its directory, by id and beginning.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rstar_ray.run_dir.durable import read_rows
+from rstar_ray.run_dir.folder import RunDir
+from tests.chaos.seams import PHASE, VARIABLE
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+OPTIONS = (
+    "--scale tiny --steps 4000 --prompts-per-step 4 --max-empty-steps 4000 --checkpoint.every-steps 1"
+    " --checkpoint.trajectories-every-steps 20 --learner.ranks 2 --engine.replicas 2 --engine.cpus-per-replica 0.4"
+    " --rollout.max-response-tokens 96 --rollout.deadline-s 90 --data.num-train 64 --reward.name own:reward"
+    " --reward.deadline-s 3 --evaluate.every-steps 4 --evaluate.num-problems 4 --evaluate.samples 2"
+    " --evaluate.max-response-tokens 96 --sandbox.deadline-s 30 --detector.still-s 100"
+)
+SFT_OPTIONS = (
+    "--sft.steps 200 --checkpoint.every-steps 200 --sft.num-conversations 1000"
+    " --evaluate.num-problems 4 --evaluate.samples 1 --evaluate.max-response-tokens 96"
+)
+END_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A line of the run, and when it came."""
+
+    at_s: float
+    line: str
+
+
+class Run:
+    """One run directory, and the command that is started again whenever it ended. Times are monotonic."""
+
+    def __init__(self, folder: Path, policy: Path) -> None:
+        self.folder = folder
+        self.path = folder / "run"
+        self.control = folder / "control"
+        self.control.mkdir(parents=True, exist_ok=True)
+        self._policy = policy
+        self.said: list[Said] = []
+        self.statuses: list[tuple[float, int]] = []  # when a driver ended, and how
+        self.driver: subprocess.Popen[bytes] | None = None
+        self.family: dict[int, float] = {}  # every process seen below a driver: its id and beginning
+
+    # -- the command ----------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        command = [sys.executable, "tests/chaos/driver.py", "--run-dir", str(self.path), "--model", str(self._policy)]
+        command += ["--own-folder", str(Path(__file__).parent), *OPTIONS.split()]
+        environment = {**os.environ, VARIABLE: str(self.control), "PYTHONPATH": str(REPOSITORY)}
+        (self.control / PHASE).unlink(missing_ok=True)
+        self.driver = subprocess.Popen(
+            command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        threading.Thread(target=self._listen, args=(self.driver,), daemon=True).start()
+
+    def _listen(self, driver: "subprocess.Popen[bytes]") -> None:
+        assert driver.stdout is not None
+        with (self.folder / "log").open("a") as log:
+            for line in driver.stdout:
+                said = Said(time.monotonic(), line.decode(errors="replace").rstrip())
+                self.said.append(said)
+                log.write(f"{said.at_s:9.2f} {said.line}\n")
+                log.flush()
+
+    def keep_up(self) -> bool:
+        """Start the command again where it has ended; True where it had."""
+        assert self.driver is not None
+        status = self.driver.poll()
+        if status is None:
+            return False
+        self.statuses.append((time.monotonic(), status))
+        self.end_family()
+        self.start()
+        return True
+
+    def end(self) -> None:
+        """SIGTERM, twice where the first is not enough, and then whatever is left of its family."""
+        assert self.driver is not None
+        self.note_family()
+        for _ in range(2):
+            self.driver.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.driver.wait(END_S)
+                break
+        self.end_family(0.0)
+        self.driver.wait(10)
+
+    def note_family(self) -> list[psutil.Process]:
+        """The driver and all below it, as they are now."""
+        assert self.driver is not None
+        found: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            top = psutil.Process(self.driver.pid)
+            for process in [top, *top.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self.family[process.pid] = process.create_time()
+                    found.append(process)
+        return found
+
+    def end_family(self, patience_s: float = 20.0) -> list[str]:
+        """Kill what is left of the processes seen below drivers; what had not ended by itself in time."""
+        deadline = time.monotonic() + patience_s
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        names: list[str] = []
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                names.append(process.name())
+                process.kill()
+        self.family.clear()
+        return names
+
+    def _left(self) -> list[psutil.Process]:
+        found: list[psutil.Process] = []
+        for pid, created_s in self.family.items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if process.create_time() == created_s and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    # -- what it tells --------------------------------------------------------------------------------------------
+    @property
+    def phase(self) -> str:
+        try:
+            return (self.control / PHASE).read_text()
+        except FileNotFoundError:
+            return ""
+
+    def rows(self) -> list[dict[str, Any]]:
+        path = self.path / "metrics.jsonl"
+        return [row for row in read_rows(path) if row["stage"] == "stage1"] if path.exists() else []
+
+    def recorded(self) -> dict[str, dict[str, Any]]:
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(RunDir(self.path).processes_path.read_text())
+        return {}
+
+    def process(self, name: str) -> psutil.Process | None:
+        """One that the run recorded, while it lives; `generation/0 engine` is the first child of an actor."""
+        actor, _, child = name.partition(" ")
+        with contextlib.suppress(KeyError, IndexError, psutil.NoSuchProcess):
+            entry = self.recorded()[actor]
+            process = psutil.Process(entry["pid"])
+            if abs(process.create_time() - entry["created_s"]) < 1:
+                return psutil.Process(entry["children"][0]) if child else process
+        return None
+
+    def starting(self) -> psutil.Process | None:
+        """The generation worker that began to start last, as it told, while it lives."""
+        with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
+            told = json.loads((self.control / "starting").read_text())
+            process = psutil.Process(told["pid"])
+            return process if process.create_time() == told["created_s"] else None
+        return None
+
+    def missing(self, names: "set[str]") -> set[str]:
+        """Those of the recorded processes that are not there, or stopped."""
+        found: set[str] = set()
+        for name in names:
+            process = self.process(name)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process is not None and process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+                    continue
+            found.add(name)
+        return found
+
+    def wait(self, done: Callable[[], bool], seconds: float, every_s: float = 0.1) -> bool:
+        deadline = time.monotonic() + seconds
+        while not done():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(every_s)
+        return True
+
+
+def make_policy(folder: Path) -> Path:
+    """A policy that has seen enough of SFT to call tools; made once."""
+    model = folder / "policy"
+    if not (model / "config.json").exists():
+        command = [sys.executable, "recipes/sft.py", "--scale", "tiny", "--run-dir", str(folder / "sft")]
+        command += SFT_OPTIONS.split()
+        subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, check=True)
+        checkpoint = RunDir(folder / "sft").finished_checkpoint("sft")
+        assert checkpoint is not None
+        model.symlink_to(checkpoint.path / "model")
+    return model

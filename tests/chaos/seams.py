@@ -1,0 +1,181 @@
+"""What the run under faults has that no other run has: places where the harness can reach into it.
+
+Everything is asked of a folder, named in CHAOS_CONTROL: a file there is a fault that is put in, and the run writes
+there which phase it is in. The parts themselves are the real ones.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+VARIABLE = "CHAOS_CONTROL"
+PHASE = "phase"
+LOOK_AGAIN_S = 0.2
+
+
+def control(name: str) -> Path:
+    return Path(os.environ[VARIABLE]) / name
+
+
+def asked(name: str) -> str | None:
+    """What a fault was put in with; None where it is not."""
+    try:
+        return control(name).read_text()
+    except FileNotFoundError:
+        return None
+
+
+def in_driver() -> None:
+    """Say which phase the run is in, hand long prompts on, and have every worker process call `in_worker`."""
+    import ray
+
+    import actors.system as system
+    import rstar_ray.stages as stages
+    from actors.learner.gang import Learner
+    from rstar_ray.chat.template import TokenizerChat
+
+    system.TrainingActors.publish = _phase("publish", system.TrainingActors.publish)
+    Learner.train_rl = _phase("update", Learner.train_rl)
+    stages._save = _phase("checkpoint", stages._save)  # pyright: ignore[reportPrivateUsage]
+    stages.run_evaluation = _phase("evaluation", stages.run_evaluation)
+    TokenizerChat.prompt_ids = _long_prompts(TokenizerChat.prompt_ids)
+    ray.init = _with_hook(ray.init)
+    stages._placed = _filling(stages._placed)  # pyright: ignore[reportPrivateUsage]
+    shift_clock()
+
+
+def in_worker() -> None:
+    """In each of Ray's processes, before its actor is made."""
+    import actors.generation.actor as generation
+    from actors.sandbox_executor import SandboxExecutor
+
+    shift_clock()
+    generation.GenerationActor.start = _starting(generation.GenerationActor.start)
+    SandboxExecutor.run = _odd_answers(SandboxExecutor.run)
+    SandboxExecutor._answer = _odd_programs(SandboxExecutor._answer)  # pyright: ignore[reportPrivateUsage]
+
+
+def shift_clock() -> None:
+    """The wall clock of this process, so far as Python asks it, jumps by the seconds in `clock`."""
+    real_s, real_ns = time.time, time.time_ns
+    latest, shift = 0.0, 0.0
+
+    def shifted() -> float:
+        nonlocal latest, shift
+        if time.monotonic() > latest + LOOK_AGAIN_S:
+            latest, shift = time.monotonic(), float(asked("clock") or 0)
+        return shift
+
+    time.time = lambda: real_s() + shifted()
+    time.time_ns = lambda: real_ns() + int(shifted() * 1e9)
+
+
+def _with_hook(init: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(init)
+    def started(*args: Any, runtime_env: dict[str, Any], **options: Any) -> Any:
+        hook = {"worker_process_setup_hook": "tests.chaos.seams.in_worker"}
+        return init(*args, runtime_env=runtime_env | hook, **options)
+
+    return started
+
+
+def _filling(before: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """After each step: the driver puts as many MiB into the object store as `fill` says, and keeps them."""
+    kept: list[Any] = []
+
+    @wraps(before)
+    async def filled(*args: Any) -> Any:
+        import ray
+
+        size = asked("fill")
+        if size is None:
+            kept.clear()
+        elif not kept:
+            kept.extend(ray.put(b"x" * 2**20) for _ in range(int(size)))
+        return await before(*args)
+
+    return filled
+
+
+def _phase(name: str, work: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @wraps(work)
+    async def told(*args: Any, **options: Any) -> Any:
+        control(PHASE).write_text(name)
+        try:
+            return await work(*args, **options)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                control(PHASE).unlink()
+
+    return told
+
+
+def _long_prompts(prompt_ids: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    @wraps(prompt_ids)
+    def asked_for(self: Any, problem: Any) -> list[int]:
+        ids = prompt_ids(self, problem)
+        return ids * 1_000 if asked("long prompt") == "all" or asked("long prompt") == problem.id else ids
+
+    return asked_for
+
+
+def _starting(start: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @wraps(start)
+    async def told(self: Any) -> Any:
+        process = psutil.Process()
+        facts = {"pid": process.pid, "created_s": process.create_time()}
+        control("starting").write_text(json.dumps(facts))
+        return await start(self)
+
+    return told
+
+
+def _odd_answers(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The executor answers twice, to calls that nobody made, with what is no answer, or not at all."""
+
+    @wraps(run)
+    async def answers(self: Any, batch: Any, caller: str) -> Any:
+        odd = asked("answers")
+        async for ready in run(self, batch, caller):
+            if odd == "twice":
+                yield ready
+            elif odd == "strange":
+                yield [(number + 1_000_000, answer) for number, answer in ready]
+            elif odd == "garbage":
+                yield [(number, {"stdout": "\ud800" * 3}) for number, _ in ready]
+                continue
+            elif odd == "swapped":  # an answer to another kind of question
+                from actors.sandbox_executor import Verdicts
+
+                yield [(number, Verdicts()) for number, _ in ready]
+                continue
+            elif odd == "none":
+                await asyncio.sleep(3_600)
+            yield ready
+
+    return answers
+
+
+def _odd_programs(answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """The program of every call is another; what its cage does with it is real."""
+
+    @wraps(answer)
+    async def answered(self: Any, work: Any, caller: str) -> Any:
+        from dataclasses import replace
+
+        from sandbox.request import ExecutionRequest
+
+        program = asked("program")
+        if program is not None and isinstance(work, ExecutionRequest):
+            work = replace(work, code=program)
+        return await answer(self, work, caller)
+
+    return answered
