@@ -183,9 +183,12 @@ class TrainingActors:
         self._publish_once.forget()
         await self.learner.restart()
 
-    async def record(self, refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int) -> None:
+    async def record(
+        self, refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int, trained: bool = False
+    ) -> None:
         """Have a worker write these trajectories; where none can, a shown line says so."""
-        await record_trajectories(self.replicas.there, refs, path, stage=stage, step=step, show=self._show)
+        seen = self.learner.seen_tokens() if trained else ()
+        await record_trajectories(self.replicas.there, refs, path, seen=seen, stage=stage, step=step, show=self._show)
 
     async def placed(self) -> PlacementFigures:
         """What the balancer did since this was asked last."""

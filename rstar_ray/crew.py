@@ -28,7 +28,11 @@ class Learner(Protocol):
 class RecordTrajectories(Protocol):
     """Writes trajectories in readable form, where their tokens are."""
 
-    async def __call__(self, refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int) -> None: ...
+    async def __call__(
+        self, refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int, trained: bool = False
+    ) -> None:
+        """`trained`: they are of the newest update, and what the learner saw of their tokens is written with them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

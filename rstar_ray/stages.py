@@ -238,4 +238,4 @@ async def _record(record: StepRecord, config: RunConfig, crew: Crew, run_dir: Ru
     if every and (step - 1) % every == 0:  # after a checkpoint, so that its update can be repeated
         path = run_dir.trajectories_path / f"{checkpoint_name(config.stage, step)}.jsonl"
         with decoration(path.name, crew.show):
-            await crew.record(record.refs, path, stage=config.stage, step=step)
+            await crew.record(record.refs, path, stage=config.stage, step=step, trained=True)

@@ -273,7 +273,9 @@ def fake_crew(
         if published is not None:
             published.append((policy_version, policy.skill, policy.slip, learner.steps))
 
-    async def record(refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int) -> None:
+    async def record(
+        refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int, trained: bool = False
+    ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{ref.batch[ref.index].summary.rollout_id}\n" for ref in refs))
 

@@ -22,10 +22,12 @@ from actors.probe import Alive, Sign
 from actors.sandbox_executor import SandboxClient
 from actors.tool_client import Tools
 from rstar_ray.agent.journal import TurnJournal
+from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import ChatConfig, RewardConfig, SandboxConfig
 from rstar_ray.deadline import within
 from rstar_ray.reward.judge import make_judge
+from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.telemetry.traces import open_sink
 from rstar_ray.tools.spec import ToolSpec
 from rstar_ray.trajectory import Trajectory
@@ -129,11 +131,20 @@ class GenerationActor:
         """Fetch the published buckets and serve them; each ref comes in a list, so that Ray hands on the ref itself."""
         return await self._worker.pull(policy_version, await self._fetch(refs, "weight buckets"))
 
-    async def record(self, refs: Sequence[Any], indices: Sequence[int], path: Path, stage: str, step: int) -> None:
-        """Write the trajectories at these positions of the lists behind the refs (boxed, as in `pull`)."""
+    async def record(
+        self, refs: Sequence[Any], indices: Sequence[int], path: Path, stage: str, step: int, seen: Sequence[Any] = ()
+    ) -> None:
+        """Write the trajectories at these positions of the lists behind the refs (boxed, as in `pull`).
+
+        `seen`: of the learner's ranks, boxed too. A rank that is gone takes its figures along, and no more.
+        """
         lists = await self._fetch(refs, "trajectories to record")
         chosen = [batch[index] for batch, index in zip(lists, indices, strict=True)]
-        await self._worker.record(chosen, path, stage=stage, step=step)
+        by_id: dict[str, SeenTokens] = {}
+        with decoration(f"what the learner saw, in {path.name}", print):
+            for of_rank in await self._fetch(seen, "what the learner saw of their tokens"):
+                by_id |= of_rank
+        await self._worker.record(chosen, path, seen=by_id, stage=stage, step=step)
 
     async def timeline(self, rollouts: str) -> Timeline:
         return self._worker.timeline(rollouts)

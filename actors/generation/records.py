@@ -23,15 +23,20 @@ async def record_trajectories(
     refs: Sequence[TrajectoryRef],
     path: Path,
     *,
+    seen: Sequence[Any] = (),
     stage: str,
     step: int,
     show: Callable[[str], None],
 ) -> None:
-    """Have the first worker that is there write these trajectories: the driver never holds their tokens."""
+    """Have the first worker that is there write these trajectories: the driver never holds their tokens.
+
+    `seen`: refs of what the learner's ranks saw of the tokens (`Learner.seen_tokens`).
+    """
     lists, indices = [[ref.batch] for ref in refs], [ref.index for ref in refs]
+    boxed = [[ref] for ref in seen]
     for name, worker in workers.items():
         try:
-            recorded = worker.record.remote(lists, indices, path, stage, step)
+            recorded = worker.record.remote(lists, indices, path, stage, step, boxed)
             await within(
                 recorded, DEADLINE_S, waiter="driver", owner=name, reason=f"recording {len(refs)} trajectories"
             )

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from actors.generation.weight_swap import WeightUpdate
 from actors.weights.buckets import WeightBucket
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
+from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
 from rstar_ray.errors import EngineError, SandboxError, ToolError, ToolStateLost
@@ -157,10 +158,12 @@ class GenerationWorker:
         self._weights = update.checksum
         return update.checksum
 
-    async def record(self, trajectories: Sequence[Trajectory], path: Path, *, stage: str, step: int) -> None:
-        """Write trajectories in readable form."""
+    async def record(
+        self, trajectories: Sequence[Trajectory], path: Path, *, seen: Mapping[str, SeenTokens], stage: str, step: int
+    ) -> None:
+        """Write trajectories in readable form, with what the learner saw of their tokens."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_trajectories(path, trajectories, self._chat.decode, stage=stage, step=step)
+        write_trajectories(path, trajectories, self._chat.decode, seen=seen, stage=stage, step=step)
 
     def timeline(self, rollouts: str) -> Timeline:
         """What rollouts whose ids begin so did here, and the KV in use meanwhile; seconds since the epoch."""

@@ -13,7 +13,7 @@ from actors.learner.shares import RlShare, RlWork, SftWork
 from actors.meter import ray_meter
 from actors.probe import Alive, Sign
 from actors.weights.buckets import checksum
-from rstar_ray.algorithm.update import UpdateResult
+from rstar_ray.algorithm.update import SeenTokens, UpdateResult
 from rstar_ray.errors import DeadlineExceeded, LearnerError
 
 FETCH_DEADLINE_S = 120.0  # for the trajectories of one update
@@ -61,6 +61,9 @@ class LearnerActor:
         batches = self._fetch([share.row.ref.batch for share in _all_shares(work)])
         updates = [[[_token_row(share, batches) for share in shares] for shares in update] for update in work]
         return self._rank.train_rl(updates, lr)
+
+    def seen_tokens(self) -> dict[str, SeenTokens]:
+        return self._rank.seen_tokens()
 
     def _fetch(self, refs: Sequence[Any]) -> dict[Any, Any]:
         """The batches of trajectories behind these references, each fetched once, by `_key`."""

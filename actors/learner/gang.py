@@ -173,6 +173,10 @@ class Learner:
         result = await self._train("train_rl", [(share, lr) for share in work], f"an update of {len(usable)} rows")
         return replace(result, left_out=left_out)
 
+    def seen_tokens(self) -> list[Any]:
+        """Refs of what each rank saw of its rows' tokens in the newest update: `SeenTokens` by rollout id."""
+        return [rank.seen_tokens.remote() for rank in self._ranks]
+
     async def train_sft(self, examples: Sequence[SftExample], lr: float) -> UpdateResult:
         """One optimizer step of cross-entropy."""
         work = sft_shares(examples, self.limits, world_size=self.settings.world_size)

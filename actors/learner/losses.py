@@ -1,12 +1,13 @@
 """The losses of one update's micro batches, as functions of their place and their tensors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from rstar_ray.algorithm.batch import MicroBatch
+from rstar_ray.algorithm.batch import MicroBatch, TokenRow
 from rstar_ray.algorithm.loss import LossStats, SampledTokens, likelihood_loss, policy_loss
 from rstar_ray.algorithm.loss_settings import LossSettings
+from rstar_ray.algorithm.update import SeenTokens
 
 Forward = Callable[[MicroBatch, float], tuple[Tensor, Tensor]]
 """Log-probability and entropy of each sampled token at a temperature."""
@@ -34,6 +35,7 @@ class PolicyLoss:
         self._old = old
         self._reference = reference
         self.drift = 0.0  # largest difference so far between `old` and the update's own
+        self.seen: list[tuple[Tensor, Tensor]] = []  # by micro batch: entropies [N], and `old` less the engine's [N]
 
     def __call__(self, index: int, batch: MicroBatch) -> tuple[Tensor, LossStats]:
         logprobs_N, entropy_N = self._forward(batch, self._settings.temperature)
@@ -41,6 +43,7 @@ class PolicyLoss:
         old_N = own_N if self._old is None else self._old[index]
         if self._old is not None and len(old_N):
             self.drift = max(self.drift, float((old_N - own_N).abs().max()))
+        self.seen.append((entropy_N.detach(), old_N - batch.rollout_logprobs_N))
         tokens = SampledTokens(
             logprobs_N=logprobs_N,
             entropy_N=entropy_N,
@@ -52,6 +55,16 @@ class PolicyLoss:
             ref_logprobs_N=None if self._reference is None else self._reference(batch),
         )
         return policy_loss(tokens, self._settings)
+
+
+def seen_by_row(rows: Sequence[TokenRow], seen: tuple[Tensor, Tensor]) -> Iterator[tuple[str, SeenTokens]]:
+    """What `PolicyLoss` saw of a micro batch, row by row: as `collate` lays them out, end to end."""
+    entropies_N, diffs_N = (values.float().cpu().numpy() for values in seen)
+    start = 0
+    for row in rows:
+        own = slice(start, start + row.num_sampled_tokens)
+        yield row.name, SeenTokens(entropies=entropies_N[own], logprob_diffs=diffs_N[own])
+        start = own.stop
 
 
 class SftLoss:

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from actors.learner import checkpoint, deepspeed_start, model_files
 from actors.learner.adapters import add_adapters
-from actors.learner.losses import PolicyLoss, SftLoss
+from actors.learner.losses import PolicyLoss, SftLoss, seen_by_row
 from actors.learner.optimizer_step import MicroBatches, OptimizerSteps, combined
 from actors.learner.policy import Policy, RankFacts, load_language_model, rank_facts, refuse_changed_logits
 from actors.learner.settings import LearnerSettings
 from actors.weights.buckets import WeightBucket, pack
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow, collate
-from rstar_ray.algorithm.update import UpdateResult
+from rstar_ray.algorithm.update import SeenTokens, UpdateResult
 
 if TYPE_CHECKING:
     from actors.learner.state import LearnerState
@@ -38,6 +38,7 @@ class LearnerRank:
         self.settings = settings
         self.rank = rank
         self.calls = 0  # of train_rl
+        self._seen: list[tuple[Sequence[TokenRow], tuple[Tensor, Tensor]]] = []  # micro batches of the newest
         self._store: Any = None  # held by the rank that the others meet at
 
     # ------------------------------------------------------------ start and end
@@ -128,14 +129,20 @@ class LearnerRank:
             old = [[self._logprobs(batch, self.policy) for batch in batches] for batches in prepared]
         drift = 0.0
         results: list[UpdateResult] = []
+        self._seen = []
         for update, batches, of_update in zip(updates, prepared, old, strict=True):
             loss = PolicyLoss(self.engine, self.settings.loss, old=of_update, reference=self._reference_logprobs())
             results.append(self._steps.take(update, batches, loss, lr))
+            self._seen += zip(update, loss.seen, strict=True)
             drift = max(drift, loss.drift)
         result = combined(results)
         if not checked:
             return result
         return replace(result, old_logprobs_checked=True, old_logprobs_drift=self._all_max(drift))
+
+    def seen_tokens(self) -> dict[str, SeenTokens]:
+        """Of the rows of the newest `train_rl`, by name; for records, so it is brought from the device when asked."""
+        return {name: seen for rows, of_rows in self._seen for name, seen in seen_by_row(rows, of_rows)}
 
     def train_sft(self, micro_batches: MicroBatches, lr: float) -> UpdateResult:
         """One optimizer step of cross-entropy on rows that carry their token weights."""

@@ -18,6 +18,14 @@ class SftExample:
         assert len(self.token_ids) == len(self.loss_mask)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenTokens:
+    """What the learner saw of one row's N sampled tokens, in the forward pass of its update."""
+
+    entropies: NDArray[np.float32]  # [N] of the distribution that the token was drawn from, nats
+    logprob_diffs: NDArray[np.float32]  # [N] its log-prob before the update, less the engine's at sampling
+
+
 @dataclass(frozen=True, slots=True)
 class LeftOut:
     """A row that the learner did not train on, and why."""

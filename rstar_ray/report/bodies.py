@@ -8,9 +8,9 @@ import base64
 import html
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import log10, sqrt
 from typing import Any
 
 from rstar_ray.report.browse import Siblings, StepFates, reason
@@ -24,8 +24,11 @@ MOST_BODY_BYTES = 17 * 2**20
 FIRST = 93
 """A number n of a token is the character FIRST + n: behind the backslash, so that JSON writes it as it is."""
 SCALE = 64.0
-"""A log-prob of -x is the number SCALE * sqrt(x): fine near 0, where most are."""
+"""A log-prob of -x, and an entropy of x, is the number SCALE * sqrt(x): fine near 0, where most are."""
 MOST = 320
+"""Of a log-prob: it, or less. Of all else: nothing is known of the token."""
+DECADES, LEAST_DECADE, NEGATIVE = 16, 8, 160
+"""A difference of 10**x is the number DECADES * (x + LEAST_DECADE), a negative one NEGATIVE more; 0 is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +83,39 @@ def _read(completion: str, span: Any) -> list[list[list[str]]]:
 
 
 def figures_of(siblings: Siblings) -> list[list[list[str]]]:
-    """For each sibling and turn two strings, a character a token: characters it adds to the text, and its log-prob.
+    """For each sibling and turn four strings, a character a token.
 
-    Empty where no sibling has them.
+    They are: characters that it adds to the text, its log-prob, and, of those trained on, entropy and the learner's
+    log-prob less the engine's. Empty where no sibling has any.
     """
     of_rows = [[_turn_figures(turn) for turn in row["turns"]] for row in siblings.rows]
-    return of_rows if any(chars for turns in of_rows for chars, _ in turns) else []
+    return of_rows if any(figures[0] for turns in of_rows for figures in turns) else []
 
 
 def _turn_figures(turn: Row) -> list[str]:
     if not turn.get("token_chars"):
-        return ["", ""]
-    chars = "".join([chr(FIRST + count) for count in turn["token_chars"]])
-    return [chars, "".join([chr(FIRST + _small(logprob)) for logprob in turn["logprobs"]])]
+        return ["", "", "", ""]
+    return [
+        _letters(turn["token_chars"]),
+        _letters(map(_small, turn["logprobs"])),
+        _letters(MOST if entropy is None else _small(-entropy) for entropy in turn.get("entropies") or ()),
+        _letters(map(_decade, turn.get("logprob_diffs") or ())),
+    ]
+
+
+def _letters(numbers: Iterable[int]) -> str:
+    return "".join([chr(FIRST + number) for number in numbers])
 
 
 def _small(logprob: float | None) -> int:
     return MOST if logprob is None else min(MOST, round(SCALE * sqrt(max(0.0, -logprob))))
+
+
+def _decade(difference: float | None) -> int:
+    if difference is None or not difference:
+        return MOST if difference is None else 0
+    decade = round(DECADES * (log10(abs(difference)) + LEAST_DECADE))
+    return min(max(1, decade), NEGATIVE - 1) + (NEGATIVE if difference < 0 else 0)
 
 
 def deflated(value: object) -> bytes:

@@ -1,22 +1,34 @@
 """Trajectories as people and programs read them: one JSON object per line, the text and the tokens behind it."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby, islice
+from math import isfinite
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.run_dir.durable import to_row, write_text
 from rstar_ray.trajectory import Trajectory
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text with the special tokens left in."""
+NOTHING_SEEN: Mapping[str, SeenTokens] = MappingProxyType({})
 _MOST_TOKENS_A_CHARACTER = 4
 """Bytes of a character in UTF-8."""
 
 
-def readable(trajectory: Trajectory, decode: Decode, **labels: object) -> dict[str, Any]:
-    """One trajectory with its text; `labels` (stage, step, ...) come first in the object."""
+def readable(
+    trajectory: Trajectory, decode: Decode, seen: SeenTokens | None = None, **labels: object
+) -> dict[str, Any]:
+    """One trajectory with its text; `labels` (stage, step, ...) come first in the object.
+
+    `seen`: what the learner saw of its tokens, where it was trained on.
+    """
     summary, problem = trajectory.summary, trajectory.problem
     return {
         **labels,
@@ -38,17 +50,19 @@ def readable(trajectory: Trajectory, decode: Decode, **labels: object) -> dict[s
         "judge_retries": summary.judge_retries,
         "prompt": decode(trajectory.prompt_ids.tolist()),
         "prompt_ids": trajectory.prompt_ids.tolist(),
-        "turns": list(_turns(trajectory, decode)),
+        "turns": list(_turns(trajectory, decode, seen)),
     }
 
 
-def _turns(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, Any]]:
+def _turns(trajectory: Trajectory, decode: Decode, seen: SeenTokens | None) -> Iterator[dict[str, Any]]:
     @cache
     def single(token_id: int) -> str:
         return decode([token_id])
 
     sampled_logprobs = iter(trajectory.rollout_logprobs[trajectory.loss_mask].tolist())
     versions = iter(trajectory.policy_versions[trajectory.loss_mask].tolist())
+    entropies = iter(_short(seen.entropies)) if seen else None
+    diffs = iter(_short(seen.logprob_diffs)) if seen else None
     for turn, (completion_ids, tool_ids) in zip(trajectory.turns, split_turns(trajectory), strict=True):
         completion, sampled_by = decode(completion_ids), list(islice(versions, turn.num_tokens))
         yield {
@@ -56,6 +70,8 @@ def _turns(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, Any]]:
             "completion_ids": completion_ids,
             "token_chars": token_chars(completion_ids, completion, single, decode),
             "logprobs": [round(logprob, 4) for logprob in islice(sampled_logprobs, turn.num_tokens)],
+            "entropies": list(islice(entropies, turn.num_tokens)) if entropies else None,
+            "logprob_diffs": list(islice(diffs, turn.num_tokens)) if diffs else None,
             "tool_response": decode(tool_ids) if tool_ids else None,
             "tool_ids": tool_ids,
             "outcomes": [str(result.outcome) for result in turn.tool_results],
@@ -65,6 +81,11 @@ def _turns(trajectory: Trajectory, decode: Decode) -> Iterator[dict[str, Any]]:
             "generate_s": round(turn.generate_s, 4),
             "tool_s": round(turn.tool_s, 4),
         }
+
+
+def _short(values: NDArray[np.float32]) -> list[float | None]:
+    """To three digits, whatever their size; None where one is no number."""
+    return [float(f"{value:.3g}") if isfinite(value) else None for value in values.tolist()]
 
 
 def token_chars(token_ids: Sequence[int], text: str, single: Callable[[int], str], decode: Decode) -> list[int] | None:
@@ -106,7 +127,15 @@ def split_turns(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
     return turns
 
 
-def write_trajectories(path: Path, trajectories: Iterable[Trajectory], decode: Decode, **labels: object) -> None:
-    """Write `path` (jsonl) whole, in place of an earlier one."""
+def write_trajectories(
+    path: Path,
+    trajectories: Iterable[Trajectory],
+    decode: Decode,
+    *,
+    seen: Mapping[str, SeenTokens] = NOTHING_SEEN,
+    **labels: object,
+) -> None:
+    """Write `path` (jsonl) whole, in place of an earlier one; `seen` by rollout id."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, "".join(to_row(readable(trajectory, decode, **labels)) for trajectory in trajectories))
+    rows = (readable(one, decode, seen.get(one.summary.rollout_id), **labels) for one in trajectories)
+    write_text(path, "".join(map(to_row, rows)))

@@ -188,6 +188,26 @@ def test_the_gap_between_engine_and_learner_is_reported(start: Start):
     assert result.correction_mean == pytest.approx(math.exp(-gap), abs=1e-4)
 
 
+def test_what_was_seen_of_every_token_is_kept_by_row_until_the_next_update(start: Start, folder: Path):
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).requires_grad_(False)
+    rank = start()
+    update(rank, tokens=100)
+    seen = rank.seen_tokens()
+    assert seen.keys() == {row.name for row in ROWS}
+    for row in ROWS:
+        ids, sampled = torch.from_numpy(row.token_ids.astype(np.int64)), row.loss_mask[1:]
+        logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+        entropies = -(logprobs.exp() * logprobs).sum(-1).numpy()[sampled]
+        own = logprobs.gather(-1, ids[1:, None])[:, 0].numpy()[sampled]
+        np.testing.assert_allclose(seen[row.name].entropies, entropies, atol=1e-5)
+        np.testing.assert_allclose(seen[row.name].logprob_diffs, own - row.rollout_logprobs[1:][sampled], atol=1e-5)
+    update(rank, ROWS[:2])
+    assert rank.seen_tokens().keys() == {row.name for row in ROWS[:2]}
+
+
 def test_a_kl_term_to_the_policy_itself_changes_nothing_at_first(start: Start, folder: Path):
     rank = start(loss=derived.loss(kl_coefficient=0.1), reference_model=str(folder))
     first = update(rank)

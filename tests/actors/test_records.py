@@ -47,7 +47,8 @@ class Worker:
 
 async def record(path: Path, **workers: Worker) -> list[str]:
     shown: list[str] = []
-    await record_trajectories(workers, REFS, path, stage="stage1", step=3, show=shown.append)
+    seen = ["of rank 0", "of rank 1"]
+    await record_trajectories(workers, REFS, path, seen=seen, stage="stage1", step=3, show=shown.append)
     return shown
 
 
@@ -62,7 +63,7 @@ async def test_one_worker_records_all(tmp_path: Path):
     path = tmp_path / "step.jsonl"
     assert await record(path, a=first, b=second) == []
     lists = [["first batch"], ["first batch"], ["second batch"]]  # boxed, so that Ray hands on the refs themselves
-    assert first.asked == [(lists, [0, 3, 1], path, "stage1", 3)]
+    assert first.asked == [(lists, [0, 3, 1], path, "stage1", 3, [["of rank 0"], ["of rank 1"]])]
     assert second.asked == []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rstar_ray.algorithm.update import UpdateFigures
+from rstar_ray.algorithm.update import SeenTokens, UpdateFigures
 from rstar_ray.config import RunConfig
 from rstar_ray.evaluation.figures import evaluate
 from rstar_ray.evaluation.results import ProblemResult
@@ -78,6 +78,12 @@ def trajectory(
             for completion, tool_text, outcome in turns
         ),
     )
+
+
+def seen_tokens(one: Trajectory) -> SeenTokens:
+    """An entropy of a quarter nat everywhere, and a learner that agrees to 1e-5, always above."""
+    sampled = int(one.loss_mask.sum())
+    return SeenTokens(entropies=np.full(sampled, 0.25, np.float32), logprob_diffs=np.full(sampled, 1e-5, np.float32))
 
 
 def summary(
@@ -154,7 +160,8 @@ def run_directory(path: Path, *, seed: int = 0, resample: str = "paper", stages:
         (f"{last}-held-out", last, num_last, 1.0),
     ):
         shown = example_trajectories(reward)
-        write_trajectories(path / "trajectories" / f"{name}.jsonl", shown, decode, stage=stage, step=step)
+        seen = {one.summary.rollout_id: seen_tokens(one) for one in shown[:2]} if "-step-" in name else {}
+        write_trajectories(path / "trajectories" / f"{name}.jsonl", shown, decode, seen=seen, stage=stage, step=step)
     if stages:
         (path / "finished").mkdir()
         ended = {"stage": last, "step": num_last, "finished_at": "2026-01-05T10:11:30+00:00"}

@@ -10,7 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rstar_ray.report.bodies import FIRST, SCALE, Body, chosen, figures_of, texts_of
+from rstar_ray.algorithm.update import SeenTokens
+from rstar_ray.report.bodies import (
+    DECADES,
+    FIRST,
+    LEAST_DECADE,
+    MOST,
+    NEGATIVE,
+    SCALE,
+    Body,
+    chosen,
+    figures_of,
+    texts_of,
+)
 from rstar_ray.report.browse import (
     NOTHING_KNOWN,
     Siblings,
@@ -103,12 +115,26 @@ def test_token_figures_can_be_read_back():
     logprobs = np.where(one.loss_mask, -np.linspace(0, 9, len(one.loss_mask)), 0).astype(np.float32)
     siblings = Siblings(0, "g", [readable(replace(one, rollout_logprobs=logprobs), decode)], [0])
     told = logprobs[one.loss_mask].tolist()
-    for turn, (chars, small) in zip(siblings.rows[0]["turns"], figures_of(siblings)[0], strict=True):
+    for turn, (chars, small, *of_learner) in zip(siblings.rows[0]["turns"], figures_of(siblings)[0], strict=True):
+        assert of_learner == ["", ""]  # it was not trained on
         assert [ord(letter) - FIRST for letter in chars] == [1] * turn["num_tokens"] == turn["token_chars"]
         for letter in small:
             assert exp(-(((ord(letter) - FIRST) / SCALE) ** 2)) == pytest.approx(exp(told.pop(0)), abs=0.012)
     assert not told
     assert siblings.rows[0]["turns"][0]["version_runs"] == [[3, siblings.rows[0]["turns"][0]["num_tokens"]]]
+
+
+def test_what_the_learner_saw_can_be_read_back():
+    one = example_trajectories(1.0)[2]
+    diffs = np.resize(np.array([0, 3e-7, -3e-7, 0.02, -50, np.nan], np.float32), int(one.loss_mask.sum()))
+    seen = SeenTokens(entropies=np.abs(diffs), logprob_diffs=diffs)
+    ((_, _, entropies, differences),) = figures_of(Siblings(0, "g", [readable(one, decode, seen)], [0]))[0]
+    numbers = [ord(letter) - FIRST for letter in differences[:6]]
+    assert numbers[0] == 0 and numbers[5] == MOST
+    for number, told in zip(numbers[1:5], diffs[1:5].tolist(), strict=True):
+        size = 10 ** (number % NEGATIVE / DECADES - LEAST_DECADE)
+        assert size == pytest.approx(abs(told), rel=0.08) and (number > NEGATIVE) == (told < 0)
+    assert ((ord(entropies[3]) - FIRST) / SCALE) ** 2 == pytest.approx(0.02, rel=0.02)
 
 
 def test_older_records_have_texts_and_no_token_figures():

@@ -50,7 +50,7 @@ class Telling(SkillLearner):
         return replace(result, loss=loss, grad_norm=1 + lr, entropy=-sum(logprobs) / sum(lengths))
 
 
-async def record(refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int) -> None:
+async def record(refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int, trained: bool = False) -> None:
     write_trajectories(path, [ref.batch[ref.index] for ref in refs], CharChat().decode, stage=stage, step=step)
 
 

@@ -67,14 +67,22 @@ def test_tokens_are_coloured_and_siblings_stand_side_by_side(address: str, pages
     async def look(page: Tab) -> None:
         await page.open(address)
         await page.evaluate("browser.set({ problem: 'gcd-17', file: 'stage1-step-000001.jsonl' })")
-        await page.until("document.querySelectorAll('.looks button').length === 5")
-        await page.evaluate(
-            "[...document.querySelectorAll('.looks button')].find(b => b.textContent === 'log-prob').click()"
-        )
-        told = await page.evaluate("document.querySelector('.seg .tok').title")
-        assert told.startswith("-0.49 nats, probability 61")
+        await page.until("document.querySelectorAll('.looks button').length === 7")
+        for look, told in (
+            ("entropy", "entropy 0.25 nats where it was drawn"),
+            ("learner − engine", "the learner's log-prob less the engine's: 1e-5 nats"),
+            ("log-prob", "-0.49 nats, probability 61.0 %"),
+        ):
+            await page.evaluate(
+                f"[...document.querySelectorAll('.looks button')].find(b => b.textContent === '{look}').click()"
+            )
+            assert await page.evaluate("document.querySelector('.seg .tok').title") == told
         text = await page.evaluate("[...document.querySelectorAll('.turn .tok')].map(t => t.textContent).join('')")
         assert text.startswith("Let me compute it.\n<tool_call>") and text.endswith("<|im_end|>")
+        await page.evaluate("browser.set({ problem: 'evil', file: 'stage1-step-000001.jsonl' }, true)")
+        await page.until("document.querySelectorAll('.looks button').length === 5")  # the learner did not see it
+        await page.evaluate("browser.set({ problem: 'gcd-17', file: 'stage1-step-000001.jsonl' }, true)")
+        await page.until("document.querySelectorAll('.looks button').length === 7")
         await page.evaluate("[...document.querySelectorAll('.siblings button')].at(-1).click()")
         await page.until("document.querySelectorAll('.column').length === 2")
         assert "The same problem over the run" in await page.evaluate("document.querySelector('.same').innerText")

@@ -1,7 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.trajectory_log import readable, split_turns, write_trajectories
@@ -19,6 +22,8 @@ RECOVERED = trajectory(
     reward=1.0,
 )
 
+OTHER = replace(RECOVERED.summary, rollout_id="sum-1/1")
+
 
 def test_a_readable_trajectory_tells_its_turns_and_outcomes_in_order():
     row = readable(RECOVERED, decode, stage="stage1", step=10)
@@ -29,6 +34,21 @@ def test_a_readable_trajectory_tells_its_turns_and_outcomes_in_order():
     assert "NameError" in row["turns"][0]["tool_response"]
     assert row["turns"][2]["tool_response"] is None
     assert row["prompt"].startswith("<|im_start|>user\nWhat is 2 + 3?")
+
+
+def test_what_the_learner_saw_stands_with_the_tokens_of_its_turn(tmp_path: Path):
+    sampled = int(RECOVERED.loss_mask.sum())
+    entropies, diffs = np.linspace(0, 1, sampled, dtype=np.float32), np.full(sampled, -1.23456e-6, np.float32)
+    diffs[1] = np.nan
+    seen = {"sum-1/0": SeenTokens(entropies=entropies, logprob_diffs=diffs)}
+    path = tmp_path / "step.jsonl"
+    write_trajectories(path, [RECOVERED, replace(RECOVERED, summary=OTHER)], decode, seen=seen)
+    row, other = read_rows(path)
+    assert [len(turn["entropies"]) for turn in row["turns"]] == [turn["num_tokens"] for turn in row["turns"]]
+    told = [entropy for turn in row["turns"] for entropy in turn["entropies"]]
+    assert told == pytest.approx(entropies.tolist(), rel=5e-3)
+    assert row["turns"][0]["logprob_diffs"][:3] == [-1.23e-06, None, -1.23e-06]
+    assert {(turn["entropies"], turn["logprob_diffs"]) for turn in other["turns"]} == {(None, None)}
 
 
 def test_completions_and_tool_texts_make_up_the_whole_response():

@@ -180,7 +180,7 @@ class Browser {
     if (body && body.restarts) facts.push(`begun again ${plural(body.restarts, "time")}: a tool had lost its state`);
     if (body && body.judge_retries) facts.push(`judged again ${plural(body.judge_retries, "time")}`);
     const figures = body ? await store.tokenFigures(row) : null;
-    if (this.look && !figures) this.look = "";
+    if (this.look && !(figures && hasLook(figures, LOOKS[this.look]))) this.look = "";
     return [
       node("div", { class: "problem" }, problem[1]),
       node("div", { class: "meta" }, node("span", { class: store.right(row) ? "badge right" : "badge" }, `reward ${c.reward[row]}`), fate ? node("span", { class: `fate ${fate}` }, FATE_WORDS[fate]) : "", facts.map(text => node("span", {}, text))),
@@ -207,7 +207,7 @@ class Browser {
     const facts = { advantage: this.store.c.advantage[row] };
     const turns = node("div", { class: "turns" });
     const fill = () => turns.replaceChildren(...body.turns.map((turn, i) => this.turnOf(turn, i, body.turns.length, figures && figures[i] && figures[i][0] ? tokensOf(turn, figures[i]) : null, facts)));
-    const looks = figures ? node("div", { class: "looks", role: "radiogroup", "aria-label": "colour tokens by" }, node("span", { class: "label" }, "tokens by"), ["", ...Object.keys(LOOKS)].map(name => node("button", { class: "plain", role: "radio", "aria-checked": String(this.look === name), onclick: event => {
+    const looks = figures ? node("div", { class: "looks", role: "radiogroup", "aria-label": "colour tokens by" }, node("span", { class: "label" }, "tokens by"), ["", ...Object.keys(LOOKS).filter(name => hasLook(figures, LOOKS[name]))].map(name => node("button", { class: "plain", role: "radio", "aria-checked": String(this.look === name), onclick: event => {
       this.look = name;
       for (const button of event.target.parentElement.querySelectorAll("button")) button.setAttribute("aria-checked", String(button === event.target));
       fill();
@@ -266,6 +266,7 @@ function mark(store, row) {
   return node("span", { class: `mark ${reward >= 1 ? "right" : reward > 0 ? "part" : "wrong"} ${fate === "resampled_away" ? "away" : ""} ${store.c.failed[row] ? "erred" : ""}`, "aria-label": reward >= 1 ? "right" : reward > 0 ? "partly right" : "wrong" });
 }
 
+const hasLook = (figures, look) => !look.of || figures.some(turn => turn[look.of]);
 const LABELS = { text: "policy", code: "tool call", stdin: "its input", "broken call": "a call that cannot be read", answer: "answer" };
 
 function segmentsOf(turn, tokens, look, facts) {
