@@ -12,7 +12,7 @@ Until `settle_s` have passed after such a start nothing is admitted, so that not
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -38,6 +38,7 @@ from scheduler.load import (
     UnknownReplica,
 )
 from scheduler.tally import Tally
+from scheduler.waits import Waits
 
 DECISIONS_AT_ONCE = 1024  # then the event loop serves other calls
 
@@ -72,6 +73,7 @@ class BalancerService:
         self._payloads: dict[str, Any] = {}
         self._submitted_s: dict[str, float] = {}
         self._mailboxes = Mailboxes(self._epoch)
+        self._waits = Waits()
         self._tally = Tally(self._balancer.snapshot())
         self._sampled_s = clock()
         self._lines: list[str] = []  # to show with the next sign
@@ -104,6 +106,7 @@ class BalancerService:
         for load, payload in items:
             self._payloads.setdefault(load.rollout_id, payload)
             self._submitted_s.setdefault(load.rollout_id, now)
+        self._waits.begin([load.rollout_id for load, _ in items if not self._balancer.replica_of(load.rollout_id)], now)
         self._empty.clear()
         self._wake()
 
@@ -138,6 +141,7 @@ class BalancerService:
             return []
         lost = self._balancer.remove_replica(replica_id)
         self._mailboxes.close(replica_id)
+        self._waits.begin(lost, self._clock())
         self._drop_unknown(lost)
         self._wake()
         return lost
@@ -161,7 +165,8 @@ class BalancerService:
 
     async def step_figures(self) -> PlacementFigures:
         """What was done since the last call; taken when a step has all its rollouts."""
-        return self._tally.take(self._balancer.snapshot(), self._balancer.faults())
+        held_s = self._waits.take(self._clock())
+        return self._tally.take(self._balancer.snapshot(), self._balancer.faults(), held_s)
 
     async def sign(self) -> Sign:
         """The epoch, for liveness; and once each, why a replica was set aside and what the idle books lack."""
@@ -210,7 +215,9 @@ class BalancerService:
         number = self._mailboxes.open(replica_id)
         stop = self._balancer.adopt(replica_id, resident)
         held = {load.rollout_id for load in resident}
-        self._drop_unknown([name for name in lost if name not in held])
+        back = [name for name in lost if name not in held]
+        self._waits.begin(back, self._clock())
+        self._drop_unknown(back)
         self._registered.set()
         self._wake()
         return Grants(number=number, epoch=self._epoch, cancels=tuple(stop))
@@ -255,6 +262,7 @@ class BalancerService:
         for load, payload in items:
             if load.rollout_id in accepted:
                 self._payloads[load.rollout_id] = payload
+        self._waits.begin(accepted, self._clock())
         self._wake()
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -276,6 +284,7 @@ class BalancerService:
             return ()
         decisions = self._balancer.decide(limit=DECISIONS_AT_ONCE)
         self._deliver(decisions, now)
+        self._waits.note(self._balancer.books.held_up(), now)
         if len(decisions.admissions) == DECISIONS_AT_ONCE:
             self._wake()  # other calls first
         return decisions.moves
@@ -298,7 +307,15 @@ class BalancerService:
         if waited_from is not None:
             self._tally.waited(waited_s)
             self._meter.observe("rstar_balancer_wait_seconds", waited_s)
-        return Grant(load=load, payload=self._payloads[admission.rollout_id], waited_s=waited_s)
+        queued_s, held_s = self._waits.end(admission.rollout_id, now)
+        expected_tokens = self._balancer.reserved_tokens(admission.replica_id)
+        placed = self._balancer.books.placement(admission.rollout_id, expected_tokens)
+        return Grant(
+            load=load,
+            payload=self._payloads[admission.rollout_id],
+            waited_s=waited_s,
+            placement=replace(placed, waited_s=round(queued_s, 3), held_s=held_s),
+        )
 
     def _sample(self) -> None:
         now = self._clock()
@@ -321,9 +338,10 @@ class BalancerService:
     def _forget(self, rollout_id: str) -> None:
         self._payloads.pop(rollout_id, None)
         self._submitted_s.pop(rollout_id, None)
+        self._waits.forget(rollout_id)
 
     def _note_if_empty(self) -> None:
-        if not self._payloads and self._balancer.in_flight == 0:
+        if not self._payloads and self._balancer.books.in_flight == 0:
             if not self._empty.is_set():  # idle from now on
                 self._lines += [f"balancer: nothing is left to run, but {fault}" for fault in self._balancer.faults()]
             self._empty.set()

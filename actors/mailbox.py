@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rstar_ray.trajectory import Placement
 from scheduler.load import Move, RolloutLoad, UnknownReplica
 
 
@@ -16,6 +17,7 @@ class Grant:
     load: RolloutLoad
     payload: Any
     waited_s: float = 0.0  # since it was submitted
+    placement: Placement | None = None  # why it runs there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,7 +188,9 @@ class TrainingActors:
     ) -> None:
         """Have a worker write these trajectories; where none can, a shown line says so."""
         seen = self.learner.seen_tokens() if trained else ()
-        await record_trajectories(self.replicas.there, refs, path, seen=seen, stage=stage, step=step, show=self._show)
+        await record_trajectories(
+            self.replicas.there, refs, path=path, seen=seen, stage=stage, step=step, show=self._show
+        )
 
     async def placed(self) -> PlacementFigures:
         """What the balancer did since this was asked last."""

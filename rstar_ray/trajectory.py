@@ -128,6 +128,21 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """One stay of a rollout on a replica: what it waited for, why it was put there, and what was known of the place."""
+
+    replica_id: str
+    turn: int  # turns finished by then; above 0 where it moved, or its replica was lost
+    why: str
+    waited_s: float = 0.0
+    held_s: Mapping[str, float] = field(default_factory=dict[str, float])  # of these: the queue stood still, by what
+    kv_used_tokens: int  # as the engine had reported last
+    kv_expected_tokens: int  # that the residents, with this one, were counted on to need, now or later
+    kv_capacity_tokens: int
+    residents: int  # rollouts there, with this one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectorySummary:
     """What resampling, metrics and the driver need of a trajectory: no tokens."""
 
@@ -152,6 +167,8 @@ class TrajectorySummary:
     verify_s: float = 0.0
     restarts: int = 0  # begun again because a tool had lost its state
     judge_retries: int = 0  # judging the answer failed so often, for our reasons, before it gave the reward
+    turn_s: tuple[tuple[float, float], ...] = ()  # of every turn: generating, in tools
+    placements: tuple[Placement, ...] = ()
     unjudged: str = ""  # why judging failed on every try: the reward, 0, then says nothing of the answer
 
     @property

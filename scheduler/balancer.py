@@ -59,8 +59,8 @@ class Balancer:
 
     def __init__(self, rule: str | MakeRule = PLACEMENT.rule, *, risk: float = PLACEMENT.risk) -> None:
         """`rule`: the name of one, or what makes one."""
-        self._books = Books()
-        fleet = self._books.fleet
+        self.books = Books()
+        fleet = self.books.fleet
         if rule == ExpectedKV.name:
             self._rule: PlacementRule = ExpectedKV(fleet, risk=risk)
         elif isinstance(rule, str):
@@ -90,8 +90,8 @@ class Balancer:
                 f"replica {replica_id!r}: kv_capacity_tokens {kv_capacity_tokens}, max_running {max_running} and "
                 f"block_tokens {block_tokens} must be at least 1"
             )
-        lost = self.remove_replica(replica_id) if replica_id in self._books.fleet.by_id else []
-        self._books.fleet.add(
+        lost = self.remove_replica(replica_id) if replica_id in self.books.fleet.by_id else []
+        self.books.fleet.add(
             replica_id,
             kv_capacity_tokens,
             max_running=max_running,
@@ -103,28 +103,28 @@ class Balancer:
 
     def remove_replica(self, replica_id: str) -> list[str]:
         """The replica is gone; its residents wait again, from their last reported turn. Returns their ids."""
-        replica = self._books.replica(replica_id)
+        replica = self.books.replica(replica_id)
         orphans = list(replica.residents.values())
         for rollout in orphans:
             self._leave(rollout, ended=False)
-        self._books.fleet.remove(replica_id)
+        self.books.fleet.remove(replica_id)
         self._replicas_changed()
         self._wait_again(orphans)
         return [rollout.load.rollout_id for rollout in orphans]
 
     def set_serving(self, replica_id: str, serving: bool) -> None:
         """False: nothing new goes there; residents stay."""
-        self._books.replica(replica_id).serving = serving
+        self.books.replica(replica_id).serving = serving
         self._replicas_changed()
 
     def withdraw_versions(self) -> None:
         """From now on a replica may report a lower one than before."""
-        self._books.fleet.withdraw_versions()
+        self.books.fleet.withdraw_versions()
 
     def set_policy_version(self, policy_version: int) -> None:
         """A new version is published to all; lengths learned under the old one fade."""
         self._rule.new_policy_version()
-        self._books.fleet.published(policy_version)
+        self.books.fleet.published(policy_version)
 
     def remember(
         self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float = 1.0
@@ -137,18 +137,18 @@ class Balancer:
 
     def adopt(self, replica_id: str, loads: Iterable[RolloutLoad]) -> list[str]:
         """These run on the replica already: after our own death. Returns those it must stop: another holds them."""
-        replica = self._books.replica(replica_id)
+        replica = self.books.replica(replica_id)
         stop: list[str] = []
         for load in loads:
-            rollout = self._books.rollouts.get(load.rollout_id)
+            rollout = self.books.rollouts.get(load.rollout_id)
             if rollout is None:
-                rollout = self._books.new(load, 0.0)
+                rollout = self.books.new(load, 0.0)
                 self._rule.submitted([rollout])
             elif rollout.replica is not None:
                 if rollout.replica is not replica:
                     stop.append(load.rollout_id)
                 continue
-            if self._books.parked.pop(load.rollout_id, None) is None:
+            if self.books.parked.pop(load.rollout_id, None) is None:
                 self._rule.unqueue(rollout)
             rollout.load = load
             self._settle(rollout, replica)
@@ -162,26 +162,26 @@ class Balancer:
         """
         fresh: dict[str, RolloutLoad] = {}
         for load in loads:
-            if load.rollout_id not in self._books.rollouts:
+            if load.rollout_id not in self.books.rollouts:
                 fresh.setdefault(load.rollout_id, load)
-        largest = self._books.fleet.largest_capacity_tokens
-        if self._books.fleet.by_id:
+        largest = self.books.fleet.largest_capacity_tokens
+        if self.books.fleet.by_id:
             for load in fresh.values():
                 needed = self._rule.needed_tokens(load)
                 if needed > largest:
                     raise NeverFits(load.rollout_id, needed, largest, self._rule.need)
-        self._queue([self._books.new(load, now_s) for load in fresh.values()])
+        self._queue([self.books.new(load, now_s) for load in fresh.values()])
 
     def cancel(self, rollout_id: str) -> str | None:
         """The rollout is over, wherever it is. Returns the replica that must stop it, if one runs it."""
-        rollout = self._books.rollouts.pop(rollout_id, None)
+        rollout = self.books.rollouts.pop(rollout_id, None)
         if rollout is None:
-            self._books.stale += 1
+            self.books.stale += 1
             return None
-        self._books.cancelled += 1
+        self.books.cancelled += 1
         replica = rollout.replica
         if replica is None:
-            if self._books.parked.pop(rollout_id, None) is None:
+            if self.books.parked.pop(rollout_id, None) is None:
                 self._rule.withdrawn(rollout)
             return None
         # A cut life is survived, not ended: it must not teach the estimate that rollouts are short.
@@ -193,7 +193,7 @@ class Balancer:
 
         Lengths that cannot be, here or in `finished`, set the replica aside, and count as far as they can be.
         """
-        rollout = self._books.held(replica_id, report.rollout_id)
+        rollout = self.books.held(replica_id, report.rollout_id)
         if rollout is None:
             return False
         self._update(rollout, report)
@@ -202,12 +202,12 @@ class Balancer:
 
     def finished(self, replica_id: str, end: Finished) -> bool:
         """The rollout ended; False: the replica does not hold it, and its result must not be used."""
-        rollout = self._books.held(replica_id, end.rollout_id)
+        rollout = self.books.held(replica_id, end.rollout_id)
         if rollout is None:
             return False
         self._update(rollout, end)
-        del self._books.rollouts[end.rollout_id]
-        self._books.finished += 1
+        del self.books.rollouts[end.rollout_id]
+        self.books.finished += 1
         self._leave(rollout, ended=True, truncated=end.truncated)
         return True
 
@@ -215,13 +215,13 @@ class Balancer:
         """Handed back between turns: moved, or its engine died. They wait again; returns those accepted."""
         back: list[Rollout] = []
         for load in loads:
-            rollout = self._books.held(replica_id, load.rollout_id)
+            rollout = self.books.held(replica_id, load.rollout_id)
             if rollout is None:
                 continue
-            self._books.fleet.generated_tokens += max(0, load.generated_tokens - rollout.load.generated_tokens)
+            self.books.fleet.generated_tokens += max(0, load.generated_tokens - rollout.load.generated_tokens)
             rollout.load = load
             if rollout.prefer is not None:
-                self._books.moves += 1
+                self.books.moves += 1
             self._leave(rollout, ended=False)
             back.append(rollout)
         self._wait_again(back)
@@ -229,14 +229,14 @@ class Balancer:
 
     def replica_report(self, replica_id: str, load: ReplicaLoad) -> str | None:
         """What the engine says of itself. Nonsense sets the replica aside; returns why, if it did so now."""
-        replica = self._books.replica(replica_id)
+        replica = self.books.replica(replica_id)
         reason = nonsense(replica, load)
         if reason is not None:
             first = replica.set_aside is None
             self._set_aside(replica, reason)
             return reason if first else None
         new_preemptions = load.preemptions - replica.load.preemptions
-        self._books.preempted(replica, new_preemptions)
+        self.books.preempted(replica, new_preemptions)
         replica.note(load)
         self._rule.reported(replica, new_preemptions)
         return None
@@ -250,8 +250,9 @@ class Balancer:
             if picked is None:
                 break
             rollout, replica = picked
+            rollout.why = self._rule.why
             self._settle(rollout, replica)
-            self._books.admitted += 1
+            self.books.admitted += 1
             replica.admissions += 1
             replica.admitted_since_report += 1
             admissions.append(Admission(rollout.load.rollout_id, replica.replica_id))
@@ -259,60 +260,56 @@ class Balancer:
         return Decisions(tuple(admissions), tuple(moves))
 
     # -- what is known --------------------------------------------------------------------------------------------
-    @property
-    def in_flight(self) -> int:
-        """Rollouts resident on some replica."""
-        return self._books.in_flight
-
     def load_of(self, rollout_id: str) -> RolloutLoad | None:
-        rollout = self._books.rollouts.get(rollout_id)
+        rollout = self.books.rollouts.get(rollout_id)
         return None if rollout is None else rollout.load
 
     def replica_of(self, rollout_id: str) -> str | None:
-        rollout = self._books.rollouts.get(rollout_id)
+        rollout = self.books.rollouts.get(rollout_id)
         return rollout.replica.replica_id if rollout is not None and rollout.replica is not None else None
 
     def residents(self, replica_id: str) -> list[str]:
-        return list(self._books.replica(replica_id).residents)
+        return list(self.books.replica(replica_id).residents)
 
     def knows(self, replica_id: str) -> bool:
-        return replica_id in self._books.fleet.by_id
+        return replica_id in self.books.fleet.by_id
 
     def set_aside(self, replica_id: str) -> str | None:
         """Why the replica gets no more work, if it was set aside."""
-        return self._books.replica(replica_id).set_aside
+        return self.books.replica(replica_id).set_aside
 
     def reserved_tokens(self, replica_id: str) -> int:
-        return self._books.replica(replica_id).reserved_tokens
+        """As in `snapshot`."""
+        return self._rule.reserved_tokens(self.books.replica(replica_id))
 
     def snapshot(self) -> BalancerSnapshot:
-        replicas = self._books.fleet.by_id.values()
-        return self._books.snapshot(self._rule.name, [self._rule.reserved_tokens(replica) for replica in replicas])
+        replicas = self.books.fleet.by_id.values()
+        return self.books.snapshot(self._rule.name, [self._rule.reserved_tokens(replica) for replica in replicas])
 
     def faults(self) -> list[str]:
         """What is not back to zero now that no rollout is left; nothing is said while one is."""
-        return [] if self._books.rollouts else [*self._books.faults(), *self._rule.leftovers()]
+        return [] if self.books.rollouts else [*self.books.faults(), *self._rule.leftovers()]
 
     # -- inside ---------------------------------------------------------------------------------------------------
     def _settle(self, rollout: Rollout, replica: Replica) -> None:
-        self._books.settle(rollout, replica)
+        self.books.settle(rollout, replica)
         self._rule.admitted(rollout)
 
     def _leave(self, rollout: Rollout, *, ended: bool, truncated: bool = False) -> None:
-        self._books.leave(rollout)
+        self.books.leave(rollout)
         self._rule.released(rollout, ended=ended, truncated=truncated)
         rollout.replica = None
 
     def _update(self, rollout: Rollout, report: TurnReport | Finished) -> None:
         replica = rollout.replica
         assert replica is not None
-        reason = self._books.update(rollout, report)
+        reason = self.books.update(rollout, report)
         if reason is not None:
             self._set_aside(replica, reason)
 
     def _wait_again(self, rollouts: Sequence[Rollout]) -> None:
         for rollout in rollouts:
-            self._books.hand_back(rollout)
+            self.books.hand_back(rollout)
         self._queue(rollouts)
 
     def _set_aside(self, replica: Replica, reason: str) -> None:
@@ -331,19 +328,19 @@ class Balancer:
             self._rule.submitted(queued)
 
     def _park(self, rollout: Rollout) -> None:
-        self._books.parked[rollout.load.rollout_id] = rollout
+        self.books.parked[rollout.load.rollout_id] = rollout
         self._rule.withdrawn(rollout)
 
     def _replicas_changed(self) -> None:
         """Tell the rule, and park or queue again what the largest replica that takes work now can not or can hold."""
         self._rule.replicas_changed()
         before = self._largest_open
-        self._largest_open = max((r.kv_capacity_tokens for r in self._books.fleet.open()), default=before)
+        self._largest_open = max((r.kv_capacity_tokens for r in self.books.fleet.open()), default=before)
         if self._largest_open > before:
-            parked, self._books.parked = self._books.parked, {}
+            parked, self.books.parked = self.books.parked, {}
             self._queue(list(parked.values()))
         elif self._largest_open < before:
-            for rollout in self._books.rollouts.values():
-                waits = rollout.replica is None and rollout.load.rollout_id not in self._books.parked
+            for rollout in self.books.rollouts.values():
+                waits = rollout.replica is None and rollout.load.rollout_id not in self.books.parked
                 if waits and self._rule.needed_tokens(rollout.load) > self._largest_open:
                     self._park(rollout)

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from rstar_ray.trajectory import Placement
 from scheduler.fleet import Fleet, Replica, Rollout
 from scheduler.load import BalancerSnapshot, Finished, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
+from scheduler.waits import Held
 
 
 class Books:
@@ -57,6 +59,30 @@ class Books:
         if replica.groups[group_id] == 0:
             del replica.groups[group_id]
         self.in_flight -= 1
+
+    def held_up(self) -> Held | None:
+        """What keeps the next in line from a replica once all has been decided; None where nobody waits."""
+        if len(self.rollouts) == self.in_flight:
+            return None
+        takers = self.fleet.open()
+        if not takers:
+            return Held.REPLICA
+        return Held.ROOM if any(replica.has_seat for replica in takers) else Held.SEAT
+
+    def placement(self, rollout_id: str, expected_tokens: int) -> Placement:
+        """Why the rollout is where it is, and how full it is there; the waits are known to whoever has a clock."""
+        rollout = self.rollouts[rollout_id]
+        replica = rollout.replica
+        assert replica is not None
+        return Placement(
+            replica_id=replica.replica_id,
+            turn=rollout.load.turn,
+            why=rollout.why,
+            kv_used_tokens=replica.load.kv_used_tokens,
+            kv_expected_tokens=expected_tokens,
+            kv_capacity_tokens=replica.kv_capacity_tokens,
+            residents=len(replica.residents),
+        )
 
     def hand_back(self, rollout: Rollout) -> None:
         """It goes on elsewhere, from its last finished turn: its context is computed again there."""

@@ -17,6 +17,7 @@ class Rollout:
     replica: "Replica | None" = None  # None: waiting
     step_seen: float = 0.0  # the replica's decode clock when `load` was reported, and later by what it spent at tools
     prefer: str | None = None  # a move's target, tried first
+    why: str = ""  # the rule's reason for its replica; of a move, why it is asked to leave
     reserved_tokens: int = 0  # what the rule set aside for it, where it reserves
     profile_row: int = -1  # the rule's own index of it on its replica
     length_row: int = -1  # the estimate's own index of it

@@ -19,6 +19,7 @@ class PlacementRule(Protocol):
 
     name: str
     need: str  # what `needed_tokens` counts, in words
+    why: str  # why what was picked last goes where it goes
 
     def submitted(self, rollouts: Sequence[Rollout]) -> None:
         """These wait now: new ones, or ones that lost their replica."""
@@ -82,6 +83,7 @@ class QueueRule:
 
     name = ""
     need = "its context and one more"
+    why = ""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -155,6 +157,7 @@ class Static(QueueRule):
     """Each batch of submissions is cut into equal runs, one per replica, before anything starts."""
 
     name = "static"
+    why = "its place in the batch: equal shares, cut up front"
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet)
@@ -181,6 +184,7 @@ class RoundRobin(QueueRule):
     """Replicas in turn."""
 
     name = "round_robin"
+    why = "the next in turn"
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet)
@@ -198,6 +202,7 @@ class ConsistentHash(QueueRule):
     """The replica with the highest hash of (rollout, replica): few rollouts move when the fleet changes."""
 
     name = "consistent_hash"
+    why = "the highest hash with the rollout's id"
 
     def choose(self, rollout: Rollout) -> Replica | None:
         key = crc32(rollout.load.rollout_id.encode())
@@ -217,6 +222,7 @@ class LeastRequests(QueueRule):
     """Sticky; a rollout starts where the engine has fewest requests, by its last report and what was sent since."""
 
     name = "least_requests"
+    why = "the fewest requests in its engine"
 
     def choose(self, rollout: Rollout) -> Replica | None:
         def requests(replica: Replica) -> int:
@@ -229,9 +235,13 @@ class LeastSessions(QueueRule):
     """Sticky; a rollout starts where fewest rollouts live, at a tool or not."""
 
     name = "least_sessions"
+    why = "the fewest rollouts live there"
 
     def choose(self, rollout: Rollout) -> Replica | None:
         return min(self.candidates(rollout), key=lambda replica: len(replica.residents), default=None)
+
+
+IDLEST = "the fewest rollouts live there, and no better place has its prompt"
 
 
 class PrefixAware(QueueRule):
@@ -248,11 +258,13 @@ class PrefixAware(QueueRule):
         idlest = min(replicas, key=lambda replica: len(replica.residents))
         group = rollout.load.group_id
         cached = max(replicas, key=lambda replica: replica.groups.get(group, 0))
+        self.why = IDLEST
         lead = len(cached.residents) - len(idlest.residents)
         if cached.groups.get(group, 0) == 0:
             return idlest
         if lead > self.imbalance_rollouts and len(cached.residents) > self.imbalance_ratio * len(idlest.residents):
             return idlest
+        self.why = "the prompt is cached there"
         return cached
 
 
@@ -264,6 +276,7 @@ class WorstCase(QueueRule):
 
     name = "worst_case"
     need = "its prompt and the longest response it may have, in whole blocks"
+    why = "most KV that nobody has reserved"
 
     def choose(self, rollout: Rollout) -> Replica | None:
         def free(replica: Replica) -> int:

@@ -1,6 +1,6 @@
 """What the balancer did in one step, from snapshots taken while it went."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rstar_ray.run_dir.metrics import PlacementFigures
 from scheduler.load import BalancerSnapshot
@@ -34,8 +34,8 @@ class Tally:
     def waited(self, seconds: float) -> None:
         self._waits_s.append(seconds)
 
-    def take(self, now: BalancerSnapshot, faults: Sequence[str]) -> PlacementFigures:
-        """The figures of the step that ends now."""
+    def take(self, now: BalancerSnapshot, faults: Sequence[str], held_s: Mapping[str, float]) -> PlacementFigures:
+        """The figures of the step that ends now; `held_s`: for how long its queue was held up, by what."""
         waits, samples, start = sorted(self._waits_s), max(1, self._samples), self._start
         figures = PlacementFigures(
             rule=now.rule,
@@ -52,6 +52,7 @@ class Tally:
             wait_p99_s=waits[len(waits) * 99 // 100] if waits else 0.0,
             set_aside=tuple(f"{r.replica_id}: {r.set_aside}" for r in now.replicas if r.set_aside is not None),
             faults=tuple(faults),
+            held_s=held_s,
         )
         self.__init__(now)
         return figures

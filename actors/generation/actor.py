@@ -28,6 +28,7 @@ from rstar_ray.config import ChatConfig, RewardConfig, SandboxConfig
 from rstar_ray.deadline import within
 from rstar_ray.reward.judge import make_judge
 from rstar_ray.run_dir.decoration import decoration
+from rstar_ray.run_dir.trajectory_log import write_trajectories
 from rstar_ray.telemetry.traces import open_sink
 from rstar_ray.tools.spec import ToolSpec
 from rstar_ray.trajectory import Trajectory
@@ -83,19 +84,19 @@ class GenerationActor:
         self._metrics = ReplicaMetrics(self._name, ray_meter(settings.run), self._traces)
         self._kv_capacity_tokens = 0
         self._alive = Alive()
-        chat = load_chat(
+        self._chat = load_chat(
             Path(settings.engine.model),
             settings.chat,
             instruct=settings.instruct,
             tools=settings.tools,
             syntax_of=VllmCalls,
         )
-        self._engine = Engine(settings.engine, stop_token_ids=chat.profile.stop_token_ids)
+        self._engine = Engine(settings.engine, stop_token_ids=self._chat.profile.stop_token_ids)
         self._worker = GenerationWorker(
             settings.replica_id,
             engine=self._engine,
             max_running=settings.engine.max_num_seqs,
-            chat=chat,
+            chat=self._chat,
             balancer=BalancerClient(ray.get_actor("balancer"), self._traces.granted),
             tools=tools,
             judge=make_judge(settings.reward, sandbox, own_folder=settings.own_folder),
@@ -144,7 +145,7 @@ class GenerationActor:
         with decoration(f"what the learner saw, in {path.name}", print):
             for of_rank in await self._fetch(seen, "what the learner saw of their tokens"):
                 by_id |= of_rank
-        await self._worker.record(chosen, path, seen=by_id, stage=stage, step=step)
+        write_trajectories(path, chosen, self._chat.decode, seen=by_id, stage=stage, step=step)
 
     async def timeline(self, rollouts: str) -> Timeline:
         return self._worker.timeline(rollouts)

@@ -21,8 +21,8 @@ DEADLINE_S = 120.0
 async def record_trajectories(
     workers: Mapping[str, Any],
     refs: Sequence[TrajectoryRef],
-    path: Path,
     *,
+    path: Path,
     seen: Sequence[Any] = (),
     stage: str,
     step: int,

@@ -8,9 +8,8 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from actors.generation.balancer_client import BalancerCalls, rollout_load
@@ -20,16 +19,15 @@ from actors.generation.load_meter import EngineLoad
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.timeline_log import TimelineLog
 from actors.generation.weight_swap import WeightUpdate
+from actors.mailbox import Grant
 from actors.weights.buckets import WeightBucket
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
-from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
 from rstar_ray.errors import EngineError, SandboxError, ToolError, ToolStateLost
 from rstar_ray.reward.judge import JudgeFn
 from rstar_ray.rollouts import DroppedRollout
-from rstar_ray.run_dir.trajectory_log import write_trajectories
 from rstar_ray.telemetry.meter import NO_METER
 from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import Completion, Sampling, ToolCall, ToolMemory, ToolResult, Trajectory
@@ -158,13 +156,6 @@ class GenerationWorker:
         self._weights = update.checksum
         return update.checksum
 
-    async def record(
-        self, trajectories: Sequence[Trajectory], path: Path, *, seen: Mapping[str, SeenTokens], stage: str, step: int
-    ) -> None:
-        """Write trajectories in readable form, with what the learner saw of their tokens."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_trajectories(path, trajectories, self._chat.decode, seen=seen, stage=stage, step=step)
-
     def timeline(self, rollouts: str) -> Timeline:
         """What rollouts whose ids begin so did here, and the KV in use meanwhile; seconds since the epoch."""
         return self._timeline.timeline(rollouts, self._facts.kv_capacity_tokens if self._facts else 0)
@@ -222,9 +213,12 @@ class GenerationWorker:
             self._leaving |= {move.rollout_id for move in grants.moves} & self._playing.keys()
             self._cancel(grants.cancels)
             for grant in grants.admissions:
-                self._begin(grant.payload)
+                self._begin(grant)
 
-    def _begin(self, state: RolloutState) -> None:
+    def _begin(self, grant: Grant) -> None:
+        state: RolloutState = grant.payload
+        if grant.placement is not None:
+            state = replace(state, placements=(*state.placements, grant.placement))
         rollout_id = state.request.rollout_id
         if rollout_id in self._playing:  # a grant delivered twice
             return

@@ -18,7 +18,7 @@ import numpy as np
 
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.outcome import Outcome
-from rstar_ray.trajectory import StopReason, ToolMemory, ToolResult, Turn
+from rstar_ray.trajectory import Placement, StopReason, ToolMemory, ToolResult, Turn
 
 _FRAME = struct.Struct("<II")  # length and CRC-32 of what follows
 _STEP = re.compile(r"(\w+)/(\d+)/")  # how the ids of training rollouts begin
@@ -41,6 +41,7 @@ class _Record:
     memories: dict[str, dict[str, Any]]  # of tools with state
     reward: float | None
     restarts: int
+    placements: list[dict[str, Any]]
 
 
 class TurnJournal:
@@ -76,6 +77,7 @@ class TurnJournal:
             memories={name: asdict(memory) for name, memory in state.memories.items()},
             reward=state.reward,
             restarts=state.restarts,
+            placements=[asdict(placement) for placement in state.placements],
         )
         columns = (np.array(getattr(state, name)[start:], kind).tobytes() for name, kind in _COLUMNS)
         body = b"".join((json.dumps(asdict(record)).encode(), b"\n", *columns))
@@ -162,6 +164,7 @@ def _continued(state: RolloutState, record: _Record, columns: bytes) -> RolloutS
         memories={name: ToolMemory(**memory) for name, memory in record.memories.items()},
         reward=record.reward,
         restarts=record.restarts,
+        placements=tuple(Placement(**placement) for placement in record.placements),
         **longer,
     )
 

@@ -21,6 +21,7 @@ from rstar_ray.seeds import derive_seed
 from rstar_ray.tools.environment import ENVIRONMENT, Reply
 from rstar_ray.trajectory import (
     Completion,
+    Placement,
     RolloutRequest,
     Sampling,
     StopReason,
@@ -76,6 +77,7 @@ class RolloutState:
     memories: Mapping[str, ToolMemory] = field(default_factory=dict[str, ToolMemory])  # of tools with state, by name
     reward: float | None = None  # what an environment gave
     restarts: int = 0
+    placements: tuple[Placement, ...] = ()  # as far as it was played where they were told
 
     @classmethod
     def start(cls, request: RolloutRequest, prompt_ids: list[int]) -> "RolloutState":
@@ -92,7 +94,8 @@ class RolloutState:
 
     def begun_again(self) -> "RolloutState":
         """The same rollout from its prompt: what a tool kept for it is gone."""
-        return replace(RolloutState.start(self.request, self.prompt_ids), restarts=self.restarts + 1)
+        afresh = RolloutState.start(self.request, self.prompt_ids)
+        return replace(afresh, restarts=self.restarts + 1, placements=self.placements)
 
     @property
     def room_tokens(self) -> int:
@@ -268,6 +271,8 @@ def _trajectory(state: RolloutState, stop_reason: StopReason, judgement: Judgeme
             generate_s=sum(turn.generate_s for turn in turns),
             tool_s=sum(turn.tool_s for turn in turns),
             verify_s=verify_s,
+            turn_s=tuple((turn.generate_s, turn.tool_s) for turn in turns),
+            placements=state.placements,
         ),
         problem=request.problem,
         prompt_ids=np.array(state.prompt_ids, dtype=np.int32),

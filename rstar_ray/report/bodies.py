@@ -53,6 +53,7 @@ def texts_of(siblings: Siblings, known: StepFates, rule: str) -> list[dict[str, 
             "restarts": row.get("restarts", 0),
             "judge_retries": row.get("judge_retries", 0),
             "verify_s": row.get("verify_s"),
+            "placements": row.get("placements", []),
             "turns": [_turn_texts(turn) for turn in row["turns"]],
         }
         for sibling, row in enumerate(siblings.rows)

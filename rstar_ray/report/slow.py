@@ -92,7 +92,7 @@ def _figures(row: Row, usual: Medians) -> list[str]:
 
 
 def _placement(row: Row) -> list[str]:
-    placed = row.get("balancer")
+    placed, step_s = row.get("balancer"), row["step_s"]
     if not placed:
         return []
     told = (
@@ -103,6 +103,9 @@ def _placement(row: Row) -> list[str]:
             f"at most {placed['waiting_most']:,} waited for a place, half of them {placed['wait_p50_s']:.1f} s and "
             f"more, the longest {placed['wait_p99_s']:.1f} s"
         )
+    for held, seconds in placed.get("held_s", {}).items():
+        if seconds > 0.02 * step_s:
+            told.append(f"for {_seconds(seconds)} of it the queue stood still: {held}")
     if placed["preemptions"] or placed["moves"]:
         again = placed["recomputed_tokens"]
         told.append(

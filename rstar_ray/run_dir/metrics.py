@@ -1,7 +1,7 @@
 """The figures of one step, and the log that keeps and shows them."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -10,7 +10,7 @@ from rstar_ray.algorithm.update import UpdateFigures
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import cut_rows, to_row
 from rstar_ray.run_dir.sinks import Sink, TensorBoard, WeightsAndBiases
-from rstar_ray.trajectory import TrajectorySummary
+from rstar_ray.trajectory import Placement, TrajectorySummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,7 @@ class PlacementFigures:
     wait_p99_s: float
     set_aside: tuple[str, ...] = ()  # replicas that get no more work, with the reason
     faults: tuple[str, ...] = ()  # counters that were not back to zero at the step's end
+    held_s: Mapping[str, float] = field(default_factory=dict[str, float])  # that its queue stood still, by what held it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class LongestRollout:
     generate_s: float
     tool_s: float
     verify_s: float
+    turn_s: tuple[tuple[float, float], ...] = ()  # of every turn: generating, in tools
+    placements: tuple[Placement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +193,8 @@ def longest_rollout(summaries: Sequence[TrajectorySummary]) -> LongestRollout | 
         generate_s=round(longest.generate_s, 4),
         tool_s=round(longest.tool_s, 4),
         verify_s=round(longest.verify_s, 4),
+        turn_s=tuple((round(generate_s, 3), round(tool_s, 3)) for generate_s, tool_s in longest.turn_s),
+        placements=longest.placements,
     )
 
 

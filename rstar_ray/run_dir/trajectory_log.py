@@ -1,6 +1,7 @@
 """Trajectories as people and programs read them: one JSON object per line, the text and the tokens behind it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from itertools import groupby, islice
 from math import isfinite
@@ -48,6 +49,7 @@ def readable(
         "verify_s": round(summary.verify_s, 4),
         "restarts": summary.restarts,
         "judge_retries": summary.judge_retries,
+        "placements": [asdict(placement) for placement in summary.placements],
         "prompt": decode(trajectory.prompt_ids.tolist()),
         "prompt_ids": trajectory.prompt_ids.tolist(),
         "turns": list(_turns(trajectory, decode, seen)),

@@ -17,6 +17,9 @@ PRESSED_SHARE = 0.008  # the same, where the alternative is an engine's preempti
 PRESSED_Z = 0.5  # a replica is pressed when its demand exceeds its cache with this margin
 MOVE_GAIN = 4.0  # a token decoded costs at least this many tokens prefilled
 
+RELIEVED = "moved here, before the cache of its replica overflows"
+EMPTIER = "moved here, where less than half as much KV is in use"
+
 
 class Moves:
     """Looks at rollouts that have ended a turn since the last look."""
@@ -61,6 +64,7 @@ class Moves:
             if target is None:
                 continue
             rollout.prefer = target
+            rollout.why = RELIEVED if pressed else EMPTIER
             self._moved_tokens += context
             used[target] += context
             used[source.replica_id] = used.get(source.replica_id, 0.0) - context

@@ -25,6 +25,9 @@ Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `ri
 Z_SPAN = 1.5  # how far it may go above the normal quantile
 CLOSING_Z = 2.0  # where all that still wait are expected to fit: what is held back now only prolongs the step
 CLEAR_ROOM = 0.02  # of a cache: more room than this needs no exact test
+ROOMIEST = "most room by expected KV"
+CACHED = "most room by expected KV, its siblings' prompt being cached there"
+LARGE = "most room by expected KV of the replicas that are large enough for it"
 PROMPT_WORTH = 2  # a cached prompt saves its KV, and its prefill
 
 
@@ -70,6 +73,7 @@ class Room:
         self._peak_S: Floats = np.zeros(0)  # expected demand at the worst horizon; inf: closed
         self._variance_S: Floats = np.zeros(0)  # there
         self._capacity_S: Floats = np.zeros(0)
+        self.why = ""  # `place` chose what it did last
         self._exact_S: list[bool] = []  # measured; False: what was measured, and what was admitted since
 
     # -- where a rollout goes -------------------------------------------------------------------------------------
@@ -79,6 +83,7 @@ class Room:
         needed = rollout.load.context_tokens + 1
         preferred = self.fleet.by_id.get(rollout.prefer) if rollout.prefer is not None else None
         if preferred is not None and preferred.open and preferred.has_seat and preferred.kv_capacity_tokens >= needed:
+            self.why = rollout.why
             return preferred  # how much it will need was weighed when the move was decided
         peaks = self._lengths.peaks_of(rollout)
         while True:
@@ -89,7 +94,9 @@ class Room:
                 return None
             replica = self.fleet.by_index[best]
             assert replica is not None
+            self.why = CACHED if best in group.homes else ROOMIEST
             if replica.kv_capacity_tokens < needed:
+                self.why = LARGE
                 return self._place_among_large(rollout, needed)
             if room >= CLEAR_ROOM * replica.kv_capacity_tokens:
                 return replica

@@ -15,6 +15,7 @@ class ExpectedKV:
 
     name = "expected_kv"
     need = "its context and one more"
+    why = ""
 
     def __init__(self, fleet: Fleet, *, risk: float) -> None:
         self.caution = Caution(risk)
@@ -45,7 +46,7 @@ class ExpectedKV:
         if rollout is None or replica is None:
             return None
         self._order.take(rollout)
-        rollout.prefer = None
+        self.why, rollout.prefer = self._room.why, None
         return rollout, replica
 
     def admitted(self, rollout: Rollout) -> None:

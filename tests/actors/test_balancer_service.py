@@ -7,6 +7,7 @@ import pytest
 from actors.balancer import BalancerService
 from rstar_ray.errors import DeadlineExceeded
 from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
+from scheduler.waits import Held
 
 
 def load(name: str, *, group: str = "g", prompt: int = 10, most: int = 90) -> RolloutLoad:
@@ -198,7 +199,7 @@ async def test_books_that_do_not_close_are_named_when_the_balancer_is_idle():
     await service.register("r0", 1000, 8, 16)
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
-    service._balancer._books.replica("r0").reserved_tokens += 7  # a fault of ours
+    service._balancer.books.replica("r0").reserved_tokens += 7  # a fault of ours
     await service.report("r0", [], [end("a")])
     (line,) = (await service.sign()).lines
     assert "r0 is left with 7 reserved tokens" in line
@@ -234,3 +235,39 @@ async def test_the_figures_of_a_step_tell_what_was_done_since_the_last_one():
     assert (step.wait_p50_s, step.wait_p99_s) == (4.0, 4.0)
     after = await service.step_figures()
     assert (after.preemptions, after.recomputed_tokens, after.waiting_most, after.wait_p99_s) == (0, 0, 0, 0.0)
+
+
+async def test_a_grant_tells_what_was_waited_for_and_why_it_runs_there():
+    now = [0.0]
+    service = BalancerService("worst_case", clock=lambda: now[0])
+    await service.register("r0", 128, 8, 16)
+    await service.submit([(load("a"), None), (load("b"), None)])
+    first = (await service.next_grants("r0", 0, 1.0)).admissions[0].placement
+    assert first is not None and (first.waited_s, first.held_s, first.residents) == (0.0, {}, 1)
+    assert first.why == "most KV that nobody has reserved"
+    now[0] = 3.0
+    await service.report("r0", [], [end("a")], ReplicaLoad(kv_used_tokens=48))
+    second = (await service.next_grants("r0", 1, 1.0)).admissions[0].placement
+    assert second is not None and second.held_s == {Held.ROOM: 3.0} and second.waited_s == 3.0
+    assert (second.kv_used_tokens, second.kv_expected_tokens, second.kv_capacity_tokens) == (48, 112, 128)
+    assert (await service.step_figures()).held_s == {Held.ROOM: 3.0}
+    now[0] = 9.0
+    assert (await service.step_figures()).held_s == {}
+
+
+async def test_a_rollout_that_goes_on_elsewhere_waits_from_when_it_came_back():
+    now = [0.0]
+    service = BalancerService(clock=lambda: now[0])
+    await service.register("r0", 1000, 8, 16)
+    await service.submit([(load("a"), None)])
+    await granted(service, "r0")
+    now[0] = 5.0
+    await service.report("r0", [TurnReport(rollout_id="a", context_tokens=40, generated_tokens=30, turn=1)], [])
+    await service.replica_lost("r0")
+    await asyncio.sleep(0.01)
+    now[0] = 7.0
+    await service.register("r1", 1000, 8, 16)
+    grant = (await service.next_grants("r1", 0, 1.0)).admissions[0]
+    assert grant.placement is not None and grant.waited_s == 7.0
+    assert (grant.placement.turn, grant.placement.waited_s) == (1, 2.0)
+    assert grant.placement.held_s == {Held.REPLICA: 2.0}

@@ -190,6 +190,10 @@ async def test_a_rollout_that_is_moved_goes_on_on_another_replica_from_its_last_
     engine.go.set()
     found = await collect(second, 1)
     assert isinstance(found["r0"], TrajectorySummary) and found["r0"].num_turns >= 2
+    stays = [(stay.replica_id, stay.turn, stay.why) for stay in found["r0"].placements]
+    why = "most room by expected KV"
+    assert stays == [("generation/0", 0, why), ("generation/1", 1, why)]
+    assert len(found["r0"].turn_s) == found["r0"].num_turns
     assert "r0" not in first._playing
     await first.close()
     await second.close()
@@ -242,7 +246,10 @@ async def test_the_balancers_own_move_takes_a_rollout_from_a_full_worker_to_an_i
     assert await balancer.drain(10.0)
     await balancer.resume()
     await balancer.step_figures()
-    assert len(await play("second", 16)) == 16
+    second = await play("second", 16)
+    assert len(second) == 16
+    moved = [stay.why for one in second.values() for stay in one.placements if stay.turn]
+    assert "moved here, where less than half as much KV is in use" in moved
     assert await balancer.drain(10.0)
     assert (await balancer.step_figures()).moves >= 1
     assert (await balancer.sign()).lines == (), "the books close"

@@ -48,7 +48,7 @@ class Worker:
 async def record(path: Path, **workers: Worker) -> list[str]:
     shown: list[str] = []
     seen = ["of rank 0", "of rank 1"]
-    await record_trajectories(workers, REFS, path, seen=seen, stage="stage1", step=3, show=shown.append)
+    await record_trajectories(workers, REFS, path=path, seen=seen, stage="stage1", step=3, show=shown.append)
     return shown
 
 

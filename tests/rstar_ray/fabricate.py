@@ -18,7 +18,7 @@ from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.durable import append_row, to_row, write_json, write_text
 from rstar_ray.run_dir.metrics import PlacementFigures, SftMetrics, StepMetrics, StepTimings, step_metrics
 from rstar_ray.run_dir.trajectory_log import write_trajectories
-from rstar_ray.trajectory import Problem, StopReason, ToolResult, Trajectory, TrajectorySummary, Turn
+from rstar_ray.trajectory import Placement, Problem, StopReason, ToolResult, Trajectory, TrajectorySummary, Turn
 
 
 def encode(text: str) -> list[int]:
@@ -126,6 +126,17 @@ FAMILIES = ("arithmetic", "remainder", "gcd", "lcm", "power", "sum", "count_prim
 UPDATE = UpdateFigures(
     loss=-0.01, grad_norm=0.4, entropy=0.2, clip_share=0.0, logprob_diff_mean=1e-7, logprob_diff_max=1e-6, lr=1e-4
 )
+STAY = Placement(
+    replica_id="generation/0",
+    turn=0,
+    why="most room by expected KV",
+    waited_s=2.5,
+    held_s={"no replica has room in its KV cache for the next in line": 1.5},
+    kv_used_tokens=512,
+    kv_expected_tokens=1_536,
+    kv_capacity_tokens=2_048,
+    residents=12,
+)
 STAGES = {"stage1": 30, "stage2": 20, "stage3": 16}
 
 
@@ -160,6 +171,7 @@ def run_directory(path: Path, *, seed: int = 0, resample: str = "paper", stages:
         (f"{last}-held-out", last, num_last, 1.0),
     ):
         shown = example_trajectories(reward)
+        shown[0] = replace(shown[0], summary=replace(shown[0].summary, placements=(STAY,)))
         seen = {one.summary.rollout_id: seen_tokens(one) for one in shown[:2]} if "-step-" in name else {}
         write_trajectories(path / "trajectories" / f"{name}.jsonl", shown, decode, seen=seen, stage=stage, step=step)
     if stages:

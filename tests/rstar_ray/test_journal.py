@@ -7,7 +7,7 @@ import pytest
 
 from rstar_ray.agent.journal import TurnJournal, journaled, step_folder
 from rstar_ray.agent.rollout import RolloutState, play_turn
-from rstar_ray.trajectory import RolloutRequest, ToolMemory
+from rstar_ray.trajectory import Placement, RolloutRequest, ToolMemory
 from tests.fakes import AddingSandbox, CharChat, ScriptedEngine, adding_problems, answer, call, request
 
 CHAT, SANDBOX = CharChat(), AddingSandbox()
@@ -109,6 +109,16 @@ async def test_where_a_rollout_stands_with_its_tools_is_read_again_with_its_turn
     write(tmp_path, states)
     (found,) = journaled(tmp_path, [start()], 7).values()
     assert (found.memories, found.reward, found.restarts) == (states[-1].memories, 0.5, 1)
+
+
+async def test_where_it_was_placed_and_why_is_read_again(tmp_path: Path):
+    stay = Placement(
+        replica_id="generation/0", turn=0, why="most room", waited_s=1.5, held_s={"no room": 1.0}, kv_used_tokens=16,
+        kv_expected_tokens=64, kv_capacity_tokens=128, residents=2,
+    )  # fmt: skip
+    states = await played(replace(start(), placements=(stay,)))
+    write(tmp_path, states[:2])
+    assert journaled(tmp_path, [start()], 7)["stage1/12/0-p/3"].placements == (stay,)
 
 
 async def test_nothing_is_kept_of_rollouts_outside_training_steps(tmp_path: Path):

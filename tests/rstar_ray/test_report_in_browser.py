@@ -77,6 +77,11 @@ def test_tokens_are_coloured_and_siblings_stand_side_by_side(address: str, pages
                 f"[...document.querySelectorAll('.looks button')].find(b => b.textContent === '{look}').click()"
             )
             assert await page.evaluate("document.querySelector('.seg .tok').title") == told
+        assert await page.evaluate("document.querySelector('.detail .placements').innerText") == (
+            "Waited 2.5 s, 1.5 s because no replica has room in its KV cache for the next in line; then generation/0: "
+            "most room by expected KV. KV there: 25 % in use, 75 % counted on, of 2,048 tokens, 12 rollouts with this "
+            "one."
+        )
         text = await page.evaluate("[...document.querySelectorAll('.turn .tok')].map(t => t.textContent).join('')")
         assert text.startswith("Let me compute it.\n<tool_call>") and text.endswith("<|im_end|>")
         await page.evaluate("browser.set({ problem: 'evil', file: 'stage1-step-000001.jsonl' }, true)")

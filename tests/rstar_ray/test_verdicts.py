@@ -117,7 +117,8 @@ def test_a_slow_step_is_explained_by_the_parts_that_grew():
     }
     rows[8] = {
         "generate_s": 18.0, "step_s": 22.0, "tokens_generated": 20_000, "tokens_per_s": 800.0, "before_s": 4.0,
-        "longest": longest, "restarts": 2, "balancer": PLACED | {"preemptions": 3, "moves": 1, "recomputed_tokens": 70},
+        "longest": longest, "restarts": 2, "balancer": PLACED | {"preemptions": 3, "moves": 1, "recomputed_tokens": 70,
+                                                                    "held_s": {"no room": 7.0, "no seat": 0.1}},
     }  # fmt: skip
     run = run_of(*rows)
     told = explained(run.steps[8], stage_medians(run.steps)["stage1"])
@@ -126,7 +127,8 @@ def test_a_slow_step_is_explained_by_the_parts_that_grew():
         "3.1 times the median; 800 tokens/s where the median is 1,000; its longest rollout took 11.5 s itself (900 "
         "tokens in 4 turns); before it 4.0 s went into the last one's record, checkpoint or evaluation; 2 rollouts "
         "begun again; KV cache at most 90 % full; at most 4 waited for a place, half of them 0.1 s and more, the "
-        "longest 2.0 s; 3 preemptions and 1 moves, 70 tokens computed again."
+        "longest 2.0 s; for 7.0 s of it the queue stood still: no room; 3 preemptions and 1 moves, 70 tokens "
+        "computed again."
     )
     assert told.covered == pytest.approx(21.9 / 22)
     usual = explained(run.steps[0], stage_medians(run.steps)["stage1"])

@@ -8,6 +8,7 @@ import pytest
 
 from scheduler.balancer import RULES, Balancer
 from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
+from scheduler.waits import Held, Waits
 
 
 def load(name: str, *, group: str = "g", prompt: int = 16, most: int = 84, context: int = 0) -> RolloutLoad:
@@ -370,3 +371,55 @@ def test_a_new_policy_version_keeps_live_rollouts_and_lets_old_lengths_fade():
     for i in range(4):
         assert balancer.finished("r0", end(f"b{i}", 20))
     assert balancer.finished("r0", end("late", 20))
+
+
+def reasons(balancer: Balancer) -> dict[str, str]:
+    placed = [admission.rollout_id for admission in balancer.decide().admissions]
+    return {name: balancer.books.placement(name, 0).why for name in placed}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_says_why_a_rollout_goes_where_it_does(rule: str):
+    balancer = fleet(rule)
+    balancer.submit([load(f"x{i}", group=f"g{i}") for i in range(3)])
+    told = reasons(balancer)
+    assert told.keys() == {"x0", "x1", "x2"} and all(told.values())
+
+
+def test_a_cached_prompt_and_a_move_are_reasons_of_their_own():
+    balancer = fleet("prefix_aware")
+    balancer.submit([load("a"), load("b")])
+    assert list(reasons(balancer).values())[1] == "the prompt is cached there"
+    balancer = fleet("expected_kv", replicas=1)
+    balancer.submit([load("a"), load("b"), load("c", group="other")])
+    told = reasons(balancer)
+    assert told["b"] == "most room by expected KV, its siblings' prompt being cached there"
+    assert told["c"] == "most room by expected KV"
+
+
+def test_what_holds_the_queue_up_is_told():
+    balancer = fleet("worst_case", replicas=1, capacity=128, max_running=1)
+    assert balancer.books.held_up() is None
+    balancer.submit([load("a"), load("b")])
+    assert homes(balancer) == {"a": "r0"}
+    assert balancer.books.held_up() is Held.SEAT
+    balancer.set_serving("r0", False)
+    assert balancer.books.held_up() is Held.REPLICA
+    roomy = fleet("worst_case", replicas=1, capacity=128)
+    roomy.submit([load("a"), load("b")])
+    assert homes(roomy) == {"a": "r0"}
+    assert roomy.books.held_up() is Held.ROOM
+
+
+def test_waits_share_what_held_the_queue_up_while_they_lasted():
+    waits = Waits()
+    waits.begin(["a"], 1.0)
+    waits.note(Held.SEAT, 1.0)
+    waits.begin(["b", "a"], 3.0)
+    waits.note(Held.ROOM, 4.0)
+    assert waits.end("b", 6.0) == (3.0, {Held.SEAT: 1.0, Held.ROOM: 2.0})
+    waits.note(None, 6.0)
+    assert waits.end("a", 9.0) == (8.0, {Held.SEAT: 3.0, Held.ROOM: 2.0})
+    assert waits.end("never queued", 9.0) == (0.0, {})
+    assert waits.take(9.0) == {Held.SEAT: 3.0, Held.ROOM: 2.0}
+    assert waits.take(10.0) == {}

@@ -117,7 +117,7 @@ def test_the_decode_clock_follows_turns_and_the_engines_own_steps():
     balancer = fleet("expected_kv", 10_000)
     balancer.submit([load("a", most=900), load("b", group="h", most=900)])
     homes(balancer)
-    replica = balancer._books.replica("r0")
+    replica = balancer.books.replica("r0")
     balancer.turn_finished("r0", report("a", 116, 90))  # ten of them are a tool's
     assert replica.decode_step == 90
     balancer.replica_report("r0", ReplicaLoad(steps=1_000))
@@ -130,9 +130,9 @@ def test_the_decode_clock_follows_turns_and_the_engines_own_steps():
     assert (replica.decode_step, replica.clock_offset) == (300, -750)
     balancer.turn_finished("r0", report("a", 150, 100))
     assert replica.decode_step == 300  # it had been seen at 90, and is behind the others
-    assert balancer._books.fleet.generated_tokens == 400
+    assert balancer.books.fleet.generated_tokens == 400
     balancer.turn_finished("r0", report("a", 140, 90))  # what goes back does not count
-    assert balancer._books.fleet.generated_tokens == 400
+    assert balancer.books.fleet.generated_tokens == 400
     known = balancer.load_of("a")
     assert known is not None and (known.context_tokens, known.generated_tokens, known.turn) == (150, 100, 1)
 
@@ -144,7 +144,7 @@ def test_what_is_handed_back_counts_as_sampled_and_as_computed_again():
     balancer.turn_finished("r0", report("a", 46, 30))
     assert balancer.returned("r0", [load("a", context=70, made=50)]) == ["a"]
     snapshot = balancer.snapshot()
-    assert balancer._books.fleet.generated_tokens == 50
+    assert balancer.books.fleet.generated_tokens == 50
     assert (snapshot.requeued, snapshot.recomputed_tokens, snapshot.moves, snapshot.waiting) == (1, 70, 0, 1)
     assert balancer.returned("r0", [load("a", context=70)]) == []
     assert balancer.snapshot().stale_reports == 1
@@ -191,8 +191,8 @@ def test_when_all_have_ended_every_counter_is_back_at_zero(rule: str):
     for name, home in placed.items():
         assert balancer.finished(home, end(name, 66, 50))
     assert balancer.faults() == []
-    balancer._books.replica("r1").reserved_tokens = 3
-    balancer._books.finished -= 1
+    balancer.books.replica("r1").reserved_tokens = 3
+    balancer.books.finished -= 1
     assert balancer.faults() == ["6 submitted, but 5 finished or cancelled", "r1 is left with 3 reserved tokens"]
 
 
@@ -269,17 +269,17 @@ def test_the_tally_of_a_step():
         tally.waited(float(199 - seconds))
     now = shown("static", (100, 0, 0), (300, 0, 0), preemptions=6, moves=5, recomputed_tokens=100)
     set_aside = replace(now.replicas[1], set_aside="reports 5 of 4")
-    figures = tally.take(replace(now, replicas=(now.replicas[0], set_aside)), ["a fault"])
+    figures = tally.take(replace(now, replicas=(now.replicas[0], set_aside)), ["a fault"], {"no room": 1.5})
     assert figures == PlacementFigures(
         rule="static", waiting_most=9, in_flight_most=4, kv_used_share=pytest.approx((0.25 + 0.75 + 0.1) / 3),
         kv_used_share_most=0.75, kv_reserved_share=pytest.approx((0.5 + 0.95 + 0.2) / 3), kv_reserved_share_most=0.95,
         preemptions=1, moves=3, recomputed_tokens=30, wait_p50_s=100.0, wait_p99_s=198.0,
-        set_aside=("r1: reports 5 of 4",), faults=("a fault",),
+        set_aside=("r1: reports 5 of 4",), faults=("a fault",), held_s={"no room": 1.5},
     )  # fmt: skip
-    empty = tally.take(now, [])
+    empty = tally.take(now, [], {})
     assert (empty.kv_used_share, empty.waiting_most, empty.wait_p99_s, empty.preemptions) == (0.0, 0, 0.0, 0)
     tally.sample(replace(now, replicas=(), waiting=3))
-    assert tally.take(now, []).waiting_most == 0  # without a replica there is no cache to speak of
+    assert tally.take(now, [], {}).waiting_most == 0  # without a replica there is no cache to speak of
 
 
 SPANS = [

@@ -18,7 +18,7 @@ def running(*names: str) -> Balancer:
 
 
 def sampled(balancer: Balancer, name: str) -> float:
-    rollout = balancer._books.rollouts[name]
+    rollout = balancer.books.rollouts[name]
     assert rollout.replica is not None
     return rollout.sampled_at(rollout.replica.decode_step)
 
@@ -39,7 +39,7 @@ def test_one_that_is_back_goes_on_from_what_it_reports():
     balancer.replica_report("a", ReplicaLoad(steps=301, at_tools=("y",)))
     balancer.turn_finished("a", TurnReport(rollout_id="y", context_tokens=150, generated_tokens=100, turn=1))
     balancer.replica_report("a", ReplicaLoad(steps=351))
-    rollout = balancer._books.rollouts["y"]
+    rollout = balancer.books.rollouts["y"]
     assert sampled(balancer, "y") == 150
     assert rollout.response_at(351.0 - 1.0) == 190  # the tool's 40 tokens are held, too
 

@@ -43,10 +43,10 @@ class World:
             self.balancer.add_replica(f"r{number}", capacity, max_running=max_running, block_tokens=blocks)
 
     def replica(self, name: str) -> Replica:
-        return self.balancer._books.replica(name)
+        return self.balancer.books.replica(name)
 
     def rollout(self, name: str) -> Rollout:
-        return self.balancer._books.rollouts[name]
+        return self.balancer.books.rollouts[name]
 
     def remember(self, *lengths: float, growth: float = 1.0) -> None:
         past = [(f"past{n}", length, length >= MOST) for n, length in enumerate(lengths)]
@@ -272,7 +272,7 @@ def test_contexts_computed_again_because_of_moves_stay_below_three_thousandths()
     for name in names:
         world.turn(name, 316, 300)
     generated = (300 - len(world.balancer.residents("r0"))) * 7_000 + 15 * 300
-    assert world.balancer._books.fleet.generated_tokens == generated
+    assert world.balancer.books.fleet.generated_tokens == generated
     assert moves(world) == [("r0", "r1")] * int(0.003 * generated // 316)
     for name in names:
         world.turn(name, 316, 300)
@@ -292,7 +292,7 @@ def test_a_move_goes_to_a_replica_less_than_half_as_full(left: int):
         world.turn(name, 316, 300)
     world.decide()
     for replica in ("r0", "r1"):
-        world.balancer._books.fleet.generated_tokens += 10**7
+        world.balancer.books.fleet.generated_tokens += 10**7
         for name in world.balancer.residents(replica):
             world.rollout(name).prefer = None
     world.refresh()
@@ -336,7 +336,7 @@ def pressed(generated: int = 10**8) -> World:
         world.balancer.adopt(replica, [load(f"{replica}/{n}", prompt=64, response=600) for n in range(number)])
     world.rule._lengths.learn()
     world.refresh()
-    world.balancer._books.fleet.generated_tokens = generated
+    world.balancer.books.fleet.generated_tokens = generated
     return world
 
 
@@ -387,7 +387,7 @@ def test_nothing_is_left_when_all_have_ended():
 def test_what_is_left_behind_is_named():
     world = busy()
     world.balancer.submit([load("late/0")])
-    world.balancer._books.rollouts.clear()
+    world.balancer.books.rollouts.clear()
     faults = world.balancer.faults()
     assert "15 submitted, but 1 finished or cancelled" in faults
     assert "r0 is left with 13 residents" in faults and "r0 is left with 5 prompt groups" in faults

@@ -207,4 +207,4 @@ def test_what_is_adopted_has_not_waited():
     balancer = Balancer("least_requests")
     balancer.add_replica("r0", 10_000, max_running=4, block_tokens=16)
     assert balancer.adopt("r0", [load("g/1", response=3)]) == []
-    assert balancer._books.rollouts["g/1"].submitted_s == 0.0
+    assert balancer.books.rollouts["g/1"].submitted_s == 0.0

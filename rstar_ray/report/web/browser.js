@@ -214,7 +214,7 @@ class Browser {
     } }, name ? LOOKS[name].title : "nothing"))) : "";
     fill();
     const prompt = this.store.ofGroup[this.store.c.group[row]].indexOf(row) === 0 && body.prompt ? node("details", { class: "turn" }, node("summary", {}, "The prompt as the policy was given it"), node("div", { class: "seg prompt" }, node("pre", {}, body.prompt))) : "";
-    return node("div", {}, timeline(body.turns, body.verify_s), looks, prompt, turns);
+    return node("div", {}, timeline(body.turns, body.verify_s, body.placements), looks, prompt, turns);
   }
 
   turnOf(turn, i, all, tokens, facts) {
@@ -289,11 +289,24 @@ function segment(kind, label, content) {
   return node("div", { class: `seg ${kind}` }, label ? node("div", { class: "label" }, label) : "", node("pre", {}, content));
 }
 
-// Where a rollout's own seconds went, turn by turn; what it waited for a place is not in its record.
-function timeline(turns, verify_s) {
-  const parts = turns.flatMap((turn, i) => [["generate", turn.generate_s, `turn ${i + 1}: ${show.seconds(turn.generate_s)} generating ${turn.tokens} tokens`], ["tool", turn.tool_s, `turn ${i + 1}: ${show.seconds(turn.tool_s)} in the tool`]]);
+// Where a rollout's seconds went, turn by turn, with what it waited for a place, and under it why it was put there.
+function timeline(turns, verify_s, placements) {
+  const waits = i => placements.filter(placed => placed.turn === i).map(placed => ["wait", placed.waited_s, `${show.seconds(placed.waited_s)} waiting for ${placed.replica_id}`]);
+  const parts = turns.flatMap((turn, i) => [...waits(i), ["generate", turn.generate_s, `turn ${i + 1}: ${show.seconds(turn.generate_s)} generating${turn.tokens ? ` ${turn.tokens} tokens` : ""}`], ["tool", turn.tool_s, `turn ${i + 1}: ${show.seconds(turn.tool_s)} in the tool`]]);
   if (verify_s) parts.push(["verify", verify_s, `${show.seconds(verify_s)} judging the answer`]);
   const all = parts.reduce((sum, part) => sum + part[1], 0);
   if (all <= 0) return "";
-  return node("div", { class: "timeline" }, node("div", { class: "bar", role: "img", "aria-label": `${show.seconds(all)} in all` }, parts.filter(part => part[1] > 0).map(([kind, seconds, title]) => node("i", { class: kind, title, style: `flex-grow:${seconds / all}` }))), node("span", {}, `${show.seconds(all)}: generating, tools, judging`));
+  const kinds = [["wait", "waiting"], ["generate", "generating"], ["tool", "in tools"], ["verify", "being judged"]].map(([kind, what]) => [kind, what, parts.filter(part => part[0] === kind).reduce((sum, part) => sum + part[1], 0)]).filter(one => one[2] > 0);
+  return [
+    node("div", { class: "timeline" }, node("div", { class: "bar", role: "img", "aria-label": `${show.seconds(all)} in all` }, parts.filter(part => part[1] > 0).map(([kind, seconds, title]) => node("i", { class: kind, title, style: `flex-grow:${seconds / all}` })))),
+    node("div", { class: "key" }, kinds.map(([kind, what, seconds]) => node("span", {}, node("i", { class: `swatch ${kind}` }), `${show.seconds(seconds)} ${what}`))),
+    node("ul", { class: "placements" }, placements.map(placed => node("li", {}, placementWords(placed)))),
+  ];
+}
+
+// Why a rollout waited, why it was put where it was, and how full it was there.
+function placementWords(placed) {
+  const held = Object.entries(placed.held_s).map(([by, seconds]) => `${show.seconds(seconds)} because ${by}`), share = tokens => `${Math.round(100 * tokens / placed.kv_capacity_tokens)} %`;
+  const waited = `${placed.turn ? `After turn ${placed.turn} it waited` : "Waited"} ${show.seconds(placed.waited_s)}${held.length ? `, ${held.join(", ")}` : ""}`;
+  return `${waited}; then ${placed.replica_id}: ${placed.why}. KV there: ${share(placed.kv_used_tokens)} in use, ${placed.kv_expected_tokens ? `${share(placed.kv_expected_tokens)} counted on, ` : ""}of ${show.count(placed.kv_capacity_tokens)} tokens, ${plural(placed.residents, "rollout")} with this one.`;
 }

@@ -18,7 +18,7 @@ function python(text) {
 const TOKEN_FIRST = 93, TOKEN_SCALE = 64, TOKEN_MOST = 320, DECADES = 16, LEAST_DECADE = 8, NEGATIVE = 160;
 
 // A figure of the learner's by its letter; null where it did not train on the token.
-const small = letter => Number.isNaN(letter) || letter - TOKEN_FIRST >= TOKEN_MOST ? null : letter - TOKEN_FIRST;
+const small = letter => letter < TOKEN_FIRST + TOKEN_MOST ? letter - TOKEN_FIRST : null;
 const entropyOf = number => number === null ? null : (number / TOKEN_SCALE) ** 2;
 const differenceOf = number => number === null ? null : number === 0 ? 0 : (number > NEGATIVE ? -1 : 1) * 10 ** ((number > NEGATIVE ? number - NEGATIVE : number) / DECADES - LEAST_DECADE);
 
