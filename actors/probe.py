@@ -1,5 +1,6 @@
 """What an actor says of itself when the run's detector asks whether it is there."""
 
+import contextlib
 import os
 from dataclasses import dataclass
 from uuid import uuid4
@@ -20,6 +21,7 @@ class Sign:
     progress: int = 0  # another number than before where it got on
     children: tuple[int, ...] = ()  # processes of its own that it waits for, by their ids
     lines: tuple[str, ...] = ()  # what people should be shown since the last one
+    memory_bytes: int = 0  # of the process and its children, see `own_memory_bytes`
 
 
 class Alive:
@@ -42,4 +44,18 @@ class Alive:
             progress=progress,
             children=children,
             lines=lines,
+            memory_bytes=own_memory_bytes(os.getpid(), *children),
         )
+
+
+def own_memory_bytes(*pids: int) -> int:
+    """Of these processes: what is resident, apart from what is shared, as pages of Ray's object store are.
+
+    A process that is gone, or on a system that does not tell, has none.
+    """
+    held = 0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            found = psutil.Process(pid).memory_info()
+            held += found.rss - getattr(found, "shared", 0)
+    return held

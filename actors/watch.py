@@ -6,6 +6,7 @@ The rules are `rstar_ray.detector`'s. What is ended fails over by the same paths
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ import psutil
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from actors.probe import Sign
+from actors.probe import Sign, own_memory_bytes
 from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import waits
 from rstar_ray.detector import Detector, Limit, Wedged
@@ -119,6 +120,15 @@ class Watch:
             self._over.result()
         return await task
 
+    def memory_bytes(self) -> dict[str, int]:
+        """Of the run's processes by what they are: `generation`, `learner`, ..., `driver`; all of a kind together."""
+        held = {"driver": own_memory_bytes(os.getpid())}
+        for name, one in self._followed.items():
+            if one.sign is not None:
+                kind = name.partition("/")[0]
+                held[kind] = held.get(kind, 0) + one.sign.memory_bytes
+        return held
+
     async def _ask(self, name: str, one: _Followed) -> None:
         """An actor that Ray says is unavailable starts again, or is cut off: that is no silence, and not judged."""
         away = False
@@ -161,7 +171,7 @@ class Watch:
             return
         signs = {name: asdict(one.sign) for name, one in sorted(self._followed.items()) if one.sign}
         for sign in signs.values():
-            del sign["work"], sign["progress"], sign["lines"]
+            del sign["work"], sign["progress"], sign["memory_bytes"], sign["lines"]
         with contextlib.suppress(OSError):
             write_json(self._record, signs)
 
@@ -196,6 +206,9 @@ class Watch:
         for name, silent_s in self._detector.silences_s().items():
             if name in self._followed:
                 self._meter.set("rstar_detector_silence_seconds", silent_s, process=name)
+                if (sign := self._followed[name].sign) is not None:
+                    self._meter.set("rstar_process_memory_bytes", sign.memory_bytes, process=name)
+        self._meter.set("rstar_process_memory_bytes", own_memory_bytes(os.getpid()), process="driver")
 
     def _oldest_wait(self) -> str:
         oldest = waits.oldest()

@@ -1,6 +1,6 @@
 """All that a run acts through, as Protocols: `actors/` has the real ones, the tests have fakes."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -44,6 +44,7 @@ class Crew:
     publish: Publish
     record: RecordTrajectories
     placed: Callable[[], Awaitable[PlacementFigures]] | None = None  # since it was asked last
+    memory_bytes: Callable[[], Mapping[str, int]] = dict  # of the run's processes now, by what they are
     exported: Callable[[Path], None] = lambda folder: None  # told of every model folder that was written
     stopping: Callable[[], bool] = lambda: False  # asked after every step: end with a checkpoint now?
     meter: Meter = NO_METER  # what people watch of the stage

@@ -203,11 +203,11 @@ def _finished(run_dir: RunDir, stage: str) -> Checkpoint:
 
 
 async def _with_placement(metrics: StepMetrics, crew: Crew) -> StepMetrics:
-    """The step's row with what the balancer did; a book that does not close is shown."""
+    """The step's row with what the balancer did and the memory held; a book that does not close is shown."""
     placed = await _placed(crew)
     for fault in placed.faults if placed else ():
         crew.show(f"step {metrics.step}: the balancer's books do not close: {fault}")
-    return replace(metrics, balancer=placed)
+    return replace(metrics, balancer=placed, memory_bytes=crew.memory_bytes())
 
 
 async def _placed(crew: Crew) -> PlacementFigures | None:

@@ -32,7 +32,7 @@ class SlowStep:
 def stage_medians(steps: Sequence[Row]) -> dict[str, Medians]:
     """Of every numeric figure, by stage."""
     medians: dict[str, Medians] = {}
-    for stage in {row["stage"] for row in steps}:
+    for stage in dict.fromkeys(row["stage"] for row in steps):
         rows = [row for row in steps if row["stage"] == stage]
         names = [name for name, value in rows[0].items() if isinstance(value, int | float)]
         medians[stage] = {

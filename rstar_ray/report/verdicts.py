@@ -31,6 +31,9 @@ KV_IDLE = 0.5
 RECOMPUTED, RECOMPUTED_BAD = 0.02, 0.10
 """Of the tokens sampled, those computed again after preemptions and moves."""
 RETRIED, RETRIED_BAD = 0.001, 0.01
+MEMORY_GROWTH, MEMORY_GROWTH_BAD = 0.10, 0.30
+"""Of what one kind of process held once the stage was warm, in the second `WINDOW` steps; and at least the next."""
+LEAST_MEMORY_GROWTH = 200 * 2**20
 DROPPED_BAD = 0.01
 ERROR_RISE = 0.05
 
@@ -92,7 +95,7 @@ def verdicts(run: RunRecord) -> list[Verdict]:
     window = Window(stage[-WINDOW:], stage, run)
     asked: list[Callable[[Window], Verdict | None]] = [
         reward, tool_errors, entropy, logprob_diff, gradient, truncation, empty_groups, solved,
-        kv_use, preemptions, retries, dropped, books,
+        kv_use, preemptions, memory, retries, dropped, books,
     ]  # fmt: skip
     return [verdict for ask in asked if (verdict := ask(window)) is not None]
 
@@ -229,6 +232,29 @@ def preemptions(window: Window) -> Verdict | None:
     rule = f"tokens computed again at most {percent(RECOMPUTED, 0)} of those sampled"
     shown = f"{count:,} preemptions, {moves:,} moves, {percent(share)} computed again"
     return Verdict("Preemptions", _graded(share, RECOMPUTED, RECOMPUTED_BAD), shown, rule, CHOSEN)
+
+
+def memory(window: Window) -> Verdict | None:
+    """What grows from step to step ends the run some night. The first steps, in which all is set up, do not count."""
+    warm = [row["memory_bytes"] for row in window.stage[WINDOW : 2 * WINDOW] if row.get("memory_bytes")]
+    late = [row["memory_bytes"] for row in window.late if row.get("memory_bytes")]
+    if not late:
+        return None
+    held = {kind: sum(row.get(kind, 0) for row in late) / len(late) for kind in late[-1]}
+    shown = f"{sum(held.values()) / 2**30:.1f} GiB in all"
+    rule = f"no kind of process grows by {percent(MEMORY_GROWTH, 0)} over the stage, once it is warm"
+    if len(window.stage) < 3 * WINDOW or not warm:
+        return Verdict("Memory", State.UNKNOWN, f"{shown}; growth is told from step {3 * WINDOW} on", rule, CHOSEN)
+    before = {kind: sum(row.get(kind, 0) for row in warm) / len(warm) for kind in held}
+    grown = {
+        kind: held[kind] / before[kind] - 1
+        for kind in held
+        if before[kind] and held[kind] - before[kind] >= LEAST_MEMORY_GROWTH
+    }
+    most = max(grown, key=lambda kind: grown[kind], default="")
+    state = _graded(grown[most], MEMORY_GROWTH, MEMORY_GROWTH_BAD) if most else State.WELL
+    told = f"{most} +{percent(grown[most], 0)} to {held[most] / 2**30:.1f} GiB" if most else "none grows"
+    return Verdict("Memory", state, f"{shown}; {told}", rule, CHOSEN)
 
 
 def retries(window: Window) -> Verdict:

@@ -103,6 +103,7 @@ class StepMetrics:
     judge_retries: int = 0  # comparisons and reward functions that hung or crashed, and were asked again
     balancer: PlacementFigures | None = None
     longest: LongestRollout | None = None
+    memory_bytes: Mapping[str, int] = field(default_factory=dict[str, int])  # of the run's processes, by what they are
     before_s: float = 0.0  # since the step before ended: its record, checkpoint and evaluation
 
 

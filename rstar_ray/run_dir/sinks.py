@@ -19,9 +19,10 @@ class Sink(Protocol):
 
 
 def scalars(values: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row by name, the balancer's as `balancer/<name>`; the step is no figure."""
-    placed = {f"balancer/{name}": value for name, value in (values.get("balancer") or {}).items()}
-    named = {**values, **placed}
+    """The numbers of a row by name, the balancer's as `balancer/<name>`, memory by holder; the step is no figure."""
+    parts = ("balancer", "memory_bytes")
+    below = {f"{part}/{name}": value for part in parts for name, value in (values.get(part) or {}).items()}
+    named = {**values, **below}
     return {name: value for name, value in named.items() if isinstance(value, (int, float)) and name != "step"}
 
 

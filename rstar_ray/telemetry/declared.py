@@ -226,7 +226,12 @@ METRICS: tuple[Metric, ...] = (
         detector_processes="processes that are probed",
         detector_oldest_wait_seconds="the longest wait of the driver for another process",
     ),
-    *_gauges("detector", ("process",), detector_silence_seconds="since a process answered last"),
+    *_gauges(
+        "detector",
+        ("process",),
+        detector_silence_seconds="since a process answered last",
+        process_memory_bytes="of a process and its children, apart from what they share with others",
+    ),
     *_counters("detector", (), detector_killed="processes killed because they were silent or stuck"),
     *_counters("detector", ("part",), losses="processes lost, by what they were: replica or learner"),
 )

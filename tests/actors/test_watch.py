@@ -1,6 +1,7 @@
 """The detector at work, with fakes in place of actors; no Ray. The process it ends is a real one."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import psutil
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from actors.probe import Sign
+from actors.probe import Sign, own_memory_bytes
 from actors.watch import Watch, kill_here
 from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import within
@@ -127,6 +128,30 @@ async def test_which_processes_are_the_runs_is_written_down(tmp_path: Path):
         "engine": {"life": "life", "node_id": "node", "pid": 1, "created_s": 0.0, "children": []}
     }
     await watch.close()
+
+
+async def test_the_memory_of_the_runs_processes_is_told_by_what_they_are(run: Run):
+    for name, held in (("generation/0", 30), ("generation/1", 12), ("balancer", 5)):
+        actor = Actor()
+        actor.sign = replace(SIGN, memory_bytes=held)
+        run.watch.follow(name, actor, silent_s=10)
+    run.watch.follow("learner/rank-0", Actor(), silent_s=10)
+    await asyncio.sleep(0.05)
+    held = run.watch.memory_bytes()
+    assert held.pop("driver") > 10 * 2**20
+    assert held == {"generation": 42, "balancer": 5, "learner": 0}
+
+
+def test_memory_is_that_of_a_process_and_its_children_without_what_is_shared():
+    child = subprocess.Popen([sys.executable, "-c", "x = bytearray(64 << 20); print(1, flush=True); input()"],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    assert child.stdout is not None
+    child.stdout.readline()
+    alone = own_memory_bytes(child.pid)
+    assert 64 * 2**20 <= alone < 96 * 2**20
+    assert own_memory_bytes(os.getpid(), child.pid) > alone
+    child.communicate(b"\n")
+    assert own_memory_bytes(child.pid) == 0
 
 
 async def test_another_process_in_the_place_of_one_that_died_is_shown_and_so_is_what_it_says_itself(run: Run):

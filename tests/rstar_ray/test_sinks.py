@@ -112,6 +112,6 @@ def test_a_missing_package_is_refused_before_anything_starts(monkeypatch: pytest
         refuse_missing_sink("maths")
 
 
-def test_a_rows_numbers_are_those_of_the_balancer_too():
+def test_a_rows_numbers_are_those_of_the_balancer_and_of_memory_too():
     row = {"stage": "a", "step": 3, "loss": None, "lr": 1.0, "balancer": {"rule": "x", "moves": 2}}
-    assert scalars(row) == {"lr": 1.0, "balancer/moves": 2}
+    assert scalars(row | {"memory_bytes": {"driver": 7}}) == {"lr": 1.0, "balancer/moves": 2, "memory_bytes/driver": 7}

@@ -30,7 +30,7 @@ STEP: dict[str, Any] = {
     "generate_s": 6.0, "tools_s": 1.0, "verify_s": 0.5, "learn_s": 2.0, "publish_s": 0.4, "step_s": 10.0,
     "share_truncated": 0.02, "share_all_right": 0.2, "share_all_wrong": 0.1, "groups_kept": 3,
     "groups_equal_dropped": 1, "entropy": 0.3, "grad_norm": 0.4, "logprob_diff_mean": 1e-7, "logprob_diff_max": 1e-6,
-    "restarts": 0, "judge_retries": 0, "balancer": PLACED,
+    "restarts": 0, "judge_retries": 0, "balancer": PLACED, "memory_bytes": {"driver": 2**27, "learner": 2**32},
 }  # fmt: skip
 
 
@@ -44,9 +44,9 @@ def found(run: RunRecord) -> dict[str, Verdict]:
 
 
 def test_a_run_in_which_nothing_is_odd_is_well():
-    asked = verdicts(run_of(*[{}] * 25))
-    assert {one.state for one in asked} == {State.WELL} and len(asked) == 13
-    assert summary(asked) == "13 of 13 signals are well"
+    asked = verdicts(run_of(*[{}] * 30))
+    assert {one.state for one in asked} == {State.WELL} and len(asked) == 14
+    assert summary(asked) == "14 of 14 signals are well"
     assert all(one.value and one.threshold and one.source for one in asked)
 
 
@@ -71,6 +71,10 @@ def test_a_run_in_which_nothing_is_odd_is_well():
         ("KV cache", {"balancer": PLACED | {"kv_used_share": 0.2}}, State.LOOK),
         ("Preemptions", {"balancer": PLACED | {"recomputed_tokens": 320}}, State.LOOK),
         ("Preemptions", {"balancer": PLACED | {"recomputed_tokens": 3_200}}, State.BAD),
+        ("Memory", {"memory_bytes": {"driver": 2**28, "learner": 2**32}}, State.WELL),  # too little to speak of
+        ("Memory", {"memory_bytes": {"driver": 2**27, "learner": 1.2 * 2**32}}, State.LOOK),
+        ("Memory", {"memory_bytes": {"driver": 2**29, "learner": 2**32}}, State.BAD),
+        ("Memory", {"memory_bytes": {"driver": 2**20, "learner": 2**31}}, State.WELL),
         ("Retries", {"judge_retries": 1}, State.BAD),
         ("Dropped rollouts", {"rollouts": 63}, State.BAD),
         ("Balancer", {"balancer": PLACED | {"set_aside": ["r1: odd"]}}, State.LOOK),
@@ -81,6 +85,17 @@ def test_each_signal_is_noticed_when_it_goes_wrong_and_no_other(signal: str, lat
     asked = found(run_of(*[{}] * 30, *[late] * 10))
     assert asked[signal].state is state
     assert {one.state for name, one in asked.items() if name != signal} <= {State.WELL, State.UNKNOWN}
+
+
+def test_the_growth_of_memory_is_told_once_the_stage_is_warm_and_by_who_grows():
+    grown = [{"memory_bytes": {"driver": 2**28, "learner": 2**30 + n * 2**25}} for n in range(40)]
+    told = found(run_of(*grown))["Memory"]
+    assert (told.state, told.value) == (State.BAD, "2.3 GiB in all; learner +43 % to 2.1 GiB")
+    early = found(run_of(*grown[:29]))["Memory"]
+    assert (early.state, early.value) == (State.UNKNOWN, "2.0 GiB in all; growth is told from step 30 on")
+    first = found(run_of(*grown[30:], *[{}] * 30))["Memory"]
+    assert first.state is State.WELL  # the first steps, in which all is set up, do not count
+    assert "Memory" not in found(run_of(*[{"memory_bytes": {}}] * 40))  # an older run's row
 
 
 def test_weights_in_bfloat16_may_differ_more():
