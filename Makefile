@@ -9,6 +9,7 @@ TARGET ?= $(or $(shell cat $(VENV)/.target 2>/dev/null),cpu)
 LOCK := requirements-$(TARGET).lock
 ARGS ?=
 CLUSTER ?=
+DOCS := .venv-docs/bin/mkdocs
 
 # Ray answers those who have the token alone; see actors/door.py.
 export RAY_AUTH_MODE ?= token
@@ -18,7 +19,7 @@ export PYTHONPATH := $(CURDIR)
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup train experiment test test-fast mutants chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
-.PHONY: cluster-up cluster-down dashboards preflight clean same-target
+.PHONY: cluster-up cluster-down dashboards preflight docs clean same-target
 
 help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -110,5 +111,15 @@ dashboards: $(READY)  ## Prometheus for that head on 127.0.0.1:9090, and how to 
 preflight: $(READY)  ## What is wrong with this machine, or with every node of the cluster, and how to mend it
 	@$(BIN)/python -m actors.preflight $(ARGS)
 
+docs: $(DOCS)  ## The docs as a site in build/docs, every link checked; mkdocs gets a folder of its own, .venv-docs
+	NO_MKDOCS_2_WARNING=1 $(DOCS) build --strict --quiet
+	@echo "open build/docs/index.html"
+
+$(DOCS): pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check "$$($(PYTHON) -c "import tomllib; \
+	  print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['docs'])")"
+	@touch $@
+
 clean:  ## Remove the environment and caches; runs stay
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-docs .pytest_cache .ruff_cache .hypothesis

@@ -1,11 +1,17 @@
 """Documents name files, targets and options that exist."""
 
+import ast
 import json
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
+from deploy import docs_pages
 from recipes.watch import WatchOptions
 from rstar_ray.config import RunConfig, leaves
 from rstar_ray.run_dir.ledger import LEDGER, write_fates
@@ -16,6 +22,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")])
 ROOMS = ("rstar_ray", "sandbox", "scheduler", "actors", "recipes", "tests", "docs", "deploy")
 NAMED = re.compile(rf"`((?:{'|'.join(ROOMS)})/[\w./-]*)`")
+MKDOCS = shutil.which("mkdocs", path=f"{REPOSITORY / '.venv-docs' / 'bin'}:{os.environ.get('PATH', '')}")
 DEFINED = re.compile(r"^(?:async )?def (\w+)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
@@ -113,3 +120,51 @@ def test_options_that_the_page_on_watching_names_exist():
     known = {f"--{name.replace('_', '-')}" for name in [*leaves(RunConfig()), *WatchOptions.__annotations__]}
     named = set(re.findall(r"`[^`]*?(--[a-z][\w.-]*)", (REPOSITORY / "docs" / "watching.md").read_text()))
     assert len(named) >= 3 and named <= known
+
+
+def said_by_the_program() -> list[str]:
+    """Every piece of text in the program, with `...` for what is filled in."""
+    texts: list[str] = []
+    for room in ("rstar_ray", "sandbox", "scheduler", "actors", "recipes"):
+        for path in (REPOSITORY / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [part.value if isinstance(part, ast.Constant) else "..." for part in node.values]
+                    texts.append("".join(map(str, parts)))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    texts.append(node.value)
+                elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "ConfigError":
+                    texts.append(ast.unparse(node))
+    return texts
+
+
+def test_every_line_that_the_page_on_troubles_quotes_is_one_that_the_program_prints():
+    page = (REPOSITORY / "docs" / "troubleshooting.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) >= 35
+    texts = said_by_the_program()
+    for row in rows:
+        (quoted,) = re.findall(r"`([^`]+)`", row.split("|")[1])
+        line = re.sub(r"^(--run-dir|run_dir|cluster|placement|port \.\.\.): ", "", quoted)  # the option, said apart
+        pieces = [re.escape(piece.strip()) for piece in line.split("...") if piece.strip(" :()")]
+        assert any(re.search(".*".join(pieces), text, re.DOTALL) for text in texts), quoted
+
+
+def test_every_page_has_its_place_in_the_site_and_links_lead_there():
+    listed = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())["nav"]
+    places = {place for one in listed for at in one.values() for place in (at if isinstance(at, list) else [at])}
+    assert places == {page.name for page in (REPOSITORY / "docs").glob("*.md")} | set(docs_pages.BESIDE.values())
+    assert {page.name for page in REPOSITORY.glob("*.md")} == docs_pages.BESIDE.keys()
+    markdown = "[a](docs/own.md) [b](../README.md) [c](images/step.png) [d](https://x.org/docs/y.md) [e](#docs/there)"
+    assert docs_pages.on_page_markdown(markdown, page=None) == (
+        "[a](own.md) [b](index.md) [c](images/step.png) [d](https://x.org/docs/y.md) [e](#docs/there)"
+    )
+
+
+@pytest.mark.skipif(MKDOCS is None, reason="no mkdocs here: `make docs` installs it into a folder of its own")
+def test_the_site_is_built_and_no_link_in_it_leads_nowhere(tmp_path: Path):
+    assert MKDOCS is not None
+    command = [MKDOCS, "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert built.returncode == 0, built.stderr
+    assert {"index.html", "watching.html", "troubleshooting.html"} <= {page.name for page in tmp_path.glob("site/*")}
