@@ -22,10 +22,12 @@ from actors.mailbox import Grant, Grants, Mailboxes
 from actors.meter import ray_meter
 from actors.probe import Alive
 from actors.probe import Sign as ProbeSign
+from rstar_ray.config import BalancerConfig
 from rstar_ray.errors import DeadlineExceeded
 from rstar_ray.run_dir.metrics import PlacementFigures
 from rstar_ray.telemetry.meter import NO_METER, Meter
 from scheduler.balancer import PLACEMENT, Balancer
+from scheduler.cost import EngineCost
 from scheduler.load import (
     Admission,
     BalancerSnapshot,
@@ -61,12 +63,12 @@ class BalancerService:
         self,
         rule: str = PLACEMENT.rule,
         *,
-        risk: float = PLACEMENT.risk,
+        placement: BalancerConfig = PLACEMENT,
         settle_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         meter: Meter = NO_METER,
     ) -> None:
-        self._balancer = Balancer(rule, risk=risk)
+        self._balancer = Balancer(rule, placement)
         self._meter = meter
         self._clock = clock
         self._epoch = uuid4().hex[:12]
@@ -195,12 +197,14 @@ class BalancerService:
         self,
         replica_id: str,
         kv_capacity_tokens: int,
+        *,
         max_running: int,
         block_tokens: int,
         policy_version: int = 0,
         resident: Sequence[RolloutLoad] = (),
+        cost: EngineCost | None = None,
     ) -> Grants:
-        """A replica serves. `resident`: what it runs already, when it or the balancer has come back.
+        """A replica serves. `resident`: what it runs already, when it or the balancer has come back; `cost`: measured.
 
         Returns the number to acknowledge first, and in `cancels` what the replica must stop.
         """
@@ -211,6 +215,7 @@ class BalancerService:
             max_running=max_running,
             block_tokens=block_tokens,
             policy_version=policy_version,
+            cost=cost,
         )
         number = self._mailboxes.open(replica_id)
         stop = self._balancer.adopt(replica_id, resident)
@@ -354,10 +359,20 @@ class BalancerActor(BalancerService):
     """Ray's view of one `BalancerService`; created under the name "balancer"."""
 
     def __init__(
-        self, rule: str = PLACEMENT.rule, *, risk: float = PLACEMENT.risk, settle_s: float = 5.0, run: str = ""
+        self,
+        rule: str = PLACEMENT.rule,
+        *,
+        placement: BalancerConfig = PLACEMENT,
+        settle_s: float = 5.0,
+        run: str = "",
     ) -> None:
         reborn = ray.get_runtime_context().was_current_actor_reconstructed
-        super().__init__(rule, risk=risk, settle_s=settle_s if reborn else 0.0, meter=ray_meter(run))
+        super().__init__(
+            rule,
+            placement=placement,
+            settle_s=settle_s if reborn else 0.0,
+            meter=ray_meter(run),
+        )
         self._alive = Alive()
 
     async def probe(self) -> ProbeSign:

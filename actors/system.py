@@ -94,7 +94,7 @@ class TrainingActors:
         self._hosts = start_hosts(self._config.tools, self.specs, self._own_folder, runtime_env={"env_vars": NO_GPU})
         head = on_node(nodes_in_order(ray.nodes())[0], or_elsewhere=False)  # without its head a cluster is none
         self._balancer = BalancerActor.options(name="balancer", runtime_env={"env_vars": NO_GPU}, **head).remote(  # type: ignore[attr-defined]
-            self._config.balancer.rule, risk=self._config.balancer.risk, run=self.meter.run
+            self._config.balancer.rule, placement=self._config.balancer, run=self.meter.run
         )
         self.tools = SandboxClient(self._executors, self._config.sandbox, caller="driver")
         self._replicas = Replicas(

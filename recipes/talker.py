@@ -4,7 +4,7 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -155,7 +155,8 @@ async def own_talker(model: str, config: TalkConfig) -> AsyncGenerator[OwnTalker
     from actors.generation.engine import Engine
     from actors.generation.settings import engine_settings
 
-    engine = Engine(engine_settings(settings, folder), stop_token_ids=chat.profile.stop_token_ids)
+    alone = replace(engine_settings(settings, folder), measure_cost=False)  # no balancer asks
+    engine = Engine(alone, stop_token_ids=chat.profile.stop_token_ids)
     async with talk_tools(specs, config.tools, config.own_folder) as tools:
         try:
             facts = await engine.start()

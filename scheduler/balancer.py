@@ -5,8 +5,10 @@ from math import inf
 
 from rstar_ray.config import BalancerConfig
 from scheduler.books import Books, nonsense
+from scheduler.cost import EngineCost
+from scheduler.expected_kv.caution import Caution
 from scheduler.expected_kv.rule import ExpectedKV
-from scheduler.fleet import Fleet, Replica, Rollout
+from scheduler.fleet import Fleet, Replica, Rollout, check_engine
 from scheduler.load import (
     Admission,
     BalancerSnapshot,
@@ -48,6 +50,17 @@ PLACEMENT = BalancerConfig()
 """What holds where nobody says otherwise, as in a run that sets nothing."""
 
 
+def made_rule(rule: str | MakeRule, fleet: Fleet, placement: BalancerConfig) -> PlacementRule:
+    """Raises `ValueError` for the name of none."""
+    if rule == ExpectedKV.name:
+        return ExpectedKV(fleet, Caution(placement))
+    if not isinstance(rule, str):
+        return rule(fleet)
+    if rule not in RULES:
+        raise ValueError(f"rule {rule!r} is unknown; one of {', '.join(RULES)}")
+    return RULES[rule](fleet)
+
+
 class Balancer:
     """Feed it what happens; `decide` says what to do now.
 
@@ -57,18 +70,11 @@ class Balancer:
     names it, and it queues again once a replica could hold it.
     """
 
-    def __init__(self, rule: str | MakeRule = PLACEMENT.rule, *, risk: float = PLACEMENT.risk) -> None:
-        """`rule`: the name of one, or what makes one."""
+    def __init__(self, rule: str | MakeRule = PLACEMENT.rule, placement: BalancerConfig = PLACEMENT) -> None:
+        """`rule`: the name of one, or what makes one; `placement`: what risk it takes."""
         self.books = Books()
         fleet = self.books.fleet
-        if rule == ExpectedKV.name:
-            self._rule: PlacementRule = ExpectedKV(fleet, risk=risk)
-        elif isinstance(rule, str):
-            if rule not in RULES:
-                raise ValueError(f"rule {rule!r} is unknown; one of {', '.join(RULES)}")
-            self._rule = RULES[rule](fleet)
-        else:
-            self._rule = rule(fleet)
+        self._rule = made_rule(rule, fleet, placement)
         self._largest_open = inf  # capacity among replicas that take work; where none does, as it was
 
     @property
@@ -78,18 +84,21 @@ class Balancer:
 
     # -- replicas -------------------------------------------------------------------------------------------------
     def add_replica(
-        self, replica_id: str, kv_capacity_tokens: int, *, max_running: int, block_tokens: int, policy_version: int = 0
+        self,
+        replica_id: str,
+        kv_capacity_tokens: int,
+        *,
+        max_running: int,
+        block_tokens: int,
+        policy_version: int = 0,
+        cost: EngineCost | None = None,
     ) -> list[str]:
-        """A replica serves from now on; one known by that name is removed first.
+        """A replica serves from now on; one known by that name is removed first. `cost`: as measured there.
 
         Returns the rollouts that wait again, because the name's former holder had them.
         Raises `ValueError` for a capacity or batch below 1.
         """
-        if min(kv_capacity_tokens, max_running, block_tokens) < 1:
-            raise ValueError(
-                f"replica {replica_id!r}: kv_capacity_tokens {kv_capacity_tokens}, max_running {max_running} and "
-                f"block_tokens {block_tokens} must be at least 1"
-            )
+        check_engine(replica_id, kv_capacity_tokens, max_running, block_tokens)
         lost = self.remove_replica(replica_id) if replica_id in self.books.fleet.by_id else []
         self.books.fleet.add(
             replica_id,
@@ -97,6 +106,7 @@ class Balancer:
             max_running=max_running,
             block_tokens=block_tokens,
             policy_version=policy_version,
+            cost=cost,
         )
         self._replicas_changed()
         return lost
@@ -284,7 +294,8 @@ class Balancer:
 
     def snapshot(self) -> BalancerSnapshot:
         replicas = self.books.fleet.by_id.values()
-        return self.books.snapshot(self._rule.name, [self._rule.reserved_tokens(replica) for replica in replicas])
+        reserved = [self._rule.reserved_tokens(replica) for replica in replicas]
+        return self.books.snapshot(self._rule.name, self._rule.risk, reserved)
 
     def faults(self) -> list[str]:
         """What is not back to zero now that no rollout is left; nothing is said while one is."""

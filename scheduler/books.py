@@ -120,7 +120,7 @@ class Books:
         )
         return _impossible(load, report)
 
-    def snapshot(self, rule: str, reserved_tokens: Sequence[int]) -> BalancerSnapshot:
+    def snapshot(self, rule: str, risk: float, reserved_tokens: Sequence[int]) -> BalancerSnapshot:
         """`reserved_tokens`: of every replica, in the fleet's order."""
         replicas = zip(self.fleet.by_id.values(), reserved_tokens, strict=True)
         return BalancerSnapshot(
@@ -136,6 +136,7 @@ class Books:
             preemptions=self.preemptions,
             recomputed_tokens=self.recomputed_tokens,
             stale_reports=self.stale,
+            risk=risk,
             too_large=tuple(self.parked),
             replicas=tuple(replica.snapshot(reserved) for replica, reserved in replicas),
         )

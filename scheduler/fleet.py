@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from scheduler.cost import EngineCost
 from scheduler.load import ReplicaLoad, ReplicaSnapshot, RolloutLoad
 
 BLOCK_TOKENS = 16  # vLLM's default, while no replica has told its own
@@ -40,6 +41,7 @@ class Replica:
     kv_capacity_tokens: int
     max_running: int
     block_tokens: int = BLOCK_TOKENS
+    cost: EngineCost | None = None  # None: nobody has measured it
     serving: bool = True
     set_aside: str | None = None
     load: ReplicaLoad = field(default_factory=ReplicaLoad)
@@ -100,6 +102,15 @@ class Replica:
         )
 
 
+def check_engine(replica_id: str, kv_capacity_tokens: int, max_running: int, block_tokens: int) -> None:
+    """Raises `ValueError` for a capacity or batch below 1."""
+    if min(kv_capacity_tokens, max_running, block_tokens) < 1:
+        raise ValueError(
+            f"replica {replica_id!r}: kv_capacity_tokens {kv_capacity_tokens}, max_running {max_running} and "
+            f"block_tokens {block_tokens} must be at least 1"
+        )
+
+
 class Fleet:
     """All replicas, by name and in a stable order."""
 
@@ -121,7 +132,14 @@ class Fleet:
         return len(self.by_id)
 
     def add(
-        self, replica_id: str, kv_capacity_tokens: int, *, max_running: int, block_tokens: int, policy_version: int
+        self,
+        replica_id: str,
+        kv_capacity_tokens: int,
+        *,
+        max_running: int,
+        block_tokens: int,
+        policy_version: int,
+        cost: EngineCost | None = None,
     ) -> Replica:
         index = self.by_index.index(None) if None in self.by_index else len(self.by_index)
         replica = Replica(
@@ -130,6 +148,7 @@ class Fleet:
             kv_capacity_tokens,
             max_running,
             block_tokens,
+            cost=cost,
             policy_version=policy_version,
             told_version=policy_version,
         )

@@ -150,6 +150,7 @@ class BalancerSnapshot:
     preemptions: int
     recomputed_tokens: int  # contexts that went on elsewhere, and of preempted rollouts, as far as can be told
     stale_reports: int  # about rollouts that the reporter does not hold
+    risk: float = 0.0  # share of rollouts that the rule lets engines preempt; 0 where it does not ask
     too_large: tuple[str, ...] = ()  # of those waiting: no replica that takes work now could ever hold them
     replicas: tuple[ReplicaSnapshot, ...] = field(default=())
 

@@ -13,10 +13,11 @@ from typing import Any, cast
 
 from rstar_ray.algorithm.state_bytes import state_bytes
 from rstar_ray.config import RunConfig
+from scheduler.cost import EngineCost
 from scheduler.traces.record import TraceRollout
 from scheduler.traces.stages import Stage, synthetic
 from scheduler.twin.bound import lower_bound
-from scheduler.twin.engine_model import EngineCost, EngineShape
+from scheduler.twin.engine_model import EngineShape
 
 GB = 1e9
 OVER_BOUND = 1.2  # a simulated step under expected_kv over the bound used here: 1.1 to 1.4

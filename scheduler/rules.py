@@ -63,6 +63,11 @@ class PlacementRule(Protocol):
         """KV that its residents are counted on to need, now or later; 0 where the rule does not look ahead."""
         ...
 
+    @property
+    def risk(self) -> float:
+        """Share of rollouts that it lets an engine preempt; 0 where it does not ask."""
+        ...
+
     def leftovers(self) -> list[str]:
         """What it still keeps of rollouts, in words, although none is left."""
         ...
@@ -140,6 +145,10 @@ class QueueRule:
 
     def reserved_tokens(self, replica: Replica) -> int:
         return replica.reserved_tokens
+
+    @property
+    def risk(self) -> float:
+        return 0.0
 
     def leftovers(self) -> list[str]:
         return [f"{len(self.waiting)} rollouts still queued"] if self.waiting else []

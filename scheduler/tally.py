@@ -50,6 +50,7 @@ class Tally:
             recomputed_tokens=now.recomputed_tokens - start.recomputed_tokens,
             wait_p50_s=waits[len(waits) // 2] if waits else 0.0,
             wait_p99_s=waits[len(waits) * 99 // 100] if waits else 0.0,
+            risk=now.risk,
             set_aside=tuple(f"{r.replica_id}: {r.set_aside}" for r in now.replicas if r.set_aside is not None),
             faults=tuple(faults),
             held_s=held_s,

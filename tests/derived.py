@@ -49,7 +49,7 @@ def learner(folder: Path | str, **changes: Any) -> Any:
 def engine(folder: Path | str, **changes: Any) -> Any:
     from actors.generation.settings import engine_settings
 
-    return replace(engine_settings(small_config(), Path(folder)), **changes)
+    return replace(engine_settings(small_config(), Path(folder)), **{"measure_cost": False, **changes})
 
 
 def program(**changes: Any) -> Limits:

@@ -49,6 +49,8 @@ from sandbox.limits import Limits, program_limits
 from sandbox.pool import SandboxPool
 from sandbox.pool_config import PoolConfig, pool_config
 from scheduler.balancer import Balancer
+from scheduler.cost import EngineCost
+from scheduler.load import RolloutLoad
 from tests.fakes import InProcess, LocalRollouts, SkilledPolicy, SkillLearner, adding_problems, fake_crew
 from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
 
@@ -140,8 +142,14 @@ def loss(config: RunConfig, _: Path) -> Any:
 
 def balancer(config: RunConfig, _: Path) -> Any:
     """The rule that places rollouts, and how careful it is."""
-    made = Balancer(config.balancer.rule, risk=config.balancer.risk)
-    return made.rule, getattr(getattr(made._rule, "caution", None), "risk", None)
+    settings = config.balancer
+    made = Balancer(settings.rule, settings)
+    cost = EngineCost(fixed_s=0.01, per_sequence_s=0.0, per_context_s=1e-7, per_prefill_s=5e-5)
+    made.add_replica("r0", 64_000, max_running=64, block_tokens=16, cost=cost if settings.measured else None)
+    load = RolloutLoad(rollout_id="a", group_id="a", prompt_tokens=100, max_response_tokens=4_000, max_turns=4)
+    made.submit([load])
+    made.decide()
+    return made.rule, made.snapshot().risk
 
 
 def problems(config: RunConfig, folder: Path) -> Any:
@@ -383,6 +391,8 @@ WAYS: dict[str, Way | Elsewhere] = {
     "engine.answer_deadline_s": Way(9.0, engine),
     "balancer.rule": Way("static", balancer),
     "balancer.risk": Way(0.2, balancer),
+    "balancer.preemption_steps": Way(4.0, balancer),
+    "balancer.idle_share": Way(0.9, balancer),
     "learner.ranks": Way(1, ray_resources),
     "learner.gpus_per_rank": Way(0.4, ray_resources, GPUS),
     "learner.cpus_per_rank": Way(2.0, ray_resources),

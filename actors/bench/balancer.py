@@ -41,8 +41,9 @@ from actors.door import shut_door
 from actors.generation.settings import EngineSettings, engine_settings
 from rstar_ray.config import with_values
 from rstar_ray.tiny.model import make_tiny_model
+from scheduler.cost import EngineCost
 from scheduler.traces.record import TraceRollout
-from scheduler.twin.engine_model import EngineCost, EngineShape
+from scheduler.twin.engine_model import EngineShape
 from scheduler.twin.simulate import Twin, TwinSettings
 
 ROOMY_KV_TOKENS, SMALL_KV_TOKENS = 65_536, 4_096

@@ -201,7 +201,9 @@ async def main(bench: BenchSettings) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_model(Path(folder), seed=0)
         chat = load_chat(model, config.chat, instruct=False)
-        engine = Engine(engine_settings(config, model), stop_token_ids=chat.profile.stop_token_ids)
+        engine = Engine(
+            replace(engine_settings(config, model), measure_cost=False), stop_token_ids=chat.profile.stop_token_ids
+        )
         await engine.start()
         try:
             return {

@@ -9,6 +9,7 @@ from ray.exceptions import ActorUnavailableError
 
 from actors.mailbox import Grants
 from rstar_ray.agent.rollout import RolloutState
+from scheduler.cost import EngineCost
 from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport
 
 RESTART_PATIENCE_S = 45.0
@@ -23,10 +24,12 @@ class BalancerCalls(Protocol):
         self,
         replica_id: str,
         kv_capacity_tokens: int,
+        *,
         max_running: int,
         block_tokens: int,
         policy_version: int,
         resident: Sequence[RolloutLoad],
+        cost: EngineCost | None,
     ) -> Awaitable[Any]: ...
     def report(
         self, replica_id: str, turn_reports: Sequence[TurnReport], finished: Sequence[Finished], load: ReplicaLoad
@@ -47,13 +50,22 @@ class BalancerClient:
         self,
         replica_id: str,
         kv_capacity_tokens: int,
+        *,
         max_running: int,
         block_tokens: int,
         policy_version: int,
         resident: Sequence[RolloutLoad],
+        cost: EngineCost | None,
     ) -> Any:
         return await self._call(
-            "register", replica_id, kv_capacity_tokens, max_running, block_tokens, policy_version, resident
+            "register",
+            replica_id,
+            kv_capacity_tokens,
+            max_running=max_running,
+            block_tokens=block_tokens,
+            policy_version=policy_version,
+            resident=resident,
+            cost=cost,
         )
 
     async def report(
@@ -69,11 +81,11 @@ class BalancerClient:
     async def return_rollouts(self, replica_id: str, items: Sequence[tuple[RolloutLoad, Any]]) -> Any:
         return await self._call("return_rollouts", replica_id, items)
 
-    async def _call(self, method: str, *arguments: Any) -> Any:
+    async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
         give_up_s = time.monotonic() + RESTART_PATIENCE_S
         while True:
             try:
-                return await getattr(self._balancer, method).remote(*arguments)
+                return await getattr(self._balancer, method).remote(*arguments, **named)
             except ActorUnavailableError:
                 if time.monotonic() > give_up_s:
                     raise

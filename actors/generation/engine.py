@@ -4,11 +4,13 @@ A plain class around vLLM's `AsyncLLM`, without Ray. vLLM runs in processes of i
 """
 
 import contextlib
+import itertools
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors.generation.cost_probe import measure_cost
 from actors.generation.load_meter import EngineLoad, LoadMeter
 from actors.generation.settings import EngineSettings
 from actors.generation.vllm_process import VllmProcess
@@ -17,6 +19,7 @@ from actors.generation.weight_swap import WeightSwap, WeightUpdate
 from actors.weights.buckets import WeightBucket
 from rstar_ray.errors import EngineError
 from rstar_ray.trajectory import Completion, EngineTimes, Sampling
+from scheduler.cost import EngineCost
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -30,6 +33,7 @@ class EngineFacts:
     kv_capacity_tokens: int
     block_size: int
     max_model_len: int
+    cost: EngineCost | None = None  # of its steps, where they were measured
 
 
 class Engine:
@@ -66,7 +70,28 @@ class Engine:
             max_model_len=llm.vllm_config.model_config.max_model_len,
         )
         self._meter.kv_capacity_tokens = self._facts.kv_capacity_tokens
+        if self.settings.measure_cost:
+            self._facts = replace(self._facts, cost=await self.measure_cost())
         return self._facts
+
+    async def measure_cost(self) -> EngineCost:
+        """What its steps cost; nothing else may run here meanwhile."""
+        assert self._facts is not None
+        count = itertools.count()
+
+        async def sample(prompt_ids: Sequence[int], tokens: int) -> None:
+            params = self._sampling_params(tokens, 0, Sampling())
+            params.stop_token_ids, params.ignore_eos = [], True
+            prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
+            outputs = self._vllm.alive().generate(prompt, params, f"cost/{next(count)}")
+            await self._vllm.ask(_last(outputs), "measure its costs", self.settings.start_deadline_s)
+
+        return await measure_cost(
+            sample,
+            context_tokens=self._facts.max_model_len,
+            kv_tokens=self._facts.kv_capacity_tokens,
+            max_running=self.settings.max_num_seqs,
+        )
 
     async def close(self) -> None:
         """End vLLM's processes; safe to call twice."""

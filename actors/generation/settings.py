@@ -21,6 +21,7 @@ class EngineSettings:
     gpu_memory_utilization: float  # share of the device's memory, weights included
     seed: int  # of what no request seeds
     num_threads: int  # CPU threads of a worker; unused on GPUs
+    measure_cost: bool  # tell what its steps cost, for the balancer
     vllm_metrics: bool  # hand vLLM's own statistics to Ray's metrics
     start_deadline_s: float
     generate_deadline_s: float  # for one completion, its time in the engine's queue included
@@ -48,6 +49,7 @@ def engine_settings(config: RunConfig, model: Path) -> EngineSettings:
         gpu_memory_utilization=engine.gpu_memory_share,
         seed=config.seed,
         num_threads=engine.num_threads,
+        measure_cost=config.balancer.measured,
         vllm_metrics=engine.vllm_metrics,
         start_deadline_s=engine.start_deadline_s,
         generate_deadline_s=engine.completion_deadline_s,

@@ -120,8 +120,7 @@ class GenerationWorker:
         self._reporting = asyncio.Event()
         metrics = metrics or ReplicaMetrics(replica_id, NO_METER)
         self._deliveries = Deliveries(metrics.ended)
-        self._timeline = TimelineLog(replica_id, metrics.took)
-        self._loops: list[asyncio.Task[None]] = []
+        self._timeline, self._loops = TimelineLog(replica_id, metrics.took), list[asyncio.Task[None]]()
         self._engine_died: EngineError | None = None
 
     def __repr__(self) -> str:
@@ -189,10 +188,11 @@ class GenerationWorker:
             self._balancer.register(
                 self._replica_id,
                 self._facts.kv_capacity_tokens,
-                in_flight_limit(self._max_running),
-                self._facts.block_size,
-                self._engine.policy_version,
-                [rollout_load(state) for state in self._states.values()],
+                max_running=in_flight_limit(self._max_running),
+                block_tokens=self._facts.block_size,
+                policy_version=self._engine.policy_version,
+                resident=[rollout_load(state) for state in self._states.values()],
+                cost=self._facts.cost,
             ),
             "register",
         )

@@ -80,16 +80,35 @@ class BalancerConfig:
         ]
     ] = "expected_kv"
     """placement rule"""
-    risk: MayChange[float] = 0.01
-    """share of rollouts that an engine may have to preempt (rule expected_kv); between 0 and 0.5"""
+    risk: MayChange[float] = 0.0
+    """share of rollouts that an engine may have to preempt (rule expected_kv); 0 derives it from the two costs below"""
+    preemption_steps: MayChange[float] = 0.0
+    """decode steps of a full batch in which a preempted rollout's context is computed again; 0 has each engine
+    measure it when it starts"""
+    idle_share: MayChange[float] = 0.0
+    """share of its part of a decode step that an empty seat does not save: 1 where a step takes as long without it;
+    0 has each engine measure it when it starts"""
 
     def __post_init__(self) -> None:
         require(
-            0 < self.risk < 0.5,
+            0 <= self.risk <= 0.98,
             "--balancer.risk",
             f"{self.risk} is no share of rollouts that an engine may preempt",
-            "give one between 0 and 0.5",
+            "give one up to 0.98, or 0 to derive it from what a preemption costs",
         )
+        at_least(0, balancer__preemption_steps=self.preemption_steps)
+        require(
+            0 <= self.idle_share <= 1,
+            "--balancer.idle-share",
+            f"{self.idle_share} is no share",
+            "give one up to 1, or 0 to have it measured",
+        )
+
+    @property
+    def measured(self) -> bool:
+        """Engines must say what their steps cost."""
+        given = self.risk > 0 or (self.preemption_steps > 0 and self.idle_share > 0)
+        return self.rule == "expected_kv" and not given
 
 
 @dataclass(frozen=True, kw_only=True)

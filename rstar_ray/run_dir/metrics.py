@@ -39,6 +39,7 @@ class PlacementFigures:
     recomputed_tokens: int  # contexts that went on elsewhere, and of preempted rollouts, as far as can be told
     wait_p50_s: float  # submission to grant
     wait_p99_s: float
+    risk: float = 0.0  # share of rollouts that the rule lets engines preempt; 0 where it does not ask
     set_aside: tuple[str, ...] = ()  # replicas that get no more work, with the reason
     faults: tuple[str, ...] = ()  # counters that were not back to zero at the step's end
     held_s: Mapping[str, float] = field(default_factory=dict[str, float])  # that its queue stood still, by what held it

@@ -208,6 +208,12 @@ class Lengths:
         return all(group.budgets.estimate.taught for group in self.groups.values())
 
     # -- what is asked --------------------------------------------------------------------------------------------
+    def context_tokens(self) -> float:
+        """Prompt and response of a fresh rollout at its end, as expected, over all groups; 1 where there is none."""
+        known = [(group, group.budgets.fresh_of(group)) for group in self.groups.values()]
+        lengths = [group.prompt_tokens + fresh.length_G[group.index] for group, fresh in known if fresh is not None]
+        return float(np.mean(lengths)) if lengths else 1.0
+
     def _sizes(self, budgets: Budgets, response_N: Floats) -> Floats:
         """KV tokens [N, H] beside the prompt while it lives; half a block is lost to rounding by every rollout."""
         grown_NH = response_N[:, None] + budgets.growth * self.horizons_H

@@ -10,56 +10,21 @@ and replica.
 """
 
 from math import inf, sqrt
-from statistics import NormalDist
 
 import numpy as np
 
 from scheduler.estimate import Floats
+from scheduler.expected_kv.caution import Caution
 from scheduler.expected_kv.lengths import Group, Lengths
 from scheduler.expected_kv.profile import Profile
 from scheduler.fleet import Fleet, Replica, Rollout
 
 REFRESH_STEPS = 32  # decode steps after which a replica's profile is computed anew
-LOOKS = 8  # independent moments during a rollout's life at which its replica may overflow; each gets its share of risk
-Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `risk` of it back with every end
-Z_SPAN = 1.5  # how far it may go above the normal quantile
-CLOSING_Z = 2.0  # where all that still wait are expected to fit: what is held back now only prolongs the step
 CLEAR_ROOM = 0.02  # of a cache: more room than this needs no exact test
 ROOMIEST = "most room by expected KV"
 CACHED = "most room by expected KV, its siblings' prompt being cached there"
 LARGE = "most room by expected KV of the replicas that are large enough for it"
 PROMPT_WORTH = 2  # a cached prompt saves its KV, and its prefill
-
-
-class Caution:
-    """The safety factor `z`: the normal quantile of the risk (over `LOOKS`), raised by preemptions.
-
-    Each rollout that ends lets it sink back a little: while more than `risk` of them are preempted it stays up.
-    """
-
-    def __init__(self, risk: float) -> None:
-        if not 0.0 < risk < 0.5:
-            raise ValueError(f"risk {risk} must lie between 0 and 0.5: the share of rollouts an engine may preempt")
-        self.risk = risk
-        self.closing = False  # all that wait are expected to fit beside what runs
-        self._least = NormalDist().inv_cdf(1.0 - risk / LOOKS)
-        self._raised = 0.0
-
-    @property
-    def z(self) -> float:
-        """How many deviations an admission leaves free."""
-        return self._raised + (CLOSING_Z if self.closing else self._least)
-
-    @property
-    def apart(self) -> float:
-        """How many count of what siblings add in one place: they are kept apart, however much is left free."""
-        return self._raised + self._least
-
-    def preempted(self) -> None:
-        self._raised = min(self._raised + Z_STEP, Z_SPAN)
-
-    def ended(self) -> None:
-        self._raised = max(0.0, self._raised - Z_STEP * self.risk)
 
 
 class Room:

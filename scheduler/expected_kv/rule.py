@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from scheduler.expected_kv.caution import Caution
 from scheduler.expected_kv.lengths import Lengths
 from scheduler.expected_kv.moves import Moves
 from scheduler.expected_kv.order import Order
-from scheduler.expected_kv.room import Caution, Room
+from scheduler.expected_kv.room import Room
 from scheduler.fleet import Fleet, Replica, Rollout
 from scheduler.load import Move, RolloutLoad
 
@@ -17,8 +18,9 @@ class ExpectedKV:
     need = "its context and one more"
     why = ""
 
-    def __init__(self, fleet: Fleet, *, risk: float) -> None:
-        self.caution = Caution(risk)
+    def __init__(self, fleet: Fleet, caution: Caution) -> None:
+        self.caution = caution
+        self._fleet = fleet
         self._lengths = Lengths(fleet)
         self._order = Order(self._lengths)
         self._room = Room(fleet, self._lengths, self.caution)
@@ -39,6 +41,7 @@ class ExpectedKV:
     def pick(self) -> tuple[Rollout, Replica] | None:
         if self._lengths.learn():
             self._order.rank()
+            self.caution.weigh(self._fleet.by_id.values(), self._lengths.context_tokens())
             known = self._lengths.taught and bool(self._order)
             self._room.close(known and self._room.expected_to_hold(self._order.demand_tokens()))
         rollout = self._order.next()
@@ -83,6 +86,10 @@ class ExpectedKV:
 
     def reserved_tokens(self, replica: Replica) -> int:
         return self._room.reserved_tokens(replica)
+
+    @property
+    def risk(self) -> float:
+        return self.caution.risk
 
     def leftovers(self) -> list[str]:
         return [*self._lengths.leftovers(), *self._room.leftovers(), *self._order.leftovers()]

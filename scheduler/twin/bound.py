@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scheduler.cost import EngineCost
 from scheduler.traces.record import TraceRollout
-from scheduler.twin.engine_model import EngineCost, EngineShape
+from scheduler.twin.engine_model import EngineShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rstar_ray.config import BalancerConfig
+from rstar_ray.errors import ConfigError
 from scheduler.balancer import PLACEMENT, RULES
+from scheduler.cost import read_cost
 from scheduler.load import NeverFits
 from scheduler.picture import KvSample, Span, draw_step
 from scheduler.traces.record import TraceRollout, read_trace
 from scheduler.traces.stages import STAGES
-from scheduler.twin.engine_model import EngineCost, EngineShape
+from scheduler.twin.engine_model import EngineShape
 from scheduler.twin.simulate import MI300X_14B, CannotHold, Twin, TwinResult, TwinSettings, limits_of
 
 
@@ -33,7 +36,7 @@ def main() -> None:
                 if len(rules) == 1:
                     raise
                 results.append(CannotHold(rule, str(error)))
-    except (ValueError, OSError, TypeError) as error:
+    except (ConfigError, ValueError, OSError, TypeError) as error:
         sys.exit(f"scheduler.twin: {error}")
     if not args.json:
         print(table(results))
@@ -55,6 +58,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-running", type=int, default=1_024)
     parser.add_argument("--block-tokens", type=int, default=16)
     parser.add_argument("--risk", type=float, default=PLACEMENT.risk)
+    parser.add_argument("--preemption-steps", type=float, default=PLACEMENT.preemption_steps)
+    parser.add_argument("--idle-share", type=float, default=PLACEMENT.idle_share)
     parser.add_argument("--cost", type=Path, help="a fitted engine model (JSON), instead of the computed MI300X")
     parser.add_argument("--picture", type=Path, help="write the picture of the step here")
     parser.add_argument("--json", action="store_true")
@@ -68,10 +73,10 @@ def _settings(args: argparse.Namespace, rollouts: Sequence[TraceRollout]) -> Twi
     return TwinSettings(
         replicas=args.replicas,
         shape=EngineShape(kv_tokens=args.kv_tokens, block_tokens=args.block_tokens, max_running=args.max_running),
-        cost=MI300X_14B if args.cost is None else EngineCost(**json.loads(args.cost.read_text())),
+        cost=MI300X_14B if args.cost is None else read_cost(args.cost),
         max_response_tokens=budget,
         max_turns=turns,
-        risk=args.risk,
+        placement=BalancerConfig(risk=args.risk, preemption_steps=args.preemption_steps, idle_share=args.idle_share),
     )
 
 

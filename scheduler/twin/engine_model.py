@@ -19,26 +19,8 @@ from collections import deque
 from dataclasses import dataclass
 from math import inf
 
+from scheduler.cost import EngineCost
 from scheduler.twin.paged_cache import PagedCache, Request
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCost:
-    """Seconds; fitted to an engine, or computed from a GPU's figures (recipes/plan.py)."""
-
-    fixed_s: float
-    per_sequence_s: float
-    per_context_s: float
-    per_prefill_s: float
-    per_prefill_context_s: float = 0.0
-    per_request_s: float = 0.0  # host time of taking a turn in and giving it back
-
-    def step_s(self, sequences: float, context_tokens: float) -> float:
-        return self.fixed_s + sequences * self.per_sequence_s + context_tokens * self.per_context_s
-
-    def prefill_s(self, tokens: float, cached_tokens: float) -> float:
-        of_tokens = tokens * (self.per_prefill_s + (cached_tokens + tokens / 2) * self.per_prefill_context_s)
-        return self.per_request_s + of_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

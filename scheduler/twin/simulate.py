@@ -9,14 +9,16 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from rstar_ray.config import BalancerConfig
 from scheduler.balancer import PLACEMENT, Balancer
+from scheduler.cost import EngineCost
 from scheduler.fleet import Fleet
 from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, in_flight_limit
 from scheduler.picture import Activity, KvSample, Span
 from scheduler.rules import PlacementRule
 from scheduler.traces.record import TraceRollout, check_siblings, cut, stop_reason
 from scheduler.twin.bound import lower_bound
-from scheduler.twin.engine_model import EngineCost, EngineShape, ModelledEngine
+from scheduler.twin.engine_model import EngineShape, ModelledEngine
 from scheduler.twin.paged_cache import Request
 
 MI300X_14B = EngineCost(
@@ -39,7 +41,7 @@ class TwinSettings:
     cost: EngineCost
     max_response_tokens: int
     max_turns: int
-    risk: float = PLACEMENT.risk
+    placement: BalancerConfig = PLACEMENT  # what risk is taken; the rule is chosen apart
     rpc_s: float = 0.002  # from a decision to the engine
     tool_workers: int | None = None  # None: as many as are asked for
 
@@ -127,7 +129,7 @@ class Twin:
     ) -> None:
         self.settings = settings
         self._limits = (settings.max_response_tokens, settings.max_turns)
-        self.balancer = Balancer(rule, risk=settings.risk)
+        self.balancer = Balancer(rule, settings.placement)
         self.names = [f"replica-{index:02d}" for index in range(settings.replicas)]
         self._index = {name: index for index, name in enumerate(self.names)}
         self.engines = [ModelledEngine(settings.cost, settings.shape) for _ in self.names]
@@ -166,6 +168,7 @@ class Twin:
                 shape.kv_tokens,
                 max_running=in_flight_limit(shape.max_running),
                 block_tokens=shape.block_tokens,
+                cost=self.settings.cost,
             )
         if self._history:
             past = [cut(rollout, *self._limits) for rollout in self._history]

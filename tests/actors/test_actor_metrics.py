@@ -37,7 +37,7 @@ def test_a_balancer_tells_who_waits_and_what_is_full():
 
     async def play() -> None:
         service = BalancerService(meter=kept.meter)
-        await service.register("replica", 1_000, 1, 32)
+        await service.register("replica", 1_000, max_running=1, block_tokens=32)
         await service.submit([(rollout(name), None) for name in "ab"])
         await service.next_grants("replica", 0, 5.0)
         await service.report("replica", [], [], LOAD)

@@ -31,7 +31,10 @@ def end(name: str) -> Finished:
 
 def test_a_burst_of_16384_submissions_is_accepted_and_granted(cluster: None):
     balancer = BalancerActor.options(name="balancer").remote()
-    ray.get([balancer.register.remote(f"r{index}", 4_000_000, 1_024, 16) for index in range(64)], timeout=120)
+    ray.get(
+        [balancer.register.remote(f"r{index}", 4_000_000, max_running=1_024, block_tokens=16) for index in range(64)],
+        timeout=120,
+    )
     items = [(load(f"g{number // 32}/{number}"), number) for number in range(16_384)]
     started = time.monotonic()
     ray.get(balancer.submit.remote(items), timeout=60)
@@ -52,7 +55,7 @@ def test_a_burst_of_16384_submissions_is_accepted_and_granted(cluster: None):
 
 async def test_after_its_death_the_actor_is_rebuilt_from_what_is_resident(cluster: None):
     balancer = BalancerActor.options(name="balancer-reborn").remote(settle_s=0.5)
-    await balancer.register.remote("r0", 100_000, 64, 16)
+    await balancer.register.remote("r0", 100_000, max_running=64, block_tokens=16)
     await balancer.submit.remote([(load("g/a"), "payload"), (load("g/b"), "payload")])
     grants = await balancer.next_grants.remote("r0", 0, 10.0)
     assert {grant.load.rollout_id for grant in grants.admissions} == {"g/a", "g/b"}
@@ -66,7 +69,9 @@ async def test_after_its_death_the_actor_is_rebuilt_from_what_is_resident(cluste
         except ray.exceptions.RayActorError:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.2)
-    await balancer.register.remote("r0", 100_000, 64, 16, 0, [load("g/a")])
+    await balancer.register.remote(
+        "r0", 100_000, max_running=64, block_tokens=16, policy_version=0, resident=[load("g/a")]
+    )
     await balancer.submit.remote([(load("g/a"), "payload"), (load("g/b"), "payload")])
     grants = await balancer.next_grants.remote("r0", 0, 30.0)
     assert [grant.load.rollout_id for grant in grants.admissions] == ["g/b"], "what runs is not granted twice"

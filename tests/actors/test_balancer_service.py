@@ -32,7 +32,7 @@ async def granted(service: BalancerService, replica: str, ack: int = 0, wait_s: 
 
 async def test_a_payload_comes_out_with_its_grant():
     service = BalancerService()
-    await service.register("r0", 1000, 8, 16)
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
     await service.submit([(load("a"), {"seed": 7})])
     grants = await service.next_grants("r0", 0, 1.0)
     assert [(grant.load.rollout_id, grant.payload) for grant in grants.admissions] == [("a", {"seed": 7})]
@@ -40,7 +40,7 @@ async def test_a_payload_comes_out_with_its_grant():
 
 async def test_grants_are_delivered_again_until_acknowledged():
     service = BalancerService()
-    await service.register("r0", 1000, 8, 16)
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
     await service.submit([(load("a"), None)])
     number, first = await granted(service, "r0")
     assert (await granted(service, "r0"))[1] == first == ["a"]
@@ -49,7 +49,7 @@ async def test_grants_are_delivered_again_until_acknowledged():
 
 async def test_a_waiting_worker_is_woken_by_a_submission():
     service = BalancerService()
-    await service.register("r0", 1000, 8, 16)
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
     poll = asyncio.create_task(granted(service, "r0", wait_s=30.0))
     await turn_of_the_loop(poll)
     await service.submit([(load("a"), None)])
@@ -58,7 +58,7 @@ async def test_a_waiting_worker_is_woken_by_a_submission():
 
 async def test_a_rollout_is_granted_when_another_ends():
     service = BalancerService("worst_case")
-    await service.register("r0", 120, 8, 16)
+    await service.register("r0", 120, max_running=8, block_tokens=16)
     await service.submit([(load("a"), None), (load("b"), None)])
     number, first = await granted(service, "r0")
     assert first == ["a"]
@@ -69,10 +69,10 @@ async def test_a_rollout_is_granted_when_another_ends():
 
 async def test_a_dead_replicas_rollouts_are_granted_elsewhere_with_their_payload():
     service = BalancerService()
-    await service.register("r0", 1000, 8, 16)
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
     await service.submit([(load("a"), "payload")])
     await granted(service, "r0")
-    await service.register("r1", 1000, 8, 16)
+    await service.register("r1", 1000, max_running=8, block_tokens=16)
     turn = TurnReport(rollout_id="a", context_tokens=40, generated_tokens=30, turn=1)
     await service.report("r0", [turn], [])
     assert await service.replica_lost("r0") == ["a"]
@@ -83,11 +83,11 @@ async def test_a_dead_replicas_rollouts_are_granted_elsewhere_with_their_payload
 
 async def test_handed_back_rollouts_go_on_from_their_new_payload():
     service = BalancerService()
-    await service.register("r0", 1000, 8, 16)
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
     await service.submit([(load("a"), "fresh")])
     await granted(service, "r0")
     await service.set_serving("r0", False)
-    await service.register("r1", 1000, 8, 16)
+    await service.register("r1", 1000, max_running=8, block_tokens=16)
     later = RolloutLoad(
         rollout_id="a", group_id="g", prompt_tokens=10, max_response_tokens=90, max_turns=4, context_tokens=50,
         generated_tokens=30, turn=2,
@@ -99,12 +99,12 @@ async def test_handed_back_rollouts_go_on_from_their_new_payload():
 
 async def test_a_result_from_a_replica_that_lost_the_rollout_is_stale():
     service = BalancerService()
-    await service.register("r0", 1000, 8, 16)
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
     await service.replica_lost("r0")
-    await service.register("r0", 1000, 8, 16)
-    await service.register("r1", 1000, 8, 16)
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    await service.register("r1", 1000, max_running=8, block_tokens=16)
     snapshot = await service.snapshot()
     assert snapshot.finished == 0
     holder = "r0" if (await granted(service, "r0", wait_s=0.05))[1] else "r1"
@@ -119,26 +119,26 @@ async def test_a_reborn_balancer_is_rebuilt_from_what_is_resident():
     service = BalancerService(settle_s=0.05)
     with pytest.raises(UnknownReplica):
         await service.report("r0", [], [])
-    await service.register("r0", 1000, 8, 16, resident=[load("a")])
+    await service.register("r0", 1000, max_running=8, block_tokens=16, resident=[load("a")])
     await service.submit([(load("a"), "again"), (load("b"), None)])
     assert (await granted(service, "r0"))[1] == ["b"]
     await service.replica_lost("r0")
-    await service.register("r1", 1000, 8, 16)
+    await service.register("r1", 1000, max_running=8, block_tokens=16)
     assert sorted((await granted(service, "r1"))[1]) == ["a", "b"]
 
 
 async def test_a_late_return_of_a_rollout_that_runs_elsewhere_is_stopped():
     service = BalancerService()
-    await service.register("r0", 1000, 8, 16)
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
-    reply = await service.register("r1", 1000, 8, 16, resident=[load("a")])
+    reply = await service.register("r1", 1000, max_running=8, block_tokens=16, resident=[load("a")])
     assert reply.cancels == ("a",)
 
 
 async def test_a_cancelled_rollout_is_stopped_where_it_runs():
     service = BalancerService()
-    await service.register("r0", 1000, 8, 16)
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
     await service.submit([(load("a"), None)])
     number, _ = await granted(service, "r0")
     await service.cancel(["a"])
@@ -148,7 +148,7 @@ async def test_a_cancelled_rollout_is_stopped_where_it_runs():
 
 async def test_what_can_never_fit_is_refused_with_the_numbers():
     service = BalancerService()
-    await service.register("r0", 100, 8, 16)
+    await service.register("r0", 100, max_running=8, block_tokens=16)
     with pytest.raises(NeverFits, match=r"needs at least 101 KV tokens.*holds 100"):
         await service.submit([(load("a", prompt=100), None)])
 
@@ -160,8 +160,8 @@ async def test_a_submission_without_any_replica_ends_at_its_deadline():
 
 async def test_a_replica_that_reports_nonsense_gets_no_more_work():
     service = BalancerService()
-    await service.register("r0", 1000, 8, 16)
-    await service.register("r1", 1000, 8, 16)
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    await service.register("r1", 1000, max_running=8, block_tokens=16)
     await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=1001))
     await service.submit([(load(f"x{i}"), None) for i in range(4)])
     assert len((await granted(service, "r1"))[1]) == 4
@@ -171,7 +171,7 @@ async def test_a_replica_that_reports_nonsense_gets_no_more_work():
 
 async def test_a_drain_ends_when_the_last_rollout_does():
     service = BalancerService()
-    await service.register("r0", 1000, 8, 16)
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
     drain = asyncio.create_task(service.drain(5.0))
@@ -185,7 +185,7 @@ async def test_a_drain_ends_when_the_last_rollout_does():
 
 async def test_a_replica_that_is_set_aside_is_shown_once_with_its_reason():
     service = BalancerService()
-    await service.register("r0", 1000, 8, 16)
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
     await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=1001))
     await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=1001))
     (line,) = (await service.sign()).lines
@@ -196,7 +196,7 @@ async def test_a_replica_that_is_set_aside_is_shown_once_with_its_reason():
 
 async def test_books_that_do_not_close_are_named_when_the_balancer_is_idle():
     service = BalancerService("worst_case")
-    await service.register("r0", 1000, 8, 16)
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
     service._balancer.books.replica("r0").reserved_tokens += 7  # a fault of ours
@@ -208,7 +208,7 @@ async def test_books_that_do_not_close_are_named_when_the_balancer_is_idle():
 
 async def test_books_that_close_are_not_mentioned():
     service = BalancerService()
-    await service.register("r0", 1000, 8, 16)
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
     await service.submit([(load("a"), None), (load("b"), None)])
     await granted(service, "r0")
     await service.cancel(["b"])
@@ -219,7 +219,7 @@ async def test_books_that_close_are_not_mentioned():
 async def test_the_figures_of_a_step_tell_what_was_done_since_the_last_one():
     now = [100.0]
     service = BalancerService("worst_case", clock=lambda: now[0])
-    await service.register("r0", 112, 8, 16)
+    await service.register("r0", 112, max_running=8, block_tokens=16)
     await service.submit([(load("a"), None), (load("b"), None)])
     await granted(service, "r0")
     now[0] += 2.0
@@ -240,7 +240,7 @@ async def test_the_figures_of_a_step_tell_what_was_done_since_the_last_one():
 async def test_a_grant_tells_what_was_waited_for_and_why_it_runs_there():
     now = [0.0]
     service = BalancerService("worst_case", clock=lambda: now[0])
-    await service.register("r0", 128, 8, 16)
+    await service.register("r0", 128, max_running=8, block_tokens=16)
     await service.submit([(load("a"), None), (load("b"), None)])
     first = (await service.next_grants("r0", 0, 1.0)).admissions[0].placement
     assert first is not None and (first.waited_s, first.held_s, first.residents) == (0.0, {}, 1)
@@ -258,7 +258,7 @@ async def test_a_grant_tells_what_was_waited_for_and_why_it_runs_there():
 async def test_a_rollout_that_goes_on_elsewhere_waits_from_when_it_came_back():
     now = [0.0]
     service = BalancerService(clock=lambda: now[0])
-    await service.register("r0", 1000, 8, 16)
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
     now[0] = 5.0
@@ -266,7 +266,7 @@ async def test_a_rollout_that_goes_on_elsewhere_waits_from_when_it_came_back():
     await service.replica_lost("r0")
     await asyncio.sleep(0.01)
     now[0] = 7.0
-    await service.register("r1", 1000, 8, 16)
+    await service.register("r1", 1000, max_running=8, block_tokens=16)
     grant = (await service.next_grants("r1", 0, 1.0)).admissions[0]
     assert grant.placement is not None and grant.waited_s == 7.0
     assert (grant.placement.turn, grant.placement.waited_s) == (1, 2.0)

@@ -14,6 +14,7 @@ from actors.generation.engine import Engine
 from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack
 from rstar_ray.errors import EngineError
 from rstar_ray.trajectory import Completion, Sampling
+from scheduler.cost import placement_cost
 from tests import derived
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
@@ -86,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 async def engine(folder: Path) -> AsyncIterator[Engine]:
     running = Engine(derived.engine(folder, max_model_len=1024, kv_tokens=32_000))
-    await running.start()
+    assert (await running.start()).cost is None
     yield running
     await running.close()
 
@@ -137,6 +138,14 @@ async def test_a_request_under_way_goes_on_under_the_new_weights(engine: Engine)
         crossed += 0 < switch < len(seen)
     assert crossed > 0
     assert engine.load().preemptions == 0  # what a swap puts back in the queue is not want of room
+
+
+async def test_an_engine_measures_what_its_steps_cost(engine: Engine):
+    cost = await engine.measure_cost()
+    assert 1e-5 < cost.fixed_s < 1.0 and 1e-8 < cost.per_prefill_s < 0.01
+    assert 0.0 <= cost.per_sequence_s < 0.1 and 0.0 <= cost.per_context_s < 1e-3
+    assert placement_cost(cost, kv_tokens=32_000, max_running=64, context_tokens=200).preemption_steps < 100
+    assert engine.load().preemptions == 0 and engine.load().running == 0
 
 
 async def test_a_seed_decides_a_completion_whatever_runs_beside_it(engine: Engine):

@@ -327,6 +327,7 @@ def test_a_run_that_goes_on_may_move_but_not_compute_something_else(tmp_path: Pa
     assert elsewhere == {
         "run_dir", "when_short", "max_empty_steps", "rollout.deadline_s",
         "evaluate.protocol", "evaluate.files", "evaluate.every_steps", "balancer.rule", "balancer.risk",
+        "balancer.preemption_steps", "balancer.idle_share",
         "optimizer.max_bad_updates", "optimizer.save_bad_updates",
         "checkpoint.every_steps", "checkpoint.grace_s", "checkpoint.keep", "checkpoint.trajectories_every_steps",
         "own_folder", "tools.hosts", "reward.deadline_s", "reward.processes",

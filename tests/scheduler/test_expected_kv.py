@@ -7,9 +7,11 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from rstar_ray.config import BalancerConfig
 from scheduler.balancer import Balancer
+from scheduler.cost import EngineCost, PlacementCost
+from scheduler.expected_kv.caution import Caution
 from scheduler.expected_kv.lengths import Lengths
-from scheduler.expected_kv.room import Caution
 from scheduler.expected_kv.rule import ExpectedKV
 from scheduler.fleet import Fleet, Replica, Rollout
 from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport
@@ -173,8 +175,8 @@ def test_a_fit_is_exact_to_the_token():
 
 
 def test_caution_is_the_quantile_of_the_risk_raised_by_preemptions_and_sinking_with_ends():
-    caution = Caution(0.02)
-    least = NormalDist().inv_cdf(1 - 0.02 / 8)
+    caution = Caution(BalancerConfig(risk=0.02))
+    least = NormalDist().inv_cdf((1 - 0.02) ** (1 / 8))
     assert caution.z == pytest.approx(least)
     caution.ended()
     assert caution.z == pytest.approx(least)
@@ -185,9 +187,57 @@ def test_caution_is_the_quantile_of_the_risk_raised_by_preemptions_and_sinking_w
     for _ in range(30):
         caution.preempted()
     assert caution.z == pytest.approx(least + 1.5)
-    for risk in (0.0, 0.5, -1.0, float("nan")):
-        with pytest.raises(ValueError, match=r"must lie between 0 and 0\.5"):
-            Caution(risk)
+
+
+SLOW = EngineCost(fixed_s=0.01, per_sequence_s=0.0, per_context_s=0.0, per_prefill_s=1e-4)
+"""Every step takes as long, and a hundred tokens of context as long as a step."""
+
+
+def test_the_risk_follows_from_what_engines_have_measured_and_from_how_long_rollouts_get():
+    caution, replica = Caution(BalancerConfig()), Replica("r0", 0, 100_000, 1_000, cost=SLOW)
+    assert (caution.risk, caution.cost) == (0.01, None)
+    caution.weigh([replica], 1_000.0)
+    assert caution.cost == PlacementCost(preemption_steps=1_000 * 1e-4 / 0.01, idle_share=1.0)
+    assert caution.risk == pytest.approx(0.025)  # 0.01 where 0.4 of a step is the same for any number
+    caution.weigh([replica], 500.0)
+    assert caution.risk == pytest.approx(0.1)  # half the steps, a quarter of the harm
+    caution.weigh([replica], 50.0)
+    assert (caution.risk, caution.z) == (0.98, pytest.approx(NormalDist().inv_cdf(0.02 ** (1 / 8))))
+    caution.weigh([replica], 10_000.0)
+    assert caution.risk == 0.01
+    unmeasured = [Replica(f"r{n}", n, 100_000, 1_000, cost=cost) for n, cost in ((1, None), (2, SLOW), (3, SLOW))]
+    caution.weigh(unmeasured, 1_000.0)
+    assert caution.risk == pytest.approx(0.025)
+
+
+def test_a_risk_or_costs_that_are_given_count_whatever_is_measured():
+    replica, bare = Replica("r0", 0, 100_000, 1_000, cost=SLOW), Replica("r1", 1, 100_000, 1_000)
+    for caution, risk in (
+        (Caution(BalancerConfig(risk=0.3)), 0.3),
+        (Caution(BalancerConfig(preemption_steps=20.0)), 0.01),
+        (Caution(BalancerConfig(idle_share=0.4)), 0.01),
+        (Caution(BalancerConfig(preemption_steps=5.0, idle_share=0.2)), 0.02),
+    ):
+        caution.weigh([replica], 1_000.0)
+        assert caution.risk == pytest.approx(risk)
+    for caution, risk in (
+        (Caution(BalancerConfig(preemption_steps=5.0)), 0.04),
+        (Caution(BalancerConfig(preemption_steps=5.0, idle_share=0.2)), 0.02),
+        (Caution(BalancerConfig()), 0.01),
+    ):
+        caution.weigh([bare], 1_000.0)
+        assert caution.risk == pytest.approx(risk)
+
+
+def test_the_risk_is_weighed_for_rollouts_as_long_as_they_are_expected_to_get():
+    world = World(64_000)
+    world.replica("r0").cost = SLOW
+    world.remember(*np.linspace(100.0, 900.0, 400))
+    world.balancer.submit([load("g/0", prompt=100)])
+    world.decide()
+    assert world.rule.caution.cost is not None
+    assert world.rule.caution.cost.preemption_steps == pytest.approx(6.0, rel=0.1)  # 100 and 500 tokens
+    assert world.balancer.snapshot().risk == world.rule.risk == world.rule.caution.risk > 0.05
 
 
 def test_estimates_are_refreshed_after_so_many_observations():

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
+from rstar_ray.config import BalancerConfig
 from scheduler.balancer import RULES
+from scheduler.cost import EngineCost
 from scheduler.picture import KvSample, Span
 from scheduler.traces.kinds import KINDS, NAMES, draw, family, kind_named, log_normal
 from scheduler.traces.record import TraceRollout
 from scheduler.traces.stages import STAGES, Stage, synthetic
 from scheduler.twin.clairvoyant import clairvoyant_step
-from scheduler.twin.engine_model import EngineCost, EngineShape
+from scheduler.twin.engine_model import EngineShape
 from scheduler.twin.simulate import MI300X_14B, Twin, TwinResult, TwinSettings, limits_of
 
 FILE = Path(__file__).parent / "data" / "twin_figures.json"
@@ -57,7 +59,9 @@ STEPS = {
     "clairvoyant": lambda: clairvoyant_step(TRACE, replace(SCARCE, shape=EngineShape(kv_tokens=90_000))),
     "clairvoyant, narrow": lambda: clairvoyant_step(TRACE[:64], NARROW),
     "lengths known": lambda: Twin(TRACE, "expected_kv", SCARCE, history=EARLIER).run(),
-    "lengths known, bold": lambda: Twin(TRACE, "expected_kv", replace(SCARCE, risk=0.3), history=EARLIER).run(),
+    "lengths known, bold": lambda: Twin(
+        TRACE, "expected_kv", replace(SCARCE, placement=BalancerConfig(risk=0.3)), history=EARLIER
+    ).run(),
     "roomy": lambda: Twin(TRACE, "expected_kv", replace(SCARCE, shape=EngineShape(kv_tokens=400_000))).run(),
     "four replicas": lambda: Twin(TRACE, "expected_kv", replace(SCARCE, replicas=4), history=EARLIER).run(),
     "three workers for tools": lambda: Twin(TRACE, "expected_kv", replace(SCARCE, tool_workers=3)).run(),

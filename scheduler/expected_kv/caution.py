@@ -1,0 +1,73 @@
+"""How much is left free for what nobody can know: a safety factor, by what mistakes cost and by what engines report."""
+
+from collections.abc import Iterable
+from statistics import NormalDist, median
+
+from rstar_ray.config import BalancerConfig
+from scheduler.cost import USUAL_IDLE_SHARE, PlacementCost, placement_cost, risk_of
+from scheduler.fleet import Replica
+
+LOOKS = 8  # independent moments during a rollout's life at which its replica may overflow
+Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `risk` of it back with every end
+Z_SPAN = 1.5  # how far it may go above the normal quantile
+CLOSING_Z = 2.0  # where all that still wait are expected to fit: what is held back now only prolongs the step
+
+
+class Caution:
+    """The safety factor `z`: the normal quantile of the risk at every look, raised by preemptions.
+
+    Each rollout that ends lets it sink back a little: while more than `risk` of them are preempted it stays up.
+    """
+
+    def __init__(self, given: BalancerConfig) -> None:
+        """What is 0 in it follows: the risk from the costs, and they from what engines have measured."""
+        self._given = given
+        self.cost: PlacementCost | None = None  # None: nobody has measured it
+        self.closing = False  # all that wait are expected to fit beside what runs
+        self._raised = 0.0
+        self._settle(given.risk or risk_of(None))
+
+    def _settle(self, risk: float) -> None:
+        self.risk = risk
+        self._least = NormalDist().inv_cdf((1.0 - risk) ** (1.0 / LOOKS))
+
+    def weigh(self, replicas: Iterable[Replica], context_tokens: float) -> None:
+        """Derive the risk anew: what engines have measured, for rollouts that end at this length."""
+        given = self._given
+        found = [
+            placement_cost(
+                replica.cost,
+                kv_tokens=replica.kv_capacity_tokens,
+                max_running=replica.max_running,
+                context_tokens=context_tokens,
+            )
+            for replica in replicas
+            if replica.cost is not None
+        ]
+        if found:
+            self.cost = PlacementCost(
+                preemption_steps=given.preemption_steps or median(one.preemption_steps for one in found),
+                idle_share=given.idle_share or median(one.idle_share for one in found),
+            )
+        elif given.preemption_steps:
+            self.cost = PlacementCost(
+                preemption_steps=given.preemption_steps, idle_share=given.idle_share or USUAL_IDLE_SHARE
+            )
+        if not given.risk:
+            self._settle(risk_of(self.cost))
+
+    @property
+    def z(self) -> float:
+        """How many deviations an admission leaves free."""
+        return self._raised + (min(CLOSING_Z, self._least) if self.closing else self._least)
+
+    @property
+    def apart(self) -> float:
+        """How many count of what siblings add in one place: they are kept apart, however much is left free."""
+        return self._raised + self._least
+
+    def preempted(self) -> None:
+        self._raised = min(self._raised + Z_STEP, Z_SPAN)
+
+    def ended(self) -> None:
+        self._raised = max(0.0, self._raised - Z_STEP * self.risk)

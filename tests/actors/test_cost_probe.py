@@ -1,0 +1,67 @@
+"""An engine's costs as they are measured from outside, against those of a modelled engine."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from actors.generation.cost_probe import measure_cost
+from scheduler.cost import EngineCost
+from scheduler.twin.engine_model import EngineShape, ModelledEngine
+from scheduler.twin.paged_cache import Request
+
+COST = EngineCost(fixed_s=4e-3, per_sequence_s=1e-4, per_context_s=2e-7, per_prefill_s=3e-5)
+
+
+class Modelled:
+    """A modelled engine as a probe sees one: it samples, and a clock goes on."""
+
+    def __init__(self, cost: EngineCost, shape: EngineShape) -> None:
+        self.engine, self.shape = ModelledEngine(cost, shape), shape
+        self.now = 0.0
+        self.asked = 0
+        self._running: dict[str, asyncio.Future[None]] = {}
+        self._prompts: dict[tuple[int, ...], str] = {}
+
+    async def sample(self, prompt_ids: Sequence[int], tokens: int) -> None:
+        group = self._prompts.setdefault(tuple(prompt_ids), f"g{len(self._prompts)}")
+        assert len(prompt_ids) + tokens <= self.shape.kv_tokens and len(set(prompt_ids)) <= 50
+        self.asked += 1
+        key, done = f"{self.asked}", asyncio.get_running_loop().create_future()
+        self._running[key] = done
+        self.engine.submit(self.now, Request(key, group, len(prompt_ids), len(prompt_ids), tokens, 0))
+        await asyncio.sleep(0)  # all that come together
+        while not done.done():
+            self.now = self.engine.next_event_s
+            for request in self.engine.advance(self.now):
+                self._running.pop(request.key).set_result(None)
+
+
+async def measured(cost: EngineCost, kv_tokens: int = 65_536, **limits: Any) -> EngineCost:
+    model = Modelled(cost, EngineShape(kv_tokens=kv_tokens, max_running=limits.get("max_running", 256)))
+    given = {"context_tokens": 32_768, "max_running": 256} | limits
+    found = await measure_cost(model.sample, kv_tokens=kv_tokens, clock=lambda: model.now, **given)
+    assert model.engine.preemptions == 0 and model.engine.steps < 400
+    return found
+
+
+async def test_a_probe_finds_what_decode_steps_and_prefill_cost():
+    found = await measured(COST)
+    assert found.fixed_s == pytest.approx(COST.fixed_s, rel=0.05)
+    assert found.per_sequence_s == pytest.approx(COST.per_sequence_s, rel=0.1)
+    assert found.per_context_s == pytest.approx(COST.per_context_s, rel=0.1)
+    assert found.per_prefill_s == pytest.approx(COST.per_prefill_s, rel=0.05)
+
+
+@pytest.mark.parametrize("limits", [{"kv_tokens": 256, "context_tokens": 200}, {"max_running": 1}, {"kv_tokens": 96}])
+async def test_a_probe_stays_within_a_small_engine(limits: dict[str, int]):
+    found = await measured(COST, **limits)
+    assert found.fixed_s == pytest.approx(COST.fixed_s, rel=0.2)
+
+
+async def test_a_clock_that_tells_nothing_still_gives_costs():
+    async def sample(prompt_ids: Sequence[int], tokens: int) -> None: ...
+
+    found = await measure_cost(sample, context_tokens=100, kv_tokens=200, max_running=8, clock=lambda: 0.0)
+    assert found == EngineCost(fixed_s=1e-6, per_sequence_s=0.0, per_context_s=0.0, per_prefill_s=0.0)
