@@ -3,6 +3,7 @@
 import contextlib
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from uuid import uuid4
 
 import psutil
@@ -59,3 +60,21 @@ def own_memory_bytes(*pids: int) -> int:
             found = psutil.Process(pid).memory_info()
             held += found.rss - getattr(found, "shared", 0)
     return held
+
+
+def waits_for_cores_s(pid: int) -> dict[str, float]:
+    """How long each thread of this process has been ready to run and was not run, since it began; none where unknown.
+
+    Source: the second figure of `/proc/<pid>/task/<tid>/schedstat` (Linux, Documentation/scheduler/sched-stats).
+    """
+    waited: dict[str, float] = {}
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it ends meanwhile
+                waited[thread.name] = int((thread / "schedstat").read_text().split()[1]) / 1e9
+    return waited
+
+
+def starved_s(before: dict[str, float], now: dict[str, float]) -> float:
+    """The longest that one thread wanted a core and got none, between two looks at `waits_for_cores_s`."""
+    return max((waited - before[thread] for thread, waited in now.items() if thread in before), default=0.0)

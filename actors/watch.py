@@ -17,7 +17,7 @@ import psutil
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from actors.probe import Sign, own_memory_bytes
+from actors.probe import Sign, own_memory_bytes, starved_s, waits_for_cores_s
 from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import waits
 from rstar_ray.detector import Detector, Limit, Wedged
@@ -49,6 +49,7 @@ class _Followed:
     on_death: DeathFn | None
     asking: asyncio.Task[None] | None = None
     sign: Sign | None = None  # the latest
+    waits_s: dict[str, float] | None = None  # of its threads for a core, when its silence was first noticed
 
 
 class Watch:
@@ -146,7 +147,7 @@ class Watch:
                     one.on_death(name, died)
                 return
             else:
-                before, one.sign = one.sign, sign
+                before, one.sign, one.waits_s = one.sign, sign, None
                 self._tell(name, before, sign, away=away)
                 away = False
                 if not self._detector.watches(name):
@@ -190,6 +191,7 @@ class Watch:
             self._progress = progress
             self._detector.watch(THE_RUN, Limit(silent_s=self._config.still_s))
             self._detector.watch(FIRST_WORD, Limit(silent_s=self._config.still_s * FIRST_WORD_SHARE))
+        self._excuse_starved()
         wedged = self._detector.tick(time.monotonic())
         for found in wedged:
             if found.name == FIRST_WORD:
@@ -198,6 +200,17 @@ class Watch:
                 self._over.set_exception(RStarError(f"nothing got on, {found.seen}; {self._oldest_wait()}"))
         self._export()
         return [found for found in wedged if found.name not in (THE_RUN, FIRST_WORD)]
+
+    def _excuse_starved(self) -> None:
+        """What is silent for want of a core is not wedged; on other nodes than this one nobody can tell."""
+        for name, silent_s in self._detector.silences_s().items():
+            one = self._followed.get(name)
+            if one is None or one.sign is None or silent_s < 2 * self._config.probe_every_s or not _is_here(one.sign):
+                continue
+            waits_s = waits_for_cores_s(one.sign.pid)
+            if one.waits_s is None:
+                one.waits_s = waits_s
+            self._detector.starved(name, starved_s(one.waits_s, waits_s))
 
     def _export(self) -> None:
         self._meter.set("rstar_detector_processes", len(self._followed))
@@ -226,10 +239,14 @@ class Watch:
 
 async def end_process(handle: Any, sign: Sign | None) -> None:
     """Kill an actor's process, a stopped one too; Ray starts it again where it is told to."""
-    if sign is not None and sign.node_id == ray.get_runtime_context().get_node_id():
+    if sign is not None and _is_here(sign):
         kill_here(sign)
     else:
         await asyncio.to_thread(ray.kill, handle, no_restart=False)
+
+
+def _is_here(sign: Sign) -> bool:
+    return ray.is_initialized() and sign.node_id == ray.get_runtime_context().get_node_id()
 
 
 def kill_here(sign: Sign) -> None:

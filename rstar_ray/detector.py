@@ -2,7 +2,8 @@
 
 Pure rules over what processes said of themselves and a clock that is handed in. Time is counted by the detector's own
 ticks: where it was held up itself (the machine stopped, slept, swapped), that gap counts for two of its ticks at most,
-so that processes that were held up with it are not taken for dead.
+so that processes that were held up with it are not taken for dead. Nor does the time count in which a process wanted
+a core and got none: a machine with too much to do is slow, not wedged.
 """
 
 import math
@@ -30,6 +31,7 @@ class _Watched:
     limit: Limit
     heard_s: float  # on the detector's own clock
     moved_s: float
+    starved_s: float = 0.0  # of its silence
     work: int = 0
     progress: int = 0
 
@@ -57,12 +59,17 @@ class Detector:
         """How long each that is watched has been silent."""
         return {name: self._now_s - one.heard_s for name, one in self._watched.items()}
 
+    def starved(self, name: str, seconds: float) -> None:
+        """So much of its silence until now it waited for a core."""
+        if (one := self._watched.get(name)) is not None:
+            one.starved_s = seconds
+
     def heard(self, name: str, *, work: int = 0, progress: int = 0) -> None:
         """It answered: `work` is how much it has to do, and `progress` another number than before where it got on."""
         one = self._watched.get(name)
         if one is None:
             return
-        one.heard_s = self._now_s
+        one.heard_s, one.starved_s = self._now_s, 0.0
         if not work or not one.work or progress != one.progress:
             one.moved_s = self._now_s
         one.work, one.progress = work, progress
@@ -78,7 +85,7 @@ class Detector:
         return wedged
 
     def _judge(self, name: str, one: _Watched) -> Wedged | None:
-        silent_s, stuck_s = self._now_s - one.heard_s, self._now_s - one.moved_s
+        silent_s, stuck_s = self._now_s - one.heard_s - one.starved_s, self._now_s - one.moved_s
         if silent_s > one.limit.silent_s:
             return Wedged(name=name, seen=f"silent for {silent_s:.1f} s (limit {one.limit.silent_s:g} s)")
         if one.work and stuck_s > one.limit.stuck_s:

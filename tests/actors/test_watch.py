@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import psutil
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from actors.probe import Sign, own_memory_bytes
+from actors.probe import Sign, own_memory_bytes, starved_s, waits_for_cores_s
 from actors.watch import Watch, kill_here
 from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import within
@@ -228,3 +229,35 @@ def test_a_stopped_process_is_killed_and_none_that_merely_has_its_id():
     finally:
         child.kill()
         child.wait()
+
+
+SPIN = (
+    "import os, time\nos.sched_setaffinity(0, {CORE})\nend = time.monotonic() + 60\nwhile time.monotonic() < end: ..."
+)
+
+
+def test_a_process_that_gets_no_core_is_told_from_one_that_is_stopped():
+    """Two that spin on one core each wait half of the time; a stopped one waits for nothing."""
+    core = min(os.sched_getaffinity(0))
+    command = [sys.executable, "-c", SPIN.replace("CORE", str(core))]
+    spinning, stopped = (subprocess.Popen(command) for _ in range(2))
+    try:
+        time.sleep(1.0)
+        before = waits_for_cores_s(spinning.pid)
+        time.sleep(1.0)
+        waited_s = starved_s(before, waits_for_cores_s(spinning.pid))
+        assert waited_s > 0.2
+        stopped.send_signal(signal.SIGSTOP)
+        time.sleep(0.2)
+        before = waits_for_cores_s(stopped.pid)
+        time.sleep(1.0)
+        assert starved_s(before, waits_for_cores_s(stopped.pid)) == 0
+    finally:
+        for process in (spinning, stopped):
+            process.kill()
+            process.wait()
+
+
+def test_a_process_that_is_gone_waited_for_nothing():
+    assert waits_for_cores_s(2**22 + 1) == {}
+    assert starved_s({}, {}) == 0

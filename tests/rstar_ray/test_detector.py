@@ -28,6 +28,24 @@ def test_silence_is_found_at_the_first_tick_past_the_limit_and_said_once():
     assert [(second, wedged.seen) for second, wedged in found] == [(112, "silent for 11.0 s (limit 10 s)")]
 
 
+def test_the_time_in_which_it_got_no_core_is_no_silence():
+    detector = watching("a")
+    found: list[tuple[int, str]] = []
+    for second in range(101, 130):
+        detector.starved("a", min(second - 101, 12))
+        found += [(second, wedged.seen) for wedged in detector.tick(float(second))]
+    assert found == [(123, "silent for 11.0 s (limit 10 s)")]
+
+
+def test_what_was_starved_and_answered_begins_anew():
+    detector = watching("a")
+    detector.starved("a", 5)
+    detector.tick(101.0)
+    detector.heard("a")
+    found = [(second, wedged) for second in range(102, 130) for wedged in detector.tick(float(second))]
+    assert [(second, wedged.seen) for second, wedged in found] == [(112, "silent for 11.0 s (limit 10 s)")]
+
+
 def test_one_that_has_work_and_answers_but_gets_nowhere_is_stuck():
     detector = watching("a")
     found: list[tuple[int, str]] = []
