@@ -93,6 +93,12 @@ def to_driver(number: signal.Signals) -> Fault:
     return fault
 
 
+def driver_stopped(run: Run) -> None:
+    """As when a laptop sleeps, and only the driver notices."""
+    assert run.driver is not None
+    _stop([psutil.Process(run.driver.pid)], ALL_STOPPED_S)
+
+
 def to_ray(program: str, number: signal.Signals) -> Fault:
     """One of Ray's own processes, a child of the driver that the harness started."""
 
@@ -169,6 +175,7 @@ def told(name: str, text: str, seconds: float = 8.0) -> Fault:
 
     def fault(run: Run) -> None:
         path = run.control / name
+        (run.control / "group").unlink(missing_ok=True)
         path.write_text(text)
         try:
             time.sleep(seconds)
@@ -216,6 +223,11 @@ PHASES = {
     "checkpoint": ("learner/rank-0", "learner/rank-1"),
     "evaluation": ("generation/0", "sandbox/0", "balancer", "learner/rank-0"),
 }
+STOPPED_IN = {
+    "publish": ("generation/0", "learner/rank-0"),
+    "checkpoint": ("learner/rank-1",),
+    "evaluation": ("generation/1 engine", "sandbox/0"),
+}
 
 
 def _actor(name: str) -> str:
@@ -241,6 +253,15 @@ def _kinds() -> list[Kind]:
         for phase, parts in PHASES.items()
         for part in parts
     ]
+    kinds += [
+        Kind(
+            name=f"SIGSTOP {part} in {phase}",
+            fault=during(phase, send(signal.SIGSTOP, part)),
+            says=(_actor(part),),
+        )
+        for phase, parts in STOPPED_IN.items()
+        for part in parts
+    ]
     return kinds + _of_the_driver() + _of_answers() + _of_the_machine()
 
 
@@ -254,6 +275,7 @@ def _of_the_driver() -> list[Kind]:
             Kind(name=f"SIGKILL driver in {phase}", fault=during(phase, to_driver(HARD)), says=again, ends=True)
             for phase in PHASES
         ),
+        Kind(name="SIGSTOP, SIGCONT driver", fault=driver_stopped, harmless=True),
         Kind(name="SIGKILL driver in its start", fault=driver_in_its_start, says=again, ends=True),
         Kind(name="SIGKILL generation/1 in its start", fault=in_its_start, says=("generation/1",)),
         Kind(
@@ -291,15 +313,15 @@ def _of_answers() -> list[Kind]:
              harmless=True),
         Kind(name="a tool that prints without end", fault=told("program", "while True: print('x' * 10**6)"),
              harmless=True),
-        Kind(name="reward raises", fault=told("reward", "raises of half", 4.0), says=("a reward check that raises",),
+        Kind(name="reward raises", fault=told("reward", "raises of a few", 4.0), says=("a reward check that raises",),
              drops="reward"),
-        Kind(name="reward raises, a whole group", fault=told("reward", "raises of one problem"),
+        Kind(name="reward raises, a whole group", fault=told("reward", "raises of a group"),
              says=("a reward check that raises",), drops="reward"),
-        Kind(name="reward hangs", fault=told("reward", "hangs of one problem", 4.0), says=("no answer within 3 s",),
+        Kind(name="reward hangs", fault=told("reward", "hangs of a few", 2.0), says=("no answer within 3 s",),
              drops="reward"),
-        Kind(name="reward's process ends", fault=told("reward", "ends of half", 4.0),
+        Kind(name="reward's process ends", fault=told("reward", "ends of a few", 4.0),
              says=("ended without an answer",), drops="reward"),
-        Kind(name="reward is no number", fault=told("reward", "gives nothing of half", 4.0), says=("no number",),
+        Kind(name="reward is no number", fault=told("reward", "gives nothing of a few", 4.0), says=("no number",),
              drops="reward"),
         Kind(name="prompts too long", fault=told("long prompt", "all", 4.0), harmless=True),
     ]  # fmt: skip
@@ -308,7 +330,7 @@ def _of_answers() -> list[Kind]:
 def _of_the_machine() -> list[Kind]:
     full = during("checkpoint", limited("learner/rank-0", resource.RLIMIT_FSIZE, 65_536))
     kinds = [
-        Kind(name=f"out of memory {part}", fault=limited(part, resource.RLIMIT_AS, 0), says=(part,), ends=part == "?")
+        Kind(name=f"out of memory {part}", fault=limited(part, resource.RLIMIT_AS, 0), says=(part,))
         for part in ("generation/0", "sandbox/0", "learner/rank-1")
     ]
     return [

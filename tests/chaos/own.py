@@ -10,14 +10,14 @@ from rstar_ray.trajectory import Problem
 
 
 async def reward(completion: str, problem: Problem) -> float:
-    """1 for about half of all completions; as `reward` in the folder of faults says for those it names."""
-    fault = Path(os.environ["CHAOS_CONTROL"], "reward")
-    half = zlib.crc32(completion.encode()) % 2
-    if not fault.exists():
-        return float(half)
-    what, _, share = fault.read_text().partition(" of ")
-    if (share == "half" and half) or (share == "one problem" and zlib.crc32(problem.id.encode()) % 4):
-        return float(half)
+    """1 for about half of all completions; what `reward` in the folder of faults says, for those that it names."""
+    control = Path(os.environ["CHAOS_CONTROL"])
+    number = zlib.crc32(completion.encode())
+    if not (control / "reward").exists():
+        return float(number % 2)
+    what, _, whom = (control / "reward").read_text().partition(" of ")
+    if not (number % 6 == 0 if whom == "a few" else problem.id == first_asked_for(control / "group", problem.id)):
+        return float(number % 2)
     if what == "raises":
         raise ZeroDivisionError("a reward check that raises")
     if what == "hangs":
@@ -26,3 +26,13 @@ async def reward(completion: str, problem: Problem) -> float:
         sys.stdout.flush()
         os._exit(3)
     return float("nan")
+
+
+def first_asked_for(path: Path, problem_id: str) -> str:
+    """The problem that was judged first since the fault was put in, in whatever process."""
+    try:
+        with path.open("x") as file:
+            file.write(problem_id)
+    except FileExistsError:
+        return path.read_text()
+    return problem_id

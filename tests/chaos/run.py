@@ -24,11 +24,11 @@ from tests.chaos.seams import PHASE, VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPTIONS = (
-    "--scale tiny --steps 4000 --prompts-per-step 4 --max-empty-steps 4000 --checkpoint.every-steps 1"
+    "--scale tiny --prompts-per-step 4 --max-empty-steps 4000 --checkpoint.every-steps 1"
     " --checkpoint.trajectories-every-steps 20 --learner.ranks 2 --engine.replicas 2 --engine.cpus-per-replica 0.4"
     " --rollout.max-response-tokens 96 --rollout.deadline-s 90 --data.num-train 64 --reward.name own:reward"
     " --reward.deadline-s 3 --evaluate.every-steps 4 --evaluate.num-problems 4 --evaluate.samples 2"
-    " --evaluate.max-response-tokens 96 --sandbox.deadline-s 30 --detector.still-s 100"
+    " --evaluate.max-response-tokens 96 --sandbox.deadline-s 30"
 )
 SFT_OPTIONS = (
     "--sft.steps 200 --checkpoint.every-steps 200 --sft.num-conversations 1000"
@@ -48,12 +48,13 @@ class Said:
 class Run:
     """One run directory, and the command that is started again whenever it ended. Times are monotonic."""
 
-    def __init__(self, folder: Path, policy: Path) -> None:
+    def __init__(self, folder: Path, policy: Path, *, steps: int = 4_000) -> None:
         self.folder = folder
         self.path = folder / "run"
         self.control = folder / "control"
         self.control.mkdir(parents=True, exist_ok=True)
         self._policy = policy
+        self._steps = steps
         self.said: list[Said] = []
         self.statuses: list[tuple[float, int]] = []  # when a driver ended, and how
         self.driver: subprocess.Popen[bytes] | None = None
@@ -62,7 +63,7 @@ class Run:
     # -- the command ----------------------------------------------------------------------------------------------
     def start(self) -> None:
         command = [sys.executable, "tests/chaos/driver.py", "--run-dir", str(self.path), "--model", str(self._policy)]
-        command += ["--own-folder", str(Path(__file__).parent), *OPTIONS.split()]
+        command += ["--own-folder", str(Path(__file__).parent), "--steps", str(self._steps), *OPTIONS.split()]
         environment = {**os.environ, VARIABLE: str(self.control), "PYTHONPATH": str(REPOSITORY)}
         (self.control / PHASE).unlink(missing_ok=True)
         self.driver = subprocess.Popen(
@@ -92,7 +93,8 @@ class Run:
 
     def end(self) -> None:
         """SIGTERM, twice where the first is not enough, and then whatever is left of its family."""
-        assert self.driver is not None
+        if self.driver is None or self.driver.poll() is not None:
+            return
         self.note_family()
         for _ in range(2):
             self.driver.send_signal(signal.SIGTERM)
@@ -147,6 +149,10 @@ class Run:
     def rows(self) -> list[dict[str, Any]]:
         path = self.path / "metrics.jsonl"
         return [row for row in read_rows(path) if row["stage"] == "stage1"] if path.exists() else []
+
+    def steps(self) -> int:
+        """The last that is logged."""
+        return max((row["step"] for row in self.rows()), default=0)
 
     def recorded(self) -> dict[str, dict[str, Any]]:
         with contextlib.suppress(OSError, ValueError):

@@ -1,0 +1,106 @@
+"""`python -m tests.chaos.identity`: is a run that was killed again and again the run that never was?
+
+Two runs of the same command: one alone, and one whose driver is ended by SIGKILL at random moments and started again.
+Every step's row (times aside), every rollout's fate and the bytes of the last checkpoint's weights must be equal. What
+each kill cost is printed: steps done again, and seconds until the run had caught up.
+"""
+
+import argparse
+import json
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rstar_ray.run_dir.durable import read_json, read_rows
+from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.ledger import LEDGER
+from tests.chaos.run import REPOSITORY, Run, make_policy
+
+TIMES = ("_s", "per_s", "balancer", "longest", "restarts", "judge_retries")
+"""How the names of what a row tells of time, machines and retries end."""
+
+
+def computed(run: Run) -> list[dict[str, Any]]:
+    """A run's rows without what tells of time, and its ledger."""
+    rows = [{name: value for name, value in row.items() if not name.endswith(TIMES)} for row in run.rows()]
+    return [*rows, *read_rows(run.path / LEDGER)]
+
+
+def weights(run: Run) -> dict[str, str]:
+    """The checksums of the files that the last checkpoint holds."""
+    newest = RunDir(run.path).newest_checkpoint("stage1")
+    assert newest is not None
+    files = read_json(newest.path / "manifest.json")["files"]
+    return {name: file["sha256"] for name, file in files.items()}
+
+
+def finish(run: Run, steps: int, seconds: float) -> bool:
+    """Whether the command ends well in time."""
+    return run.wait(lambda: run.driver is None or run.driver.poll() is not None, seconds) and run.steps() == steps
+
+
+def play(run: Run, kills: int, rng: random.Random, *, steps: int, over_s: float) -> list[dict[str, Any]]:
+    """Kill the driver so many times over the run; what each cost."""
+    costs: list[dict[str, Any]] = []
+    for kill in range(kills):
+        at_least = steps * kill // kills  # spread over the run
+        if not run.wait(lambda least=at_least: run.steps() > least, over_s):
+            raise TimeoutError(f"no step after {at_least}")
+        time.sleep(rng.uniform(0.0, 3.0))
+        assert run.driver is not None
+        if run.driver.poll() is not None:
+            break
+        run.note_family()
+        killed_s, reached = time.monotonic(), run.steps()
+        run.driver.send_signal(signal.SIGKILL)
+        run.driver.wait(20)
+        run.keep_up()
+        if not run.wait(lambda reached=reached: run.steps() > reached, over_s):
+            raise TimeoutError(f"the run did not come back after kill {kill + 1}")
+        saved = next(line.line for line in reversed(run.said) if "going on after step" in line.line)
+        lost = reached - int(saved.rpartition(" ")[2])
+        costs.append({"kill": kill + 1, "after_step": reached, "steps_lost": lost,
+                      "caught_up_s": round(time.monotonic() - killed_s, 1)})  # fmt: skip
+        print(json.dumps(costs[-1]), flush=True)
+    return costs
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--over-s", type=float, default=300.0)
+    parser.add_argument("--folder", default="")
+    parser.add_argument("--policy", default=str(REPOSITORY / "runs" / "chaos"))
+    options = parser.parse_args()
+    folder = Path(options.folder or tempfile.mkdtemp(prefix="identity-")).absolute()
+    policy = make_policy(Path(options.policy))
+    alone, killed = (Run(folder / name, policy, steps=options.steps) for name in ("alone", "killed"))
+    try:
+        alone.start()
+        if not finish(alone, options.steps, options.over_s + 20 * options.steps):
+            print("the run alone did not end", file=sys.stderr)
+            return 1
+        killed.start()
+        costs = play(killed, options.kills, random.Random(options.seed), steps=options.steps, over_s=options.over_s)
+        ended = finish(killed, options.steps, options.over_s + 20 * options.steps)
+    finally:
+        for run in (alone, killed):
+            run.end()
+    pairs = zip(computed(alone), computed(killed), strict=False)
+    differing = [ours for ours, theirs in pairs if ours != theirs]
+    print("\n".join(json.dumps(row)[:300] for row in differing[:3]))
+    same_weights = weights(alone) == weights(killed)
+    found = {"steps": options.steps, "kills": len(costs), "rows_that_differ": len(differing)}
+    found |= {"same_bytes": same_weights, "ended": ended, "most_steps_lost": max(c["steps_lost"] for c in costs)}
+    print(json.dumps(found))
+    return 0 if ended and same_weights and not differing else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
