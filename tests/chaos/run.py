@@ -91,18 +91,19 @@ class Run:
         self.start()
         return True
 
-    def end(self) -> None:
-        """SIGTERM, twice where the first is not enough, and then whatever is left of its family."""
+    def end(self) -> list[str]:
+        """SIGTERM, twice where the first is not enough; whatever of its family is left then is killed, and named."""
         if self.driver is None or self.driver.poll() is not None:
-            return
+            return self.end_family()
         self.note_family()
         for _ in range(2):
             self.driver.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.driver.wait(END_S)
                 break
-        self.end_family(0.0)
+        left = self.end_family()
         self.driver.wait(10)
+        return left
 
     def note_family(self) -> list[psutil.Process]:
         """The driver and all below it, as they are now."""

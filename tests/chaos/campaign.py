@@ -1,0 +1,182 @@
+"""Cases on one run: a fault is put in, and what the run does then is judged.
+
+A fault is over when every part is there again and a step has taken no longer than steps did before; one that is not
+over in time is a hang.
+"""
+
+import itertools
+import random
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rstar_ray.run_dir.durable import read_rows
+from rstar_ray.run_dir.ledger import LEDGER
+from tests.chaos.faults import Kind, NotPutIn, Undo
+from tests.chaos.run import Run
+
+START_S = 1_800.0
+OVER_S = 150.0
+"""Longest until full speed is back, unless asked otherwise: beside other work it takes many times as long."""
+UNDO_S = 30.0
+"""After so long a fault that is still in is taken out: as long as it may take to be noticed."""
+CALM_STEPS = 4
+SLOW = 1.6
+"""Times the median of calm steps: a step that takes longer is not at full speed ..."""
+ENOUGH_STEPS = 3
+"""... unless it is the third since every part was there: then the machine has others to serve."""
+LOST_WORDS = re.compile(r"was lost|died| is killed|silent for|no step for")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One line."""
+
+    fault: str
+    seed: int
+    outcome: str  # goes on, goes on when started again, ended by itself, hang, not put in
+    notice_s: float | None = None  # until the run said what it had lost
+    full_speed_s: float | None = None  # until the first step at full speed began, all parts being there
+    lost: int = 0  # rollouts that ended without being asked to
+    twice: int = 0
+    named: bool = True
+    steps: int = 0
+
+    @property
+    def well(self) -> bool:
+        return self.outcome.startswith("goes on") and self.named and not self.lost and not self.twice
+
+
+class Campaign:
+    """Cases on one run, which goes on from one to the next."""
+
+    def __init__(self, run: Run, over_s: float) -> None:
+        self._run = run
+        self._over_within_s = over_s
+        self._calm_s = 0.0
+        self._parts: set[str] = set()
+        self._gone: list[str] = []  # processes that their driver left behind
+
+    def begin(self) -> None:
+        """Start, and see how long a step takes when nothing happens. Raises `TimeoutError`."""
+        self._run.start()
+        if not self._run.wait(lambda: self._ended() or len(self._run.rows()) > CALM_STEPS, START_S):
+            raise TimeoutError("the run did not start")
+        self._calm_s = statistics.median(row["step_s"] for row in self._run.rows()[1:])
+        self._parts = set(self._run.recorded())
+        print(f"a calm step takes {self._calm_s:.1f} s; parts: {', '.join(sorted(self._parts))}", flush=True)
+
+    def play(self, kind: Kind, seed: int) -> Case:
+        """Put one fault in, and wait until it is over."""
+        run, delay_s = self._run, random.Random(f"{kind.name} {seed}").uniform(0.0, self._calm_s)
+        first_line, first_status, first_step = len(run.said), len(run.statuses), run.steps()
+        time.sleep(delay_s)
+        began_s = time.monotonic()
+        try:
+            undo = kind.fault(run)
+        except NotPutIn as reason:
+            return Case(fault=kind.name, seed=seed, outcome=f"not put in: {reason}")
+        put_in_s = time.monotonic()
+        over_s = self._wait_until_over(put_in_s, undo)
+        outcome = "hang" if over_s is None else "goes on"
+        if len(run.statuses) > first_status:
+            status = run.statuses[-1][1]
+            outcome = f"goes on when started again ({status})" if kind.ends and over_s else outcome
+            outcome = f"ended by itself ({status})" if not kind.ends else outcome
+        lines = run.said[first_line:]
+        noticed = [line.at_s for line in lines if any(word in line.line for word in kind.says)]
+        named = all(any(word in line.line for line in lines) for word in kind.says)
+        if kind.harmless:
+            named = not any(LOST_WORDS.search(line.line) for line in lines)
+        case = Case(
+            fault=kind.name,
+            seed=seed,
+            outcome=outcome,
+            notice_s=round(max(0.0, noticed[0] - began_s), 1) if noticed else None,
+            full_speed_s=round(over_s, 1) if over_s is not None else None,
+            lost=self._lost(first_step, kind.drops),
+            twice=self._twice(),
+            named=named,
+            steps=run.steps() - first_step,
+        )
+        if over_s is None:
+            self._after_hang(kind, seed)
+        return case
+
+    def _wait_until_over(self, put_in_s: float, undo: Undo | None) -> float | None:
+        """Seconds until the first step at full speed began; None for a hang."""
+        run, known = self._run, len(self._run.rows())
+        seen: dict[int, float] = {}
+        complete_s: float | None = None
+        whole_steps = 0
+        while time.monotonic() < put_in_s + self._over_within_s:
+            if run.keep_up():
+                complete_s, undo = None, None
+            run.note_family()
+            now = time.monotonic()
+            if self._run.missing(self._parts):
+                complete_s = None
+            elif complete_s is None:
+                complete_s = now
+            rows = run.rows()
+            known = min(known, len(rows))  # the stage went back to a checkpoint
+            for position in range(known, len(rows)):
+                step_s = rows[position]["step_s"]
+                began_s = now - step_s
+                if seen.setdefault(position, now) != now:
+                    continue
+                whole = complete_s is not None and began_s >= complete_s - 1.0
+                whole_steps = whole_steps + 1 if whole else 0
+                if whole and (step_s <= SLOW * self._calm_s + 0.5 or whole_steps >= ENOUGH_STEPS):
+                    if undo is not None:
+                        undo()
+                    return max(0.0, began_s - put_in_s)
+            if undo is not None and now > put_in_s + UNDO_S:
+                undo()
+                undo = None
+            time.sleep(0.1)
+        return None
+
+    def _after_hang(self, kind: Kind, seed: int) -> None:
+        tail = "\n".join(line.line for line in self._run.said[-30:])
+        (self._run.folder / f"hang {kind.name} {seed}".replace("/", "-")).write_text(tail)
+        self._run.end()
+        self._run.start()
+        self._run.wait(lambda: not self._run.missing(self._parts), START_S)
+
+    def _ended(self) -> bool:
+        driver = self._run.driver
+        return driver is None or driver.poll() is not None
+
+    def _lost(self, after_step: int, expected: str) -> int:
+        """Rollouts that were dropped since that step for another reason than the one expected."""
+        lost = 0
+        for row in read_rows(self._run.path / LEDGER):
+            if row["step"] > after_step:
+                lost += sum(
+                    not expected or expected not in row["reasons"][rollout_id] for rollout_id in row["ids"]["dropped"]
+                )
+        return lost
+
+    def _twice(self) -> int:
+        """Steps that the log has twice, or whose weights are not one update further than those before."""
+        rows = self._run.rows()
+        twice = len(rows) - len({row["step"] for row in rows})
+        for before, after in itertools.pairwise(rows):
+            twice += after["policy_version"] - before["policy_version"] > 1
+        return twice
+
+
+def summary(cases: Sequence[Case]) -> dict[str, int]:
+    return {
+        "cases": len(cases),
+        "kinds": len({case.fault for case in cases}),
+        "hangs": sum(case.outcome == "hang" for case in cases),
+        "ended": sum(case.outcome.startswith("ended") for case in cases),
+        "not put in": sum(case.outcome.startswith("not put in") for case in cases),
+        "lost": sum(case.lost for case in cases),
+        "twice": sum(case.twice for case in cases),
+        "unnamed": sum(not case.named for case in cases),
+    }

@@ -1,0 +1,27 @@
+"""A few faults put into a real run, in a minute or two; `make chaos` has all of them."""
+
+from pathlib import Path
+
+import pytest
+
+from rstar_ray.tiny.model import make_tiny_model
+from tests.chaos.campaign import Campaign
+from tests.chaos.faults import KINDS
+from tests.chaos.run import Run
+
+pytestmark = pytest.mark.real
+SHORT = ("SIGKILL sandbox/0", "SIGSTOP balancer", "SIGKILL learner/rank-1", "sandbox answers garbage")
+
+
+def test_a_run_bears_a_death_a_wedge_and_garbage_and_loses_nothing(tmp_path: Path):
+    """The policy is untrained: what it says is worth what its checksum is."""
+    run = Run(tmp_path, make_tiny_model(tmp_path / "policy", seed=0))
+    campaign = Campaign(run, over_s=200)
+    try:
+        campaign.begin()
+        cases = [campaign.play(KINDS[name], seed=0) for name in SHORT]
+    finally:
+        left = run.end()
+    assert not left
+    assert all(case.well for case in cases), cases
+    assert all(case.notice_s is not None and case.notice_s < 15 for case in cases), cases
