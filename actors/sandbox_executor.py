@@ -5,11 +5,14 @@ finish, so that a slow program holds nobody up. A call whose executor died is re
 """
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from ray.exceptions import ActorUnavailableError, RayError
 
 from actors.meter import ray_meter
 from actors.pool_metrics import lost_since, pool_figures
@@ -38,6 +41,7 @@ JUDGED_OUTPUT_CHARS = 65_536
 """Kept of what a judged program prints; a truth that is longer cannot be met."""
 REST_S = 5.0
 """How long an executor that failed is passed over."""
+ASK_AGAIN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,9 +279,24 @@ class SandboxClient:
             executor.rests_until_s = time.monotonic() + REST_S
             executor.outstanding -= len(waiting)
             if all(other.rests_until_s > time.monotonic() for other in self._executors):
-                await asyncio.sleep(REST_S)  # nowhere else to go: Ray may be starting it again
+                await self._until_there(executor)  # nowhere else to go: Ray may be starting it again
             for call in waiting.values():
                 self._again(call, f"{executor.name}: {type(lost).__name__}: {str(lost).splitlines()[0]}")
+
+    async def _until_there(self, executor: _Executor) -> None:
+        """Wait until it answers, so that no try is spent on one that is starting; the calls' own deadlines go on."""
+
+        async def there() -> None:
+            while True:
+                try:
+                    await executor.handle.start.remote()
+                    return
+                except ActorUnavailableError:
+                    await asyncio.sleep(ASK_AGAIN_S)
+
+        with contextlib.suppress(RayError, DeadlineExceeded):
+            await within(there(), self._config.deadline_s, waiter=self._caller, owner=executor.name, reason="its start")
+            executor.rests_until_s = 0.0
 
     def _again(self, call: _Call, reason: str) -> None:
         if call.tries < MAX_TRIES:

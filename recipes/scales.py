@@ -44,7 +44,7 @@ TINY: dict[str, Any] = {
     "checkpoint.every_steps": 10,
     "detector.probe_every_s": 1.0,
     "detector.silent_s": 10.0,
-    "detector.learner_silent_s": 20.0,
+    "detector.learner_silent_s": 10.0,
     "detector.engine_step_s": 10.0,
     "detector.still_s": 960.0,  # an engine may take --engine.start-deadline-s to come up
 }

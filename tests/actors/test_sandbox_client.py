@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 
 from actors import sandbox_executor
 from actors.sandbox_executor import Answer, Comparison, Failure, SandboxClient, Verdicts, Work
@@ -19,6 +20,19 @@ from tests import derived
 CONFIG = SandboxConfig(time_limit_s=0.1, deadline_s=5.0)
 
 
+class Starts:
+    """Unavailable for so many questions, and then there."""
+
+    def __init__(self, unavailable: int = 0) -> None:
+        self.unavailable = unavailable
+
+    async def remote(self) -> str:
+        if self.unavailable:
+            self.unavailable -= 1
+            raise ActorUnavailableError("it starts again", None)
+        return "namespaces"
+
+
 class FakeExecutor:
     """Echoes code; "slow" waits to be let go, fails for our reasons while `broken`, dies while `dead`."""
 
@@ -27,6 +41,7 @@ class FakeExecutor:
         self.batches: list[list[Work]] = []
         self.let_go = asyncio.Event()
         self.run = self
+        self.start = Starts()
 
     def options(self, **_: Any) -> "FakeExecutor":
         return self
@@ -113,6 +128,21 @@ async def test_an_executor_that_answers_nothing_but_garbage_is_our_error():
 
     with pytest.raises(SandboxError, match="failed 3 times, last on a: no answer but 'garbage'"):
         await client(a=Garbage()).execute(ToolCall(code="1"))
+
+
+async def test_while_the_only_executor_starts_again_a_call_waits_and_spends_no_try(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sandbox_executor, "ASK_AGAIN_S", 0.01)
+
+    class Starting(FakeExecutor):
+        async def _stream(self, batch: Sequence[tuple[int, Work]]) -> AsyncIterator[Any]:
+            if len(self.batches) == 1 or self.start.unavailable:
+                raise ActorUnavailableError("it starts again", None)
+            yield _ready([(number, self._answer(work)) for number, work in batch])
+
+    executor = Starting()
+    executor.start = Starts(unavailable=20)
+    assert (await client(a=executor).execute(ToolCall(code="1 + 1"))).text == "1 + 1"
+    assert len(executor.batches) == 2 and not executor.start.unavailable
 
 
 async def test_a_call_that_fails_everywhere_is_our_error_and_no_outcome():

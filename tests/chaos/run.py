@@ -28,7 +28,7 @@ OPTIONS = (
     " --checkpoint.trajectories-every-steps 20 --learner.ranks 2 --engine.replicas 2 --engine.cpus-per-replica 0.4"
     " --rollout.max-response-tokens 96 --rollout.deadline-s 90 --data.num-train 64 --reward.name own:reward"
     " --reward.deadline-s 3 --evaluate.every-steps 4 --evaluate.num-problems 4 --evaluate.samples 2"
-    " --evaluate.max-response-tokens 96 --sandbox.deadline-s 30"
+    " --evaluate.max-response-tokens 96 --sandbox.deadline-s 60"
 )
 SFT_OPTIONS = (
     "--sft.steps 200 --checkpoint.every-steps 200 --sft.num-conversations 1000"
