@@ -15,7 +15,8 @@ def main(arguments: list[str] | None = None) -> int:
         "runs",
         nargs="+",
         metavar="[NAME=]RUN_DIR[,RUN_DIR...]",
-        help="one run directory to report on, or several to compare; runs without a NAME are grouped by algorithm",
+        help="one run directory to report on, or several to compare; runs without a NAME are grouped by algorithm, and "
+        "where all have the same stand for themselves",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("comparison"), help="where a comparison goes (default: %(default)s)"

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from rstar_ray.errors import ConfigError
+from rstar_ray.report.compare_page import Course, Groups, comparison_page, mean_course, short_names
 from rstar_ray.report.findings import Change, heldout_change, length_change, number, percent, tool_error_change
 from rstar_ray.report.markdown import table
 from rstar_ray.report.plots import GROUP_COLOURS, percent_axis, save, set_title, smoothed
 from rstar_ray.report.record import RunRecord, read_run
 from rstar_ray.run_dir.durable import write_json, write_text
-
-Course = list[tuple[float, float]]  # (RL step, value), NaN left out
-Groups = Mapping[str, Sequence[RunRecord]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +29,9 @@ class Comparison:
 
 
 def compare_runs(paths: Mapping[str, Sequence[Path | str]], out: Path) -> Path:
-    """Write compare.md, compare.json and compare.png below `out`; returns the markdown's path.
+    """Write compare.html, compare.md, compare.json and compare.png below `out`; returns the page's path.
 
-    Runs under the empty name are grouped by the algorithm they were trained with.
+    Runs under the empty name are grouped as `group_runs` does.
     """
     groups = group_runs({name: [read_run(path) for path in members] for name, members in paths.items()})
     out.mkdir(parents=True, exist_ok=True)
@@ -43,10 +41,16 @@ def compare_runs(paths: Mapping[str, Sequence[Path | str]], out: Path) -> Path:
         out / "compare.json", [{"figure": c.figure, "group": c.group, "ends": c.ends, "mean": c.mean} for c in found]
     )
     write_text(out / "compare.md", markdown_comparison(groups, found))
-    return out / "compare.md"
+    head, rows = end_rows(groups, found)
+    write_text(out / "compare.html", comparison_page(groups, head, rows))
+    return out / "compare.html"
 
 
 def group_runs(named: Groups) -> dict[str, list[RunRecord]]:
+    """Runs without a name by their algorithm; where that is the same for all, each by itself."""
+    runs = [run for members in named.values() for run in members]
+    if set(named) == {""} and len({run.algorithm for run in runs}) == 1:
+        named = {name: [run] for run, name in zip(runs, short_names(runs).values(), strict=True)}
     groups: dict[str, list[RunRecord]] = {}
     for name, runs in named.items():
         for run in runs:
@@ -70,14 +74,19 @@ def comparisons(groups: Groups) -> list[Comparison]:
     ]
 
 
-def markdown_comparison(groups: Groups, found: Sequence[Comparison]) -> str:
+def end_rows(groups: Groups, found: Sequence[Comparison]) -> tuple[list[str], list[list[str]]]:
+    """A table's head, and a row a group."""
     by_group = {name: [c for c in found if c.group == name] for name in groups}
     figures = [c.figure for c in next(iter(by_group.values()))]
     rows = [
         [name, str(len(groups[name])), str(_trained(groups[name])), *(_spread(c) for c in by_group[name])]
         for name in groups
     ]
-    head = ["", "runs", "trajectories trained on, per run", *figures]
+    return ["", "runs", "trajectories trained on, per run", *figures], rows
+
+
+def markdown_comparison(groups: Groups, found: Sequence[Comparison]) -> str:
+    head, rows = end_rows(groups, found)
     runs = [
         [name, run.name, str(seed_of(run)), heldout_change(run).title] for name, runs in groups.items() for run in runs
     ]
@@ -107,17 +116,6 @@ def _spread(comparison: Comparison) -> str:
     low, high = min(comparison.ends, default=math.nan), max(comparison.ends, default=math.nan)
     several = f" ({show(low)} to {show(high)})" if len(comparison.ends) > 1 else ""
     return f"{show(comparison.mean)}{several}"
-
-
-def mean_course(courses: Sequence[Course]) -> Course:
-    """Mean over runs at every step that all of them have."""
-    by_step: dict[float, list[float]] = {}
-    for course in courses:
-        for step, value in course:
-            by_step.setdefault(step, []).append(value)
-    return [
-        (step, sum(values) / len(values)) for step, values in sorted(by_step.items()) if len(values) == len(courses)
-    ]
 
 
 def _heldout_course(run: RunRecord) -> Course:

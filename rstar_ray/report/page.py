@@ -72,13 +72,13 @@ def as_script_data(data: Mapping[str, Any]) -> str:
     return text.replace("<", "\\u003c")
 
 
-def whole_page(title: str, data: str, below: str) -> str:
+def whole_page(title: str, data: str, below: str, scripts: Sequence[str] = SCRIPTS) -> str:
     """The page around its figures; without any it asks the server it came from."""
     parts = {
         "TITLE": html.escape(title),
         "STYLE": (WEB / "page.css").read_text("utf-8"),
         "DATA": data,
-        "SCRIPT": "\n".join((WEB / f"{name}.js").read_text("utf-8") for name in SCRIPTS),
+        "SCRIPT": "\n".join((WEB / f"{name}.js").read_text("utf-8") for name in scripts),
         "BLOCKS": below,
     }
     template = (WEB / "page.html").read_text("utf-8")

@@ -10,7 +10,8 @@ import pytest
 from rstar_ray.errors import ConfigError
 from rstar_ray.report import plots, write
 from rstar_ray.report.__main__ import main
-from rstar_ray.report.compare import group_runs, mean_course
+from rstar_ray.report.compare import group_runs
+from rstar_ray.report.compare_page import comparison_data, mean_course
 from rstar_ray.report.examples import examples, segments
 from rstar_ray.report.findings import (
     Change,
@@ -313,7 +314,7 @@ def test_runs_are_compared_by_algorithm_with_every_seed(tmp_path: Path, capsys: 
         run_directory(tmp_path / f"plain{seed}", seed=seed, resample="none", stages={"stage1": 12})
     runs = [str(tmp_path / name) for name in ("roc0", "roc1", "plain0", "plain1")]
     assert main([*runs, "--out", str(tmp_path / "out")]) == 0
-    assert capsys.readouterr().out.strip().endswith("compare.md")
+    assert capsys.readouterr().out.strip().endswith("compare.html")
     found = json.loads((tmp_path / "out" / "compare.json").read_text())
     errors = {row["group"]: row["mean"] for row in found if row["figure"] == "tool errors when correct"}
     assert errors["GRPO-RoC"] < 0.05 < 0.08 < errors["plain GRPO"]
@@ -322,6 +323,18 @@ def test_runs_are_compared_by_algorithm_with_every_seed(tmp_path: Path, capsys: 
     assert "# GRPO-RoC against plain GRPO" in (tmp_path / "out" / "compare.md").read_text()
     assert main([f"A={runs[0]},{runs[1]}", f"B={runs[2]}", "--out", str(tmp_path / "named")]) == 0
     assert "| A | 2 |" in (tmp_path / "named" / "compare.md").read_text()
+
+
+def test_runs_of_one_algorithm_stand_for_themselves_and_what_differs_is_told(tmp_path: Path):
+    for seed in (0, 1):
+        run_directory(tmp_path / f"{seed}" / "run", seed=seed, stages={"stage1": 12})
+    groups = group_runs({"": [read_run(tmp_path / f"{seed}" / "run") for seed in (0, 1)]})
+    assert list(groups) == ["0/run", "1/run"]
+    data = comparison_data(groups)
+    assert data["settings"] == [["sft: seed", "0", "1"], ["stage1: seed", "0", "1"]]
+    assert {len(row) for row in [*data["verdicts"], *data["phases"]]} == {3}
+    (reward,) = (chart for chart in data["charts"] if chart["title"] == "Mean reward")
+    assert [len(group["mean"]) for group in reward["groups"]] == [12, 12]
 
 
 def test_one_run_cannot_be_compared(run_path: Path):
