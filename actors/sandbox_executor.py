@@ -15,7 +15,6 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError, RayError
 
 from actors.meter import ray_meter
-from actors.pool_metrics import lost_since, pool_figures
 from actors.probe import Alive, Sign
 from rstar_ray.config import SandboxConfig
 from rstar_ray.deadline import within
@@ -27,6 +26,7 @@ from sandbox.errors import ComparisonFailed
 from sandbox.limits import program_limits, tool_limits
 from sandbox.pool import PoolConfig, SandboxPool
 from sandbox.pool_config import PoolStats
+from sandbox.pool_metrics import lost_since, pool_figures
 from sandbox.request import ExecutionRequest, ExecutionResult
 from sandbox.tool_text import tool_text
 from sandbox.verify import equal_expressions

@@ -1,4 +1,7 @@
-"""A pool's figures for Prometheus, read when scraped; a call costs nothing here."""
+"""A pool's figures for Prometheus, read when scraped; a call costs nothing here.
+
+Names and meanings are those that a run exports (`rstar_ray.telemetry.declared`), without `rstar_` before them.
+"""
 
 from collections.abc import Iterator
 
@@ -6,8 +9,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rstar_ray.outcome import Outcome
+from rstar_ray.telemetry.declared import Kind
 from sandbox.pool import SandboxPool
+from sandbox.pool_metrics import pool_figures
 
 
 class PoolCollector(Collector):
@@ -17,31 +21,15 @@ class PoolCollector(Collector):
         self._pool = pool
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._pool.stats()
-        calls = CounterMetricFamily("sandbox_calls", "Programs that ended, by outcome.", labels=["outcome"])
-        for outcome in Outcome:
-            calls.add_metric([str(outcome)], stats.finished.get(outcome, 0))
-        yield calls
-        for name, text, value in (
-            ("accepted", "Calls taken in.", stats.accepted),
-            ("refused", "Calls refused for want of room.", stats.refused),
-            ("failed", "Calls that ended in an error of ours.", stats.failed),
-            ("retried", "Programs given to a second cell.", stats.retried),
-            ("cells_replaced", "Cells replaced by age or clean-up.", stats.cells_replaced),
-            ("cells_lost", "Cells that died or stopped answering.", stats.cells_lost),
-            ("servers_lost", "Warm servers that died or stopped answering.", stats.servers_lost),
-            ("waiting_seconds", "Seconds calls waited for a slot.", stats.waiting_s),
-            ("running_seconds", "Seconds programs ran.", stats.running_s),
-            ("timed_out_seconds", "Seconds of programs that timed out.", stats.timed_out_s),
-        ):
-            yield CounterMetricFamily(f"sandbox_{name}", text, value=value)
-        for name, text, value in (
-            ("queue", "Calls waiting.", stats.waiting),
-            ("running", "Programs running.", stats.running),
-            ("slots", "Programs that may run at once.", stats.slots),
-            ("servers_memory_bytes", "Peak resident memory of the warm servers.", stats.servers_memory_bytes),
-        ):
-            yield GaugeMetricFamily(f"sandbox_{name}", text, value=value)
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for metric, value, labels in pool_figures(self._pool.stats()):
+            family = families.get(metric.name)
+            if family is None:
+                made = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+                name = metric.name.removeprefix("rstar_").removesuffix("_total")
+                family = families[metric.name] = made(name, metric.meaning, labels=list(labels))
+            family.add_metric(list(labels.values()), value)
+        yield from families.values()
 
 
 class PoolMetrics:

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 from actors.balancer import BalancerService
 from actors.generation.replica_metrics import ReplicaMetrics
-from actors.pool_metrics import lost_since, pool_figures
 from actors.watch import Watch
 from rstar_ray.config import DetectorConfig
 from rstar_ray.outcome import Outcome
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.declared import METRICS
 from sandbox.pool_config import PoolStats
+from sandbox.pool_metrics import lost_since, pool_figures
 from scheduler.load import ReplicaLoad, RolloutLoad
 from scheduler.picture import Activity, Span
 from tests.fakes import KeptMetrics

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from rstar_ray.errors import ConfigError
 from rstar_ray.outcome import Outcome
+from rstar_ray.telemetry.declared import METRICS
 from sandbox.http import bodies, connections, server
 from sandbox.http.client import SandboxClient
 from sandbox.http.server import MSGPACK, ServerConfig, start_server
@@ -168,7 +169,10 @@ async def test_status_ping_and_metrics(http: aiohttp.ClientSession, url: str):
     async with http.get(f"{url}/status") as answer:
         assert set(await answer.json()) == {"queue", "num_workers"}
     async with http.get(f"{url}/metrics") as answer:
-        assert 'sandbox_calls_total{outcome="ok"}' in await answer.text()
+        text = await answer.text()
+    assert 'sandbox_calls_total{outcome="ok"}' in text
+    told = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    assert {f"rstar_{name}" for name in told} == {metric.name for metric in METRICS if metric.part == "sandbox"}
 
 
 async def test_a_client_that_goes_away_takes_its_programs_with_it(
