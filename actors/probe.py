@@ -9,6 +9,8 @@ from uuid import uuid4
 import psutil
 import ray
 
+from actors.birth import birth
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
@@ -17,7 +19,7 @@ class Sign:
     life: str  # of this process; a restarted actor has another
     node_id: str
     pid: int
-    created_s: float  # when the process began, since the epoch: ids of processes are given again
+    birth: str  # of that process (`actors.birth`): ids are given again
     work: int = 0  # what it has to do
     progress: int = 0  # another number than before where it got on
     children: tuple[int, ...] = ()  # processes of its own that it waits for, by their ids
@@ -31,7 +33,7 @@ class Alive:
     def __init__(self) -> None:
         self.life = uuid4().hex[:12]
         self._node_id = ray.get_runtime_context().get_node_id()
-        self._created_s = psutil.Process().create_time()
+        self._birth = birth(os.getpid())
 
     def sign(
         self, *, work: int = 0, progress: int = 0, children: tuple[int, ...] = (), lines: tuple[str, ...] = ()
@@ -40,7 +42,7 @@ class Alive:
             life=self.life,
             node_id=self._node_id,
             pid=os.getpid(),
-            created_s=self._created_s,
+            birth=self._birth,
             work=work,
             progress=progress,
             children=children,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from actors.birth import birth
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 
@@ -63,7 +64,7 @@ def _wait(
 def record(path: Path, pid: int) -> None:
     """Write down the process with this id, which has just been started."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"pid": pid, "created": psutil.Process(pid).create_time()}))
+    path.write_text(json.dumps({"pid": pid, "birth": birth(pid)}))
 
 
 def recorded(path: Path) -> psutil.Process | None:
@@ -71,7 +72,7 @@ def recorded(path: Path) -> psutil.Process | None:
     try:
         saved = json.loads(path.read_text())
         process = psutil.Process(saved["pid"])
-        return process if abs(process.create_time() - saved["created"]) < 1 else None
+        return process if birth(process.pid) == saved["birth"] else None
     except (OSError, ValueError, TypeError, LookupError, psutil.NoSuchProcess):  # none, or a damaged record
         return None
 

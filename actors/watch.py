@@ -17,6 +17,7 @@ import psutil
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
+from actors.birth import birth
 from actors.probe import Sign, own_memory_bytes, starved_s, waits_for_cores_s
 from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import waits
@@ -253,7 +254,7 @@ def kill_here(sign: Sign) -> None:
     """At once, and none that merely has the same id."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(sign.pid)
-        if abs(process.create_time() - sign.created_s) < 1:
+        if birth(sign.pid) == sign.birth:
             process.kill()
 
 

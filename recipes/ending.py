@@ -1,9 +1,13 @@
 """How a command ends: a status, and one line for what a person can mend."""
 
+import errno
 import sys
 from collections.abc import Callable
 
 from rstar_ray.errors import ConfigError, RStarError, Stopped
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""On a disk, or in what an account may write to it."""
 
 
 def status_of(act: Callable[[], int | None], *, interrupted: str = "") -> int:
@@ -19,6 +23,10 @@ def status_of(act: Callable[[], int | None], *, interrupted: str = "") -> int:
         return _complain(f"{stopped}; the same command goes on", 130)
     except RStarError as failed:
         return _complain(failed, 1)
+    except OSError as failed:
+        if failed.errno not in NO_ROOM:
+            raise
+        return _complain(f"{failed}; make room, and the same command goes on", 1)
     except KeyboardInterrupt:
         return _complain(interrupted, 130) if interrupted else 130
 

@@ -6,10 +6,10 @@ import socket
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from actors import cluster
+from actors.birth import birth
 from rstar_ray.errors import ConfigError
 
 
@@ -18,9 +18,9 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
 
 
-def record(pid: int, created: float) -> None:
+def record(pid: int, born: str) -> None:
     cluster.STATE.mkdir()
-    (cluster.STATE / "head.json").write_text(json.dumps({"pid": pid, "created": created}))
+    (cluster.STATE / "head.json").write_text(json.dumps({"pid": pid, "birth": born}))
 
 
 def test_the_heads_jobs_need_its_token_unless_a_person_asked_for_none(monkeypatch: pytest.MonkeyPatch):
@@ -53,14 +53,14 @@ def test_a_free_port_is_one_that_can_be_listened_on():
 
 
 def test_a_second_head_is_refused_while_the_first_is_up():
-    record(os.getpid(), psutil.Process().create_time())
+    record(os.getpid(), birth(os.getpid()))
     with pytest.raises(ConfigError, match="it is up already; run `make cluster-down` first"):
         cluster.up()
 
 
 def test_only_the_very_process_that_was_recorded_is_stopped(capsys: pytest.CaptureFixture[str]):
     """A process id is given again: what was started at another time is somebody else's."""
-    record(os.getpid(), psutil.Process().create_time() - 100)
+    record(os.getpid(), birth(os.getppid()))
     cluster.down()
     assert capsys.readouterr().out == "no cluster of this folder is up\n"
 
@@ -83,7 +83,7 @@ def test_anything_but_up_and_down_is_told_the_usage(
 
 
 def test_a_refusal_is_one_line_and_a_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    record(os.getpid(), psutil.Process().create_time())
+    record(os.getpid(), birth(os.getpid()))
     monkeypatch.setattr(sys, "argv", ["cluster", "up"])
     assert cluster.main() == 1
     assert capsys.readouterr().err == "cluster: it is up already; run `make cluster-down` first\n"

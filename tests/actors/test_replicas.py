@@ -72,7 +72,7 @@ class Worker:
     async def _probe(self) -> Sign:
         if self._killed.is_set():
             raise ActorUnavailableError("it restarts", None)
-        return Sign(life=str(self._lives), node_id="node", pid=1, created_s=0.0)
+        return Sign(life=str(self._lives), node_id="node", pid=1, birth="then")
 
     def _take_finished(self, wait_s: float, acknowledged: int) -> list[Any]:
         return [self._until_killed(), *["a ref"] * NUM_PARTS]

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
+from actors.birth import birth
 from actors.probe import Sign, own_memory_bytes, starved_s, waits_for_cores_s
 from actors.watch import Watch, kill_here
 from rstar_ray.config import DetectorConfig
@@ -23,7 +24,7 @@ from rstar_ray.errors import RStarError
 from rstar_ray.run_dir.durable import read_json
 
 CONFIG = DetectorConfig(probe_every_s=0.1, silent_s=0.4, learner_silent_s=0.4, engine_step_s=0.4, still_s=60)
-SIGN = Sign(life="life", node_id="node", pid=1, created_s=0.0)
+SIGN = Sign(life="life", node_id="node", pid=1, birth="then")
 
 
 class Actor:
@@ -125,9 +126,7 @@ async def test_which_processes_are_the_runs_is_written_down(tmp_path: Path):
     watch.follow("engine", actor, silent_s=0.4)
     while actor.asked < 2:
         await asyncio.sleep(0.01)
-    assert read_json(path) == {
-        "engine": {"life": "life", "node_id": "node", "pid": 1, "created_s": 0.0, "children": []}
-    }
+    assert read_json(path) == {"engine": {"life": "life", "node_id": "node", "pid": 1, "birth": "then", "children": []}}
     await watch.close()
 
 
@@ -216,16 +215,18 @@ async def test_what_the_guarded_work_raises_comes_through(run: Run):
         await run.watch.guard(fail())
 
 
-def test_a_stopped_process_is_killed_and_none_that_merely_has_its_id():
+def test_a_stopped_process_is_killed_and_none_that_merely_has_its_id(monkeypatch: pytest.MonkeyPatch):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        created_s = psutil.Process(child.pid).create_time()
+        began = birth(child.pid)
         child.send_signal(signal.SIGSTOP)
-        kill_here(replace(SIGN, pid=child.pid, created_s=created_s - 100))
+        kill_here(replace(SIGN, pid=child.pid, birth=birth(os.getpid())))
         assert child.poll() is None
-        kill_here(replace(SIGN, pid=child.pid, created_s=created_s))
+        booted_s = psutil.boot_time()
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted_s + 3_600)  # the clock was set
+        kill_here(replace(SIGN, pid=child.pid, birth=began))
         assert child.wait(10) == -signal.SIGKILL
-        kill_here(replace(SIGN, pid=child.pid, created_s=created_s))  # gone already
+        kill_here(replace(SIGN, pid=child.pid, birth=began))  # gone already
     finally:
         child.kill()
         child.wait()

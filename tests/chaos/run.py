@@ -18,13 +18,14 @@ from typing import Any
 
 import psutil
 
+from actors.birth import birth
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.folder import RunDir
 from tests.chaos.seams import PHASE, VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPTIONS = (
-    "--scale tiny --prompts-per-step 4 --max-empty-steps 4000 --checkpoint.every-steps 1"
+    "--scale tiny --prompts-per-step 2 --max-empty-steps 4000 --checkpoint.every-steps 1"
     " --checkpoint.trajectories-every-steps 20 --learner.ranks 2 --engine.replicas 2 --engine.cpus-per-replica 0.4"
     " --rollout.max-response-tokens 96 --rollout.deadline-s 90 --data.num-train 64 --reward.name own:reward"
     " --reward.deadline-s 3 --evaluate.every-steps 4 --evaluate.num-problems 4 --evaluate.samples 2"
@@ -58,7 +59,7 @@ class Run:
         self.said: list[Said] = []
         self.statuses: list[tuple[float, int]] = []  # when a driver ended, and how
         self.driver: subprocess.Popen[bytes] | None = None
-        self.family: dict[int, float] = {}  # every process seen below a driver: its id and beginning
+        self.family: dict[int, str] = {}  # every process seen below a driver: its id and beginning
 
     # -- the command ----------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -113,7 +114,7 @@ class Run:
             top = psutil.Process(self.driver.pid)
             for process in [top, *top.children(recursive=True)]:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    self.family[process.pid] = process.create_time()
+                    self.family[process.pid] = birth(process.pid)
                     found.append(process)
         return found
 
@@ -132,10 +133,10 @@ class Run:
 
     def _left(self) -> list[psutil.Process]:
         found: list[psutil.Process] = []
-        for pid, created_s in self.family.items():
+        for pid, born in self.family.items():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
-                if process.create_time() == created_s and process.status() != psutil.STATUS_ZOMBIE:
+                if birth(pid) == born and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 
@@ -166,7 +167,7 @@ class Run:
         with contextlib.suppress(KeyError, IndexError, psutil.NoSuchProcess):
             entry = self.recorded()[actor]
             process = psutil.Process(entry["pid"])
-            if abs(process.create_time() - entry["created_s"]) < 1:
+            if birth(process.pid) == entry["birth"]:
                 return psutil.Process(entry["children"][0]) if child else process
         return None
 
@@ -175,7 +176,7 @@ class Run:
         with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
             told = json.loads((self.control / "starting").read_text())
             process = psutil.Process(told["pid"])
-            return process if process.create_time() == told["created_s"] else None
+            return process if birth(process.pid) == told["birth"] else None
         return None
 
     def missing(self, names: "set[str]") -> set[str]:

@@ -14,7 +14,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import psutil
+from actors.birth import birth
 
 VARIABLE = "CHAOS_CONTROL"
 PHASE = "phase"
@@ -130,9 +130,7 @@ def _long_prompts(prompt_ids: Callable[..., list[int]]) -> Callable[..., list[in
 def _starting(start: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @wraps(start)
     async def told(self: Any) -> Any:
-        process = psutil.Process()
-        facts = {"pid": process.pid, "created_s": process.create_time()}
-        control("starting").write_text(json.dumps(facts))
+        control("starting").write_text(json.dumps({"pid": os.getpid(), "birth": birth(os.getpid())}))
         return await start(self)
 
     return told

@@ -1,5 +1,6 @@
 """How a command ends: the status that a shell or a cluster sees, and the one line that a person reads."""
 
+import errno
 from collections.abc import Callable
 
 import pytest
@@ -22,6 +23,11 @@ def _raises(error: BaseException) -> Callable[[], int | None]:
             ConfigError("--port", "70000 is no port", "give another"),
             2,
             "error: --port: 70000 is no port; give another\n",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl"),
+            1,
+            "error: [Errno 28] No space left on device: 'metrics.jsonl'; make room, and the same command goes on\n",
         ),
         (LearnerError("rank 1 is gone"), 1, "error: rank 1 is gone\n"),
         (KeyboardInterrupt(), 130, "error: stopped\n"),
@@ -49,6 +55,7 @@ def test_the_status_of_what_ends_by_itself_is_its_own():
     assert status_of(lambda: 1) == 1
 
 
-def test_a_fault_of_ours_keeps_its_traceback():
-    with pytest.raises(ZeroDivisionError):
-        status_of(_raises(ZeroDivisionError()))
+@pytest.mark.parametrize("fault", [ZeroDivisionError(), OSError(errno.EBADF, "Bad file descriptor")])
+def test_a_fault_of_ours_keeps_its_traceback(fault: Exception):
+    with pytest.raises(type(fault)):
+        status_of(_raises(fault))
