@@ -162,6 +162,28 @@ def test_a_wide_function_has_more_than_six_parameters_and_more_than_two_by_posit
     assert is_too_wide(node) == wide
 
 
+LOOKERS = {"NodeReader", "StandIn"}
+"""Actors that live for a look at a node, and belong to no run."""
+
+
+def test_every_actor_of_a_run_says_who_it_is():
+    files = modules("actors")
+    classes = {node.name: node for path in files for node in nodes(path)[ast.ClassDef]}
+    calls = [node for path in files for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+    remote = {call.args[0].id for call in calls if ast.unparse(call.func) == "ray.remote" and call.args}  # type: ignore[attr-defined]
+    decorated = {
+        name for name, node in classes.items() if any("ray.remote" in ast.unparse(d) for d in node.decorator_list)
+    }
+
+    def says(name: str) -> bool:
+        methods = {one.name for one in classes[name].body if isinstance(one, ast.FunctionDef)}
+        return "__repr__" in methods or any(says(base.id) for base in classes[name].bases if isinstance(base, ast.Name))
+
+    actors = (remote | decorated) - LOOKERS
+    assert actors >= {"GenerationActor", "LearnerActor", "BalancerActor", "SandboxExecutor", "ToolHostActor"}
+    assert [name for name in actors if not says(name)] == []
+
+
 def test_no_room_holds_a_grab_bag():
     names = {path.stem for room in ROOMS for path in modules(room)}
     assert not names & {"utils", "util", "helpers", "misc", "common"}
