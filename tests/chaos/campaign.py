@@ -39,7 +39,8 @@ class Case:
     outcome: str  # goes on, goes on when started again, ended by itself, hang, not put in
     notice_s: float | None = None  # until the run said what it had lost
     full_speed_s: float | None = None  # until the first step at full speed began, all parts being there
-    lost: int = 0  # rollouts that ended without being asked to
+    dropped: int = 0  # rollouts that the fault itself ended, named by their reason
+    lost: int = 0  # rollouts that ended for another reason of our own
     twice: int = 0
     named: bool = True
     steps: int = 0
@@ -73,12 +74,12 @@ class Campaign:
         run, delay_s = self._run, random.Random(f"{kind.name} {seed}").uniform(0.0, self._calm_s)
         first_line, first_status, first_step = len(run.said), len(run.statuses), run.steps()
         time.sleep(delay_s)
-        began_s = time.monotonic()
+        run.came_to_phase_s, began_s = None, time.monotonic()
         try:
             undo = kind.fault(run)
         except NotPutIn as reason:
             return Case(fault=kind.name, seed=seed, outcome=f"not put in: {reason}")
-        put_in_s = time.monotonic()
+        put_in_s, began_s = time.monotonic(), run.came_to_phase_s or began_s
         over_s = self._wait_until_over(put_in_s, undo)
         outcome = "hang" if over_s is None else "goes on"
         if len(run.statuses) > first_status:
@@ -90,13 +91,15 @@ class Campaign:
         named = all(any(word in line.line for line in lines) for word in kind.says)
         if kind.harmless:
             named = not any(LOST_WORDS.search(line.line) for line in lines)
+        dropped, lost = self._dropped(first_step, kind.drops)
         case = Case(
             fault=kind.name,
             seed=seed,
             outcome=outcome,
             notice_s=round(max(0.0, noticed[0] - began_s), 1) if noticed else None,
             full_speed_s=round(over_s, 1) if over_s is not None else None,
-            lost=self._lost(first_step, kind.drops),
+            dropped=dropped,
+            lost=lost,
             twice=self._twice(),
             named=named,
             steps=run.steps() - first_step,
@@ -150,15 +153,16 @@ class Campaign:
         driver = self._run.driver
         return driver is None or driver.poll() is not None
 
-    def _lost(self, after_step: int, expected: str) -> int:
-        """Rollouts that were dropped since that step for another reason than the one expected."""
-        lost = 0
-        for row in read_rows(self._run.path / LEDGER):
-            if row["step"] > after_step:
-                lost += sum(
-                    not expected or expected not in row["reasons"][rollout_id] for rollout_id in row["ids"]["dropped"]
-                )
-        return lost
+    def _dropped(self, after_step: int, expected: str) -> tuple[int, int]:
+        """Rollouts that were dropped since that step: for the reason expected, and for another."""
+        reasons = [
+            row["reasons"][rollout_id]
+            for row in read_rows(self._run.path / LEDGER)
+            for rollout_id in row["ids"]["dropped"]
+            if row["step"] > after_step
+        ]
+        rightly = sum(expected != "" and expected in reason for reason in reasons)
+        return rightly, len(reasons) - rightly
 
     def _twice(self) -> int:
         """Steps that the log has twice, or whose weights are not one update further than those before."""

@@ -119,6 +119,7 @@ def during(phase: str, fault: Fault) -> Fault:
     def put_in(run: Run) -> Undo | None:
         if not run.wait(lambda: run.phase == phase, PHASE_S, every_s=0.002):
             raise NotPutIn(f"the run did not come to its {phase}")
+        run.came_to_phase_s = time.monotonic()
         return fault(run)
 
     return put_in
@@ -170,15 +171,15 @@ def half(data: bytes) -> bytes:
     return data[: len(data) // 2]
 
 
-def told(name: str, text: str, seconds: float = 8.0) -> Fault:
-    """A file in the folder of faults, for a while (see `tests.chaos.seams`)."""
+def told(name: str, text: str, seconds: float = 60.0) -> Fault:
+    """A file in the folder of faults (see `tests.chaos.seams`), over two steps, or until the time is out."""
 
     def fault(run: Run) -> None:
-        path = run.control / name
+        path, reached = run.control / name, run.steps()
         (run.control / "group").unlink(missing_ok=True)
         path.write_text(text)
         try:
-            time.sleep(seconds)
+            run.wait(lambda: run.steps() >= reached + 2, seconds)
         finally:
             path.unlink()
 
@@ -299,10 +300,10 @@ def _of_the_driver() -> list[Kind]:
 
 def _of_answers() -> list[Kind]:
     return [
-        Kind(name="sandbox answers twice", fault=told("answers", "twice"), says=("sandbox/0",)),
-        Kind(name="sandbox answers what nobody asked", fault=told("answers", "strange"), says=("sandbox/0",)),
-        Kind(name="sandbox answers garbage", fault=told("answers", "garbage"), says=("sandbox/0",), drops="sandbox"),
-        Kind(name="sandbox answers another question", fault=told("answers", "swapped"), says=("sandbox/0",),
+        Kind(name="sandbox answers twice", fault=told("answers", "twice"), harmless=True),
+        Kind(name="sandbox answers what nobody asked", fault=told("answers", "strange"), harmless=True),
+        Kind(name="sandbox answers garbage", fault=told("answers", "garbage", 6.0), says=("sandbox/0",), drops="sandbox"),
+        Kind(name="sandbox answers another question", fault=told("answers", "swapped", 6.0), says=("sandbox/0",),
              drops="sandbox"),
         Kind(name="sandbox does not answer", fault=told("answers", "none", 3.0), says=("sandbox/0",), drops="sandbox"),
         Kind(name="a tool that never returns", fault=told("program", "while True: pass"), harmless=True),
@@ -313,17 +314,17 @@ def _of_answers() -> list[Kind]:
              harmless=True),
         Kind(name="a tool that prints without end", fault=told("program", "while True: print('x' * 10**6)"),
              harmless=True),
-        Kind(name="reward raises", fault=told("reward", "raises of a few", 4.0), says=("a reward check that raises",),
+        Kind(name="reward raises", fault=told("reward", "raises of a few"), says=("a reward check that raises",),
              drops="reward"),
         Kind(name="reward raises, a whole group", fault=told("reward", "raises of a group"),
              says=("a reward check that raises",), drops="reward"),
-        Kind(name="reward hangs", fault=told("reward", "hangs of a few", 2.0), says=("no answer within 3 s",),
+        Kind(name="reward hangs", fault=told("reward", "hangs of a few"), says=("no answer within 3 s",),
              drops="reward"),
-        Kind(name="reward's process ends", fault=told("reward", "ends of a few", 4.0),
+        Kind(name="reward's process ends", fault=told("reward", "ends of a few"),
              says=("ended without an answer",), drops="reward"),
-        Kind(name="reward is no number", fault=told("reward", "gives nothing of a few", 4.0), says=("no number",),
+        Kind(name="reward is no number", fault=told("reward", "gives nothing of a few"), says=("no number",),
              drops="reward"),
-        Kind(name="prompts too long", fault=told("long prompt", "all", 4.0), harmless=True),
+        Kind(name="prompts too long", fault=told("long prompt", "all"), harmless=True),
     ]  # fmt: skip
 
 

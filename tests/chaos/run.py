@@ -58,6 +58,7 @@ class Run:
         self._steps = steps
         self.said: list[Said] = []
         self.statuses: list[tuple[float, int]] = []  # when a driver ended, and how
+        self.came_to_phase_s: float | None = None  # of the latest fault, where it belongs to a phase
         self.driver: subprocess.Popen[bytes] | None = None
         self.family: dict[int, str] = {}  # every process seen below a driver: its id and beginning
 
