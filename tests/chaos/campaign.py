@@ -62,8 +62,9 @@ class Campaign:
 
     def begin(self) -> None:
         """Start, and see how long a step takes when nothing happens. Raises `TimeoutError`."""
-        self._run.start()
-        if not self._run.wait(lambda: self._ended() or len(self._run.rows()) > CALM_STEPS, START_S):
+        run = self._run
+        run.start()
+        if not run.wait(lambda: not run.keep_up() and len(run.rows()) > CALM_STEPS, START_S):
             raise TimeoutError("the run did not start")
         self._calm_s = statistics.median(row["step_s"] for row in self._run.rows()[1:])
         self._parts = set(self._run.recorded())
@@ -148,10 +149,6 @@ class Campaign:
         self._run.end()
         self._run.start()
         self._run.wait(lambda: not self._run.missing(self._parts), START_S)
-
-    def _ended(self) -> bool:
-        driver = self._run.driver
-        return driver is None or driver.poll() is not None
 
     def _dropped(self, after_step: int, expected: str) -> tuple[int, int]:
         """Rollouts that were dropped since that step: for the reason expected, and for another."""

@@ -302,7 +302,8 @@ def _of_answers() -> list[Kind]:
     return [
         Kind(name="sandbox answers twice", fault=told("answers", "twice"), harmless=True),
         Kind(name="sandbox answers what nobody asked", fault=told("answers", "strange"), harmless=True),
-        Kind(name="sandbox answers garbage", fault=told("answers", "garbage", 6.0), says=("sandbox/0",), drops="sandbox"),
+        Kind(name="sandbox answers garbage", fault=told("answers", "garbage", 6.0), says=("sandbox/0",),
+             drops="sandbox"),
         Kind(name="sandbox answers another question", fault=told("answers", "swapped", 6.0), says=("sandbox/0",),
              drops="sandbox"),
         Kind(name="sandbox does not answer", fault=told("answers", "none", 3.0), says=("sandbox/0",), drops="sandbox"),
