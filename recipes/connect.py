@@ -7,7 +7,10 @@ from uuid import uuid4
 from actors.door import shut_door
 from actors.environment import accelerator, gpu_environment, missing
 from recipes.scales import local_resources
+from rstar_ray.errors import RStarError
 
+SLOW_START = "timed out during startup"
+"""What Ray says where its own deadline for a node's start, which cannot be set, was too short for a busy machine."""
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -29,12 +32,19 @@ def connect() -> None:
         ray.init(namespace=namespace, runtime_env=runtime, log_to_driver=False)
         return
     runtime["env_vars"]["PYTHONPATH"] = str(REPOSITORY)
-    ray.init(
-        address="local",
-        namespace=namespace,
-        num_cpus=max(2, os.cpu_count() or 1),
-        include_dashboard=False,
-        object_store_memory=256 * 2**20 if not local_resources()["GPU"] else None,
-        runtime_env=runtime,
-        log_to_driver=False,
-    )
+    try:
+        ray.init(
+            address="local",
+            namespace=namespace,
+            num_cpus=max(2, os.cpu_count() or 1),
+            include_dashboard=False,
+            object_store_memory=256 * 2**20 if not local_resources()["GPU"] else None,
+            runtime_env=runtime,
+            log_to_driver=False,
+        )
+    except Exception as failed:  # Ray has no class of its own for it
+        if SLOW_START not in str(failed):
+            raise
+        raise RStarError(
+            f"Ray did not start in its 30 s: {failed} Give the command again with less beside it"
+        ) from None
