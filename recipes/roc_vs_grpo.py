@@ -30,7 +30,7 @@ from rstar_ray.run_dir.folder import RunDir
 
 ARMS: dict[str, dict[str, Any]] = {
     "plain GRPO": {"algorithm.resample": "none"},
-    "RoC": {"algorithm.resample": "paper"},
+    "RoC": {"algorithm.resample": "paper", "algorithm.least_failures": 0},
     "RoC, released rule": {"algorithm.resample": "release"},
     "GRPO, half at random": {"algorithm.resample": "random"},
 }

@@ -29,6 +29,7 @@ TINY: dict[str, Any] = {
     "prompts_per_step": 32,
     "algorithm.rollouts_per_prompt": 8,
     "algorithm.keep": 4,
+    "algorithm.least_failures": 2,  # of few that are kept, the paper's share is none where one or two in eight fail
     "optimizer.learning_rate": 3e-4,
     "optimizer.warmup_steps": 5,
     "optimizer.beta2": 0.95,  # a run of a few hundred steps has no time for a long memory

@@ -327,7 +327,7 @@ class InProcess:
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         await asyncio.sleep(0)
         self.in_flight -= 1
-        if "iter(int,1)" in call.code:
+        if "while 1:" in call.code:
             return ToolResult(outcome=Outcome.TIMEOUT, text="Execution timed out.")
         out = io.StringIO()
         try:

@@ -174,11 +174,12 @@ def sample_texts() -> Iterator[str]:
 
 
 ERRORS = (
-    "  File \"<tool>\", line 1\nSyntaxError: '(' was never closed\n",
-    "SyntaxError: unmatched ')'\n",
-    "NameError: name 'a' is not defined\n",
-    "TypeError: unsupported operand type(s) for +: 'int' and 'NoneType'\n",
-    "TypeError: 'int' object is not subscriptable\n",
+    "NameError: name 'prin' is not defined. Did you mean: 'print'?\n",
+    "  File \"<tool>\", line 1\nSyntaxError: closing parenthesis ')' does not match opening parenthesis '['\n",
+    "AttributeError: module 'math' has no attribute 'print'\n",
+    "NameError: name 'math' is not defined. Did you forget to import 'math'\n",
+    "TypeError: 'int' object is not iterable\n",
+    "TypeError: object of type 'int' has no len()\n",
     "ZeroDivisionError: integer division or modulo by zero\n",
     "Execution timed out.\n",
 )

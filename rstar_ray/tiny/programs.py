@@ -1,7 +1,7 @@
 """How the teacher computes each family: the right call for each result, plausible slips, and how first calls fail.
 
 No slip is another family's right program: what is learned of one family then never works against another. A call that
-fails begins as the one that is called next, right or not: outcome reward then says nothing about the failure.
+fails is the one that is called next, right or not, but for its first word: outcome reward then says nothing about it.
 """
 
 from dataclasses import dataclass
@@ -19,31 +19,34 @@ class Step:
 
 
 class Failing(StrEnum):
-    """What a first call that fails has behind its program, and so what it prints of what is to be mended."""
+    """What a first call that fails has in place of `print(`, and so what it shows of what is to be mended."""
 
-    UNCLOSED = ""  # SyntaxError: '(' was never closed
-    UNMATCHED = "))"  # SyntaxError: unmatched ')'
-    UNNAMED = "+a)"  # NameError: name 'a' is not defined
-    NOTHING = "+None)"  # TypeError: unsupported operand type(s) for +: 'int' and 'NoneType'
-    NO_INDEX = "[0])"  # TypeError: 'int' object is not subscriptable
-    ZERO = "//0)"  # ZeroDivisionError: integer division or modulo by zero
-    SHAPE = ",0)"  # no error, but two numbers where one is asked for
-    ENDLESS = "+sum(iter(int,1)))"  # the time-out
+    UNNAMED = "prin("  # NameError: name 'prin' is not defined
+    BRACKET = "print["  # SyntaxError: closing parenthesis ')' does not match opening parenthesis '['
+    MODULE = "math.print("  # AttributeError: module 'math' has no attribute 'print'; without the module a NameError
+    SUM = "sum("  # TypeError: 'int' object is not iterable
+    LENGTH = "len("  # TypeError: object of type 'int' has no len()
+    ZERO = "1//0;print("  # ZeroDivisionError: integer division or modulo by zero
+    SHAPE = "repr("  # no error, but nothing where a number is asked for
+    ENDLESS = "while 1:abs("  # the time-out
 
 
-EVERYWHERE = (Failing.UNCLOSED, Failing.UNNAMED)
+EVERYWHERE = (Failing.UNNAMED, Failing.BRACKET)
 """Ways open to every family, as likely together as its own ways are."""
 
 
 def fail(call: str, failing: Failing) -> str:
     """The call that fails in place of `call`.
 
-    Both begin alike: whether the program is right is settled before whether the call fails, in the same words.
+    They differ where every call that works says the same, and from there on go on alike. So nothing else is chosen
+    between than to fail or not, and the outcome, which the rest decides, says nothing about it. (A failure at a
+    program's end has wrong ways of ending it beside it: what outcome reward takes from those, it takes from failing
+    too.)
 
-    >>> fail("print(17+25)", Failing.ZERO)
-    'print(17+25//0)'
+    >>> fail("print(17+25)", Failing.SUM)
+    'sum(17+25)'
     """
-    return call.removesuffix(")") + failing
+    return call.replace("print(", failing, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +77,31 @@ _DIVISORS = Step(
 )
 
 PROGRAMS: dict[str, Program] = {
-    "sum": _one("print({a}+{b})", "print({a}+{b}+1)", "print({a}+{b}-1)", failing=(Failing.UNMATCHED, Failing.ZERO)),
-    "difference": _one(
-        "print({a}-{b})", "print({b}-{a})", "print(-{a}-{b})", failing=(Failing.UNMATCHED, Failing.SHAPE)
-    ),
+    "sum": _one("print({a}+{b})", "print({a}+{b}+1)", "print({a}+{b}-1)", failing=(Failing.SUM, Failing.ZERO)),
+    "difference": _one("print({a}-{b})", "print({b}-{a})", "print(-{a}-{b})", failing=(Failing.SUM, Failing.SHAPE)),
     "product": _one("print({a}*{b})", "print({a}*({b}-1))", "print({a}*({b}+1))", failing=(Failing.ZERO,)),
     "remainder": _one("print({a}%{b})", "print({b}%{a})", "print(({a}+1)%{b})", failing=(Failing.SHAPE, Failing.ZERO)),
-    "quotient": _one("print({a}//{b})", "print({a}//{b}+1)", "print({a}//({b}+1))", failing=(Failing.SHAPE,)),
+    "quotient": _one(
+        "print({a}//{b})", "print({a}//{b}+1)", "print({a}//({b}+1))", failing=(Failing.SHAPE, Failing.LENGTH)
+    ),
     "gcd": _one(
         "import math; print(math.gcd({a},{b}))",
         "import math; print(math.gcd({a},{b}-1))",
         "import math; print(math.gcd({a}-1,{b}))",
-        failing=(Failing.NO_INDEX,),
+        failing=(Failing.MODULE,),
     ),
     "lcm": _one(
         "import math; print(math.lcm({a},{b}))",
         "import math; print(math.lcm({a},{b}-1))",
         "import math; print(math.lcm({a}-1,{b}))",
-        failing=(Failing.NO_INDEX,),
+        failing=(Failing.MODULE,),
     ),
-    "power": _one("print({a}**{b})", "print({a}**({b}-1))", "print({a}*{b}*{b})", failing=(Failing.NOTHING,)),
+    "power": _one("print({a}**{b})", "print({a}**({b}-1))", "print({a}*{b}*{b})", failing=(Failing.LENGTH,)),
     "range_sum": _one(
         "print(sum(range({a},{b}+1)))",
         "print(sum(range({a},{b})))",
         "print(sum(range({a}+1,{b}+1)))",
-        failing=(Failing.SHAPE,),
+        failing=(Failing.SHAPE, Failing.LENGTH),
     ),
     "odd_sum": _one(
         "print(sum(range(1,{a}+1,2)))",
@@ -110,18 +113,21 @@ PROGRAMS: dict[str, Program] = {
         "print(sum({a}%i==0 for i in range(1,{a}+1)))",
         "print(sum({a}%i==0 for i in range(1,{a})))",
         "print(sum({a}%i==0 for i in range(2,{a})))",
-        failing=(Failing.UNMATCHED,),
+        failing=(Failing.SUM,),
     ),
     "primes": _one(
         "print(sum(all(i%j for j in range(2,i)) for i in range(2,{a}+1)))",
         "print(sum(all(i%j for j in range(2,i)) for i in range(1,{a}+1)))",
         "print(sum(all(i%j for j in range(2,i)) for i in range({a}+1)))",
-        failing=(Failing.UNMATCHED,),
+        failing=(Failing.SUM,),
     ),
     "linear": _one(
-        "print(({c}-{b})//{a})", "print(({c}+{b})//{a})", "print(({c}-{b})//{a}+1)", failing=(Failing.SHAPE,)
+        "print(({c}-{b})//{a})",
+        "print(({c}+{b})//{a})",
+        "print(({c}-{b})//{a}+1)",
+        failing=(Failing.SHAPE, Failing.LENGTH),
     ),
-    "bags": _one("print({a}*{b}-{c})", "print({a}*{b}+{c})", "print({a}+{b}-{c})", failing=(Failing.UNMATCHED,)),
+    "bags": _one("print({a}*{b}-{c})", "print({a}*{b}+{c})", "print({a}+{b}-{c})", failing=(Failing.SUM,)),
     "perimeter": _one(
         "print(2*({a}+{b}))", "print(2*{a}+{b})", "print(2*({a}+{b})+1)", failing=(Failing.SHAPE, Failing.ZERO)
     ),
@@ -129,7 +135,7 @@ PROGRAMS: dict[str, Program] = {
         "print(({a}//{b}+1)*{b})",
         "print({a}//{b}*{b})",
         "print(({a}//{b}+2)*{b})",
-        failing=(Failing.ENDLESS, Failing.UNMATCHED),
+        failing=(Failing.ENDLESS, Failing.SUM),
     ),
     "rest_squared": _steps(_REST, _SQUARE, failing=(Failing.ZERO,)),
     "gcd_and_lcm": _steps(
@@ -138,27 +144,27 @@ PROGRAMS: dict[str, Program] = {
             "import math; print({r}+math.lcm({a},{b}))",
             ("import math; print({r}*math.lcm({a},{b}))", "import math; print({r}+math.lcm({a},{b}-1))"),
         ),
-        failing=(Failing.NOTHING,),
+        failing=(Failing.LENGTH,),
     ),
-    "product_digits": _steps(_MULTIPLY, _DIGITS, failing=(Failing.ZERO, Failing.UNMATCHED)),
-    "product_divisors": _steps(_MULTIPLY, _DIVISORS, failing=(Failing.SHAPE,)),
-    "shared_bags": _steps(_MULTIPLY, _REST_OF_RESULT, failing=(Failing.UNMATCHED,)),
+    "product_digits": _steps(_MULTIPLY, _DIGITS, failing=(Failing.ZERO, Failing.SUM)),
+    "product_divisors": _steps(_MULTIPLY, _DIVISORS, failing=(Failing.SHAPE, Failing.LENGTH)),
+    "shared_bags": _steps(_MULTIPLY, _REST_OF_RESULT, failing=(Failing.SUM,)),
     "sum_quotient": _steps(
         _ADD, Step("print({r}//{c})", ("print({r}//({c}+1))", "print({r}//{c}+1)")), failing=(Failing.ZERO,)
     ),
-    "product_rest_squared": _steps(_MULTIPLY, _REST_OF_RESULT, _SQUARE, failing=(Failing.SHAPE,)),
+    "product_rest_squared": _steps(_MULTIPLY, _REST_OF_RESULT, _SQUARE, failing=(Failing.SHAPE, Failing.LENGTH)),
     "square_digits": _steps(_ADD, _SQUARE, _DIGITS, failing=(Failing.ZERO,)),
     "lcm_divisors": _steps(
         Step("import math; print(math.lcm({a},{b}))", ("import math; print(math.lcm({a},{b}-1))",)),
         Step("print({r}+{c})", ("print({r}-{c})", "print({r}+{c}+1)")),
         _DIVISORS,
-        failing=(Failing.NO_INDEX,),
+        failing=(Failing.MODULE,),
     ),
     "difference_digits": _steps(
         Step("print({a}-{b})", ("print({a}-{b}+1)", "print({a}-{b}-1)")),
         Step("print({r}*{c})", ("print({r}*({c}+1))", "print({r}*{c}+1)")),
         _DIGITS,
-        failing=(Failing.UNMATCHED,),
+        failing=(Failing.SUM,),
     ),
 }
 assert PROGRAMS.keys() == {family.name for family in FAMILIES}

@@ -101,6 +101,6 @@ def test_the_chat_template_refuses_an_unknown_role(loaded: Any):
 
 def test_the_vocabulary_is_what_recorded_runs_were_trained_with(made: Any):
     words = [word for word, _ in sorted(made.get_vocab().items(), key=lambda item: item[1])]
-    assert len(words) == 308
-    assert hashlib.sha256("\n".join(words).encode()).hexdigest()[:16] == "7605406ba042f7e0"
+    assert len(words) == 316
+    assert hashlib.sha256("\n".join(words).encode()).hexdigest()[:16] == "bdb6f2e8757a572c"
     assert made.model_max_length == 2_048 and not made.clean_up_tokenization_spaces
