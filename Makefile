@@ -112,7 +112,7 @@ preflight: $(READY)  ## What is wrong with this machine, or with every node of t
 	@$(BIN)/python -m actors.preflight $(ARGS)
 
 docs: $(DOCS)  ## The docs as a site in build/docs, every link checked; mkdocs gets a folder of its own, .venv-docs
-	NO_MKDOCS_2_WARNING=1 $(DOCS) build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS) build --strict
 	@echo "open build/docs/index.html"
 
 $(DOCS): pyproject.toml
