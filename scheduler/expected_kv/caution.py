@@ -11,6 +11,8 @@ LOOKS = 8  # independent moments during a rollout's life at which its replica ma
 Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `risk` of it back with every end
 Z_SPAN = 1.5  # how far it may go above the normal quantile
 CLOSING_Z = 2.0  # where all that still wait are expected to fit: what is held back now only prolongs the step
+ROOMY_SHARE = 1.1  # of all caches, up to which that is as good as true
+ROOMY_Z = 0.5  # where all rollouts of the step are expected to fit at once, as good as, and are spread evenly
 
 
 class Caution:
@@ -23,7 +25,7 @@ class Caution:
         """What is 0 in it follows: the risk from the costs, and they from what engines have measured."""
         self._given = given
         self.cost: PlacementCost | None = None  # None: nobody has measured it
-        self.closing = False  # all that wait are expected to fit beside what runs
+        self._enough: float | None = None  # deviations, where fewer than the risk's are
         self._raised = 0.0
         self._settle(given.risk or risk_of(None))
 
@@ -59,12 +61,21 @@ class Caution:
     @property
     def z(self) -> float:
         """How many deviations an admission leaves free."""
-        return self._raised + (min(CLOSING_Z, self._least) if self.closing else self._least)
+        return self._raised + (self._least if self._enough is None else min(self._enough, self._least))
 
     @property
     def apart(self) -> float:
         """How many count of what siblings add in one place: they are kept apart, however much is left free."""
         return self._raised + self._least
+
+    def ease(self, enough: float | None) -> bool:
+        """So many deviations suffice from now on, or (None) no fewer than the risk asks for; False: as before."""
+        eased, self._enough = enough != self._enough, enough
+        return eased
+
+    @property
+    def roomy(self) -> bool:
+        return self._enough == ROOMY_Z
 
     def preempted(self) -> None:
         self._raised = min(self._raised + Z_STEP, Z_SPAN)

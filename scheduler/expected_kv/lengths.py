@@ -41,12 +41,23 @@ class Budgets:
     estimate: LengthEstimate
     sampled_tokens: float = 1.0  # by rollouts that have ended, ...
     response_tokens: float = 1.0  # ... and what their responses held, tools' text included
+    live: int = 0  # rollouts of this step that have not ended, ...
+    seen: int = 0  # ... and all of them, ...
+    prompt_tokens: int = 0  # ... each with its prompt
     fresh: FreshRows | None = None  # of the groups known at the last refresh
 
     @property
     def growth(self) -> float:
         """Response tokens for each sampled one."""
         return max(1.0, self.response_tokens / self.sampled_tokens)
+
+    def came(self, prompt_tokens: int) -> None:
+        """A rollout; a step begins with the first of them."""
+        if not self.live:
+            self.seen = self.prompt_tokens = 0
+        self.live += 1
+        self.seen += 1
+        self.prompt_tokens += prompt_tokens
 
     def ended(self, sampled_tokens: float, response_tokens: float) -> None:
         self.sampled_tokens += sampled_tokens
@@ -98,6 +109,7 @@ class Lengths:
         if rollout.length_row < 0:
             rollout.length_row = group.budgets.estimate.start(group.index, load.generated_tokens)
             group.live += 1
+            group.budgets.came(load.prompt_tokens)
         return group
 
     def group_of(self, rollout: Rollout) -> Group:
@@ -154,6 +166,7 @@ class Lengths:
         group = self.group_of(rollout)
         rollout.length_row = -1
         group.live -= 1
+        group.budgets.live -= 1
         if group.live == 0:
             del self.groups[rollout.load.group_id]
 
@@ -208,6 +221,16 @@ class Lengths:
         return all(group.budgets.estimate.taught for group in self.groups.values())
 
     # -- what is asked --------------------------------------------------------------------------------------------
+    def whole_demand_tokens(self) -> float:
+        """KV at most, as expected, had all rollouts of the step started at once, each with a prompt of its own."""
+        demand_H = np.zeros(NUM_HORIZONS)
+        for budgets in self._budgets.values():
+            if budgets.fresh is not None and budgets.live:
+                size_H = self._sizes(budgets, np.zeros(1))[0]
+                prompts_H = budgets.prompt_tokens / size_H
+                demand_H += budgets.fresh.demand_GH.mean(axis=0) * (budgets.seen + prompts_H)
+        return float(demand_H.max())
+
     def context_tokens(self) -> float:
         """Prompt and response of a fresh rollout at its end, as expected, over all groups; 1 where there is none."""
         known = [(group, group.budgets.fresh_of(group)) for group in self.groups.values()]

@@ -4,7 +4,10 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from scheduler.expected_kv.lengths import Group, Lengths
+import numpy as np
+
+from scheduler.estimate import Floats
+from scheduler.expected_kv.lengths import NUM_HORIZONS, Group, Lengths
 from scheduler.fleet import Rollout
 
 PROBES = 4  # siblings of each group that start before groups are ranked by length
@@ -57,13 +60,15 @@ class Order:
         assert fresh is not None
         return float(fresh.length_G[group.index])
 
-    def demand_tokens(self) -> float:
-        """KV that all of them are expected to need at their peaks, each group's prompt once."""
-        demand = sum(self._lengths.peaks_of(rollout)[0] for rollout in self._resumed.values())
+    def demand(self) -> Floats:
+        """KV [H] that all of them are expected to need if they started now, each group's prompt once."""
+        demand_H = np.zeros(NUM_HORIZONS)
+        for rollout in self._resumed.values():
+            demand_H += self._lengths.rows_of(rollout)[0] + self._lengths.group_of(rollout).prompt_tokens
         for group in self._lengths.groups.values():
             if group.fresh and (fresh := group.budgets.fresh_of(group)) is not None:
-                demand += group.prompt_tokens + len(group.fresh) * fresh.peaks_G[group.index][0]
-        return demand
+                demand_H += group.prompt_tokens + len(group.fresh) * fresh.demand_GH[group.index]
+        return demand_H
 
     def next(self) -> Rollout | None:
         if self._resumed:

@@ -93,12 +93,25 @@ class Room:
         for index, siblings in group.homes.items():
             alone = self._variance_S[index] + variance
             room_S[index] += PROMPT_WORTH * prompt - apart * (sqrt(alone + 2.0 * siblings * shared) - sqrt(alone))
+        if self._caution.roomy and room_S.max() > 0.0:
+            return self._idlest(group, room_S)
         first = turn % len(room_S)  # ties rotate
         best = (int(np.concatenate([room_S[first:], room_S[:first]]).argmax()) + first) % len(room_S)
         if room_S[best] == -inf:
             return -1, -inf
         prefill_saved = (PROMPT_WORTH - 1) * prompt if best in group.homes else 0  # worth much, but no room
         return best, float(room_S[best]) - prefill_saved
+
+    def _idlest(self, group: Group, room_S: Floats) -> tuple[int, float]:
+        """Of those with room, the replica with fewest rollouts for its cache, siblings counted twice.
+
+        Where all are spread evenly, and every group is, replicas differ least.
+        """
+        held_S = [inf if r is None else len(r.residents) / r.kv_capacity_tokens for r in self.fleet.by_index]
+        for index, siblings in group.homes.items():
+            held_S[index] += siblings / self._capacity_S[index]
+        best = int(np.where(room_S > 0.0, held_S, inf).argmin())
+        return best, float(room_S[best])
 
     def fits(self, replica: Replica, rollout: Rollout) -> bool:
         """Exactly, against the replica's profile; an empty replica takes whatever its cache can hold."""
@@ -127,16 +140,19 @@ class Room:
     def leftovers(self) -> list[str]:
         return [text for profile in self._profiles.values() for text in profile.leftovers()]
 
-    def expected_to_hold(self, demand_tokens: float) -> bool:
-        """Whether so much more, spread over all replicas that take work, stays within their caches as expected."""
-        open_S = [replica.index for replica in self.fleet.open()]
-        peak = sum(self._profiles[r.replica_id].peak(0.0) for r in self.fleet.open() if r.residents)
-        return bool(open_S) and peak + demand_tokens <= self._capacity_S[open_S].sum()
+    def expected_to_hold(self, demand_H: Floats) -> bool:
+        """Whether so much more [H], spread over all replicas that take work, stays within their caches as expected."""
+        capacity = 0
+        for replica in self.fleet.open():
+            profile = self._profiles[replica.replica_id]
+            profile.settle()
+            demand_H = demand_H + profile.demand_H + profile.beside_tokens
+            capacity += replica.kv_capacity_tokens
+        return float(demand_H.max()) <= capacity
 
-    def close(self, closing: bool) -> None:
-        """All that wait fit, as expected, or do not; the margin follows."""
-        if closing != self._caution.closing:
-            self._caution.closing = closing
+    def ease(self, enough: float | None) -> None:
+        """The margin is to be no more than this, or what the risk asks for."""
+        if self._caution.ease(enough):
             for replica in self.fleet.by_id.values():
                 self.measure(replica)
 

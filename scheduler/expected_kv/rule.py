@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from scheduler.expected_kv.caution import Caution
+from scheduler.expected_kv.caution import CLOSING_Z, ROOMY_SHARE, ROOMY_Z, Caution
 from scheduler.expected_kv.lengths import Lengths
 from scheduler.expected_kv.moves import Moves
 from scheduler.expected_kv.order import Order
@@ -42,8 +42,7 @@ class ExpectedKV:
         if self._lengths.learn():
             self._order.rank()
             self.caution.weigh(self._fleet.by_id.values(), self._lengths.context_tokens())
-            known = self._lengths.taught and bool(self._order)
-            self._room.close(known and self._room.expected_to_hold(self._order.demand_tokens()))
+            self._room.ease(self._enough())
         rollout = self._order.next()
         replica = None if rollout is None else self._room.place(rollout, self._order.taken)
         if rollout is None or replica is None:
@@ -51,6 +50,15 @@ class ExpectedKV:
         self._order.take(rollout)
         self.why, rollout.prefer = self._room.why, None
         return rollout, replica
+
+    def _enough(self) -> float | None:
+        """Deviations that suffice where nothing, or little, is to be gained by holding rollouts back."""
+        if not self._order or not self._lengths.taught:
+            return None
+        capacity = sum(replica.kv_capacity_tokens for replica in self._fleet.open())
+        if self._lengths.whole_demand_tokens() <= ROOMY_SHARE * capacity:
+            return ROOMY_Z
+        return CLOSING_Z if self._room.expected_to_hold(self._order.demand()) else None
 
     def admitted(self, rollout: Rollout) -> None:
         assert rollout.replica is not None

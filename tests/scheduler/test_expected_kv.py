@@ -1,5 +1,6 @@
 """The rule `expected_kv` against sums over residents made one by one, and its order and moves to the digit."""
 
+from collections import Counter
 from dataclasses import replace
 from math import inf, sqrt
 from statistics import NormalDist
@@ -10,7 +11,7 @@ import pytest
 from rstar_ray.config import BalancerConfig
 from scheduler.balancer import Balancer
 from scheduler.cost import EngineCost, PlacementCost
-from scheduler.expected_kv.caution import Caution
+from scheduler.expected_kv.caution import ROOMY_Z, Caution
 from scheduler.expected_kv.lengths import Lengths
 from scheduler.expected_kv.rule import ExpectedKV
 from scheduler.fleet import Fleet, Replica, Rollout
@@ -238,6 +239,48 @@ def test_the_risk_is_weighed_for_rollouts_as_long_as_they_are_expected_to_get():
     assert world.rule.caution.cost is not None
     assert world.rule.caution.cost.preemption_steps == pytest.approx(6.0, rel=0.1)  # 100 and 500 tokens
     assert world.balancer.snapshot().risk == world.rule.risk == world.rule.caution.risk > 0.05
+
+
+def test_a_margin_that_suffices_counts_where_it_is_less_than_the_risk_asks_for():
+    caution = Caution(BalancerConfig(risk=0.01))
+    least = caution.z
+    assert caution.ease(2.0) and caution.z == 2.0 and not caution.roomy
+    assert not caution.ease(2.0) and caution.ease(ROOMY_Z) and caution.roomy
+    caution.preempted()
+    assert caution.z == pytest.approx(ROOMY_Z + 0.1) and caution.apart == pytest.approx(least + 0.1)
+    assert caution.ease(9.0) and caution.z == pytest.approx(least + 0.1)
+    assert caution.ease(None) and caution.z == pytest.approx(least + 0.1)
+
+
+def test_what_a_whole_step_would_hold_at_once_is_counted_from_its_first_rollout_to_its_last():
+    world = World(64_000)
+    world.remember(*np.linspace(100.0, 900.0, 400))
+    lengths = world.rule._lengths
+    assert lengths.whole_demand_tokens() == 0.0
+    world.balancer.submit([load(f"g{n}/{k}", prompt=160) for n in range(4) for k in range(5)])
+    placed = dict(world.decide())
+    alive = [np.mean(np.linspace(100.0, 900.0, 400) > at) for at in HORIZONS]
+    expected = max(20 * s * (160 + at) for s, at in zip(alive, HORIZONS, strict=True))
+    whole = lengths.whole_demand_tokens()
+    assert whole == pytest.approx(expected, rel=0.1) and len(placed) == 20
+    for name in list(placed)[:19]:
+        world.end(name, 300)
+    assert lengths.whole_demand_tokens() == pytest.approx(whole)  # those that have ended are of the step
+    world.end(list(placed)[19], 300)
+    world.balancer.submit([load("h/0", prompt=160)])
+    world.decide()
+    assert lengths.whole_demand_tokens() == pytest.approx(whole / 20, rel=0.2)
+
+
+def test_where_all_fit_at_once_they_are_spread_evenly_and_siblings_apart():
+    world = World(64_000, 64_000, 32_000)
+    world.remember(*np.linspace(100.0, 900.0, 400))
+    world.balancer.submit([load(f"g{n}/{k}") for n in range(5) for k in range(5)])
+    placed = world.decide()
+    assert world.rule.caution.roomy and len(placed) == 25
+    assert [sum(where == f"r{n}" for _, where in placed) for n in range(3)] == [10, 10, 5]  # by the size of the cache
+    together = Counter((name.partition("/")[0], where) for name, where in placed)
+    assert max(together.values()) <= 3
 
 
 def test_estimates_are_refreshed_after_so_many_observations():

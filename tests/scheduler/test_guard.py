@@ -1,0 +1,53 @@
+"""Where everything would fit at once, and where it would not: what holding back costs, and what it saves."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from scheduler.bench import demand_tokens
+from scheduler.traces.kinds import KINDS, draw
+from scheduler.twin.engine_model import EngineShape
+from scheduler.twin.simulate import MI300X_14B, Twin, TwinResult, TwinSettings
+
+REPLICAS, GROUPS, SIBLINGS = 4, 32, 16
+
+
+@cache
+def step(name: str, demand: float, rule: str, *, later: bool = False) -> TwinResult:
+    """One whose peak, all rollouts started at once, would be this multiple of all caches."""
+    kind = KINDS[name]
+    now, before = (draw(kind, groups=GROUPS, siblings=SIBLINGS, earlier=earlier) for earlier in (False, True))
+    settings = TwinSettings(
+        replicas=REPLICAS,
+        shape=EngineShape(kv_tokens=1),
+        cost=MI300X_14B,
+        max_response_tokens=kind.max_response_tokens,
+        max_turns=kind.max_turns,
+    )
+    kv_tokens = max(int(demand_tokens(now) / demand / REPLICAS), 3 * kind.max_response_tokens)
+    shaped = replace(settings, shape=EngineShape(kv_tokens=kv_tokens))
+    return Twin(now, rule, shaped, history=before if later else ()).run()
+
+
+def seconds(name: str, demand: float, *, later: bool = False) -> float:
+    """Of ours, over those of a rule that starts everything at once."""
+    others = step(name, demand, "least_requests").makespan_s
+    return step(name, demand, "expected_kv", later=later).makespan_s / others
+
+
+def recomputed(name: str, demand: float, *, later: bool = False) -> float:
+    ours = step(name, demand, "expected_kv", later=later)
+    return ours.recomputed_tokens / ours.generated_tokens
+
+
+@pytest.mark.parametrize(("name", "slowest"), [("hard_last", 1.08), ("log_normal", 1.02), ("heavy_tail", 1.02)])
+def test_where_everything_fits_at_once_next_to_nothing_is_held_back(name: str, slowest: float):
+    """Hard last on so few groups: the step before tells of another demand."""
+    assert seconds(name, 0.95, later=True) < slowest
+    assert recomputed(name, 0.95, later=True) < 0.01
+
+
+def test_where_kv_is_scarce_little_is_computed_again():
+    assert seconds("log_normal", 1.5, later=True) < 1.0
+    assert recomputed("log_normal", 1.5, later=True) < 0.03
