@@ -22,6 +22,8 @@ class Chunk:
     ids: str
     counts: str
     logprobs: str
+    entropies: str
+    diffs: str
 
 
 class Chunks:
@@ -37,10 +39,13 @@ class Chunks:
         pieces = [f"{words[one]} " for one in ids]
         logprobs = [round(-rng.expovariate(2.0 if rng.random() < 0.3 else 200.0), 4) for _ in ids]
         counts = [len(piece) for piece in pieces]
-        return Chunk("".join(pieces), *(json.dumps(one)[1:-1] for one in (ids, counts, logprobs)))
+        entropies = [float(f"{rng.expovariate(3.0):.3g}") for _ in ids]
+        diffs = [float(f"{rng.gauss(0, 5e-3):.3g}") for _ in ids]
+        columns = (ids, counts, logprobs, entropies, diffs)
+        return Chunk("".join(pieces), *(json.dumps(one)[1:-1] for one in columns))
 
-    def turn(self, rng: random.Random, tokens: int, *, call: bool) -> str:
-        """One turn as JSON; what ends it, a call or an answer, is one token more."""
+    def turn(self, rng: random.Random, tokens: int, *, call: bool, trained: bool) -> str:
+        """One turn as JSON; what ends it, a call or an answer, is one token more; `trained` has what was seen."""
         chosen = rng.choices(self._chunks, k=tokens // CHUNK_TOKENS)
         code = f"total = 0\nfor n in range({rng.randint(2, 99)}):\n    total += n\nprint(total)"
         program = json.dumps({"name": "python", "arguments": {"code": code}})
@@ -51,6 +56,9 @@ class Chunks:
             "token_chars": [*(one.counts for one in chosen), str(len(end))],
             "logprobs": [*(one.logprobs for one in chosen), "-0.01"],
         }
+        if trained:
+            columns["entropies"] = [*(one.entropies for one in chosen), "0.5"]
+            columns["logprob_diffs"] = [*(one.diffs for one in chosen), "-0.001"]
         facts = {
             "completion": "".join(one.text for one in chosen) + end, "tool_response": told, "tool_ids": [],
             "outcomes": [rng.choice(("ok", "ok", "error"))] if call else [], "num_tokens": tokens + 1,
@@ -93,7 +101,7 @@ def _rows(rng: random.Random, chunks: Chunks, stage: str, step: int, count: int,
     for number in range(count):
         group, sibling = divmod(number, SIBLINGS)
         name = f"problem-{step * 7 + group:06x}-0"
-        turns = [chunks.turn(rng, tokens // 4, call=turn < 3) for turn in range(4)]
+        turns = [chunks.turn(rng, tokens // 4, call=turn < 3, trained=sibling % 4 == 0) for turn in range(4)]
         failed = sum('"outcomes": ["error"]' in turn for turn in turns)
         facts = {
             "stage": stage, "step": step, "rollout_id": f"{stage}/{step}/{group}-{name}/{sibling}",
