@@ -9,12 +9,12 @@ from tests.chaos.campaign import Campaign
 from tests.chaos.faults import KINDS
 from tests.chaos.run import Run
 
-pytestmark = pytest.mark.real
-SHORT = ("SIGKILL sandbox/0", "SIGSTOP balancer", "SIGKILL learner/rank-1", "sandbox answers garbage")
+pytestmark = [pytest.mark.real, pytest.mark.slow]  # out of `make test` until it has been seen to pass in two minutes
+SHORT = ("SIGKILL sandbox/0", "SIGSTOP balancer", "SIGKILL learner/rank-1")
 
 
-def test_a_run_bears_a_death_a_wedge_and_garbage_and_loses_nothing(tmp_path: Path):
-    """The policy is untrained: what it says is worth what its checksum is."""
+def test_a_run_bears_deaths_and_a_wedge_and_loses_nothing(tmp_path: Path):
+    """The policy is untrained: it has nothing to learn from, and neither calls a tool."""
     run = Run(tmp_path, make_tiny_model(tmp_path / "policy", seed=0))
     campaign = Campaign(run, over_s=200)
     try:
