@@ -27,9 +27,9 @@ pytestmark = [
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPTIONS = shlex.split("""
-    --scale tiny --sft.steps 120 --sft.batch-size 32 --sft.num-conversations 400 --steps 5 --prompts-per-step 4
+    --scale tiny --sft.steps 160 --sft.batch-size 32 --sft.num-conversations 400 --steps 5 --prompts-per-step 4
     --algorithm.rollouts-per-prompt 8 --algorithm.keep 4 --evaluate.num-problems 6 --evaluate.samples 2
-    --rollout.max-response-tokens 88 --evaluate.max-response-tokens 88 --engine.vllm-metrics --learner.ranks 1
+    --rollout.max-response-tokens 128 --evaluate.max-response-tokens 128 --engine.vllm-metrics --learner.ranks 1
 """)
 RUN_DEADLINE_S = 900
 

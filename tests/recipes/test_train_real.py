@@ -17,7 +17,8 @@ pytestmark = pytest.mark.real
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPTIONS = shlex.split("""
     --scale tiny --sft.steps 8 --sft.batch-size 8 --sft.num-conversations 120 --steps 2 --prompts-per-step 4
-    --algorithm.rollouts-per-prompt 4 --algorithm.keep 2 --evaluate.num-problems 6 --evaluate.samples 2
+    --algorithm.rollouts-per-prompt 4 --algorithm.keep 2 --algorithm.least-failures 1
+    --evaluate.num-problems 6 --evaluate.samples 2
     --rollout.max-response-tokens 48 --evaluate.max-response-tokens 48 --checkpoint.every-steps 1
     --data.num-filtered 6 --engine.replicas 1 --learner.ranks 1 --sandbox.deadline-s 60
 """)
