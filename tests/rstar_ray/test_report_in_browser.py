@@ -53,7 +53,8 @@ def test_the_page_opens_filters_and_shows_without_a_complaint(address: str, page
             "Sum the squares from 1 to 12.",
             "Is 1 < 2 & 3 > 2? <script>alert(1)</script>",
         ]
-        await page.until("document.querySelector('.detail').innerText.includes('trained on')")  # no longer the one before
+        # What was shown first is another trajectory's.
+        await page.until("document.querySelector('.detail').innerText.includes('trained on')")
         shown = await page.evaluate("document.querySelector('.detail').innerText")
         for said in ("reward 1", "trained on", "advantage 0.5", "NameError", "right answers", "3 turns"):
             assert said in shown, said
