@@ -89,9 +89,8 @@ def placement_cost(cost: EngineCost, *, kv_tokens: int, max_running: int, contex
 
 LEAST_RISK = 0.01  # where a preemption costs ten decode steps (at an idle share of 0.4) or more, or nobody knows
 USUAL_STEPS, USUAL_IDLE_SHARE = 10.0, 0.4
-MOST_RISK = (
-    0.98  # a third of a deviation is left free: below a decode step or two, recomputing costs less than empty seats
-)
+MOST_RISK = 0.98
+"""A third of a deviation is left free: below a decode step or two, recomputing costs less than empty seats."""
 
 
 def risk_of(cost: PlacementCost | None) -> float:
