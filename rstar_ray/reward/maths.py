@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from rstar_ray.reward.latex import MAX_CHARS, dense, one_spelling, unwrapped
 from rstar_ray.reward.numbers import split_unit, written_number
-from rstar_ray.reward.structure import Node, structure
+from rstar_ray.reward.structure import Node, same_unknown, structure
 
 Pair = tuple[str, str]
 Decide = Callable[[str, str], bool]
@@ -29,7 +29,12 @@ _TO_BE_DONE = {
     *("\\bmod", "\\pmod", "\\mod", "\\lfloor", "\\rfloor", "\\lceil", "\\rceil", "\\det", "\\deg", "\\circ"),
     *("\\bigcup", "\\bigcap"),
 }
-_POWER_OF_NUMBER = re.compile(r"[\d)}\]]\s*(?:\^|\*\*)")
+_ROOT = r"\s*\{?\s*\(?(?:1\s*/\s*\d|\\frac\{1\}\{\d\})"
+_FUNCTIONS = {
+    *("gcd", "lcm", "max", "min", "mod", "det", "sum", "prod", "lim", "int", "diff", "abs", "floor", "ceil", "round"),
+    *("log", "ln", "lg", "exp", "sin", "cos", "tan", "cot", "sec", "csc", "sqrt", "binomial", "choose", "factorial"),
+}
+_POWER_OF_NUMBER = re.compile(rf"[\d)}}\]]\s*(?:\^|\*\*)(?!{_ROOT})")
 _PRODUCT_OF_NUMBERS = re.compile(r"\d\s*(?:\\cdot|\\times|\*|\\div)\s*\(?\d|\)\s*\(\s*\d")
 _BINARY_SIGN = re.compile(r"(?<=[\w}\])!])\s*[+-]")
 _LARGE_POWER = re.compile(r"(?:\^|\*\*)\s*\{?\s*\(?[+-]?\d{4,}|(?:\^|\*\*)[^+\-]{0,40}(?:\^|\*\*)")
@@ -71,7 +76,7 @@ def equal_nodes(given: Node, wanted: Node, decide: Decide) -> bool:
 
 
 def _members(node: Node) -> tuple[Node, ...]:
-    return node.parts if node.kind in ("unordered", "union") else (node,)
+    return node.parts if node.kind in ("unordered", "union") or same_unknown(node) else (node,)
 
 
 def _equal_in_any_order(given: Sequence[Node], wanted: Sequence[Node], decide: Decide) -> bool:
@@ -118,8 +123,7 @@ def may_be_compared(answer: str, truth: str) -> bool:
     """False for an answer that leaves the work to whoever compares it."""
     if _equations(answer) != _equations(truth) or _equations(answer) > 1:
         return False
-    commands, words = _allowed_commands(truth), set(_WORD.findall(_without_commands(truth)))
-    if not set(_COMMAND.findall(answer)) <= commands or not set(_WORD.findall(_without_commands(answer))) <= words:
+    if not set(_COMMAND.findall(answer)) <= _allowed_commands(truth) or _other_words(answer, truth):
         return False
     if any(sign in answer and sign not in truth for sign in ("!", "|", "\\\\", "?", "_")):
         return False
@@ -146,6 +150,13 @@ def _allowed_commands(truth: str) -> set[str]:
     if not has_unknown(truth):
         return theirs | _PLAIN
     return theirs | _PLAIN | _ELEMENTARY
+
+
+def _other_words(answer: str, truth: str) -> set[str]:
+    """Of the answer, which are no products of the truth's unknowns either: `ab` is one of `(a+b)^2`, `gcd` is none."""
+    theirs = _without_commands(truth)
+    words = set(_WORD.findall(_without_commands(answer))) - set(_WORD.findall(theirs))
+    return {word for word in words if word.lower() in _FUNCTIONS or not set(word) <= set(theirs)}
 
 
 def _equations(text: str) -> int:

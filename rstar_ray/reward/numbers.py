@@ -14,8 +14,9 @@ _FORMS = [
         rf"(?P<whole>{_WHOLE})",
         rf"(?P<decimal>{_DECIMAL})",
         r"(?P<head>\d*)\.(?P<fixed>\d*)(?:\\overline|\\dot|\\bar)\{(?P<repeated>\d+)\}",
-        rf"\\frac\s*\{{\s*(?P<over>[+-]?\s*{_WHOLE})\s*\}}\s*\{{\s*(?P<under>{_WHOLE})\s*\}}",
+        rf"\\frac\s*\{{\s*(?P<over>[+-]?\s*{_WHOLE})\s*\}}\s*\{{\s*(?P<under>[+-]?\s*{_WHOLE})\s*\}}",
         rf"(?P<over>{_WHOLE})\s*/\s*(?P<under>{_WHOLE})",
+        rf"\(\s*(?P<over>[+-]?{_WHOLE})\s*\)\s*/\s*(?P<under>{_WHOLE})",
         rf"(?P<with>{_WHOLE})\s*\\frac\s*\{{\s*(?P<over>{_WHOLE})\s*\}}\s*\{{\s*(?P<under>{_WHOLE})\s*\}}",
         rf"(?P<with>{_WHOLE})\s+(?P<over>{_WHOLE})\s*/\s*(?P<under>{_WHOLE})",
         rf"(?P<scaled>{_WHOLE}|{_DECIMAL})\s*(?:(?:\\times|\\cdot|\*)\s*10\s*\^\s*|[eE])\{{?\s*(?P<power>[+-]?\d{{1,3}})\s*\}}?",
@@ -62,12 +63,37 @@ _UNITS = {
     "days": "day",
     "mph": "mile/hour",
     "units": "unit",
+    "rad": "radian",
+    "radian": "radian",
+    "radians": "radian",
+    "deg": "degree",
 }
+_NO_UNITS = {
+    *("hundred", "thousand", "million", "billion", "trillion", "dozen", "percentage", "infinity", "pi"),
+    *(
+        "factorial",
+        "squared",
+        "cubed",
+        "choose",
+        "mod",
+        "plus",
+        "minus",
+        "times",
+        "over",
+        "and",
+        "or",
+        "not",
+        "otherwise",
+    ),
+    *("half", "halves", "third", "thirds", "quarter", "quarters", "tenth", "tenths", "fifths", "hundredths"),
+}
+"""Words that change the number they stand behind."""
 _BARE = sorted((re.escape(unit) for unit in _UNITS if len(unit) > 1 or unit == "%"), key=len, reverse=True)
 """Units that are understood without `\\text{}`; a single letter is a variable."""
 _UNIT_BEHIND = re.compile(
     rf"(?P<value>.*?[\d}})\]!]|.*?\\pi|.*?\.)\s*"
-    rf"(?:\\text\s*\{{\s*(?P<text>[^{{}}]*)\}}|(?<![a-zA-Z\\])(?P<bare>(?:square |cubic )?(?:{'|'.join(_BARE)})))"
+    rf"(?:\\text\s*\{{\s*(?P<text>[^{{}}]*)\}}|(?<![a-zA-Z\\])(?P<bare>(?:square |cubic )?(?:{'|'.join(_BARE)}))"
+    r"|(?<= )\(?(?P<word>[a-z]{3,20})\)?)"
     r"\s*(?:\^\s*\{?\s*(?P<power>[23])\s*\}?)?",
     re.IGNORECASE | re.DOTALL,
 )
@@ -108,7 +134,10 @@ def _value(parts: dict[str, str]) -> Fraction | None:
         return Fraction(int((parts.get("head") or "0") + fixed or 0), 10 ** len(fixed)) + Fraction(int(repeated), nines)
     if int(parts["under"]) == 0:
         return None
-    return int(parts.get("with", 0)) + Fraction(int(parts["over"]), int(parts["under"]))
+    part = Fraction(int(parts["over"]), int(parts["under"]))
+    if "with" in parts and part >= 1:
+        return None  # a sum to be done, or a product
+    return int(parts.get("with", 0)) + part
 
 
 def split_unit(text: str) -> tuple[str, str]:
@@ -121,7 +150,9 @@ def split_unit(text: str) -> tuple[str, str]:
     found = _UNIT_BEHIND.fullmatch(text) if len(text) <= MAX_DIGITS else None
     if found is None:
         return text, ""
-    words = (found["text"] if found["text"] is not None else found["bare"]).strip().lower().strip(".")
+    words = next(part for part in found.group("text", "bare", "word") if part is not None).strip().lower().strip(".()")
+    if _NO_UNITS & set(words.split()):
+        return text, ""
     power = found["power"] or ""
     for word, of in (("square ", "2"), ("cubic ", "3")):
         if words.startswith(word):

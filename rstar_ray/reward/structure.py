@@ -9,13 +9,25 @@ MAX_PARTS = 24
 """Longer lists are not taken apart: unordered ones are compared each with each."""
 MAX_DEPTH = 4
 
-_AND = re.compile(r",?\s*\\text\s*\{\s*(?:and|or)\s*,?\s*\}|,?\s+(?:and|or)\s+|;")
+_AND = re.compile(r",?\s*\\text\s*\{\s*(?:and|or)\s*,?\s*\}|(?:^|,?\s+)(?:and|or)\s+|;")
 _MATRIX = re.compile(r"\\begin\s*\{([pbvVB]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
 _NAMED = re.compile(
-    r"(?:\\?[a-zA-Z](?:_\{?\w+\}?)?|[a-zA-Z]\s*\([^()=]*\)|\([a-z](?:\s*,\s*[a-z])+\))\s*(?:=|\\in(?![a-z]))\s*"
+    r"(?:(?:\\[a-zA-Z]+|[a-zA-Z]|[A-Z]{2,4}|\|\s*[a-zA-Z]+\s*\||\\#\s*[a-zA-Z]"
+    r"|\\(?:vec|hat|bar|overline|overrightarrow|angle|triangle|text)\s*\{?\s*[A-Za-z ]{1,20}\}?)"
+    r"(?:_\s*\{?\w+\}?)?'*(?:\s*\([^()=]*\))?|\([a-z](?:\s*,\s*[a-z])+\))\s*(?:=|\\approx(?![a-z])|\\in(?![a-z]))\s*"
 )
-_BETWEEN = re.compile(r"([^<>=]+?)(<|\\le)\s*([a-zA-Z]|\\[a-z]+)\s*(<|\\le)\s*([^<>=]+)")
+_INDEXED = re.compile(r"(\\?[a-zA-Z]+)_\{?\w+\}?")
+_CUP = r"\\cup(?![a-zA-Z])"
+_BOUND = r"([^<>=]+?)"
+_LESS, _MORE = r"\s*(<|\\le)\s*", r"\s*(>|\\ge)\s*"
+_UNKNOWN = r"([a-zA-Z]|\\[a-z]+)"
+_BETWEEN = re.compile(_BOUND + _LESS + _UNKNOWN + _LESS + _BOUND)
+_BETWEEN_DOWN = re.compile(_BOUND + _MORE + _UNKNOWN + _MORE + _BOUND)
 _ONE_SIDED = re.compile(r"([a-zA-Z])\s*(<|>|\\le|\\ge)\s*([^<>=]+)")
+_ONE_SIDED_BACK = re.compile(r"([^<>=]+?)\s*(<|>|\\le|\\ge)\s*([a-zA-Z])")
+_TURNED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
+_SUCH_THAT = re.compile(r"([a-zA-Z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid(?![a-z])|\||:)\s*(.+)")
+_REALS = "\\mathbb{R}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +45,20 @@ def structure(text: str, depth: int = 0) -> Node:
     text = _without_name(text.strip())
     if depth >= MAX_DEPTH:
         return Node("leaf", text)
+    for _ in range(MAX_DEPTH):
+        inner, brackets = _inside(text)
+        if brackets == "()" and len(split_outside(inner, "[,;]")) == 1 and inner.strip():
+            text = _without_name(inner.strip())
     return _of_sets(text, depth) or _of_pieces(text, depth) or _of_interval(text) or Node("leaf", _bare(text))
 
 
 def _of_sets(text: str, depth: int) -> Node | None:
     if text in ("\\emptyset", "\\{\\}", "\\{ \\}"):
         return Node("unordered")
-    pieces = split_outside(text, r"\\cup(?![a-zA-Z])")
+    if text == _REALS:
+        return Node("ordered", brackets="()", parts=(_leaf("-\\infty"), _leaf("\\infty")))
+    turned = re.search(r"(?:^|\\cup)\s*\]|\[\s*(?:$|\\cup)", text)  # `]0,1] \cup [2,3[`: no brackets that pair
+    pieces = [piece.strip() for piece in re.split(_CUP, text)] if turned else split_outside(text, _CUP)
     if 1 < len(pieces) <= MAX_PARTS:
         return Node("union", parts=tuple(structure(piece, depth + 1) for piece in pieces))
     if matrix := _MATRIX.fullmatch(text):
@@ -52,7 +71,10 @@ def _of_sets(text: str, depth: int) -> Node | None:
 def _of_pieces(text: str, depth: int) -> Node | None:
     inner, brackets = _inside(text)
     if brackets:
-        pieces = split_outside(inner, ",")
+        pieces = split_outside(inner, "," if "," in inner else ";")
+        such_that = _SUCH_THAT.fullmatch(inner.strip()) if brackets == "\\{\\}" else None
+        if such_that and (interval := _of_interval(such_that[2])):
+            return interval
         if brackets == "\\{\\}" and len(pieces) <= MAX_PARTS and not re.search(r"\\mid(?![a-z])|[|:]", inner):
             return _unordered(pieces, depth)
         if 1 < len(pieces) <= MAX_PARTS:
@@ -98,16 +120,24 @@ def _of_interval(text: str) -> Node | None:
     """An inequality in one unknown as the interval it says."""
     if between := _BETWEEN.fullmatch(text):
         low, left, _, right, high = between.groups()
-        opening, closing = "(" if left == "<" else "[", ")" if right == "<" else "]"
-        return Node("ordered", brackets=opening + closing, parts=(_leaf(low), _leaf(high)))
+        return _interval(low, high, closed=(left == "\\le", right == "\\le"))
+    if between := _BETWEEN_DOWN.fullmatch(text):
+        high, right, _, left, low = between.groups()
+        return _interval(low, high, closed=(left == "\\ge", right == "\\ge"))
     if one_sided := _ONE_SIDED.fullmatch(text):
         _, sign, bound = one_sided.groups()
-        if sign in ("<", "\\le"):
-            return Node(
-                "ordered", brackets="(" + (")" if sign == "<" else "]"), parts=(_leaf("-\\infty"), _leaf(bound))
-            )
-        return Node("ordered", brackets=("(" if sign == ">" else "[") + ")", parts=(_leaf(bound), _leaf("\\infty")))
-    return None
+    elif one_sided := _ONE_SIDED_BACK.fullmatch(text):
+        bound, sign = one_sided[1], _TURNED[one_sided[2]]
+    else:
+        return None
+    if sign in ("<", "\\le"):
+        return _interval("-\\infty", bound, closed=(False, sign == "\\le"))
+    return _interval(bound, "\\infty", closed=(sign == "\\ge", False))
+
+
+def _interval(low: str, high: str, *, closed: tuple[bool, bool]) -> Node:
+    brackets = ("[" if closed[0] else "(") + ("]" if closed[1] else ")")
+    return Node("ordered", brackets=brackets, parts=(_leaf(low), _leaf(high)))
 
 
 def _leaf(text: str) -> Node:
@@ -128,13 +158,16 @@ def _without_name(text: str) -> str:
     """Without the one name in front: `x = 5`, `f(x) = x^2`, `x \\in (0, 1)`. A chain of equations keeps it."""
     found = _NAMED.match(text)
     rest = text[found.end() :] if found else text
-    return rest.strip() if found and rest.strip() and not re.search(r"(?<![<>!])=", rest) else text
+    alone = found and rest.strip() and not re.search(r"(?<![<>!])=|\\approx", rest)
+    return rest.strip() if alone else re.sub(r"^\\approx\s*", "", text)
 
 
 def _inside(text: str) -> tuple[str, str]:
     r"""(what stands between, both brackets) where one pair holds the whole text; `\{` and `\}` are a set's."""
     if text.startswith("\\{") and text.endswith("\\}"):
         return text[2:-2], "\\{\\}"
+    if re.fullmatch(r"\][^\[\]()]*,[^\[\]()]*[\[\])]|[\[\](][^\[\]()]*,[^\[\]()]*\[", text):  # `]2,5[` is `(2,5)`
+        return text[1:-1], ("(" if text[0] == "]" else text[0]) + (")" if text[-1] == "[" else text[-1])
     if len(text) < 2 or text[0] not in "([" or text[-1] not in ")]":
         return text, ""
     depth = 0
@@ -143,6 +176,12 @@ def _inside(text: str) -> tuple[str, str]:
         if depth == 0 and position < len(text) - 1:
             return text, ""
     return text[1:-1], text[0] + text[-1]
+
+
+def same_unknown(node: Node) -> bool:
+    """Whether all of its names are of one unknown, as those of `x_1 = 1, x_2 = 2` are."""
+    letters = {found[1] for name in node.brackets.split(",") if (found := _INDEXED.fullmatch(name))}
+    return len(letters) == 1 and node.brackets.count("_") == len(node.parts)
 
 
 def split_outside(text: str, separator: str) -> list[str]:

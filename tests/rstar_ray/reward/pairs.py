@@ -67,6 +67,33 @@ SAME = [
     ("\\text{Monday}", "Monday"), ("monday", "\\text{Monday}"), ("\\text{(B)}", "B"), ("B", "\\text{B}"),
     ("yes", "Yes"),
     ("\\text{no solution}", "no solution"), ("\\mathrm{even}", "\\text{even}"), ("(C)", "C"),
+    # braces, wrappers and ends that a model leaves around
+    ("{42}", "42"), ("{-3}", "-3"), ("\\text{42}", "42"), ("\\boldsymbol{42}", "42"), ("\\mathbf{42}", "42"),
+    ("\\bf{12}", "12"), ("\\color{red}{12}", "12"), ("\\fbox{12}", "12"), ("\\boxed{12}", "12"), ("12,", "12"),
+    ("\\underline{12}", "12"), ("12\\\\", "12"), ("42\\ ", "42"), ("3{.}5", "3.5"), ("\\frac{1}{-2}", "-\\frac12"),
+    ("\\frac{-1}{-2}", "\\frac{1}{2}"), ("(-7)/2", "-\\frac72"), ("\\frac\\pi4", "\\frac{\\pi}{4}"),
+    ("\\frac{\\sqrt{3}}2", "\\frac{\\sqrt{3}}{2}"), ("2^{1/3}", "\\sqrt[3]{2}"), ("2^{\\frac13}", "\\sqrt[3]{2}"),
+    ("\\mathrm{e}^{2}", "e^2"),
+    # units in words
+    ("42 apples", "42"), ("12 \\text{ (ways)}", "12"), ("45^\\text{o}", "45"),
+    ("\\frac{\\pi}{4}\\text{ rad}", "\\frac\\pi4"),
+    # what is named in front
+    ("AB = 5", "5"), ("\\angle ABC = 60^\\circ", "60"), ("\\vec{v}=(1,2)", "(1,2)"),
+    ("\\theta=\\frac{\\pi}{3}", "\\frac{\\pi}{3}"),
+    ("|z|=5", "5"), ("f'(x)=2x", "2x"), ("\\text{Area} = 12", "12"), ("\\#S=12", "12"), ("x \\approx 3.14", "3.14"),
+    ("\\approx 3.14", "3.14"),
+    # lists, and roots of one unknown
+    ("1, 2, and 3", "1,2,3"), ("x_1 = 1, x_2 = 2", "2,1"), ("1,2", "x_1=2,\\quad x_2=1"), ("x=1 \\lor x=2", "1,2"),
+    # intervals in other words
+    ("3 > x", "(-\\infty,3)"), ("5 \\le x", "[5,\\infty)"), ("4 > x > 1", "(1,4)"), ("4 \\ge x > 1", "(1,4]"),
+    ("\\{x \\mid 1<x<4\\}", "(1,4)"), ("\\{x \\in \\mathbb{R} : x > 2\\}", "(2,\\infty)"), ("(2;5)", "(2,5)"),
+    ("]2,5[", "(2,5)"), ("[0, \\infty[", "[0,\\infty)"), ("]0,1] \\cup [2,3[", "(0,1] \\cup [2,3)"),
+    ("\\mathbb{R}", "(-\\infty,\\infty)"), ("\\mathbb R", "\\mathbb{R}"),
+    ("x < 3 \\lor x > 5", "(-\\infty,3) \\cup (5,\\infty)"),
+    ("\\langle 1, 2 \\rangle", "(1,2)"),
+    ("\\left(\\begin{array}{cc}1&2\\\\3&4\\end{array}\\right)", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}"),
+    # products of unknowns are no words
+    ("a^2+2ab+b^2", "(a+b)^2"), ("2yx", "2xy"), ("{90^\\circ}", "90"),
 ]  # fmt: skip
 
 DIFFERENT = [
@@ -115,4 +142,15 @@ DIFFERENT = [
     ("   ", "5"),
     ("\\text{I do not know}", "5"), ("\\text{5 or 6}", "5"), ("{", "5"), ("\\frac{", "\\frac{1}{2}"),
     ("\\boxed{}", "5"),
+    # words behind a number that change it, and sums in a mixed number
+    ("5\\text{ million}", "5"), ("5 factorial", "5"), ("5\\text{ dozen}", "5"), ("5 squared", "5"),
+    ("3\\text{ halves}", "3"),
+    ("0 otherwise", "0"), ("3\\frac{8}{2}", "7"), ("6\\frac{2}{2}", "7"), ("42 apples", "42\\text{ pears}"),
+    # names and roots
+    ("x_1=2, x_2=1", "x_1=1, x_2=2"), ("x_1=1, y_1=2", "1,2"), ("3+2=5", "5"), ("a+b=5", "5"), ("\\sqrt{25}=5", "5"),
+    ("49^{1/2}", "7"), ("32^{1/5}", "2"), ("gcd(a,b)", "g+c+d+a+b"), ("max(a,b)", "m+a+x+b"), ("ab", "a+b"),
+    # intervals
+    ("]2,5[", "[2,5]"), ("]2,5]", "[2,5]"), ("3 > x", "(3,\\infty)"), ("4 > x > 1", "[1,4]"),
+    ("\\{x \\mid x>2\\}", "[2,\\infty)"),
+    ("\\mathbb{Z}", "(-\\infty,\\infty)"), ("(2;5)", "(5,2)"), ("\\mathbb{R}", "\\mathbb{R}\\setminus\\{0\\}"),
 ]  # fmt: skip
