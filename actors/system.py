@@ -150,6 +150,7 @@ class TrainingActors:
             publish=self._publish_once,
             record=self.record,
             placed=self.placed,
+            published=lambda: self.replicas.figures,
             memory_bytes=self.watch.memory_bytes,
             meter=self.meter,
             stopping=lambda: self.stopping(),

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.rollouts import Rollouts, TrajectoryRef
-from rstar_ray.run_dir.metrics import PlacementFigures
+from rstar_ray.run_dir.metrics import PlacementFigures, PublishFigures
 from rstar_ray.telemetry.meter import NO_METER, Meter
 from rstar_ray.train_loop import Publish, TrainingRow
 
@@ -44,6 +44,7 @@ class Crew:
     publish: Publish
     record: RecordTrajectories
     placed: Callable[[], Awaitable[PlacementFigures]] | None = None  # since it was asked last
+    published: Callable[[], PublishFigures | None] = lambda: None  # the newest publish
     memory_bytes: Callable[[], Mapping[str, int]] = dict  # of the run's processes now, by what they are
     exported: Callable[[Path], None] = lambda folder: None  # told of every model folder that was written
     stopping: Callable[[], bool] = lambda: False  # asked after every step: end with a checkpoint now?

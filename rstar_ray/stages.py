@@ -207,7 +207,8 @@ async def _with_placement(metrics: StepMetrics, crew: Crew) -> StepMetrics:
     placed = await _placed(crew)
     for fault in placed.faults if placed else ():
         crew.show(f"step {metrics.step}: the balancer's books do not close: {fault}")
-    return replace(metrics, balancer=placed, memory_bytes=crew.memory_bytes())
+    published = crew.published() if metrics.publish_s else None
+    return replace(metrics, balancer=placed, memory_bytes=crew.memory_bytes(), publish=published)
 
 
 async def _placed(crew: Crew) -> PlacementFigures | None:

@@ -1,6 +1,7 @@
 """Ray's view of one generation worker: how its parts are built in the actor, and what the driver calls."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.rollout_traces import RolloutTraces
 from actors.generation.settings import EngineSettings
 from actors.generation.vllm_calls import VllmCalls
+from actors.generation.weight_swap import Pulled
 from actors.generation.worker import GenerationWorker
 from actors.meter import ray_meter
 from actors.probe import Alive, Sign
@@ -128,9 +130,18 @@ class GenerationActor:
         delivery, trajectories = await self._worker.take_finished(wait_s, acknowledged)
         return delivery, *in_parts(trajectories)
 
-    async def pull(self, policy_version: int, refs: Sequence[Any]) -> int:
+    async def pull(self, policy_version: int, refs: Sequence[Any]) -> Pulled:
         """Fetch the published buckets and serve them; each ref comes in a list, so that Ray hands on the ref itself."""
-        return await self._worker.pull(policy_version, await self._fetch(refs, "weight buckets"))
+        began_s = time.monotonic()
+        buckets = await self._fetch(refs, "weight buckets")
+        fetched_s = time.monotonic() - began_s
+        update = await self._worker.pull(policy_version, buckets, name=refs[0][0].hex())
+        return Pulled(
+            checksum=update.checksum,
+            move_s=fetched_s + update.shared_s,
+            load_s=update.paused_s,
+            laid_out=update.laid_out,
+        )
 
     async def record(
         self, refs: Sequence[Any], indices: Sequence[int], path: Path, stage: str, step: int, seen: Sequence[Any] = ()

@@ -136,12 +136,14 @@ class Engine:
                 if token_ids := list(output.outputs[0].token_ids):
                     yield token_ids
 
-    async def update_weights(self, version: int, buckets: Sequence[WeightBucket]) -> WeightUpdate:
+    async def update_weights(self, version: int, buckets: Sequence[WeightBucket], name: str = "") -> WeightUpdate:
         """Serve the weights in `buckets`, which must hold every parameter, from the next decode step on.
+
+        Engines of one node that are given the same weights under one `name` share one copy of them.
 
         Raises `EngineError` for parameters the model does not have, and goes on serving the old weights.
         """
-        return await self._weights.update(version, buckets)
+        return await self._weights.update(version, buckets, name)
 
     def load(self) -> EngineLoad:
         return self._meter.load

@@ -8,12 +8,13 @@ from typing import Any
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from actors.generation.rollout_client import BLIP_PATIENCE_S, RolloutClient, life_of, when_available
+from actors.generation.weight_swap import Pulled, publish_figures
 from actors.learner.gang import Publication
 from actors.watch import Follow
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
 from rstar_ray.errors import RankLost, RStarError
-from rstar_ray.run_dir.metrics import PlacementFigures
+from rstar_ray.run_dir.metrics import PlacementFigures, PublishFigures
 from rstar_ray.telemetry.meter import NO_METER, Meter
 
 CALL_DEADLINE_S = 120.0
@@ -51,6 +52,7 @@ class Replicas:
         self._coming_back: set[str] = set()  # lost workers; they take the newest weights before they serve
         self._starting: asyncio.Task[None] | None = None
         self._published: Publication | None = None
+        self.figures: PublishFigures | None = None  # of the newest publish
 
     @property
     def there(self) -> dict[str, Any]:
@@ -76,7 +78,11 @@ class Replicas:
         await self.serving()
         self._published = weights
         self.rollouts.weights = weights.checksum
-        await asyncio.gather(*(self._pull_unless_lost(name, weights) for name in self.there))
+        pulled = await asyncio.gather(*(self._pull_unless_lost(name, weights) for name in self.there))
+        took = [one for one in pulled if one is not None]
+        self.figures = publish_figures(weights.seconds, weights.num_bytes, took)
+        self._meter.set("rstar_publish_move_seconds", self.figures.move_s)
+        self._meter.set("rstar_publish_load_seconds", self.figures.load_s)
         told = when_available(lambda: self._balancer.set_policy_version.remote(weights.policy_version))
         await self._ask(told, "balancer", "the policy version")
 
@@ -150,7 +156,7 @@ class Replicas:
                 f", the last {type(lost).__name__}: {lost}"
             )
 
-    async def _pull_unless_lost(self, name: str, weights: Publication) -> None:
+    async def _pull_unless_lost(self, name: str, weights: Publication) -> Pulled | None:
         """A worker that dies meanwhile takes the newest weights when it comes back; one that could not be reached for
         a moment takes them now, before it serves another token."""
         while True:
@@ -159,7 +165,7 @@ class Replicas:
             except RayActorError as lost:
                 if await life_of(self.workers[name], BLIP_PATIENCE_S) != self._lives[name]:
                     self._show(f"{name} did not take version {weights.policy_version}: {type(lost).__name__}")
-                    return
+                    return None
                 self._show(f"{name} answers again after {type(lost).__name__}: it is given the weights again")
 
     async def _pull_newest(self, name: str, deadline_s: float) -> None:
@@ -177,19 +183,20 @@ class Replicas:
         while self._published is weights:
             await asyncio.sleep(ASK_AGAIN_S)
 
-    async def _pull(self, name: str, weights: Publication) -> None:
+    async def _pull(self, name: str, weights: Publication) -> Pulled:
         asked = self.workers[name].pull.remote(weights.policy_version, [[ref] for ref in weights.refs])
         try:
-            checksum = await self._ask(asked, name, f"policy version {weights.policy_version}")
+            pulled: Pulled = await self._ask(asked, name, f"policy version {weights.policy_version}")
         except RayTaskError as failed:
             if isinstance(failed.cause, ObjectLostError):
                 raise RankLost(f"the rank that published version {weights.policy_version} died with it") from failed
             raise
-        if checksum != weights.checksum:
+        if pulled.checksum != weights.checksum:
             raise RStarError(
                 f"{name} holds other weights than the learner published as version {weights.policy_version}: "
-                f"checksum {checksum:08x} for {weights.checksum:08x}"
+                f"checksum {pulled.checksum:08x} for {weights.checksum:08x}"
             )
+        return pulled
 
     async def _ask(self, answer: Awaitable[Any], owner: str, reason: str) -> Any:
         return await within(answer, CALL_DEADLINE_S, waiter="driver", owner=owner, reason=reason)

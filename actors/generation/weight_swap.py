@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import uuid
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,8 @@ from actors.generation.load_meter import LoadMeter
 from actors.generation.vllm_process import VllmProcess
 from actors.weights.buckets import WeightBucket
 from actors.weights.model_folder import refuse_other_parameters
-from actors.weights.shared_memory import share
+from actors.weights.shared_memory import staged
+from rstar_ray.run_dir.metrics import PublishFigures
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -28,7 +30,29 @@ class WeightUpdate:
     policy_version: int
     checksum: int  # of the weights as the workers loaded them (actors.weights.buckets.checksum)
     paused_s: float  # from the pause's beginning until decoding was free to go on
-    shared_s: float  # laying the weights out in shared memory, while decoding went on
+    shared_s: float  # until the weights lay in shared memory, while decoding went on
+    laid_out: bool = True  # by this engine; another of its node may have been first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled:
+    """What a replica says of new weights."""
+
+    checksum: int
+    move_s: float  # from the publisher's node into this one's shared memory, while decoding went on
+    load_s: float  # decoding stood still
+    laid_out: bool  # by this replica; another of its node may have been first
+
+
+def publish_figures(gather_s: float, num_bytes: int, pulled: Sequence[Pulled]) -> PublishFigures:
+    """Of one version: replicas move and load at one time, so that the slowest counts."""
+    return PublishFigures(
+        gather_s=gather_s,
+        move_s=max((one.move_s for one in pulled), default=0.0),
+        load_s=max((one.load_s for one in pulled), default=0.0),
+        num_bytes=num_bytes,
+        copies=sum(one.laid_out for one in pulled),
+    )
 
 
 class WeightSwap:
@@ -41,8 +65,10 @@ class WeightSwap:
         self._one_at_a_time = asyncio.Lock()
         self.policy_version = 0  # of the weights that serve; 0 for those of the model folder
 
-    async def update(self, version: int, buckets: Sequence[WeightBucket]) -> WeightUpdate:
+    async def update(self, version: int, buckets: Sequence[WeightBucket], name: str = "") -> WeightUpdate:
         """Serve the weights in `buckets`, which must hold every parameter, from the next decode step on.
+
+        Engines of one node that are given the same weights under one `name` share one copy of them.
 
         Raises `EngineError` for parameters the model does not have, and goes on serving the old weights.
         """
@@ -50,7 +76,7 @@ class WeightSwap:
         async with self._one_at_a_time:
             began = time.monotonic()
             await asyncio.to_thread(refuse_other_parameters, self._model, buckets)
-            sharing = share(buckets)
+            sharing = staged(name or uuid.uuid4().hex, buckets)
             shared = await asyncio.to_thread(sharing.__enter__)
             try:
                 shared_s = time.monotonic() - began
@@ -62,7 +88,11 @@ class WeightSwap:
             finally:
                 await asyncio.to_thread(sharing.__exit__, None, None, None)
         return WeightUpdate(
-            policy_version=version, checksum=checksum, paused_s=went_on_at - paused_at, shared_s=shared_s
+            policy_version=version,
+            checksum=checksum,
+            paused_s=went_on_at - paused_at,
+            shared_s=shared_s,
+            laid_out=shared.laid_out,
         )
 
     async def _pause(self, llm: "AsyncLLM") -> float:

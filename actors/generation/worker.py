@@ -55,7 +55,7 @@ class ServingEngine(Protocol):
     async def generate(
         self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
     ) -> Completion: ...
-    async def update_weights(self, version: int, buckets: Sequence[WeightBucket]) -> WeightUpdate: ...
+    async def update_weights(self, version: int, buckets: Sequence[WeightBucket], name: str) -> WeightUpdate: ...
     def load(self) -> EngineLoad: ...
     async def close(self) -> None: ...
 
@@ -145,15 +145,15 @@ class GenerationWorker:
         """Wait up to `wait_s` for what finishes next; raises what went wrong in here, which nobody else would see."""
         return await self._deliveries.take(wait_s, acknowledged)
 
-    async def pull(self, policy_version: int, buckets: Sequence[WeightBucket]) -> int:
-        """Serve these weights from now on; returns their checksum as the engine has them."""
+    async def pull(self, policy_version: int, buckets: Sequence[WeightBucket], name: str = "") -> WeightUpdate:
+        """Serve these weights from now on; engines of a node that are given one `name` share one copy of them."""
         try:
-            update = await self._engine.update_weights(policy_version, list(buckets))
+            update = await self._engine.update_weights(policy_version, list(buckets), name)
         except EngineError as died:
             await self._end(died)
             raise
         self._weights = update.checksum
-        return update.checksum
+        return update
 
     def timeline(self, rollouts: str) -> Timeline:
         """What rollouts whose ids begin so did here, and the KV in use meanwhile; seconds since the epoch."""

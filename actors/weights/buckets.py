@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.weights import byte_sums
+
 ALIGNMENT_BYTES = 64  # every parameter starts at a multiple, so that any dtype may be viewed in place
 BFLOAT16 = "bfloat16"  # numpy has no such type: its arrays hold the bit patterns as uint16
 
@@ -86,15 +88,19 @@ def unpack(buckets: Iterable[WeightBucket]) -> Iterator[NamedArray]:
 
 
 def checksum(buckets: Iterable[WeightBucket], total: int = 0) -> int:
-    """One crc32 over names, shapes, types and bytes in entry order; where buckets end does not matter.
+    """One figure of names, shapes, types and bytes in entry order; where buckets end does not matter.
 
     `total` goes on from the checksum of the buckets before.
     """
     for bucket in buckets:
         for entry in bucket.entries:
-            of_bytes = zlib.crc32(_entry_bytes(bucket, entry).data)
-            total = zlib.crc32(f"{entry.name} {entry.shape} {entry.dtype} {of_bytes}\n".encode(), total)
+            total = with_parameter(total, entry, byte_sums.of_array(_entry_bytes(bucket, entry)))
     return total
+
+
+def with_parameter(total: int, entry: WeightEntry, byte_sum: int) -> int:
+    """`checksum` gone on by one parameter, whose bytes have this sum (actors.weights.byte_sums)."""
+    return zlib.crc32(f"{entry.name} {entry.shape} {entry.dtype} {byte_sum}\n".encode(), total)
 
 
 def _bucket(waiting: Sequence[tuple[WeightEntry, NDArray[Any]]], num_bytes: int) -> WeightBucket:

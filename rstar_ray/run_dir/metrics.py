@@ -46,6 +46,17 @@ class PlacementFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PublishFigures:
+    """Where the time of one version's way from the learner to the engines went; the slowest replica counts."""
+
+    gather_s: float  # the ranks' part: gathered, laid side by side, summed up
+    move_s: float  # into the shared memory of an engine's node
+    load_s: float  # an engine's decoding stood still
+    num_bytes: int
+    copies: int  # laid out in shared memory: one a node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LongestRollout:
     """The rollout of a step that took most seconds of its own; what it waited for a place is not among them."""
 
@@ -105,6 +116,7 @@ class StepMetrics:
     balancer: PlacementFigures | None = None
     longest: LongestRollout | None = None
     memory_bytes: Mapping[str, int] = field(default_factory=dict[str, int])  # of the run's processes, by what they are
+    publish: PublishFigures | None = None  # the parts of publish_s; None where nothing was published
     before_s: float = 0.0  # since the step before ended: its record, checkpoint and evaluation
 
 

@@ -75,7 +75,7 @@ class FakeEngine:
             raise EngineError("the engine died")
         return await self.policy(prompt_ids, request_id=request_id, max_tokens=max_tokens, seed=seed, sampling=sampling)
 
-    async def update_weights(self, version: int, buckets: Sequence[Any]) -> WeightUpdate:
+    async def update_weights(self, version: int, buckets: Sequence[Any], name: str) -> WeightUpdate:
         self.policy_version = version
         return WeightUpdate(policy_version=version, checksum=7, shared_s=0.0, paused_s=0.0)
 

@@ -12,13 +12,15 @@ from actors.generation import replicas, rollout_client
 from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.engine import EngineFacts
 from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, Replicas
+from actors.generation.weight_swap import Pulled
 from actors.learner.gang import Publication
 from actors.probe import Sign
 from rstar_ray.errors import RankLost, RStarError
+from rstar_ray.run_dir.metrics import PublishFigures
 from tests.fakes import CharChat, adding_problems, request
 
 FIRST, SECOND = (
-    Publication(policy_version=version, refs=("a ref",), checksum=10 + version, num_bytes=1, seconds=0.0)
+    Publication(policy_version=version, refs=("a ref",), checksum=10 + version, num_bytes=1, seconds=0.25)
     for version in (1, 2)
 )
 
@@ -43,6 +45,7 @@ class Worker:
         self.hold.set()
         self._killed = asyncio.Event()
         self._lives = 0
+        self.load_s, self.laid_out = 0.2, True
         self.cut = False  # calls fail, and it lives on
         self.lost: set[int] = set()  # versions whose publisher is gone
         self.probe = Method(self._probe)
@@ -59,7 +62,7 @@ class Worker:
     async def _serve(self) -> None:
         self.told.append("serve")
 
-    async def _pull(self, version: int, refs: Any) -> int:
+    async def _pull(self, version: int, refs: Any) -> Pulled:
         if self.cut or self._killed.is_set():
             self.cut = False
             raise ActorUnavailableError("it restarts", None)
@@ -67,7 +70,7 @@ class Worker:
             raise RayTaskError("pull", "", OwnerDiedError("ref", None, ""))
         assert refs == [["a ref"]]  # boxed, so that Ray hands on the ref itself
         self.told.append(version)
-        return self.checksums[version]
+        return Pulled(checksum=self.checksums[version], move_s=0.1, load_s=self.load_s, laid_out=self.laid_out)
 
     async def _probe(self) -> Sign:
         if self._killed.is_set():
@@ -167,6 +170,13 @@ async def test_a_publish_reaches_every_replica_and_then_the_balancer(run: Run):
     await run.replicas.publish(FIRST)
     assert run.first.told == run.second.told == ["start", "serve", 1]
     assert run.balancer.told == [1]
+
+
+async def test_where_the_time_of_a_publish_went_is_told_and_the_slowest_replica_counts(run: Run):
+    run.second.load_s = 0.5
+    run.second.laid_out = False  # the first of its node was quicker
+    await run.replicas.publish(FIRST)
+    assert run.replicas.figures == PublishFigures(gather_s=0.25, move_s=0.1, load_s=0.5, num_bytes=1, copies=1)
 
 
 async def test_other_weights_than_the_learners_end_the_run(run: Run):

@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
+import torch
 
+from actors.weights import byte_sums
 from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack, unpack
+from actors.weights.tensors import as_tensor
 
 
 def parameters() -> list[NamedArray]:
@@ -37,6 +40,27 @@ def test_the_checksum_sees_one_flipped_bit_a_renamed_and_a_swapped_parameter():
     assert checksum([WeightBucket(bucket.entries, data)]) != whole
     assert checksum(pack([NamedArray("other", first.array), *rest], 2**20)) != whole
     assert checksum(pack([*rest, first], 2**20)) != whole
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 8191, 8192, 8193, 50_001])
+def test_the_sum_of_bytes_is_the_same_from_torch_as_from_numpy(size: int):
+    data = np.random.default_rng(size).integers(0, 256, size).astype(np.uint8)
+    assert byte_sums.of_tensor(torch.from_numpy(data)) == byte_sums.of_array(data)
+
+
+def test_the_sum_of_a_parameters_bytes_is_that_of_its_tensor_whatever_its_type():
+    for parameter in unpack(pack(parameters(), 10**9)):
+        flat = np.ascontiguousarray(parameter.array).reshape(-1).view(np.uint8)
+        assert byte_sums.of_tensor(as_tensor(parameter)) == byte_sums.of_array(flat)
+
+
+def test_two_words_that_change_places_anywhere_change_the_sum():
+    data = np.arange(3 * byte_sums.ROW_WORDS, dtype=np.uint64)
+    whole = byte_sums.of_array(data.view(np.uint8))
+    for one, other in ((0, 1), (5, byte_sums.ROW_WORDS + 5), (7, 2 * byte_sums.ROW_WORDS + 9)):
+        swapped = data.copy()
+        swapped[[one, other]] = data[[other, one]]
+        assert byte_sums.of_array(swapped.view(np.uint8)) != whole
 
 
 def test_a_bucket_is_at_most_its_limit_unless_one_parameter_alone_is_larger():
