@@ -19,6 +19,7 @@ import tyro
 
 from recipes.scales import MACHINES, at_scale
 from recipes.stage1 import STAGE_1
+from rstar_ray.algorithm.state_bytes import state_bytes
 from rstar_ray.config import with_values
 from rstar_ray.errors import ConfigError
 from scheduler.plan import (
@@ -27,7 +28,6 @@ from scheduler.plan import (
     OVER_BOUND,
     QWEN3_14B,
     RUN,
-    STATE,
     Gpu,
     ModelShape,
     PoolPlan,
@@ -67,6 +67,8 @@ class PlanConfig:
     """--learner.offload of the run"""
     lora_rank: int = RUN.learner.lora_rank
     """--learner.lora-rank of the run"""
+    zero: Literal[0, 1, 2, 3] = RUN.learner.zero
+    """--learner.zero of the run"""
     prompts: int = RUN.prompts_per_step
     """--prompts-per-step of the run; rollouts drawn and kept per prompt are those of a run that sets nothing"""
     bandwidth_tb_s: float = 5.3
@@ -111,6 +113,7 @@ def of_scale(config: PlanConfig) -> PlanConfig:
         "gpu_memory_gb": machines.gpu_memory_gb,
         "micro_batch_tokens": run.learner.micro_batch_tokens,
         "offload": run.learner.offload,
+        "zero": run.learner.zero,
         "prompts": run.prompts_per_step,
     }
     left = {item.name for item in dataclasses.fields(config) if getattr(config, item.name) == item.default}
@@ -159,6 +162,7 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
         rollouts=rollouts,
         offload=config.offload,
         lora_rank=config.lora_rank,
+        zero=config.zero,
     )
     separated = best_separated(
         model,
@@ -170,6 +174,7 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
         rollouts=rollouts,
         offload=config.offload,
         lora_rank=config.lora_rank,
+        zero=config.zero,
     )
     return model, colocated, separated
 
@@ -178,18 +183,15 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
     """The memory of one GPU, line by line."""
     memory, tp = colocated.memory, config.tensor_parallel
     activations = activations_gb(model, config.micro_batch_tokens)
-    held = STATE.total - STATE.offloaded if config.offload else STATE.total
     billions = f"{model.parameters / 1e9:.1f}e9"
-    state = f"{billions} x {held} bytes"
-    if config.lora_rank:
-        adapters = adapter_parameters(model, config.lora_rank)
-        state = f"({billions} x {STATE.weight} bytes + adapters of {adapters / 1e6:.0f}e6 x {held})"
+    state = _state(config, model, colocated.learner_gpus)
     inputs_gb = config.micro_batch_tokens * model.hidden * 2 * model.layers / GB
     return "\n".join(
         [
             f"one GPU of {config.gpu_memory_gb:g} GB, colocated (an engine and a learner rank share it):",
             f"  engine weights   {memory.engine_weights:7.1f} GB = {billions} x 2 bytes / TP {tp}",
-            f"  learner state    {memory.trained_state:7.1f} GB = {state} / {colocated.learner_gpus} ranks (ZeRO-3)",
+            f"  learner state    {memory.trained_state:7.1f} GB = {state} (ZeRO-{config.zero})",
+            f"  gradient bucket  {memory.buckets:7.1f} GB   what ZeRO adds up over ranks at a time",
             f"  activations      {activations:7.1f} GB   {config.micro_batch_tokens} tokens at once, checkpointed:"
             f" layers' inputs {inputs_gb:.1f} GB, one layer's inside, a chunk of logits, gathered weights",
             f"  runtime          {memory.runtime:7.1f} GB   8 %: graphs, buffers, fragmentation (assumed)",
@@ -198,6 +200,25 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
             f" = {colocated.kv_tokens_per_replica:,} tokens per replica",
         ]
     )
+
+
+def _state(config: PlanConfig, model: ModelShape, ranks: int) -> str:
+    """How a rank's share of the state is counted: bytes a parameter, shared by ranks as ZeRO has it."""
+    each = state_bytes(RUN.learner.dtype, config.zero)
+    on_device = [(each.weight, 3)] if config.offload else [
+        (each.weight, 3), (each.gradient, 2), (each.master + each.moments, 1)
+    ]  # fmt: skip
+    whole = sum(size for size, spread_from in on_device if config.zero < spread_from)
+    spread = sum(size for size, spread_from in on_device if config.zero >= spread_from)
+    bytes_each = " + ".join(
+        part for part in (f"{whole}" if whole else "", f"{spread} / {ranks} ranks" if spread else "") if part
+    )
+    billions = f"{model.parameters / 1e9:.1f}e9"
+    if not config.lora_rank:
+        return f"{billions} x ({bytes_each}) bytes"
+    adapters = adapter_parameters(model, config.lora_rank)
+    frozen = f"{each.weight} / {ranks} ranks" if config.zero == 3 else f"{each.weight}"
+    return f"{billions} x ({frozen}) bytes + adapters of {adapters / 1e6:.0f}e6 x ({bytes_each})"
 
 
 def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated: PoolPlan | None) -> str:

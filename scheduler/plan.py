@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from rstar_ray.algorithm.state_bytes import state_bytes
+from rstar_ray.algorithm.state_bytes import rank_bytes, state_bytes
 from rstar_ray.config import RunConfig
 from scheduler.cost import EngineCost
 from scheduler.traces.record import TraceRollout
@@ -99,6 +99,7 @@ class Pools:
     micro_batch_tokens: int
     offload: bool = False  # the optimizer's state in host memory
     lora_rank: int = 0  # of adapters that are trained in place of the weights
+    zero: int = RUN.learner.zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +108,15 @@ class Memory:
 
     engine_weights: float
     trained_state: float
+    buckets: float  # in which gradients are added up over ranks
     activations: float
     runtime: float
     kv: float  # what is left; negative: it does not fit
 
     @property
     def total(self) -> float:
-        return self.engine_weights + self.trained_state + self.activations + self.runtime + max(0.0, self.kv)
+        held = self.engine_weights + self.trained_state + self.buckets + self.activations + self.runtime
+        return held + max(0.0, self.kv)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,13 +174,17 @@ def read_model(path: Path) -> ModelShape:
     )
 
 
+def logits_gb(vocabulary: int, tokens: int) -> float:
+    """Of one chunk, in the backward pass: log-probs, their gradients and the entropy's part of these, in float32."""
+    return 3 * min(LOGITS_CHUNK_TOKENS, tokens) * vocabulary * 4 / GB
+
+
 def activations_gb(model: ModelShape, micro_batch_tokens: int) -> float:
     """Checkpointed: every layer's input, one layer's inside twice over, one chunk of logits, one gathered layer."""
     kept = micro_batch_tokens * model.hidden * 2 * model.layers
     layer = 2 * micro_batch_tokens * (8 * model.hidden + 3 * model.intermediate) * 2
-    logits = 3 * min(LOGITS_CHUNK_TOKENS, micro_batch_tokens) * model.vocabulary * 4
     gathered = 2 * (model.parameters / model.layers + model.vocabulary * model.hidden) * 2
-    return (kept + layer + logits + gathered) / GB
+    return (kept + layer + gathered) / GB + logits_gb(model.vocabulary, micro_batch_tokens)
 
 
 def engine_cost(model: ModelShape, gpu: Gpu, tensor_parallel: int) -> EngineCost:
@@ -206,6 +213,7 @@ def plan_pools(
     rollouts: int,
     offload: bool = False,
     lora_rank: int = 0,
+    zero: int = RUN.learner.zero,
 ) -> PoolPlan:
     """Memory, KV, and the times of one step. `rollouts` are generated, a share of them trained on (GRPO-RoC)."""
     pools = Pools(
@@ -216,6 +224,7 @@ def plan_pools(
         micro_batch_tokens=micro_batch_tokens,
         offload=offload,
         lora_rank=lora_rank,
+        zero=zero,
     )
     memory = engine_memory(model, gpu, pools)
     kv_tokens = kv_tokens_of(model, gpu, pools)
@@ -273,10 +282,15 @@ def longest_tokens(stage: Stage) -> int:
 
 def trained_gb(model: ModelShape, pools: Pools) -> float:
     """A learner rank's share of weights, gradients and the optimizer's state; frozen weights are held alone."""
-    held = STATE.total - STATE.offloaded if pools.offload else STATE.total
     trained = adapter_parameters(model, pools.lora_rank) if pools.lora_rank else model.parameters
-    frozen = model.parameters if pools.lora_rank else 0.0
-    return (trained * held + frozen * STATE.weight) / pools.learner_gpus / GB
+    held = rank_bytes(trained, dtype=RUN.learner.dtype, zero=pools.zero, ranks=pools.learner_gpus)
+    frozen = model.parameters * STATE.weight / (pools.learner_gpus if pools.zero == 3 else 1) if pools.lora_rank else 0
+    return (held.state - (held.offloaded if pools.offload else 0.0) + frozen) / GB
+
+
+def buckets_gb(pools: Pools) -> float:
+    """Of a learner rank, whatever the model."""
+    return rank_bytes(0.0, dtype=RUN.learner.dtype, zero=pools.zero, ranks=pools.learner_gpus).bucket / GB
 
 
 def adapter_parameters(model: ModelShape, rank: int) -> float:
@@ -290,14 +304,16 @@ def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools) -> Memory:
     """Of a GPU with an engine."""
     trained = trained_gb(model, pools) if pools.colocated else 0.0
     activations = activations_gb(model, pools.micro_batch_tokens) if pools.colocated else 0.0
+    buckets = buckets_gb(pools) if pools.colocated else 0.0
     weights = model.weights_gb / pools.tensor_parallel
     runtime = gpu.memory_gb * gpu.runtime_share
     return Memory(
         engine_weights=weights,
         trained_state=trained,
+        buckets=buckets,
         activations=activations,
         runtime=runtime,
-        kv=gpu.memory_gb - weights - trained - activations - runtime,
+        kv=gpu.memory_gb - weights - trained - buckets - activations - runtime,
     )
 
 
@@ -318,7 +334,7 @@ def lacks(model: ModelShape, gpu: Gpu, stage: Stage, pools: Pools) -> list[str]:
     if kv_tokens < longest:
         kv_gb = engine_memory(model, gpu, pools).kv
         problems.append(f"{kv_gb:.1f} GB are left for KV, {kv_tokens} tokens; one rollout may need {longest}")
-    learner_gb = trained_gb(model, pools) + activations_gb(model, pools.micro_batch_tokens)
+    learner_gb = trained_gb(model, pools) + buckets_gb(pools) + activations_gb(model, pools.micro_batch_tokens)
     runtime = gpu.memory_gb * gpu.runtime_share
     if learner_gb + runtime > gpu.memory_gb:
         problems.append(f"a learner rank needs {learner_gb:.1f} GB and {runtime:.1f} GB of runtime")
@@ -381,6 +397,7 @@ def best_separated(
     rollouts: int,
     offload: bool = False,
     lora_rank: int = 0,
+    zero: int = RUN.learner.zero,
 ) -> PoolPlan | None:
     """The split of `gpus` into two pools with the shortest step; None where there are too few to split."""
     step = max(1, gpus // 16 // tensor_parallel) * tensor_parallel  # engines are whole
@@ -397,6 +414,7 @@ def best_separated(
             rollouts=rollouts,
             offload=offload,
             lora_rank=lora_rank,
+            zero=zero,
         )
         for engine_gpus in range(step, gpus, step)
     ]

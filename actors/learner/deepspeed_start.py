@@ -17,7 +17,7 @@ from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPriva
 from actors.learner.optimizer import RefusingAdamW
 from actors.learner.policy import Policy
 from actors.learner.settings import LearnerSettings
-from rstar_ray.algorithm.state_bytes import GRADIENTS
+from rstar_ray.algorithm.state_bytes import GRADIENTS, REDUCE_BUCKET
 from rstar_ray.errors import LearnerError
 
 DEEPSPEED_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
@@ -114,7 +114,7 @@ def optimizer_arguments(settings: LearnerSettings) -> dict[str, Any]:
 def deepspeed_config(settings: LearnerSettings) -> dict[str, Any]:
     """What DeepSpeed is started with. Micro batches and their scale are ours: it is told of one micro batch a step."""
     on_gpu = settings.device == "cuda"
-    zero: dict[str, Any] = {"stage": settings.zero, "overlap_comm": on_gpu}
+    zero: dict[str, Any] = {"stage": settings.zero, "overlap_comm": on_gpu, "reduce_bucket_size": REDUCE_BUCKET}
     if settings.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": on_gpu}
     config: dict[str, Any] = {

@@ -90,6 +90,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 if of_target is not None:
                     scale += of_target
             grad_logits *= scale
+            del log_probs, scale  # or they would lie beside the next chunk's
             if of_target is not None:
                 grad_logits.scatter_add_(-1, targets_N[chunk, None], of_target)
             if ctx.temperature != 1.0:
@@ -102,6 +103,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     weight_grad_VH.addmm_(grad_logits.t(), hidden)
                 else:
                     weight_grad_VH += grad_logits.t() @ hidden
+            del grad_logits
         if weight_grad_VH is not None:
             weight_grad_VH = weight_grad_VH.to(weight_VH.dtype)
         return hidden_grads_NH, weight_grad_VH, None, None, None

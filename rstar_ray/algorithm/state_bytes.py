@@ -7,6 +7,8 @@ Dtype = Literal["float32", "bfloat16"]
 BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
 GRADIENTS: Dtype = "float32"
 """What gradients are added up in over micro batches and ranks, whatever the forward pass computes in."""
+REDUCE_BUCKET = 100_000_000
+"""Gradients that ZeRO adds up over ranks at a time; DeepSpeed's own 5e8 would take 2 GB of every GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +17,7 @@ class StateBytes:
 
     weight: int
     gradient: int
-    master: int  # the float32 weight that the optimizer steps on; 0 where the weight itself is float32
+    master: int  # the float32 weight that the optimizer steps on; ZeRO has one even of a float32 weight
     moments: int  # AdamW's two
 
     @property
@@ -24,15 +26,52 @@ class StateBytes:
 
     @property
     def offloaded(self) -> int:
-        """What `--learner.offload` keeps in host memory."""
-        return self.master + self.moments
+        """What `--learner.offload` keeps in host memory: the gradients' share too (DeepSpeed 0.19, stage3.py)."""
+        return self.gradient + self.master + self.moments
 
 
-def state_bytes(dtype: Dtype) -> StateBytes:
-    """Under `--learner.dtype`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBytes:
+    """Of one rank, by what it is."""
+
+    weights: float
+    gradients: float
+    master: float
+    moments: float
+    bucket: float  # of `REDUCE_BUCKET`; no share of the model
+
+    @property
+    def state(self) -> float:
+        return self.weights + self.gradients + self.master + self.moments
+
+    @property
+    def offloaded(self) -> float:
+        return self.gradients + self.master + self.moments
+
+
+def state_bytes(dtype: Dtype, zero: int = 3) -> StateBytes:
+    """Under `--learner.dtype` and `--learner.zero`.
 
     >>> state_bytes("bfloat16").total, state_bytes("bfloat16").offloaded
-    (18, 12)
+    (18, 16)
     """
-    master = 0 if dtype == "float32" else BYTES["float32"]
+    master = BYTES["float32"] if zero else 0
     return StateBytes(weight=BYTES[dtype], gradient=BYTES[GRADIENTS], master=master, moments=2 * BYTES["float32"])
+
+
+def rank_bytes(parameters: float, *, dtype: Dtype, zero: int, ranks: int) -> RankBytes:
+    """What a rank holds of so many trained parameters while gradients are added up.
+
+    ZeRO spreads the optimizer's state over the ranks (1 and above), gradients too (2 and above), weights too (3).
+
+    >>> rank_bytes(1e9, dtype="bfloat16", zero=3, ranks=4).state / 1e9
+    4.5
+    """
+    each = state_bytes(dtype, zero)
+    return RankBytes(
+        weights=parameters * each.weight / (ranks if zero == 3 else 1),
+        gradients=parameters * each.gradient / (ranks if zero >= 2 else 1),
+        master=parameters * each.master / (ranks if zero else 1),
+        moments=parameters * each.moments / (ranks if zero else 1),
+        bucket=float(REDUCE_BUCKET * BYTES[GRADIENTS]) if zero == 3 else 0.0,
+    )
