@@ -18,7 +18,7 @@ export PYTHONPATH := $(CURDIR)
 # Container images often set it; here dozens of processes import the same modules, and would compile them each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup train experiment test test-fast mutants chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
+.PHONY: help setup train experiment test test-fast gpu-smoke mutants chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
 .PHONY: cluster-up cluster-down dashboards preflight docs clean same-target
 
 help:  ## What can be made
@@ -58,6 +58,9 @@ test: $(READY)  ## All tests that run on a CPU
 
 test-fast: $(READY)  ## The tests that start neither Ray nor vLLM nor DeepSpeed
 	$(BIN)/python -m pytest -q -m "not slow and not gpu and not real" --numprocesses 2 $(ARGS)
+
+gpu-smoke: $(READY)  ## Five minutes on one GPU: learner, engine and publish; then recipes/rehearse.py --scale gpu
+	$(BIN)/python -m pytest -q -m gpu -rs tests/gpu $(ARGS)
 
 mutants: $(READY)  ## Do the fast tests notice small changes in the pure rooms? ARGS="--sample 300 --seed 1"
 	$(BIN)/python tests/mutants $(ARGS)

@@ -25,6 +25,7 @@ class Sign:
     children: tuple[int, ...] = ()  # processes of its own that it waits for, by their ids
     lines: tuple[str, ...] = ()  # what people should be shown since the last one
     memory_bytes: int = 0  # of the process and its children, see `own_memory_bytes`
+    device_bytes: int = 0  # the most that it has held on its GPU
 
 
 class Alive:
@@ -36,7 +37,13 @@ class Alive:
         self._birth = birth(os.getpid())
 
     def sign(
-        self, *, work: int = 0, progress: int = 0, children: tuple[int, ...] = (), lines: tuple[str, ...] = ()
+        self,
+        *,
+        work: int = 0,
+        progress: int = 0,
+        children: tuple[int, ...] = (),
+        lines: tuple[str, ...] = (),
+        device_bytes: int = 0,
     ) -> Sign:
         return Sign(
             life=self.life,
@@ -48,6 +55,7 @@ class Alive:
             children=children,
             lines=lines,
             memory_bytes=own_memory_bytes(os.getpid(), *children),
+            device_bytes=device_bytes,
         )
 
 

@@ -103,6 +103,7 @@ class TrainingActors:
             show=self._show,
             watch=self.watch,
             silent_s=self._config.detector.silent_s,
+            weights_deadline_s=self._config.learner.step_deadline_s,
             journal=self._journal,
             meter=self.meter,
         )
@@ -278,6 +279,7 @@ class TrainingActors:
                 run=self.meter.run,
                 traces=traces_of(self._config),
                 journal=str(self._journal or ""),
+                weights_deadline_s=self._config.learner.step_deadline_s,
             )
             actor = ray.remote(GenerationActor).options(
                 name=settings.replica_id,

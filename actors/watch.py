@@ -123,12 +123,17 @@ class Watch:
         return await task
 
     def memory_bytes(self) -> dict[str, int]:
-        """Of the run's processes by what they are: `generation`, `learner`, ..., `driver`; all of a kind together."""
+        """Of the run's processes by what they are: `generation`, `learner`, ..., `driver`; all of a kind together.
+
+        `learner_device` is the most that any rank has held on its GPU.
+        """
         held = {"driver": own_memory_bytes(os.getpid())}
         for name, one in self._followed.items():
             if one.sign is not None:
                 kind = name.partition("/")[0]
                 held[kind] = held.get(kind, 0) + one.sign.memory_bytes
+                if one.sign.device_bytes:
+                    held[f"{kind}_device"] = max(held.get(f"{kind}_device", 0), one.sign.device_bytes)
         return held
 
     async def _ask(self, name: str, one: _Followed) -> None:
@@ -173,7 +178,7 @@ class Watch:
             return
         signs = {name: asdict(one.sign) for name, one in sorted(self._followed.items()) if one.sign}
         for sign in signs.values():
-            del sign["work"], sign["progress"], sign["memory_bytes"], sign["lines"]
+            del sign["work"], sign["progress"], sign["memory_bytes"], sign["device_bytes"], sign["lines"]
         with contextlib.suppress(OSError):
             write_json(self._record, signs)
 

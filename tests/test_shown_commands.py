@@ -17,6 +17,8 @@ RUN_BY = {
     "recipes/replay.py": ("rstar_ray/test_repeat_update.py", "replay.main("),
     "recipes/watch.py": ("recipes/test_watch_recipe.py", "recipes.watch"),
     "recipes/plan.py": ("recipes/test_recipe_examples.py", "PlanConfig"),
+    "recipes/rehearse.py": ("recipes/test_rehearse.py", "recipes/rehearse.py"),
+    "make gpu-smoke": ("gpu/test_on_a_gpu.py", "make gpu-smoke"),
     "recipes/prepare.py": ("recipes/test_prepare_recipe.py", "recipes.prepare import main"),
     "recipes/sft.py": ("recipes/test_real_shaped.py", "recipes/sft"),
     "recipes/evaluate.py": ("recipes/test_train_real.py", "recipes/evaluate.py"),

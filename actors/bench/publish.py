@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import tyro
 
+from actors.bench.publish_large import large
 from actors.bench.small import SMALL
 from actors.generation.engine import Engine
 from actors.generation.settings import engine_settings
@@ -42,6 +43,9 @@ class BenchSettings:
 
     publishes: int = 20
     """rounds"""
+    parameters: float = 0.0
+    """random weights of about so many parameters go to one engine instead, without a learner; 0 trains the tiny
+    policy"""
     engines: int = 2
     """replicas that conversations move between"""
     conversations: int = 32
@@ -76,6 +80,8 @@ class Conversation:
 
 
 async def main(bench: BenchSettings) -> dict[str, Any]:
+    if bench.parameters:
+        return await large(bench.parameters, bench.publishes)
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(Path(folder), seed=0)
         rank = LearnerRank(learner_settings(SMALL, Path(folder)))

@@ -64,6 +64,7 @@ class WorkerSettings:
     run: str = ""  # the label of its metrics
     traces: str = ""  # a folder or a collector's address; none are made without
     journal: str = ""  # the run's folder of finished turns; none are kept without
+    weights_deadline_s: float = FETCH_DEADLINE_S  # for those of a new version to come from the publisher's node
 
 
 class GenerationActor:
@@ -76,6 +77,7 @@ class GenerationActor:
         hosts = {entry: [ray.get_actor(name) for name in names] for entry, names in settings.hosts.items()}
         tools = Tools(settings.tools, sandbox, hosts, caller=settings.replica_id, environment=settings.environment)
         self._name = settings.replica_id
+        self._weights_deadline_s = settings.weights_deadline_s
         where = settings.traces
         self._traces = RolloutTraces(
             self._name,
@@ -133,7 +135,7 @@ class GenerationActor:
     async def pull(self, policy_version: int, refs: Sequence[Any]) -> Pulled:
         """Fetch the published buckets and serve them; each ref comes in a list, so that Ray hands on the ref itself."""
         began_s = time.monotonic()
-        buckets = await self._fetch(refs, "weight buckets")
+        buckets = await self._fetch(refs, "weight buckets", self._weights_deadline_s)
         fetched_s = time.monotonic() - began_s
         update = await self._worker.pull(policy_version, buckets, name=refs[0][0].hex())
         return Pulled(
@@ -168,6 +170,6 @@ class GenerationActor:
         await self._worker.close()
         self._traces.close()
 
-    async def _fetch(self, boxed: Sequence[Any], what: str) -> list[Any]:
+    async def _fetch(self, boxed: Sequence[Any], what: str, deadline_s: float = FETCH_DEADLINE_S) -> list[Any]:
         fetching = asyncio.gather(*(box[0] for box in boxed))
-        return await within(fetching, FETCH_DEADLINE_S, waiter=self._name, owner="object store", reason=what)
+        return await within(fetching, deadline_s, waiter=self._name, owner="object store", reason=what)

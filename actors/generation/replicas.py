@@ -34,11 +34,14 @@ class Replicas:
         show: Callable[[str], None],
         watch: Follow,
         silent_s: float,
+        weights_deadline_s: float = CALL_DEADLINE_S,
         journal: Path | None = None,
         meter: Meter = NO_METER,
     ) -> None:
-        """`silent_s`: how long a worker may leave `watch` without an answer. `journal`: where they keep turns."""
+        """`weights_deadline_s`: longest a worker may take for new weights. `silent_s`: how long it may leave `watch`
+        without an answer. `journal`: where they keep turns."""
         self._meter = meter
+        self._weights_deadline_s = weights_deadline_s
         self.workers: dict[str, Any] = {}
         self.rollouts = RolloutClient(balancer, chat, on_worker_lost=self._lost, show=show, journal=journal)
         self._balancer = balancer
@@ -186,7 +189,8 @@ class Replicas:
     async def _pull(self, name: str, weights: Publication) -> Pulled:
         asked = self.workers[name].pull.remote(weights.policy_version, [[ref] for ref in weights.refs])
         try:
-            pulled: Pulled = await self._ask(asked, name, f"policy version {weights.policy_version}")
+            reason = f"policy version {weights.policy_version}"
+            pulled: Pulled = await within(asked, self._weights_deadline_s, waiter="driver", owner=name, reason=reason)
         except RayTaskError as failed:
             if isinstance(failed.cause, ObjectLostError):
                 raise RankLost(f"the rank that published version {weights.policy_version} died with it") from failed

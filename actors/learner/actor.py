@@ -43,10 +43,11 @@ class LearnerActor:
     @ray.method(concurrency_group="probe")
     def probe(self) -> Sign:
         """For the run's detector, in a thread of its own: the others wait while the rank computes."""
+        held = self._rank.memory_bytes()
         with self._meter.guarded():
-            for kind, num_bytes in self._rank.memory_bytes().items():
+            for kind, num_bytes in held.items():
                 self._meter.set("rstar_learner_memory_bytes", num_bytes, rank=str(self._rank.rank), of=kind)
-        return self._alive.sign(progress=self._rank.calls)
+        return self._alive.sign(progress=self._rank.calls, device_bytes=held.get("device", 0))
 
     def address(self) -> tuple[str, int]:
         """Where the ranks meet: a port of this node that listens from now on."""

@@ -1,0 +1,71 @@
+"""One version of large random weights into a real engine: gather, move and load beside a memory copy of its bytes.
+
+The publisher has no optimizer and no ranks: its weights lie whole in this process, as under ZeRO 0 to 2.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from actors.bench.random_model import make_random_model
+from actors.bench.small import SMALL
+from actors.generation.engine import Engine
+from actors.generation.settings import engine_settings
+from actors.learner.settings import MIB
+from actors.weights.buckets import WeightBucket, checksum, pack
+from actors.weights.tensors import named_array
+from rstar_ray.config import with_values
+
+CHANGED = {"engine.kv_tokens": 4_096, "engine.max_running": 8, "engine.dtype": "bfloat16"}
+
+
+async def large(parameters: float, publishes: int) -> dict[str, Any]:
+    """Seconds of each part, the smallest of `publishes`, and the pause over a copy of the same bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        weights = make_random_model(Path(folder), parameters, torch.bfloat16)
+        config = with_values(SMALL, CHANGED)
+        engine = Engine(replace(engine_settings(config, Path(folder)), measure_cost=False))
+        rounds: list[dict[str, float]] = []
+        num_bytes = 0
+        try:
+            await engine.start()
+            for version in range(1, publishes + 1):
+                started = time.perf_counter()
+                named = (named_array(name, tensor) for name, tensor in weights.items())
+                buckets = list(pack(named, config.learner.bucket_mb * MIB))
+                total = checksum(buckets)
+                gathered = time.perf_counter()
+                update = await engine.update_weights(version, buckets)
+                assert update.checksum == total
+                parts = {"gather": gathered - started, "move": update.shared_s, "load": update.paused_s}
+                num_bytes = sum(bucket.num_bytes for bucket in buckets)
+                rounds.append(parts | {"copy": _copy_seconds(buckets)})
+        finally:
+            await engine.close()
+    least = {part: min(one[part] for one in rounds) for part in rounds[0]}
+    return {
+        "benchmark": "publish_large",
+        "device": "cpu",
+        "parameters": sum(tensor.numel() for tensor in weights.values()),
+        "bytes": num_bytes,
+        "publishes": publishes,
+        "seconds": {part: round(seconds, 3) for part, seconds in least.items()},
+        "gb_per_s": {part: round(num_bytes / seconds / 1e9, 2) for part, seconds in least.items()},
+        "pause_over_copy": round(statistics.median(one["load"] / one["copy"] for one in rounds), 2),
+    }
+
+
+def _copy_seconds(buckets: Sequence[WeightBucket]) -> float:
+    """Into memory that is there already, as an engine's own weights are."""
+    there = [np.ones_like(bucket.data) for bucket in buckets]
+    started = time.perf_counter()
+    for bucket, own in zip(buckets, there, strict=True):
+        np.copyto(own, bucket.data)
+    return time.perf_counter() - started

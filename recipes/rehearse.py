@@ -1,0 +1,160 @@
+"""The whole loop before the first real run, and what was seen of it beside what was planned.
+
+python recipes/rehearse.py --scale tiny
+python recipes/rehearse.py --scale gpu --model /shared/Qwen3-1.7B --data.train problems.jsonl --run-dir /shared/one
+
+Three steps of stage 1 on random weights of the model's full size: what they sample hardly ever ends by itself, so that
+budgets decide every length. After the first step a worker is killed; at the end there are a checkpoint and, with
+held-out problems, an evaluation. Of --model its config.json, tokenizer and chat are taken, not its weights. All options
+of recipes/stage1.py hold. Exit status: 0 as planned, 1 something was not, 2 refused.
+"""
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recipes.command_line import parse
+from recipes.ending import status_of
+from recipes.model import start_folder, with_local_model
+from recipes.recipe import Recipe
+from recipes.scales import MACHINES
+from recipes.session import run, run_path, say
+from recipes.stage1 import STAGE_1
+from rstar_ray.config import RunConfig, with_values
+from rstar_ray.errors import ConfigError
+from rstar_ray.run_dir.durable import read_rows, write_json
+from rstar_ray.run_dir.folder import RunDir
+from scheduler.plan import ModelShape, read_model
+from scheduler.rehearsal import Seen, compared, told
+
+STEPS = 3
+CHANGED: dict[str, Any] = {
+    "steps": STEPS,
+    "checkpoint.every_steps": STEPS,
+    "algorithm.reject_equal_reward": False,  # nothing is right, and an update is taken all the same
+    "evaluate.samples": 1,
+    "evaluate.num_problems": 8,
+}
+SMALLER: dict[str, Any] = {
+    "prompts_per_step": 4,
+    "learner.ranks": 1,
+    "evaluate.max_response_tokens": 88,
+    "sandbox.slots": 2,
+}
+"""At scale tiny: enough to see every part at work."""
+REHEARSAL = Recipe(paper=with_values(STAGE_1.paper, CHANGED), tiny={**STAGE_1.tiny, **CHANGED, **SMALLER})
+VICTIM = "generation/0"
+BACK_WITHIN_S = 900.0
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.gguf")
+
+
+@dataclass(slots=True)
+class Kill:
+    """A worker is killed once the first step is done, in a thread beside the run; what came of it."""
+
+    path: Path  # of the run directory
+    back_s: float | None = None  # until its next life answered
+    problem: str = "no step was done"
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self) -> None:
+        while not self.over.wait(0.2):
+            if any(row["stage"] == "stage1" for row in read_rows(self.path / "metrics.jsonl")):
+                try:
+                    self._kill()
+                except Exception as failed:  # of whatever kind: the table says it
+                    self.problem = f"{type(failed).__name__}: {failed}".splitlines()[0]
+                return
+
+    def _kill(self) -> None:
+        import ray
+        from ray.exceptions import RayError
+
+        worker: Any = ray.get_actor(VICTIM)
+        life = ray.get(worker.probe.remote(), timeout=60).life
+        killed_s = time.monotonic()
+        ray.kill(worker, no_restart=False)
+        say(f"rehearsal: {VICTIM} was killed")
+        self.problem = f"it did not come back within {BACK_WITHIN_S:g} s"
+        while time.monotonic() < killed_s + BACK_WITHIN_S and not self.over.wait(0.2):
+            try:
+                if ray.get(worker.probe.remote(), timeout=60).life != life:
+                    self.back_s, self.problem = time.monotonic() - killed_s, ""
+                    return
+            except RayError:
+                continue
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    given = sys.argv[1:] if argv is None else argv
+    return status_of(lambda: rehearse(given), interrupted="stopped")
+
+
+def rehearse(argv: Sequence[str]) -> int:
+    """Run, then compare; the exit status."""
+    (config,) = parse([REHEARSAL], argv, show=say)
+    config = with_local_model(config)
+    config.check_paths()
+    if not config.run_dir:
+        beside = run_path(config)
+        config = with_values(config, {"run_dir": str(beside.with_name(f"{beside.name}-rehearsal"))})
+    path = run_path(config)
+    if (path / "metrics.jsonl").exists():
+        raise ConfigError("--run-dir", f"{path} has been run in already", "give a new one: a rehearsal begins anew")
+    if config.model:
+        config = with_values(config, {"model": str(random_model(config, path))})
+    kill = Kill(path)
+    killing = threading.Thread(target=kill.watch, daemon=True)
+    killing.start()
+    try:
+        run([config])
+    finally:
+        kill.over.set()
+        killing.join(10)
+    lines = compared(config, shape_of(config, path), MACHINES[config.scale].gpu_memory_gb, seen(path, kill))
+    print(told(lines))
+    write_json(path / "rehearsal.json", {"lines": [line.row() for line in lines]})
+    return int(any(line.wrong for line in lines))
+
+
+def random_model(config: RunConfig, path: Path) -> Path:
+    """A folder beside the run directory, which every node sees: all of --model but its weights, and random ones."""
+    import torch
+
+    from actors.weights.random_weights import write_random_weights
+
+    folder = path.with_name(f"{path.name}-random-model")
+    if not (folder / "whole").exists():
+        shutil.copytree(config.model, folder, ignore=shutil.ignore_patterns(*WEIGHTS), dirs_exist_ok=True)
+        count = write_random_weights(folder, getattr(torch, config.learner.dtype), seed=config.seed)
+        say(f"rehearsal: {count:,} random weights in {folder}")
+        (folder / "whole").touch()
+    return folder
+
+
+def shape_of(config: RunConfig, path: Path) -> ModelShape:
+    return read_model(start_folder(config, path, None) / "config.json")
+
+
+def seen(path: Path, kill: Kill) -> Seen:
+    """What the run left behind."""
+    checkpoint = RunDir(path).finished_checkpoint("stage1")
+    files = list(checkpoint.path.rglob("*.safetensors")) if checkpoint else []
+    exported = [file for file in files if checkpoint and (checkpoint.path / "model") in file.parents]
+    return Seen(
+        steps=tuple(row for row in read_rows(path / "metrics.jsonl") if row["stage"] == "stage1"),
+        evaluations=len(read_rows(RunDir(path).evaluations_path)),
+        learner_bytes=sum(file.stat().st_size for file in files if file not in exported),
+        model_bytes=sum(file.stat().st_size for file in exported),
+        worker_back_s=kill.back_s,
+        worker_problem=kill.problem,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""What only a GPU can show: the learner in bfloat16, the engine with graphs, and both on one device.
+
+`make gpu-smoke` runs these; without a GPU they are skipped.
+"""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.generation.engine import Engine
+from actors.weights.buckets import checksum
+from recipes.scales import local_resources
+from rstar_ray.algorithm.state_bytes import rank_bytes
+from rstar_ray.trajectory import Completion, Sampling
+from scheduler.plan import GB, logits_gb
+from tests import derived
+from tests.actors.policies import VOCABULARY, draw_rows, micro_batches, num_sampled, save_policy, weighted
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.real,
+    pytest.mark.skipif(not local_resources()["GPU"], reason="no GPU here"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+SHAPE = {"hidden_size": 512, "intermediate_size": 1_536, "num_hidden_layers": 4, "num_attention_heads": 8,
+         "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 2_048}  # fmt: skip
+SHARE = 0.3  # of the device, for the engine
+BFLOAT16_DIFFERENCE = 0.02
+"""Of log-probs, in the mean: kernels of engine and learner round at other places."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("policy"), **SHAPE)
+
+
+@pytest.fixture(scope="module")
+async def engine(folder: Path) -> AsyncIterator[Engine]:
+    """First on the device: vLLM looks at what is free when it starts."""
+    settings = derived.engine(
+        folder, dtype="bfloat16", max_model_len=1_024, kv_tokens=65_536, max_num_seqs=64, enforce_eager=False,
+        gpu_memory_utilization=SHARE,
+    )  # fmt: skip
+    running = Engine(settings)
+    await running.start()
+    yield running
+    await running.close()
+
+
+@pytest.fixture(scope="module")
+def rank(folder: Path, engine: Engine) -> Iterator[Any]:
+    """On the engine's device, after it."""
+    from actors.learner.rank import LearnerRank
+
+    one = LearnerRank(derived.learner(folder, device="cuda", dtype="bfloat16", zero=3, activation_checkpointing=True))
+    one.start()
+    yield one
+    one.release()
+    one.close()
+    gc.collect()
+
+
+async def complete(engine: Engine, prompt: list[int], number: int, tokens: int = 200) -> Completion:
+    return await engine.generate(
+        prompt, request_id=f"gpu-{number}", max_tokens=tokens, seed=number, sampling=Sampling()
+    )
+
+
+def prompts(count: int) -> list[list[int]]:
+    return np.random.default_rng(0).integers(2, VOCABULARY, (count, 40)).tolist()
+
+
+async def test_a_rank_learns_in_bfloat16_within_what_the_planner_counts(rank: Any):
+    import torch
+
+    rows = weighted(draw_rows(24))
+    torch.cuda.reset_peak_memory_stats()
+    results = [rank.train_rl([micro_batches(rows)], 1e-4) for _ in range(3)]
+    assert all(result.applied and np.isfinite(result.grad_norm) for result in results)
+    assert rank.facts().device != "cpu"
+    state = rank_bytes(rank.facts().num_parameters, dtype="bfloat16", zero=3, ranks=1)
+    held = torch.cuda.memory_allocated()
+    assert held == pytest.approx(state.state + state.bucket, rel=0.05)
+    assert rank.memory_bytes()["device"] < 1.5 * held
+
+
+async def test_chunked_log_probs_hold_what_the_planner_counts():
+    import torch
+
+    from rstar_ray.algorithm.loss import token_logprobs
+
+    vocabulary, chunk, tokens = 151_936, 512, 2_048
+    hidden = torch.randn(tokens, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(vocabulary, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.arange(tokens, device="cuda")
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    logprobs, entropy = token_logprobs(hidden, weight, targets, chunk_tokens=chunk)
+    (logprobs.sum() + 0.1 * entropy.sum()).backward()
+    assert torch.cuda.max_memory_allocated() - before < 1.1 * logits_gb(vocabulary, chunk) * GB
+
+
+async def test_new_weights_are_served_under_load_and_log_probs_agree_with_the_learners(engine: Engine, rank: Any):
+    under_load = [asyncio.create_task(complete(engine, prompt, n, 600)) for n, prompt in enumerate(prompts(32))]
+    await asyncio.sleep(0.5)
+    rank.train_rl([micro_batches(weighted(draw_rows(24)))], 1e-4)
+    buckets = list(rank.weight_buckets())
+    update = await engine.update_weights(1, buckets)
+    assert update.checksum == checksum(buckets)
+    await asyncio.gather(*under_load)
+    rows = draw_rows(16)
+    differences = []
+    for number, row in enumerate(rows):
+        prompt = row.token_ids[:8].tolist()
+        done = await complete(engine, prompt, 1_000 + number)
+        assert set(done.policy_versions) == {1}
+        ids = np.array([*prompt, *done.token_ids], np.int32)
+        mask = np.arange(len(ids)) >= len(prompt)
+        of_row = replace(row, token_ids=ids, loss_mask=mask, rollout_logprobs=None)
+        assert num_sampled([of_row]) == len(done.token_ids)
+        (theirs,) = rank.logprobs([[of_row]])
+        differences.append(np.abs(theirs.numpy() - np.array(done.logprobs)).mean())
+    assert np.mean(differences) < BFLOAT16_DIFFERENCE
+
+
+async def test_a_checkpoint_of_a_gpu_goes_on_there(rank: Any, tmp_path: Path):
+    rank.save_checkpoint(tmp_path, {"said": 1})
+    before = rank.logprobs([draw_rows(4)])
+    rank.train_rl([micro_batches(weighted(draw_rows(24)))], 1e-3)
+    assert rank.load_checkpoint(tmp_path) == {"said": 1}
+    after = rank.logprobs([draw_rows(4)])
+    assert all(np.array_equal(one.numpy(), other.numpy()) for one, other in zip(before, after, strict=True))

@@ -1,0 +1,103 @@
+"""The rehearsal: its comparison on made-up runs, and once in all on real actors."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.rehearse import REHEARSAL, STEPS
+from recipes.scales import MACHINES, at_scale
+from rstar_ray.config import RunConfig
+from scheduler.plan import QWEN3_14B, ModelShape
+from scheduler.rehearsal import Line, Seen, compared, told
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SMALL = ModelShape(
+    name="small", parameters=1e6, layers=2, hidden=64, intermediate=128, heads=4, kv_heads=2, head_dim=16,
+    vocabulary=500,
+)  # fmt: skip
+
+
+def config(scale: str = "tiny") -> RunConfig:
+    return at_scale(REHEARSAL.paper, scale, REHEARSAL.tiny)
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    publish = {"gather_s": 1.0, "move_s": 0.5, "load_s": 0.2, "num_bytes": 4_001_000}
+    times = {"generate_s": 3.0, "tools_s": 1.0, "verify_s": 0.5, "learn_s": 2.0, "publish_s": 1.7, "step_s": 9.0}
+    return {"loss": 0.0, "publish": publish, "memory_bytes": {"driver": 2e9, "learner": 3e9}, **times} | changes
+
+
+GOOD = Seen(
+    steps=(row(), row(), row()), evaluations=1, learner_bytes=12_000_500, model_bytes=4_000_900, worker_back_s=11.0
+)
+
+
+def wrong(seen: Seen, of: RunConfig | None = None, model: ModelShape = SMALL) -> set[str]:
+    of = of or config()
+    return {line.what for line in compared(of, model, MACHINES[of.scale].gpu_memory_gb, seen) if line.wrong}
+
+
+def test_a_run_that_went_as_planned_is_told_so():
+    assert wrong(GOOD) == set()
+    lines = told(compared(config(), SMALL, 0.0, GOOD)).splitlines()
+    (published,) = [line for line in lines if line.startswith("weights published")]
+    assert published.split()[2:] == ["0.004", "GB", "0.004001", "GB", "1.00", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"steps": (row(), row())}, "steps"),
+        ({"steps": (row(), row(loss=None), row())}, "updates"),
+        ({"worker_back_s": None}, "killed worker back after"),
+        ({"evaluations": 0}, "evaluations"),
+        ({"model_bytes": 3_700_000}, "model in the checkpoint"),
+        ({"learner_bytes": 4_000_000}, "learner in the checkpoint"),
+        ({"steps": (row(), row(), row(publish=None))}, None),
+        ({"steps": tuple(row(publish={"num_bytes": 2_000_000, "gather_s": 0, "move_s": 0, "load_s": 0})
+                         for _ in range(3))}, "weights published"),
+    ],
+)  # fmt: skip
+def test_what_did_not_go_as_planned_is_named(changed: dict[str, Any], what: str | None):
+    seen = replace(GOOD, **changed)
+    if "steps" in changed and len(changed["steps"]) < STEPS:
+        assert wrong(seen) == {"steps", "updates"}
+    else:
+        assert wrong(seen) == ({what} if what else set())
+
+
+def test_on_gpus_memory_and_times_are_held_against_the_plan():
+    run, of_model = config("mi300x-64"), QWEN3_14B.parameters
+    memory = {"driver": 2e9, "learner_device": 40e9}
+    rows = tuple(row(memory_bytes=memory, publish=row()["publish"] | {"num_bytes": 2 * of_model}) for _ in range(3))
+    seen = replace(GOOD, steps=rows, model_bytes=int(2 * of_model), learner_bytes=int(12 * of_model), evaluations=0)
+    assert wrong(seen, run, QWEN3_14B) == set()
+    lines = {line.what: line for line in compared(run, QWEN3_14B, 192.0, seen)}
+    assert lines["a rank, device"].planned == pytest.approx(42.3, abs=0.5)
+    assert lines["generate"].planned and "calibrate" in lines["generate"].remark  # 4.5 s are no such step's
+    hot = tuple(one | {"memory_bytes": {"learner_device": 60e9}} for one in rows)
+    assert wrong(replace(seen, steps=hot), run, QWEN3_14B) == {"a rank, device"}
+    blind = tuple(one | {"memory_bytes": {"driver": 1e9}} for one in rows)
+    assert wrong(replace(seen, steps=blind), run, QWEN3_14B) == {"a rank, device"}
+
+
+def test_a_line_without_a_plan_has_no_ratio():
+    line = Line(what="driver, host", planned=None, seen=2.0, unit="GB")
+    assert told([line]).splitlines()[1].split() == ["driver,", "host", "-", "2", "GB", "-", "ok"]
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_the_tiny_scale_is_rehearsed(tmp_path: Path):
+    command = [sys.executable, "recipes/rehearse.py", "--scale", "tiny", "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=900, env=dict(os.environ))
+    assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-2_000:]
+    lines = json.loads((tmp_path / "run" / "rehearsal.json").read_text())["lines"]
+    assert not [line for line in lines if line["wrong"]]
+    assert {"steps", "killed worker back after", "weights published", "step"} <= {line["what"] for line in lines}
