@@ -19,7 +19,7 @@ import tyro
 
 from recipes.scales import MACHINES, at_scale
 from recipes.stage1 import STAGE_1
-from rstar_ray.algorithm.state_bytes import state_bytes
+from rstar_ray.algorithm.state_bytes import gradient_bytes, state_bytes
 from rstar_ray.config import with_values
 from rstar_ray.errors import ConfigError
 from scheduler.plan import (
@@ -35,6 +35,7 @@ from scheduler.plan import (
     adapter_parameters,
     best_separated,
     plan_pools,
+    publish_seconds,
     read_model,
 )
 from scheduler.traces.stages import STAGES
@@ -205,8 +206,9 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
 def _state(config: PlanConfig, model: ModelShape, ranks: int) -> str:
     """How a rank's share of the state is counted: bytes a parameter, shared by ranks as ZeRO has it."""
     each = state_bytes(RUN.learner.dtype, config.zero)
+    gradients = gradient_bytes(RUN.learner.dtype, config.zero)
     on_device = [(each.weight, 3)] if config.offload else [
-        (each.weight, 3), (each.gradient, 2), (each.master + each.moments, 1)
+        (each.weight, 3), (gradients, 2), (each.master + each.moments, 1)
     ]  # fmt: skip
     whole = sum(size for size, spread_from in on_device if config.zero < spread_from)
     spread = sum(size for size, spread_from in on_device if config.zero >= spread_from)
@@ -223,6 +225,7 @@ def _state(config: PlanConfig, model: ModelShape, ranks: int) -> str:
 
 def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated: PoolPlan | None) -> str:
     stage = STAGES[config.stage]
+    parts = publish_seconds(model, Gpu())
     lines = [
         f"{model.name}, {config.stage}: {config.prompts} x {GROUP_ROLLOUTS} rollouts, at most"
         f" {stage.max_response_tokens} tokens and {stage.max_turns} turns. Computed, not measured.",
@@ -249,6 +252,8 @@ def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated
         "",
         f"generate is {OVER_BOUND} x a lower bound on the step (simulated: 1.1 to 1.4); of it a mean rollout waits"
         f" {colocated.tools_s:.1f} s for tools.",
+        f"publish goes through the object store: gather {parts['gather']:.0f} s, move {parts['move']:.0f} s, load"
+        f" {parts['load']:.0f} s, computed from assumed speeds.",
         "colocated adds the phases; separated overlaps them, and trains on rollouts one policy version old.",
     ]
     if separated is not None and not separated.problems and not colocated.problems:

@@ -85,7 +85,9 @@ class Gpu:
     prefill_share: float = 0.4
     train_share: float = 0.35
     runtime_share: float = 0.08  # of memory: context, graphs, communication buffers, fragmentation
-    publish_gb_s: float = 20.0  # weights from learner to engine
+    gather_gb_s: float = 1.4  # by rank 0, to its host: a copy off the device, two in memory, and the sums
+    move_gb_s: float = 1.1  # through Ray's object store to another node, and into its shared memory
+    load_gb_s: float = 10.0  # from there to the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +202,12 @@ def engine_cost(model: ModelShape, gpu: Gpu, tensor_parallel: int) -> EngineCost
     )
 
 
+def publish_seconds(model: ModelShape, gpu: Gpu) -> dict[str, float]:
+    """Of one version's way through the object store, by part; all nodes move and all engines load at one time."""
+    speeds = {"gather": gpu.gather_gb_s, "move": gpu.move_gb_s, "load": gpu.load_gb_s}
+    return {part: model.weights_gb / gb_s for part, gb_s in speeds.items()}
+
+
 def plan_pools(
     model: ModelShape,
     gpu: Gpu,
@@ -244,7 +252,7 @@ def plan_pools(
     tokens = rollouts * TRAINED_SHARE * (mean_prompt + mean_response)
     flops_per_parameter = 2 * (PASSES + ANCHOR_PASSES)
     learn_s = flops_per_parameter * model.parameters * tokens / (learner_gpus * gpu.tflops * 1e12 * gpu.train_share)
-    publish_s = model.weights_gb / gpu.publish_gb_s
+    publish_s = sum(publish_seconds(model, gpu).values())
     return PoolPlan(
         name="colocated" if colocated else "separated",
         engine_gpus=engine_gpus,

@@ -59,6 +59,12 @@ def state_bytes(dtype: Dtype, zero: int = 3) -> StateBytes:
     return StateBytes(weight=BYTES[dtype], gradient=BYTES[GRADIENTS], master=master, moments=2 * BYTES["float32"])
 
 
+def gradient_bytes(dtype: Dtype, zero: int) -> int:
+    """Of a parameter, at their most: stage 1 keeps those of a backward pass, in its own type, until that ends."""
+    both = zero == 1 and dtype == "bfloat16"
+    return BYTES[GRADIENTS] + (BYTES[dtype] if both else 0)
+
+
 def rank_bytes(parameters: float, *, dtype: Dtype, zero: int, ranks: int) -> RankBytes:
     """What a rank holds of so many trained parameters while gradients are added up.
 
@@ -70,7 +76,7 @@ def rank_bytes(parameters: float, *, dtype: Dtype, zero: int, ranks: int) -> Ran
     each = state_bytes(dtype, zero)
     return RankBytes(
         weights=parameters * each.weight / (ranks if zero == 3 else 1),
-        gradients=parameters * each.gradient / (ranks if zero >= 2 else 1),
+        gradients=parameters * gradient_bytes(dtype, zero) / (ranks if zero >= 2 else 1),
         master=parameters * each.master / (ranks if zero else 1),
         moments=parameters * each.moments / (ranks if zero else 1),
         bucket=float(REDUCE_BUCKET * BYTES[GRADIENTS]) if zero == 3 else 0.0,
