@@ -29,7 +29,6 @@ KINDS = [("float32", 0), ("float32", 1), ("float32", 3), ("bfloat16", 1), ("bflo
 
 def tensors() -> dict[int, int]:
     """Bytes of everything that a tensor of this process lies in, by its address."""
-    gc.collect()
     found: dict[int, int] = {}
     for one in gc.get_objects():
         if type(one) in (torch.Tensor, torch.nn.Parameter) and one.device.type == "cpu":
@@ -70,12 +69,13 @@ def of_rank(rank: int, folder: str) -> None:
             def counted(loss: Any, back: Callable[..., Any] = backward, first: dict[int, int] = before) -> None:
                 nonlocal peak
                 back(loss)
-                peak = max(peak, held(first))
+                if rank == 0:
+                    peak = max(peak, held(first))
 
             for update in range(2):  # the first makes the optimizer's state
                 if update:
                     one.engine.backward = counted
-                one.train_rl([micro_batches(rows, 64)], 1e-3)
+                one.train_rl([micro_batches(rows, 128)], 1e-3)
             moments = sum(
                 value.untyped_storage().nbytes()
                 for state in one.optimizer.state.values()
@@ -87,6 +87,7 @@ def of_rank(rank: int, folder: str) -> None:
             }  # fmt: skip
             one.release()
             del one, backward, counted
+            gc.collect()
     if rank == 0:
         (Path(folder) / "seen.json").write_text(json.dumps(seen))
 
