@@ -10,6 +10,7 @@ from recipes.command_line import parse
 from recipes.evaluate import EVALUATE
 from recipes.plan import PlanConfig
 from recipes.recipe import Recipe
+from recipes.rehearse import REHEARSAL
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
@@ -20,7 +21,7 @@ PAGES = [*(REPOSITORY / "recipes").glob("*.py"), REPOSITORY / "README.md", *(REP
 COMMAND = re.compile(r"python recipes/(\w+)\.py((?: +[^\s`\n]+)*)")
 RECIPES: dict[str, list[Recipe]] = {
     "sft": [SFT], "stage1": [STAGE_1], "stage2": [STAGE_2], "stage3": [STAGE_3], "evaluate": [EVALUATE],
-    "train": [SFT, STAGE_1, STAGE_2, STAGE_3],
+    "train": [SFT, STAGE_1, STAGE_2, STAGE_3], "rehearse": [REHEARSAL],
 }  # fmt: skip
 SHOWN = sorted({(name, " ".join(said.split())) for page in PAGES for name, said in COMMAND.findall(page.read_text())})
 
