@@ -249,7 +249,8 @@ def test_a_process_that_gets_no_core_is_told_from_one_that_is_stopped():
         waited_s = starved_s(before, waits_for_cores_s(spinning.pid))
         assert waited_s > 0.2
         stopped.send_signal(signal.SIGSTOP)
-        time.sleep(0.2)
+        while psutil.Process(stopped.pid).status() != psutil.STATUS_STOPPED:  # it needs a core to stop
+            time.sleep(0.01)
         before = waits_for_cores_s(stopped.pid)
         time.sleep(1.0)
         assert starved_s(before, waits_for_cores_s(stopped.pid)) == 0
