@@ -76,18 +76,25 @@ class Kill:
         from ray.exceptions import RayError
 
         worker: Any = ray.get_actor(VICTIM)
-        life = ray.get(worker.probe.remote(), timeout=60).life
+        life = _life(worker)
         killed_s = time.monotonic()
         ray.kill(worker, no_restart=False)
         say(f"rehearsal: {VICTIM} was killed")
         self.problem = f"it did not come back within {BACK_WITHIN_S:g} s"
         while time.monotonic() < killed_s + BACK_WITHIN_S and not self.over.wait(0.2):
             try:
-                if ray.get(worker.probe.remote(), timeout=60).life != life:
+                if _life(worker) != life:
                     self.back_s, self.problem = time.monotonic() - killed_s, ""
                     return
             except RayError:
                 continue
+
+
+def _life(worker: Any) -> str:
+    import ray
+
+    sign: Any = ray.get(worker.probe.remote(), timeout=60)
+    return sign.life
 
 
 def main(argv: Sequence[str] | None = None) -> int:
