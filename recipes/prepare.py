@@ -2,6 +2,8 @@
 
 python recipes/prepare.py deepmath.parquet --out problems.jsonl --integer-answers --against aime2024.jsonl math500.jsonl
 python recipes/prepare.py BytedTsinghua-SIA/DAPO-Math-17k --out dapo.jsonl --integer-answers --english
+python recipes/prepare.py gpqa_diamond.csv --out gpqa.jsonl --keep-duplicates
+python recipes/prepare.py BFCL_v3_simple.json --answers possible_answer/BFCL_v3_simple.json --out bfcl.jsonl
 python recipes/prepare.py problems.jsonl --check
 python recipes/prepare.py problems.jsonl --out kept.jsonl --pass-rates runs/mine/evaluations/problems-0123456789ab.jsonl
 """
@@ -9,7 +11,7 @@ python recipes/prepare.py problems.jsonl --out kept.jsonl --pass-rates runs/mine
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -20,6 +22,7 @@ import tyro
 from rstar_ray.data.columns import Columns, RawProblem, find_columns, raw_problem
 from rstar_ray.data.overlap import NGRAM_WORDS
 from rstar_ray.data.prepare import PassRates, Prepared, Rules, prepare
+from rstar_ray.data.published import Form, published_form
 from rstar_ray.data.tables import FORMATS, read_table
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import to_row, write_bytes, write_json, write_text
@@ -39,12 +42,14 @@ class PrepareConfig:
     """Problems from files (jsonl, json, csv, parquet), folders of them, or Hugging Face dataset names."""
 
     sources: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """files, folders, or dataset names as owner/name[:split]; the first of several equal problems stays"""
+    """files, folders, or dataset names as owner/name[/part][:split]; the first of several equal problems stays"""
     out: Path | None = None
     """where the problems go, .jsonl or .parquet; FILE.counts.json beside it holds the counts"""
     check: bool = False
     """report only, write nothing"""
     columns: ColumnNames = field(default_factory=ColumnNames)
+    answers: Path | None = None
+    """a file of {"id", "ground_truth"}, for sets that keep their answers apart (BFCL)"""
     integer_answers: bool = False
     """keep only integer answers, as the paper does, written plainly"""
     english: bool = False
@@ -124,29 +129,46 @@ def prepare_sources(config: PrepareConfig) -> Prepared:
         ngram_words=config.against_words,
         pass_rates=rates,
     )
-    rows = chain.from_iterable(source_rows(source, config.columns, show=True) for source in config.sources)
+    apart = read_answers(config.answers) if config.answers is not None else {}
+    rows = chain.from_iterable(source_rows(source, config.columns, apart, show=True) for source in config.sources)
     return prepare(rows, rules, name=Path(config.sources[0].partition(":")[0]).stem)
 
 
-def source_rows(source: str, names: ColumnNames, *, show: bool = False) -> Iterator[RawProblem]:
-    """Rows of a file, of a folder's files in order, or of a dataset of the Hugging Face hub."""
+def source_rows(
+    source: str, names: ColumnNames, apart: Mapping[str, Any] | None = None, *, show: bool = False
+) -> Iterator[RawProblem]:
+    """Rows of a file, of a folder's files in order, or of a dataset of the Hugging Face hub; `apart`: answers by id."""
+    apart = apart or {}
     path = Path(source)
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.suffix in FORMATS)
         if not files:
             raise ConfigError(source, f"the folder holds no {', '.join(FORMATS)} file", "name files")
         for file in files:
-            yield from _problems(file.name, read_table(file), names, show=show)
+            yield from _problems(file.name, read_table(file), names, apart, show=show)
     elif path.exists() or path.suffix in FORMATS:
-        yield from _problems(path.name, read_table(path), names, show=show)
+        yield from _problems(path.name, read_table(path), names, apart, show=show)
     else:
-        yield from _problems(source, _hub_rows(source), names, show=show)
+        yield from _problems(source, _hub_rows(source), names, apart, show=show)
 
 
-def _problems(name: str, rows: Iterator[tuple[int, Any]], names: ColumnNames, *, show: bool) -> Iterator[RawProblem]:
+def _problems(
+    name: str, rows: Iterator[tuple[int, Any]], names: ColumnNames, apart: Mapping[str, Any], *, show: bool
+) -> Iterator[RawProblem]:
     columns: Columns | None = None
+    form: Form | None = None
+    number = 0
     for number, row in rows:
         where = f"{name}, row {number}"
+        if form is None and columns is None and names == ColumnNames():
+            form = published_form(row)
+            if form and show:
+                print(f"{name}: {form.__doc__}", flush=True)
+        if form is not None:
+            if published_form(row) is not form:
+                raise ConfigError(where, "has other columns than the first row", "prepare sets of two forms apart")
+            yield form(row, where, apart)
+            continue
         if columns is None:
             columns = find_columns(row, where=where, problem=names.problem, answer=names.answer, id_column=names.id)
             if show:
@@ -154,26 +176,39 @@ def _problems(name: str, rows: Iterator[tuple[int, Any]], names: ColumnNames, *,
         yield raw_problem(row, columns, where=where)
         if show and number % 50_000 == 0:
             print(f"{name}: {number:,} rows", flush=True)
-    if columns is None:
+    if not number:
         raise ConfigError(name, "holds no row", "name a file with problems")
 
 
 def _hub_rows(source: str) -> Iterator[tuple[int, Any]]:
     """Streamed from the hub, so that only what is read is downloaded."""
     name, _, split = source.partition(":")
-    if name.count("/") != 1:
-        mend = f"name an existing file or folder ({', '.join(FORMATS)}), or a dataset as owner/name[:split]"
+    if name.count("/") not in (1, 2):
+        mend = f"name an existing file or folder ({', '.join(FORMATS)}), or a dataset as owner/name[/part][:split]"
         raise ConfigError(source, "there is no such file", mend)
     import datasets
 
     datasets.disable_progress_bars()
     try:
-        rows: Any = datasets.load_dataset(name, split=split or "train", streaming=True)
+        rows: Any = datasets.load_dataset(
+            "/".join(name.split("/")[:2]), *name.split("/")[2:], split=split or "train", streaming=True
+        )
         yield from enumerate(rows, start=1)
     except Exception as error:  # the hub's client raises two dozen kinds, from no network to no such split
         reason = " ".join(str(error).split())[:160]
         mend = "where there is no network, bring its parquet files and name them"
         raise ConfigError(source, f"the hub gives no such dataset ({type(error).__name__}: {reason})", mend) from error
+
+
+def read_answers(path: Path) -> dict[str, Any]:
+    """Answers that a set keeps apart: rows of {"id", "ground_truth"}."""
+    answers: dict[str, Any] = {}
+    for number, row in read_table(path):
+        if not isinstance(row, dict) or "id" not in row or "ground_truth" not in row:
+            where = f"{path.name}, row {number}"
+            raise ConfigError(where, "lacks id or ground_truth", "name the file of answers that belongs to the set")
+        answers[str(row["id"])] = row["ground_truth"]
+    return answers
 
 
 def read_pass_rates(path: Path) -> dict[str, int]:

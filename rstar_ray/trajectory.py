@@ -20,6 +20,7 @@ class Problem:
     answer: str
     family: str = ""  # tiny world: which generator made it
     difficulty: float = 0.0
+    reward: str = ""  # the rule that judges it; empty: --reward.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

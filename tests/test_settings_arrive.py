@@ -337,6 +337,7 @@ WAYS: dict[str, Way | Elsewhere] = {
     ),
     "chat.template": Elsewhere(f"{CHAT}::test_what_is_exported_names_every_stop_token", "template="),
     "chat.system": Way("Be kind.", prompt),
+    "chat.before": Way("Think well.", prompt),
     "chat.thinking": Elsewhere(f"{TEMPLATES}::test_thinking_is_switched_where_the_template_has_a_switch", "thinking="),
     "chat.parser": Elsewhere(f"{TEMPLATES}::test_what_does_not_fit_is_refused_with_the_mend", "parser="),
     "chat.stop": Elsewhere(f"{TEMPLATES}::test_a_template_without_an_end_of_its_own_takes", "stop="),

@@ -53,7 +53,14 @@ def load_chat(
         told = [tool.told() for tool in tools]
         syntax = syntax_of(profile.syntax.removeprefix("vllm:"), tokenizer, told)
     return TokenizerChat(
-        tokenizer, profile, system=system, shows_tools=instruct, tools=tools, thinking=thinking, syntax=syntax
+        tokenizer,
+        profile,
+        system=system,
+        before=config.before,
+        shows_tools=instruct,
+        tools=tools,
+        thinking=thinking,
+        syntax=syntax,
     )
 
 

@@ -43,7 +43,7 @@ class ChatFormat(Protocol):
 class TokenizerChat:
     """`ChatFormat` by a Hugging Face tokenizer and what `resolve` found out about it.
 
-    `system` and, with `shows_tools`, the tools come before the problem; empty, they do not.
+    `system` and, with `shows_tools`, the tools come before the problem, `before` in its message; empty, they do not.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class TokenizerChat:
         profile: ChatProfile,
         *,
         system: str = "",
+        before: str = "",
         tools: Sequence[ToolSpec] = (PYTHON_TOOL,),
         shows_tools: bool = False,
         thinking: str = "",
@@ -60,6 +61,7 @@ class TokenizerChat:
         self.profile = profile
         self._tokenizer = tokenizer
         self._system = system
+        self._before = before
         self._tools = {tool.name: tool for tool in tools}
         self._told = [tool.told() for tool in tools] if shows_tools and tools else None
         self._syntax = syntax or SYNTAXES.get(profile.syntax, HERMES)
@@ -81,7 +83,11 @@ class TokenizerChat:
 
     def prompt_ids(self, problem: Problem) -> list[int]:
         """The rendered problem up to where the policy begins, shape [P]."""
-        return [*self._prompt_head, *self._encode_plain(self._prompt.words(problem.problem)), *self._prompt_tail]
+        return [
+            *self._prompt_head,
+            *self._encode_plain(self._prompt.words(self._before + problem.problem)),
+            *self._prompt_tail,
+        ]
 
     def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]:
         """All answers of one turn, up to where the policy goes on."""

@@ -14,6 +14,8 @@ class ChatConfig:
     """chat template, a jinja file; empty takes the tokenizer's own"""
     system: str = ""
     """system text before each problem; empty takes the built-in instructions, none leaves it out"""
+    before: str = ""
+    """words before each problem, in the same message; empty puts none there"""
     thinking: Literal["auto", "on", "off"] = "auto"
     """the template's switch for thinking; auto leaves it as it is"""
     parser: str = "auto"

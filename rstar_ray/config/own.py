@@ -7,7 +7,7 @@ from typing import Literal
 from rstar_ray.config.checks import at_least, require
 from rstar_ray.config.tree import MayChange
 
-REWARDS = ("math", "exact", "choice", "code")
+REWARDS = ("math", "exact", "choice", "code", "instructions", "calls")
 """Rules that judge an answer; any other is a person's own `module:function`."""
 _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -18,12 +18,14 @@ class RewardConfig:
 
     name: str = "math"
     """math: equal to the truth as mathematics (arXiv:2508.20722 section 2.2); exact: the same words; choice: the same
-    letter; code: a program that passes the truth's cases; module:function: a function of your own"""
+    letter; code: a program that passes the truth's cases; instructions: an answer that follows the truth's verifiable
+    instructions (IFEval); calls: the truth's function calls, written down (BFCL); module:function: a function of your
+    own. A problem that names a rule itself is judged by that"""
     place: Literal["answer", "boxed", "anywhere"] = "answer"
     """where the final answer stands. answer: the last boxed in the last <answer>; boxed: the last boxed behind the
     thought; anywhere: that, the last <answer>, or what is declared as the answer"""
     partial: bool = False
-    """code: the share of passed cases in place of all or nothing"""
+    """code, instructions: the share of what passed in place of all or nothing"""
     deadline_s: MayChange[float] = 10.0
     """longest a function of your own may take for one completion; after that its process is killed [s]"""
     processes: MayChange[int] = 2

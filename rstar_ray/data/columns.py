@@ -15,7 +15,7 @@ from rstar_ray.reward.find import last_boxed
 
 PROBLEM_COLUMNS = ("problem", "question", "prompt", "query")
 ANSWER_COLUMNS = ("answer", "expected_answer", "final_answer", "reward_model.ground_truth", "ground_truth", "target")
-ID_COLUMNS = ("id", "unique_id", "uuid", "problem_id", "extra_info.index", "index", "idx")
+ID_COLUMNS = ("id", "unique_id", "uuid", "problem_id", "problem_idx", "extra_info.index", "index", "idx")
 FAMILY_COLUMNS = ("family", "subject", "topic", "problem_source")
 DIFFICULTY_COLUMNS = ("difficulty", "level")
 _DAPO_FRAME = re.compile(
@@ -49,8 +49,9 @@ class RawProblem:
     problem: str
     answer: str
     id: str
-    family: str
-    difficulty: float
+    family: str = ""
+    difficulty: float = 0.0
+    reward: str = ""  # the rule that judges it
 
 
 def find_columns(row: Any, *, where: str, problem: str = "", answer: str = "", id_column: str = "") -> Columns:

@@ -89,20 +89,21 @@ def _refusal(row: RawProblem, rules: Rules) -> str:
         return f"longer than {rules.max_chars} characters"
     if rules.english and _OTHER_SCRIPTS.search(row.problem):
         return "not English"
-    if rules.integer_answers and as_integer(row.answer.strip("$ ")) is None:
+    if rules.integer_answers and not row.reward and as_integer(row.answer.strip("$ ")) is None:
         return "answer is no integer"
     return ""
 
 
 def _problem(row: RawProblem, rules: Rules) -> Problem:
     answer = row.answer.strip()
-    integer = as_integer(answer.strip("$ ")) if rules.integer_answers else None
+    integer = as_integer(answer.strip("$ ")) if rules.integer_answers and not row.reward else None
     return Problem(
         id=row.id,
         problem=row.problem,
         answer=answer if integer is None else str(integer),
         family=row.family,
         difficulty=row.difficulty,
+        reward=row.reward,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rstar_ray.config.own import REWARDS
 from rstar_ray.data.columns import plain_text
 from rstar_ray.data.tables import read_table
 from rstar_ray.errors import ConfigError
@@ -15,8 +16,8 @@ from rstar_ray.trajectory import Problem
 def load_problems(path: Path | str, *, integer_answers: bool) -> list[Problem]:
     """Problems from jsonl, json, csv or parquet rows of {"id", "problem", "answer"}; whole numbers count as text.
 
-    `family` (string) and `difficulty` (number) are taken where present. Raises `ConfigError`
-    naming file, row (from 1) and field for the first row that cannot be used.
+    `family` (string), `difficulty` (number) and `reward` (the rule that judges this problem) are taken where present.
+    Raises `ConfigError` naming file, row (from 1) and field for the first row that cannot be used.
     """
     path = Path(path)
     problems: list[Problem] = []
@@ -41,7 +42,7 @@ def _problem_of(row: Any, *, where: str, integer_answers: bool) -> Problem:
         raise ConfigError(where, "is not an object", 'write {"id", "problem", "answer"}')
     fields: dict[str, Any] = {str(name): value for name, value in row.items()}
     id_, problem, answer = (_text(fields, name, where) for name in ("id", "problem", "answer"))
-    if integer_answers and not re.fullmatch(r"[+-]?\d+", answer):
+    if integer_answers and not fields.get("reward") and not re.fullmatch(r"[+-]?\d+", answer):
         mend = "give an integer, or allow other answers with --data.no-integer-answers"
         raise ConfigError(where, f"answer {answer!r} is not an integer", mend)
     family, difficulty = fields.get("family") or "", fields.get("difficulty") or 0.0
@@ -49,7 +50,12 @@ def _problem_of(row: Any, *, where: str, integer_answers: bool) -> Problem:
         raise ConfigError(where, f"family {family!r} is not a string", "write it in quotes")
     if isinstance(difficulty, bool) or not isinstance(difficulty, (int, float)) or not math.isfinite(difficulty):
         raise ConfigError(where, f"difficulty {difficulty!r} is not a number", "write a number or leave it out")
-    return Problem(id=id_, problem=problem, answer=answer, family=family, difficulty=float(difficulty))
+    reward = fields.get("reward") or ""
+    if reward and reward not in REWARDS:
+        raise ConfigError(where, f"reward {reward!r} is none", f"give {', '.join(REWARDS)}, or leave it out")
+    return Problem(
+        id=id_, problem=problem, answer=answer, family=family, difficulty=float(difficulty), reward=str(reward)
+    )
 
 
 def _text(row: Mapping[str, Any], name: str, where: str) -> str:

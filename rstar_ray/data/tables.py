@@ -52,6 +52,9 @@ def _json(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         rows = json.loads(path.read_bytes().decode("utf-8-sig"))
     except (ValueError, RecursionError) as broken:
+        if isinstance(broken, json.JSONDecodeError) and broken.msg == "Extra data":  # an object a line, as in .jsonl
+            yield from _jsonl(path)
+            return
         raise ConfigError(path.name, f"is not JSON ({broken})", "write a list of objects") from broken
     if not isinstance(rows, list):
         raise ConfigError(path.name, "is no list", "write a list of objects, or one object per line as .jsonl")

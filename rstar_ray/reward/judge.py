@@ -1,17 +1,20 @@
 """Who judges: `--reward.name` is a rule of this room, or a person's own `module:function`."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from rstar_ray.config import RewardConfig
+from rstar_ray.config.own import REWARDS
 from rstar_ray.errors import ConfigError, JudgeError
+from rstar_ray.reward.calls import read_wanted, same_calls
 from rstar_ray.reward.choice import chosen_letter
-from rstar_ray.reward.find import Place, as_integer, find_answer, last_program
+from rstar_ray.reward.find import Place, as_integer, find_answer, last_program, spoken
 from rstar_ray.reward.maths import same_mathematics
 from rstar_ray.reward.own import OwnReward
 from rstar_ray.reward.programs import ProgramRun, read_cases, share_passed
+from rstar_ray.reward.verifiable import read_instructions, share_followed
 from rstar_ray.trajectory import Problem
 
 MAX_TRIES = 3
@@ -45,20 +48,22 @@ Rule = Callable[[str, Problem], Awaitable[float]]
 
 def make_judge(config: RewardConfig, tools: JudgingTools, *, own_folder: str = "") -> JudgeFn:
     """The judge that the settings name; what fails is tried again."""
-    return Retrying(OwnReward(config, own_folder) if ":" in config.name else _rule(config, tools), config.place)
+    rules = _rules(config, tools)
+    asked = OwnReward(config, own_folder) if ":" in config.name else rules[config.name]
+    return Retrying({**rules, "": asked}, config.place)
 
 
 class Retrying:
-    """A rule, tried again where judging fails."""
+    """The rule that a problem names, or "" where it names none; tried again where judging fails."""
 
-    def __init__(self, rule: Rule, place: Place) -> None:
-        self._rule = rule
+    def __init__(self, rules: Mapping[str, Rule], place: Place) -> None:
+        self._rules = rules
         self._place: Place = place
 
     async def __call__(self, completion: str, problem: Problem) -> Judgement:
         for tried in range(MAX_TRIES):
             try:
-                reward = await self._rule(completion, problem)
+                reward = await self._rules[problem.reward](completion, problem)
                 return Judgement(reward, tried, find_answer(completion, self._place) or "")
             except JudgeError:
                 if tried + 1 == MAX_TRIES:
@@ -67,7 +72,7 @@ class Retrying:
         raise AssertionError("the last try returns or raises")
 
 
-def _rule(config: RewardConfig, tools: JudgingTools) -> Rule:
+def _rules(config: RewardConfig, tools: JudgingTools) -> dict[str, Rule]:
     place: Place = config.place
 
     async def math(completion: str, problem: Problem) -> float:
@@ -88,7 +93,14 @@ def _rule(config: RewardConfig, tools: JudgingTools) -> Rule:
         cases = read_cases(problem.answer)
         return await share_passed(program, cases, tools.run_program, all_of_them=not config.partial)
 
-    return {"math": math, "exact": exact, "choice": choice, "code": code}[config.name]
+    async def instructions(completion: str, problem: Problem) -> float:
+        share = share_followed(spoken(completion).strip(), read_instructions(problem.answer))
+        return share if config.partial else float(share == 1.0)
+
+    async def calls(completion: str, problem: Problem) -> float:
+        return float(same_calls(completion, read_wanted(problem.answer)))
+
+    return dict(zip(REWARDS, (math, exact, choice, code, instructions, calls), strict=True))
 
 
 async def math_reward(answer: str | None, truth: str, tools: JudgingTools) -> float:
@@ -101,16 +113,25 @@ async def math_reward(answer: str | None, truth: str, tools: JudgingTools) -> fl
     return float(await same_mathematics(answer, truth, tools.compare))
 
 
+TRUTHS: dict[str, tuple[Callable[[str], object], str]] = {
+    "code": (read_cases, '[{"input": "...", "output": "..."}]'),
+    "instructions": (read_instructions, '[{"name": "punctuation:no_comma", "asked": {}}]'),
+    "calls": (read_wanted, '[{"name": "f", "arguments": {"a": [1]}}]'),
+}
+"""Rules whose truth is JSON text: its reader, and its form."""
+
+
 def refuse_truths(problems: Sequence[Problem], config: RewardConfig, option: str) -> None:
-    """Raise `ConfigError` for the first truth that the reward cannot judge by, before anything starts."""
+    """Raise `ConfigError` for the first truth that its reward cannot judge by, before anything starts."""
     for problem in problems:
-        where = f"{option}, problem {problem.id!r}"
-        if config.name == "choice" and chosen_letter(problem.answer) is None:
+        where, rule = f"{option}, problem {problem.id!r}", problem.reward or config.name
+        if rule == "choice" and chosen_letter(problem.answer) is None:
             mend = "write the letter of the right choice, or choose another --reward.name"
             raise ConfigError(where, f"answer {problem.answer[:60]!r} is no letter", mend)
-        if config.name == "code":
+        if rule in TRUTHS:
+            read, form = TRUTHS[rule]
             try:
-                read_cases(problem.answer)
+                read(problem.answer)
             except ValueError as wrong:
-                mend = 'write [{"input": "...", "output": "..."}] as JSON text, or choose another --reward.name'
+                mend = f"write {form} as JSON text, or choose another --reward.name"
                 raise ConfigError(where, f"answer {wrong}", mend) from None

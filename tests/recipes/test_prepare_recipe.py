@@ -4,8 +4,13 @@ from pathlib import Path
 import pytest
 
 from recipes.prepare import main
+from rstar_ray.config import RewardConfig
 from rstar_ray.data.problems import load_problems
+from rstar_ray.reward.calls import read_wanted, same_calls
+from rstar_ray.reward.judge import refuse_truths
+from rstar_ray.reward.verifiable import read_instructions
 from rstar_ray.run_dir.durable import read_json
+from rstar_ray.trajectory import Problem
 
 
 def write(path: Path, *rows: dict) -> str:
@@ -100,3 +105,117 @@ def test_a_dataset_of_the_hub_without_a_network_says_so(monkeypatch: pytest.Monk
         main(["nobody/nothing-of-this-name", "--check"])
     error = capsys.readouterr().err
     assert "the hub gives no such dataset" in error and "bring its parquet files" in error and error.count("\n") == 1
+
+
+GPQA = {"Question": "Which?", "Correct Answer": "this", "Record ID": "rec1", "High-level domain": "Physics"}
+GPQA |= {f"Incorrect Answer {number}": f"not {number}" for number in (1, 2, 3)}
+
+
+def prepared(tmp_path: Path, *options: str) -> list[Problem]:
+    main([*options, "--out", str(tmp_path / "out.jsonl"), "--integer-answers", "--keep-duplicates"])
+    return load_problems(tmp_path / "out.jsonl", integer_answers=True)
+
+
+def test_gpqa_gets_letters_in_an_order_of_its_own_and_is_judged_by_the_choice(tmp_path: Path):
+    rows = [GPQA | {"Record ID": f"rec{number}", "Question": f"Which of {number}?"} for number in range(40)]
+    problems = prepared(tmp_path, write(tmp_path / "gpqa_diamond.jsonl", *rows))
+    for problem in problems:
+        assert f"({problem.answer}) this\n" in problem.problem and problem.reward == "choice"
+        assert problem.family == "Physics"
+    assert {problem.answer for problem in problems} == set("ABCD")
+    assert problems == prepared(tmp_path, str(tmp_path / "gpqa_diamond.jsonl"))
+    refuse_truths(problems, RewardConfig(), "set")
+
+
+def test_questions_with_choices_get_letters(tmp_path: Path):
+    row = {"question": "Which?", "choices": ["a", "b", "c"], "answer": 1, "subject": "law"}
+    (problem,) = prepared(tmp_path, write(tmp_path / "mmlu.jsonl", row))
+    assert (problem.answer, problem.reward, problem.family) == ("B", "choice", "law")
+    assert "(A) a\n(B) b\n(C) c\n" in problem.problem
+
+
+def test_ifeval_is_judged_by_its_instructions(tmp_path: Path):
+    names, asked = ["punctuation:no_comma", "length_constraints:number_words"], [{"num_words": None}, {"num_words": 3}]
+    row = {"key": 1000, "prompt": "Say, in three words.", "instruction_id_list": names, "kwargs": asked}
+    (problem,) = prepared(tmp_path, write(tmp_path / "ifeval.jsonl", row))
+    assert (problem.id, problem.problem, problem.reward) == ("1000", "Say, in three words.", "instructions")
+    assert [(one.name, one.asked) for one in read_instructions(problem.answer)] == [
+        (names[0], {}),
+        (names[1], {"num_words": 3}),
+    ]
+
+
+def test_bfcl_has_its_functions_shown_and_its_answers_in_a_file_apart(tmp_path: Path):
+    function = {"name": "area", "description": "Of a triangle.", "parameters": {"type": "dict", "properties": {}}}
+    question = [[{"role": "user", "content": "How large, with base 10?"}]]
+    row = {"id": "simple_0", "question": question, "function": [function]}
+    none = {"id": "irrelevance_3", "question": question, "function": [function]}
+    source = write(tmp_path / "BFCL_v3_simple.json", row, none)
+    truths = [{"id": f"simple_{number}", "ground_truth": [{"area": {"base": [10 + number]}}]} for number in (0, 1)]
+    answers = write(tmp_path / "answers.json", *truths)
+    first, second = prepared(tmp_path, source, "--answers", answers)
+    assert json.dumps(function) in first.problem and first.problem.endswith("The request: How large, with base 10?")
+    assert same_calls("[area(base=10)]", read_wanted(first.answer)) and first.family == "simple"
+    assert first.reward == second.reward == "calls" and read_wanted(second.answer) == []
+
+
+def test_hmmt_and_the_parts_of_a_dataset_of_the_hub_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import datasets
+
+    asked: list[tuple[object, ...]] = []
+
+    def load(*names: str, split: str, streaming: bool) -> list[dict[str, object]]:
+        asked.append((*names, split))
+        return [{"problem_idx": 4, "problem": "How many?", "answer": "103", "problem_type": ["Algebra"]}]
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    (problem,) = prepared(tmp_path, "somebody/hmmt/part:test")
+    assert (problem.id, problem.answer, problem.reward) == ("4", "103", "") and asked == [
+        ("somebody/hmmt", "part", "test")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (GPQA | {"Correct Answer": ["this"]}, "set.jsonl, row 1, Correct Answer: is no text"),
+        ({"question": "?", "choices": ["a"], "answer": 0}, "set.jsonl, row 1, choices: is no list of choices"),
+        ({"question": "?", "choices": ["a", "b"], "answer": 2}, "row 1, answer: 2 is none of the choices"),
+        ({"question": "?", "choices": ["a", "b"], "answer": ""}, "row 1, answer: '' is none of the choices"),
+        (
+            {"prompt": "?", "instruction_id_list": ["a"], "kwargs": []},
+            "row 1, kwargs: does not fit instruction_id_list",
+        ),
+        ({"prompt": "?", "instruction_id_list": ["a"], "kwargs": ["x"]}, "row 1, kwargs: does not fit"),
+        (
+            {"id": "simple_1", "question": "?", "function": []},
+            "row 1, id: 'simple_1' has no ground_truth; name the file",
+        ),
+        ({"id": "s", "question": "?", "function": [], "ground_truth": ["f()"]}, "ground_truth: is no list of calls"),
+        ({"id": "s", "question": "?", "function": [], "ground_truth": 3}, "ground_truth: is no list of calls"),
+        (
+            {"id": "s", "question": [[{"content": "a"}], [{"content": "b"}]], "function": [], "ground_truth": []},
+            "question: is no single turn",
+        ),
+    ],
+)
+def test_a_row_of_a_published_set_that_is_not_as_published_is_named(
+    tmp_path: Path, row: dict, message: str, capsys: pytest.CaptureFixture[str]
+):
+    source = write(tmp_path / "set.jsonl", row)
+    with pytest.raises(SystemExit):
+        main([source, "--out", str(tmp_path / "out.jsonl")])
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and not (tmp_path / "out.jsonl").exists()
+
+
+def test_two_forms_in_one_file_and_answers_that_are_none_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    mixed = write(tmp_path / "mixed.jsonl", GPQA, {"problem": "?", "answer": "1"})
+    with pytest.raises(SystemExit):
+        main([mixed, "--check"])
+    assert "mixed.jsonl, row 2: has other columns than the first row" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([mixed, "--check", "--answers", mixed])
+    assert "mixed.jsonl, row 1: lacks id or ground_truth" in capsys.readouterr().err

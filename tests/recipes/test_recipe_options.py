@@ -12,14 +12,16 @@ from recipes.data import heldout_problems, problem_sets, training_problems
 from recipes.evaluate import EVALUATE
 from recipes.model import model_context_tokens
 from recipes.scales import SCALES, at_scale, detect_scale
-from recipes.session import run, run_path, with_sft_before
+from recipes.session import run, run_path, tools_of, with_sft_before
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
 from recipes.stage3 import STAGE_3
+from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import RunConfig, differences, leaves, may_change, with_values
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.folder import RunDir
+from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
 
 ALL = [SFT, STAGE_1, STAGE_2, STAGE_3]
 TINY = ["--scale", "tiny"]
@@ -398,10 +400,35 @@ def test_a_protocol_sets_what_was_published_and_other_options_go_over_it():
     assert asked("--evaluate.protocol", "paper") == (16, 0.6, 1.0, 30_720, 30)
     assert asked("--evaluate.protocol=release") == (16, 0.0, 1.0, 30_720, 5)
     assert asked("--evaluate.protocol", "paper", "--evaluate.samples", "4") == (4, 0.6, 1.0, 30_720, 30)
+    assert asked("--evaluate.protocol", "rstar2-agent-14b") == (16, 0.6, 1.0, 30_720, 30)
     (tiny,) = parse([EVALUATE], TINY)
     assert (tiny.evaluate.samples, tiny.evaluate.max_turns) == (4, 6)
     with pytest.raises(ConfigError, match=r"--evaluate\.protocol: 'papers' is no protocol; choose own, paper, release"):
         asked("--evaluate.protocol", "papers")
+
+
+def test_the_released_model_is_asked_on_five_sets_with_its_own_prompt_and_tool_by_one_command(tmp_path: Path):
+    family = FAMILIES["rstar2"]
+    model = tmp_path / "model"
+    tokenizer_of(family).save_pretrained(str(model))
+    (model / "config.json").write_text('{"vocab_size": 400, "max_position_embeddings": 40960}')
+    (model / "generation_config.json").write_text(json.dumps(generation_of(family)))
+    sets = ["aime2024", "aime2025", "hmmt2025", "math500", "gpqa"]
+    for name in sets:
+        row = {"id": "1", "problem": f"From {name}?", "answer": "7"}
+        if name == "gpqa":
+            row |= {"answer": "C", "reward": "choice"}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    files = [str(tmp_path / f"{name}.jsonl") for name in sets]
+    options = ["--model", str(model), "--evaluate.protocol", "rstar2-agent-14b", "--evaluate.files", *files]
+    (config,) = parse([EVALUATE], ["--scale", "gpu", *options])
+    problems = problem_sets(config)
+    assert list(problems) == sets and problems["gpqa"][0].reward == "choice" and problems["math500"][0].reward == ""
+    chat = load_chat(model, config.chat, instruct=config.rollout.instruct, tools=tools_of(config))
+    asked = chat.decode(chat.prompt_ids(problems["hmmt2025"][0]))
+    assert asked.count("python_code_with_standard_io") == 1 and "Solve the problem." not in asked
+    assert "\\boxed{} tag.\nThis is the problem:\nFrom hmmt2025?<|im_end|>" in asked
+    assert asked.endswith("<|im_start|>assistant\n<reason>")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "deadline_s": 1_800.0,
     },
     "chat.": {
-        "template": "", "system": "", "thinking": "auto", "parser": "auto", "stop": (), "tool_name": "python",
+        "template": "", "system": "", "before": "", "thinking": "auto", "parser": "auto", "stop": (),
+        "tool_name": "python",
     },
     "algorithm.": {
         "rollouts_per_prompt": 32, "keep": 16, "resample": "paper", "least_failures": 0, "roc_error_ratio": True,

@@ -198,3 +198,24 @@ def test_an_own_function_that_cannot_be_asked_is_refused_in_one_line(name: str, 
         check_own_reward(name, str(tmp_path))
     assert complaint in str(refused.value) and "--own-folder" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+async def test_a_problem_that_names_its_rule_is_judged_by_it_whatever_the_others_are():
+    ask = judge()
+    letter = Problem(id="g", problem="?", answer="C", reward="choice")
+    assert (await ask(answer("C) 12"), letter)).reward == 1.0 and (await ask(answer("B"), letter)).reward == 0.0
+    told = [{"name": "punctuation:no_comma", "asked": {}}, {"name": "startend:quotation", "asked": {}}]
+    instructions = Problem(id="i", problem="?", answer=json.dumps(told), reward="instructions")
+    assert (await ask('<think>a, b</think>"No."', instructions)).reward == 1.0
+    assert (await ask("No.", instructions)).reward == 0.0
+    assert (await judge(partial=True)("No.", instructions)).reward == 0.5
+    calls = Problem(id="c", problem="?", answer='[{"name": "f", "arguments": {"a": [1]}}]', reward="calls")
+    assert (await ask("[f(a=1)]", calls)).reward == 1.0 and (await ask("[f(a=2)]", calls)).reward == 0.0
+
+
+@pytest.mark.parametrize(("rule", "message"), [("instructions", "holds no list"), ("calls", "names no values for a")])
+def test_a_truth_is_refused_by_the_rule_that_its_problem_names(rule: str, message: str):
+    wrong = {"instructions": "[]", "calls": '[{"name": "f", "arguments": {"a": 1}}]'}[rule]
+    one = Problem(id="p", problem="?", answer=wrong, reward=rule)
+    with pytest.raises(ConfigError, match=f"problem 'p': answer .*{message}"):
+        refuse_truths([one], RewardConfig(), "--evaluate.files set.jsonl")

@@ -1,0 +1,198 @@
+"""Instructions that a program can verify, as IFEval asks for them (arXiv:2311.07911, Table 1), by its data's names.
+
+Strict: the answer is taken as it stands. Sentences and languages are told apart by rules of our own, where the
+published figures use statistical models; on such instructions single answers may be judged otherwise.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rstar_ray.reward.language import is_language, sentences
+
+_OPTIONS = ("my answer is yes.", "my answer is no.", "my answer is maybe.")
+Check = Callable[[str, Mapping[str, Any]], bool]
+"""(answer, what the instruction asks for) to whether it is followed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One of a prompt's instructions."""
+
+    name: str
+    asked: Mapping[str, Any]
+
+    def followed_by(self, answer: str) -> bool:
+        return bool(answer.strip()) and CHECKS[self.name][0](answer, self.asked)
+
+
+def read_instructions(truth: str) -> list[Instruction]:
+    """Instructions as a truth holds them: `[{"name": "punctuation:no_comma", "asked": {}}, ...]` as JSON.
+
+    Raises ValueError saying what is wrong.
+    """
+    try:
+        written: Any = json.loads(truth)
+    except ValueError as error:
+        raise ValueError(f"is no JSON ({error})") from None
+    if not isinstance(written, list) or not written:
+        raise ValueError("holds no list of instructions")
+    return [_instruction(row) for row in cast(list[Any], written)]
+
+
+def _instruction(row: Any) -> Instruction:
+    fields = cast(dict[str, Any], row) if isinstance(row, dict) else {}
+    name, asked = fields.get("name"), fields.get("asked")
+    if not isinstance(name, str) or name not in CHECKS:
+        raise ValueError(f"asks for {name!r}, which nothing here verifies")
+    needed = CHECKS[name][1]
+    given = {key: value for key, value in cast(dict[str, Any], asked or {}).items() if value is not None}
+    for key, kind in needed.items():
+        if not isinstance(given.get(key), kind) or isinstance(given[key], bool):
+            raise ValueError(f"asks for {name} without {key}")
+    return Instruction(name, given)
+
+
+def share_followed(answer: str, instructions: list[Instruction]) -> float:
+    """The share of them that an answer follows."""
+    return sum(one.followed_by(answer) for one in instructions) / len(instructions)
+
+
+def _as_asked(count: int, relation: Any, wanted: int) -> bool:
+    return count < wanted if relation == "less than" else count >= wanted
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text)
+
+
+def _paragraphs(answer: str) -> list[str]:
+    """Of a text whose paragraphs are divided by three stars; nothing before the first or behind the last is none."""
+    parts = re.split(r"\s?\*\*\*\s?", answer)
+    return parts[0 if parts[0].strip() else 1 : len(parts) if parts[-1].strip() else -1]
+
+
+def _number_paragraphs(answer: str, asked: Mapping[str, Any]) -> bool:
+    parts = _paragraphs(answer)
+    return all(part.strip() for part in parts) and len(parts) == asked["num_paragraphs"]
+
+
+def _nth_paragraph(answer: str, asked: Mapping[str, Any]) -> bool:
+    parts = [part for part in re.split(r"\n\n", answer) if part.strip()]
+    nth = asked["nth_paragraph"]
+    if len(parts) != asked["num_paragraphs"] or not 1 <= nth <= len(parts):
+        return False
+    first = re.sub(r"^[\"'“”‘’(]+|[.,?!\"'”’):;]+$", "", parts[nth - 1].split()[0])
+    return first.lower() == asked["first_word"].lower()
+
+
+def _postscript(answer: str, asked: Mapping[str, Any]) -> bool:
+    marker = asked["postscript_marker"].lower()
+    pattern = {"p.p.s": r"p\.\s?p\.\s?s", "p.s.": r"p\.\s?s\."}.get(marker) or re.escape(marker)
+    return re.search(pattern, answer.lower()) is not None
+
+
+def _bullets(answer: str, asked: Mapping[str, Any]) -> bool:
+    return len(re.findall(r"^\s*(?:\*(?!\*)|-)\s*\S.*$", answer, re.MULTILINE)) == asked["num_bullets"]
+
+
+def _highlights(answer: str, asked: Mapping[str, Any]) -> bool:
+    found = re.findall(r"\*\*([^\n*]+)\*\*|\*([^\n*]+)\*", answer)
+    return sum(bool((double or single).strip()) for double, single in found) >= asked["num_highlights"]
+
+
+def _sections(answer: str, asked: Mapping[str, Any]) -> bool:
+    mark = re.escape(asked["section_spliter"].strip())
+    return len(re.findall(rf"{mark}\s?\d+", answer)) >= asked["num_sections"]
+
+
+def _json(answer: str, asked: Mapping[str, Any]) -> bool:
+    inner = re.fullmatch(r"```[a-zA-Z]*\s*(.*?)\s*```", answer.strip(), re.DOTALL)
+    try:
+        json.loads(inner[1] if inner else answer)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _two_responses(answer: str, asked: Mapping[str, Any]) -> bool:
+    parts = [part.strip() for part in answer.split("******")]
+    inner = [part for place, part in enumerate(parts) if part or 0 < place < len(parts) - 1]
+    return len(inner) == 2 and all(inner) and inner[0] != inner[1]
+
+
+def _keyword_frequency(answer: str, asked: Mapping[str, Any]) -> bool:
+    count = len(re.findall(re.escape(asked["keyword"].strip()), answer, re.IGNORECASE))
+    return _as_asked(count, asked.get("relation"), asked["frequency"])
+
+
+def _letter_frequency(answer: str, asked: Mapping[str, Any]) -> bool:
+    count = answer.lower().count(asked["letter"].lower())
+    return _as_asked(count, asked.get("let_relation"), asked["let_frequency"])
+
+
+def _forbidden(answer: str, asked: Mapping[str, Any]) -> bool:
+    return not any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", answer, re.I) for word in asked["forbidden_words"])
+
+
+def _capital_words(answer: str, asked: Mapping[str, Any]) -> bool:
+    count = sum(word.isupper() for word in re.findall(r"[\w'-]+", answer))
+    return _as_asked(count, asked.get("capital_relation"), asked["capital_frequency"])
+
+
+def _ends(answer: str, asked: Mapping[str, Any]) -> bool:
+    return answer.strip().strip('"').lower().endswith(asked["end_phrase"].strip().lower())
+
+
+def _repeats(answer: str, asked: Mapping[str, Any]) -> bool:
+    return answer.strip().lower().startswith(asked["prompt_to_repeat"].strip().lower())
+
+
+CHECKS: dict[str, tuple[Check, dict[str, type]]] = {
+    "keywords:existence": (
+        lambda answer, asked: all(word.lower() in answer.lower() for word in asked["keywords"]),
+        {"keywords": list},
+    ),
+    "keywords:frequency": (_keyword_frequency, {"keyword": str, "frequency": int}),
+    "keywords:forbidden_words": (_forbidden, {"forbidden_words": list}),
+    "keywords:letter_frequency": (_letter_frequency, {"letter": str, "let_frequency": int}),
+    "language:response_language": (lambda answer, asked: is_language(answer, asked["language"]), {"language": str}),
+    "length_constraints:number_sentences": (
+        lambda answer, asked: _as_asked(len(sentences(answer)), asked.get("relation"), asked["num_sentences"]),
+        {"num_sentences": int},
+    ),
+    "length_constraints:number_paragraphs": (_number_paragraphs, {"num_paragraphs": int}),
+    "length_constraints:number_words": (
+        lambda answer, asked: _as_asked(len(_words(answer)), asked.get("relation"), asked["num_words"]),
+        {"num_words": int},
+    ),
+    "length_constraints:nth_paragraph_first_word": (
+        _nth_paragraph,
+        {"num_paragraphs": int, "nth_paragraph": int, "first_word": str},
+    ),
+    "detectable_content:number_placeholders": (
+        lambda answer, asked: len(re.findall(r"\[[^\]]*\]", answer)) >= asked["num_placeholders"],
+        {"num_placeholders": int},
+    ),
+    "detectable_content:postscript": (_postscript, {"postscript_marker": str}),
+    "detectable_format:number_bullet_lists": (_bullets, {"num_bullets": int}),
+    "detectable_format:constrained_response": (
+        lambda answer, _: any(option in answer.lower() for option in _OPTIONS),
+        {},
+    ),
+    "detectable_format:number_highlighted_sections": (_highlights, {"num_highlights": int}),
+    "detectable_format:multiple_sections": (_sections, {"section_spliter": str, "num_sections": int}),
+    "detectable_format:json_format": (_json, {}),
+    "detectable_format:title": (lambda answer, _: re.search(r"<<[^\n<>]*\S[^\n<>]*>>", answer) is not None, {}),
+    "combination:two_responses": (_two_responses, {}),
+    "combination:repeat_prompt": (_repeats, {"prompt_to_repeat": str}),
+    "startend:end_checker": (_ends, {"end_phrase": str}),
+    "startend:quotation": (lambda answer, _: re.fullmatch(r'".+"', answer.strip(), re.DOTALL) is not None, {}),
+    "change_case:capital_word_frequency": (_capital_words, {"capital_frequency": int}),
+    "change_case:english_capital": (lambda answer, _: answer.isupper() and is_language(answer, "en"), {}),
+    "change_case:english_lowercase": (lambda answer, _: answer.islower() and is_language(answer, "en"), {}),
+    "punctuation:no_comma": (lambda answer, _: "," not in answer, {}),
+}
+"""Each with what it must be told."""
