@@ -79,6 +79,11 @@ class PrepareConfig:
             raise ConfigError("--out", f"{self.out.name} is neither", "name a file that ends in .jsonl or .parquet")
         if self.out is not None and not self.out.absolute().parent.is_dir():
             raise ConfigError("--out", f"{self.out.absolute().parent} does not exist", "make the folder first")
+        if self.out is not None and self.out.is_dir():
+            raise ConfigError("--out", f"{self.out} is a folder", "name a file")
+        read = [Path(one) for one in (*self.sources, *self.against, self.answers, self.pass_rates) if one]
+        if self.out is not None and self.out.exists() and any(one.exists() and self.out.samefile(one) for one in read):
+            raise ConfigError("--out", f"{self.out} is read from itself", "name another file")
         for option, value in (("--max-chars", self.max_chars), ("--solved-at-least", self.solved_at_least)):
             if value < 0:
                 raise ConfigError(option, f"{value} is below 0", "give 0 or more")

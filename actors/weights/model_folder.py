@@ -5,7 +5,7 @@ the embeddings that it is tied to, or buffers of older releases.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -56,10 +56,10 @@ class SavedWeights:
 
 def refuse_misfit(folder: Path) -> None:
     """Raise `ConfigError` where the folder's safetensors do not hold the parameters of the model it describes."""
-    saved = SavedWeights(folder).shapes()
+    saved = _whole(folder, "the safetensors", lambda: SavedWeights(folder).shapes())
     if not saved:
         raise ConfigError("--model", f"{folder} has no safetensors", "save its weights as safetensors")
-    parameters = parameter_shapes(folder)
+    parameters = _whole(folder, "config.json", lambda: parameter_shapes(folder))
     if missing := sorted(parameters.keys() - saved.keys()):
         raise ConfigError(
             "--model",
@@ -75,6 +75,16 @@ def refuse_misfit(folder: Path) -> None:
             "make config.json agree with the weights (a padded vocabulary is vocab_size's business)",
         )
     _refuse_another_head(folder, parameters.keys(), saved.keys())
+
+
+def _whole(folder: Path, part: str, read: Callable[[], Shapes]) -> Shapes:
+    try:
+        return read()
+    except ConfigError:
+        raise
+    except Exception as broken:  # safetensors and transformers raise many kinds for what is not whole, or not known
+        reason = " ".join(str(broken).split())[:160] or type(broken).__name__
+        raise ConfigError("--model", f"{part} of {folder} cannot be read ({reason})", "copy it whole") from broken
 
 
 def _refuse_another_head(folder: Path, parameters: Collection[str], saved: Collection[str]) -> None:

@@ -100,6 +100,9 @@ def notes(chat: TokenizerChat, folder: Path, rows: Sequence[Row]) -> Iterator[st
     if missing := set(profile.stop_token_ids) - set(named if isinstance(named, list) else [named]):
         texts = ", ".join(repr(text) for token_id, text in profile.stop_tokens if token_id in missing)
         yield f"{GENERATION} does not name {texts}: others who serve this folder run on there; an export names it"
+    if profile.syntax.startswith("vllm:"):
+        parser = profile.syntax.removeprefix("vllm:")
+        yield f"calls are read by vLLM's parser {parser!r}, which a run looks for, and not this command"
     if not profile.template.shows_tools:
         yield "the template passes over tools: they are described in the system text, or give --chat.template"
     if len(rows) > 1:

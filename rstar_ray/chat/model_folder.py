@@ -43,7 +43,7 @@ def load_chat(
     tools = [python_tool(config.tool_name) if tool.runs == "python" else tool for tool in tools]
     tokenizer = load_tokenizer(folder)
     _refuse_other_vocabulary(tokenizer, folder)
-    profile = resolve(tokenizer, _json(folder / GENERATION), choices(config))
+    profile = resolve(tokenizer, _generation(tokenizer, folder), choices(config))
     system = config.system if config.system != "none" else ""
     if not config.system and instruct:
         system = instructions(tools)
@@ -99,7 +99,8 @@ def write_chat_files(folder: Path, chat: TokenizerChat) -> None:
 def _refuse_other_vocabulary(tokenizer: Any, folder: Path) -> None:
     """A token that the model has no row for would end the run at its first use."""
     config = _json(folder / "config.json")
-    size = (config.get("text_config") or config).get("vocab_size")
+    part = config.get("text_config")
+    size = (cast(dict[str, Any], part) if isinstance(part, dict) and part else config).get("vocab_size")
     largest = max(cast(dict[str, int], tokenizer.get_vocab()).values())
     if isinstance(size, int) and largest >= size:
         token = tokenizer.convert_ids_to_tokens(largest)
@@ -110,11 +111,28 @@ def _refuse_other_vocabulary(tokenizer: Any, folder: Path) -> None:
         )
 
 
+def _generation(tokenizer: Any, folder: Path) -> dict[str, Any]:
+    """generation_config.json, whose `eos_token_id` is one token of the tokenizer, several, or none."""
+    generation = _json(folder / GENERATION)
+    named = generation.get("eos_token_id")
+    for token_id in cast(list[Any], named if isinstance(named, list) else [] if named is None else [named]):
+        if not isinstance(token_id, int) or tokenizer.convert_ids_to_tokens(token_id) is None:
+            raise ConfigError(
+                "--model",
+                f"{folder / GENERATION} names {token_id!r} as eos_token_id, which is no token of the tokenizer",
+                "give the number of one, or a list of such, or copy the file that belongs to the tokenizer",
+            )
+    return generation
+
+
 def _template(path: str) -> str:
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
+        text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("--chat.template", f"{path} cannot be read ({_line(error)})", "name a jinja file") from error
+    if not text.strip():
+        raise ConfigError("--chat.template", f"{path} is empty", "name a jinja file")
+    return text
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from rstar_ray.chat.template import TokenizerChat, chat_of
 from rstar_ray.config import ChatConfig
 from rstar_ray.data.conversation import Conversation, RowError, conversation
 from rstar_ray.data.sft import RowProblem, encode
-from rstar_ray.data.tables import read_table
+from rstar_ray.data.tables import half_character, read_table
 from rstar_ray.errors import ConfigError
 
 CHUNK = 128
@@ -207,9 +207,12 @@ def _row(raw: Any) -> Any:
     if not isinstance(raw, bytes):
         return _without_none(raw)
     try:
-        return json.loads(raw.decode("utf-8-sig"))
+        row = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or nested beyond reason
         raise RowError("no JSON") from error
+    if b"\\ud" in raw.lower() and (half := half_character(row)):
+        raise RowError(f"half a character ({half})")
+    return row
 
 
 def _without_none(value: Any) -> Any:

@@ -3,7 +3,7 @@
 import csv
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,18 +22,18 @@ def read_table(path: Path | str) -> Iterator[tuple[int, Any]]:
     if not path.is_file():
         problem = "is a directory" if path.is_dir() else "there is no such file"
         raise ConfigError(str(path), problem, "name an existing jsonl or parquet file")
-    match path.suffix:
-        case ".jsonl":
-            return _jsonl(path)
-        case ".json":
-            return _json(path)
-        case ".csv":
-            return _csv(path)
-        case ".parquet":
-            return _parquet(path)
-        case suffix:
-            mend = f"name a file that ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-            raise ConfigError(path.name, f"{suffix or 'no ending'} is no known format", mend)
+    readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
+    if path.suffix not in readers:
+        mend = f"name a file that ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        raise ConfigError(path.name, f"{path.suffix or 'no ending'} is no known format", mend)
+    return _readable(path, readers[path.suffix])
+
+
+def _readable(path: Path, reader: Callable[[Path], Iterator[tuple[int, Any]]]) -> Iterator[tuple[int, Any]]:
+    try:
+        yield from reader(path)
+    except OSError as refused:
+        raise ConfigError(str(path), f"cannot be read ({refused.strerror})", "let yourself read it") from refused
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
@@ -45,7 +45,23 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
                 except (ValueError, RecursionError) as broken:  # no JSON, no UTF-8, or nested beyond reason
                     where = f"{path.name}, row {number}"
                     raise ConfigError(where, f"is not JSON ({broken})", "write one JSON object per line") from broken
+                if b"\\ud" in line.lower():
+                    _refuse_half_characters(row, f"{path.name}, row {number}")
                 yield number, row
+
+
+def half_character(row: Any) -> str:
+    """Half of a character, which JSON may spell (`\\ud83d` alone) and nothing can write or encode; empty without."""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as broken:
+        return f"\\u{ord(broken.object[broken.start]):04x}"
+    return ""
+
+
+def _refuse_half_characters(row: Any, where: str) -> None:
+    if half := half_character(row):
+        raise ConfigError(where, f"holds half a character ({half})", "write the text whole, or drop the row")
 
 
 def _json(path: Path) -> Iterator[tuple[int, Any]]:
@@ -58,7 +74,9 @@ def _json(path: Path) -> Iterator[tuple[int, Any]]:
         raise ConfigError(path.name, f"is not JSON ({broken})", "write a list of objects") from broken
     if not isinstance(rows, list):
         raise ConfigError(path.name, "is no list", "write a list of objects, or one object per line as .jsonl")
-    yield from enumerate(cast(list[Any], rows), start=1)
+    for number, row in enumerate(cast(list[Any], rows), start=1):
+        _refuse_half_characters(row, f"{path.name}, row {number}")
+        yield number, row
 
 
 def _csv(path: Path) -> Iterator[tuple[int, Any]]:

@@ -105,3 +105,23 @@ def test_other_parameters_than_the_models_are_named_and_refused(tmp_path: Path):
         EngineError, match=r"missing \[model\.embed_tokens\.weight\], unknown \[extra\], .*\[model\.nor"
     ):
         refuse_other_parameters(folder, buckets(folder, changed))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.safetensors", b"", "the safetensors of .* cannot be read"),
+        ("model.safetensors", b"\x08" * 400, "the safetensors of .* cannot be read"),
+        (INDEX, b"{", "the safetensors of .* cannot be read"),
+        (INDEX, b"{}", "the safetensors of .* cannot be read"),
+        ("config.json", b'{"model_type": "nonsense"}', "config.json of .* cannot be read .*nonsense"),
+    ],
+)
+def test_a_file_that_is_cut_off_or_unknown_is_refused_in_one_line(
+    tmp_path: Path, name: str, content: bytes, message: str
+):
+    folder = saved_with(tmp_path / "model", dict)
+    (folder / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"--model: {message}") as refused:
+        refuse_misfit(folder)
+    assert "\n" not in str(refused.value)

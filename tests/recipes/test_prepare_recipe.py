@@ -81,6 +81,12 @@ def test_pass_rates_are_read_as_an_evaluation_writes_them(tmp_path: Path):
         (["{good}", "--check", "--solved-at-most", "1"], "--solved-at-most: 1 leaves nothing to keep"),
         (["{list}", "--check"], "list.jsonl, row 2, answer: is a list, not text"),
         (["{empty}", "--check"], "empty.jsonl: holds no row"),
+        (
+            ["{half}", "--out", "{folder}/x.jsonl"],
+            "half.jsonl, row 2: holds half a character (\\ud83d); write the text whole",
+        ),
+        (["{good}", "--out", "{folder}"], "--out: {folder} is a folder; name a file"),
+        (["{good}", "--out", "{good}"], "--out: {good} is read from itself; name another file"),
     ],
 )
 def test_what_cannot_be_prepared_is_refused_in_one_line_and_leaves_nothing(
@@ -90,12 +96,17 @@ def test_what_cannot_be_prepared_is_refused_in_one_line_and_leaves_nothing(
         "good": write(tmp_path / "good.jsonl", {"problem": "What is 1 + 1?", "answer": "2"}),
         "list": write(tmp_path / "list.jsonl", {"problem": "?", "answer": "2"}, {"problem": "!", "answer": [1]}),
         "empty": write(tmp_path / "empty.jsonl"),
+        "half": write(
+            tmp_path / "half.jsonl", {"problem": "\U0001f600", "answer": 1}, {"problem": "\ud83d", "answer": 1}
+        ),
+        "folder": str(tmp_path / "folder.jsonl"),
     }
+    Path(names["folder"]).mkdir()
     before = sorted(tmp_path.iterdir())
     with pytest.raises(SystemExit) as refused:
         main([option.format(**names) for option in options])
     error = capsys.readouterr().err
-    assert refused.value.code == 2 and message in error and error.count("\n") == 1
+    assert refused.value.code == 2 and message.format(**names) in error and error.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -205,7 +205,7 @@ EDGES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]], str, str]] = 
      "0.9 of 4 steps leaves none after the warm-up", "lower it or raise --sft.steps"),
     ("chat.tool_name", [{"": "x"}], [{"": ""}], "it is empty", "give a name"),
     ("reward.name", [{"": "choice"}, {"": "a.b:c"}], [{"": "maths"}, {"": ":f"}, {"": "a:b:c"}], "is no reward",
-     "give math, exact, choice, code, or module:function"),
+     "give math, exact, choice, code, instructions, calls, or module:function"),
     ("tools.use", [{"": ()}, {"": ("a:b", "python")}], [{"": ("python", "search")}], "'search' is no tool",
      "give python, or module:object"),
     ("tools.use", [{"": ("a:b", "a:c")}], [{"": ("a:b", "a:b")}], "a:b stands there twice", "name it once"),

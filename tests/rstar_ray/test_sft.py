@@ -217,6 +217,13 @@ def test_rows_that_do_not_fit_are_left_out_and_counted_by_reason(tmp_path: Path,
     assert first.startswith("sft: left out 2: such as rows.jsonl:3:") and "left out 1:" in second
 
 
+def test_a_row_with_half_a_character_is_left_out(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    half = '{"messages": [{"role": "user", "content": "\\ud83d"}, {"role": "assistant", "content": "x"}]}'
+    path.write_text(json.dumps({"messages": MESSAGES}) + "\n" + half + "\n")
+    assert [str(problem) for problem in plan(path).left_out] == ["rows.jsonl:2: half a character (\\ud83d)"]
+
+
 def test_more_than_a_share_left_out_is_refused_with_the_commonest_reason(tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"messages": MESSAGES}) + "\n" + '{"x": 1}\n' * 2)

@@ -57,6 +57,18 @@ def test_a_system_text_takes_the_place_of_the_instructions_or_none_does(folder: 
             "knows token .*, its model has 100",
         ),
         (lambda folder: (folder / "generation_config.json").write_text("["), "generation_config.json cannot be read"),
+        (
+            lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": [[1]]}'),
+            r"generation_config.json names \[1\] as eos_token_id, which is no token",
+        ),
+        (
+            lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": "x"}'),
+            "generation_config.json names 'x' as eos_token_id",
+        ),
+        (
+            lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": [99999]}'),
+            "generation_config.json names 99999 as eos_token_id",
+        ),
         (lambda folder: (folder / "chat_template.jinja").unlink(), "--chat.template: the tokenizer has no chat"),
     ],
 )
@@ -65,6 +77,18 @@ def test_a_folder_that_is_not_whole_is_refused_in_one_line(folder: Path, change:
     with pytest.raises(ConfigError, match=problem) as refused:
         load_chat(folder, ChatConfig(), instruct=True)
     assert "\n" not in str(refused.value)
+
+
+def test_an_empty_template_is_refused_and_takes_nothings_place(folder: Path, tmp_path: Path):
+    (tmp_path / "empty.jinja").write_text(" \n")
+    with pytest.raises(ConfigError, match=r"--chat.template: .*empty.jinja is empty"):
+        load_chat(folder, ChatConfig(template=str(tmp_path / "empty.jinja")), instruct=True)
+
+
+def test_a_config_whose_text_part_is_nothing_is_passed_over(folder: Path):
+    (folder / "config.json").write_text('{"text_config": 3, "vocab_size": 100}')
+    with pytest.raises(ConfigError, match="its model has 100"):
+        load_chat(folder, ChatConfig(), instruct=True)
 
 
 def test_a_template_that_cannot_be_read_is_refused(folder: Path):

@@ -142,6 +142,8 @@ DIFFERENT = [
     ("   ", "5"),
     ("\\text{I do not know}", "5"), ("\\text{5 or 6}", "5"), ("{", "5"), ("\\frac{", "\\frac{1}{2}"),
     ("\\boxed{}", "5"),
+    # what computer algebra takes for the same
+    ("\\sum_{i=1}^n X_i^3", "\\sum_{i=1}^n X_i^2"), ("1-2^{-2^{2002}}", "1-2^{-2^{2001}}"),
     # words behind a number that change it, and sums in a mixed number
     ("5\\text{ million}", "5"), ("5 factorial", "5"), ("5\\text{ dozen}", "5"), ("5 squared", "5"),
     ("3\\text{ halves}", "3"),

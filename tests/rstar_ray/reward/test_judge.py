@@ -114,7 +114,10 @@ def test_a_truth_that_cannot_be_judged_by_is_refused_by_its_problem(name: str, t
 
 
 def test_a_name_that_is_no_reward_is_refused():
-    with pytest.raises(ConfigError, match=r"--reward.name: 'maths' is no reward; give math, exact, choice, code, or"):
+    with pytest.raises(
+        ConfigError,
+        match=r"--reward.name: 'maths' is no reward; give math, exact, choice, code, instructions, calls, or",
+    ):
         RewardConfig(name="maths")
 
 

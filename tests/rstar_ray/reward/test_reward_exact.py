@@ -162,7 +162,7 @@ COMPARED = [
     ('\\sum x', '\\sum y', True), ('\\sqrt{2}', '3', True), ('\\ln 2', '\\sqrt{2}', False),
     ('\\ln 2', '\\ln 3', True), ('max x', 'x', False), ('max x', 'max y', True), ('\\text{foo}x', 'x', True),
     ('x!', 'x', False), ('x!', 'y!', True), ('x_1', 'x', False), ('|x|', 'x', False), ('x^{1000}', 'x', False),
-    ('x^{10000}', 'x', False), ('x^1234', 'x^9999', True), ('x^{999}', 'x', True), ('x^{2^2}', 'x', False),
+    ('x^{10000}', 'x', False), ('x^1234', 'x^9999', False), ('x^{999}', 'x', True), ('x^{2^2}', 'x', False),
     ('x^2+y^2', 'x', True), ('x', '\\sqrt{2}', False), ('2^{10}', '\\sqrt{2}', False), ('2^{10}', '2^{3}', True),
     ('2\\cdot 3\\sqrt{2}', '\\sqrt{2}', False), ('(2)(3)', '\\sqrt{2}', False), ('2+\\sqrt{2}', '\\sqrt{2}', False),
     ('-\\sqrt{2}', '\\sqrt{2}', True), ('2+\\sqrt{2}', '1-\\sqrt{2}', True), ('2*3', '\\pi', False),
