@@ -18,7 +18,7 @@ from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.model_folder import GENERATION, load_chat
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig
-from rstar_ray.data.conversation import Conversation
+from rstar_ray.data.conversation import Conversation, RowError
 from rstar_ray.data.sft import Row, render
 from rstar_ray.errors import ConfigError
 from rstar_ray.tools.spec import PYTHON_TOOL
@@ -67,7 +67,11 @@ def described(chat: TokenizerChat, folder: Path) -> Iterator[str]:
     yield f"calls             {profile.syntax}, written by {'the template' if template.writes_calls else 'rstar_ray'}"
     yield f"results           {'as the template writes them' if template.has_tool_role else 'in a message of the user'}"
     yield f"thinks            {_thinks(chat)}"
-    rows = render(chat, example())
+    rows: Sequence[Row] = []
+    try:
+        rows = render(chat, example())
+    except RowError as refused:
+        yield f"note: SFT leaves conversations such as this out: {refused}; give --chat.template"
     for note in notes(chat, folder, rows):
         yield f"note: {note}"
     for number, row in enumerate(rows, 1):

@@ -127,8 +127,12 @@ class _Probe:
             raise ConfigError(
                 "--chat.template", f"it cannot write a question ({_line(error)})", "give another"
             ) from error
+        if USER not in opened and USER in self._rendered(_user_in_parts(), facts=self._facts):
+            raise ConfigError("--chat.template", "it takes what is said only in parts", "give one that takes text")
         if USER not in opened:
             raise ConfigError("--chat.template", "it leaves out what the user says", "give another")
+        if opened.count(USER) > 1:
+            raise ConfigError("--chat.template", "it writes what the user says more than once", "give another")
         opening = opened[_shared(closed, opened) :]
         if not opening:
             raise ConfigError(
@@ -219,7 +223,7 @@ class _Probe:
                     break  # its marker is found wherever it stands
         raise ConfigError(
             "--chat.parser",
-            f"no parser reads the calls that this template writes ({_excerpt(said, 'probe_tool')})",
+            f"no parser reads the calls that this template writes ({_excerpt(said, 'probe_tool')!r})",
             f"give one: {', '.join(SYNTAXES)}, or vllm:<the name of one of vLLM's tool parsers>",
         )
 
@@ -322,6 +326,10 @@ def _excerpt(text: str, around: str) -> str:
 
 def _user() -> dict[str, Any]:
     return {"role": "user", "content": USER}
+
+
+def _user_in_parts() -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "text", "text": USER}]}
 
 
 def _system(text: str) -> dict[str, Any]:

@@ -52,6 +52,71 @@ def test_what_does_not_fit_is_one_line_with_the_mend(tmp_path: Path, capsys: pyt
     assert "there is no folder" in capsys.readouterr().err
 
 
+TURN = "<|im_start|>{{ m.role }}\\n{{ m.content }}<|im_end|>\\n"
+OPENS = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\\n{% endif %}"
+EACH = "{% for m in messages %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (
+            EACH + "{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TURN + OPENS,
+            ["system text       before the first question", "tools             described in the system text"],
+        ),
+        (
+            EACH + "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}" + TURN + OPENS,
+            ["results           in a message of the user", "calls             hermes, written by rstar_ray"],
+        ),
+        (
+            EACH + "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}"
+            "" + TURN + OPENS,
+            ["system text       before the first question", "results           in a message of the user"],
+        ),
+        (
+            "{{ strftime_now('%f') }}" + EACH + TURN + OPENS,
+            ["note: SFT leaves conversations such as this out: the chat template changes earlier text"],
+        ),
+    ],
+)
+def test_a_template_that_lacks_something_is_told_of(
+    template: str, said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = folder_of("qwen3-instruct", tmp_path)
+    (folder / "chat_template.jinja").write_text(template)
+    assert main([str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert [line for line in said if line not in told] == []
+
+
+@pytest.mark.parametrize(
+    ("template", "refused"),
+    [
+        (
+            EACH + "<|im_start|>{{ m.role }}\\n{% for p in m.content %}{{ p.text }}{% endfor %}<|im_end|>\\n" + OPENS,
+            "error: --chat.template: it takes what is said only in parts; give one that takes text\n",
+        ),
+        (
+            EACH + "{% if m.role == 'user' %}{{ m.content }}{% endif %}" + TURN + OPENS,
+            "error: --chat.template: it writes what the user says more than once; give another\n",
+        ),
+        (
+            EACH + "{% for c in m.tool_calls or [] %}DO\\n{{ c.function.name }} {{ c.function.arguments.code }} END"
+            "{% endfor %}" + TURN + OPENS,
+            "error: --chat.parser: no parser reads the calls that this template writes ('",
+        ),
+    ],
+)
+def test_a_template_that_nothing_can_be_done_with_is_refused_in_one_line(
+    template: str, refused: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = folder_of("qwen3-instruct", tmp_path)
+    (folder / "chat_template.jinja").write_text(template)
+    assert main([str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(refused) and error.count("\n") == 1
+
+
 def test_a_hubs_id_without_a_network_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
