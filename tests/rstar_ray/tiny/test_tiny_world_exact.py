@@ -115,7 +115,7 @@ def test_a_tenth_of_all_questions_is_held_out_and_three_are_for_sft():
     question = Question(BY_NAME["sum"], Numbers(17, 25), 1)
     assert (question.text, question.split, f"{question.fingerprint:016x}") == (
         "Add 17 and 25.", Split.TRAIN, "7d8f2a2f77814216")  # fmt: skip
-    assert astuple(question.to_problem()) == ("sum-7d8f2a2f77814216-1", "Add 17 and 25.", "42", "sum", 1.0)
+    assert astuple(question.to_problem()) == ("sum-7d8f2a2f77814216-1", "Add 17 and 25.", "42", "sum", 1.0, "")
     hard = Question(BY_NAME["square_digits"], Numbers(9, 8), 0).to_problem()
     assert hard.problem == "Add 9 and 8, square it and add the digits." and hard.difficulty == 3
 
