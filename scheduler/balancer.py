@@ -230,7 +230,7 @@ class Balancer:
                 continue
             self.books.fleet.generated_tokens += max(0, load.generated_tokens - rollout.load.generated_tokens)
             rollout.load = load
-            if rollout.prefer is not None:
+            if rollout.leaving:
                 self.books.moves += 1
             self._leave(rollout, ended=False)
             back.append(rollout)

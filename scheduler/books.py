@@ -42,7 +42,7 @@ class Books:
 
     def settle(self, rollout: Rollout, replica: Replica) -> None:
         """The rollout is resident there from now on."""
-        rollout.replica = replica
+        rollout.replica, rollout.leaving = replica, False
         rollout.step_seen = replica.decode_step
         replica.residents[rollout.load.rollout_id] = rollout
         group_id = rollout.load.group_id

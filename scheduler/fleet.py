@@ -17,6 +17,7 @@ class Rollout:
     submitted_s: float = 0.0
     replica: "Replica | None" = None  # None: waiting
     step_seen: float = 0.0  # the replica's decode clock when `load` was reported, and later by what it spent at tools
+    leaving: bool = False  # asked to hand itself back at its next turn boundary
     prefer: str | None = None  # a move's target, tried first
     why: str = ""  # the rule's reason for its replica; of a move, why it is asked to leave
     reserved_tokens: int = 0  # what the rule set aside for it, where it reserves

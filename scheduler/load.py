@@ -101,11 +101,11 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """At its next turn boundary the rollout leaves `from_replica`; it is admitted to `to_replica` once handed back."""
+    """At its next turn boundary the rollout leaves `from_replica`, for `to_replica`; None: to wait for room."""
 
     rollout_id: str
     from_replica: str
-    to_replica: str
+    to_replica: str | None
 
 
 @dataclass(frozen=True, slots=True)

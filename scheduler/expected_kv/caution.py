@@ -12,6 +12,7 @@ Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `ri
 Z_SPAN = 1.5  # how far it may go above the normal quantile
 CLOSING_Z = 2.0  # where all that still wait are expected to fit: what is held back now only prolongs the step
 ROOMY_SHARE = 1.1  # of all caches, up to which that is as good as true
+SPARING_RISK = 0.1  # up to which contexts are spared: where a preemption costs more than three decode steps
 ROOMY_Z = 0.5  # where all rollouts of the step are expected to fit at once, as good as, and are spread evenly
 
 
@@ -72,6 +73,11 @@ class Caution:
         """So many deviations suffice from now on, or (None) no fewer than the risk asks for; False: as before."""
         eased, self._enough = enough != self._enough, enough
         return eased
+
+    @property
+    def spares_contexts(self) -> bool:
+        """Whether computing a context again costs more than an empty seat."""
+        return self.risk <= SPARING_RISK
 
     @property
     def roomy(self) -> bool:

@@ -39,8 +39,8 @@ class Budgets:
     """Rollouts under one pair of budgets (response tokens and turns): learned of apart from all others."""
 
     estimate: LengthEstimate
-    sampled_tokens: float = 1.0  # by rollouts that have ended, ...
-    response_tokens: float = 1.0  # ... and what their responses held, tools' text included
+    sampled_tokens: float  # by rollouts that have ended, ...
+    response_tokens: float  # ... and what their responses held, tools' text included
     live: int = 0  # rollouts of this step that have not ended, ...
     seen: int = 0  # ... and all of them, ...
     prompt_tokens: int = 0  # ... each with its prompt
@@ -156,7 +156,9 @@ class Lengths:
     def _budgets_of(self, max_response_tokens: int, max_turns: int) -> Budgets:
         budgets = self._budgets.get((max_response_tokens, max_turns))
         if budgets is None:
-            budgets = self._budgets[max_response_tokens, max_turns] = Budgets(LengthEstimate(max_response_tokens))
+            # One rollout without a tool's text is believed in: the first that end are short, and may hold little else.
+            most, estimate = float(max_response_tokens), LengthEstimate(max_response_tokens)
+            budgets = self._budgets[max_response_tokens, max_turns] = Budgets(estimate, most, most)
             if max_response_tokens > self.horizons_H[-1]:  # they reach to the longest life, dense where most is certain
                 self.horizons_H = max_response_tokens * (np.arange(NUM_HORIZONS) / (NUM_HORIZONS - 1)) ** 1.5
                 self.stale()

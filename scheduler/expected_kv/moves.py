@@ -1,11 +1,13 @@
 """When a rollout leaves its replica between two turns.
 
 A move computes the context again, so it must be repaid by faster tokens, and all of them together stay within a small
-share of the tokens generated.
+share of the tokens generated. Where an estimate was wrong, and replicas overflow, some wait until there is room again.
 """
 
 from collections.abc import Sequence
+from math import inf
 
+from scheduler.expected_kv.caution import Caution
 from scheduler.expected_kv.lengths import Lengths
 from scheduler.expected_kv.room import Room
 from scheduler.fleet import Fleet, Replica, Rollout
@@ -15,6 +17,8 @@ MOVE_SHARE = 0.003  # tokens computed again because of moves, at most, of all ge
 PRESSED_SHARE = 0.008  # the same, where the alternative is an engine's preemption, which wastes more; once
 # engines do preempt, as much again as they have thrown away
 PRESSED_Z = 0.5  # a replica is pressed when its demand exceeds its cache with this margin
+WAIT_Z = 0.0
+LEAD_TURNS = 1.0  # a rollout that is asked to leave does so at the end of its turn
 MOVE_GAIN = 4.0  # a token decoded costs at least this many tokens prefilled
 
 RELIEVED = "moved here, before the cache of its replica overflows"
@@ -24,16 +28,19 @@ EMPTIER = "moved here, where less than half as much KV is in use"
 class Moves:
     """Looks at rollouts that have ended a turn since the last look."""
 
-    def __init__(self, fleet: Fleet, lengths: Lengths, room: Room) -> None:
+    def __init__(self, fleet: Fleet, lengths: Lengths, room: Room, caution: Caution) -> None:
         self.fleet = fleet
         self._lengths = lengths
         self._room = room
+        self._caution = caution
         self._turned: list[Rollout] = []
+        self._turns = 0
         self._moved_tokens = 0
         self._preempted_tokens = 0
 
     def turn_ended(self, rollout: Rollout) -> None:
         self._turned.append(rollout)
+        self._turns += 1
 
     def preempted(self, replica: Replica, times: int) -> None:
         """An engine throws contexts away: as much may be spent on relief, which costs each rollout its context once."""
@@ -42,18 +49,21 @@ class Moves:
 
     def decide(self, *, some_wait: bool) -> Sequence[Move]:
         """Away from a replica about to overflow, and, once nothing waits, from a full one to one less than half as
-        full, where enough is still to come.
+        full, where enough is still to come. From one that overflows all the same some go back to wait.
         """
         turned, self._turned = self._turned, []
         moves: list[Move] = []
         used: dict[str, float] = {}
+        overfull: dict[str, Replica] = {}
         for rollout in turned:
             source = rollout.replica
-            if source is None or rollout.prefer is not None:
+            if source is None or rollout.leaving:
                 continue
             context = rollout.load.context_tokens
             pressed = self._room.peak(source, PRESSED_Z) > source.kv_capacity_tokens
-            if some_wait and not pressed:
+            if pressed:
+                overfull[source.replica_id] = source
+            elif some_wait:
                 continue
             share = PRESSED_SHARE if pressed else MOVE_SHARE
             allowed = share * self.fleet.generated_tokens + (self._preempted_tokens if pressed else 0)
@@ -65,10 +75,36 @@ class Moves:
                 continue
             rollout.prefer = target
             rollout.why = RELIEVED if pressed else EMPTIER
-            self._moved_tokens += context
             used[target] += context
             used[source.replica_id] = used.get(source.replica_id, 0.0) - context
-            moves.append(Move(rollout.load.rollout_id, source.replica_id, target))
+            moves.append(self._asked_to_leave(rollout, source, target))
+        for source in overfull.values() if self._caution.spares_contexts else ():
+            moves += self._sent_to_wait(source)
+        return moves
+
+    def _asked_to_leave(self, rollout: Rollout, source: Replica, target: str | None) -> Move:
+        rollout.leaving = True
+        self._moved_tokens += rollout.load.context_tokens
+        return Move(rollout.load.rollout_id, source.replica_id, target)
+
+    def _sent_to_wait(self, source: Replica) -> list[Move]:
+        """The shortest contexts of a replica that overflows before its residents have ended another turn.
+
+        An engine out of blocks takes them from contexts whose rollouts are at a tool, and computes those again at every
+        turn; whoever waits elsewhere is computed once.
+        """
+        turn_tokens = self.fleet.generated_tokens / max(1, self._turns)
+        stay = [rollout for rollout in source.residents.values() if not rollout.leaving]
+        leaving = [rollout for rollout in source.residents.values() if rollout.leaving]
+        stay.sort(key=lambda rollout: rollout.load.context_tokens, reverse=True)
+        moves: list[Move] = []
+        allowed = self._preempted_tokens if self._lengths.taught else inf
+        while len(stay) > 1 and self._moved_tokens + stay[-1].load.context_tokens <= allowed:
+            peak = self._room.peak(source, WAIT_Z, without=leaving, within_tokens=LEAD_TURNS * turn_tokens)
+            if peak <= source.kv_capacity_tokens:
+                break
+            leaving.append(stay.pop())
+            moves.append(self._asked_to_leave(leaving[-1], source, None))
         return moves
 
     def _emptiest(self, rollout: Rollout, source: Replica, used: dict[str, float]) -> str | None:

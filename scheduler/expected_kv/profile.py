@@ -3,6 +3,9 @@
 Legend: H horizons (tokens of growth from now), R residents.
 """
 
+from collections.abc import Sequence
+from math import inf
+
 import numpy as np
 
 from scheduler.estimate import Floats
@@ -117,11 +120,29 @@ class Profile:
         unexplained = self.replica.load.kv_used_tokens - (self.demand_H[0] + self.prompt_tokens + growth)
         return self.prompt_tokens + growth + max(0.0, unexplained)
 
-    def peak(self, z: float, demand_H: Floats | float = 0.0, variance_H: Floats | float = 0.0) -> float:
-        """The most KV that residents, and a newcomer with these rows, need from now on: mean and `z` deviations."""
+    def peak(
+        self,
+        z: float,
+        demand_H: Floats | float = 0.0,
+        variance_H: Floats | float = 0.0,
+        *,
+        without: Sequence[Rollout] = (),
+        within_tokens: float = inf,
+    ) -> float:
+        """The most KV that residents, and a newcomer with these rows, need from now on: mean and `z` deviations.
+
+        `without`: residents that leave; `within_tokens`: before all have grown by so many.
+        """
         self.settle()
+        if without:
+            rows = [rollout.profile_row for rollout in without]
+            demand_H = demand_H - self._demand_RH[rows].sum(axis=0)
+            variance_H = variance_H - self._variance_RH[rows].sum(axis=0)
         spread_H = np.sqrt(np.maximum(self.variance_H + variance_H, 0.0))
-        return float((self.demand_H + demand_H + z * spread_H).max()) + self.beside_tokens
+        need_H = self.demand_H + demand_H + z * spread_H
+        if within_tokens < self._horizons_H[-1]:
+            need_H = np.interp(np.minimum(self._horizons_H, within_tokens), self._horizons_H, need_H)
+        return float(need_H.max()) + self.beside_tokens
 
     @property
     def used_tokens(self) -> float:

@@ -9,6 +9,7 @@ admitted where demand + z sqrt(variance) + prompts <= capacity at every h, itsel
 and replica.
 """
 
+from collections.abc import Sequence
 from math import inf, sqrt
 
 import numpy as np
@@ -119,11 +120,22 @@ class Room:
             return False
         return not replica.residents or self.peak(replica, self._caution.z, rollout) <= replica.kv_capacity_tokens
 
-    def peak(self, replica: Replica, z: float, newcomer: Rollout | None = None) -> float:
-        """The most KV that its residents, and a newcomer, are likely to need from now on."""
+    def peak(
+        self,
+        replica: Replica,
+        z: float,
+        newcomer: Rollout | None = None,
+        *,
+        without: Sequence[Rollout] = (),
+        within_tokens: float = inf,
+    ) -> float:
+        """The most KV that its residents, and a newcomer, are likely to need from now on.
+
+        `without`: residents that leave; `within_tokens`: before all have grown by so many.
+        """
         profile = self._profiles[replica.replica_id]
         if newcomer is None:
-            return profile.peak(z)
+            return profile.peak(z, without=without, within_tokens=within_tokens)
         profile.settle()
         group, (demand_H, variance_H, shared_H) = self._lengths.group_of(newcomer), self._lengths.rows_of(newcomer)
         if siblings := group.homes.get(replica.index, 0):

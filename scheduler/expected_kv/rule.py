@@ -24,7 +24,7 @@ class ExpectedKV:
         self._lengths = Lengths(fleet)
         self._order = Order(self._lengths)
         self._room = Room(fleet, self._lengths, self.caution)
-        self._moves = Moves(fleet, self._lengths, self._room)
+        self._moves = Moves(fleet, self._lengths, self._room, caution)
 
     def submitted(self, rollouts: Sequence[Rollout]) -> None:
         self._order.add(rollouts)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rstar_ray.config import BalancerConfig
-from scheduler.balancer import Balancer
+from scheduler.balancer import PLACEMENT, Balancer
 from scheduler.cost import EngineCost, PlacementCost
 from scheduler.expected_kv.caution import ROOMY_Z, Caution
 from scheduler.expected_kv.lengths import Lengths
@@ -37,8 +37,10 @@ def load(name: str, *, prompt: int = 16, response: int = 0, most: int = MOST) ->
 class World:
     """A balancer under the rule, with a view of what it keeps."""
 
-    def __init__(self, *capacities: int, max_running: int = 1_000, blocks: int = 16) -> None:
-        self.balancer = Balancer("expected_kv")
+    def __init__(
+        self, *capacities: int, max_running: int = 1_000, blocks: int = 16, placement: BalancerConfig = PLACEMENT
+    ) -> None:
+        self.balancer = Balancer("expected_kv", placement)
         rule = self.balancer._rule
         assert isinstance(rule, ExpectedKV)
         self.rule: ExpectedKV = rule
@@ -356,7 +358,9 @@ def idle_and_full(running: int = 300, *, history: float = 7_000.0) -> World:
 
 
 def moves(world: World) -> list[tuple[str, str]]:
-    return [(move.from_replica, move.to_replica) for move in world.balancer.decide().moves]
+    """To another replica."""
+    found = world.balancer.decide().moves
+    return [(move.from_replica, move.to_replica) for move in found if move.to_replica is not None]
 
 
 def test_contexts_computed_again_because_of_moves_stay_below_three_thousandths():
@@ -387,7 +391,7 @@ def test_a_move_goes_to_a_replica_less_than_half_as_full(left: int):
     for replica in ("r0", "r1"):
         world.balancer.books.fleet.generated_tokens += 10**7
         for name in world.balancer.residents(replica):
-            world.rollout(name).prefer = None
+            world.rollout(name).prefer, world.rollout(name).leaving = None, False
     world.refresh()
     world.rule._moves._turned.clear()
     name = world.balancer.residents("r0")[0]
@@ -467,6 +471,85 @@ def test_nobody_is_moved_to_where_it_would_overflow():
         world.replica(name).kv_capacity_tokens = 10_000
     world.turn("r0/7", 700, 636)
     assert moves(world) == []
+
+
+def overfull(generated: int = 10**8, *, risk: float = 0.01, earlier: bool = False) -> World:
+    """r0 holds more than it can, contexts of 616 tokens and more; nobody can relieve it."""
+    world = World(60_000, 10_000, placement=BalancerConfig(risk=risk))
+    if earlier:
+        world.remember(*[4_000.0] * 100)
+    world.balancer.adopt("r0", [load(f"r0/{n}", response=600 + 32 * n) for n in range(40)])
+    world.balancer.adopt("r1", [load("r1/0", response=600), load("r1/1", response=600)])
+    world.rule._lengths.learn()
+    world.refresh()
+    world.balancer.books.fleet.generated_tokens = generated
+    world.turn("r0/7", 16 + 840, 840)
+    return world
+
+
+def sent_to_wait(world: World) -> list[str]:
+    """In order."""
+    found = world.balancer.decide().moves
+    assert all((move.from_replica, move.to_replica) == ("r0", None) for move in found)
+    return [move.rollout_id for move in found]
+
+
+def test_where_nobody_can_relieve_a_replica_its_shortest_contexts_wait_until_there_is_room():
+    world = overfull()
+    waits = sent_to_wait(world)
+    assert waits == [f"r0/{n}" for n in range(len(waits))] and 1 < len(waits) < 39
+    without = [world.rollout(name) for name in waits]
+    peaks = [
+        world.rule._room.peak(world.replica("r0"), 0.0, without=without[:count]) for count in range(len(waits) + 1)
+    ]
+    assert peaks[-1] <= 60_000 < peaks[-2]
+    world.turn("r0/8", 16 + 872, 872)
+    assert sent_to_wait(world) == []  # those that were asked count as gone
+
+    back = [load(name, response=700 + n) for n, name in enumerate(waits)]
+    assert world.balancer.returned("r0", back) == waits
+    assert (world.balancer.books.moves, world.balancer.snapshot().waiting) == (len(waits), len(waits))
+    assert world.decide() == []  # no room yet
+    for name in world.balancer.residents("r0")[:30]:
+        world.end(name, 4_000)
+    world.balancer.submit([load("new/0")])
+    went = [name for name, _ in world.decide()]
+    assert went == waits[: len(went)] and len(went) > 1  # before whatever is new
+    assert not any(world.rollout(name).leaving for name in went)
+
+
+def test_an_overflow_that_is_turns_away_sends_nobody_to_wait():
+    assert sent_to_wait(overfull(generated=200)) == []
+
+
+def test_nobody_waits_where_computing_a_context_again_costs_less_than_an_empty_seat():
+    assert sent_to_wait(overfull(risk=0.2)) == []
+
+
+def test_once_an_earlier_step_is_known_no_more_is_sent_to_wait_than_engines_have_thrown_away():
+    world = overfull(earlier=True)
+    assert sent_to_wait(world) == []
+    mean = sum(world.rollout(name).load.context_tokens for name in world.balancer.residents("r0")) / 40
+    world.balancer.replica_report("r0", ReplicaLoad(preemptions=3))
+    world.turn("r0/8", 16 + 872, 872)
+    waits = sent_to_wait(world)
+    assert len(waits) == int(3 * mean // (616 + 32)) == 5
+
+
+def test_somebody_always_stays():
+    world = overfull()
+    world.replica("r0").kv_capacity_tokens = 500
+    assert sent_to_wait(world) == [f"r0/{n}" for n in range(39)]
+
+
+def test_one_short_rollout_full_of_tool_text_does_not_tell_what_all_will_hold():
+    world = World(100_000)
+    world.balancer.submit([load(f"g{n}/0") for n in range(2)])
+    world.decide()
+    end = Finished(rollout_id="g0/0", context_tokens=16 + 2_016, generated_tokens=16, turn=1)
+    assert world.balancer.finished("r0", end)
+    ((_, budgets),) = world.rule._lengths._budgets.items()
+    assert 1.0 < budgets.growth == (MOST + 2_016) / (MOST + 16) < 1.3
 
 
 def test_nothing_is_left_when_all_have_ended():
