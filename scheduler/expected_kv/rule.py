@@ -1,6 +1,7 @@
 """Our rule: admit while the residents' KV demand, now and later, stays below capacity at a given risk."""
 
 from collections.abc import Sequence
+from math import inf
 
 from scheduler.expected_kv.caution import CLOSING_Z, ROOMY_SHARE, ROOMY_Z, Caution
 from scheduler.expected_kv.lengths import Lengths
@@ -21,6 +22,7 @@ class ExpectedKV:
     def __init__(self, fleet: Fleet, caution: Caution) -> None:
         self.caution = caution
         self._fleet = fleet
+        self._foretold_tokens = inf  # KV that this step was expected to need when it began
         self._lengths = Lengths(fleet)
         self._order = Order(self._lengths)
         self._room = Room(fleet, self._lengths, self.caution)
@@ -56,7 +58,10 @@ class ExpectedKV:
         if not self._order or not self._lengths.taught:
             return None
         capacity = sum(replica.kv_capacity_tokens for replica in self._fleet.open())
-        if self._lengths.whole_demand_tokens() <= ROOMY_SHARE * capacity:
+        demand = self._lengths.whole_demand_tokens()  # falls for a while when the first end, the short ones
+        if not any(replica.residents for replica in self._fleet.by_id.values()):
+            self._foretold_tokens = demand
+        if max(self._foretold_tokens, demand) <= ROOMY_SHARE * capacity:
             return ROOMY_Z
         return CLOSING_Z if self._room.expected_to_hold(self._order.demand()) else None
 

@@ -552,6 +552,20 @@ def test_one_short_rollout_full_of_tool_text_does_not_tell_what_all_will_hold():
     assert 1.0 < budgets.growth == (MOST + 2_016) / (MOST + 16) < 1.3
 
 
+@pytest.mark.parametrize(("foretold", "now", "roomy"), [(0.9, 0.9, True), (2.0, 0.9, False), (0.9, 2.0, False)])
+def test_a_step_has_room_for_all_where_it_was_expected_to_when_it_began_and_still_is(
+    monkeypatch: pytest.MonkeyPatch, foretold: float, now: float, roomy: bool
+):
+    """Early ends make a step look short for a while; whoever is let in then stays."""
+    world = World(100_000)
+    world.remember(*[4_000.0] * 100)
+    for whole in (foretold, now):
+        monkeypatch.setattr(world.rule._lengths, "whole_demand_tokens", lambda whole=whole: whole * 100_000)
+        world.balancer.submit([load(f"{whole}-{n}/0") for n in range(60)])
+        assert world.decide() or whole == now
+    assert world.rule.caution.roomy == roomy
+
+
 def test_nothing_is_left_when_all_have_ended():
     world = busy()
     for name in world.balancer.residents("r0"):

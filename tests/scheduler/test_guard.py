@@ -52,8 +52,3 @@ def test_where_kv_is_scarce_little_is_computed_again():
     """On so few replicas one preemption is half a percent, and the other rule computes twice over what it samples."""
     assert seconds("log_normal", 1.5, later=True) < 1.0
     assert recomputed("log_normal", 1.5, later=True) < 0.04
-
-
-def test_where_lengths_prove_bimodal_in_a_first_step_replicas_that_overflow_send_some_to_wait():
-    assert seconds("bimodal", 1.5) < 1.2
-    assert recomputed("bimodal", 1.5) < 0.05
