@@ -5,6 +5,7 @@ Nothing here runs on import; vLLM itself is imported when an engine starts, afte
 
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,8 +29,17 @@ STEADY_HEAP = {
 
 
 def start_vllm(settings: EngineSettings, observe: ObserveFn) -> "AsyncLLM":
-    """Blocks for seconds: imports vLLM, starts its processes, loads the model."""
-    os.environ.update(engine_environment(settings))
+    """Blocks for seconds: imports vLLM, starts its processes, loads the model.
+
+    vLLM leaves the sockets of its processes behind for ever, in the folder for temporary files. Once they are connected
+    their names serve nobody, so they get a folder that is removed as soon as all have started.
+    """
+    with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:
+        os.environ.update(engine_environment(settings) | {"VLLM_RPC_BASE_PATH": sockets})
+        return _started(settings, observe)
+
+
+def _started(settings: EngineSettings, observe: ObserveFn) -> "AsyncLLM":
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM

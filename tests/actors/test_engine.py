@@ -2,8 +2,9 @@
 
 import asyncio
 import itertools
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-async def engine(folder: Path) -> AsyncIterator[Engine]:
+def temporary() -> Iterator[Path]:
+    """The folder for temporary files, with a path short enough for sockets."""
+    with tempfile.TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", path)
+        yield Path(path)
+
+
+@pytest.fixture(scope="module")
+async def engine(folder: Path, temporary: Path) -> AsyncIterator[Engine]:
     running = Engine(derived.engine(folder, max_model_len=1024, kv_tokens=32_000))
     assert (await running.start()).cost is None
     yield running
@@ -218,6 +227,10 @@ async def test_a_scarce_kv_cache_preempts_and_a_killed_process_is_an_engine_erro
     await scarce.close()
     await scarce.close()
     assert not core.is_running()
+
+
+async def test_an_engine_that_has_started_leaves_no_socket_file(engine: Engine, temporary: Path):
+    assert list(temporary.rglob("*")) == []
 
 
 async def test_a_closed_engine_leaves_no_process_behind(engine: Engine):
