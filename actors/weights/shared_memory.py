@@ -108,6 +108,8 @@ def _held(path: Path, lay_out: Callable[[int], None], total: int, deadline_s: fl
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with contextlib.ExitStack() as unless_held:
             unless_held.callback(os.close, descriptor)
+            if _owner(descriptor) != os.geteuid():
+                raise PermissionError(f"{path} belongs to another user, who may have put it there; remove it")
             if _locked(descriptor, fcntl.LOCK_EX) and _is_there(descriptor) and not _is_whole(descriptor, total):
                 lay_out(descriptor)
                 laid_out = True
@@ -151,6 +153,10 @@ def _write(descriptor: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written
+
+
+def _owner(descriptor: int) -> int:
+    return os.fstat(descriptor).st_uid
 
 
 def _is_whole(descriptor: int, total: int) -> bool:

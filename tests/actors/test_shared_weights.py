@@ -1,5 +1,6 @@
 """Weights in shared memory on their way to an engine's workers: no vLLM here."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -138,3 +139,13 @@ def test_weights_that_do_not_fit_into_shared_memory_take_the_disk_and_say_so(
 def test_another_user_cannot_read_them(tmp_path: Path):
     with staged("one", buckets(), folder=tmp_path) as shared:
         assert Path(shared.path).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_another_user_put_there_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with staged("one", buckets(), folder=tmp_path) as shared:
+        file = Path(shared.path)
+    file.write_bytes(b"")
+    monkeypatch.setattr(shared_memory, "_owner", lambda _: 1 + os.geteuid())
+    with pytest.raises(PermissionError, match="another user"), staged("one", buckets(), folder=tmp_path):
+        pass
+    assert file.read_bytes() == b""

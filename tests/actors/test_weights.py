@@ -54,6 +54,20 @@ def test_the_sum_of_a_parameters_bytes_is_that_of_its_tensor_whatever_its_type()
         assert byte_sums.of_tensor(as_tensor(parameter)) == byte_sums.of_array(flat)
 
 
+@pytest.mark.parametrize("bit", range(64))
+def test_a_flipped_bit_always_changes_the_sums_of_bytes(bit: int):
+    """The highest above all: they are the signs of weights."""
+    data = np.random.default_rng(bit).integers(0, 2**64, 2 * byte_sums.ROW_WORDS + 5, dtype=np.uint64)
+    whole = byte_sums.of_array(data.view(np.uint8))
+    for place in (0, 1, 2, byte_sums.ROW_WORDS, byte_sums.ROW_WORDS + 1, len(data) - 1):
+        flipped = data.copy()
+        flipped[place] ^= np.uint64(1 << bit)
+        assert byte_sums.of_array(flipped.view(np.uint8)) != whole
+        assert byte_sums.of_tensor(torch.from_numpy(flipped.view(np.uint8))) == byte_sums.of_array(
+            flipped.view(np.uint8)
+        )
+
+
 def test_two_words_that_change_places_anywhere_change_the_sum():
     data = np.arange(3 * byte_sums.ROW_WORDS, dtype=np.uint64)
     whole = byte_sums.of_array(data.view(np.uint8))
