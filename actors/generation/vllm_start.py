@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 ObserveFn = Callable[[Any, Any], None]
 """Called after every step with vLLM's scheduler statistics and iteration statistics; either may be None."""
 
+SOCKETS = "VLLM_RPC_BASE_PATH"
+
 STEADY_HEAP = {
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
@@ -34,9 +36,16 @@ def start_vllm(settings: EngineSettings, observe: ObserveFn) -> "AsyncLLM":
     vLLM leaves the sockets of its processes behind for ever, in the folder for temporary files. Once they are connected
     their names serve nobody, so they get a folder that is removed as soon as all have started.
     """
-    with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:
-        os.environ.update(engine_environment(settings) | {"VLLM_RPC_BASE_PATH": sockets})
-        return _started(settings, observe)
+    os.environ.update(engine_environment(settings))
+    given = os.environ.get(SOCKETS)
+    with tempfile.TemporaryDirectory(prefix="vllm-", dir=given) as folder:
+        os.environ[SOCKETS] = folder
+        try:
+            return _started(settings, observe)
+        finally:  # processes started from here later must not look for a folder that is gone
+            os.environ.pop(SOCKETS)
+            if given is not None:
+                os.environ[SOCKETS] = given
 
 
 def _started(settings: EngineSettings, observe: ObserveFn) -> "AsyncLLM":

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -231,6 +232,7 @@ async def test_a_scarce_kv_cache_preempts_and_a_killed_process_is_an_engine_erro
 
 async def test_an_engine_that_has_started_leaves_no_socket_file(engine: Engine, temporary: Path):
     assert list(temporary.rglob("*")) == []
+    assert "VLLM_RPC_BASE_PATH" not in os.environ
 
 
 async def test_a_closed_engine_leaves_no_process_behind(engine: Engine):
