@@ -78,7 +78,9 @@ def written_calls(completion: str) -> list[Written]:
     text = (last_program(completion) or spoken(completion)).strip()
     if len(text) > MAX_CHARS:
         return []
-    for candidate in dict.fromkeys((text, *re.findall(r"[\[{].*[\]}]", text, re.DOTALL))):
+    opens = min((at for at in (text.find("["), text.find("{")) if at >= 0), default=0)
+    within = text[opens : max(text.rfind("]"), text.rfind("}")) + 1]
+    for candidate in dict.fromkeys((text, within)):
         found = _as_json(candidate) or _as_python(candidate)
         if found:
             return found

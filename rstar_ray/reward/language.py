@@ -62,6 +62,8 @@ _ABBREVIATED = re.compile(
     r"\b(?:Mr|Mrs|Ms|Dr|Prof|Sr|Jr|St|vs|etc|e\.g|i\.e|cf|approx|No|Inc|Ltd|Co|U\.S|U\.K|a\.m|p\.m|[A-Z])\.$"
 )
 
+_LONGEST = 12  # no abbreviation is longer
+
 
 def is_language(text: str, code: str) -> bool:
     """Whether a text is in the language of an ISO 639-1 code; False for a code that is not known here."""
@@ -88,8 +90,8 @@ def sentences(text: str) -> list[str]:
     found: list[str] = []
     for line in re.split(r"\n\s*\n|\n(?=\s*(?:[-*#]|\d+\.))", text):
         start = 0
-        for end in re.finditer(r"[.!?。！？।]+[\"'”’)\]]*(?=\s|$)", line):
-            if not _ABBREVIATED.search(line[start : end.end()]):
+        for end in re.finditer(r"(?<![.!?。！？।])[.!?。！？।]+[\"'”’)\]]*(?=\s|$)", line):
+            if not _ABBREVIATED.search(line[max(start, end.end() - _LONGEST) : end.end()]):
                 found.append(line[start : end.end()].strip())
                 start = end.end()
         found.append(line[start:].strip())

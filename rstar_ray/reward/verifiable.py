@@ -2,6 +2,8 @@
 
 Strict: the answer is taken as it stands. Sentences and languages are told apart by rules of our own, where the
 published figures use statistical models; on such instructions single answers may be judged otherwise.
+
+Answers are a policy's, and may be anything: no pattern takes longer than in proportion to their length.
 """
 
 import json
@@ -84,7 +86,7 @@ def _nth_paragraph(answer: str, asked: Mapping[str, Any]) -> bool:
     nth = asked["nth_paragraph"]
     if len(parts) != asked["num_paragraphs"] or not 1 <= nth <= len(parts):
         return False
-    first = re.sub(r"^[\"'“”‘’(]+|[.,?!\"'”’):;]+$", "", parts[nth - 1].split()[0])
+    first = parts[nth - 1].split()[0].lstrip("\"'“”‘’(").rstrip(".,?!\"'”’):;")
     return first.lower() == asked["first_word"].lower()
 
 
@@ -95,7 +97,7 @@ def _postscript(answer: str, asked: Mapping[str, Any]) -> bool:
 
 
 def _bullets(answer: str, asked: Mapping[str, Any]) -> bool:
-    return len(re.findall(r"^\s*(?:\*(?!\*)|-)\s*\S.*$", answer, re.MULTILINE)) == asked["num_bullets"]
+    return len(re.findall(r"^[^\S\n]*(?:\*(?!\*)|-)\s*\S.*$", answer, re.MULTILINE)) == asked["num_bullets"]
 
 
 def _highlights(answer: str, asked: Mapping[str, Any]) -> bool:
@@ -109,9 +111,10 @@ def _sections(answer: str, asked: Mapping[str, Any]) -> bool:
 
 
 def _json(answer: str, asked: Mapping[str, Any]) -> bool:
-    inner = re.fullmatch(r"```[a-zA-Z]*\s*(.*?)\s*```", answer.strip(), re.DOTALL)
+    text = answer.strip()
+    fenced = len(text) >= 6 and text.startswith("```") and text.endswith("```")
     try:
-        json.loads(inner[1] if inner else answer)
+        json.loads(re.sub(r"^[a-zA-Z]*", "", text[3:-3]) if fenced else text)
     except (ValueError, RecursionError):
         return False
     return True
@@ -173,7 +176,7 @@ CHECKS: dict[str, tuple[Check, dict[str, type]]] = {
         {"num_paragraphs": int, "nth_paragraph": int, "first_word": str},
     ),
     "detectable_content:number_placeholders": (
-        lambda answer, asked: len(re.findall(r"\[[^\]]*\]", answer)) >= asked["num_placeholders"],
+        lambda answer, asked: len(re.findall(r"\[[^\[\]]*\]", answer)) >= asked["num_placeholders"],
         {"num_placeholders": int},
     ),
     "detectable_content:postscript": (_postscript, {"postscript_marker": str}),
