@@ -17,7 +17,7 @@ MOVE_SHARE = 0.003  # tokens computed again because of moves, at most, of all ge
 PRESSED_SHARE = 0.008  # the same, where the alternative is an engine's preemption, which wastes more; once
 # engines do preempt, as much again as they have thrown away
 PRESSED_Z = 0.5  # a replica is pressed when its demand exceeds its cache with this margin
-WAIT_Z = 0.0
+WAIT_Z = 0.0  # the same, to send some back to wait: they do so only where an overflow is more likely than not
 LEAD_TURNS = 1.0  # a rollout that is asked to leave does so at the end of its turn
 MOVE_GAIN = 4.0  # a token decoded costs at least this many tokens prefilled
 
