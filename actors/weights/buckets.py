@@ -94,13 +94,9 @@ def checksum(buckets: Iterable[WeightBucket], total: int = 0) -> int:
     """
     for bucket in buckets:
         for entry in bucket.entries:
-            total = with_parameter(total, entry, byte_sums.of_array(_entry_bytes(bucket, entry)))
+            of_bytes = byte_sums.of_array(_entry_bytes(bucket, entry))
+            total = zlib.crc32(f"{entry.name} {entry.shape} {entry.dtype} {of_bytes}\n".encode(), total)
     return total
-
-
-def with_parameter(total: int, entry: WeightEntry, byte_sum: int) -> int:
-    """`checksum` gone on by one parameter, whose bytes have this sum (actors.weights.byte_sums)."""
-    return zlib.crc32(f"{entry.name} {entry.shape} {entry.dtype} {byte_sum}\n".encode(), total)
 
 
 def _bucket(waiting: Sequence[tuple[WeightEntry, NDArray[Any]]], num_bytes: int) -> WeightBucket:
