@@ -1,13 +1,15 @@
-"""The sandbox for people: `python -m sandbox serve`, `run FILE`, `check CASES.json`."""
+"""The sandbox for people: `python -m sandbox serve`, `front`, `run FILE`, `check CASES.json`."""
 
 import argparse
 import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import ConfigError, SandboxError
@@ -19,7 +21,14 @@ from sandbox.pool_config import PoolConfig, pool_config
 from sandbox.request import ExecutionRequest
 from sandbox.tool_text import tool_text
 
+if TYPE_CHECKING:
+    from sandbox.http.membership import Member
+    from sandbox.http.server import ServerConfig
+
 TOKEN_VARIABLE = "SANDBOX_TOKEN"
+JOIN_VARIABLE = "SANDBOX_JOIN_TOKEN"
+WORKER_VARIABLE = "SANDBOX_WORKER_TOKEN"
+LEAVE_S = 20.0  # for a front's calls that are under way; clusters give a process 30 s to end
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,26 +46,32 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sandbox", description=__doc__)
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
+    level = argparse.ArgumentParser(add_help=False)
+    level.add_argument(
         "--level", default=str(IsolationLevel.NAMESPACES), choices=[str(each) for each in IsolationLevel]
     )
-    common.add_argument("--allow-landlock", action="store_true", help="accept `landlock` where namespaces are refused")
+    level.add_argument("--allow-landlock", action="store_true", help="accept `landlock` where namespaces are refused")
+    common = argparse.ArgumentParser(add_help=False, parents=[level])
     common.add_argument("--workers", type=int, default=0, help="programs at once (default: one per core)")
+    door = _door_parser()
     commands = parser.add_subparsers(required=True)
 
-    serve = commands.add_parser("serve", parents=[common], help="answer over HTTP as Code Judge does")
-    serve.add_argument("--host", default="127.0.0.1")
+    serve = commands.add_parser("serve", parents=[common, door], help="answer over HTTP as Code Judge does")
     serve.add_argument("--port", type=int, default=8088)
-    serve.add_argument(
-        "--token", default="", help=f"needed beyond loopback, and at `process` (or set {TOKEN_VARIABLE})"
-    )
-    serve.add_argument("--queue-size", type=int, default=SandboxConfig().max_waiting)
-    serve.add_argument("--allow-host", action="append", default=[], help="a host name of this server; may be repeated")
-    serve.add_argument("--max-cpu-s", type=float, default=CEILINGS.cpu_s, help="what a client may ask for at most")
-    serve.add_argument("--max-wall-s", type=float, default=CEILINGS.wall_s, help="likewise")
-    serve.add_argument("--max-memory-mb", type=int, default=CEILINGS.memory_bytes // MIB, help="likewise")
+    serve.add_argument("--join", default="", metavar="URL", help="a front that gives this server programs")
+    serve.add_argument("--join-token", default="", help=f"that the front asks of its workers (or set {JOIN_VARIABLE})")
+    serve.add_argument("--address", default="", help="this server's address as the front reaches it")
     serve.set_defaults(command=_serve)
+
+    front = commands.add_parser("front", parents=[level, door], help="one address for the servers of several hosts")
+    front.add_argument("--port", type=int, default=8090)
+    front.add_argument("--worker", action="append", default=[], metavar="URL", help="a server; may be repeated")
+    front.add_argument("--worker-token", default="", help=f"of those servers (or set {WORKER_VARIABLE})")
+    front.add_argument("--join-token", default="", help=f"of servers that join by themselves (or set {JOIN_VARIABLE})")
+    front.add_argument(
+        "--allow-worker", action="append", default=[], metavar="HOST", help="a name, address or network of such servers"
+    )
+    front.set_defaults(command=_front)
 
     run = commands.add_parser("run", parents=[common], help="run one program and show what a model would see")
     run.add_argument("file", type=Path)
@@ -72,30 +87,97 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _pool_config(options: argparse.Namespace) -> PoolConfig:
-    config = pool_config(SandboxConfig(slots=options.workers))
-    return replace(config, level=options.level, allow_landlock=options.allow_landlock)
+def _door_parser() -> argparse.ArgumentParser:
+    """What servers and fronts have in common: where they listen, whom they answer, and what they allow."""
+    door = argparse.ArgumentParser(add_help=False)
+    door.add_argument("--host", default="127.0.0.1")
+    door.add_argument("--token", default="", help=f"needed beyond loopback, and at `process` (or set {TOKEN_VARIABLE})")
+    door.add_argument("--queue-size", type=int, default=SandboxConfig().max_waiting)
+    door.add_argument("--allow-host", action="append", default=[], help="a host name of this server; may be repeated")
+    door.add_argument("--max-cpu-s", type=float, default=CEILINGS.cpu_s, help="what a client may ask for at most")
+    door.add_argument("--max-wall-s", type=float, default=CEILINGS.wall_s, help="likewise")
+    door.add_argument("--max-memory-mb", type=int, default=CEILINGS.memory_bytes // MIB, help="likewise")
+    return door
 
 
-async def _serve(options: argparse.Namespace) -> int:
-    from sandbox.http.server import ServerConfig, start_server
+def _server_config(options: argparse.Namespace) -> "ServerConfig":
+    from sandbox.http.server import ServerConfig
 
     token = options.token or os.environ.get(TOKEN_VARIABLE, "")
     most = replace(
         CEILINGS, cpu_s=options.max_cpu_s, wall_s=options.max_wall_s, memory_bytes=options.max_memory_mb * MIB
     )
     hosts = tuple(options.allow_host)
-    config = ServerConfig(host=options.host, port=options.port, token=token, allow_hosts=hosts, ceilings=most)
+    return ServerConfig(host=options.host, port=options.port, token=token, allow_hosts=hosts, ceilings=most)
+
+
+def _pool_config(options: argparse.Namespace) -> PoolConfig:
+    config = pool_config(SandboxConfig(slots=options.workers))
+    return replace(config, level=options.level, allow_landlock=options.allow_landlock)
+
+
+async def _serve(options: argparse.Namespace) -> int:
+    from sandbox.http.membership import Membership
+    from sandbox.http.server import start_server
+
+    config = _server_config(options)
     async with SandboxPool(replace(_pool_config(options), queue_size=options.queue_size)) as pool:
         runner, port = await start_server(pool, config)
         print(f"sandbox: http://{config.host}:{port} level {pool.report.level}", flush=True)
-        stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await stop.wait()
+        member = _member(options, config, port)
+        if member is None:
+            await _told_to_stop()
+        else:
+            async with Membership(member) as membership:
+                await _told_to_stop()
+                await membership.leave(LEAVE_S)
         await pool.close(drain_s=10.0)
         await runner.cleanup()
     return 0
+
+
+def _member(options: argparse.Namespace, config: "ServerConfig", port: int) -> "Member | None":
+    """What a front is told of this server, where it is to join one. Raises ConfigError."""
+    from sandbox.http.front import worker_address
+    from sandbox.http.membership import Member
+
+    if not options.join:
+        return None
+    join_token = options.join_token or os.environ.get(JOIN_VARIABLE, "")
+    if not join_token:
+        raise ConfigError("join_token", "a front asks for it", f"give --join-token, or set {JOIN_VARIABLE}")
+    everywhere = config.host in ("0.0.0.0", "::")
+    host = socket.gethostname() if everywhere else f"[{config.host}]" if ":" in config.host else config.host
+    address = worker_address(options.address or f"http://{host}:{port}")
+    return Member(front=worker_address(options.join), join_token=join_token, address=address, token=config.token)
+
+
+async def _front(options: argparse.Namespace) -> int:
+    from sandbox.http.front import FrontConfig, front
+
+    config = FrontConfig(
+        server=_server_config(options),
+        queue_size=options.queue_size,
+        level=IsolationLevel(options.level),
+        allow_landlock=options.allow_landlock,
+        workers=tuple(options.worker),
+        worker_token=options.worker_token or os.environ.get(WORKER_VARIABLE, ""),
+        join_token=options.join_token or os.environ.get(JOIN_VARIABLE, ""),
+        allow_workers=tuple(options.allow_worker),
+    )
+    async with front(config) as (fleet, port):
+        print(f"front: http://{config.server.host}:{port} level {config.level}", flush=True)
+        await _told_to_stop()
+        await fleet.drain(10.0)
+    return 0
+
+
+async def _told_to_stop() -> None:
+    """Wait for a signal that ends servers."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await stop.wait()
 
 
 async def _run(options: argparse.Namespace) -> int:

@@ -20,18 +20,18 @@ class Bodies:
     def __init__(self) -> None:
         self._held = 0
 
-    async def read(self, request: web.Request) -> object:
+    async def read(self, request: web.Request, most: int = MAX_BODY_BYTES) -> object:
         """Decode a body as its Content-Type says.
 
         Raises ValueError with a text for people, or an HTTPException that closes the connection: what follows on it
         cannot be told from the body.
         """
-        if (request.content_length or 0) > MAX_BODY_BYTES:
-            raise _closing(web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, request.content_length or 0))
+        if (request.content_length or 0) > most:
+            raise _closing(web.HTTPRequestEntityTooLarge(most, request.content_length or 0))
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_S):
-                await self._fill(body, request)
+                await self._fill(body, request, most)
         except TimeoutError:
             raise _closing(web.HTTPRequestTimeout(text="the body does not come")) from None
         except (web.HTTPException, ConnectionError):
@@ -42,12 +42,12 @@ class Bodies:
             self._held -= len(body)
         return _decoded(body, request.content_type)
 
-    async def _fill(self, body: bytearray, request: web.Request) -> None:
+    async def _fill(self, body: bytearray, request: web.Request, most: int) -> None:
         while chunk := await asyncio.wait_for(request.content.readany(), PAUSE_S):
             body += chunk
             self._held += len(chunk)
-            if len(body) > MAX_BODY_BYTES:
-                raise _closing(web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, len(body)))
+            if len(body) > most:
+                raise _closing(web.HTTPRequestEntityTooLarge(most, len(body)))
             if self._held > MAX_BODIES_BYTES:
                 raise _closing(web.HTTPServiceUnavailable(text="too many large bodies at once: come again"))
 

@@ -10,6 +10,13 @@ from sandbox.request import ExecutionRequest, ExecutionResult
 _LIMITS = {entry.name for entry in fields(Limits)}
 _REQUEST = {entry.name for entry in fields(ExecutionRequest)} - {"limits", "trusted"}
 _RESULT = {entry.name for entry in fields(ExecutionResult)}
+_COUNT: tuple[type, ...] = (int,)
+_KINDS: dict[str, tuple[type, ...]] = {  # of a result's fields; the others are counts
+    **dict.fromkeys(("outcome", "stdout", "stderr", "value", "reason", "call_id"), (str,)),
+    **dict.fromkeys(("exit_status", "signal"), (int, type(None))),
+    **dict.fromkeys(("wall_s", "cpu_s"), (int, float)),
+}
+_MOST = 1 << 63
 
 
 def request_to_data(request: ExecutionRequest) -> dict[str, Any]:
@@ -61,9 +68,13 @@ def result_to_data(result: ExecutionResult) -> dict[str, Any]:
 
 
 def result_from_data(data: object) -> ExecutionResult:
-    """Read a result. Raises ValueError."""
+    """Read a result, each field of its own kind. Raises ValueError, naming the field."""
     if not isinstance(data, dict) or set(cast(dict[str, Any], data)) - _RESULT:
         raise ValueError("not an execution result")
     given = cast(dict[str, Any], data)
+    for name, value in given.items():
+        wrong = type(value) not in _KINDS.get(name, _COUNT)
+        if wrong or (isinstance(value, (int, float)) and not -_MOST < value < _MOST):  # as NaN is not
+            raise ValueError(f"{name}: not what an execution result has there")
     values: dict[str, Any] = {**given, "outcome": Outcome(given.get("outcome", ""))}
     return ExecutionResult(**values)

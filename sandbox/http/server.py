@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgpack
 from aiohttp import web
@@ -58,15 +58,36 @@ class ServerConfig:
             raise ConfigError("limits", f"{above} of a call that names none exceeds the ceiling", "raise the ceiling")
 
 
-class SandboxServer:
-    """Routes over one pool."""
+class Programs(Protocol):
+    """What runs them: a pool on this machine, or workers on others."""
 
-    def __init__(self, pool: SandboxPool, config: ServerConfig, room: Room) -> None:
-        self._pool = pool
+    def submit(
+        self, request: ExecutionRequest, caller: str = "", *, deadline_s: float
+    ) -> asyncio.Future[ExecutionResult]:
+        """A result to come; a future that may be cancelled. Raises SandboxError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a server tells of what runs the programs, and routes that it has beside its own."""
+
+    status: Callable[[], dict[str, Any]]
+    metrics: Callable[[], bytes]  # Prometheus' exposition format
+    routes: tuple[tuple[str, Handler], ...] = ()  # of POST, each with the token of `routes_token` alone
+    routes_token: str = ""
+
+
+class SandboxServer:
+    """Routes over what runs programs."""
+
+    def __init__(self, programs: Programs, config: ServerConfig, facts: Facts, room: Room) -> None:
+        self._programs = programs
         self._config = config
+        self._facts = facts
         self._room = room
         self._names = door.own_names(config.allow_hosts)
-        self._metrics = PoolMetrics(pool)
+        self._tokens = dict.fromkeys((path for path, _ in facts.routes), facts.routes_token)
         self._answers = Answers()
         self._bodies = Bodies()
 
@@ -86,13 +107,14 @@ class SandboxServer:
         for route, verdict in (("/run", False), ("/judge", True)):
             app.router.add_post(f"{route}/batch", self._batch(verdict=verdict, queue_s=self._config.queue_s))
             app.router.add_post(f"{route}/long-batch", self._batch(verdict=verdict, queue_s=self._config.long_queue_s))
+        for path, handler in self._facts.routes:
+            app.router.add_post(path, handler)
         return app
 
     @web.middleware
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        refused = door.refusal(
-            request.method, request.path, request.headers, token=self._config.token, names=self._names
-        )
+        token = self._tokens.get(request.path, self._config.token)
+        refused = door.refusal(request.method, request.path, request.headers, token=token, names=self._names)
         if refused is not None:
             answer = web.json_response({"detail": refused.text}, status=refused.status)
             answer.force_close()  # its body is not read
@@ -110,11 +132,10 @@ class SandboxServer:
         return web.json_response("pong")
 
     async def _status(self, request: web.Request) -> web.Response:
-        stats = self._pool.stats()
-        return web.json_response({"queue": stats.waiting, "num_workers": stats.slots})
+        return web.json_response(self._facts.status())
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.text(), content_type="text/plain", charset="utf-8")
+        return web.Response(body=self._facts.metrics(), content_type="text/plain", charset="utf-8")
 
     async def _execute(self, request: web.Request) -> web.Response:
         """Our own route: an ExecutionRequest in, an ExecutionResult out; same `call_id`, same answer."""
@@ -135,7 +156,7 @@ class SandboxServer:
         """Run a program, or join the run of an earlier request with the same id. Raises ValueError for another's id."""
 
         def submit() -> asyncio.Future[ExecutionResult]:
-            return self._pool.submit(wanted, caller, deadline_s=self._config.queue_s)
+            return self._programs.submit(wanted, caller, deadline_s=self._config.queue_s)
 
         if not wanted.call_id:
             return await submit()
@@ -181,7 +202,7 @@ class SandboxServer:
     async def _answer(self, submission: code_judge.Submission, caller: str, queue_s: float) -> dict[str, Any]:
         """Every submission has an answer; one that found no room or no time is told to come again."""
         try:
-            result = await self._pool.run(submission.request, caller, deadline_s=queue_s)
+            result = await self._programs.submit(submission.request, caller, deadline_s=queue_s)
         except (SandboxFull, SandboxLate) as error:
             return code_judge.failed_answer(submission.sub_id, code_judge.QUEUE_TIMEOUT, str(error))
         except SandboxError as error:
@@ -198,13 +219,28 @@ def reply(request: web.Request, data: object, status: int = 200) -> web.Response
 
 
 async def start_server(pool: SandboxPool, config: ServerConfig) -> tuple[web.AppRunner, int]:
-    """Listen; returns the runner, to be cleaned up by the caller, and the port. Raises ConfigError."""
+    """Answer for a pool; returns the runner, to be cleaned up by the caller, and the port. Raises ConfigError."""
     if pool.report.level is IsolationLevel.PROCESS and not config.token:
         raise ConfigError(
             "token", "at level process programs may do all that this user may", "give --token, or another --level"
         )
-    room = Room(room_for_connections())
-    app = SandboxServer(pool, config, room).app()
+
+    def status() -> dict[str, Any]:
+        stats = pool.stats()
+        return {"queue": stats.waiting, "num_workers": stats.slots, "level": stats.level}
+
+    facts = Facts(status=status, metrics=PoolMetrics(pool).text)
+    runner, port = await listen(pool, config, facts, room_for_connections())
+    _log.info("listening on %s:%d at level %s", config.host, port, pool.report.level)
+    return runner, port
+
+
+async def listen(
+    programs: Programs, config: ServerConfig, facts: Facts, most_connections: int
+) -> tuple[web.AppRunner, int]:
+    """Answer; returns the runner, to be cleaned up by the caller, and the port. Raises ConfigError."""
+    room = Room(most_connections)
+    app = SandboxServer(programs, config, facts, room).app()
     runner = web.AppRunner(
         app,
         access_log=None,
@@ -218,6 +254,4 @@ async def start_server(pool: SandboxPool, config: ServerConfig) -> tuple[web.App
     except OSError as error:
         await runner.cleanup()
         raise ConfigError("port", f"cannot listen on {config.host}:{config.port}: {error}", "use another") from error
-    port: int = runner.addresses[0][1]
-    _log.info("listening on %s:%d at level %s", config.host, port, pool.report.level)
-    return runner, port
+    return runner, runner.addresses[0][1]

@@ -167,7 +167,7 @@ async def test_status_ping_and_metrics(http: aiohttp.ClientSession, url: str):
     async with http.get(f"{url}/ping") as answer:
         assert await answer.json() == "pong"
     async with http.get(f"{url}/status") as answer:
-        assert set(await answer.json()) == {"queue", "num_workers"}
+        assert set(await answer.json()) == {"queue", "num_workers", "level"}
     async with http.get(f"{url}/metrics") as answer:
         text = await answer.text()
     assert 'sandbox_calls_total{outcome="ok"}' in text

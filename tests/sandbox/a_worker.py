@@ -1,0 +1,20 @@
+"""A sandbox server in a process of its own, with the leanest pool: `python -m tests.sandbox.a_worker SLOTS TOKEN`."""
+
+import asyncio
+import sys
+
+from sandbox.http.server import ServerConfig, start_server
+from sandbox.pool import SandboxPool
+from tests import derived
+
+
+async def serve(slots: int, token: str) -> None:
+    """Print the port, and answer until killed."""
+    async with SandboxPool(derived.pool(slots=slots, flavors=("lean",))) as pool:
+        _, port = await start_server(pool, ServerConfig(port=0, token=token))
+        print(port, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1]), sys.argv[2]))
