@@ -5,6 +5,7 @@ import sys
 import sysconfig
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from sandbox.cage.build import CageSpec, outermost
@@ -63,12 +64,65 @@ def cage_spec(level: IsolationLevel) -> CageSpec:
     )
 
 
-def mend(level: IsolationLevel) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What this kernel, container or machine says about namespaces; empty where it says nothing."""
+
+    seccomp: str = ""  # 2: a filter from outside is upon us
+    apparmor: str = ""  # the profile that confines us
+    most_user_namespaces: str = ""
+    restricted_by_apparmor: str = ""  # 1: only programs with a profile of their own
+    unprivileged: str = ""  # 0: an old switch of Debian's, for root alone
+
+
+def read_host() -> Host:
+    """Of the machine that we are on."""
+    status = _text("/proc/self/status").splitlines()
+    profile = _text("/proc/self/attr/current").rstrip("\0")
+    return Host(
+        seccomp=next((line.split()[1] for line in status if line.startswith("Seccomp:")), ""),
+        apparmor="" if profile.startswith("unconfined") else profile,
+        most_user_namespaces=_text("/proc/sys/user/max_user_namespaces"),
+        restricted_by_apparmor=_text("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"),
+        unprivileged=_text("/proc/sys/kernel/unprivileged_userns_clone"),
+    )
+
+
+def obstacles(host: Host) -> list[str]:
+    """What keeps namespaces from being made here, each with the flag or the switch that mends it."""
+    found: list[str] = []
+    if host.seccomp == "2":
+        found.append(
+            "a seccomp filter of the container: --security-opt seccomp=unconfined, or a profile that permits unshare, "
+            "mount and its kin (Docker, Podman); securityContext.seccompProfile.type: Unconfined (Kubernetes)"
+        )
+    if host.apparmor:
+        found.append(
+            f"the AppArmor profile {host.apparmor}: --security-opt apparmor=unconfined (Docker); "
+            "securityContext.appArmorProfile.type: Unconfined (Kubernetes)"
+        )
+    if host.most_user_namespaces == "0":
+        found.append("no user namespaces are allowed: sysctl -w user.max_user_namespaces=15000 on the host")
+    if host.restricted_by_apparmor == "1":
+        found.append("AppArmor: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 on the host")
+    if host.unprivileged == "0":
+        found.append("namespaces are for root alone: sysctl -w kernel.unprivileged_userns_clone=1 on the host")
+    return found
+
+
+def mend(level: IsolationLevel, host: Host) -> str:
     """What to do on a machine that refuses `level`."""
     if level is IsolationLevel.NAMESPACES:
+        unknown = "allow user namespaces (a kernel with CONFIG_USER_NS, no chroot, user.max_user_namespaces above 0)"
         return (
-            "Allow user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns; "
-            "in a container: a seccomp profile that permits unshare), or accept landlock (--sandbox.level landlock; in "
+            f"To mend it: {'; '.join(obstacles(host)) or unknown}. Or accept landlock (--sandbox.level landlock; in "
             "`python -m sandbox`, --allow-landlock)."
         )
     return "Use Linux 5.15 or newer with Landlock and seccomp, and an interpreter that other users may read."
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""

@@ -24,7 +24,7 @@ from sandbox.cgroups import Groups
 from sandbox.crews import Crew, Crews
 from sandbox.errors import SandboxClosed, SandboxFull, SandboxLate, SandboxLost
 from sandbox.homes import Homes
-from sandbox.isolation import SCRATCH_BYTES, IsolationLevel, IsolationReport, mend
+from sandbox.isolation import SCRATCH_BYTES, IsolationLevel, IsolationReport, mend, read_host
 from sandbox.outcomes import TREE_OUT_OF_MEMORY, read_result
 from sandbox.pool_config import PoolConfig, PoolStats
 from sandbox.processes import CellHandle
@@ -95,8 +95,24 @@ class SandboxPool:
             for name in self.config.flavors:
                 crews[name]
             return self._report
+        best = await self._best_below(wanted[-1], homes)
         await homes.close()
-        raise SandboxError(f"the sandbox does not start: {'; '.join(declined)}. {mend(wanted[-1])}")
+        told = f"the sandbox does not start: {'; '.join(declined)}. {mend(wanted[0], read_host())}"
+        raise SandboxError(f"{told} The best level that works here is {best}.")
+
+    async def _best_below(self, level: IsolationLevel, homes: Homes) -> IsolationLevel:
+        """The best level under one that does not work, tried and ended again."""
+        if level is not IsolationLevel.NAMESPACES:
+            return IsolationLevel.PROCESS
+        self._level = IsolationLevel.LANDLOCK
+        crews = self._crews = Crews(self.config, self._slots, self._level, homes)
+        crews.report_to(self)
+        try:
+            return (await self._try_level(crews, homes, ())).level
+        except SandboxError:
+            return IsolationLevel.PROCESS
+        finally:
+            self._stop_everything()
 
     async def _try_level(self, crews: Crews, homes: Homes, declined: tuple[str, ...]) -> IsolationReport:
         """Bring up the lean server and attack its cage. Raises SandboxError with the reason."""

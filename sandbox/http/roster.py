@@ -23,14 +23,14 @@ class Patience:
 
     probe_s: float = 1.0  # between two probes of a worker
     probe_timeout_s: float = 5.0
-    silent_s: float = 10.0  # without a word for so long a worker is missing
+    silent_s: float = 30.0  # without a word for so long a worker is missing
     longest_pause_s: float = 60.0  # before one that misbehaved again and again is looked at once more
     attempts: int = 3  # workers that a call may lose before it fails
     retry_s: float = 0.05  # before a broken connection is tried again; doubles
     reconnections: int = 6
     grace_s: float = 30.0  # for an answer, beside the time of its program and of one before it
     busy_s: float = 0.5  # a worker that has no room gets nothing for so long
-    alone_s: float = 30.0  # without any worker for so long, calls fail
+    alone_s: float = 60.0  # without any worker for so long, calls fail
 
 
 class State(StrEnum):

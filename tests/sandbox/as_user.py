@@ -13,8 +13,15 @@ OTHER = 65_534
 USERS = ("root", "other") if os.geteuid() == 0 else ("this user",)
 
 
-def start(user: str, script: str, *arguments: str) -> "subprocess.Popen[str]":
-    """Run a module of the tests as `user`; its stdout and stderr are pipes."""
+def start(user: str, script: str, *arguments: str, first: Callable[[], None] = lambda: None) -> "subprocess.Popen[str]":
+    """Run a module of the tests as `user`, after `first` as who we are; its stdout and stderr are pipes."""
+    become = _become_other() if user == "other" else None
+
+    def prepare() -> None:
+        first()
+        if become is not None:
+            become()
+
     return subprocess.Popen(
         [sys.executable, "-m", script, *arguments],
         cwd="/",
@@ -22,15 +29,28 @@ def start(user: str, script: str, *arguments: str) -> "subprocess.Popen[str]":
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_become_other() if user == "other" else None,
+        preexec_fn=prepare,
     )
 
 
 def _become_other() -> Callable[[], None]:
+    open_homes = homes_opened()
+
+    def become() -> None:
+        open_homes()
+        os.setgroups([])
+        os.setresgid(OTHER, OTHER, OTHER)
+        os.setresuid(OTHER, OTHER, OTHER)
+
+    return become
+
+
+def homes_opened() -> Callable[[], None]:
+    """What root does, in mounts of its own, so that everybody may read this environment and nothing else beside it."""
     needed = {Path(place).resolve() for place in (sys.prefix, sys.base_prefix, REPOSITORY)}
     closed = {top: sorted(path for path in needed if top in path.parents) for top in map(_first_closed, needed) if top}
 
-    def become() -> None:
+    def open_homes() -> None:
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
         for top, paths in closed.items():
@@ -39,11 +59,8 @@ def _become_other() -> Callable[[], None]:
             for path, place in zip(paths, places, strict=True):
                 path.mkdir(parents=True)
                 kernel.mount(f"/proc/self/fd/{place}", str(path), "", kernel.MS_BIND | kernel.MS_REC)
-        os.setgroups([])
-        os.setresgid(OTHER, OTHER, OTHER)
-        os.setresuid(OTHER, OTHER, OTHER)
 
-    return become
+    return open_homes
 
 
 def _first_closed(path: Path) -> Path | None:

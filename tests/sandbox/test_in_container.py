@@ -1,0 +1,87 @@
+"""What a container without new namespaces, and with a masked /proc, refuses: said with the flags that mend it."""
+
+import json
+import os
+import platform
+from typing import Any
+
+import pytest
+
+from sandbox.isolation import Host, IsolationLevel, mend, obstacles
+from tests.sandbox.as_user import USERS, homes_opened, start
+from tests.sandbox.in_container import mask_proc
+
+ROOT = os.geteuid() == 0
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="its filters have the numbers of x86_64")
+masked = pytest.mark.skipif(not ROOT, reason="only root can cover parts of /proc")
+
+
+def reached(user: str, place: str, level: str, *, covered: bool = True) -> dict[str, Any]:
+    """What a pool in that place says; with /proc masked where we can."""
+    open_homes = homes_opened()  # an image's environment may be read by everybody
+
+    def first() -> None:
+        if ROOT and user == "root":
+            open_homes()
+        if ROOT and covered:
+            mask_proc()
+
+    process = start(user, "tests.sandbox.in_container", place, level, first=first)
+    try:
+        out, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, err[-2000:]
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_where_a_container_refuses_namespaces_the_flags_that_mend_it_are_named(user: str):
+    found = reached(user, "docker", "namespaces")
+    assert found["seccomp"] == "2"
+    assert "namespaces: PermissionError: [Errno 1] unshare: Operation not permitted" in found["refused"]
+    for flag in ("--security-opt seccomp=unconfined", "seccompProfile.type: Unconfined", "--allow-landlock"):
+        assert flag in found["refused"]
+    assert found["refused"].endswith("The best level that works here is landlock.")
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_landlock_holds_in_a_container_that_refuses_namespaces(user: str):
+    found = reached(user, "docker", "landlock")
+    assert (found["level"], found["contained"], found["ran"]) == ("landlock", 24, "42\n")
+
+
+@masked
+@pytest.mark.parametrize("user", USERS)
+def test_with_a_masked_proc_namespaces_hold_and_programs_have_none_or_their_own(user: str):
+    found = reached(user, "as we are", "namespaces")
+    assert (found["level"], found["contained"], found["ran"]) == ("namespaces", 24, "42\n")
+    assert found["facts"]["proc"] is (user == "root")  # the kernel shows others no /proc that is hidden from them
+
+
+@pytest.mark.skipif(not ROOT, reason="its limit is set by who is root in a namespace")
+def test_where_the_host_allows_no_user_namespaces_its_switch_is_named():
+    found = reached("other", "no user namespaces", "namespaces", covered=False)
+    assert "No space left on device" in found["refused"]
+    assert "sysctl -w user.max_user_namespaces=15000" in found["refused"]
+
+
+@pytest.mark.parametrize(
+    "host, flag",
+    [
+        (Host(seccomp="2"), "--security-opt seccomp=unconfined"),
+        (Host(apparmor="docker-default (enforce)"), "--security-opt apparmor=unconfined"),
+        (Host(most_user_namespaces="0"), "user.max_user_namespaces"),
+        (Host(restricted_by_apparmor="1"), "kernel.apparmor_restrict_unprivileged_userns=0"),
+        (Host(unprivileged="0"), "kernel.unprivileged_userns_clone=1"),
+    ],
+)
+def test_each_obstacle_has_its_mend(host: Host, flag: str):
+    (told,) = obstacles(host)
+    assert flag in told and told in mend(IsolationLevel.NAMESPACES, host)
+
+
+def test_where_nothing_is_in_the_way_the_mend_is_general():
+    open_host = Host(seccomp="0", most_user_namespaces="63000", restricted_by_apparmor="0", unprivileged="1")
+    assert obstacles(open_host) == [] and "CONFIG_USER_NS" in mend(IsolationLevel.NAMESPACES, open_host)
