@@ -258,7 +258,8 @@ def _become(uid: int, trees: list[str]) -> int:
     except OSError as error:
         blind = next(tree for tree in trees if not os.access(tree, os.R_OK | os.X_OK))
         raise OSError(
-            errno.EACCES, f"uid {uid} cannot read {blind}; move the environment out of the private home, or run as who owns it"
+            errno.EACCES,
+            f"uid {uid} cannot read {blind}; move the environment out of the private home, or run as who owns it",
         ) from error
     return keep
 
