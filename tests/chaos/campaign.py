@@ -9,7 +9,7 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rstar_ray.run_dir.durable import read_rows
@@ -81,7 +81,7 @@ class Campaign:
         except NotPutIn as reason:
             return Case(fault=kind.name, seed=seed, outcome=f"not put in: {reason}")
         put_in_s, began_s = time.monotonic(), run.came_to_phase_s or began_s
-        over_s = self._wait_until_over(put_in_s, undo)
+        over_s = self._wait_until_over(put_in_s, undo, lambda: self._said(kind, first_line))
         outcome = "hang" if over_s is None else "goes on"
         if len(run.statuses) > first_status:
             status = run.statuses[-1][1]
@@ -109,8 +109,15 @@ class Campaign:
             self._after_hang(kind, seed)
         return case
 
-    def _wait_until_over(self, put_in_s: float, undo: Undo | None) -> float | None:
-        """Seconds until the first step at full speed began; None for a hang."""
+    def _said(self, kind: Kind, first_line: int) -> bool:
+        lines = self._run.said[first_line:]
+        return not kind.says or any(word in line.line for line in lines for word in kind.says)
+
+    def _wait_until_over(self, put_in_s: float, undo: Undo | None, said: Callable[[], bool]) -> float | None:
+        """Seconds until the first step at full speed began; None for a hang.
+
+        What is to be named is not over before: it may meet no rollout of a short step, or be seen in the next.
+        """
         run, known = self._run, len(self._run.rows())
         seen: dict[int, float] = {}
         complete_s: float | None = None
@@ -131,7 +138,7 @@ class Campaign:
                 began_s = now - step_s
                 if seen.setdefault(position, now) != now:
                     continue
-                whole = complete_s is not None and began_s >= complete_s - 1.0
+                whole = complete_s is not None and began_s >= complete_s - 1.0 and (said() or now > put_in_s + UNDO_S)
                 whole_steps = whole_steps + 1 if whole else 0
                 if whole and (step_s <= SLOW * self._calm_s + 0.5 or whole_steps >= ENOUGH_STEPS):
                     if undo is not None:

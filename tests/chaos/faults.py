@@ -235,6 +235,12 @@ def _actor(name: str) -> str:
     return name.partition(" ")[0]
 
 
+def _said_of(parts: tuple[str, ...]) -> tuple[str, ...]:
+    """What names the loss of all these; of ranks one is named, and ends the others, dead or not."""
+    ranks = [part for part in parts if part.startswith("learner/")]
+    return ("learner/rank-",) if len(ranks) == len(parts) > 1 else tuple(map(_actor, parts))
+
+
 def _kinds() -> list[Kind]:
     kinds = [Kind(name=f"SIGKILL {part}", fault=send(HARD, part), says=(_actor(part),)) for part in (*PARTS, *CHILDREN)]
     kinds += [
@@ -246,8 +252,7 @@ def _kinds() -> list[Kind]:
         for part in (*PARTS, "generation/1 engine")
     ]
     kinds += [
-        Kind(name=f"SIGKILL {' and '.join(pair)}", fault=send(HARD, *pair), says=tuple(map(_actor, pair)))
-        for pair in PAIRS
+        Kind(name=f"SIGKILL {' and '.join(pair)}", fault=send(HARD, *pair), says=_said_of(pair)) for pair in PAIRS
     ]
     kinds += [
         Kind(name=f"SIGKILL {part} in {phase}", fault=during(phase, send(HARD, part)), says=(part,))

@@ -25,7 +25,7 @@ from tests.chaos.seams import PHASE, VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPTIONS = (
-    "--scale tiny --prompts-per-step 2 --max-empty-steps 4000 --checkpoint.every-steps 1"
+    "--scale tiny --prompts-per-step 2 --max-empty-steps 100000 --checkpoint.every-steps 1"
     " --checkpoint.trajectories-every-steps 20 --learner.ranks 2 --engine.replicas 2 --engine.cpus-per-replica 0.4"
     " --rollout.max-response-tokens 96 --rollout.deadline-s 90 --data.num-train 64 --reward.name own:reward"
     " --reward.deadline-s 3 --evaluate.every-steps 4 --evaluate.num-problems 4 --evaluate.samples 2"
@@ -49,7 +49,7 @@ class Said:
 class Run:
     """One run directory, and the command that is started again whenever it ended. Times are monotonic."""
 
-    def __init__(self, folder: Path, policy: Path, *, steps: int = 4_000) -> None:
+    def __init__(self, folder: Path, policy: Path, *, steps: int = 100_000) -> None:
         self.folder = folder
         self.path = folder / "run"
         self.control = folder / "control"

@@ -1,0 +1,120 @@
+"""What the tool costs a step at scale `tiny`: its seconds with the sandbox over those with answers known beforehand.
+
+python -m actors.bench.instant_tools --model runs/tiny/checkpoints/CHECKPOINT/model --steps 12 --repeats 3
+
+Runs stage 1 from that model with every trajectory recorded, then again with a tool in the sandbox's place that gives
+each program the answer it had; so both roll out the same tokens. In turn, as often as asked; one JSON line.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rstar_ray.chat.tool_calls import parse_tool_calls
+from rstar_ray.outcome import Outcome
+from rstar_ray.run_dir.durable import read_rows
+from rstar_ray.tools.spec import PYTHON_TOOL
+from rstar_ray.tools.tool import Tool, ToolFailed
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ANSWER = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
+Answers = dict[str, tuple[str, bool]]
+"""By program: what the model read, and whether the call had failed."""
+
+
+def answers_of(rows: Sequence[Mapping[str, Any]]) -> Answers:
+    """Programs and answers in rows of recorded trajectories, of the tiny world's template."""
+    found: Answers = {}
+    for turn in (turn for row in rows for turn in row["turns"] if turn["tool_response"] is not None):
+        programs = [call.code for call in parse_tool_calls(turn["completion"])]
+        texts = ANSWER.findall(turn["tool_response"])
+        for code, text, outcome in zip(programs, texts, turn["outcomes"], strict=False):
+            found[code] = (text, outcome != Outcome.OK)
+    return found
+
+
+def remembering(run: str) -> Tool:
+    """The Python tool, which knows the answers of the run in that folder and no other."""
+    files = sorted(Path(run, "trajectories").glob("stage1-step-*.jsonl"))
+    answers = answers_of([row for file in files for row in read_rows(file)])
+
+    async def answer(code: str, input: str = "") -> str:
+        text, failed = answers.get(code, ("", True))
+        if failed:
+            raise ToolFailed(text)
+        return text
+
+    return Tool(
+        name=PYTHON_TOOL.name, description=PYTHON_TOOL.description, parameters=PYTHON_TOOL.parameters, function=answer
+    )
+
+
+def seconds(run: Path) -> list[float]:
+    """Of each step but the first, which fills caches."""
+    return [row["step_s"] for row in read_rows(run / "metrics.jsonl") if row["step"] > 1]
+
+
+def sampled(run: Path) -> list[int]:
+    return [row["tokens_generated"] for row in read_rows(run / "metrics.jsonl")]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m actors.bench.instant_tools", description=__doc__)
+    parser.add_argument("--model", required=True, help="folder of a policy of scale tiny")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args(argv)
+    folder = Path(tempfile.mkdtemp(prefix="instant-tools-"))
+    (folder / "own").mkdir()
+    remembered = (
+        f"from actors.bench.instant_tools import remembering\n\npython = remembering({str(folder / 'sandbox-0')!r})\n"
+    )
+    (folder / "own" / "instant.py").write_text(remembered)
+
+    def run(name: str, *options: str) -> Path:
+        path = folder / name
+        command = [
+            sys.executable,
+            "recipes/stage1.py",
+            "--scale",
+            "tiny",
+            "--model",
+            args.model,
+            "--run-dir",
+            str(path),
+        ]
+        command += [
+            "--steps",
+            str(args.steps),
+            "--checkpoint.trajectories-every-steps",
+            "1",
+            "--checkpoint.every-steps",
+        ]
+        command += [str(args.steps), "--evaluate.num-problems", "1", *options]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, stdout=subprocess.DEVNULL)
+        return path
+
+    instant = ("--tools.use", "instant:python", "--own-folder", str(folder / "own"))
+    pairs = [(run(f"sandbox-{turn}"), run(f"instant-{turn}", *instant)) for turn in range(args.repeats)]
+    ratios = [statistics.median(seconds(real)) / statistics.median(seconds(quick)) for real, quick in pairs]
+    same = [sampled(real) == sampled(quick) for real, quick in pairs]
+    print(json.dumps({
+        "step_s": [round(statistics.median(seconds(real)), 3) for real, _ in pairs],
+        "instant_step_s": [round(statistics.median(seconds(quick)), 3) for _, quick in pairs],
+        "ratio": round(statistics.median(ratios), 3),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "same_tokens": all(same),
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
