@@ -91,6 +91,7 @@ fuzz-sandbox: $(READY)  ## Generated programs against the cage, at each level, a
 bench-balancer: $(READY)  ## The balancer in the twin (simulated), and on real engines
 	$(BIN)/python -m scheduler.bench $(ARGS)
 	$(BIN)/python -m actors.bench.balancer
+	$(BIN)/python -m actors.bench.balancer --costly
 
 bench-evaluation: $(READY)  ## Evaluating against a bare engine; the first word of a talk against its first token
 	$(BIN)/python -m actors.bench.evaluation $(ARGS)

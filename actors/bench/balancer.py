@@ -4,6 +4,8 @@ Overhead: the same prompts and forced lengths through balancer and agent loop, a
 turn.
 Under pressure: two engines with a small KV cache and mixed lengths, `expected_kv` and `least_requests` in turn, both
 after one step whose lengths they have seen.
+Costly (`--costly`): the same where computing a preempted rollout again takes tens of decode steps, a larger model and
+lengths of several distributions, against `least_sessions`, too (actors/bench/costly.py).
 Calibration (`--calibrate`): the engine model is fitted to a few equal runs of one engine, and predicts mixed ones.
 """
 
@@ -15,7 +17,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import ray
 import tyro
 from scipy.optimize import least_squares
 
+from actors.bench.costly import CostlySize, compare
 from actors.bench.replay import (
     MIXED_LIMITS,
     ReplayEngine,
@@ -59,6 +62,10 @@ class BenchSettings:
     """alternating runs"""
     calibrate: bool = False
     """fit the engine model to this machine and predict unseen runs, instead of the comparisons"""
+    costly: bool = False
+    """the comparison where a preemption costs tens of decode steps, instead of the others"""
+    size: CostlySize = field(default_factory=CostlySize)
+    """of that one"""
     out: str = ""
     """file for the fitted cost, as `python -m scheduler.twin --cost` reads it"""
 
@@ -68,6 +75,9 @@ async def main(bench: BenchSettings) -> dict[str, Any]:
         make_tiny_model(Path(folder), seed=0)
         roomy_config = with_values(SMALL, {"engine.kv_tokens": ROOMY_KV_TOKENS, "engine.max_running": 64})
         roomy = engine_settings(roomy_config, Path(folder))
+        if bench.costly:
+            found = await compare(bench.size, Path(folder), bench.repeats)
+            return {"benchmark": "balancer on real engines, costly preemptions", **found}
         if bench.calibrate:
             return await _calibrate(bench, roomy, replace(roomy, kv_tokens=SMALL_KV_TOKENS))
         return {

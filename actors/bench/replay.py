@@ -197,10 +197,11 @@ async def _exact(completion: str, problem: Problem) -> Judgement:
 
 def mixed_trace(groups: int, siblings: int, *, seed: int) -> list[TraceRollout]:
     """Lengths as in the synthetic stages, at the tiny world's size, with tools that answer at once."""
-    return [_at_once(rollout) for rollout in synthetic(MIXED, groups=groups, siblings=siblings, seed=seed)]
+    return [at_once(rollout) for rollout in synthetic(MIXED, groups=groups, siblings=siblings, seed=seed)]
 
 
-def _at_once(rollout: TraceRollout) -> TraceRollout:
+def at_once(rollout: TraceRollout) -> TraceRollout:
+    """With tools that answer at once, and no more than a token can tell."""
     turns = [
         TraceTurn(max(LEAST_COMPLETION, turn.completion_tokens), min(MOST_TOOL_TOKENS, turn.tool_tokens))
         for turn in rollout.turns

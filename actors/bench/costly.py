@@ -1,0 +1,169 @@
+"""Where a preemption costs tens of decode steps: three placement rules on real engines (`--costly`).
+
+A model of 24M random weights, prompts of 100 to 1,000 tokens and responses of up to 3,000 whose lengths are forced, two
+engines whose caches hold a fraction of all contexts together. Every repeat takes another distribution, and runs it
+under every rule; `expected_kv` has seen one step of each distribution before, whose lengths were others.
+"""
+
+import statistics
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actors.bench.replay import ReplayEngine, ReplayResult, at_once, balancer_actor, replay
+from actors.bench.small import SMALL
+from actors.generation.settings import EngineSettings, engine_settings
+from rstar_ray.config import with_values
+from rstar_ray.tiny.model import make_random_model
+from rstar_ray.trajectory import RolloutLimits
+from scheduler.cost import placement_cost
+from scheduler.traces.kinds import KINDS, Floats, Kind, Random, draw
+from scheduler.traces.record import TraceRollout
+
+MEDIUM = {
+    "hidden_size": 512,
+    "intermediate_size": 1_536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 8_192,
+}
+"""24M weights: a context of 3,000 tokens takes tens of decode steps to compute again."""
+SIBLINGS, TURNS = 4, 4
+PROMPT_TOKENS = (100.0, 1_000.0)
+DISTRIBUTIONS = ("bimodal", "heavy_tail", "log_normal")
+RULES = ("expected_kv", "least_requests", "least_sessions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostlySize:
+    """How much is run; both grow with the machine."""
+
+    tokens: int = 48_000
+    """sampled in one run, about"""
+    kv_tokens: int = 8_192
+    """KV cache of each of two engines [tokens]"""
+    response_tokens: int = 3_000
+    """of the longest rollout; fewer for a trial, at which a preemption costs less"""
+
+    @property
+    def limits(self) -> RolloutLimits:
+        """The engines' context is a whole number of blocks."""
+        context = -(-(int(PROMPT_TOKENS[1]) + self.response_tokens + 1) // 64) * 64
+        return RolloutLimits(max_response_tokens=self.response_tokens + 1, max_turns=TURNS, max_context_tokens=context)
+
+
+def rollouts(name: str, size: CostlySize, seed: int) -> list[TraceRollout]:
+    """Whole groups of this distribution, lengths scaled to the response budget, until so many tokens are sampled."""
+    shape = KINDS[name]
+    kind = replace(
+        shape,
+        lengths_GS=_scaled(shape, size.response_tokens / shape.max_response_tokens),
+        max_response_tokens=size.response_tokens,
+        max_turns=TURNS,
+        calls_mean=1.0,
+        prompt_tokens=PROMPT_TOKENS,
+        tool_tokens_mean=20.0,
+    )
+    found: list[TraceRollout] = []
+    for rollout in draw(kind, groups=max(1, size.tokens // 64), siblings=SIBLINGS, seed=seed):
+        if len(found) % SIBLINGS == 0 and sum(one.generated_tokens for one in found) >= size.tokens:
+            break
+        found.append(at_once(rollout))
+    return found
+
+
+def _scaled(kind: Kind, share: float) -> Callable[[Random, tuple[int, int]], Floats]:
+    return lambda rng, shape: kind.lengths_GS(rng, shape) * share
+
+
+def settings_of(size: CostlySize, folder: Path) -> EngineSettings:
+    """Two such engines share a machine's cores, or one GPU."""
+    on_gpu = torch.cuda.is_available()
+    config = with_values(
+        SMALL,
+        {
+            "engine.dtype": "bfloat16",
+            "engine.max_context_tokens": size.limits.max_context_tokens,
+            "engine.kv_tokens": size.kv_tokens,
+            "engine.max_running": 64,
+            "engine.gpus_per_replica": 0.5 if on_gpu else 0.0,
+            "engine.gpu_memory_share": 0.3,
+        },
+    )
+    return engine_settings(config, make_random_model(folder, seed=0, **MEDIUM))
+
+
+@asynccontextmanager
+async def _balancers() -> AsyncGenerator[dict[tuple[str, str], Any]]:
+    """One for each distribution and rule, so that what is learned of one is not expected of another."""
+    async with AsyncExitStack() as stack:
+        yield {
+            (name, rule): await stack.enter_async_context(balancer_actor(rule))
+            for name in DISTRIBUTIONS
+            for rule in RULES
+        }
+
+
+async def compare(size: CostlySize, folder: Path, repeats: int) -> dict[str, Any]:
+    """Tokens/s of `expected_kv` over those of the others, run by run."""
+    settings = settings_of(size, folder)
+    engines = [ReplayEngine(settings), ReplayEngine(settings)]
+    runs: list[tuple[str, int, dict[str, ReplayResult]]] = []
+    try:
+        facts = [await engine.start() for engine in engines]
+        async with _balancers() as balancers:
+            names = [DISTRIBUTIONS[number % len(DISTRIBUTIONS)] for number in range(repeats)]
+            for place, name in enumerate(dict.fromkeys(names)):
+                earlier = rollouts(name, size, seed=1_000)
+                await replay(engines, earlier, balancers[name, "expected_kv"], salt=1_000 + place, limits=size.limits)
+            for number, name in enumerate(names):
+                trace, done = rollouts(name, size, seed=number), dict[str, ReplayResult]()
+                turn = number % len(RULES)  # no rule is always first
+                for place, rule in enumerate((*RULES[turn:], *RULES[:turn])):
+                    salt = len(RULES) * number + place
+                    done[rule] = await replay(engines, trace, balancers[name, rule], salt=salt, limits=size.limits)
+                runs.append((name, _contexts(trace), done))
+            risks = {name: (await balancers[name, "expected_kv"].snapshot.remote()).risk for name in set(names)}
+    finally:
+        for engine in engines:
+            await engine.shut_down()
+    cost = facts[0].cost
+    assert cost is not None
+    contexts = round(statistics.mean(tokens for _, tokens, _ in runs))
+    whole = placement_cost(cost, kv_tokens=size.kv_tokens, max_running=64, context_tokens=3_000)
+    return {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "cost_s": asdict(cost),
+        "steps_to_compute_3000_tokens_again": round(whole.preemption_steps, 1),
+        "kv_tokens": size.kv_tokens,
+        "all_contexts_over_all_caches": round(contexts / (2 * size.kv_tokens), 1),
+        "risk": risks,
+        **{f"over_{rule}": _ratios([done for _, _, done in runs], rule) for rule in RULES[1:]},
+        "runs": [_row(name, done) for name, _, done in runs],
+    }
+
+
+def _contexts(trace: Sequence[TraceRollout]) -> int:
+    """Tokens of all contexts at their ends, each group's prompt once."""
+    prompts = {rollout.group: rollout.prompt_tokens for rollout in trace}
+    return sum(prompts.values()) + sum(rollout.response_tokens for rollout in trace)
+
+
+def _ratios(runs: Sequence[dict[str, ReplayResult]], rule: str) -> dict[str, float]:
+    found = [done["expected_kv"].tokens_per_s / done[rule].tokens_per_s for done in runs]
+    return {"median": round(statistics.median(found), 3), "min": round(min(found), 3), "max": round(max(found), 3)}
+
+
+def _row(name: str, done: dict[str, ReplayResult]) -> dict[str, Any]:
+    return {
+        "distribution": name,
+        "tokens": done["expected_kv"].generated_tokens,
+        "tokens_per_s": {rule: round(done[rule].tokens_per_s) for rule in RULES},
+        "preemptions": {rule: done[rule].preemptions for rule in RULES},
+    }
