@@ -171,15 +171,20 @@ def half(data: bytes) -> bytes:
     return data[: len(data) // 2]
 
 
-def told(name: str, text: str, seconds: float = 60.0) -> Fault:
-    """A file in the folder of faults (see `tests.chaos.seams`), over two steps, or until the time is out."""
+def told(name: str, text: str, seconds: float = 60.0, *, says: str = "") -> Fault:
+    """A file in the folder of faults (see `tests.chaos.seams`), over two steps, or until the time is out.
+
+    It stays for longer where the run has not said this yet: what befalls some rollouts may befall none in two steps.
+    """
 
     def fault(run: Run) -> None:
-        path, reached = run.control / name, run.steps()
+        path, reached, first_line = run.control / name, run.steps(), len(run.said)
         (run.control / "group").unlink(missing_ok=True)
         path.write_text(text)
         try:
-            run.wait(lambda: run.steps() >= reached + 2, seconds)
+            run.wait(
+                lambda: run.steps() >= reached + 2 and any(says in line.line for line in run.said[first_line:]), seconds
+            )
         finally:
             path.unlink()
 
@@ -229,6 +234,16 @@ STOPPED_IN = {
     "checkpoint": ("learner/rank-1",),
     "evaluation": ("generation/1 engine", "sandbox/0"),
 }
+
+
+REWARDS = {
+    "reward raises": ("raises of a few", "a reward check that raises"),
+    "reward raises, a whole group": ("raises of a group", "a reward check that raises"),
+    "reward hangs": ("hangs of a few", "no answer within 3 s"),
+    "reward's process ends": ("ends of a few", "ended without an answer"),
+    "reward is no number": ("gives nothing of a few", "no number"),
+}
+"""What the run's reward is told to do (`tests.chaos.own`), and what the run has to say of it."""
 
 
 def _actor(name: str) -> str:
@@ -320,16 +335,10 @@ def _of_answers() -> list[Kind]:
              harmless=True),
         Kind(name="a tool that prints without end", fault=told("program", "while True: print('x' * 10**6)"),
              harmless=True),
-        Kind(name="reward raises", fault=told("reward", "raises of a few"), says=("a reward check that raises",),
-             drops="reward"),
-        Kind(name="reward raises, a whole group", fault=told("reward", "raises of a group"),
-             says=("a reward check that raises",), drops="reward"),
-        Kind(name="reward hangs", fault=told("reward", "hangs of a few"), says=("no answer within 3 s",),
-             drops="reward"),
-        Kind(name="reward's process ends", fault=told("reward", "ends of a few"),
-             says=("ended without an answer",), drops="reward"),
-        Kind(name="reward is no number", fault=told("reward", "gives nothing of a few"), says=("no number",),
-             drops="reward"),
+        *(
+            Kind(name=name, fault=told("reward", text, says=said), says=(said,), drops="reward")
+            for name, (text, said) in REWARDS.items()
+        ),
         Kind(name="prompts too long", fault=told("long prompt", "all"), harmless=True),
     ]  # fmt: skip
 
