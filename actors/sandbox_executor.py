@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -164,7 +164,15 @@ class _Call:
 class SandboxClient:
     """The tool and the comparisons for agent loops: picks the least loaded executor, batches, retries elsewhere."""
 
-    def __init__(self, executors: dict[str, Any], config: SandboxConfig, *, caller: str) -> None:
+    def __init__(
+        self,
+        executors: dict[str, Any],
+        config: SandboxConfig,
+        *,
+        caller: str,
+        show: Callable[[str], None] = print,
+    ) -> None:
+        self._show = show
         self._executors = [_Executor(handle, name) for name, handle in executors.items()]
         self._config = config
         self._caller = caller
@@ -276,6 +284,8 @@ class SandboxClient:
                         reason = answer.reason if isinstance(answer, Failure) else f"no answer but {answer!r:.80}"
                         self._again(call, f"{executor.name}: {reason}")
         except Exception as lost:  # the actor died, or took too long: each is a reason to go elsewhere
+            if isinstance(lost, DeadlineExceeded):  # alive, so nobody else will say it
+                self._show(f"{lost}; they are made again")
             executor.rests_until_s = time.monotonic() + REST_S
             executor.outstanding -= len(waiting)
             if all(other.rests_until_s > time.monotonic() for other in self._executors):

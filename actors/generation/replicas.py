@@ -5,9 +5,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from actors.generation.rollout_client import BLIP_PATIENCE_S, RolloutClient, life_of, when_available
+from actors.generation.rollout_client import BLIP_PATIENCE_S, RolloutClient, last_line, life_of, when_available
 from actors.generation.weight_swap import Pulled, publish_figures
 from actors.learner.gang import Publication
 from actors.watch import Follow
@@ -132,10 +133,15 @@ class Replicas:
         self._show(f"{name}: {facts.kv_capacity_tokens:,} KV tokens")
 
     async def _lost(self, name: str, lost: Exception) -> None:
-        """Its rollouts go on elsewhere; Ray has started the actor again and it gets today's weights."""
+        """Its rollouts go on elsewhere; Ray has started the actor again and it gets today's weights.
+
+        One whose own loops have failed lives, and is of no use: it is killed.
+        """
         self._coming_back.add(name)
         self._watch.leave(name)
         self._count_loss(name, lost)
+        if not _is_gone(lost):
+            ray.kill(self.workers[name], no_restart=False)
         kept = await self.rollouts.recover()
         if kept:
             self._show(f"{name}: of {len(kept)} unfinished rollouts the finished turns are kept")
@@ -151,7 +157,7 @@ class Replicas:
         ended = self.rollouts.num_ended
         self._losses_in_a_row = 1 if ended > self._ended_at_loss else self._losses_in_a_row + 1
         self._ended_at_loss = ended
-        self._show(f"{name} was lost ({type(lost).__name__}) and starts again")
+        self._show(f"{name} was lost ({type(lost).__name__ if _is_gone(lost) else last_line(lost)}) and starts again")
         self._meter.add("rstar_losses_total", 1, part="replica")
         if self._losses_in_a_row > MAX_LOSSES_IN_A_ROW:
             raise RStarError(
@@ -161,10 +167,14 @@ class Replicas:
 
     async def _pull_unless_lost(self, name: str, weights: Publication) -> Pulled | None:
         """A worker that dies meanwhile takes the newest weights when it comes back; one that could not be reached for
-        a moment takes them now, before it serves another token."""
+        a moment takes them now, before it serves another token. One that cannot take them is started again."""
         while True:
             try:
                 return await self._pull(name, weights)
+            except RayTaskError as failed:  # before the next: it may be both
+                self._show(f"{name} did not take version {weights.policy_version}: {last_line(failed)}")
+                ray.kill(self.workers[name], no_restart=False)
+                return None
             except RayActorError as lost:
                 if await life_of(self.workers[name], BLIP_PATIENCE_S) != self._lives[name]:
                     self._show(f"{name} did not take version {weights.policy_version}: {type(lost).__name__}")
@@ -204,3 +214,8 @@ class Replicas:
 
     async def _ask(self, answer: Awaitable[Any], owner: str, reason: str) -> Any:
         return await within(answer, CALL_DEADLINE_S, waiter="driver", owner=owner, reason=reason)
+
+
+def _is_gone(lost: Exception) -> bool:
+    """Whether its process is, and not a call of it that failed with such an error of another actor."""
+    return isinstance(lost, RayActorError) and not isinstance(lost, RayTaskError)

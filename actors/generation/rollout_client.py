@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from actors.generation.balancer_client import rollout_load
 from actors.generation.delivery import NUM_PARTS, Delivery
@@ -53,7 +53,8 @@ class RolloutClient:
         show: Callable[[str], None] = print,
         journal: Path | None = None,
     ) -> None:
-        """`journal`: where the workers keep finished turns."""
+        """`journal`: where the workers keep finished turns. `on_worker_lost` hears of one that is gone, or of what one
+        met in its own loops, which have ended then."""
         self.weights = 0  # checksum of those that all workers serve; 0 for the model folder's
         self._journal = journal
         self._balancer = balancer
@@ -182,7 +183,7 @@ class RolloutClient:
                     epoch = sign.epoch
                 await asyncio.sleep(BALANCER_PING_S)
         except Exception as fault:  # nobody awaits this task either
-            self._finished.put_nowait(RStarError(f"balancer: {_last_line(fault)}"))
+            self._finished.put_nowait(RStarError(f"balancer: {last_line(fault)}"))
 
     async def _submit(self, submissions: Sequence[_Submission]) -> None:
         for first in range(0, len(submissions), SUBMIT_BATCH):
@@ -199,7 +200,7 @@ class RolloutClient:
         try:
             await self._read_until_lost(replica_id, worker, life)
         except Exception as fault:  # nobody awaits a reader: what it met ends the run through `run`
-            self._finished.put_nowait(RStarError(f"{replica_id}: {_last_line(fault)}"))
+            self._finished.put_nowait(RStarError(f"{replica_id}: {last_line(fault)}"))
 
     async def _read_until_lost(self, replica_id: str, worker: Any, life: str) -> None:
         take = worker.take_finished.options(num_returns=1 + NUM_PARTS)
@@ -215,6 +216,9 @@ class RolloutClient:
                     reason="what it finished",
                     poll=True,
                 )
+            except (RayTaskError, DeadlineExceeded) as failed:  # before the next: it may be both
+                await self._on_worker_lost(replica_id, failed)
+                return
             except RayActorError as lost:
                 if await life_of(worker, BLIP_PATIENCE_S) == life:
                     self._show(f"{replica_id} answers again after {type(lost).__name__}: nothing is lost")
@@ -263,7 +267,7 @@ async def when_available(call: Callable[[], Awaitable[Any]]) -> Any:
             await asyncio.sleep(0.5)
 
 
-def _last_line(fault: Exception) -> str:
+def last_line(fault: BaseException) -> str:
     """A remote traceback ends with what went wrong."""
     lines = str(fault).strip().splitlines()
     return lines[-1] if lines else type(fault).__name__

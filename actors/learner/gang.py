@@ -304,9 +304,18 @@ class Learner:
             cause = error.cause
             if isinstance(cause, (ConfigError, LearnerError, DeadlineExceeded)):
                 raise cause from error
-            raise LearnerError(f"{name} failed in {reason}: {type(cause).__name__}: {cause}") from error
+            kind = RankLost if ran_out_of_memory(cause) else LearnerError
+            raise kind(f"{name} failed in {reason}: {type(cause).__name__}: {cause}") from error
         except RayActorError as error:
             raise RankLost(f"{name} died during {reason}") from error
+
+
+def ran_out_of_memory(cause: BaseException) -> bool:
+    """Whether a rank met an end of memory, on a GPU or beside it: begun again it may find room, that others took."""
+    said = str(cause).lower()
+    return isinstance(cause, MemoryError) or (
+        isinstance(cause, RuntimeError) and any(words in said for words in ("out of memory", "can't allocate memory"))
+    )
 
 
 async def _loss_behind(failed: Exception, calls: "Sequence[asyncio.Future[Any]]") -> RankLost | None:

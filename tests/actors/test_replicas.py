@@ -15,7 +15,7 @@ from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, Replicas
 from actors.generation.weight_swap import Pulled
 from actors.learner.gang import Publication
 from actors.probe import Sign
-from rstar_ray.errors import RankLost, RStarError
+from rstar_ray.errors import DeadlineExceeded, RankLost, RStarError
 from rstar_ray.run_dir.metrics import PublishFigures
 from tests.fakes import CharChat, adding_problems, request
 
@@ -47,6 +47,7 @@ class Worker:
         self._lives = 0
         self.load_s, self.laid_out = 0.2, True
         self.cut = False  # calls fail, and it lives on
+        self.fault: Exception | None = None  # what its next call raises, or a loop of its own has met
         self.lost: set[int] = set()  # versions whose publisher is gone
         self.probe = Method(self._probe)
         self.start, self.serve = Method(self._start), Method(self._serve)
@@ -66,6 +67,8 @@ class Worker:
         if self.cut or self._killed.is_set():
             self.cut = False
             raise ActorUnavailableError("it restarts", None)
+        if self.fault is not None:
+            raise self._met()
         if version in self.lost:
             raise RayTaskError("pull", "", OwnerDiedError("ref", None, ""))
         assert refs == [["a ref"]]  # boxed, so that Ray hands on the ref itself
@@ -82,7 +85,20 @@ class Worker:
 
     async def _until_killed(self) -> Delivery:
         await self._killed.wait()
+        if self.fault is not None:
+            self._killed.clear()
+            raise self._met()
         raise ActorUnavailableError("it restarts", None)
+
+    def _met(self) -> Exception:
+        assert self.fault is not None
+        fault, self.fault = self.fault, None
+        return RayTaskError("a call", "Traceback\n" + repr(fault), fault).as_instanceof_cause()
+
+    def fail(self, fault: Exception) -> None:
+        """Its loops end with this; its process lives."""
+        self.fault = fault
+        self._killed.set()
 
     def kill(self) -> None:
         self._killed.set()
@@ -157,6 +173,16 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "BLIP_PATIENCE_S", 0.01)
 
 
+@pytest.fixture(autouse=True)
+def killed_like_an_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(worker: Worker, *, no_restart: bool) -> None:
+        assert not no_restart
+        worker.told.append("killed")
+        worker.kill()
+
+    monkeypatch.setattr(replicas.ray, "kill", kill)
+
+
 @pytest.fixture
 async def run() -> AsyncIterator[Run]:
     started = Run()
@@ -217,6 +243,34 @@ async def test_a_worker_that_could_not_be_reached_for_a_moment_takes_the_weights
     assert run.second.told == ["start", "serve", 1]  # and it was not started again
     assert "generation/1 answers again after ActorUnavailableError: it is given the weights again" in run.shown
     assert run.balancer.told == [1]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        DeadlineExceeded("generation/1", "balancer", "grants", 80),
+        MemoryError("no room"),
+        ActorUnavailableError("the balancer, as it saw it", None),
+    ],
+    ids=lambda fault: type(fault).__name__,
+)
+async def test_a_worker_whose_loops_have_failed_is_killed_and_comes_back(run: Run, fault: Exception):
+    await run.replicas.publish(FIRST)
+    run.second.fail(fault)
+    await run.balancer.hears("generation/1")
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.second.told == ["start", "serve", 1, "killed", "start", 1, "serve"]
+    said = next(line for line in run.shown if "was lost" in line)
+    assert said.startswith("generation/1 was lost (") and said.endswith("and starts again")
+    assert type(fault).__name__ in said
+
+
+async def test_a_worker_that_cannot_take_the_weights_is_started_again_and_takes_them_then(run: Run):
+    run.second.fault = MemoryError("no room")
+    await run.replicas.publish(FIRST)
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert any("generation/1 did not take version 1: " in line and "MemoryError" in line for line in run.shown)
+    assert run.second.told == ["start", "serve", "killed", "start", 1, "serve"]
 
 
 async def test_weights_whose_publisher_died_are_a_loss_of_the_learner_and_who_comes_back_waits_for_the_next(run: Run):

@@ -104,6 +104,19 @@ async def test_a_call_whose_executor_fails_is_repeated_on_another_and_the_model_
     assert all(result.outcome is Outcome.OK for result in results)
 
 
+async def test_an_executor_that_lives_and_does_not_answer_is_named_and_the_call_goes_elsewhere():
+    shown: list[str] = []
+    config = SandboxConfig(time_limit_s=0.05, deadline_s=0.6)
+    executors = {"a": FakeExecutor(), "b": FakeExecutor()}
+    tools = SandboxClient(executors, config, caller="generation/0", show=shown.append)
+    executors["b"].let_go.set()
+    assert (await tools.execute(ToolCall(code="slow"))).text == "slow"
+    (line,) = shown
+    assert line.startswith("generation/0 waited ") and line.endswith(
+        "s for a (1 calls) and gave up; they are made again"
+    )
+
+
 class OddExecutor(FakeExecutor):
     """Answers each call twice, one that nobody made, and to the first batch with what is no answer."""
 

@@ -9,7 +9,7 @@ from tests.chaos.campaign import Campaign
 from tests.chaos.faults import KINDS
 from tests.chaos.run import Run
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]  # out of `make test` until it has been seen to pass in two minutes
+pytestmark = pytest.mark.real
 SHORT = ("SIGKILL sandbox/0", "SIGSTOP balancer", "SIGKILL learner/rank-1")
 
 
