@@ -1,0 +1,82 @@
+"""What one policy gains on another where the other is not always right, without counting luck twice.
+
+python -m rstar_ray.evaluation.gain CHOOSING BEFORE AFTER
+
+Three files of an evaluation's rows (`evaluations/*.jsonl` of a run directory): two of the earlier policy with different
+seeds, one of the later. The problems are those that the first file's rollouts did not all solve. Were they chosen by
+the file that they are measured by, the earlier policy would look worse there than it is, and any other better.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rstar_ray.errors import ConfigError
+from rstar_ray.evaluation.figures import Interval, bootstrap_interval
+from rstar_ray.run_dir.durable import read_rows
+
+Rates = dict[str, float]
+"""The share of a problem's rollouts that are right, by its id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """Mean pass@1 of both on the problems chosen, and the difference with its 95 % interval over problems."""
+
+    num_problems: int
+    before: float
+    after: float
+    gain: float
+    interval: Interval
+
+
+def rates_of(path: Path) -> Rates:
+    """Raises `ConfigError` for a file without rows of an evaluation."""
+    try:
+        rows = read_rows(path)
+        rates = {row["id"]: row["num_correct"] / row["k"] for row in rows}
+    except (OSError, ValueError, KeyError, TypeError) as wrong:
+        raise ConfigError(str(path), f"no rows of an evaluation ({wrong})", "give a file of evaluations/") from None
+    if not rates:
+        raise ConfigError(str(path), "no rows", "give a file of evaluations/")
+    return rates
+
+
+def gain_on_unsolved(choosing: Rates, before: Rates, after: Rates) -> Gain:
+    """On the problems that `choosing` does not always solve.
+
+    Raises `ConfigError` where the three have other problems, or nothing is left to gain.
+    """
+    if not choosing.keys() == before.keys() == after.keys():
+        raise ConfigError("the three files", "they are of different problems", "evaluate the same set three times")
+    chosen = sorted(name for name, rate in choosing.items() if rate < 1.0)
+    if not chosen:
+        raise ConfigError("the first file", "every problem is always solved", "give one of a policy that fails")
+    differences = [after[name] - before[name] for name in chosen]
+    return Gain(
+        num_problems=len(chosen),
+        before=sum(before[name] for name in chosen) / len(chosen),
+        after=sum(after[name] for name in chosen) / len(chosen),
+        gain=sum(differences) / len(differences),
+        interval=bootstrap_interval(differences),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m rstar_ray.evaluation.gain", description=__doc__)
+    parser.add_argument("choosing", type=Path, help="of the earlier policy: says which problems")
+    parser.add_argument("before", type=Path, help="of the earlier policy, with another --seed")
+    parser.add_argument("after", type=Path, help="of the later policy")
+    args = parser.parse_args(argv)
+    try:
+        print(
+            json.dumps(asdict(gain_on_unsolved(*(rates_of(path) for path in (args.choosing, args.before, args.after)))))
+        )
+    except ConfigError as refused:
+        parser.exit(2, f"error: {refused}\n")
+
+
+if __name__ == "__main__":
+    main()
