@@ -172,6 +172,7 @@ class SandboxClient:
         caller: str,
         show: Callable[[str], None] = print,
     ) -> None:
+        """`show` takes what people should read."""
         self._show = show
         self._executors = [_Executor(handle, name) for name, handle in executors.items()]
         self._config = config
@@ -285,7 +286,7 @@ class SandboxClient:
                         self._again(call, f"{executor.name}: {reason}")
         except Exception as lost:  # the actor died, or took too long: each is a reason to go elsewhere
             if isinstance(lost, DeadlineExceeded):  # alive, so nobody else will say it
-                self._show(f"{lost}; they are made again")
+                self._show(f"{executor.name} left {len(waiting)} calls unanswered for {lost.seconds:g} s: made again")
             executor.rests_until_s = time.monotonic() + REST_S
             executor.outstanding -= len(waiting)
             if all(other.rests_until_s > time.monotonic() for other in self._executors):

@@ -73,7 +73,8 @@ class GenerationActor:
     def __init__(self, settings: WorkerSettings) -> None:
         see_own_gpu_first()
         executors = {name: ray.get_actor(name) for name in settings.executors}
-        sandbox = SandboxClient(executors, settings.sandbox, caller=settings.replica_id)
+        self._lines: list[str] = []  # to be shown with the next sign
+        sandbox = SandboxClient(executors, settings.sandbox, caller=settings.replica_id, show=self._lines.append)
         hosts = {entry: [ray.get_actor(name) for name in names] for entry, names in settings.hosts.items()}
         tools = Tools(settings.tools, sandbox, hosts, caller=settings.replica_id, environment=settings.environment)
         self._name = settings.replica_id
@@ -83,7 +84,7 @@ class GenerationActor:
             self._name,
             run=settings.run,
             open_sink=(lambda: open_sink(where, self._name)) if where else None,
-            show=print,
+            show=self._lines.append,
         )
         self._metrics = ReplicaMetrics(self._name, ray_meter(settings.run), self._traces)
         self._kv_capacity_tokens = 0
@@ -125,7 +126,9 @@ class GenerationActor:
         """For the run's detector. A stuck engine is the worker's own to find, whose processes it can end."""
         load = self._worker.load()
         self._metrics.load(load, self._kv_capacity_tokens)
-        return self._alive.sign(work=load.running, progress=load.steps, children=self._engine.process_ids)
+        lines = tuple(self._lines)
+        self._lines.clear()
+        return self._alive.sign(work=load.running, progress=load.steps, children=self._engine.process_ids, lines=lines)
 
     async def take_finished(self, wait_s: float, acknowledged: int) -> tuple[Delivery | list[Trajectory], ...]:
         """Call it with `num_returns=1 + NUM_PARTS`: the driver reads the delivery, and keeps refs of its parts."""
