@@ -90,7 +90,7 @@ class Campaign:
         lines = run.said[first_line:]
         noticed = [line.at_s for line in lines if any(word in line.line for word in kind.says)]
         named = all(any(word in line.line for line in lines) for word in kind.says)
-        if kind.harmless:
+        if kind.harmless or (kind.may_pass and not noticed):
             named = not any(LOST_WORDS.search(line.line) for line in lines)
         dropped, lost = self._dropped(first_step, kind.drops)
         case = Case(

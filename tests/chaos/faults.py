@@ -36,6 +36,7 @@ class Kind:
     ends: bool = False  # the command ends, and goes on where it is given again
     drops: str = ""  # what stands in the reasons of rollouts that this fault may end
     harmless: bool = False  # nothing may be killed for it
+    may_pass: bool = False  # it may meet nobody: then nothing is said, and nothing is lost
 
 
 def found(run: Run, name: str) -> psutil.Process:
@@ -346,7 +347,7 @@ def _of_answers() -> list[Kind]:
 def _of_the_machine() -> list[Kind]:
     full = during("checkpoint", limited("learner/rank-0", resource.RLIMIT_FSIZE, 65_536))
     kinds = [
-        Kind(name=f"out of memory {part}", fault=limited(part, resource.RLIMIT_AS, 0), says=(part,))
+        Kind(name=f"out of memory {part}", fault=limited(part, resource.RLIMIT_AS, 0), says=(part,), may_pass=True)
         for part in ("generation/0", "sandbox/0", "learner/rank-1")
     ]
     return [
