@@ -81,7 +81,12 @@ class Campaign:
         except NotPutIn as reason:
             return Case(fault=kind.name, seed=seed, outcome=f"not put in: {reason}")
         put_in_s, began_s = time.monotonic(), run.came_to_phase_s or began_s
-        over_s = self._wait_until_over(put_in_s, undo, lambda: self._said(kind, first_line))
+        over_s = self._wait_until_over(
+            put_in_s,
+            undo,
+            lambda: self._said(kind, first_line) and (not kind.ends or len(run.statuses) > first_status),
+            patience_s=self._over_within_s if kind.ends else UNDO_S,
+        )
         outcome = "hang" if over_s is None else "goes on"
         if len(run.statuses) > first_status:
             status = run.statuses[-1][1]
@@ -113,10 +118,13 @@ class Campaign:
         lines = self._run.said[first_line:]
         return not kind.says or any(word in line.line for line in lines for word in kind.says)
 
-    def _wait_until_over(self, put_in_s: float, undo: Undo | None, said: Callable[[], bool]) -> float | None:
+    def _wait_until_over(
+        self, put_in_s: float, undo: Undo | None, told: Callable[[], bool], *, patience_s: float
+    ) -> float | None:
         """Seconds until the first step at full speed began; None for a hang.
 
-        What is to be named is not over before: it may meet no rollout of a short step, or be seen in the next.
+        What is to be told of is not over before, for so long: it may meet no rollout of a short step, or be seen in
+        the next.
         """
         run, known = self._run, len(self._run.rows())
         seen: dict[int, float] = {}
@@ -138,7 +146,9 @@ class Campaign:
                 began_s = now - step_s
                 if seen.setdefault(position, now) != now:
                     continue
-                whole = complete_s is not None and began_s >= complete_s - 1.0 and (said() or now > put_in_s + UNDO_S)
+                whole = (
+                    complete_s is not None and began_s >= complete_s - 1.0 and (told() or now > put_in_s + patience_s)
+                )
                 whole_steps = whole_steps + 1 if whole else 0
                 if whole and (step_s <= SLOW * self._calm_s + 0.5 or whole_steps >= ENOUGH_STEPS):
                     if undo is not None:
