@@ -7,6 +7,7 @@ from typing import Protocol
 
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.rollouts import Rollouts, TrajectoryRef
+from rstar_ray.run_dir.manifest import WrittenFile
 from rstar_ray.run_dir.metrics import PlacementFigures, PublishFigures
 from rstar_ray.telemetry.meter import NO_METER, Meter
 from rstar_ray.train_loop import Publish, TrainingRow
@@ -21,8 +22,17 @@ class Learner(Protocol):
     async def reset_optimizer(self) -> None: ...
     async def load_checkpoint(self, folder: Path) -> None: ...
     async def set_policy(self, folder: Path) -> None: ...
-    async def save_checkpoint(self, folder: Path) -> None: ...
-    async def export(self, folder: Path) -> None: ...
+    async def save_checkpoint(self, folder: Path) -> None:
+        """Returns once a copy is taken; it is written beside what comes next."""
+        ...
+
+    async def export(self, folder: Path) -> None:
+        """The policy as a Hugging Face folder; returns once a copy is taken."""
+        ...
+
+    async def written(self) -> Mapping[Path, WrittenFile]:
+        """Waits for all that was to be written since this was asked last; raises what kept it from that."""
+        ...
 
 
 class RecordTrajectories(Protocol):
@@ -46,7 +56,7 @@ class Crew:
     placed: Callable[[], Awaitable[PlacementFigures]] | None = None  # since it was asked last
     published: Callable[[], PublishFigures | None] = lambda: None  # the newest publish
     memory_bytes: Callable[[], Mapping[str, int]] = dict  # of the run's processes now, by what they are
-    exported: Callable[[Path], None] = lambda folder: None  # told of every model folder that was written
+    exported: Callable[[Path], Sequence[Path]] = lambda folder: ()  # told of a model folder; which files it changed
     stopping: Callable[[], bool] = lambda: False  # asked after every step: end with a checkpoint now?
     meter: Meter = NO_METER  # what people watch of the stage
     show: Callable[[str], None] = print

@@ -18,11 +18,12 @@ from rstar_ray.errors import RStarError, Stopped
 from rstar_ray.evaluation.run import HELD_OUT, evaluated, forget_evaluations, run_evaluation
 from rstar_ray.hard_set import hard_set
 from rstar_ray.run_dir.decoration import decoration
-from rstar_ray.run_dir.durable import read_json, write_json
+from rstar_ray.run_dir.durable import read_json
 from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name
 from rstar_ray.run_dir.ledger import forget_fates, write_fates
 from rstar_ray.run_dir.manifest import damage
 from rstar_ray.run_dir.metrics import MetricsLog, PlacementFigures, SftMetrics, StepMetrics
+from rstar_ray.saving import saving
 from rstar_ray.stage_progress import StageProgress
 from rstar_ray.telemetry.steps import meter_fates, meter_step, under_way
 from rstar_ray.train_loop import StepRecord, TrainingSystem, train_steps
@@ -47,35 +48,38 @@ async def run_sft(
         wandb=config.telemetry.wandb,
         show=crew.show,
     )
-    with log, under_way(crew.meter, stage):
-        while progress.step < sft.steps:
-            started_s = time.monotonic()
-            step = progress.step + 1
-            batch, position = draw(train, sft.batch_size, progress.position, seed=config.seed, stage=stage)
-            lr = schedule.at(step - 1)
-            update = await crew.learner.train_sft(batch, lr)
-            if not update.applied:
-                raise RStarError(f"{stage} step {step} was not applied: {update.reason}")
-            progress = StageProgress(step=step, policy_version=progress.policy_version + 1, position=position)
-            saves = step % config.checkpoint.every_steps == 0 or step == sft.steps
-            val_loss = await crew.learner.evaluate_sft(validation) if saves and validation else None
-            seconds = time.monotonic() - started_s
-            row = SftMetrics(
-                stage=stage,
-                step=step,
-                loss=update.loss,
-                lr=lr,
-                tokens_per_s=update.input_tokens / seconds,
-                step_s=seconds,
-                val_loss=val_loss,
-            )
-            log.write(row)
-            meter_step(crew.meter, row, run_dir.path)
-            stops = crew.stopping() and step < sft.steps
-            if saves or stops:
-                await _save(config, progress, crew, run_dir, finishes=step == sft.steps)
-            if stops:
-                raise Stopped(f"stopped after step {step} of {stage}, with a checkpoint")
+    async with saving(config, crew, run_dir) as saves:
+        with log, under_way(crew.meter, stage):
+            while progress.step < sft.steps:
+                started_s = time.monotonic()
+                step = progress.step + 1
+                batch, position = draw(train, sft.batch_size, progress.position, seed=config.seed, stage=stage)
+                lr = schedule.at(step - 1)
+                update = await crew.learner.train_sft(batch, lr)
+                if not update.applied:
+                    raise RStarError(f"{stage} step {step} was not applied: {update.reason}")
+                progress = StageProgress(step=step, policy_version=progress.policy_version + 1, position=position)
+                due = step % config.checkpoint.every_steps == 0 or step == sft.steps
+                val_loss = await crew.learner.evaluate_sft(validation) if due and validation else None
+                seconds = time.monotonic() - started_s
+                row = SftMetrics(
+                    stage=stage,
+                    step=step,
+                    loss=update.loss,
+                    lr=lr,
+                    tokens_per_s=update.input_tokens / seconds,
+                    step_s=seconds,
+                    val_loss=val_loss,
+                )
+                log.write(row)
+                meter_step(crew.meter, row, run_dir.path)
+                saves.refuse_failed()
+                stops = crew.stopping() and step < sft.steps
+                if due or stops:
+                    await saves.take(progress, finishes=step == sft.steps)
+                if stops:
+                    await saves.settled()
+                    raise Stopped(f"stopped after step {step} of {stage}, with a checkpoint")
     return _finished(run_dir, stage)
 
 
@@ -90,8 +94,6 @@ async def run_rl(
     if config.drop_solved:
         problems = await hard_set(problems, system, config, crew, run_dir)
     await _placed(crew)  # what came before the first step is none of its own
-    if progress.step == 0 and config.steps == 0:
-        await _save(config, progress, crew, run_dir, finishes=True)
     forget_fates(run_dir.path, stage=config.stage, after_step=progress.step)
     log = MetricsLog(
         run_dir.path,
@@ -101,35 +103,40 @@ async def run_rl(
         wandb=config.telemetry.wandb,
         show=crew.show,
     )
-    with log, under_way(crew.meter, config.stage):
-        ended_s = time.monotonic()
-        async for record, reached in train_steps(problems, system, config, progress):
-            before_s, ended_s = time.monotonic() - ended_s - record.metrics.step_s, time.monotonic()
-            progress = reached
-            log.write(replace(await _with_placement(record.metrics, crew), before_s=max(0.0, before_s)))
-            meter_step(crew.meter, record.metrics, run_dir.path)
-            meter_fates(crew.meter, record.fates.values(), config.stage)
-            reasons = {one.rollout_id: one.reason for one in (*record.dropped, *record.left_out)}
-            write_fates(
-                run_dir.path,
-                record.fates,
-                stage=config.stage,
-                step=progress.step,
-                reasons=reasons,
-                advantages=record.advantages,
-            )
-            _show_odd(record, crew)
-            await _record(record, config, crew, run_dir)
-            last = progress.step == config.steps or progress.ended != ""
-            if progress.ended:
-                crew.show(f"{config.stage} ends after step {progress.step}: {progress.ended}")
-            stops = crew.stopping() and not last
-            if progress.step % config.checkpoint.every_steps == 0 or last or stops:
-                await _save(config, progress, crew, run_dir, finishes=last)
-            if stops:
-                raise Stopped(f"stopped after step {progress.step} of {config.stage}, with a checkpoint")
-            if not last:
-                await _evaluate_if_due(config, progress, heldout, crew, run_dir)
+    async with saving(config, crew, run_dir) as saves:
+        with log, under_way(crew.meter, config.stage):
+            if progress.step == 0 and config.steps == 0:
+                await saves.take(progress, finishes=True)
+            ended_s = time.monotonic()
+            async for record, reached in train_steps(problems, system, config, progress):
+                before_s, ended_s = time.monotonic() - ended_s - record.metrics.step_s, time.monotonic()
+                progress = reached
+                log.write(replace(await _with_placement(record.metrics, crew), before_s=max(0.0, before_s)))
+                meter_step(crew.meter, record.metrics, run_dir.path)
+                meter_fates(crew.meter, record.fates.values(), config.stage)
+                reasons = {one.rollout_id: one.reason for one in (*record.dropped, *record.left_out)}
+                write_fates(
+                    run_dir.path,
+                    record.fates,
+                    stage=config.stage,
+                    step=progress.step,
+                    reasons=reasons,
+                    advantages=record.advantages,
+                )
+                _show_odd(record, crew)
+                await _record(record, config, crew, run_dir)
+                saves.refuse_failed()
+                last = progress.step == config.steps or progress.ended != ""
+                if progress.ended:
+                    crew.show(f"{config.stage} ends after step {progress.step}: {progress.ended}")
+                stops = crew.stopping() and not last
+                if progress.step % config.checkpoint.every_steps == 0 or last or stops:
+                    await saves.take(progress, finishes=last)
+                if stops:
+                    await saves.settled()
+                    raise Stopped(f"stopped after step {progress.step} of {config.stage}, with a checkpoint")
+                if not last:
+                    await _evaluate_if_due(config, progress, heldout, crew, run_dir)
     return _finished(run_dir, config.stage)
 
 
@@ -181,19 +188,6 @@ def previous_checkpoint(run_dir: RunDir, stage: str) -> Checkpoint | None:
     position = STAGES.index(stage) if stage in STAGES else 0
     found = (run_dir.finished_checkpoint(before) for before in reversed(STAGES[:position]))
     return next((checkpoint for checkpoint in found if checkpoint is not None), None)
-
-
-async def _save(config: RunConfig, progress: StageProgress, crew: Crew, run_dir: RunDir, *, finishes: bool) -> None:
-    """A whole checkpoint, or none: learner state, progress, and the policy as a Hugging Face folder."""
-    began_s = time.monotonic()
-    with run_dir.write_checkpoint(config.stage, progress.step, keep_last=config.checkpoint.keep) as folder:
-        await crew.learner.save_checkpoint(folder)
-        await crew.learner.export(folder / "model")
-        crew.exported(folder / "model")
-        write_json(folder / "progress.json", progress.as_json())
-    crew.meter.set("rstar_checkpoint_seconds", time.monotonic() - began_s, stage=config.stage)
-    if finishes:
-        run_dir.finish_stage(config.stage, progress.step)
 
 
 def _finished(run_dir: RunDir, stage: str) -> Checkpoint:

@@ -21,6 +21,7 @@ from rstar_ray.reward.find import boxed_answer
 from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
 from rstar_ray.run_dir.durable import read_json, write_json
+from rstar_ray.run_dir.manifest import WrittenFile
 from rstar_ray.telemetry.declared import Kind, Metric
 from rstar_ray.telemetry.meter import Meter
 from rstar_ray.tools.environment import Reply
@@ -250,6 +251,9 @@ class SkillLearner:
     async def export(self, folder: Path) -> None:
         folder.mkdir()
         write_json(folder / "config.json", {})
+
+    async def written(self) -> dict[Path, WrittenFile]:
+        return {}
 
 
 Published = tuple[int, float, float, int]

@@ -15,6 +15,7 @@ from actors.probe import Alive, Sign
 from actors.weights.buckets import checksum
 from rstar_ray.algorithm.update import SeenTokens, UpdateResult
 from rstar_ray.errors import DeadlineExceeded, LearnerError
+from rstar_ray.run_dir.manifest import WrittenFile
 
 FETCH_DEADLINE_S = 120.0  # for the trajectories of one update
 
@@ -24,7 +25,7 @@ def rank_name(rank: int) -> str:
     return f"learner/rank-{rank}"
 
 
-@ray.remote(concurrency_groups={"probe": 1})  # pyright: ignore[reportCallIssue]
+@ray.remote(concurrency_groups={"probe": 1, "files": 1})  # pyright: ignore[reportCallIssue]
 class LearnerActor:
     """One rank; every rule lives in actors/learner/rank.py."""
 
@@ -93,23 +94,19 @@ class LearnerActor:
             num_bytes += bucket.num_bytes
         return refs, total, num_bytes
 
-    def save_checkpoint(self, folder: str, extra: dict[str, Any]) -> dict[str, int]:
-        """What this rank wrote: bytes by name."""
+    def save_checkpoint(self, folder: str, extra: dict[str, Any]) -> None:
         self._rank.save_checkpoint(Path(folder), extra)
-        return self._written(Path(folder))
+
+    @ray.method(concurrency_group="files")
+    def written(self) -> dict[Path, WrittenFile]:
+        """In a thread of its own: the rank trains meanwhile."""
+        return self._rank.written()
 
     def load_checkpoint(self, folder: str) -> tuple[dict[str, Any], int]:
         return self._rank.load_checkpoint(Path(folder)), self._rank.step
 
-    def export(self, folder: str) -> dict[str, int]:
+    def export(self, folder: str) -> None:
         self._rank.export(Path(folder))
-        return self._written(Path(folder))
-
-    def _written(self, folder: Path) -> dict[str, int]:
-        """Rank 0 alone writes; the others are done before it, and would see its unfinished files."""
-        if self._rank.rank != 0:
-            return {}
-        return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
     def set_policy(self, folder: str) -> None:
         self._rank.set_policy(Path(folder))

@@ -24,6 +24,7 @@ from rstar_ray.algorithm.batch_plan import BatchLimits
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost
+from rstar_ray.run_dir.manifest import WrittenFile
 from rstar_ray.telemetry.meter import NO_METER, Meter
 from rstar_ray.train_loop import TrainingRow
 
@@ -245,9 +246,22 @@ class Learner:
         )
 
     async def save_checkpoint(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
-        """Everything the learner needs to go on, into an existing or new folder on rank 0's node."""
-        written = await self._everywhere("save_checkpoint", (str(folder), dict(extra or {})), "a checkpoint")
-        refuse_unseen(folder, written)
+        """Everything the learner needs to go on, as it is now; each rank writes its part beside what comes next."""
+        await self._everywhere("save_checkpoint", (str(folder), dict(extra or {})), "a copy for a checkpoint")
+
+    async def written(self) -> dict[Path, WrittenFile]:
+        """What the ranks wrote of checkpoints and model folders since this was asked last, once all of it is on disk.
+
+        Raises `LearnerError` where a rank could not write, or this process does not see what it wrote. The ranks may
+        train meanwhile, and go on in any case.
+        """
+        seconds = self.settings.step_deadline_s
+        waits = [self._one(r.written.remote(), n, seconds, "writing a checkpoint") for n, r in enumerate(self._ranks)]
+        files: dict[Path, WrittenFile] = {}
+        for of_rank in await asyncio.gather(*waits):
+            files |= of_rank
+        refuse_unseen(files)
+        return files
 
     async def load_checkpoint(self, folder: Path) -> dict[str, Any]:
         """Go on from a checkpoint, of any number of ranks; returns the `extra` saved with it."""
@@ -255,8 +269,8 @@ class Learner:
         return extra
 
     async def export(self, folder: Path) -> None:
-        """An ordinary Hugging Face folder that transformers and vLLM load."""
-        refuse_unseen(folder, await self._everywhere("export", (str(folder),), "writing the model folder"))
+        """An ordinary Hugging Face folder that transformers and vLLM load; rank 0 writes it beside what comes next."""
+        await self._everywhere("export", (str(folder),), "a copy of the model")
 
     async def set_policy(self, folder: Path) -> None:
         """Take over the weights of a Hugging Face folder; the optimizer stays."""
@@ -335,16 +349,14 @@ async def _until_unnamed(names: set[str]) -> None:
         await asyncio.sleep(0.1)
 
 
-def refuse_unseen(folder: Path, written: Sequence[Mapping[str, int]]) -> None:
+def refuse_unseen(written: Mapping[Path, WrittenFile]) -> None:
     """Raises `LearnerError` where a rank wrote a file that is not here, or not whole: another node's own folder."""
-    for rank, files in enumerate(written):
-        for name, num_bytes in files.items():
-            path = folder / name
-            if not path.is_file() or path.stat().st_size != num_bytes:
-                raise LearnerError(
-                    f"{rank_name(rank)} wrote {name} to {folder}, and it is not there for the driver: the run "
-                    "directory must be on a file system that every node sees"
-                )
+    for path, file in written.items():
+        if not path.is_file() or path.stat().st_size != file.num_bytes:
+            raise LearnerError(
+                f"{file.by} wrote {path.name} to {path.parent}, and it is not there for the driver: the run "
+                "directory must be on a file system that every node sees"
+            )
 
 
 async def _settled(ref: Awaitable[Any]) -> None:

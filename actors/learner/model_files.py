@@ -1,12 +1,13 @@
 """The policy as an ordinary Hugging Face folder: written, and taken over."""
 
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from actors.learner.checkpoint import SHARD_BYTES, refuse_other_shapes
+from actors.learner.checkpoint import refuse_other_shapes
 from actors.learner.policy import Policy
 from actors.weights.model_folder import SavedWeights
 from actors.weights.tensors import as_tensor
@@ -14,14 +15,19 @@ from actors.weights.tensors import as_tensor
 if TYPE_CHECKING:
     from actors.learner.state import LearnerState
 
+GATHERED_BYTES = 2 * 2**30
+"""Of weights that ZeRO-3 brings together at a time."""
 NOT_WEIGHTS = ("tokenizer*", "*.jinja", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 
 
-def export(folder: Path, policy: Policy, state: "LearnerState", *, source: Path) -> None:
-    """Safetensors, config and generation config, and the tokenizer of `source`; a collective, written by rank 0."""
-    tensors = {p.name: as_tensor(p).clone() for p in state.served(SHARD_BYTES)}
-    if dist.get_rank() != 0:
-        return
+def export(folder: Path, policy: Policy, state: "LearnerState", *, source: Path) -> Callable[[], Sequence[Path]] | None:
+    """What writes the folder from copies in host memory, on rank 0; nothing on the others. A collective."""
+    tensors = {p.name: as_tensor(p).to("cpu", copy=True) for p in state.served(GATHERED_BYTES)}
+    return (lambda: _write(folder, policy, tensors, source)) if dist.get_rank() == 0 else None
+
+
+def _write(folder: Path, policy: Policy, tensors: dict[str, Any], source: Path) -> list[Path]:
+    """Safetensors, config and generation config, and the tokenizer of `source`."""
     folder.mkdir(parents=True, exist_ok=True)
     policy.language_model.save_pretrained(folder, state_dict=tensors)
     for pattern in NOT_WEIGHTS:
@@ -29,6 +35,7 @@ def export(folder: Path, policy: Policy, state: "LearnerState", *, source: Path)
             shutil.copyfile(file, folder / file.name)
     for written in folder.glob("*.safetensors"):
         written.chmod(0o644)  # safetensors leaves them readable by their owner alone
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def take_over(folder: Path, policy: Policy, state: "LearnerState") -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from actors.learner import checkpoint, deepspeed_start, model_files
 from actors.learner.adapters import add_adapters
+from actors.learner.file_writer import FileWriter
 from actors.learner.losses import PolicyLoss, SftLoss, seen_by_row
 from actors.learner.optimizer_step import MicroBatches, OptimizerSteps, combined
 from actors.learner.policy import Policy, RankFacts, load_language_model, rank_facts, refuse_changed_logits
@@ -22,6 +23,7 @@ from actors.learner.settings import LearnerSettings
 from actors.weights.buckets import WeightBucket, pack
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow, collate
 from rstar_ray.algorithm.update import SeenTokens, UpdateResult
+from rstar_ray.run_dir.manifest import WrittenFile
 
 if TYPE_CHECKING:
     from actors.learner.state import LearnerState
@@ -40,6 +42,7 @@ class LearnerRank:
         self.calls = 0  # of train_rl
         self._seen: list[tuple[Sequence[TokenRow], tuple[Tensor, Tensor]]] = []  # micro batches of the newest
         self._store: Any = None  # held by the rank that the others meet at
+        self._files = FileWriter(by=f"learner/rank-{rank}")
 
     # ------------------------------------------------------------ start and end
 
@@ -108,7 +111,8 @@ class LearnerRank:
         del self.engine, self.policy, self.optimizer, self.state, self.reference, self._steps
 
     def close(self) -> None:
-        """Leave the group; the process is of no further use for learning."""
+        """Write to its end what is being written, and leave the group: no learning after it."""
+        self._files.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -188,8 +192,10 @@ class LearnerRank:
         return pack(self.state.served(self.settings.bucket_bytes), self.settings.bucket_bytes)
 
     def export(self, folder: Path) -> None:
-        """An ordinary Hugging Face folder that transformers and vLLM load."""
-        model_files.export(folder, self.policy, self.state, source=Path(self.settings.model))
+        """An ordinary Hugging Face folder that transformers and vLLM load; it is there once `written` returns."""
+        write = model_files.export(folder, self.policy, self.state, source=Path(self.settings.model))
+        if write is not None:
+            self._files.hand(write)
 
     def set_policy(self, folder: Path) -> None:
         """Take over the weights of a Hugging Face folder of the same architecture; the optimizer stays."""
@@ -201,9 +207,18 @@ class LearnerRank:
         self._steps.step = 0
 
     def save_checkpoint(self, folder: Path, extra: dict[str, Any]) -> None:
-        """All that a learner needs to go on, and what the caller adds."""
+        """All that a learner needs to go on, and what the caller adds, as it is now; it is there once `written`
+        returns, on every rank."""
         position = checkpoint.Position(step=self.step, calls=self.calls, extra=extra)
-        checkpoint.save(folder, self.state, position, architecture=self.policy.architecture)
+        taken = checkpoint.snapshot(self.state, position, architecture=self.policy.architecture)
+        self._files.hand(lambda: taken.write(folder))
+
+    def written(self) -> dict[Path, WrittenFile]:
+        """What this rank wrote since it was asked last; waits, and may be asked from any thread.
+
+        Raises what kept a file from being written.
+        """
+        return self._files.written()
 
     def load_checkpoint(self, folder: Path) -> dict[str, Any]:
         """Go on from a checkpoint of any number of ranks; returns its `extra`."""

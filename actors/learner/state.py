@@ -1,10 +1,11 @@
-"""A learner's parameters and optimizer state under any ZeRO stage, whole tensors in and out.
+"""A learner's parameters and optimizer state under any ZeRO stage: whole tensors, or what this rank holds of them.
 
 Where adapters are trained, the frozen weights have neither moments nor a float32 master.
-Everything here that reads or writes a parameter is a collective: all ranks call it, in the same order.
+Everything here that reads or writes a whole parameter is a collective: all ranks call it, in the same order. What a
+rank holds of one is counted in elements of its flattened value.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import deepspeed
@@ -17,6 +18,8 @@ from actors.learner.adapters import adapted_weights, is_adapters, merged
 from actors.learner.optimizer import MOMENTS, RefusingAdamW
 from actors.weights.buckets import NamedArray
 from actors.weights.tensors import named_array
+
+Part = str | None  # of a parameter: the float32 weight (None), or a moment
 
 
 class LearnerState:
@@ -42,9 +45,90 @@ class LearnerState:
         own = {adapted.base: name for name, adapted in self._adapted.items()}
         return {own.get(name, name): shape for name, shape in self.shapes.items() if not is_adapters(name)}
 
-    def parts(self, name: str) -> tuple[str | None, ...]:
+    def parts(self, name: str) -> tuple[Part, ...]:
         """What there is of a parameter: the weight (None), and its moments where it is trained."""
         return (None, *MOMENTS) if self._parameters[name].requires_grad else (None,)
+
+    def numel(self, name: str) -> int:
+        return _num_elements(self.shapes[name])
+
+    # ------------------------------------------------------------ what this rank holds
+
+    def held(self, name: str) -> range:
+        """The elements that this rank keeps: a partition of its own under ZeRO, or all."""
+        parameter = cast(Any, self._parameters[name])
+        if self._zero == 3:
+            return _share(self.numel(name), self._rank, parameter.ds_tensor.numel())
+        if not self._spread(name):
+            return range(self.numel(name))
+        mapping = parameter._hp_mapping  # None where ZeRO gave this rank nothing of it
+        start = mapping.lp_fragment_address.start if mapping else 0
+        return range(start, start + (mapping.lp_fragment_address.numel if mapping else 0))
+
+    def own(self, name: str) -> range:
+        """What this rank writes of `held`: of all ranks together each element once."""
+        if self._spread(name):
+            return self.held(name)
+        numel = self.numel(name)
+        return _share(numel, self._rank, -(-numel // dist.get_world_size()))
+
+    def snapshot(self) -> Iterator[tuple[str, Part, range, Tensor]]:
+        """Float32 copies in host memory of all that is this rank's own; no collective."""
+        for name in self.shapes:
+            own, held = self.own(name), self.held(name)
+            for part in self.parts(name) if own else ():
+                flat = self._flat(name, part)[own.start - held.start : own.stop - held.start]
+                yield name, part, own, flat.detach().to("cpu", torch.float32, copy=True)
+
+    def restore(self, read: Callable[[str, Part, range], Tensor]) -> None:
+        """Take over what `read` has of all that this rank holds; then all ranks bring their weights into the forward
+        pass's type."""
+        with torch.no_grad():
+            for name in self.shapes:
+                held = self.held(name)
+                for part in self.parts(name) if held else ():
+                    self._set_flat(name, part, read(name, part, held).to(self._device))
+        zero = self._engine.optimizer
+        if self._zero in (1, 2):
+            zero.update_lp_params()
+        elif self._zero == 3 and zero.persistent_parameters:  # small ones, which every rank has whole as well
+            zero.persistent_parameters[0].partition(zero.persistent_parameters)
+            zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+
+    def _spread(self, name: str) -> bool:
+        """Whether ZeRO keeps each element on one rank alone."""
+        return self._zero == 3 or (self._zero > 0 and self._parameters[name].requires_grad)
+
+    def _flat(self, name: str, part: Part) -> Tensor:
+        """The elements of `held`, and under ZeRO-3 what pads the last rank's."""
+        parameter = cast(Any, self._parameters[name])
+        if not self._spread(name):
+            return (parameter if part is None else self._optimizer.state[parameter][part]).flatten()
+        if self._zero < 3:
+            return parameter._hp_mapping.get_hp_fragment(part)
+        if not parameter.requires_grad:
+            return parameter.ds_tensor
+        if part is None:
+            return cast(Tensor, deepspeed_utils.safe_get_local_fp32_param(parameter))
+        return cast(Tensor, deepspeed_utils.safe_get_local_optimizer_state(parameter, part))
+
+    def _set_flat(self, name: str, part: Part, value: Tensor) -> None:
+        parameter = cast(Any, self._parameters[name])
+        if self._zero == 3:
+            padded = value.new_zeros(parameter.ds_tensor.numel())
+            padded[: len(value)] = value
+            if part is not None:
+                deepspeed_utils.safe_set_local_optimizer_state(parameter, padded, part)
+                return
+            deepspeed_utils.safe_set_local_fp32_param(parameter, padded)  # nothing where it is frozen
+            parameter.ds_tensor.copy_(padded)
+        elif self._spread(name):
+            parameter._hp_mapping.get_hp_fragment(part).copy_(value)
+        else:
+            whole = parameter if part is None else self._optimizer.state[parameter][part]
+            whole.copy_(value.view(whole.shape))
+
+    # ------------------------------------------------------------ whole tensors
 
     def prepare_moments(self) -> None:
         """Make the optimizer's state readable and writable before its first step."""
@@ -70,41 +154,21 @@ class LearnerState:
             value = deepspeed_utils.safe_get_full_optimizer_state(parameter, moment)
         return cast(Tensor, value).view(self.shapes[name])
 
-    def set(self, name: str, value: Tensor | None, moment: str | None = None) -> None:
-        """Overwrite a weight (its low-precision copy too) or a moment with rank 0's `value`."""
+    def set(self, name: str, value: Tensor | None) -> None:
+        """Overwrite a weight, its low-precision copy too, with rank 0's `value`."""
         parameter = self._parameters[name]
         whole = torch.empty(self.shapes[name], dtype=torch.float32, device=self._device)
         if self._rank == 0:
             assert value is not None
             whole.copy_(value)
         dist.broadcast(whole, 0)
+        held = self.held(name)
         with torch.no_grad():
-            if not parameter.requires_grad:
-                with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._zero == 3):
+            if self._spread(name) and held and parameter.requires_grad:
+                self._set_flat(name, None, whole.flatten()[held.start : held.stop])
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._zero == 3):
+                if self._zero < 3 or self._rank == 0:
                     parameter.copy_(whole)
-            elif self._zero == 0:
-                (parameter if moment is None else self._optimizer.state[parameter][moment]).copy_(whole)
-            elif self._zero < 3:
-                if moment is None:
-                    deepspeed_utils.safe_set_full_fp32_param(parameter, whole)
-                    parameter.copy_(whole)
-                else:
-                    deepspeed_utils.safe_set_full_optimizer_state(parameter, whole, moment)
-            else:
-                self._set_partition(parameter, whole, moment)
-
-    def _set_partition(self, parameter: nn.Parameter, whole: Tensor, moment: str | None) -> None:
-        size = cast(Any, parameter).ds_tensor.numel()
-        padded = torch.zeros(size * dist.get_world_size(), dtype=torch.float32, device=self._device)
-        padded[: whole.numel()] = whole.flatten()
-        part = padded[self._rank * size : (self._rank + 1) * size]
-        if moment is not None:
-            deepspeed_utils.safe_set_local_optimizer_state(parameter, part, moment)
-            return
-        deepspeed_utils.safe_set_local_fp32_param(parameter, part)
-        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-            if self._rank == 0:
-                parameter.copy_(whole)
 
     def set_served(self, name: str, value: Tensor | None) -> None:
         """Take over a weight as `served` names it; its adapter adds nothing then."""
@@ -153,6 +217,11 @@ class LearnerState:
             return self._parameters[name]
         base, a, b = (self._parameters[each] for each in self._behind(name))
         return merged(base, a, b, adapted.scale)
+
+
+def _share(numel: int, rank: int, size: int) -> range:
+    """Of elements that are dealt to the ranks `size` at a time; the last ones may have fewer, or none."""
+    return range(min(rank * size, numel), min((rank + 1) * size, numel))
 
 
 def _num_elements(shape: tuple[int, ...]) -> int:

@@ -18,6 +18,7 @@ from rstar_ray.run_dir.durable import write_json, write_text
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec, python_tool
 
 GENERATION = "generation_config.json"
+TEMPLATE = "chat_template.jinja"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
@@ -89,11 +90,15 @@ def load_tokenizer(folder: Path) -> Any:
         ) from error
 
 
-def write_chat_files(folder: Path, chat: TokenizerChat) -> None:
-    """Let whoever serves the exported policy stop and talk as it was trained: stop tokens and template."""
+def write_chat_files(folder: Path, chat: TokenizerChat) -> tuple[Path, ...]:
+    """Let whoever serves the exported policy stop and talk as it was trained: stop tokens and template.
+
+    Returns the files that it wrote.
+    """
     generation = _json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
     write_json(folder / GENERATION, {**generation, "eos_token_id": list(chat.profile.stop_token_ids)})
-    write_text(folder / "chat_template.jinja", str(chat.tokenizer.chat_template))
+    write_text(folder / TEMPLATE, str(chat.tokenizer.chat_template))
+    return folder / GENERATION, folder / TEMPLATE
 
 
 def _refuse_other_vocabulary(tokenizer: Any, folder: Path) -> None:

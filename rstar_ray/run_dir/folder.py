@@ -18,7 +18,7 @@ from typing import Any
 
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.durable import append_row, read_json, sync_folder, sync_tree, write_json
-from rstar_ray.run_dir.manifest import MANIFEST, damage, write_manifest
+from rstar_ray.run_dir.manifest import MANIFEST, WrittenFile, damage, write_manifest
 
 SET_ASIDE = "damaged-"
 """How the name of a checkpoint's folder begins that was found damaged, and passed over."""
@@ -123,12 +123,15 @@ class RunDir:
         )
 
     @contextmanager
-    def write_checkpoint(self, stage: str, step: int, *, keep_last: int = 2) -> Generator[Path, None, None]:
+    def write_checkpoint(
+        self, stage: str, step: int, *, keep_last: int = 2, written: Mapping[Path, WrittenFile] | None = None
+    ) -> Generator[Path, None, None]:
         """Yield an empty folder to fill, from any process; it becomes the checkpoint when the block ends well.
 
         Files are flushed to disk, listed with sizes and checksums in a manifest, and the folder is renamed
-        into place. An exception, or a crash at any point, leaves the earlier checkpoints as they
-        were. Afterwards older ones of the stage go, except the last `keep_last` and stage ends.
+        into place. `written`, filled before the block ends, has what other processes said of their files. An
+        exception, or a crash at any point, leaves the earlier checkpoints as they were. Afterwards older ones of the
+        stage go, except the last `keep_last` and stage ends.
         """
         name = checkpoint_name(stage, step)
         final, staged = self.checkpoints_path / name, self.checkpoints_path / f".tmp-{name}"
@@ -139,7 +142,8 @@ class RunDir:
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
             raise
-        write_manifest(staged, stage=stage, step=step)
+        told = {str(path.relative_to(staged)): file for path, file in (written or {}).items()}
+        write_manifest(staged, stage=stage, step=step, written=told)
         sync_tree(staged)
         if final.exists():
             self._remove(final)

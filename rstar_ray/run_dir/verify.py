@@ -7,7 +7,7 @@ from typing import Any
 from rstar_ray.run_dir.durable import read_json, read_rows
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.ledger import ledger_faults
-from rstar_ray.run_dir.manifest import MANIFEST, damage
+from rstar_ray.run_dir.manifest import damage, writers
 
 
 def faults(path: Path, *, show: Callable[[str], None]) -> list[str]:
@@ -19,7 +19,8 @@ def faults(path: Path, *, show: Callable[[str], None]) -> list[str]:
             continue
         wrong = damage(folder)
         if wrong is None:
-            show(f"checkpoint {folder.name}: {len(read_json(folder / MANIFEST)['files'])} files, whole")
+            wrote = ", ".join(f"{count} of {writer}" for writer, count in sorted(writers(folder).items()))
+            show(f"checkpoint {folder.name}: whole; files: {wrote}")
         else:
             found.append(f"checkpoint {folder.name}: {wrong}")
     for marker in sorted((run_dir.path / "finished").glob("*.json")):

@@ -103,7 +103,8 @@ METRICS: tuple[Metric, ...] = (
         logprob_diff_max_nats="the same, largest",
         learning_rate="of the step's updates",
         policy_version="steps that made the weights which engines serve after it",
-        checkpoint_seconds="how long the newest checkpoint took",
+        checkpoint_seconds="how long the newest checkpoint took, from its copy until it was whole on disk",
+        checkpoint_blocking_seconds="of it, how long no step could begin: the copy, and the wait for the one before",
         run_under_way="1 while the stage is under way, 0 once it has ended as it should",
     ),
     *_gauges(

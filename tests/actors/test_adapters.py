@@ -87,6 +87,7 @@ def test_a_step_moves_the_served_policy_by_its_adapters_alone(start: Start, fold
         torch.testing.assert_close(served[name], weight + ALPHA / RANK * b @ a, atol=1e-6, rtol=0)
         assert torch.equal(rank.state.get(f"{layer}.base_layer.weight"), weight)
     rank.export(tmp_path)
+    rank.written()
     assert all(torch.equal(served[name], value) for name, value in saved(tmp_path).items())
     (ours,) = rank.logprobs([ROWS[:1]])
     torch.testing.assert_close(ours, _logprobs(tmp_path, ROWS[0]), atol=1e-5, rtol=0)
@@ -111,6 +112,7 @@ def test_a_run_on_adapters_goes_on_from_its_checkpoint(start: Start, tmp_path: P
     for rank in (whole, first):
         update(rank)
     first.save_checkpoint(tmp_path, {})
+    first.written()
     again = start(zero=stage)
     again.load_checkpoint(tmp_path)
     for rank in (whole, again):
@@ -125,6 +127,7 @@ def test_a_policy_taken_over_is_served_as_it_is(start: Start, tmp_path: Path):
     first = start(zero=1)
     update(first)
     first.export(tmp_path)
+    first.written()
     second = start(zero=1)
     update(second)
     second.set_policy(tmp_path)

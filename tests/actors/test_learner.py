@@ -1,6 +1,7 @@
 """The learner as Ray actors: ranks together, and what happens when they cannot go on."""
 
 import asyncio
+import json
 import math
 import os
 import signal
@@ -105,12 +106,22 @@ def training_rows(rows: Sequence[TokenRow], ray: Any) -> list[TrainingRow]:
     return made
 
 
-def moments(folder: Path) -> dict[str, Any]:
+def moments(folder: Path, num_ranks: int) -> dict[str, Any]:
     """Gradients of the first update, from a checkpoint: Adam's first moment is a tenth of them."""
     from safetensors import safe_open
 
-    with safe_open(folder / "state-00000.safetensors", framework="pt") as saved:
-        return {name: saved.get_tensor(name) / 0.1 for name in saved.keys() if name.endswith("/exp_avg")}  # noqa: SIM118
+    facts = json.loads((folder / "learner.json").read_text())
+    assert facts["world_size"] == num_ranks
+    found = {f"{name}/exp_avg": np.full(math.prod(shape), np.nan) for name, shape in facts["shapes"].items()}
+    for rank in range(num_ranks):
+        with safe_open(folder / f"state-{rank:05d}.safetensors", framework="np") as saved:
+            for key, start in json.loads(saved.metadata()["starts"]).items():
+                if key in found:
+                    part = saved.get_tensor(key)
+                    assert np.isnan(found[key][start : start + len(part)]).all(), "an element is written by one rank"
+                    found[key][start : start + len(part)] = part / 0.1
+    assert not any(np.isnan(values).any() for values in found.values())
+    return found
 
 
 def published(publication: Publication, ray: Any) -> dict[str, Any]:
@@ -128,12 +139,15 @@ async def test_two_ranks_under_zero_3_do_what_one_rank_does_and_go_on_from_its_c
     async with learning(folder) as one:
         alone = await one.train_rl(rows, 1e-3)
         await one.save_checkpoint(tmp_path / "one", {"stage": "sft"})
+        await one.written()
         next_alone = await one.train_rl(rows, 1e-3)
         sft_alone = await one.evaluate_sft(examples)
         weights_alone = published(await one.publish(2), cluster)
     async with learning(folder, world_size=2, zero=3) as two:
         together = await two.train_rl(rows, 1e-3)
         await two.save_checkpoint(tmp_path / "two")
+        files = await two.written()
+        assert await two.written() == {}
         assert await two.load_checkpoint(tmp_path / "one") == {"stage": "sft"}
         next_together = await two.train_rl(rows, 1e-3)
         publication = await two.publish(2)
@@ -141,6 +155,7 @@ async def test_two_ranks_under_zero_3_do_what_one_rank_does_and_go_on_from_its_c
         weights_together = published(publication, cluster)
         assert await two.evaluate_sft(examples) == pytest.approx(sft_alone, abs=1e-6)
         await two.export(tmp_path / "model")
+        assert {file.by for file in (await two.written()).values()} == {"learner/rank-0"}
         await two.set_policy(tmp_path / "model")
         assert (await two.publish(3)).checksum == publication.checksum
 
@@ -161,10 +176,50 @@ async def test_two_ranks_under_zero_3_do_what_one_rank_does_and_go_on_from_its_c
         assert other.tokens == one_result.tokens == num_sampled(ROWS)
         for name in ("loss", "grad_norm", "entropy", "logprob_diff_mean", "logprob_diff_max"):
             assert getattr(other, name) == pytest.approx(getattr(one_result, name), abs=1e-6)
-    gradients, others = moments(tmp_path / "one"), moments(tmp_path / "two")
+    gradients, others = moments(tmp_path / "one", 1), moments(tmp_path / "two", 2)
     assert gradients.keys() == others.keys()
+    assert {(path.name, file.by) for path, file in files.items()} == {
+        ("learner.json", "learner/rank-0"),
+        *((f"state-{rank:05d}.safetensors", f"learner/rank-{rank}") for rank in range(2)),
+        *((f"generators-{rank:05d}.pt", f"learner/rank-{rank}") for rank in range(2)),
+    }
+    assert all(file.num_bytes == path.stat().st_size for path, file in files.items())
     assert max(float((gradients[name] - others[name]).abs().max()) for name in gradients) < 1e-6
     assert max(float(np.abs(weights_alone[name] - weights_together[name]).max()) for name in weights_alone) < 1e-6
+
+
+async def test_a_checkpoint_of_two_ranks_is_gone_on_from_by_any_number_and_one_with_a_hole_by_none(
+    cluster: Any, folder: Path, tmp_path: Path
+):
+    rows = training_rows(ROWS, cluster)
+    async with learning(folder, world_size=2, zero=3) as two:
+        assert (await two.train_rl(rows, 1e-3)).applied
+        await two.save_checkpoint(tmp_path)
+        after = await two.train_rl(rows, 1e-3)  # while it is written
+        await two.written()
+        weights = published(await two.publish(1), cluster)
+    for ranks, zero in ((1, 2), (3, 1)):
+        async with learning(folder, world_size=ranks, zero=zero) as moved:
+            await moved.load_checkpoint(tmp_path)
+            again = await moved.train_rl(rows, 1e-3)
+            assert (again.step, again.loss) == (2, pytest.approx(after.loss, abs=1e-6))
+            of_moved = published(await moved.publish(1), cluster)
+            assert max(float(np.abs(of_moved[name] - weights[name]).max()) for name in weights) < 1e-6
+            if ranks == 3:
+                (tmp_path / "state-00001.safetensors").unlink()
+                with pytest.raises(ConfigError, match=r"state-00001\.safetensors, the part of rank 1 of 2"):
+                    await moved.load_checkpoint(tmp_path)
+                assert (await moved.train_rl(rows, 1e-3)).applied  # refused by all, and usable
+
+
+async def test_a_rank_that_cannot_write_is_named_and_the_ranks_go_on(cluster: Any, folder: Path, tmp_path: Path):
+    rows = training_rows(ROWS, cluster)
+    async with learning(folder, world_size=2, zero=1) as learner:
+        (tmp_path / "state-00001.safetensors").mkdir()  # where rank 1 wants to write a file
+        await learner.save_checkpoint(tmp_path)
+        with pytest.raises(LearnerError, match=r"learner/rank-1 failed in writing a checkpoint: .*irectory"):
+            await learner.written()
+        assert (await learner.train_rl(rows, 1e-3)).applied
 
 
 async def test_a_rank_that_dies_ends_the_gang_at_once_and_is_named(cluster: Any, folder: Path):
@@ -195,6 +250,7 @@ async def test_a_rank_that_dies_or_stops_is_noticed_while_nobody_asks_it_and_new
         await learner.restart()
         assert (await learner.train_rl(rows, 1e-3)).applied
         await learner.save_checkpoint(tmp_path / "first")
+        await learner.written()
         assert (await learner.train_rl(rows, 1e-3)).applied
         uninterrupted = (await learner.publish(2)).checksum
         for fault, limit_s in ((signal.SIGKILL, 10.0), (signal.SIGSTOP, 8.0 * 1.5 + 2.0)):

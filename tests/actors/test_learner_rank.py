@@ -334,9 +334,10 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_run_that_never_stopped(
 
     first = start(zero=saved_by)
     update(first)
-    first.save_checkpoint(tmp_path, {"note": [1, 2]})
+    first.save_checkpoint(tmp_path, {"note": [1, 2]})  # a copy, which an update does not change
     draw = torch.rand(3).tolist(), np.random.random(3).tolist()
     update(first)
+    first.written()
 
     second = start(zero=loaded_by, seed=9)
     assert second.load_checkpoint(tmp_path) == {"note": [1, 2]}
@@ -350,6 +351,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_run_that_never_stopped(
 def test_a_checkpoint_can_be_taken_before_the_first_update(start: Start, tmp_path: Path):
     first, second = start(zero=1), start(zero=1)
     first.save_checkpoint(tmp_path, {})
+    first.written()
     second.load_checkpoint(tmp_path)
     update(first)
     update(second)
@@ -357,7 +359,9 @@ def test_a_checkpoint_can_be_taken_before_the_first_update(start: Start, tmp_pat
 
 
 def test_a_checkpoint_of_another_architecture_is_refused_with_both_names(start: Start, tmp_path: Path):
-    start(model=str(save_policy(tmp_path / "other", num_hidden_layers=2))).save_checkpoint(tmp_path / "saved", {})
+    other = start(model=str(save_policy(tmp_path / "other", num_hidden_layers=2)))
+    other.save_checkpoint(tmp_path / "saved", {})
+    other.written()
     rank = start()
     before = weights(rank)
     with pytest.raises(ConfigError, match=r"layers 2.*layers 3"):
@@ -380,6 +384,7 @@ def test_the_exported_folder_is_one_that_transformers_loads_with_equal_weights(
     rank = start(zero=stage)
     update(rank)
     rank.export(tmp_path / "model")
+    assert tmp_path / "model" / "config.json" in rank.written()
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.detach(), rank.state.get(name), rtol=0, atol=0)
@@ -423,6 +428,7 @@ def test_bfloat16_keeps_float32_master_weights_and_publishes_bfloat16(start: Sta
     assert 0 < largest_difference(before, weights(rank)) < 2e-6  # finer than bfloat16 can hold
     assert {entry.dtype for bucket in rank.weight_buckets() for entry in bucket.entries} == {"bfloat16"}
     rank.save_checkpoint(tmp_path, {})
+    rank.written()
     second = start(zero=stage, dtype="bfloat16")
     second.load_checkpoint(tmp_path)
     assert largest_difference(weights(rank), weights(second)) == 0.0

@@ -43,11 +43,12 @@ def in_driver() -> None:
     import actors.system as system
     import rstar_ray.stages as stages
     from actors.learner.gang import Learner
+    from rstar_ray.saving import Saving
     from rstar_ray.chat.template import TokenizerChat
 
     system.TrainingActors.publish = _phase("publish", system.TrainingActors.publish)
     Learner.train_rl = _phase("update", Learner.train_rl)
-    stages._save = _phase("checkpoint", stages._save)  # pyright: ignore[reportPrivateUsage]
+    Saving._write = _phase("checkpoint", Saving._write)  # pyright: ignore[reportPrivateUsage]
     stages.run_evaluation = _phase("evaluation", stages.run_evaluation)
     TokenizerChat.prompt_ids = _long_prompts(TokenizerChat.prompt_ids)
     ray.init = _with_hook(ray.init)
@@ -116,7 +117,8 @@ def _phase(name: str, work: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
             return await work(*args, **options)
         finally:
             with contextlib.suppress(FileNotFoundError):
-                control(PHASE).unlink()
+                if asked(PHASE) == name:  # a checkpoint is written beside the other phases
+                    control(PHASE).unlink()
 
     return told
 

@@ -132,6 +132,7 @@ async def test_new_weights_are_served_under_load_and_log_probs_agree_with_the_le
 
 async def test_a_checkpoint_of_a_gpu_goes_on_there(rank: Any, tmp_path: Path):
     rank.save_checkpoint(tmp_path, {"said": 1})
+    rank.written()
     before = rank.logprobs([draw_rows(4)])
     rank.train_rl([micro_batches(weighted(draw_rows(24)))], 1e-3)
     assert rank.load_checkpoint(tmp_path) == {"said": 1}

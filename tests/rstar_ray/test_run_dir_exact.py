@@ -163,7 +163,8 @@ def test_a_checkpoint_is_written_again_in_place_and_lists_its_files(tmp_path: Pa
     write(run_dir, 1, text="more")
     newest = run_dir.newest_checkpoint("stage1")
     assert newest is not None
-    of_more = {"bytes": 4, "sha256": "187897ce0afcf20b50ba2b37dca84a951b7046f29ed5ab94f010619f69d6e189"}
+    sha256 = "187897ce0afcf20b50ba2b37dca84a951b7046f29ed5ab94f010619f69d6e189"
+    of_more = {"bytes": 4, "sha256": sha256, "by": "driver"}
     manifest = {"stage": "stage1", "step": 1, "files": {"deep/weights": of_more}}
     assert read_json(newest.path / "manifest.json") == manifest
     (newest.path / "deep" / "weights").write_text("mor")

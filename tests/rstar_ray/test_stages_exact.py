@@ -95,8 +95,9 @@ def crew_of(policy: SkilledPolicy, shown: list[str]) -> Crew:
         asked.append(1)
         return placement(len(asked))
 
-    def exported(folder: Path) -> None:
+    def exported(folder: Path) -> tuple[Path, ...]:
         shown.append(f"exported {folder.parent.name}/{folder.name}")
+        return ()
 
     return replace(crew, learner=Forgetful(policy), placed=placed, exported=exported)
 

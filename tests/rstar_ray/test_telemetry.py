@@ -154,7 +154,11 @@ def test_every_metric_of_a_steps_row_is_set_by_it(tmp_path: Path):
     assert kept.values["rstar_ledger_rollouts_total{fate=trained,stage=stage1}"] == 2
     with under_way(kept.meter, "stage1"):
         pass
-    elsewhere = {"rstar_evaluation_pass_ratio", "rstar_checkpoint_seconds"}
+    elsewhere = {
+        "rstar_evaluation_pass_ratio",
+        "rstar_checkpoint_seconds",
+        "rstar_checkpoint_blocking_seconds",
+    }
     set_here = {name.partition("{")[0] for name in kept.values}
     assert set_here == {m.name for m in METRICS if m.part in ("training", "ledger")} - elsewhere
 

@@ -1,0 +1,48 @@
+"""Files written beside what a rank does next, in a thread of its own, and what became of them."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from rstar_ray.run_dir.durable import sync_folder
+from rstar_ray.run_dir.manifest import WrittenFile, checksum
+
+Write = Callable[[], Sequence[Path]]
+"""Writes files and names them."""
+
+
+class FileWriter:
+    """One job after another; what goes wrong in one is told to whoever asks for what was written."""
+
+    def __init__(self, by: str) -> None:
+        """`by`: whose files they are."""
+        self._by = by
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
+        self._jobs: list[Future[dict[Path, WrittenFile]]] = []
+
+    def hand(self, write: Write) -> None:
+        """Return at once."""
+        self._jobs.append(self._thread.submit(self._written, write))
+
+    def written(self) -> dict[Path, WrittenFile]:
+        """Wait for all that was handed in since this was asked last; raises what kept the first from being written."""
+        jobs, self._jobs = self._jobs, []
+        files: dict[Path, WrittenFile] = {}
+        for job in jobs:
+            files |= job.result()
+        return files
+
+    def _written(self, write: Write) -> dict[Path, WrittenFile]:
+        files: dict[Path, WrittenFile] = {}
+        for path in write():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            files[path] = WrittenFile(num_bytes=path.stat().st_size, sha256=checksum(path), by=self._by)
+        for folder in {path.parent for path in files}:
+            sync_folder(folder)
+        return files
+
+    def close(self) -> None:
+        """What has not begun is not written."""
+        self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,94 @@
+"""Checkpoints beside the steps: a copy is taken between two of them, and written while the next one goes on."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rstar_ray.config import RunConfig
+from rstar_ray.crew import Crew
+from rstar_ray.run_dir.durable import write_json
+from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.manifest import WrittenFile
+from rstar_ray.stage_progress import StageProgress
+
+
+class Saving:
+    """The newest checkpoint of a stage, at most one of which is being written."""
+
+    def __init__(self, config: RunConfig, crew: Crew, run_dir: RunDir) -> None:
+        self._config = config
+        self._crew = crew
+        self._run_dir = run_dir
+        self._writing: asyncio.Task[None] | None = None
+
+    async def take(self, progress: StageProgress, *, finishes: bool = False) -> None:
+        """Return once the copy is taken; where it `finishes` the stage, once all of it is on disk.
+
+        Waits for the checkpoint before, and raises what kept that one or this one's copy from being whole.
+        """
+        began_s = time.monotonic()
+        await self.settled()
+        taken = asyncio.Event()
+        self._writing = asyncio.ensure_future(self._write(progress, taken))
+        copied = asyncio.ensure_future(taken.wait())
+        try:
+            await asyncio.wait({self._writing, copied}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            copied.cancel()
+        self._crew.meter.set("rstar_checkpoint_blocking_seconds", time.monotonic() - began_s, stage=self._config.stage)
+        self.refuse_failed()
+        if finishes:
+            await self.settled()
+            self._run_dir.finish_stage(self._config.stage, progress.step)
+
+    def refuse_failed(self) -> None:
+        """Raise what kept the newest checkpoint from being written, where that is known by now."""
+        if self._writing is not None and self._writing.done():
+            task, self._writing = self._writing, None
+            task.result()
+
+    async def settled(self) -> None:
+        """Wait until the newest checkpoint is whole; raises what kept it from that."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+            self.refuse_failed()
+
+    async def drop(self) -> None:
+        """Give up what is not whole yet: the checkpoint before stays the newest."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.wait({self._writing})
+            self._writing = None
+
+    async def _write(self, progress: StageProgress, taken: asyncio.Event) -> None:
+        """Learner state, progress, and the policy as a Hugging Face folder: a whole checkpoint, or none."""
+        began_s, stage, learner = time.monotonic(), self._config.stage, self._crew.learner
+        keep, written = self._config.checkpoint.keep, dict[Path, WrittenFile]()
+        with self._run_dir.write_checkpoint(stage, progress.step, keep_last=keep, written=written) as folder:
+            await learner.save_checkpoint(folder)
+            await learner.export(folder / "model")
+            taken.set()
+            written.update(await learner.written())
+            for changed in self._crew.exported(folder / "model"):
+                written.pop(changed, None)
+            write_json(folder / "progress.json", progress.as_json())
+        self._crew.meter.set("rstar_checkpoint_seconds", time.monotonic() - began_s, stage=stage)
+
+
+@asynccontextmanager
+async def saving(config: RunConfig, crew: Crew, run_dir: RunDir) -> AsyncIterator[Saving]:
+    """For one stage: whatever ends it, a checkpoint that is being written then is brought to its end first, except
+    where the stage is cancelled, as it is when a rank is lost."""
+    saves = Saving(config, crew, run_dir)
+    try:
+        yield saves
+        await saves.settled()
+    except Exception:
+        with contextlib.suppress(Exception):  # the stage's own reason is the one to be told
+            await saves.settled()
+        raise
+    finally:
+        await saves.drop()

@@ -1,0 +1,198 @@
+"""Checkpoints beside the steps: what waits, what does not, and what is left when one cannot be written."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rstar_ray.errors import LearnerError, Stopped
+from rstar_ray.run_dir.durable import read_json, read_rows, write_json
+from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.manifest import MANIFEST, WrittenFile, checksum
+from rstar_ray.saving import Saving, saving
+from rstar_ray.stage_progress import DataPosition, StageProgress
+from rstar_ray.stages import run_rl
+from tests.fakes import SkilledPolicy, SkillLearner, adding_problems, fake_crew
+from tests.rstar_ray.test_stages import stage
+
+pytestmark = pytest.mark.usefixtures("without_fsync")
+CONFIG = stage("stage1", steps=6, checkpoint__every_steps=2, checkpoint__keep=3)
+
+
+class SlowLearner(SkillLearner):
+    """Takes its copy at once, and has written it when it is let."""
+
+    def __init__(self, policy: SkilledPolicy) -> None:
+        super().__init__(policy)
+        self.may_write = asyncio.Event()
+        self.failure: Exception | None = None
+        self.writes = 0
+
+    async def written(self) -> dict[Path, WrittenFile]:
+        self.writes += 1
+        await self.may_write.wait()
+        if self.failure is not None:
+            raise self.failure
+        return await super().written()
+
+
+def progress(step: int) -> StageProgress:
+    return StageProgress(step=step, policy_version=step, position=DataPosition())
+
+
+@asynccontextmanager
+async def slow(path: Path) -> AsyncIterator[tuple[Saving, SlowLearner, RunDir]]:
+    learner = SlowLearner(SkilledPolicy())
+    crew = replace(fake_crew(learner.policy), learner=learner)
+    with RunDir.open(path, "stage1", asdict(CONFIG)) as run_dir:
+        async with saving(CONFIG, crew, run_dir) as saves:
+            yield saves, learner, run_dir
+
+
+def steps(run_dir: RunDir) -> list[int]:
+    return [checkpoint.step for checkpoint in run_dir.checkpoints("stage1")]
+
+
+async def test_a_step_begins_once_the_copy_is_taken_and_the_checkpoint_is_whole_later(tmp_path: Path):
+    async with slow(tmp_path) as (saves, learner, run_dir):
+        learner.steps = 7
+        await saves.take(progress(1))
+        learner.steps = 8  # the next step
+        saves.refuse_failed()
+        assert (steps(run_dir), learner.writes) == ([], 1)
+        learner.may_write.set()
+        await saves.settled()
+        assert steps(run_dir) == [1]
+        assert read_json(run_dir.checkpoints("stage1")[0].path / "skill.json")[2] == 7
+
+
+async def test_the_next_checkpoint_waits_for_the_one_before_and_a_stage_ends_with_its_last_on_disk(tmp_path: Path):
+    async with slow(tmp_path) as (saves, learner, run_dir):
+        await saves.take(progress(1))
+        second = asyncio.ensure_future(saves.take(progress(2), finishes=True))
+        await asyncio.sleep(0.05)
+        assert not second.done() and (steps(run_dir), learner.writes) == ([], 1)
+        learner.may_write.set()
+        await second
+        assert steps(run_dir) == [1, 2]
+        assert (finished := run_dir.finished_checkpoint("stage1")) is not None and finished.step == 2
+
+
+async def test_a_checkpoint_that_cannot_be_written_ends_the_run_by_name_and_the_one_before_stays(tmp_path: Path):
+    with pytest.raises(LearnerError, match="rank-1 failed in writing a checkpoint: OSError: no space left"):
+        async with slow(tmp_path) as (saves, learner, _):
+            learner.may_write.set()
+            await saves.take(progress(1))
+            await saves.settled()
+            learner.failure = LearnerError("learner/rank-1 failed in writing a checkpoint: OSError: no space left")
+            await saves.take(progress(2))
+            await asyncio.sleep(0.01)
+            saves.refuse_failed()
+    assert steps(RunDir(tmp_path)) == [1] and not list((tmp_path / "checkpoints").glob(".*"))
+
+
+async def test_a_failed_copy_is_told_at_once(tmp_path: Path):
+    async def fail(_: Path) -> None:
+        raise LearnerError("learner/rank-0 died during a copy of the model")
+
+    with pytest.raises(LearnerError, match="a copy of the model"):
+        async with slow(tmp_path) as (saves, learner, _):
+            learner.export = fail
+            await saves.take(progress(1))
+
+
+async def test_a_stage_that_is_cancelled_leaves_the_checkpoint_before_and_one_that_fails_brings_its_newest_to_an_end(
+    tmp_path: Path,
+):
+    with pytest.raises(asyncio.CancelledError):
+        async with slow(tmp_path) as (saves, learner, _):
+            await saves.take(progress(1))
+            raise asyncio.CancelledError
+    assert steps(RunDir(tmp_path)) == [] and not list((tmp_path / "checkpoints").glob(".*"))
+    with pytest.raises(RuntimeError, match="the step failed"):
+        async with slow(tmp_path) as (saves, learner, _):
+            await saves.take(progress(1))
+            asyncio.get_running_loop().call_later(0.02, learner.may_write.set)
+            raise RuntimeError("the step failed")
+    assert steps(RunDir(tmp_path)) == [1]
+
+
+async def test_steps_of_a_run_go_on_while_a_checkpoint_is_written_and_a_failed_one_ends_it(tmp_path: Path):
+    async def ends_as(path: Path, expected: type[Exception] | None, **changes: Any) -> list[int]:
+        learner = SlowLearner(SkilledPolicy())
+        crew = replace(fake_crew(learner.policy), learner=learner, **changes)
+        seen: list[int] = []
+
+        async def written() -> dict[Path, WrittenFile]:
+            while len(read_rows(path / "metrics.jsonl")) == seen[-1] < 6:  # until a step has ended beside it
+                await asyncio.sleep(0.01)
+            if expected is LearnerError:
+                raise LearnerError("disk full")
+            return {}
+
+        async def copy(_: Path) -> None:
+            seen.append(len(read_rows(path / "metrics.jsonl")))
+
+        learner.written, learner.export = written, copy
+        with RunDir.open(path, "stage1", asdict(CONFIG)) as run_dir:
+            if expected is None:
+                await run_rl(CONFIG, adding_problems(40), crew, run_dir)
+            else:
+                with pytest.raises(expected):
+                    await run_rl(CONFIG, adding_problems(40), crew, run_dir)
+        return seen
+
+    assert await ends_as(tmp_path / "well", None) == [2, 4, 6]
+    assert steps(RunDir(tmp_path / "well")) == [2, 4, 6]
+    assert await ends_as(tmp_path / "full", LearnerError) == [2]
+    assert steps(RunDir(tmp_path / "full")) == [] and len(read_rows(tmp_path / "full" / "metrics.jsonl")) in (3, 4)
+
+
+async def test_a_run_that_is_asked_to_stop_ends_with_its_checkpoint_whole(tmp_path: Path):
+    learner = SlowLearner(SkilledPolicy())
+    asyncio.get_running_loop().call_later(0.3, learner.may_write.set)
+    crew = replace(fake_crew(learner.policy), learner=learner, stopping=lambda: True)
+    with RunDir.open(tmp_path, "stage1", asdict(CONFIG)) as run_dir, pytest.raises(Stopped, match="after step 1"):
+        await run_rl(CONFIG, adding_problems(40), crew, run_dir)
+    assert steps(RunDir(tmp_path)) == [1]
+
+
+async def test_the_manifest_has_every_file_of_every_writer_as_it_was_said_and_what_was_changed_since(tmp_path: Path):
+    async with slow(tmp_path) as (saves, learner, run_dir):
+        folder = run_dir.checkpoints_path / ".tmp-stage1-step-000001"
+
+        def said(name: str, text: str, by: str) -> tuple[Path, WrittenFile]:
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            return path, WrittenFile(num_bytes=path.stat().st_size, sha256=checksum(path), by=by)
+
+        async def written() -> dict[Path, WrittenFile]:
+            parts = [("a", "0", "learner/rank-0"), ("b", "1", "learner/rank-1"), ("model/c", "0", "learner/rank-0")]
+            return dict(said(*part) for part in parts)
+
+        def exported(model: Path) -> list[Path]:
+            write_json(model / "c", "changed since")
+            return [model / "c"]
+
+        learner.written = written
+        saves._crew = replace(saves._crew, exported=exported)
+        await saves.take(progress(1), finishes=True)
+        (checkpoint,) = run_dir.checkpoints("stage1")
+        files = read_json(checkpoint.path / MANIFEST)["files"]
+        assert {name: file["by"] for name, file in files.items()} == {
+            "a": "learner/rank-0",
+            "b": "learner/rank-1",
+            "model/c": "driver",
+            "model/config.json": "driver",
+            "progress.json": "driver",
+            "skill.json": "driver",
+        }
+        shown: list[str] = []
+        (checkpoint.path / "b").write_text("2")
+        assert run_dir.newest_whole_checkpoint("stage1", shown.append) is None
+        assert "b of learner/rank-1 is not what was written: its checksum differs" in shown[0]
