@@ -18,10 +18,12 @@ from typing import Any, Literal
 import tyro
 
 from recipes.scales import MACHINES, at_scale
+from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.algorithm.state_bytes import gradient_bytes, state_bytes
 from rstar_ray.config import with_values
 from rstar_ray.errors import ConfigError
+from scheduler.checkpoints import CheckpointPlan, plan_checkpoint
 from scheduler.plan import (
     GB,
     GROUP_ROLLOUTS,
@@ -203,6 +205,28 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
     )
 
 
+def checkpoints(config: PlanConfig, model: ModelShape, ranks: int) -> CheckpointPlan:
+    """Of the RL stages, as a run writes them that sets nothing."""
+    return plan_checkpoint(
+        model,
+        ranks=ranks,
+        dtype=RUN.learner.dtype,
+        every_steps=RUN.checkpoint.every_steps,
+        keep=RUN.checkpoint.keep,
+        lora_rank=config.lora_rank,
+    )
+
+
+def _of_sft(checkpoint: CheckpointPlan) -> str:
+    """SFT's steps are many and short."""
+    sft = SFT.paper
+    often = dataclasses.replace(checkpoint, every_steps=sft.checkpoint.every_steps)
+    return (
+        f"SFT writes one every {often.every_steps} of its {sft.sft.steps:,} steps, "
+        f"{often.written_gb(sft.sft.steps) / 1e3:.1f} TB in all."
+    )
+
+
 def _state(config: PlanConfig, model: ModelShape, ranks: int) -> str:
     """How a rank's share of the state is counted: bytes a parameter, shared by ranks as ZeRO has it."""
     each = state_bytes(RUN.learner.dtype, config.zero)
@@ -254,6 +278,8 @@ def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated
         f" {colocated.tools_s:.1f} s for tools.",
         f"publish goes through the object store: gather {parts['gather']:.0f} s, move {parts['move']:.0f} s, load"
         f" {parts['load']:.0f} s, computed from assumed speeds.",
+        checkpoints(config, model, colocated.learner_gpus).told() + ".",
+        _of_sft(checkpoints(config, model, colocated.learner_gpus)),
         "colocated adds the phases; separated overlaps them, and trains on rollouts one policy version old.",
     ]
     if separated is not None and not separated.problems and not colocated.problems:
@@ -281,7 +307,10 @@ def main() -> None:
         sys.exit(f"plan: {error}")
     if config.json:
         placements = [row(placement) for placement in (colocated, separated) if placement is not None]
-        print(json.dumps({"model": model.name, "stage": config.stage, "placements": placements, "computed": True}))
+        checkpoint = checkpoints(config, model, colocated.learner_gpus)
+        told = dataclasses.asdict(checkpoint) | {"total_gb": checkpoint.total_gb, "on_disk_gb": checkpoint.on_disk_gb}
+        head = {"model": model.name, "stage": config.stage, "computed": True}
+        print(json.dumps({**head, "placements": placements, "checkpoint": told}))
     else:
         print(report(config, model, colocated, separated))
     if all(placement is None or placement.problems for placement in (colocated, separated)):

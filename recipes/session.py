@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recipes.checkpoints import checkpoint_line
 from recipes.command_line import parse
 from recipes.connect import connect
 from recipes.data import heldout_problems, problem_sets, sft_examples, sft_plan, training_problems
@@ -92,14 +93,18 @@ def run(configs: Sequence[RunConfig]) -> None:
     problems = {config.stage: training_problems(config) for config in configs if config.stage != "sft"}
     heldout = heldout_problems(configs[0])
     ahead = [config for config in configs if not _done(config, RunDir(path), heldout)]
+    model = start_folder(ahead[0], path, _finished_before(ahead[0], path)) if ahead else path
     for config in ahead:  # all of them run on the engines of the first
-        refuse_beyond_context(config, start_folder(ahead[0], path, _finished_before(ahead[0], path)))
+        refuse_beyond_context(config, model)
     for config in ahead[:1]:
         _refuse_other_adapters(config, path)
-        refuse_broken_model(config, start_folder(config, path, _finished_before(config, path)), tools)
+        refuse_broken_model(config, model, tools)
     plan = _plan_sft(ahead, path)
     _claim(path, configs)
     say(f"run directory: {path}")
+    for line in [checkpoint_line(config, model, path) for config in ahead]:
+        if line:
+            say(line)
     if not ahead:
         say("every stage is done already")
     else:

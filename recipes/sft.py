@@ -4,9 +4,13 @@ python recipes/sft.py --run-dir runs/mine --sft.steps 100
 """
 
 from recipes.recipe import Recipe
-from rstar_ray.config import RunConfig, SftConfig
+from rstar_ray.config import CheckpointConfig, RunConfig, SftConfig
 
-PAPER = RunConfig(stage="sft", sft=SftConfig(batch_size=128, learning_rate=5e-6, warmup_share=0.04, steps=5_200))
+PAPER = RunConfig(
+    stage="sft",
+    sft=SftConfig(batch_size=128, learning_rate=5e-6, warmup_share=0.04, steps=5_200),
+    checkpoint=CheckpointConfig(every_steps=200),  # steps are short: every ten of them, a 14B run would write 108 TB
+)
 TINY = {"checkpoint.every_steps": 100}
 SFT = Recipe(paper=PAPER, tiny=TINY)
 
