@@ -43,8 +43,8 @@ def in_driver() -> None:
     import actors.system as system
     import rstar_ray.stages as stages
     from actors.learner.gang import Learner
-    from rstar_ray.saving import Saving
     from rstar_ray.chat.template import TokenizerChat
+    from rstar_ray.saving import Saving
 
     system.TrainingActors.publish = _phase("publish", system.TrainingActors.publish)
     Learner.train_rl = _phase("update", Learner.train_rl)
