@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -79,7 +79,7 @@ class Saving:
 
 
 @asynccontextmanager
-async def saving(config: RunConfig, crew: Crew, run_dir: RunDir) -> AsyncIterator[Saving]:
+async def saving(config: RunConfig, crew: Crew, run_dir: RunDir) -> AsyncGenerator[Saving]:
     """For one stage: whatever ends it, a checkpoint that is being written then is brought to its end first, except
     where the stage is cancelled, as it is when a rank is lost."""
     saves = Saving(config, crew, run_dir)
