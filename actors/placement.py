@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rstar_ray.config import RunConfig, with_values
+from rstar_ray.config.gpus import WeightWay
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
@@ -52,6 +53,16 @@ def plan_layout(config: RunConfig) -> Layout:
         executors=config.sandbox.executors,
         executor_cpus=EXECUTOR_CPUS,
     )
+
+
+def sending_ranks(layout: Layout, way: WeightWay) -> dict[int, int]:
+    """The learner's rank that sends each replica its weights; none where they come from the object store."""
+    if way == "object_store":
+        return {}
+    if way == "nccl":
+        return dict.fromkeys(range(len(layout.replica_bundles)), 0)
+    rank_of = {bundle: rank for rank, bundle in enumerate(layout.rank_bundles)}
+    return {replica: rank_of[bundle] for replica, bundle in enumerate(layout.replica_bundles)}
 
 
 def fitted(config: RunConfig, nodes: Sequence[Resources]) -> RunConfig:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from actors.generation.settings import engine_settings
 from actors.learner.gang import Learner
 from actors.learner.settings import learner_settings
 from actors.meter import ray_meter
-from actors.placement import Layout, fitted, in_bundle, place, plan_layout, refuse_misfit
+from actors.placement import Layout, fitted, in_bundle, place, plan_layout, refuse_misfit, sending_ranks
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from actors.seating import executor_nodes, nodes_in_order, on_node, seated
 from actors.tool_host import host_names, start_hosts
@@ -24,6 +24,7 @@ from actors.watch import Watch
 from rstar_ray.chat.model_folder import write_chat_files
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig
+from rstar_ray.config.gpus import WeightWay
 from rstar_ray.crew import Crew
 from rstar_ray.deadline import within
 from rstar_ray.repeat import repeated
@@ -106,6 +107,7 @@ class TrainingActors:
             weights_deadline_s=self._config.learner.step_deadline_s,
             journal=self._journal,
             meter=self.meter,
+            store_again=lambda version: self.learner.publish(version),
         )
         levels, _ = await asyncio.gather(self._executors_up(), self._start_learner() if learner else _nothing())
         self._show(f"sandbox: isolation level {levels[0]}, {len(levels)} executors")
@@ -164,9 +166,16 @@ class TrainingActors:
         await self.replicas.serving()
 
     async def publish(self, policy_version: int) -> None:
-        """Learner to engines, by refs: the driver never holds a weight. Returns when all replicas serve them."""
+        """Learner to engines: the driver never holds a weight. Returns when all replicas serve them."""
         await self.replicas.serving()
-        await self.replicas.publish(await self.learner.publish(policy_version))
+        way = self.learner.settings.weight_way
+        ranks = self._config.engine.tensor_parallel
+        seats = self.replicas.seats(sending_ranks(self._layout, way), ranks=ranks)
+        weights = await self.learner.publish(policy_version, seats)
+        if not weights.num_bytes:
+            self._show(f"weights by {way} reached nobody, and go through the object store: {_reasons(weights.failed)}")
+            weights = await self.learner.publish(policy_version)
+        await self.replicas.publish(weights)
 
     async def repeat(self, stage: Callable[[], Awaitable[T]], steps_saved: Callable[[], int]) -> T:
         """A stage, which is begun again from its newest checkpoint when the learner is lost in it.
@@ -234,6 +243,7 @@ class TrainingActors:
             meter=self.meter,
         )
         await self._learner.start()
+        self._show(f"weights: {WAYS[self._learner.settings.weight_way]}")
 
     def _start_executors(self) -> None:
         sandbox = self._config.sandbox
@@ -298,6 +308,17 @@ def traces_of(config: RunConfig) -> str:
     """Where the workers' traces go: an address as it is, a folder from that of the command."""
     where = config.telemetry.traces
     return where if not where or is_address(where) else str(Path(where).expanduser().absolute())
+
+
+WAYS: dict[WeightWay, str] = {
+    "object_store": "through Ray's object store",
+    "ipc": "every rank hands them to the engine on its GPU (ipc)",
+    "nccl": "broadcast by the learner's first rank (nccl)",
+}
+
+
+def _reasons(failed: Mapping[str, str]) -> str:
+    return "; ".join(dict.fromkeys(failed.values())) or "no engine was up"
 
 
 async def _nothing() -> None: ...

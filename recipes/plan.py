@@ -249,7 +249,6 @@ def _state(config: PlanConfig, model: ModelShape, ranks: int) -> str:
 
 def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated: PoolPlan | None) -> str:
     stage = STAGES[config.stage]
-    parts = publish_seconds(model, Gpu())
     lines = [
         f"{model.name}, {config.stage}: {config.prompts} x {GROUP_ROLLOUTS} rollouts, at most"
         f" {stage.max_response_tokens} tokens and {stage.max_turns} turns. Computed, not measured.",
@@ -276,8 +275,7 @@ def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated
         "",
         f"generate is {OVER_BOUND} x a lower bound on the step (simulated: 1.1 to 1.4); of it a mean rollout waits"
         f" {colocated.tools_s:.1f} s for tools.",
-        f"publish goes through the object store: gather {parts['gather']:.0f} s, move {parts['move']:.0f} s, load"
-        f" {parts['load']:.0f} s, computed from assumed speeds.",
+        *(publish_line(model, placement) for placement in (colocated, separated) if placement is not None),
         checkpoints(config, model, colocated.learner_gpus).told() + ".",
         _of_sft(checkpoints(config, model, colocated.learner_gpus)),
         "colocated adds the phases; separated overlaps them, and trains on rollouts one policy version old.",
@@ -289,6 +287,12 @@ def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated
         if placement is not None:
             lines += [f"DOES NOT FIT ({placement.name}): {problem}" for problem in placement.problems]
     return "\n".join(lines)
+
+
+def publish_line(model: ModelShape, placement: PoolPlan) -> str:
+    parts = publish_seconds(model, Gpu(), placement.weight_way)
+    named = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in parts.items() if seconds)
+    return f"publish, {placement.name}, by {placement.weight_way}: {named}, computed from assumed speeds."
 
 
 def row(placement: PoolPlan) -> dict[str, Any]:

@@ -46,6 +46,14 @@ class RankLost(LearnerError):
     """A learner rank died, or was ended for being silent: the gang can start again from its newest checkpoint."""
 
 
+class TransferError(RStarError):
+    """Weights did not get from the learner to an engine; both may be well."""
+
+
+class VersionGone(LearnerError):
+    """The learner holds other weights than a version's by now."""
+
+
 class Stopped(RStarError):
     """A person or the cluster asked the run to end, and it has; the same command goes on."""
 

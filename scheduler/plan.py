@@ -5,6 +5,7 @@ being `OVER_BOUND` times its lower bound (docs/scheduler.md); calibrate against 
 """
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,6 +14,7 @@ from typing import Any, cast
 
 from rstar_ray.algorithm.state_bytes import rank_bytes, state_bytes
 from rstar_ray.config import RunConfig
+from rstar_ray.config.gpus import WeightWay
 from scheduler.cost import EngineCost
 from scheduler.traces.record import TraceRollout
 from scheduler.traces.stages import Stage, synthetic
@@ -88,6 +90,8 @@ class Gpu:
     gather_gb_s: float = 1.4  # by rank 0, to its host: a copy off the device, two in memory, and the sums
     move_gb_s: float = 1.1  # through Ray's object store to another node, and into its shared memory
     load_gb_s: float = 10.0  # from there to the device
+    collective_gb_s: float = 40.0  # gathered over all ranks, or broadcast: the slowest link, several nodes
+    device_load_gb_s: float = 100.0  # into an engine's own weights, on its device: read and written three times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +141,7 @@ class PoolPlan:
     publish_s: float
     step_s: float
     problems: tuple[str, ...] = ()
+    weight_way: WeightWay = "object_store"  # how new weights reach the engines
 
 
 def read_model(path: Path) -> ModelShape:
@@ -202,10 +207,21 @@ def engine_cost(model: ModelShape, gpu: Gpu, tensor_parallel: int) -> EngineCost
     )
 
 
-def publish_seconds(model: ModelShape, gpu: Gpu) -> dict[str, float]:
-    """Of one version's way through the object store, by part; all nodes move and all engines load at one time."""
-    speeds = {"gather": gpu.gather_gb_s, "move": gpu.move_gb_s, "load": gpu.load_gb_s}
-    return {part: model.weights_gb / gb_s for part, gb_s in speeds.items()}
+def publish_seconds(model: ModelShape, gpu: Gpu, way: WeightWay = "object_store") -> dict[str, float]:
+    """Of one version, by part; all nodes move and all engines load at one time."""
+    speeds = {
+        "object_store": {"gather": gpu.gather_gb_s, "move": gpu.move_gb_s, "load": gpu.load_gb_s},
+        "nccl": {"gather": gpu.collective_gb_s, "move": gpu.collective_gb_s, "load": gpu.device_load_gb_s},
+        "ipc": {"gather": gpu.collective_gb_s, "move": math.inf, "load": gpu.device_load_gb_s},
+    }
+    return {part: model.weights_gb / gb_s for part, gb_s in speeds[way].items()}
+
+
+def way_of(pools: Pools) -> WeightWay:
+    """How weights get from these ranks to these engines where nothing else is asked for."""
+    if not pools.colocated:
+        return "nccl"
+    return "ipc" if pools.tensor_parallel == 1 else "object_store"
 
 
 def plan_pools(
@@ -252,7 +268,7 @@ def plan_pools(
     tokens = rollouts * TRAINED_SHARE * (mean_prompt + mean_response)
     flops_per_parameter = 2 * (PASSES + ANCHOR_PASSES)
     learn_s = flops_per_parameter * model.parameters * tokens / (learner_gpus * gpu.tflops * 1e12 * gpu.train_share)
-    publish_s = sum(publish_seconds(model, gpu).values())
+    publish_s = sum(publish_seconds(model, gpu, way_of(pools)).values())
     return PoolPlan(
         name="colocated" if colocated else "separated",
         engine_gpus=engine_gpus,
@@ -266,6 +282,7 @@ def plan_pools(
         publish_s=publish_s,
         step_s=generate_s + learn_s + publish_s if colocated else max(generate_s, learn_s) + publish_s,
         problems=_advised(lacks(model, gpu, stage, pools), model, gpu, stage, pools),
+        weight_way=way_of(pools),
     )
 
 

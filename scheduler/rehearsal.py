@@ -7,6 +7,7 @@ from typing import Any
 
 from rstar_ray.algorithm.state_bytes import BYTES, rank_bytes
 from rstar_ray.config import RunConfig
+from rstar_ray.config.gpus import weight_way
 from scheduler.plan import GB, Gpu, ModelShape, activations_gb, adapter_parameters, plan_pools, publish_seconds
 from scheduler.traces.stages import Stage
 
@@ -152,9 +153,11 @@ def _times(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: See
         }  # fmt: skip
     lines = [_time(what, planned.get(what), seconds) for what, seconds in found.items()]
     parts = row.get("publish") or {}
-    ahead = publish_seconds(model, Gpu()) if planned else {}
+    ahead = publish_seconds(model, Gpu(), weight_way(config.engine, config.learner)) if planned else {}
     of_publish = [
-        _time(f"  publish: {part}", ahead.get(part), parts[f"{part}_s"]) for part in ("gather", "move", "load") if parts
+        _time(f"  publish: {part}", ahead.get(part) or None, parts[f"{part}_s"])
+        for part in ("gather", "move", "load")
+        if parts
     ]
     return [*lines[:3], *of_publish, *lines[3:]]
 

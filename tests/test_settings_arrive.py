@@ -411,6 +411,7 @@ WAYS: dict[str, Way | Elsewhere] = {
     "learner.activation_checkpointing": Way(False, rank),
     "learner.num_threads": Way(2, rank),
     "learner.bucket_mb": Way(1, rank),
+    "learner.weights_by": Way("object_store", rank, GPUS),
     "learner.check_old_logprobs_every": Way(5, rank),
     "learner.start_deadline_s": Way(9.0, rank),
     "learner.step_deadline_s": Way(9.0, rank),

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.rollout_traces import RolloutTraces
 from actors.generation.settings import EngineSettings
 from actors.generation.vllm_calls import VllmCalls
-from actors.generation.weight_swap import Pulled
 from actors.generation.worker import GenerationWorker
 from actors.meter import ray_meter
 from actors.probe import Alive, Sign
 from actors.sandbox_executor import SandboxClient
 from actors.tool_client import Tools
+from actors.weights.buckets import Layout
+from actors.weights.transfer import Pulled
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.chat.model_folder import load_chat
@@ -140,13 +141,28 @@ class GenerationActor:
         began_s = time.monotonic()
         buckets = await self._fetch(refs, "weight buckets", self._weights_deadline_s)
         fetched_s = time.monotonic() - began_s
-        update = await self._worker.pull(policy_version, buckets, name=refs[0][0].hex())
+        update = await self._worker.swap(self._engine.update_weights(policy_version, buckets, name=refs[0][0].hex()))
         return Pulled(
             checksum=update.checksum,
             move_s=fetched_s + update.shared_s,
             load_s=update.paused_s,
             laid_out=update.laid_out,
         )
+
+    async def join_sender(self, meeting: Mapping[str, Any]) -> None:
+        """Be there for what a learner's rank broadcasts from now on; an engine that cannot is none the worse."""
+        await self._engine.weights.join(meeting)
+
+    async def begin_weights(self, policy_version: int, layout: Layout) -> None:
+        """For a learner's rank, which then brings them (`actors.weights.transfer.EngineLine`)."""
+        await self._worker.swap(self._engine.weights.begin(policy_version, layout))
+
+    async def take_weights(self, parcel: Mapping[str, Any]) -> None:
+        await self._worker.swap(self._engine.weights.take(parcel))
+
+    async def end_weights(self) -> Pulled:
+        update = await self._worker.swap(self._engine.weights.end())
+        return Pulled(checksum=update.checksum, move_s=0.0, load_s=update.paused_s, laid_out=False)
 
     async def record(
         self, refs: Sequence[Any], indices: Sequence[int], path: Path, stage: str, step: int, seen: Sequence[Any] = ()

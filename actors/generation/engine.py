@@ -45,13 +45,14 @@ class Engine:
         self._stop_ids = list(stop_token_ids) or eos_token_ids(Path(settings.model))
         self._vllm = VllmProcess(settings)
         self._meter = LoadMeter()
-        self._weights = WeightSwap(self._vllm, self._meter, Path(settings.model))
+        silent_s = settings.control_deadline_s
+        self.weights = WeightSwap(self._vllm, self._meter, Path(settings.model), silent_s)
         self._facts: EngineFacts | None = None
 
     @property
     def policy_version(self) -> int:
         """Of the weights that serve; 0 for those of the model folder."""
-        return self._weights.policy_version
+        return self.weights.policy_version
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -143,7 +144,7 @@ class Engine:
 
         Raises `EngineError` for parameters the model does not have, and goes on serving the old weights.
         """
-        return await self._weights.update(version, buckets, name)
+        return await self.weights.update(version, buckets, name)
 
     def load(self) -> EngineLoad:
         return self._meter.load

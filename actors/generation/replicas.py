@@ -1,7 +1,7 @@
 """The generation workers of a run, as the driver holds them: started, given weights, and brought back when lost."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,13 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from actors.generation.rollout_client import BLIP_PATIENCE_S, RolloutClient, last_line, life_of, when_available
-from actors.generation.weight_swap import Pulled, publish_figures
+from actors.generation.weight_swap import publish_figures
 from actors.learner.gang import Publication
 from actors.watch import Follow
+from actors.weights.transfer import EngineSeat, Pulled
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
-from rstar_ray.errors import RankLost, RStarError
+from rstar_ray.errors import LearnerError, RankLost, RStarError, VersionGone
 from rstar_ray.run_dir.metrics import PlacementFigures, PublishFigures
 from rstar_ray.telemetry.meter import NO_METER, Meter
 
@@ -38,9 +39,11 @@ class Replicas:
         weights_deadline_s: float = CALL_DEADLINE_S,
         journal: Path | None = None,
         meter: Meter = NO_METER,
+        store_again: Callable[[int], Awaitable[Publication]] | None = None,
     ) -> None:
         """`weights_deadline_s`: longest a worker may take for new weights. `silent_s`: how long it may leave `watch`
-        without an answer. `journal`: where they keep turns."""
+        without an answer. `journal`: where they keep turns. `store_again`: what the learner holds, in the object store,
+        for a worker that was not there when a version was sent."""
         self._meter = meter
         self._weights_deadline_s = weights_deadline_s
         self.workers: dict[str, Any] = {}
@@ -56,6 +59,8 @@ class Replicas:
         self._coming_back: set[str] = set()  # lost workers; they take the newest weights before they serve
         self._starting: asyncio.Task[None] | None = None
         self._published: Publication | None = None
+        self._store_again = store_again
+        self._stored: asyncio.Task[Publication] | None = None  # the newest version, where it was sent and not stored
         self.figures: PublishFigures | None = None  # of the newest publish
 
     @property
@@ -77,13 +82,26 @@ class Replicas:
         assert self._starting is not None
         await self._starting
 
+    def seats(self, senders: Mapping[int, int], *, ranks: int) -> list[EngineSeat]:
+        """Who is there to be sent weights, by the numbers of their senders. `ranks`: that an engine is split over."""
+        return [
+            EngineSeat(name=name, life=self._lives[name], ranks=ranks, sender=senders[number])
+            for number, name in enumerate(self.workers)
+            if number in senders and name in self.there
+        ]
+
     async def publish(self, weights: Publication) -> None:
-        """Have every replica serve these weights; returns when all do."""
+        """Have every replica serve these weights; returns when all do. Those that were sent them do already."""
         await self.serving()
-        self._published = weights
+        self._published, self._stored = weights, None
         self.rollouts.weights = weights.checksum
-        pulled = await asyncio.gather(*(self._pull_unless_lost(name, weights) for name in self.there))
-        took = [one for one in pulled if one is not None]
+        for name, reason in weights.failed.items():
+            self._show(f"{name} did not take version {weights.policy_version} by {weights.way}: {reason}")
+        for name, pulled in weights.took.items():
+            _refuse_others(name, pulled, weights)
+        missed = [name for name in self.there if name not in weights.took]
+        pulled = await asyncio.gather(*(self._pull_unless_lost(name, weights) for name in missed))
+        took = [*weights.took.values(), *(one for one in pulled if one is not None)]
         self.figures = publish_figures(weights.seconds, weights.num_bytes, took)
         self._meter.set("rstar_publish_move_seconds", self.figures.move_s)
         self._meter.set("rstar_publish_load_seconds", self.figures.load_s)
@@ -188,7 +206,7 @@ class Replicas:
             pulled = self._published
             try:
                 await self._pull(name, pulled)
-            except RankLost:
+            except LearnerError:
                 again = self._published_after(pulled)
                 await within(again, deadline_s, waiter=name, owner="learner", reason="weights after it starts again")
 
@@ -196,7 +214,23 @@ class Replicas:
         while self._published is weights:
             await asyncio.sleep(ASK_AGAIN_S)
 
+    async def _in_store(self, weights: Publication) -> Publication:
+        """The same weights in the object store: where they were sent and not put there, the learner is asked, once.
+
+        Raises `VersionGone` where it has gone on since.
+        """
+        if weights.refs or self._store_again is None:
+            return weights
+        if self._stored is None:
+            self._show(f"version {weights.policy_version} goes through the object store for who missed it")
+            self._stored = asyncio.ensure_future(self._store_again(weights.policy_version))
+        stored = await asyncio.shield(self._stored)
+        if stored.checksum != weights.checksum:
+            raise VersionGone(f"the learner has gone on from version {weights.policy_version}")
+        return stored
+
     async def _pull(self, name: str, weights: Publication) -> Pulled:
+        weights = await self._in_store(weights)
         asked = self.workers[name].pull.remote(weights.policy_version, [[ref] for ref in weights.refs])
         try:
             reason = f"policy version {weights.policy_version}"
@@ -205,11 +239,7 @@ class Replicas:
             if isinstance(failed.cause, ObjectLostError):
                 raise RankLost(f"the rank that published version {weights.policy_version} died with it") from failed
             raise
-        if pulled.checksum != weights.checksum:
-            raise RStarError(
-                f"{name} holds other weights than the learner published as version {weights.policy_version}: "
-                f"checksum {pulled.checksum:08x} for {weights.checksum:08x}"
-            )
+        _refuse_others(name, pulled, weights)
         return pulled
 
     async def _ask(self, answer: Awaitable[Any], owner: str, reason: str) -> Any:
@@ -219,3 +249,11 @@ class Replicas:
 def _is_gone(lost: Exception) -> bool:
     """Whether its process is, and not a call of it that failed with such an error of another actor."""
     return isinstance(lost, RayActorError) and not isinstance(lost, RayTaskError)
+
+
+def _refuse_others(name: str, pulled: Pulled, weights: Publication) -> None:
+    if pulled.checksum != weights.checksum:
+        raise RStarError(
+            f"{name} holds other weights than the learner published as version {weights.policy_version}: "
+            f"checksum {pulled.checksum:08x} for {weights.checksum:08x}"
+        )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from actors.generation.settings import EngineSettings
-from actors.weights.shared_memory import BACKEND
+from actors.weights.transfer import BACKEND
 from rstar_ray.errors import EngineError
 
 if TYPE_CHECKING:

@@ -1,18 +1,25 @@
-"""New weights for a running engine, between two decode steps: laid out while decoding goes on, then a short pause."""
+"""New weights for a running engine, between two decode steps.
+
+Those from the object store are laid out while decoding goes on, then comes a short pause (`update`). Those that a
+learner's rank sends come while it stands still (`begin`, `take`, `end`).
+"""
 
 import asyncio
+import contextlib
 import time
 import uuid
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.generation.load_meter import LoadMeter
 from actors.generation.vllm_process import VllmProcess
-from actors.weights.buckets import WeightBucket
+from actors.weights.buckets import Layout, WeightBucket
 from actors.weights.model_folder import refuse_other_parameters
-from actors.weights.shared_memory import staged
+from actors.weights.shared_memory import BY_FILE, staged
+from actors.weights.transfer import Pulled
+from rstar_ray.errors import EngineError
 from rstar_ray.run_dir.metrics import PublishFigures
 
 if TYPE_CHECKING:
@@ -30,18 +37,8 @@ class WeightUpdate:
     policy_version: int
     checksum: int  # of the weights as the workers loaded them (actors.weights.buckets.checksum)
     paused_s: float  # from the pause's beginning until decoding was free to go on
-    shared_s: float  # until the weights lay in shared memory, while decoding went on
-    laid_out: bool = True  # by this engine; another of its node may have been first
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pulled:
-    """What a replica says of new weights."""
-
-    checksum: int
-    move_s: float  # from the publisher's node into this one's shared memory, while decoding went on
-    load_s: float  # decoding stood still
-    laid_out: bool  # by this replica; another of its node may have been first
+    shared_s: float = 0.0  # until the weights lay in shared memory, while decoding went on
+    laid_out: bool = False  # there, by this engine; another of its node may have been first
 
 
 def publish_figures(gather_s: float, num_bytes: int, pulled: Sequence[Pulled]) -> PublishFigures:
@@ -55,14 +52,26 @@ def publish_figures(gather_s: float, num_bytes: int, pulled: Sequence[Pulled]) -
     )
 
 
+@dataclass(slots=True)
+class _Begun:
+    """A swap whose weights come bit by bit."""
+
+    version: int
+    paused_at: float
+    given_up: asyncio.TimerHandle  # unless more comes
+
+
 class WeightSwap:
     """One engine's swaps, one after the other."""
 
-    def __init__(self, vllm: VllmProcess, meter: LoadMeter, model: Path) -> None:
+    def __init__(self, vllm: VllmProcess, meter: LoadMeter, model: Path, silent_s: float) -> None:
+        """`silent_s`: after so long without a word from whoever has begun a swap, it will not be ended."""
         self._vllm = vllm
         self._meter = meter
         self._model = model
+        self._silent_s = silent_s
         self._one_at_a_time = asyncio.Lock()
+        self._begun: _Begun | None = None
         self.policy_version = 0  # of the weights that serve; 0 for those of the model folder
 
     async def update(self, version: int, buckets: Sequence[WeightBucket], name: str = "") -> WeightUpdate:
@@ -75,25 +84,85 @@ class WeightSwap:
         llm = self._vllm.alive()
         async with self._one_at_a_time:
             began = time.monotonic()
-            await asyncio.to_thread(refuse_other_parameters, self._model, buckets)
+            await self._refuse([bucket.entries for bucket in buckets])
             sharing = staged(name or uuid.uuid4().hex, buckets)
             shared = await asyncio.to_thread(sharing.__enter__)
             try:
                 shared_s = time.monotonic() - began
                 paused_at = await self._pause(llm)
-                await self._load(llm, shared.payload())
-                # Asked for once decoding goes on, the checksum would wait for a decode step.
-                ends = self._go_on(llm, version), self._checksum(llm)
-                went_on_at, checksum = await _both(*ends)
+                await self._load(llm, {"by": BY_FILE, **shared.payload()})
+                update = await self._serve(llm, version, paused_at)
             finally:
                 await asyncio.to_thread(sharing.__exit__, None, None, None)
-        return WeightUpdate(
-            policy_version=version,
-            checksum=checksum,
-            paused_s=went_on_at - paused_at,
-            shared_s=shared_s,
-            laid_out=shared.laid_out,
-        )
+        return replace(update, shared_s=shared_s, laid_out=shared.laid_out)
+
+    async def join(self, meeting: Mapping[str, Any]) -> None:
+        """Be a member of the group in which a learner's rank broadcasts; decoding goes on meanwhile."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        llm = self._vllm.alive()
+        request = WeightTransferInitRequest({"meeting": dict(meeting)})
+        await self._vllm.ask(llm.init_weight_transfer_engine(request), "join the learner's group")
+
+    async def begin(self, version: int, layout: Layout) -> None:
+        """Pause for weights that `take` brings. Raises `EngineError` as `update` does, and then serves on."""
+        llm = self._vllm.alive()
+        await self._one_at_a_time.acquire()
+        with self._released_if_failed():
+            await self._refuse(layout)
+            paused_at = await self._pause(llm)
+            self._begun = _Begun(version, paused_at, self._give_up_later())
+
+    async def take(self, parcel: Mapping[str, Any]) -> None:
+        """Load what a rank sends (`actors.weights.arrivals`)."""
+        begun = self._going_on()
+        with self._released_if_failed():
+            await self._load(self._vllm.alive(), dict(parcel))
+            begun.given_up = self._give_up_later()
+
+    async def end(self) -> WeightUpdate:
+        """Serve what was taken."""
+        begun = self._going_on()
+        with self._released_if_failed():
+            update = await self._serve(self._vllm.alive(), begun.version, begun.paused_at)
+        self._release()
+        return update
+
+    def _going_on(self) -> _Begun:
+        if self._begun is None:
+            raise EngineError("no swap of weights has begun here")
+        self._begun.given_up.cancel()
+        return self._begun
+
+    def _give_up_later(self) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(self._silent_s, self._give_up)
+
+    def _give_up(self) -> None:
+        """It stands still, with weights that are half old and half new."""
+        self._vllm.mark_dead(f"a swap of weights was begun, and for {self._silent_s:g} s nothing more came")
+        self._release()
+
+    def _release(self) -> None:
+        if self._begun is not None:
+            self._begun.given_up.cancel()
+        self._begun = None
+        self._one_at_a_time.release()
+
+    @contextlib.contextmanager
+    def _released_if_failed(self) -> Generator[None]:
+        try:
+            yield
+        except BaseException:
+            self._release()
+            raise
+
+    async def _refuse(self, layout: Layout | Sequence[Any]) -> None:
+        await asyncio.to_thread(refuse_other_parameters, self._model, [entry for bucket in layout for entry in bucket])
+
+    async def _serve(self, llm: "AsyncLLM", version: int, paused_at: float) -> WeightUpdate:
+        # Asked for once decoding goes on, the checksum would wait for a decode step.
+        went_on_at, checksum = await _both(self._go_on(llm, version), self._checksum(llm))
+        return WeightUpdate(policy_version=version, checksum=checksum, paused_s=went_on_at - paused_at)
 
     async def _pause(self, llm: "AsyncLLM") -> float:
         """Pause decoding and forget all KV, so that none of the old weights' is ever read again; returns when.

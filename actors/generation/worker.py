@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from actors.generation.balancer_client import BalancerCalls, rollout_load
 from actors.generation.delivery import Deliveries, Delivery
@@ -20,7 +20,6 @@ from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.timeline_log import TimelineLog
 from actors.generation.weight_swap import WeightUpdate
 from actors.mailbox import Grant
-from actors.weights.buckets import WeightBucket
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.chat.template import ChatFormat
@@ -33,6 +32,8 @@ from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import Completion, Sampling, ToolCall, ToolMemory, ToolResult, Trajectory
 from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica, in_flight_limit
 from scheduler.picture import Activity, Timeline
+
+T = TypeVar("T")
 
 GRANT_WAIT_S = 20.0
 """How long one question for work stays open before it is asked again."""
@@ -55,7 +56,6 @@ class ServingEngine(Protocol):
     async def generate(
         self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
     ) -> Completion: ...
-    async def update_weights(self, version: int, buckets: Sequence[WeightBucket], name: str) -> WeightUpdate: ...
     def load(self) -> EngineLoad: ...
     async def close(self) -> None: ...
 
@@ -145,15 +145,16 @@ class GenerationWorker:
         """Wait up to `wait_s` for what finishes next; raises what went wrong in here, which nobody else would see."""
         return await self._deliveries.take(wait_s, acknowledged)
 
-    async def pull(self, policy_version: int, buckets: Sequence[WeightBucket], name: str = "") -> WeightUpdate:
-        """Serve these weights from now on; engines of a node that are given one `name` share one copy of them."""
+    async def swap(self, part: Awaitable[T]) -> T:
+        """A part of a swap of its engine's weights, or all of it; an engine that fails in it is at its end."""
         try:
-            update = await self._engine.update_weights(policy_version, list(buckets), name)
+            done = await part
         except EngineError as died:
             await self._end(died)
             raise
-        self._weights = update.checksum
-        return update
+        if isinstance(done, WeightUpdate):
+            self._weights = done.checksum
+        return done
 
     def timeline(self, rollouts: str) -> Timeline:
         """What rollouts whose ids begin so did here, and the KV in use meanwhile; seconds since the epoch."""

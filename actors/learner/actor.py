@@ -12,8 +12,10 @@ from actors.learner.settings import LearnerSettings
 from actors.learner.shares import RlShare, RlWork, SftWork
 from actors.meter import ray_meter
 from actors.probe import Alive, Sign
-from actors.weights.buckets import checksum
+from actors.weights.actor_line import ActorLine
+from actors.weights.transfer import EngineSeat, NoTransfer, Sent, StoreTransfer, Transfer
 from rstar_ray.algorithm.update import SeenTokens, UpdateResult
+from rstar_ray.config.gpus import WeightWay
 from rstar_ray.errors import DeadlineExceeded, LearnerError
 from rstar_ray.run_dir.manifest import WrittenFile
 
@@ -36,6 +38,7 @@ class LearnerActor:
         self._rank = LearnerRank(settings, rank)
         self._name = rank_name(rank)
         self._alive = Alive()
+        self._transfers: dict[WeightWay, Transfer] = {}
         self._meter = ray_meter(run)
 
     def __repr__(self) -> str:
@@ -84,15 +87,29 @@ class LearnerActor:
     def evaluate_sft(self, work: SftWork) -> float:
         return self._rank.evaluate_sft(_sft_rows(work))
 
-    def publish(self) -> tuple[list[Any], int, int]:
-        """Rank 0: refs of the buckets, checksum, bytes. Other ranks take part and have nothing."""
-        refs: list[Any] = []
-        total = num_bytes = 0
-        for bucket in self._rank.weight_buckets():
-            refs.append(ray.put(bucket))
-            total = checksum([bucket], total)
-            num_bytes += bucket.num_bytes
-        return refs, total, num_bytes
+    def publish(self, version: int, way: WeightWay, seats: Sequence[EngineSeat]) -> Sent:
+        """This rank's part of sending a version: to the engines at `seats`, or into the object store."""
+        engines = [ActorLine(seat) for seat in seats]
+        return self._transfer(way).send(self._rank.served_weights(), version, engines)
+
+    def _transfer(self, way: WeightWay) -> Transfer:
+        """One for each way, for the actor's life: a group of engines is kept from version to version."""
+        if way not in self._transfers:
+            self._transfers[way] = self._new_transfer(way)
+        return self._transfers[way]
+
+    def _new_transfer(self, way: WeightWay) -> Transfer:
+        from actors.weights.collective_sender import CollectiveTransfer
+        from actors.weights.ipc_sender import CudaExporter, IpcTransfer
+
+        deadline_s = self._rank.settings.engine_deadline_s
+        if way == "ipc":
+            return IpcTransfer(CudaExporter(), deadline_s)
+        if self._rank.rank != 0:
+            return NoTransfer()
+        if way == "nccl":
+            return CollectiveTransfer(ray.util.get_node_ip_address(), self._rank.device, deadline_s)
+        return StoreTransfer(ray.put)
 
     def save_checkpoint(self, folder: str, extra: dict[str, Any]) -> None:
         self._rank.save_checkpoint(Path(folder), extra)

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,8 +20,10 @@ from actors.learner.actor import LearnerActor, rank_name
 from actors.learner.settings import LearnerSettings
 from actors.learner.shares import rl_shares, sft_shares, usable_rows
 from actors.watch import Follow
+from actors.weights.transfer import EngineSeat, Pulled, Sent
 from rstar_ray.algorithm.batch_plan import BatchLimits
 from rstar_ray.algorithm.update import SftExample, UpdateResult
+from rstar_ray.config.gpus import WeightWay
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost
 from rstar_ray.run_dir.manifest import WrittenFile
@@ -39,13 +41,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """One version of the weights, which every replica must come to serve: in rank 0's object store."""
+    """One version of the weights, which every replica must come to serve."""
 
     policy_version: int
-    refs: tuple[Any, ...]  # ObjectRefs of WeightBucket; rank 0 owns them, and they die with it
+    refs: tuple[Any, ...]  # ObjectRefs of WeightBucket; rank 0 owns them, and they die with it; none: sent to engines
     checksum: int
     num_bytes: int
     seconds: float
+    way: WeightWay = "object_store"
+    took: Mapping[str, Pulled] = field(default_factory=dict[str, Pulled])  # replicas that were sent it, and serve it
+    failed: Mapping[str, str] = field(default_factory=dict[str, str])  # that were, and do not, with the reason
 
 
 class Learner:
@@ -230,20 +235,18 @@ class Learner:
 
     # ------------------------------------------------------------ weights out and in
 
-    async def publish(self, policy_version: int) -> Publication:
-        """Put the weights into rank 0's object store; hand the refs, not what they hold, to every engine."""
+    async def publish(self, policy_version: int, engines: Sequence[EngineSeat] = ()) -> Publication:
+        """Send the weights to these engines; without any into rank 0's object store, for whoever fetches them."""
         started = time.perf_counter()
-        seconds = self.settings.step_deadline_s
-        refs, total, num_bytes = (await self._all("publish", [()] * len(self._ranks), seconds, "the weights"))[0]
-        self._meter.set("rstar_published_bytes", num_bytes)
-        self._meter.set("rstar_publish_pack_seconds", time.perf_counter() - started)
-        return Publication(
-            policy_version=policy_version,
-            refs=tuple(refs),
-            checksum=total,
-            num_bytes=num_bytes,
-            seconds=time.perf_counter() - started,
-        )
+        way: WeightWay = self.settings.weight_way if engines else "object_store"
+        of_rank = [[seat for seat in engines if seat.sender == rank] for rank in range(len(self._ranks))]
+        arguments = [(policy_version, way, seats) for seats in of_rank]
+        sent = await self._all("publish", arguments, self.settings.step_deadline_s, "the weights")
+        seconds = time.perf_counter() - started
+        self._meter.set("rstar_publish_pack_seconds", seconds)
+        publication = publication_of(sent, policy_version, way=way, seconds=seconds)
+        self._meter.set("rstar_published_bytes", publication.num_bytes)
+        return publication
 
     async def save_checkpoint(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
         """Everything the learner needs to go on, as it is now; each rank writes its part beside what comes next."""
@@ -329,6 +332,23 @@ def ran_out_of_memory(cause: BaseException) -> bool:
     said = str(cause).lower()
     return isinstance(cause, MemoryError) or (
         isinstance(cause, RuntimeError) and any(words in said for words in ("out of memory", "can't allocate memory"))
+    )
+
+
+def publication_of(sent: Sequence[Sent], policy_version: int, *, way: WeightWay, seconds: float) -> Publication:
+    """All ranks' parts together. Raises `LearnerError` where two of them sent different weights."""
+    whole = [one for one in sent if one.num_bytes]
+    if len({one.checksum for one in whole}) > 1:
+        raise LearnerError(f"ranks sent different weights as version {policy_version}: {[w.checksum for w in whole]}")
+    return Publication(
+        policy_version=policy_version,
+        refs=tuple(ref for one in whole for ref in one.refs),
+        checksum=whole[0].checksum if whole else 0,
+        num_bytes=whole[0].num_bytes if whole else 0,
+        seconds=seconds,
+        way=way,
+        took={name: pulled for one in sent for name, pulled in one.took.items()},
+        failed={name: reason for one in sent for name, reason in one.failed.items()},
     )
 
 

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from actors.learner.checkpoint import refuse_other_shapes
 from actors.learner.policy import Policy
 from actors.weights.model_folder import SavedWeights
-from actors.weights.tensors import as_tensor
 
 if TYPE_CHECKING:
     from actors.learner.state import LearnerState
@@ -22,7 +21,7 @@ NOT_WEIGHTS = ("tokenizer*", "*.jinja", "vocab*", "merges.txt", "special_tokens_
 
 def export(folder: Path, policy: Policy, state: "LearnerState", *, source: Path) -> Callable[[], Sequence[Path]] | None:
     """What writes the folder from copies in host memory, on rank 0; nothing on the others. A collective."""
-    tensors = {p.name: as_tensor(p).to("cpu", copy=True) for p in state.served(GATHERED_BYTES)}
+    tensors = {name: weight.detach().to("cpu", copy=True) for name, weight in state.served(GATHERED_BYTES)}
     return (lambda: _write(folder, policy, tensors, source)) if dist.get_rank() == 0 else None
 
 

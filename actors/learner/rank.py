@@ -19,8 +19,9 @@ from actors.learner.file_writer import FileWriter
 from actors.learner.losses import PolicyLoss, SftLoss, seen_by_row
 from actors.learner.optimizer_step import MicroBatches, OptimizerSteps, combined
 from actors.learner.policy import Policy, RankFacts, load_language_model, rank_facts, refuse_changed_logits
+from actors.learner.served import ServedWeights
 from actors.learner.settings import LearnerSettings
-from actors.weights.buckets import WeightBucket, pack
+from actors.weights.buckets import WeightBucket
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow, collate
 from rstar_ray.algorithm.update import SeenTokens, UpdateResult
 from rstar_ray.run_dir.manifest import WrittenFile
@@ -189,7 +190,11 @@ class LearnerRank:
 
     def weight_buckets(self) -> Iterator[WeightBucket]:
         """The weights as an engine serves them, on rank 0; the other ranks only take part."""
-        return pack(self.state.served(self.settings.bucket_bytes), self.settings.bucket_bytes)
+        return self.served_weights().on_host()
+
+    def served_weights(self) -> ServedWeights:
+        """The same, for whoever sends them (`actors.weights.transfer.Weights`)."""
+        return ServedWeights(self.state, self.settings.bucket_bytes, everywhere=self.settings.weight_way == "ipc")
 
     def export(self, folder: Path) -> None:
         """An ordinary Hugging Face folder that transformers and vLLM load; it is there once `written` returns."""

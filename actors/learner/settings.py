@@ -7,6 +7,7 @@ from typing import Literal
 from rstar_ray.algorithm.batch_plan import BatchLimits, batch_limits
 from rstar_ray.algorithm.loss_settings import LossSettings, loss_settings
 from rstar_ray.config import RunConfig
+from rstar_ray.config.gpus import WeightWay, weight_way
 
 MIB = 2**20
 
@@ -43,6 +44,8 @@ class LearnerSettings:
     max_bad_updates: int  # not finite, in a row, before the run stops
     save_bad_updates: str  # where the rows of updates that were not finite are saved; empty saves none
     bucket_bytes: int
+    weight_way: WeightWay  # how a version gets to the engines
+    engine_deadline_s: float  # for an engine's answer while weights are sent to it
     start_deadline_s: float
     step_deadline_s: float  # of an update, a publish, a checkpoint
 
@@ -81,6 +84,8 @@ def learner_settings(config: RunConfig, model: Path) -> LearnerSettings:
         max_bad_updates=optimizer.max_bad_updates,
         save_bad_updates=optimizer.save_bad_updates,
         bucket_bytes=learner.bucket_mb * MIB,
+        weight_way=weight_way(config.engine, learner),
+        engine_deadline_s=config.engine.answer_deadline_s,
         start_deadline_s=learner.start_deadline_s,
         step_deadline_s=learner.step_deadline_s,
     )

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from actors.learner.adapters import adapted_weights, is_adapters, merged
 from actors.learner.optimizer import MOMENTS, RefusingAdamW
-from actors.weights.buckets import NamedArray
-from actors.weights.tensors import named_array
+from actors.weights.buckets import WeightEntry
 
 Part = str | None  # of a parameter: the float32 weight (None), or a moment
 
@@ -183,28 +182,32 @@ class LearnerState:
             for value in state.values():
                 value.zero_()
 
-    def served(self, group_bytes: int) -> Iterator[NamedArray]:
-        """The weights as an engine serves them, in the type of the forward pass, on rank 0; nothing elsewhere.
+    def served_entries(self) -> Iterator[WeightEntry]:
+        """What `served` yields, in its order, on every rank and without a gather; no offsets yet."""
+        for name, shape in self.served_shapes.items():
+            dtype = str(self._parameters[self._behind(name)[0]].dtype).removeprefix("torch.")
+            yield WeightEntry(name, shape, dtype, 0)
 
-        Under ZeRO-3 about `group_bytes` are gathered at a time; a yielded array is valid until the next.
+    def served(self, group_bytes: int, *, everywhere: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """The weights as an engine serves them, in the type of the forward pass; on rank 0 alone, or on every rank.
+
+        Under ZeRO-3 about `group_bytes` are gathered at a time; a yielded tensor is valid until the next.
         """
         group: list[str] = []
         size = 0
-        for name, shape in self.served_shapes.items():
-            group.append(name)
-            size += _num_elements(shape) * self._parameters[self._behind(name)[0]].element_size()
+        for entry in self.served_entries():
+            group.append(entry.name)
+            size += entry.num_bytes
             if size >= group_bytes:
-                yield from self._served_group(group)
+                yield from self._served_group(group, everywhere)
                 group, size = [], 0
-        yield from self._served_group(group)
+        yield from self._served_group(group, everywhere)
 
-    def _served_group(self, names: list[str]) -> Iterator[NamedArray]:
+    def _served_group(self, names: list[str], everywhere: bool) -> Iterator[tuple[str, Tensor]]:
         behind = [self._parameters[each] for name in names for each in self._behind(name)]
         with deepspeed.zero.GatheredParameters(behind, modifier_rank=None, enabled=self._zero == 3):
-            if self._zero < 3 and self._rank == 0:
-                yield from (named_array(name, self._served_weight(name)) for name in names)
-            elif self._rank == 0:
-                yield from [named_array(name, self._served_weight(name)) for name in names]
+            if everywhere or self._rank == 0:
+                yield from ((name, self._served_weight(name)) for name in names)
 
     def _behind(self, name: str) -> tuple[str, ...]:
         """The parameters that make a served weight."""

@@ -28,10 +28,11 @@ def of_array(data: NDArray[np.uint8]) -> int:
         rest[: len(data) - whole] = data[whole:]
         row, column = _of_rows(rest.view(np.uint64).reshape(1, ROW_WORDS), first=whole // ROW_BYTES)
         by_row, by_column = by_row + row, by_column + column
-    return _joined(by_row, by_column, len(data))
+    return joined(by_row, by_column, len(data))
 
 
-def _joined(by_row: int, by_column: int, num_bytes: int) -> int:
+def joined(by_row: int, by_column: int, num_bytes: int) -> int:
+    """The figure, of the two totals (of any sign, modulo 2**64) and the number of bytes."""
     return (by_row + num_bytes) % MODULUS * MODULUS + by_column % MODULUS
 
 

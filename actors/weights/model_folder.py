@@ -5,12 +5,12 @@ the embeddings that it is tied to, or buffers of older releases.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from actors.weights.buckets import WeightBucket
+from actors.weights.buckets import WeightEntry
 from rstar_ray.errors import ConfigError, EngineError
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -104,10 +104,10 @@ def _refuse_another_head(folder: Path, parameters: Collection[str], saved: Colle
         )
 
 
-def refuse_other_parameters(model: Path, buckets: Sequence[WeightBucket]) -> None:
-    """Raise `EngineError` unless the buckets hold the parameters of the folder's model, in the same shapes."""
+def refuse_other_parameters(model: Path, entries: Iterable[WeightEntry]) -> None:
+    """Raise `EngineError` unless these are the parameters of the folder's model, in the same shapes."""
     expected = parameter_shapes(model)
-    given = {entry.name: entry.shape for bucket in buckets for entry in bucket.entries}
+    given = {entry.name: entry.shape for entry in entries}
     if given == expected:
         return
     missing, unknown = sorted(expected.keys() - given.keys()), sorted(given.keys() - expected.keys())

@@ -21,7 +21,7 @@ import numpy as np
 from actors.weights.buckets import WeightBucket, WeightEntry
 from rstar_ray.errors import DeadlineExceeded
 
-BACKEND = "object_store"  # how vLLM's weight-transfer interface is told of this way
+BY_FILE = "file"  # what a parcel says of how its weights come
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "rstar-weights-"
 WHOLE = b"\x01"  # after the last bucket of a file that is laid out

@@ -1,11 +1,12 @@
 """What runs inside vLLM's worker processes: weights arrive, are loaded, and are counted.
 
-`Engine` names `WorkerExtension` as `worker_extension_cls`; importing this module in the worker registers the
-`object_store` backend of vLLM's weight-transfer interface.
+`Engine` names `WorkerExtension` as `worker_extension_cls`; importing this module in the worker registers one backend of
+vLLM's weight-transfer interface, since an engine has one for its life: each parcel says how its weights come
+(`actors.weights.arrivals`).
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -15,45 +16,52 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from actors.weights.buckets import checksum, unpack
-from actors.weights.shared_memory import BACKEND, from_payload, open_buckets
-from actors.weights.tensors import as_tensor
+from actors.weights.arrivals import Arrivals
+from actors.weights.tensors import TensorBucket, add_checksum
+from actors.weights.transfer import BACKEND
 
 
 @dataclass
-class ObjectStoreInit(WeightTransferInitInfo):
-    """Nothing to agree on: the payload describes itself."""
+class Meet(WeightTransferInitInfo):
+    """The group that later versions are broadcast in (`actors.weights.collective.Meeting`)."""
+
+    meeting: dict[str, Any]
 
 
 @dataclass
-class ObjectStoreUpdate(WeightTransferUpdateInfo):
-    """One version's weights (`SharedWeights.payload`)."""
+class Parcel(WeightTransferUpdateInfo):
+    """Weights of one version, or some of them, and how they come."""
 
-    path: str
+    by: str
     buckets: list[Any]
+    path: str = ""
+    handle: dict[str, Any] = field(default_factory=dict)
 
 
-class ObjectStoreTransfer(WeightTransferEngine[ObjectStoreInit, ObjectStoreUpdate]):
-    """Loads weights from a file in shared memory, through vLLM's layer-wise reload.
+class Loading(WeightTransferEngine[Meet, Parcel]):
+    """Loads what arrives through vLLM's layer-wise reload.
 
     The reload runs each layer's post-processing again (on x86 vLLM repacks linear weights for oneDNN), into the same
     storage. The checksum is of the bytes that were loaded, as this worker read them.
     """
 
-    init_info_cls = ObjectStoreInit
-    update_info_cls = ObjectStoreUpdate
+    init_info_cls = Meet
+    update_info_cls = Parcel
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._parameters = {name for name, _ in self.model.named_parameters()}  # of tied ones only the first
+        self._arrivals = Arrivals(self.device, self.parallel_config.rank)
         self._hashing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-checksum")
         self._checksum: Future[int] | None = None
+        self._missing: set[str] = set()
 
-    def init_transfer_engine(self, init_info: ObjectStoreInit) -> None:
-        """No rendezvous."""
+    def init_transfer_engine(self, init_info: Meet) -> None:
+        self._arrivals.join(init_info.meeting)
 
     def start_weight_update(self) -> None:
         self._checksum = None
+        self._missing = set(self._parameters)
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -62,16 +70,17 @@ class ObjectStoreTransfer(WeightTransferEngine[ObjectStoreInit, ObjectStoreUpdat
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: ObjectStoreUpdate) -> None:
-        buckets = open_buckets(from_payload(update_info.path, update_info.buckets))
-        weights = ((p.name, as_tensor(p).to(self.device)) for p in unpack(buckets))
+    def receive_weights(self, update_info: Parcel) -> None:
         model: Any = self.model  # vLLM knows of any torch module only that it is one
-        loaded = model.load_weights(weights)
-        if missing := self._parameters - set(loaded):
-            raise ValueError(f"no weights came for {sorted(missing)}")
-        self._checksum = self._hashing.submit(checksum, buckets)
+        for bucket in self._arrivals.parcel(**vars(update_info)):
+            weights = ((name, weight.to(self.device)) for name, weight in bucket.weights())
+            self._missing -= set(model.load_weights(weights))
+            self._checksum = self._hashing.submit(_go_on, self._checksum, bucket)
 
     def finish_weight_update(self) -> None:
+        self._arrivals.end()
+        if self._missing:
+            raise ValueError(f"no weights came for {sorted(self._missing)}")
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             self._repack_tied_head()
@@ -79,7 +88,7 @@ class ObjectStoreTransfer(WeightTransferEngine[ObjectStoreInit, ObjectStoreUpdat
     def checksum(self) -> int | None:
         """None while it is still being computed."""
         if self._checksum is None:
-            raise RuntimeError("no weights have been loaded through the object store")
+            raise RuntimeError("no weights have been loaded")
         return self._checksum.result() if self._checksum.done() else None
 
     def _repack_tied_head(self) -> None:
@@ -93,7 +102,13 @@ class ObjectStoreTransfer(WeightTransferEngine[ObjectStoreInit, ObjectStoreUpdat
             head.quant_method.process_weights_after_loading(head)
 
     def shutdown(self) -> None:
+        self._arrivals.end()
         self._hashing.shutdown(wait=False)
+
+
+def _go_on(before: "Future[int] | None", bucket: TensorBucket) -> int:
+    """One thread hashes, in order: what came before is done."""
+    return add_checksum(bucket, before.result() if before else 0)
 
 
 class WorkerExtension:
@@ -102,10 +117,10 @@ class WorkerExtension:
     weight_transfer_engine: WeightTransferEngine[Any, Any] | None  # vLLM's own
 
     def loaded_checksum(self) -> int | None:
-        assert isinstance(self.weight_transfer_engine, ObjectStoreTransfer)
+        assert isinstance(self.weight_transfer_engine, Loading)
         return self.weight_transfer_engine.checksum()
 
 
-WeightTransferEngineFactory.register_engine(BACKEND, ObjectStoreTransfer)
+WeightTransferEngineFactory.register_engine(BACKEND, Loading)
 if current_platform.is_cpu():
     import_module("actors.generation.cpu_layers")

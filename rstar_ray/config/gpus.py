@@ -1,7 +1,11 @@
-"""What engines and learner ranks cannot share a GPU in which way."""
+"""What engines and learner ranks cannot share a GPU in which way, and how weights get from the one to the other."""
+
+from typing import Literal
 
 from rstar_ray.config.checks import require
 from rstar_ray.config.machines import EngineConfig, LearnerConfig
+
+WeightWay = Literal["object_store", "ipc", "nccl"]
 
 
 def check_gpus(engine: EngineConfig, learner: LearnerConfig) -> None:
@@ -44,4 +48,58 @@ def check_gpus(engine: EngineConfig, learner: LearnerConfig) -> None:
         "--learner.gpus-per-rank",
         f"{share:g} of a GPU for a rank and {gpus:g} for the replica beside it are more than one",
         "lower one of them, or give --learner.gpus-per-rank 1",
+    )
+    _check_weights_by(engine, learner)
+
+
+def weight_way(engine: EngineConfig, learner: LearnerConfig) -> WeightWay:
+    """How weights reach the engines, `auto` decided by who sits where."""
+    if learner.weights_by != "auto":
+        return learner.weights_by
+    if not _on_gpus(engine, learner):
+        return "object_store"
+    if not _shared(engine, learner):
+        return "nccl"
+    return "ipc" if learner.ranks == engine.replicas else "object_store"
+
+
+def _on_gpus(engine: EngineConfig, learner: LearnerConfig) -> bool:
+    return engine.gpus_per_replica > 0 and learner.gpus_per_rank > 0
+
+
+def _shared(engine: EngineConfig, learner: LearnerConfig) -> bool:
+    """Ranks have parts of the GPUs whose other parts the engines have."""
+    return not learner.own_gpus and learner.gpus_per_rank < 1 and engine.gpus_per_replica < 1
+
+
+def _check_weights_by(engine: EngineConfig, learner: LearnerConfig) -> None:
+    """Refuse a way that the placement does not allow."""
+    by, option, auto = learner.weights_by, "--learner.weights-by", "give auto"
+    if by in ("auto", "object_store"):
+        return
+    require(
+        _on_gpus(engine, learner),
+        option,
+        f"{by} is for GPUs, and a replica has {engine.gpus_per_replica:g}, a rank {learner.gpus_per_rank:g}",
+        f"{auto}, or GPUs to both (--engine.gpus-per-replica, --learner.gpus-per-rank)",
+    )
+    if by == "nccl":
+        require(
+            not _shared(engine, learner),
+            option,
+            "nccl has one process to a GPU, and ranks share the engines'",
+            f"{auto}, or ranks GPUs of their own (--learner.own-gpus --learner.gpus-per-rank 1)",
+        )
+        return
+    require(
+        _shared(engine, learner),
+        option,
+        "ipc is between processes of one GPU, and ranks have GPUs apart from the engines'",
+        f"{auto}, or let both share (--engine.gpus-per-replica 0.5 --learner.gpus-per-rank 0.5 --learner.no-own-gpus)",
+    )
+    require(
+        learner.ranks == engine.replicas,
+        option,
+        f"ipc wants a rank on the GPU of every engine, and {learner.ranks} ranks sit beside {engine.replicas} engines",
+        f"{auto}, or --learner.ranks {engine.replicas}",
     )

@@ -151,6 +151,10 @@ class LearnerConfig:
     """CPU threads of a rank"""
     bucket_mb: MayChange[int] = 256
     """weights go to the engines in buckets of so much, or of one parameter where that is larger [MiB]"""
+    weights_by: MayChange[Literal["auto", "object_store", "ipc", "nccl"]] = "auto"
+    """how new weights reach the engines. ipc: every rank hands them to the engine on its GPU; nccl: a broadcast to
+    engines on GPUs of their own (RCCL on ROCm); object_store: through Ray's, on CPUs, and for an engine that missed
+    a version. auto takes the first of these that the placement allows"""
     check_old_logprobs_every: MayChange[int] = 0
     """steps between those in which the old log-probs are computed by a pass of their own and compared with the
     update's; 0 never"""

@@ -76,7 +76,8 @@ def test_a_step_moves_the_served_policy_by_its_adapters_alone(start: Start, fold
     assert fresh.keys() == base.keys() and all(torch.equal(fresh[name], base[name]) for name in base)
     assert update(rank).applied and update(rank).applied
     served = published(rank)
-    refuse_other_parameters(folder, list(rank.weight_buckets()))  # what an engine looks at first
+    entries = [entry for bucket in rank.weight_buckets() for entry in bucket.entries]
+    refuse_other_parameters(folder, entries)  # what an engine looks at first
     for name, weight in base.items():
         layer = name.removesuffix(".weight")
         if f"{layer}.base_layer.weight" not in rank.state.shapes:

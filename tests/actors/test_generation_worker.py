@@ -293,10 +293,10 @@ async def test_a_worker_that_was_taken_for_lost_is_not_started_again_and_registe
 
 
 async def test_every_finished_turn_is_on_disk_by_the_time_the_balancer_hears_of_it(tmp_path: Path):
-    balancer = BalancerService()
-    one = worker(balancer, journal=TurnJournal(tmp_path, "generation/0-life"))
+    balancer, engine = BalancerService(), FakeEngine()
+    one = worker(balancer, engine=engine, journal=TurnJournal(tmp_path, "generation/0-life"))
     await one.start()
-    await one.pull(1, [])
+    await one.swap(engine.update_weights(1, [], ""))
     await one.serve()
     wanted = [replace(asked, rollout_id=f"stage1/3/{asked.rollout_id}") for asked in requests(8)]
     await submit(balancer, wanted)

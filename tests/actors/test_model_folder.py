@@ -25,9 +25,10 @@ def saved_with(folder: Path, change: Change, **shape: Any) -> Path:
     return folder
 
 
-def buckets(folder: Path, change: Change = dict) -> list[WeightBucket]:
+def entries(folder: Path, change: Change = dict) -> list[WeightBucket]:
     arrays = {name: np.zeros(shape, np.float32) for name, shape in parameter_shapes(folder).items()}
-    return list(pack((NamedArray(name, array) for name, array in change(arrays).items()), 2**20))
+    parameters = (NamedArray(name, array) for name, array in change(arrays).items())
+    return [entry for bucket in pack(parameters, 2**20) for entry in bucket.entries]
 
 
 def test_a_tied_head_counts_once_whether_or_not_the_file_has_it_beside_the_embeddings(tmp_path: Path):
@@ -36,7 +37,7 @@ def test_a_tied_head_counts_once_whether_or_not_the_file_has_it_beside_the_embed
         refuse_misfit(folder)
         assert (HEAD in SavedWeights(folder).shapes()) == (name == "twice")
         assert HEAD not in parameter_shapes(folder)
-        refuse_other_parameters(folder, buckets(folder))
+        refuse_other_parameters(folder, entries(folder))
 
 
 def test_a_head_that_differs_from_the_embeddings_it_is_said_to_be_tied_to_is_refused(tmp_path: Path):
@@ -48,7 +49,7 @@ def test_a_head_that_differs_from_the_embeddings_it_is_said_to_be_tied_to_is_ref
 def test_buffers_of_older_releases_in_the_file_are_no_parameters(tmp_path: Path):
     folder = saved_with(tmp_path, lambda saved: saved | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(8)})
     refuse_misfit(folder)
-    refuse_other_parameters(folder, buckets(folder))
+    refuse_other_parameters(folder, entries(folder))
 
 
 def test_what_the_file_lacks_is_refused_before_it_is_drawn_at_random(tmp_path: Path):
@@ -104,7 +105,7 @@ def test_other_parameters_than_the_models_are_named_and_refused(tmp_path: Path):
     with pytest.raises(
         EngineError, match=r"missing \[model\.embed_tokens\.weight\], unknown \[extra\], .*\[model\.nor"
     ):
-        refuse_other_parameters(folder, buckets(folder, changed))
+        refuse_other_parameters(folder, entries(folder, changed))
 
 
 @pytest.mark.parametrize(

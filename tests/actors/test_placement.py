@@ -1,16 +1,18 @@
 """Which bundles a run asks for, and what is refused before anything starts; no Ray but in the last test."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import ray
 from ray.util import placement_group, remove_placement_group
 
-from actors.placement import Layout, fitted, in_bundle, mend_for, place, plan_layout, refuse_misfit
+from actors.placement import Layout, fitted, in_bundle, mend_for, place, plan_layout, refuse_misfit, sending_ranks
 from actors.seating import HEAD, Seat, StandIn, executor_nodes, in_order, nodes_in_order, seated
 from recipes.scales import MACHINES, at_scale
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
+from rstar_ray.config.gpus import weight_way
 from rstar_ray.errors import ConfigError
 
 MI300X_NODE = {"GPU": 8.0, "CPU": 96.0, "memory": 1e12, "node:10.0.0.1": 1.0}
@@ -44,6 +46,55 @@ def test_fewer_ranks_than_replicas_leave_the_last_bundles_to_replicas_alone():
 def test_a_replica_split_over_gpus_has_them_in_one_bundle_beside_its_rank():
     layout = plan_layout(config("gpu", engine__tensor_parallel=4, engine__gpus_per_replica=4, learner__gpus_per_rank=1))
     assert layout.bundles == ({"CPU": 4.0, "GPU": 5.0},)
+
+
+APART = {"learner__own_gpus": True, "learner__gpus_per_rank": 1}
+
+
+@pytest.mark.parametrize(
+    ("scale", "values", "way"),
+    [
+        ("tiny", {}, "object_store"),
+        ("gpu", {}, "ipc"),
+        ("mi300x-64", {}, "ipc"),
+        ("mi300x-64", {"learner__weights_by": "object_store"}, "object_store"),
+        ("gpu", {"engine__replicas": 3, "learner__ranks": 2}, "object_store"),  # one engine has no rank on its GPU
+        ("gpu", APART, "nccl"),
+        ("gpu", {"engine__gpus_per_replica": 1, "learner__gpus_per_rank": 1}, "nccl"),  # one bundle, two GPUs
+        ("gpu", {"learner__gpus_per_rank": 0}, "object_store"),
+    ],
+)
+def test_weights_go_the_way_that_the_placement_allows(scale: str, values: dict[str, Any], way: str):
+    one = config(scale, **values)
+    assert weight_way(one.engine, one.learner) == way
+
+
+def test_the_rank_that_sends_an_engine_its_weights_sits_on_its_gpu_or_is_the_first():
+    layout = replace(plan_layout(config("gpu", engine__replicas=3, learner__ranks=3)), rank_bundles=(1, 0, 2))
+    assert sending_ranks(layout, "ipc") == {0: 1, 1: 0, 2: 2}
+    assert sending_ranks(layout, "nccl") == {0: 0, 1: 0, 2: 0}
+    assert sending_ranks(layout, "object_store") == {}
+
+
+@pytest.mark.parametrize(
+    ("scale", "values", "said"),
+    [
+        ("tiny", {"learner__weights_by": "nccl"},
+         "nccl is for GPUs, and a replica has 0, a rank 0; give auto, or GPUs to both"),
+        ("tiny", {"learner__weights_by": "ipc"}, "ipc is for GPUs, and a replica has 0, a rank 0; give auto"),
+        ("gpu", {"learner__weights_by": "nccl"},
+         r"nccl has one process to a GPU, and ranks share the engines'; give auto, or ranks GPUs of their own"),
+        ("gpu", {"learner__weights_by": "ipc", **APART},
+         "ipc is between processes of one GPU, and ranks have GPUs apart .*; give auto, or let both share"),
+        ("gpu", {"learner__weights_by": "ipc", "engine__replicas": 3, "learner__ranks": 2},
+         r"ipc wants a rank on the GPU of every engine, and 2 ranks sit beside 3 .*; give auto, or --learner\.ranks 3"),
+    ],
+)  # fmt: skip
+def test_a_way_for_weights_that_the_placement_does_not_allow_is_refused_with_the_mend(
+    scale: str, values: dict[str, Any], said: str
+):
+    with pytest.raises(ConfigError, match=rf"--learner\.weights-by: {said}"):
+        config(scale, **values)
 
 
 def refusal(layout: Layout, nodes: list[dict[str, float]]) -> ConfigError:

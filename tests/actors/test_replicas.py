@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from actors.generation import replicas, rollout_client
 from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.engine import EngineFacts
 from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, Replicas
-from actors.generation.weight_swap import Pulled
 from actors.learner.gang import Publication
 from actors.probe import Sign
+from actors.weights.transfer import EngineSeat, Pulled
 from rstar_ray.errors import DeadlineExceeded, RankLost, RStarError
 from rstar_ray.run_dir.metrics import PublishFigures
 from tests.fakes import CharChat, adding_problems, request
@@ -285,6 +286,59 @@ async def test_weights_whose_publisher_died_are_a_loss_of_the_learner_and_who_co
     await run.replicas.publish(SECOND)
     await run.shows("generation/1: 1,000 KV tokens", times=2)
     assert run.second.told[-2:] == [2, "serve"]
+
+
+SENT = replace(
+    FIRST,
+    refs=(),
+    way="ipc",
+    took={"generation/0": Pulled(checksum=11, move_s=0.0, load_s=0.7, laid_out=False)},
+    failed={"generation/1": "its process died"},
+)
+"""A version that one of two took from a rank, and that lies nowhere."""
+
+
+async def test_who_was_sent_a_version_pulls_nothing_and_who_missed_it_takes_it_from_the_object_store(run: Run):
+    asked: list[int] = []
+
+    async def store_again(version: int) -> Publication:
+        asked.append(version)
+        return FIRST
+
+    run.replicas._store_again = store_again
+    senders = {0: 0, 1: 1}
+    assert run.replicas.seats(senders, ranks=1) == [
+        EngineSeat(name=f"generation/{number}", life="1", ranks=1, sender=number) for number in (0, 1)
+    ]
+    assert run.replicas.seats({}, ranks=1) == []
+    await run.replicas.publish(SENT)
+    assert (run.first.told, run.second.told) == (["start", "serve"], ["start", "serve", 1])
+    assert asked == [1]
+    assert "generation/1 did not take version 1 by ipc: its process died" in run.shown
+    assert "version 1 goes through the object store for who missed it" in run.shown
+    assert run.replicas.figures == PublishFigures(gather_s=0.25, move_s=0.1, load_s=0.7, num_bytes=1, copies=1)
+    assert run.balancer.told == [1]
+
+
+async def test_a_worker_that_comes_back_once_the_learner_has_gone_on_waits_for_the_next_version(run: Run):
+    async def store_again(version: int) -> Publication:
+        return replace(FIRST, checksum=99)  # trained since
+
+    run.replicas._store_again = store_again
+    both = dict.fromkeys(("generation/0", "generation/1"), SENT.took["generation/0"])
+    await run.replicas.publish(replace(SENT, took=both, failed={}))
+    run.second.kill()
+    await run.balancer.hears("generation/1")
+    await run.shows("version 1 goes through the object store for who missed it")
+    await run.replicas.publish(SECOND)
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.second.told == ["start", "serve", "start", 2, "serve"]
+
+
+async def test_a_sent_version_that_is_another_than_the_learners_ends_the_run(run: Run):
+    wrong = {"generation/0": Pulled(checksum=99, move_s=0.0, load_s=0.7, laid_out=False)}
+    with pytest.raises(RStarError, match="generation/0 holds other weights than the learner published as version 1"):
+        await run.replicas.publish(replace(SENT, took=wrong))
 
 
 async def test_losses_without_a_rollout_that_ends_in_between_end_the_run_through_its_rollouts(run: Run):

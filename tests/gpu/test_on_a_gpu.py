@@ -14,12 +14,15 @@ import numpy as np
 import pytest
 
 from actors.generation.engine import Engine
+from actors.learner.served import ServedWeights
 from actors.weights.buckets import checksum
+from actors.weights.tensors import TensorBucket
 from recipes.scales import local_resources
 from rstar_ray.algorithm.state_bytes import rank_bytes
 from rstar_ray.trajectory import Completion, Sampling
 from scheduler.plan import GB, logits_gb
 from tests import derived
+from tests.actors.engine_line import Line
 from tests.actors.policies import VOCABULARY, draw_rows, micro_batches, num_sampled, save_policy, weighted
 
 pytestmark = [
@@ -32,6 +35,8 @@ pytestmark = [
 SHAPE = {"hidden_size": 512, "intermediate_size": 1_536, "num_hidden_layers": 4, "num_attention_heads": 8,
          "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 2_048}  # fmt: skip
 SHARE = 0.3  # of the device, for the engine
+DEADLINE_S = 60.0
+LEAK_BYTES = 16 * 2**20
 BFLOAT16_DIFFERENCE = 0.02
 """Of log-probs, in the mean: kernels of engine and learner round at other places."""
 
@@ -128,6 +133,63 @@ async def test_new_weights_are_served_under_load_and_log_probs_agree_with_the_le
         (theirs,) = rank.logprobs([[of_row]])
         differences.append(np.abs(theirs.numpy() - np.array(done.logprobs)).mean())
     assert np.mean(differences) < BFLOAT16_DIFFERENCE
+
+
+async def test_by_ipc_the_engine_beside_a_rank_reads_its_weights_in_place_and_nothing_stays_behind(
+    engine: Engine, rank: Any
+):
+    import torch
+
+    from actors.weights.ipc_sender import CudaExporter, IpcTransfer
+
+    transfer = IpcTransfer(CudaExporter(), DEADLINE_S)
+    weights = ServedWeights(rank.state, 8 * 2**20, everywhere=True)  # several buckets
+    free = 0
+    for version in range(2, 22):
+        rank.train_rl([micro_batches(weighted(draw_rows(8)))], 1e-4)
+        sent = await asyncio.to_thread(transfer.send, weights, version, [Line(engine, 0)])
+        assert sent.failed == {}
+        assert sent.checksum == sent.took["generation/0"].checksum == checksum(rank.weight_buckets())
+        assert set((await complete(engine, prompts(1)[0], version, 8)).policy_versions) == {version}
+        torch.cuda.empty_cache()
+        if version == 3:  # the first ones' contexts stay
+            free = torch.cuda.mem_get_info()[0]
+    assert free - torch.cuda.mem_get_info()[0] < LEAK_BYTES
+
+
+@pytest.mark.skipif(local_resources()["GPU"] < 2, reason="NCCL wants a GPU for each process")
+async def test_by_broadcast_an_engine_on_another_gpu_has_the_ranks_weights(engine: Engine, rank: Any):
+    import torch
+
+    from actors.weights.collective_sender import CollectiveTransfer
+
+    def send(version: int) -> Any:
+        other = torch.device("cuda", 1)
+        with torch.cuda.device(other):
+            transfer = CollectiveTransfer("127.0.0.1", other, DEADLINE_S)
+            try:
+                return transfer.send(OnAnotherGpu(rank.served_weights()), version, [Line(engine, 0)])
+            finally:
+                transfer.leave()
+
+    sent = await asyncio.to_thread(send, 30)
+    assert sent.failed == {}
+    assert sent.checksum == sent.took["generation/0"].checksum == checksum(rank.weight_buckets())
+
+
+class OnAnotherGpu:
+    """`Weights` of a rank, copied to the GPU that they are sent from: the engine has the rank's own."""
+
+    def __init__(self, weights: ServedWeights) -> None:
+        self._weights = weights
+        self.layout = weights.layout
+        self.on_host = weights.on_host
+        self.take_part = weights.take_part
+
+    def on_device(self, data: Any) -> Iterator[TensorBucket]:
+        for bucket in self._weights.on_device(data.to("cuda:0")):
+            data[: len(bucket.data)].copy_(bucket.data)
+            yield TensorBucket(bucket.entries, data[: len(bucket.data)])
 
 
 async def test_a_checkpoint_of_a_gpu_goes_on_there(rank: Any, tmp_path: Path):

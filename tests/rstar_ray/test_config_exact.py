@@ -49,7 +49,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "lora_rank": 0, "lora_alpha": 32, "attention": "rows", "dtype": "bfloat16", "micro_batch_tokens": 32_768,
         "max_padding": 0.05,
         "pass_tokens": 1_024, "logprob_chunk_tokens": 4_096, "activation_checkpointing": True, "num_threads": 1,
-        "bucket_mb": 256, "check_old_logprobs_every": 0, "start_deadline_s": 900.0, "step_deadline_s": 1_800.0,
+        "bucket_mb": 256, "weights_by": "auto",
+        "check_old_logprobs_every": 0, "start_deadline_s": 900.0, "step_deadline_s": 1_800.0,
     },
     "sandbox.": {
         "executors": 1, "slots": 0, "level": "namespaces", "time_limit_s": 4.0, "wall_limit_s": 0.0, "memory_mb": 384,

@@ -21,9 +21,11 @@ from scheduler.plan import (
     lacks,
     longest_tokens,
     plan_pools,
+    publish_seconds,
     read_model,
     remedies,
     trained_gb,
+    way_of,
 )
 from scheduler.traces.stages import Stage, synthetic
 from scheduler.twin.bound import lower_bound
@@ -53,6 +55,12 @@ def test_a_gpu_is_an_mi300x_unless_said_otherwise():
     assert (gpu.memory_gb, gpu.bandwidth_tb_s, gpu.tflops) == (192.0, 5.3, 1_307.0)
     assert (gpu.bandwidth_share, gpu.prefill_share, gpu.train_share) == (0.7, 0.4, 0.35)
     assert (gpu.runtime_share, gpu.gather_gb_s, gpu.move_gb_s, gpu.load_gb_s) == (0.08, 1.4, 1.1, 10.0)
+    assert (gpu.collective_gb_s, gpu.device_load_gb_s) == (40.0, 100.0)
+
+
+def test_a_rank_beside_every_engine_hands_weights_over_and_moves_nothing():
+    assert way_of(pools(tensor_parallel=1)) == "ipc"
+    assert publish_seconds(MODEL, Gpu(), "ipc") == {"gather": 2.0 / 40.0, "move": 0.0, "load": 2.0 / 100.0}
 
 
 def test_activations_are_the_layers_inputs_one_layer_twice_a_chunk_of_logits_and_a_gathered_layer():
@@ -170,7 +178,9 @@ def test_a_steps_time_is_that_of_its_phases(colocated: bool, rollouts: int):
     assert made.tools_s == pytest.approx(sum(turn.tool_seconds for one in sample for turn in one.turns) / count)
     tokens = rollouts / 2 * (prompt + response)
     assert made.learn_s == pytest.approx(8 * 1e9 * tokens / (4 * 100e12 * 0.35))
-    assert made.publish_s == pytest.approx(2.0 / 1.4 + 2.0 / 1.1 + 2.0 / 10.0)
+    stored, sent = 2.0 / 1.4 + 2.0 / 1.1 + 2.0 / 10.0, 2.0 / 40.0 + 2.0 / 40.0 + 2.0 / 100.0
+    assert made.publish_s == pytest.approx(stored if colocated else sent)  # two GPUs to an engine: no rank beside each
+    assert made.weight_way == ("object_store" if colocated else "nccl")
     phases = made.generate_s + made.learn_s if colocated else max(made.generate_s, made.learn_s)
     assert made.step_s == pytest.approx(phases + made.publish_s)
     assert made.in_flight == min(rollouts, int(4 * kv_tokens / (prompt + response / 2)))

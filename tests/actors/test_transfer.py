@@ -1,0 +1,419 @@
+"""How weights are sent from the learner's ranks to engines: the senders' halves against fake engines, without a GPU.
+
+The engines' half is the product's (`Arrivals`) wherever a CPU has what it needs.
+"""
+
+import inspect
+import multiprocessing
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+from actors.weights import byte_sums
+from actors.weights.arrivals import Arrivals, rebuilt
+from actors.weights.buckets import Layout, NamedArray, WeightBucket, WeightEntry, checksum, layout, pack, size_of
+from actors.weights.collective_sender import CollectiveTransfer, plain
+from actors.weights.ipc_sender import IpcTransfer
+from actors.weights.tensors import TensorBucket, add_checksum, filled, sum_of_bytes
+from actors.weights.transfer import EngineSeat, NoTransfer, Pulled, Sent, StoreTransfer
+from rstar_ray.errors import EngineError, TransferError
+
+CPU = torch.device("cpu")
+BUCKET_BYTES = 4_096
+START_S = 300.0  # of a process that imports torch, on a machine with much else to do
+DEADLINE_S = 60.0
+
+
+def model(seed: int = 0) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    return {
+        "embed": torch.randn(40, 16, dtype=torch.bfloat16),
+        "norm": torch.randn(16),
+        "scale": torch.tensor(2.0),
+        "large": torch.randn(50, 40),
+        "last": torch.randn(7, 3, dtype=torch.float16),
+    }
+
+
+class Gathered:
+    """`Weights` of a model that lies whole in this process."""
+
+    def __init__(self, seed: int = 0, events: list[str] | None = None) -> None:
+        self.parameters = model(seed)
+        self.events = [] if events is None else events
+
+    @property
+    def layout(self) -> Layout:
+        entries = (
+            WeightEntry(name, tuple(one.shape), str(one.dtype).removeprefix("torch."), 0)
+            for name, one in self.parameters.items()
+        )
+        return layout(entries, BUCKET_BYTES)
+
+    def on_host(self) -> Iterator[WeightBucket]:
+        for entries in self.layout:
+            data = np.zeros(size_of(entries), np.uint8)
+            filled(entries, torch.from_numpy(data), ((e.name, self.parameters[e.name]) for e in entries))
+            yield WeightBucket(entries, data)
+
+    def on_device(self, data: Tensor) -> Iterator[TensorBucket]:
+        parameters = iter(self.parameters.items())
+        for number, entries in enumerate(self.layout):
+            self.events.append(f"gathered {number}")
+            yield filled(entries, data[: size_of(entries)], parameters)
+        self.events.append("all gathered")
+
+    def take_part(self) -> None:
+        self.events.append("took part")
+
+    @property
+    def checksum(self) -> int:
+        return checksum(self.on_host())
+
+
+@dataclass
+class SharedTensors:
+    """`Exporter` and `Opener` of one process: exported memory is opened by what it was exported as."""
+
+    events: list[str]
+    open_now: int = 0
+    exported: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+    def room(self, num_bytes: int) -> Tensor:
+        self.events.append("room")
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+
+    def export(self, room: Tensor) -> dict[str, Any]:
+        self.events.append("exported")
+        self.exported["it"] = room
+        return {"it": 1}
+
+    def ready(self) -> None:
+        self.events.append("ready")
+
+    def release(self) -> None:
+        self.events.append("released")
+        self.exported.clear()
+
+    def open(self, handle: Mapping[str, Any]) -> Tensor:
+        assert handle == {"it": 1}
+        self.open_now = 1
+        return self.exported["it"]
+
+    def close(self) -> None:
+        self.events.append("closed")
+        self.open_now = 0
+
+
+class FakeEngine:
+    """An `EngineLine` whose engine is `Arrivals` and a dictionary; `fails` says at which call it does, and how."""
+
+    def __init__(self, name: str, arrivals: Arrivals, events: list[str], *, sender: int = 0) -> None:
+        self.seat = EngineSeat(name=name, life="1", ranks=1, sender=sender)
+        self.arrivals = arrivals
+        self.events = events
+        self.fails: dict[str, Callable[[], None]] = {}
+        self.serves: dict[str, Tensor] = {}
+        self.versions: list[int] = []
+        self._came: list[TensorBucket] = []
+        self._version = 0
+        self._thread = ThreadPoolExecutor(1)
+
+    def join(self, meeting: Mapping[str, Any]) -> "Future[None]":
+        return self._do("join", lambda: self.arrivals.join(meeting))
+
+    def begin(self, version: int, layout: Layout) -> "Future[None]":
+        def begin() -> None:
+            self._came, self._version = [], version
+
+        return self._do("begin", begin)
+
+    def take(self, parcel: Mapping[str, Any]) -> "Future[None]":
+        def take() -> None:
+            for bucket in self.arrivals.parcel(**parcel):
+                self._came.append(bucket)
+
+        return self._do("take", take)
+
+    def end(self) -> "Future[Pulled]":
+        def end() -> Pulled:
+            self.arrivals.end()
+            self.versions.append(self._version)
+            self.serves = {name: weight for bucket in self._came for name, weight in bucket.weights()}
+            total = 0
+            for bucket in self._came:
+                total = add_checksum(bucket, total)
+            return Pulled(checksum=total, move_s=0.0, load_s=0.1, laid_out=False)
+
+        return self._do("end", end)
+
+    def _do(self, what: str, work: Callable[[], Any]) -> "Future[Any]":
+        def run() -> Any:
+            self.events.append(what)
+            self.fails.get(what, lambda: None)()
+            return work()
+
+        return self._thread.submit(run)
+
+
+def fail() -> None:
+    raise EngineError("its process died")
+
+
+def hang() -> None:
+    time.sleep(3)
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# ---------------------------------------------------------------- buckets
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 8191, 8192, 8193, 50_001])
+def test_a_sum_of_bytes_on_a_device_is_the_hosts(size: int):
+    data = np.random.default_rng(size).integers(0, 256, size).astype(np.uint8)
+    assert sum_of_bytes(torch.from_numpy(data)) == byte_sums.of_array(data)
+
+
+def test_what_is_laid_out_ahead_is_what_packing_gives():
+    parameters = {name: one.float().numpy() for name, one in model().items()}
+    packed = list(pack((NamedArray(name, one) for name, one in parameters.items()), BUCKET_BYTES))
+    entries = (WeightEntry(name, tuple(one.shape), "float32", 0) for name, one in parameters.items())
+    assert layout(entries, BUCKET_BYTES) == tuple(bucket.entries for bucket in packed)
+    assert [size_of(bucket.entries) for bucket in packed] == [bucket.num_bytes for bucket in packed]
+
+
+def test_another_parameter_than_the_layout_has_next_is_refused():
+    weights = Gathered()
+    reversed_order = iter(reversed(weights.parameters.items()))
+    with pytest.raises(ValueError, match="last came where embed was to lie"):
+        filled(weights.layout[0], torch.zeros(BUCKET_BYTES, dtype=torch.uint8), reversed_order)
+
+
+# ---------------------------------------------------------------- the object store
+
+
+def test_the_object_store_keeps_every_bucket_and_asks_no_engine():
+    stored: list[WeightBucket] = []
+    weights = Gathered()
+    sent = StoreTransfer(lambda bucket: stored.append(bucket) or len(stored)).send(weights, 1, [])
+    assert (sent.refs, sent.num_bytes) == ((1, 2, 3), sum(bucket.num_bytes for bucket in stored))
+    assert sent.checksum == checksum(stored) == weights.checksum
+
+
+def test_a_rank_that_others_send_for_gathers_with_them():
+    weights = Gathered()
+    assert NoTransfer().send(weights, 1, []) == Sent()
+    assert weights.events == ["took part"]
+
+
+# ---------------------------------------------------------------- IPC
+
+
+class Beside:
+    """A rank and the engine on its GPU."""
+
+    def __init__(self, deadline_s: float = 5.0) -> None:
+        self.events: list[str] = []
+        self.memory = SharedTensors(self.events)
+        self.engine = FakeEngine("generation/0", Arrivals(CPU, 0, self.memory), self.events)
+        self.transfer = IpcTransfer(self.memory, deadline_s)
+
+    def send(self, version: int = 1, seed: int = 0) -> tuple[Sent, Gathered]:
+        self.events.clear()
+        weights = Gathered(seed, self.events)
+        return self.transfer.send(weights, version, [self.engine]), weights
+
+
+def test_by_ipc_an_engine_reads_every_bucket_before_the_next_is_filled_and_lets_go_before_the_rank_does():
+    beside = Beside()
+    sent, weights = beside.send()
+    assert len(weights.layout) == 3
+    assert beside.events == [
+        "room", "exported", "begin",
+        "gathered 0", "ready", "take", "gathered 1", "ready", "take", "gathered 2", "ready", "take",
+        "all gathered", "end", "closed", "released",
+    ]  # fmt: skip
+    assert sent.checksum == sent.took["generation/0"].checksum == weights.checksum
+    assert sent.failed == {} and sent.num_bytes == sum(map(size_of, weights.layout))
+    assert same(beside.engine.serves, weights.parameters)  # though all buckets lay in one place
+
+
+def test_versions_by_ipc_follow_each_other():
+    beside = Beside()
+    for version in (1, 2, 3):
+        sent, weights = beside.send(version, seed=version)
+        assert sent.took["generation/0"].checksum == weights.checksum
+        assert same(beside.engine.serves, weights.parameters)
+    assert beside.engine.versions == [1, 2, 3]
+
+
+@pytest.mark.parametrize("at", ["begin", "take", "end"])
+@pytest.mark.parametrize(
+    ("how", "said"), [(fail, "its process died"), (hang, r"learner waited 0\.2 s for generation/0 \(.*\) and gave up")]
+)
+def test_where_the_engine_fails_or_hangs_the_rank_gathers_to_the_end_and_gives_its_memory_back(
+    at: str, how: Callable[[], None], said: str
+):
+    beside = Beside(deadline_s=0.2)
+    beside.engine.fails[at] = how
+    started = time.monotonic()
+    sent, _ = beside.send()
+    assert time.monotonic() - started < 2
+    assert (sent.took, sent.num_bytes) == ({}, 0)
+    assert re.search(said, sent.failed["generation/0"])
+    assert "all gathered" in beside.events and beside.events[-1] == "released"
+    assert beside.memory.exported == {}
+
+
+def test_a_rank_whose_engine_is_gone_only_gathers():
+    beside = Beside()
+    weights = Gathered()
+    assert beside.transfer.send(weights, 1, []) == Sent()
+    assert weights.events == ["took part"] and beside.events == []
+
+
+def test_a_handle_is_rebuilt_with_torchs_own_arguments_in_their_order():
+    """What `CudaExporter` writes down of `reduce_tensor`, read back by name."""
+    handle = {
+        "gpu": "uuid", "size": [9], "stride": [1], "offset": 2, "handle": b"h", "storage_bytes": 16,
+        "storage_offset": 4, "counter": b"c", "counter_offset": 3, "event": b"e", "event_sync": True,
+    }  # fmt: skip
+    arguments = inspect.signature(rebuild_cuda_tensor).bind(*rebuilt(handle, 5)).arguments
+    assert arguments == {
+        "tensor_cls": torch.Tensor, "tensor_size": torch.Size([9]), "tensor_stride": (1,), "tensor_offset": 2,
+        "storage_cls": torch.storage.TypedStorage, "dtype": torch.uint8, "storage_device": 5, "storage_handle": b"h",
+        "storage_size_bytes": 16, "storage_offset_bytes": 4, "requires_grad": False, "ref_counter_handle": b"c",
+        "ref_counter_offset": 3, "event_handle": b"e", "event_sync_required": True,
+    }  # fmt: skip
+    assert isinstance(hash(tuple(rebuilt(handle, 5))), int)  # vLLM remembers by them what is open
+
+
+# ---------------------------------------------------------------- a broadcast between real processes
+
+
+def receive(meetings: Any, layout: list[Any], answers: Any, dies_at: int | None) -> None:
+    """An engine's process: the product's end, as vLLM's worker runs it."""
+    arrivals = Arrivals(CPU, 0)
+    answers.put("up")
+    arrivals.join(meetings.get(timeout=START_S))
+    answers.put("joined")
+    for _ in range(2):
+        total = 0
+        try:
+            for number, bucket in enumerate(arrivals.parcel("nccl", layout)):
+                total = add_checksum(bucket, total)
+                if number == dies_at:
+                    os._exit(1)
+        except Exception as failed:  # sent to the test by name
+            answers.put(f"{type(failed).__name__}: {failed}")
+            return
+        answers.put(total)
+
+
+class FarEngine:
+    """An `EngineLine` of a process of its own."""
+
+    def __init__(self, name: str, layout: Layout, dies_at: int | None = None) -> None:
+        self.seat = EngineSeat(name=name, life="1", ranks=1, sender=0)
+        spawn = multiprocessing.get_context("spawn")
+        self._meetings: Any = spawn.Queue()
+        self._answers: Any = spawn.Queue()
+        self._layout = plain(layout)
+        self._thread = ThreadPoolExecutor(1)
+        arguments = (self._meetings, self._layout, self._answers, dies_at)
+        self.process = spawn.Process(target=receive, args=arguments, daemon=True)
+        self.process.start()
+        self.told: list[Any] = []
+        self._answer()  # it is up: no deadline below counts its start
+
+    def join(self, meeting: Mapping[str, Any]) -> "Future[None]":
+        self.told.append("join")
+        self._meetings.put(dict(meeting))
+        return self._thread.submit(self._answer)
+
+    def begin(self, version: int, layout: Layout) -> "Future[None]":
+        self.told.append(version)
+        return self._thread.submit(lambda: None)
+
+    def take(self, parcel: Mapping[str, Any]) -> "Future[None]":
+        assert parcel == {"by": "nccl", "buckets": self._layout}
+        return self._thread.submit(self._answer)
+
+    def end(self) -> "Future[Pulled]":
+        return self._thread.submit(lambda: Pulled(checksum=self.last, move_s=0, load_s=0, laid_out=False))
+
+    def _answer(self) -> None:
+        until = time.monotonic() + START_S
+        while self._answers.empty():
+            if self.process.exitcode:
+                raise EngineError(f"its process ended with {self.process.exitcode}")
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        self.last = self._answers.get()
+
+
+@pytest.mark.slow
+def test_by_broadcast_every_engine_has_the_senders_weights_version_by_version():
+    layout = Gathered().layout
+    engines = [FarEngine(f"generation/{number}", layout) for number in range(2)]
+    transfer = CollectiveTransfer("127.0.0.1", CPU, DEADLINE_S)
+    for version in (1, 2):
+        weights = Gathered(seed=version)
+        sent = transfer.send(weights, version, engines)
+        assert sent.failed == {}
+        assert sent.checksum == weights.checksum
+        assert {pulled.checksum for pulled in sent.took.values()} == {weights.checksum}
+    assert [engine.told for engine in engines] == [["join", 1, 2]] * 2  # the group was made once
+    transfer.leave()
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_in_a_broadcast_ends_it_for_all_with_a_name_inside_the_deadline():
+    weights = Gathered()
+    engines = [FarEngine("generation/0", weights.layout), FarEngine("generation/1", weights.layout, dies_at=0)]
+    transfer = CollectiveTransfer("127.0.0.1", CPU, DEADLINE_S)
+    started = time.monotonic()
+    sent = transfer.send(weights, 1, engines)
+    assert time.monotonic() - started < 2 * DEADLINE_S
+    assert sent.took == {} and sent.num_bytes == 0
+    assert sent.failed.keys() == {"generation/0", "generation/1"}
+    assert any(said in sent.failed["generation/0"] for said in ("broke off", "generation/1 failed", "gave up"))
+    assert weights.events[-1] == "all gathered"
+    engines[0].process.join(2 * DEADLINE_S)
+    assert engines[0].process.exitcode == 0  # it waited no longer than that, and said why
+    assert any(kind in engines[0]._answers.get(timeout=5) for kind in ("TransferError", "DeadlineExceeded"))
+
+
+def test_engines_that_do_not_come_are_waited_for_until_the_deadline():
+    """The sender is alone: nobody joins."""
+    events: list[str] = []
+    engine = FakeEngine("generation/0", Arrivals(CPU, 0, SharedTensors(events)), events)
+    engine.fails["join"] = fail
+    weights = Gathered()
+    started = time.monotonic()
+    sent = CollectiveTransfer("127.0.0.1", CPU, 1.0).send(weights, 1, [engine])
+    assert time.monotonic() - started < 10
+    assert "did not meet for new weights" in sent.failed["generation/0"]
+    assert weights.events[-1] == "all gathered"
+
+
+def test_weights_by_a_way_that_nobody_knows_or_without_a_group_are_refused():
+    arrivals = Arrivals(CPU, 0, SharedTensors([]))
+    rows: Sequence[Any] = plain(Gathered().layout)
+    with pytest.raises(TransferError, match="joined no group"):
+        list(arrivals.parcel("nccl", rows))
+    with pytest.raises(TransferError, match="'pigeon', which nobody here knows"):
+        list(arrivals.parcel("pigeon", rows))
