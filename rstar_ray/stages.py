@@ -94,7 +94,7 @@ async def run_rl(
     if config.drop_solved:
         problems = await hard_set(problems, system, config, crew, run_dir)
     await _placed(crew)  # what came before the first step is none of its own
-    forget_fates(run_dir.path, stage=config.stage, after_step=progress.step)
+    forget_fates(run_dir.path, stage=config.stage, after_step=progress.step, show=crew.show)
     log = MetricsLog(
         run_dir.path,
         stage=config.stage,

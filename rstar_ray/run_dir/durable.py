@@ -83,11 +83,17 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def append_row(path: Path, row: Mapping[str, object]) -> None:
-    """Add one row and flush it; a torn last line is cut off first, so that it never ends up in the middle."""
+def append_row(path: Path, row: Mapping[str, object], *, sync: bool = False) -> None:
+    """Add one row; a torn last line is cut off first, so that it never ends up in the middle.
+
+    With `sync` it is on the disk afterwards, whatever happens to the machine.
+    """
     mend_rows(path)
     with path.open("a", encoding="utf-8") as file:
         file.write(to_row(row))
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def mend_rows(path: Path) -> None:

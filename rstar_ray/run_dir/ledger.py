@@ -52,13 +52,18 @@ def write_fates(
                 name.removeprefix(f"{stage}/{step}/"): round(advantage, 4) for name, advantage in advantages.items()
             },
         },
+        sync=True,  # before the checkpoint that counts on it
     )
 
 
-def forget_fates(run_path: Path, *, stage: str, after_step: int) -> None:
-    """Of steps that are done again, from a checkpoint."""
+def forget_fates(run_path: Path, *, stage: str, after_step: int, show: Callable[[str], None]) -> None:
+    """Of steps that are done again, from a checkpoint. Steps up to it whose row is gone are shown."""
     if (run_path / LEDGER).exists():
         cut_rows(run_path / LEDGER, stage=stage, after_step=after_step)
+    known = {row["step"] for row in read_rows(run_path / LEDGER) if row["stage"] == stage}
+    if lost := sorted(set(range(1, after_step + 1)) - known):
+        named = ", ".join(map(str, lost[:5])) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
+        show(f"{LEDGER}: {stage} step {named}: the row is gone, and what became of its rollouts with it")
 
 
 def ledger_faults(run_path: Path, *, show: Callable[[str], None]) -> list[str]:

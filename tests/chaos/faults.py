@@ -314,7 +314,7 @@ def _of_the_driver() -> list[Kind]:
         ),
         Kind(
             name="SIGKILL driver, a torn row of the ledger",
-            fault=damaged("ledger.jsonl", lambda data: data[:-9]), says=again, ends=True,
+            fault=damaged("ledger.jsonl", lambda data: data[:-9]), says=("the row is gone", *again), ends=True,
         ),
     ]  # fmt: skip
 

@@ -235,7 +235,7 @@ def test_a_ledger_that_does_not_add_up_is_named_by_its_step_and_rollout(tmp_path
         "ledger.jsonl: stage1 step 2: p/1 was dropped or left out without a reason",
         "ledger.jsonl: the steps of stage1 are not 1, 2, 3, ...",
     ]
-    forget_fates(tmp_path, stage="stage1", after_step=1)
+    forget_fates(tmp_path, stage="stage1", after_step=1, show=shown.append)
     assert ledger_faults(tmp_path, show=shown.append) == []
 
 
@@ -275,3 +275,17 @@ def test_every_launch_is_recorded_with_versions(tmp_path: Path):
     launches = [json.loads(line) for line in run_dir.launches_path.read_text().splitlines()]
     assert [launch["resumed_from"] for launch in launches] == [None, "stage1-step-000010"]
     assert launches[0]["versions"]["python"].startswith("3.")
+
+
+def test_a_row_of_the_ledger_that_is_gone_is_said_when_the_run_goes_on(tmp_path: Path):
+    shown: list[str] = []
+    for step in (1, 2, 3, 4):
+        write_fates(tmp_path, {f"stage1/{step}/a": Fate.TRAINED}, stage="stage1", step=step, reasons={}, advantages={})
+    forget_fates(tmp_path, stage="stage1", after_step=3, show=shown.append)
+    assert shown == []
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.write_bytes(ledger.read_bytes()[:-9])  # torn
+    forget_fates(tmp_path, stage="stage1", after_step=3, show=shown.append)
+    assert shown == ["ledger.jsonl: stage1 step 3: the row is gone, and what became of its rollouts with it"]
+    forget_fates(tmp_path, stage="stage2", after_step=7, show=shown.append)
+    assert shown[-1].startswith("ledger.jsonl: stage2 step 1, 2, 3, 4, 5 and 2 more: ")
