@@ -22,7 +22,10 @@ from tests.chaos.run import REPOSITORY, Run, make_policy
 
 
 def verified(run: Run) -> list[str]:
-    """What is wrong in the run directory, a line each; what the run has set aside, or said is gone, is wrong rightly."""
+    """What is wrong in the run directory, a line each.
+
+    What the run has set aside, or said is gone, is wrong rightly.
+    """
     found = faults_of_run(run.path, show=lambda line: print(line, flush=True))
     told = any("the row is gone" in line.line for line in run.said)
     return [
