@@ -13,6 +13,7 @@ from actors.generation.actor import TO_OBJECT_STORE, GenerationActor, WorkerSett
 from actors.generation.records import draw_timelines, record_trajectories
 from actors.generation.replicas import Replicas
 from actors.generation.settings import engine_settings
+from actors.gpu_turns import ANYTIME, GpuTurns
 from actors.learner.gang import Learner
 from actors.learner.settings import learner_settings
 from actors.meter import ray_meter
@@ -24,7 +25,7 @@ from actors.watch import Watch
 from rstar_ray.chat.model_folder import write_chat_files
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig
-from rstar_ray.config.gpus import WeightWay
+from rstar_ray.config.gpus import WeightWay, shares_gpus
 from rstar_ray.crew import Crew
 from rstar_ray.deadline import within
 from rstar_ray.repeat import repeated
@@ -77,6 +78,7 @@ class TrainingActors:
         self._balancer: Any = None
         self._learner: Learner | None = None
         self._replicas: Replicas | None = None
+        self._turns = gpu_turns(config)
         self._publish_once = PublishOnce(self.publish)
         self.tools: SandboxClient
 
@@ -108,6 +110,7 @@ class TrainingActors:
             journal=self._journal,
             meter=self.meter,
             store_again=lambda version: self.learner.publish(version),
+            turn=self._turns.engine if self._turns else ANYTIME,
         )
         levels, _ = await asyncio.gather(self._executors_up(), self._start_learner() if learner else _nothing())
         self._show(f"sandbox: isolation level {levels[0]}, {len(levels)} executors")
@@ -241,6 +244,7 @@ class TrainingActors:
             watch=self.watch,
             silent_s=self._config.detector.learner_silent_s,
             meter=self.meter,
+            turn=self._turns.learner if self._turns else ANYTIME,
         )
         await self._learner.start()
         self._show(f"weights: {WAYS[self._learner.settings.weight_way]}")
@@ -308,6 +312,13 @@ def traces_of(config: RunConfig) -> str:
     """Where the workers' traces go: an address as it is, a folder from that of the command."""
     where = config.telemetry.traces
     return where if not where or is_address(where) else str(Path(where).expanduser().absolute())
+
+
+def gpu_turns(config: RunConfig) -> GpuTurns | None:
+    """None where engines and ranks have no GPU in common."""
+    if not shares_gpus(config.engine, config.learner):
+        return None
+    return GpuTurns(start_deadline_s=config.engine.start_deadline_s, step_deadline_s=config.learner.step_deadline_s)
 
 
 WAYS: dict[WeightWay, str] = {

@@ -10,6 +10,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from actors.generation.rollout_client import BLIP_PATIENCE_S, RolloutClient, last_line, life_of, when_available
 from actors.generation.weight_swap import publish_figures
+from actors.gpu_turns import ANYTIME, Turn
 from actors.learner.gang import Publication
 from actors.watch import Follow
 from actors.weights.transfer import EngineSeat, Pulled
@@ -40,10 +41,12 @@ class Replicas:
         journal: Path | None = None,
         meter: Meter = NO_METER,
         store_again: Callable[[int], Awaitable[Publication]] | None = None,
+        turn: Turn = ANYTIME,
     ) -> None:
         """`weights_deadline_s`: longest a worker may take for new weights. `silent_s`: how long it may leave `watch`
         without an answer. `journal`: where they keep turns. `store_again`: what the learner holds, in the object store,
-        for a worker that was not there when a version was sent."""
+        for a worker that was not there when a version was sent. In its `turn` an engine starts."""
+        self._turn = turn
         self._meter = meter
         self._weights_deadline_s = weights_deadline_s
         self.workers: dict[str, Any] = {}
@@ -139,9 +142,10 @@ class Replicas:
 
     async def _bring_up(self, name: str) -> None:
         worker, deadline_s = self.workers[name], self._start_deadlines_s[name]
-        facts = await within(
-            when_available(worker.start.remote), deadline_s, waiter="driver", owner=name, reason="its engine"
-        )
+        async with self._turn():
+            facts = await within(
+                when_available(worker.start.remote), deadline_s, waiter="driver", owner=name, reason="its engine"
+            )
         await self._pull_newest(name, deadline_s)
         self._coming_back.discard(name)
         await self._ask(worker.serve.remote(), name, "its loops")

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from actors.gpu_turns import ANYTIME, Turn
 from actors.learner.actor import LearnerActor, rank_name
 from actors.learner.settings import LearnerSettings
 from actors.learner.shares import rl_shares, sft_shares, usable_rows
@@ -65,11 +66,13 @@ class Learner:
         watch: Follow | None = None,
         silent_s: float = math.inf,
         meter: Meter = NO_METER,
+        turn: Turn = ANYTIME,
     ) -> None:
         """`rank_options`: Ray's actor options for each rank (placement, CPUs, GPUs); by default one CPU each.
 
-        `watch` probes the ranks, which may be silent for `silent_s`.
+        `watch` probes the ranks, which may be silent for `silent_s`. In its `turn` the learner loads and updates.
         """
+        self._turn = turn
         self._meter = meter
         self.settings = settings
         self._options = list(rank_options) or [{"num_cpus": 1}] * settings.world_size
@@ -109,7 +112,8 @@ class Learner:
         ]
         seconds = self.settings.start_deadline_s
         host, port = await self._one(self._ranks[0].address.remote(), 0, seconds, "its address")
-        facts = await self._all("start", [(host, port)] * len(self._ranks), seconds, "loading the model")
+        async with self._turn():
+            facts = await self._all("start", [(host, port)] * len(self._ranks), seconds, "loading the model")
         self._facts = facts[0]
         self._lost = asyncio.get_running_loop().create_future()
         if self._watch is not None:
@@ -199,7 +203,8 @@ class Learner:
         return (await self._all("evaluate_sft", [(share,) for share in work], seconds, "validation loss"))[0]
 
     async def _train(self, method: str, arguments: Sequence[tuple[Any, ...]], reason: str) -> UpdateResult:
-        results = await self._all(method, arguments, self.settings.step_deadline_s, reason)
+        async with self._turn():
+            results = await self._all(method, arguments, self.settings.step_deadline_s, reason)
         self._step = results[0].step
         if not results[0].applied:
             log.warning("update not applied: %s", results[0].reason)

@@ -63,6 +63,11 @@ def weight_way(engine: EngineConfig, learner: LearnerConfig) -> WeightWay:
     return "ipc" if learner.ranks == engine.replicas else "object_store"
 
 
+def shares_gpus(engine: EngineConfig, learner: LearnerConfig) -> bool:
+    """Whether engines and ranks have GPUs in common."""
+    return _on_gpus(engine, learner) and _shared(engine, learner)
+
+
 def _on_gpus(engine: EngineConfig, learner: LearnerConfig) -> bool:
     return engine.gpus_per_replica > 0 and learner.gpus_per_rank > 0
 

@@ -13,6 +13,7 @@ from actors.generation import replicas, rollout_client
 from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.engine import EngineFacts
 from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, Replicas
+from actors.gpu_turns import GpuTurns
 from actors.learner.gang import Publication
 from actors.probe import Sign
 from actors.weights.transfer import EngineSeat, Pulled
@@ -286,6 +287,19 @@ async def test_weights_whose_publisher_died_are_a_loss_of_the_learner_and_who_co
     await run.replicas.publish(SECOND)
     await run.shows("generation/1: 1,000 KV tokens", times=2)
     assert run.second.told[-2:] == [2, "serve"]
+
+
+async def test_an_engine_comes_back_in_its_turn(run: Run):
+    turns = GpuTurns(start_deadline_s=5, step_deadline_s=5)
+    run.replicas._turn = turns.engine
+    await run.replicas.publish(FIRST)
+    async with turns.learner():  # an update on the GPU that both have
+        run.second.kill()
+        await run.balancer.hears("generation/1")
+        await asyncio.sleep(0.05)
+        assert run.second.told == ["start", "serve", 1]
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.second.told == ["start", "serve", 1, "start", 1, "serve"]
 
 
 SENT = replace(
