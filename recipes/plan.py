@@ -33,7 +33,6 @@ from scheduler.plan import (
     Gpu,
     ModelShape,
     PoolPlan,
-    activations_gb,
     adapter_parameters,
     best_separated,
     plan_pools,
@@ -72,6 +71,8 @@ class PlanConfig:
     """--learner.lora-rank of the run"""
     zero: Literal[0, 1, 2, 3] = RUN.learner.zero
     """--learner.zero of the run"""
+    attention_kernel: Literal["fused", "aiter", "eager"] = RUN.learner.attention_kernel
+    """--learner.attention-kernel of the run"""
     prompts: int = RUN.prompts_per_step
     """--prompts-per-step of the run; rollouts drawn and kept per prompt are those of a run that sets nothing"""
     bandwidth_tb_s: float = 5.3
@@ -116,6 +117,7 @@ def of_scale(config: PlanConfig) -> PlanConfig:
         "gpu_memory_gb": machines.gpu_memory_gb,
         "micro_batch_tokens": run.learner.micro_batch_tokens,
         "offload": run.learner.offload,
+        "attention_kernel": run.learner.attention_kernel,
         "zero": run.learner.zero,
         "prompts": run.prompts_per_step,
     }
@@ -166,6 +168,7 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
         offload=config.offload,
         lora_rank=config.lora_rank,
         zero=config.zero,
+        attention_kernel=config.attention_kernel,
     )
     separated = best_separated(
         model,
@@ -178,6 +181,7 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
         offload=config.offload,
         lora_rank=config.lora_rank,
         zero=config.zero,
+        attention_kernel=config.attention_kernel,
     )
     return model, colocated, separated
 
@@ -185,10 +189,11 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
 def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> str:
     """The memory of one GPU, line by line."""
     memory, tp = colocated.memory, config.tensor_parallel
-    activations = activations_gb(model, config.micro_batch_tokens)
+    activations = memory.activations
     billions = f"{model.parameters / 1e9:.1f}e9"
     state = _state(config, model, colocated.learner_gpus)
     inputs_gb = config.micro_batch_tokens * model.hidden * 2 * model.layers / GB
+    scores = " and its attention's scores" if config.attention_kernel == "eager" else ""
     return "\n".join(
         [
             f"one GPU of {config.gpu_memory_gb:g} GB, colocated (an engine and a learner rank share it):",
@@ -196,7 +201,7 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
             f"  learner state    {memory.trained_state:7.1f} GB = {state} (ZeRO-{config.zero})",
             f"  gradient bucket  {memory.buckets:7.1f} GB   what ZeRO adds up over ranks at a time",
             f"  activations      {activations:7.1f} GB   {config.micro_batch_tokens} tokens at once, checkpointed:"
-            f" layers' inputs {inputs_gb:.1f} GB, one layer's inside, a chunk of logits, gathered weights",
+            f" layers' inputs {inputs_gb:.1f} GB, one layer's inside{scores}, a chunk of logits, gathered weights",
             f"  runtime          {memory.runtime:7.1f} GB   8 %: graphs, buffers, fragmentation (assumed)",
             f"  left for KV      {memory.kv:7.1f} GB / {model.kv_bytes_per_token / 1024:g} KiB per token"
             f" ({model.layers} layers x {model.kv_heads} heads x {model.head_dim} x 2 x 2 bytes)"

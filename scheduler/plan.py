@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from rstar_ray.algorithm.state_bytes import rank_bytes, state_bytes
+from rstar_ray.algorithm.state_bytes import SCORE_BYTES, rank_bytes, scores_bytes, state_bytes
 from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import WeightWay
 from scheduler.cost import EngineCost
@@ -106,6 +106,7 @@ class Pools:
     offload: bool = False  # the optimizer's state in host memory
     lora_rank: int = 0  # of adapters that are trained in place of the weights
     zero: int = RUN.learner.zero
+    score_tokens: int = 0  # of the longest row, where attention holds its scores; 0: its kernels are fused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +195,17 @@ def activations_gb(model: ModelShape, micro_batch_tokens: int) -> float:
     return (kept + layer + gathered) / GB + logits_gb(model.vocabulary, micro_batch_tokens)
 
 
+def scores_gb(model: ModelShape, pools: Pools) -> float:
+    """Of one attention layer on the mathematical path; nothing of fused kernels."""
+    return (
+        scores_bytes(model.heads, micro_batch_tokens=pools.micro_batch_tokens, longest_tokens=pools.score_tokens) / GB
+    )
+
+
+def learner_activations_gb(model: ModelShape, pools: Pools) -> float:
+    return activations_gb(model, pools.micro_batch_tokens) + scores_gb(model, pools)
+
+
 def engine_cost(model: ModelShape, gpu: Gpu, tensor_parallel: int) -> EngineCost:
     """Decode reads the weights once a step and every context once; prefill is bound by arithmetic."""
     bandwidth = gpu.bandwidth_tb_s * 1e12 * gpu.bandwidth_share * tensor_parallel
@@ -238,6 +250,7 @@ def plan_pools(
     offload: bool = False,
     lora_rank: int = 0,
     zero: int = RUN.learner.zero,
+    attention_kernel: str = RUN.learner.attention_kernel,
 ) -> PoolPlan:
     """Memory, KV, and the times of one step. `rollouts` are generated, a share of them trained on (GRPO-RoC)."""
     pools = Pools(
@@ -249,17 +262,16 @@ def plan_pools(
         offload=offload,
         lora_rank=lora_rank,
         zero=zero,
+        score_tokens=longest_tokens(stage) if attention_kernel == "eager" else 0,
     )
     memory = engine_memory(model, gpu, pools)
     kv_tokens = kv_tokens_of(model, gpu, pools)
-    replicas = max(1, engine_gpus // tensor_parallel)
-    sample = _sample(stage)
+    replicas, sample = max(1, engine_gpus // tensor_parallel), _sample(stage)
     mean_prompt = sum(rollout.prompt_tokens for rollout in sample) / len(sample)
     mean_response = sum(rollout.response_tokens for rollout in sample) / len(sample)
-    longest = longest_tokens(stage)
     cost = engine_cost(model, gpu, tensor_parallel)
     share = rollouts / len(sample)  # the sample stands for all of them
-    shape = EngineShape(kv_tokens=max(kv_tokens, longest))
+    shape = EngineShape(kv_tokens=max(kv_tokens, longest_tokens(stage)))
     bound = lower_bound(sample, replicas=1, cost=cost, shape=shape)
     work_s, area_s = bound.work_s * share / replicas, bound.kv_area_s * share / replicas
     steps_s = cost.fixed_s * max(rollout.generated_tokens for rollout in sample)
@@ -328,7 +340,7 @@ def adapter_parameters(model: ModelShape, rank: int) -> float:
 def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools) -> Memory:
     """Of a GPU with an engine."""
     trained = trained_gb(model, pools) if pools.colocated else 0.0
-    activations = activations_gb(model, pools.micro_batch_tokens) if pools.colocated else 0.0
+    activations = learner_activations_gb(model, pools) if pools.colocated else 0.0
     buckets = buckets_gb(pools) if pools.colocated else 0.0
     weights = model.weights_gb / pools.tensor_parallel
     runtime = gpu.memory_gb * gpu.runtime_share
@@ -359,10 +371,14 @@ def lacks(model: ModelShape, gpu: Gpu, stage: Stage, pools: Pools) -> list[str]:
     if kv_tokens < longest:
         kv_gb = engine_memory(model, gpu, pools).kv
         problems.append(f"{kv_gb:.1f} GB are left for KV, {kv_tokens} tokens; one rollout may need {longest}")
-    learner_gb = trained_gb(model, pools) + buckets_gb(pools) + activations_gb(model, pools.micro_batch_tokens)
+    learner_gb = trained_gb(model, pools) + buckets_gb(pools) + learner_activations_gb(model, pools)
     runtime = gpu.memory_gb * gpu.runtime_share
     if learner_gb + runtime > gpu.memory_gb:
         problems.append(f"a learner rank needs {learner_gb:.1f} GB and {runtime:.1f} GB of runtime")
+    if (scores := scores_gb(model, pools)) and problems:
+        tokens = max(pools.micro_batch_tokens, pools.score_tokens)
+        sides = f"{model.heads} heads x {tokens} x {pools.score_tokens} tokens x {SCORE_BYTES} bytes"
+        problems[-1] += f", with {scores:.1f} GB of attention's scores ({sides})"
     return problems
 
 
@@ -396,6 +412,8 @@ def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
         tokens //= 2
     if not pools.offload:
         yield "offload", "--learner.offload (optimizer state in host memory)", gpu, replace(pools, offload=True)
+    if pools.score_tokens:
+        yield "kernel", "--learner.attention-kernel fused", gpu, replace(pools, score_tokens=0)
     if not pools.lora_rank:
         words = f"--learner.lora-rank {LORA_RANK} (adapters in place of the weights)"
         yield "lora", words, gpu, replace(pools, lora_rank=LORA_RANK)
@@ -423,6 +441,7 @@ def best_separated(
     offload: bool = False,
     lora_rank: int = 0,
     zero: int = RUN.learner.zero,
+    attention_kernel: str = RUN.learner.attention_kernel,
 ) -> PoolPlan | None:
     """The split of `gpus` into two pools with the shortest step; None where there are too few to split."""
     step = max(1, gpus // 16 // tensor_parallel) * tensor_parallel  # engines are whole
@@ -440,6 +459,7 @@ def best_separated(
             offload=offload,
             lora_rank=lora_rank,
             zero=zero,
+            attention_kernel=attention_kernel,
         )
         for engine_gpus in range(step, gpus, step)
     ]

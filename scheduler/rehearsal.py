@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rstar_ray.algorithm.state_bytes import BYTES, rank_bytes
+from rstar_ray.algorithm.state_bytes import BYTES, rank_bytes, scores_bytes
 from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import weight_way
 from scheduler.plan import GB, Gpu, ModelShape, activations_gb, adapter_parameters, plan_pools, publish_seconds
@@ -115,6 +115,10 @@ def _memory(config: RunConfig, model: ModelShape, seen: Seen) -> list[Line]:
     state = rank_bytes(model.parameters, dtype=learner.dtype, zero=learner.zero, ranks=learner.ranks)
     kept = (state.state - (state.offloaded if learner.offload else 0.0) + state.bucket) / GB
     planned = kept + activations_gb(model, learner.micro_batch_tokens)
+    if learner.attention_kernel == "eager":
+        longest = config.engine.max_context_tokens
+        scores = scores_bytes(model.heads, micro_batch_tokens=learner.micro_batch_tokens, longest_tokens=longest)
+        planned += scores / GB
     device = max((row.get("learner_device", 0) for row in held), default=0) / GB
     if learner.gpus_per_rank:
         wrong = not 0 < device < MEMORY_FACTOR * planned
@@ -147,6 +151,7 @@ def _times(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: See
             offload=config.learner.offload,
             lora_rank=config.learner.lora_rank,
             zero=config.learner.zero,
+            attention_kernel=config.learner.attention_kernel,
         )  # fmt: skip
         planned = {
             "generate": plan.generate_s, "learn": plan.learn_s, "publish": plan.publish_s, "step": plan.step_s

@@ -402,6 +402,7 @@ WAYS: dict[str, Way | Elsewhere] = {
     "learner.offload": Way(True, deepspeed),
     "learner.lora_rank": Way(4, rank),
     "learner.lora_alpha": Way(8, rank),
+    "learner.attention_kernel": Way("eager", rank),
     "learner.attention": Way("sdpa", micro_batches),
     "learner.dtype": Way("float32", deepspeed),
     "learner.micro_batch_tokens": Way(900, micro_batches),

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actors.learner import checkpoint, deepspeed_start, model_files
+from actors.learner import attention_kernels, checkpoint, deepspeed_start, model_files
 from actors.learner.adapters import add_adapters
 from actors.learner.file_writer import FileWriter
 from actors.learner.losses import PolicyLoss, SftLoss, seen_by_row
@@ -63,7 +63,10 @@ class LearnerRank:
         meeting = self._store or (master_address, master_port)
         deepspeed_start.join_ranks(settings, self.rank, self.device, meeting)
         deepspeed_start.seed_generators(settings.seed + self.rank)
-        self._start_engine(self._load(settings.model, trained=True))
+        attention_kernels.choose(settings.attention_kernel, self.device)
+        policy = self._load(settings.model, trained=True)
+        attention_kernels.refuse_unfit(settings, policy.language_model.config, self.device)
+        self._start_engine(policy)
         self.reference = None
         if settings.loss.kl_coefficient:
             self.reference = self._load(settings.reference_model).to(self.device).requires_grad_(False).eval()

@@ -26,6 +26,8 @@ class LearnerSettings:
     lora_alpha: int
     activation_checkpointing: bool
     attention: Literal["rows", "sdpa", "flash_attention_2"]  # "sdpa" pads, the others pack rows end to end
+    attention_kernel: Literal["fused", "aiter", "eager"]
+    longest_tokens: int  # of a row: prompt and response
     num_threads: int  # CPU threads of a rank
     seed: int
 
@@ -69,6 +71,8 @@ def learner_settings(config: RunConfig, model: Path) -> LearnerSettings:
         lora_alpha=learner.lora_alpha,
         activation_checkpointing=learner.activation_checkpointing,
         attention=learner.attention,
+        attention_kernel=learner.attention_kernel,
+        longest_tokens=config.engine.max_context_tokens,
         num_threads=learner.num_threads,
         seed=config.seed,
         weight_decay=optimizer.weight_decay,

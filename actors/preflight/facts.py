@@ -85,5 +85,6 @@ class NodeFacts:
     sandbox: Probe | None = None  # None: not tried
     all_reduce: Probe | None = None
     ipc: Probe | None = None
+    attention: Probe | None = None
     run_dir: Folder | None = None
     model: Folder | None = None

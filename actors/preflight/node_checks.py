@@ -166,6 +166,14 @@ def ipc(facts: NodeFacts, asked: Asked) -> Finding:
     return _tried("IPC", facts, probe, mend)
 
 
+def attention(facts: NodeFacts, asked: Asked) -> Finding:
+    """Whether the learner has more than the mathematical path, which holds a score for every pair of tokens."""
+    if facts.accelerator == "cpu":
+        return _not_here("attention", facts, "no GPU")
+    mend = "take vLLM's own image; 40 heads x 16384 x 16384 scores are 129 GB (--learner.attention-kernel eager)"
+    return _tried("attention", facts, facts.attention, mend)
+
+
 def disk(facts: NodeFacts, asked: Asked) -> Finding:
     """Room for checkpoints where they are written."""
     folder, model = facts.run_dir, facts.model
@@ -221,5 +229,6 @@ CHECKS: tuple[Check, ...] = (
     sandbox,
     all_reduce,
     ipc,
+    attention,
     disk,
 )

@@ -48,9 +48,20 @@ def read_facts(asked: Asked, node: str) -> NodeFacts:
         sandbox=_try_sandbox(asked.level) if asked.probe else None,
         all_reduce=all_reduce,
         ipc=ipc,
+        attention=_try_attention() if asked.probe and kind != "cpu" else None,
         run_dir=look_at_run_dir(Path(asked.run_dir), asked.mark) if asked.run_dir else None,
         model=look_at_model(Path(asked.model)) if asked.model else None,
     )
+
+
+def _try_attention() -> Probe:
+    """Qwen3's heads in bfloat16, by fused kernels alone."""
+    import torch
+
+    from actors.learner.attention_kernels import tried
+
+    said = tried(40, 8, 128, torch.bfloat16, torch.device("cuda"))
+    return Probe(worked=not said, said=said or "a fused kernel takes 40 heads of 128 in bfloat16")
 
 
 def count_gpus(kind: Accelerator, devices: Path = Path("/dev")) -> int:

@@ -134,6 +134,10 @@ class LearnerConfig:
     """LoRA's strength: an adapter counts alpha / rank times"""
     attention: Literal["rows", "sdpa", "flash_attention_2"] = "rows"
     """rows and flash_attention_2 pack the rows of a micro batch end to end; sdpa pads them"""
+    attention_kernel: MayChange[Literal["fused", "aiter", "eager"]] = "fused"
+    """what PyTorch computes attention by (rows and sdpa): fused, flash and memory-efficient kernels, refused on a GPU
+    that has none of them; aiter, ROCm's CK kernels in place of AOTriton's; eager, the mathematical path, which holds
+    a score for every head and pair of tokens"""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """precision of the forward pass; master weights are float32"""
     micro_batch_tokens: MayChange[int] = 32_768

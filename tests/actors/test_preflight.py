@@ -39,6 +39,7 @@ MI300X = NodeFacts(
     sandbox=GOOD,
     all_reduce=GOOD,
     ipc=GOOD,
+    attention=GOOD,
 )
 LAPTOP = NodeFacts(
     node="laptop",
@@ -86,6 +87,12 @@ def test_on_a_cpu_only_what_applies_is_judged():
         (changed(locked_memory=65_536), "locked memory", "65536 bytes may be pinned", "memlock=-1"),
         (changed(sandbox=Probe(worked=False, said="EPERM")), "sandbox", "EPERM", "seccomp=unconfined"),
         (changed(all_reduce=Probe(worked=False, said="hung")), "all-reduce", "hung", "NCCL_DEBUG=INFO"),
+        (
+            changed(attention=Probe(worked=False, said="No available kernel")),
+            "attention",
+            "No available kernel",
+            "16384 x 16384 scores are 129 GB",
+        ),
         (changed(ipc=Probe(worked=False, said="bad handle")), "IPC", "bad handle", "every process must see every GPU"),
     ],
 )
@@ -184,7 +191,7 @@ def test_the_table_has_a_row_for_each_different_thing_and_the_mend_below_it():
 
 def test_every_check_runs_and_is_named_once():
     names = [finding.check for finding in check_node(MI300X, Asked())]
-    assert len(names) == len(set(names)) == len(node_checks.CHECKS) == 12
+    assert len(names) == len(set(names)) == len(node_checks.CHECKS) == 13
 
 
 def test_device_files_and_driver_are_read(tmp_path: Path):

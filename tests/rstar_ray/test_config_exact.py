@@ -46,7 +46,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "balancer.": {"rule": "expected_kv", "risk": 0, "preemption_steps": 0, "idle_share": 0},
     "learner.": {
         "ranks": 1, "gpus_per_rank": 0.0, "own_gpus": False, "cpus_per_rank": 1.0, "zero": 3, "offload": False,
-        "lora_rank": 0, "lora_alpha": 32, "attention": "rows", "dtype": "bfloat16", "micro_batch_tokens": 32_768,
+        "lora_rank": 0, "lora_alpha": 32, "attention": "rows", "attention_kernel": "fused",
+        "dtype": "bfloat16", "micro_batch_tokens": 32_768,
         "max_padding": 0.05,
         "pass_tokens": 1_024, "logprob_chunk_tokens": 4_096, "activation_checkpointing": True, "num_threads": 1,
         "bucket_mb": 256, "weights_by": "auto",

@@ -24,6 +24,7 @@ from scheduler.plan import (
     publish_seconds,
     read_model,
     remedies,
+    scores_gb,
     trained_gb,
     way_of,
 )
@@ -56,6 +57,22 @@ def test_a_gpu_is_an_mi300x_unless_said_otherwise():
     assert (gpu.bandwidth_share, gpu.prefill_share, gpu.train_share) == (0.7, 0.4, 0.35)
     assert (gpu.runtime_share, gpu.gather_gb_s, gpu.move_gb_s, gpu.load_gb_s) == (0.08, 1.4, 1.1, 10.0)
     assert (gpu.collective_gb_s, gpu.device_load_gb_s) == (40.0, 100.0)
+
+
+def test_the_mathematical_path_of_attention_holds_a_score_for_every_head_and_pair_and_is_refused_with_that():
+    assert scores_gb(MODEL, pools()) == 0.0
+    eager = pools(score_tokens=4_000)
+    assert scores_gb(MODEL, eager) == pytest.approx(12 * 10 * 5_000 * 4_000 / 1e9)
+    less = engine_memory(MODEL, GPU, pools()).kv - engine_memory(MODEL, GPU, eager).kv
+    assert less == pytest.approx(scores_gb(MODEL, eager))
+    long = pools(score_tokens=22_048)
+    said = "GB of attention's scores (10 heads x 22048 x 22048 tokens x 12 bytes)"
+    assert said in lacks(MODEL, GPU, STAGE, long)[-1]
+    assert "--learner.attention-kernel fused" in remedies(MODEL, GPU, STAGE, long)
+    held = {kernel: plan(attention_kernel=kernel).memory.activations for kernel in ("fused", "aiter", "eager")}
+    longest = longest_tokens(STAGE)
+    assert held["fused"] == held["aiter"]
+    assert held["eager"] - held["fused"] == pytest.approx(12 * 10 * max(5_000, longest) * longest / 1e9)
 
 
 def test_a_rank_beside_every_engine_hands_weights_over_and_moves_nothing():
@@ -154,10 +171,10 @@ def test_the_least_change_of_each_kind_is_offered():
     assert pairs and len(pairs) <= 3 and all(" and " in pair for pair in pairs)
 
 
-def plan(*, colocated: bool = True, rollouts: int = 1_000, engine_gpus: int = 8, learner_gpus: int = 4):
+def plan(*, colocated: bool = True, rollouts: int = 1_000, engine_gpus: int = 8, learner_gpus: int = 4, **more: Any):
     return plan_pools(
         MODEL, GPU, stage=STAGE, engine_gpus=engine_gpus, learner_gpus=learner_gpus, colocated=colocated,
-        tensor_parallel=2, micro_batch_tokens=5_000, rollouts=rollouts,
+        tensor_parallel=2, micro_batch_tokens=5_000, rollouts=rollouts, **more,
     )  # fmt: skip
 
 
