@@ -1,5 +1,7 @@
 """A recipe that answers over HTTP: the address it listens on, or why it cannot."""
 
+import asyncio
+import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -31,3 +33,18 @@ async def listening(app: web.Application, host: str, port: int, *, cancels: bool
         yield f"http://[{found}]:{number}" if ":" in found else f"http://{found}:{number}"
     finally:
         await runner.cleanup()
+
+
+async def until_interrupted() -> None:
+    """Until the first Ctrl-C or SIGTERM; also where whoever started the process had it ignore Ctrl-C, as shells do with
+    what they start in the background.
+    """
+    interrupted, loop = asyncio.Event(), asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, interrupted.set)
+    try:
+        await interrupted.wait()
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -19,7 +19,7 @@ from typing import Any, cast
 from aiohttp import web
 
 from recipes.ending import status_of
-from recipes.listen import listening, refuse_port
+from recipes.listen import listening, refuse_port, until_interrupted
 from recipes.talker import TalkConfig, Talker, own_talker
 from rstar_ray.agent.talk import Heard
 from rstar_ray.data.conversation import RowError, conversation
@@ -280,7 +280,7 @@ async def serve(options: ServeOptions) -> None:
             print(f"{address}/v1 serves {options.model}", flush=True)
             if not options.token:
                 print(f"Authorization: Bearer {token}", flush=True)
-            await asyncio.Event().wait()
+            await until_interrupted()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

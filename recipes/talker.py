@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import aiohttp
+from aiohttp.http import HttpProcessingError
 
 from actors.generation.vllm_calls import VllmCalls
 from recipes.model import model_context_tokens
@@ -200,8 +201,8 @@ class ServerTalker:
             try:
                 async for heard in self._turn([*messages, *said], turn, max_tokens or self.config.max_tokens, chosen):
                     yield heard
-            except (aiohttp.ClientError, TimeoutError) as failed:
-                raise RStarError(f"{self.url} failed: {type(failed).__name__} {failed}") from failed
+            except (aiohttp.ClientError, HttpProcessingError, TimeoutError) as failed:
+                raise RStarError(f"{self.url} failed: {type(failed).__name__} {_line(str(failed))}") from failed
             num_tokens += turn.num_tokens
             said.append(turn.message())
             if not turn.calls:
@@ -230,15 +231,28 @@ class ServerTalker:
         }
         async with self.session.post(f"{self.url}/chat/completions", json=asked) as response:
             if response.status != 200:
-                raise RStarError(f"{self.url} answered {response.status}: {(await response.text())[:200]}")
+                raise RStarError(
+                    f"{self.url} answered {response.status}: {_line(await response.text(errors='replace'))}"
+                )
             async for line in response.content:
                 data = line.decode("utf-8", "replace").removeprefix("data:").strip()
                 if not line.startswith(b"data:") or data == "[DONE]":
                     continue
-                for kind, text in turn.take(_event(data, self.url)):
+                event = _event(data, self.url)
+                try:
+                    shown = turn.take(event)
+                except (TypeError, ValueError, AttributeError) as other:
+                    raise RStarError(f"{self.url} sent what is no part of an answer: {_line(data)}") from other
+                for kind, text in shown:
                     yield Heard(kind=kind, text=text)
+            if not turn.num_events:
+                raise RStarError(f"{self.url} streams no answer: it sent {response.content_type}, and no event")
             for kind, text in turn.rest():
                 yield Heard(kind=kind, text=text)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:200]
 
 
 def _event(data: str, url: str) -> dict[str, Any]:
@@ -246,8 +260,10 @@ def _event(data: str, url: str) -> dict[str, Any]:
         event = json.loads(data)
     except ValueError as error:
         raise RStarError(f"{url} sent what is no JSON: {data[:100]!r}") from error
-    if not isinstance(event, dict) or "error" in event:
-        raise RStarError(f"{url} failed: {data[:200]}")
+    except RecursionError:
+        raise RStarError(f"{url} sent what is nested too deeply: {data[:100]!r}") from None
+    if not isinstance(event, dict) or cast(dict[str, Any], event).get("error"):
+        raise RStarError(f"{url} failed: {_line(data)}")
     return cast(dict[str, Any], event)
 
 
@@ -263,10 +279,12 @@ class _Turn:
         self.calls: dict[int, dict[str, Any]] = {}
         self.finish = ""
         self.num_tokens = 0
+        self.num_events = 0
 
     def take(self, event: Mapping[str, Any]) -> list[tuple[Any, str]]:
         """What can be shown of an event."""
         shown: list[tuple[Any, str]] = []
+        self.num_events += 1
         for choice in event.get("choices") or []:
             delta: dict[str, Any] = choice.get("delta") or {}
             thought = delta.get("reasoning_content") or delta.get("reasoning")
@@ -304,6 +322,13 @@ def _call(call: Mapping[str, Any], tools: Sequence[ToolSpec]) -> ToolCall:
     return parse_tool_calls(written, tools={tool.name: tool for tool in tools})[0]
 
 
+def _first_model(listed: Any) -> str:
+    """Empty where the list names none."""
+    models: Any = cast(dict[str, Any], listed).get("data") if isinstance(listed, dict) else None
+    first: Any = cast(list[Any], models)[0] if isinstance(models, list) and models else None
+    return str(cast(dict[str, Any], first).get("id") or "") if isinstance(first, dict) else ""
+
+
 @asynccontextmanager
 async def server_talker(url: str, token: str, config: TalkConfig) -> AsyncGenerator[ServerTalker, None]:
     """The first model that the server names; raises `ConfigError` where it does not answer as such a server does."""
@@ -322,9 +347,9 @@ async def server_talker(url: str, token: str, config: TalkConfig) -> AsyncGenera
             raise ConfigError(
                 "--server", f"{url} does not answer ({failed})", "start it, or mind the address"
             ) from failed
-        models = cast(dict[str, Any], listed).get("data") if isinstance(listed, dict) else None
-        if not models:
+        name = _first_model(listed)
+        if not name:
             raise ConfigError("--server", f"{url}/models names no model", "give the address of an OpenAI-like server")
         specs = specs_of(config.tools, config.own_folder, config.chat.tool_name)
         async with talk_tools(specs, config.tools, config.own_folder) as tools:
-            yield ServerTalker(session=session, url=url, model=str(models[0]["id"]), tools=tools, config=config)
+            yield ServerTalker(session=session, url=url, model=name, tools=tools, config=config)

@@ -21,7 +21,7 @@ import tyro
 from aiohttp import web
 
 from recipes.ending import status_of
-from recipes.listen import listening, refuse_port
+from recipes.listen import listening, refuse_port, until_interrupted
 from rstar_ray.errors import ConfigError
 from rstar_ray.report.live import LiveRun
 from rstar_ray.report.page import whole_page
@@ -130,7 +130,7 @@ async def watch(options: WatchOptions) -> None:
     run, token = LiveRun(options.run), options.token or secrets.token_urlsafe(24)
     async with listening(Watcher(run, options, token).app(), options.host, options.port) as address:
         print(f"{address}/#token={token} shows {options.run}", flush=True)
-        await asyncio.Event().wait()
+        await until_interrupted()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

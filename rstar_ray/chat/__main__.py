@@ -16,6 +16,7 @@ import tyro
 
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.model_folder import GENERATION, load_chat
+from rstar_ray.chat.render import CALL_ID
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig
 from rstar_ray.data.conversation import Conversation, RowError
@@ -69,7 +70,7 @@ def described(chat: TokenizerChat, folder: Path) -> Iterator[str]:
     yield f"thinks            {_thinks(chat)}"
     rows: Sequence[Row] = []
     try:
-        rows = render(chat, example())
+        rows = render(chat, example(thinks=profile.thinks != "off"))
     except RowError as refused:
         yield f"note: SFT leaves conversations such as this out: {refused}; give --chat.template"
     for note in notes(chat, folder, rows):
@@ -96,6 +97,7 @@ def _thinks(chat: TokenizerChat) -> str:
 def notes(chat: TokenizerChat, folder: Path, rows: Sequence[Row]) -> Iterator[str]:
     """What does not fit together although one can go on, and what to do."""
     profile, tokenizer = chat.profile, chat.tokenizer
+    asked = chat.decode(chat.prompt_ids(Problem(id="", problem="x", answer="")))
     end = profile.answer_end.strip()
     if tokenizer.eos_token != end:
         yield f"the tokenizer ends texts with {tokenizer.eos_token!r}, the template turns with {end!r}: both stop here"
@@ -109,21 +111,27 @@ def notes(chat: TokenizerChat, folder: Path, rows: Sequence[Row]) -> Iterator[st
         yield f"calls are read by vLLM's parser {parser!r}, which a run looks for, and not this command"
     if not profile.template.shows_tools:
         yield "the template passes over tools: they are described in the system text, or give --chat.template"
+    if profile.template.wants_ids:
+        yield f"the template wants ids: every call and its result have {CALL_ID!r}, whatever id the model writes"
+    bos = tokenizer.bos_token
+    if bos and tokenizer("x")["input_ids"][:1] == [tokenizer.bos_token_id] and not asked.startswith(bos):
+        yield f"the tokenizer begins texts with {bos!r}, the template does not: prompts begin without it"
     if len(rows) > 1:
         yield "the template rewrites earlier turns: SFT makes several rows of a conversation, each turn trained on once"
 
 
-def example() -> Conversation:
+def example(*, thinks: bool = True) -> Conversation:
     """A question with a call and its result, and another."""
+    first, last = ({"reasoning_content": text} if thinks else {} for text in ("I compute it.", "That is it."))
     call = {"type": "function", "function": {"name": "python", "arguments": {"code": "print(17 + 5)"}}}
     return Conversation(
         name="example",
         tools=[PYTHON_TOOL.told()],
         messages=[
             {"role": "user", "content": "What is 17 + 5?"},
-            {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "I compute it."},
+            {"role": "assistant", "content": "", "tool_calls": [call], **first},
             {"role": "tool", "content": "22"},
-            {"role": "assistant", "content": "<answer>\\boxed{22}</answer>", "reasoning_content": "That is it."},
+            {"role": "assistant", "content": "<answer>\\boxed{22}</answer>", **last},
             {"role": "user", "content": "Thank you."},
             {"role": "assistant", "content": "Gladly."},
         ],

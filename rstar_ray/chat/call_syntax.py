@@ -330,7 +330,8 @@ def _json_values(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Mistral:
-    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}` of later releases."""
+    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}` of later releases, some
+    of which have `[CALL_ID]...` before the arguments."""
 
     name: str = "mistral"
     typed: bool = True
@@ -347,7 +348,7 @@ class Mistral:
     def _calls(self, part: str) -> Sequence[WrittenCall]:
         name, args, arguments = part.partition("[ARGS]")
         if args:
-            return [WrittenCall(name.strip(), _json_object(_json(arguments), "arguments"))]
+            return [WrittenCall(name.partition("[CALL_ID]")[0].strip(), _json_object(_json(arguments), "arguments"))]
         listed = _json(part)
         if not isinstance(listed, list):
             raise _Unreadable("no JSON list after [TOOL_CALLS]")

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 from rstar_ray.chat.call_syntax import CallSyntax
 from rstar_ray.chat.instructions import instructions
-from rstar_ray.chat.resolve import ChatChoices, resolve
+from rstar_ray.chat.resolve import ChatChoices, for_tools, resolve
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError
@@ -44,7 +44,8 @@ def load_chat(
     tools = [python_tool(config.tool_name) if tool.runs == "python" else tool for tool in tools]
     tokenizer = load_tokenizer(folder)
     _refuse_other_vocabulary(tokenizer, folder)
-    profile = resolve(tokenizer, _generation(tokenizer, folder), choices(config))
+    found = resolve(tokenizer, _generation(tokenizer, folder), choices(config))
+    profile = for_tools(found, [tool.name for tool in tools])
     system = config.system if config.system != "none" else ""
     if not config.system and instruct:
         system = instructions(tools)

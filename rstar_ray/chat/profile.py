@@ -50,6 +50,7 @@ class TemplateFacts:
     has_tool_role: bool  # otherwise results come in a user's message
     arguments_as_text: bool  # it wants a call's arguments as JSON text, not as an object
     keeps_thoughts: bool  # it writes `reasoning_content`
+    wants_ids: bool = False  # it refuses calls and results without an id, as Mistral's do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ Call one like this:
 {example}"""
 RESULT_TEXT = "<tool_response>\n{}\n</tool_response>"
 RESULT_SEPARATOR = "\n"
+CALL_ID = "call00001"
+"""Of every call and its result, for templates that want one: nine letters and digits, as Mistral's ask for."""
 
 
 class Renderer:
@@ -55,7 +57,7 @@ class Renderer:
 
     def _written(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[Message]:
         facts = self._facts
-        adapted = [self._message(message) for message in messages]
+        adapted = [self._message(message) for message in _with_names(messages)]
         if not facts.has_tool_role:
             adapted = _results_as_users(adapted)
         if tools and not facts.shows_tools:
@@ -63,6 +65,8 @@ class Renderer:
         return adapted if facts.has_system else _system_into_first_user(adapted)
 
     def _message(self, message: Message) -> Message:
+        if message["role"] == "tool" and self._facts.wants_ids:
+            return {**message, "tool_call_id": CALL_ID}
         if message["role"] != "assistant":
             return message
         fields = dict(message)
@@ -78,6 +82,8 @@ class Renderer:
             fields["content"] = "\n".join([*([fields["content"]] if fields["content"] else []), *written])
         elif self._facts.arguments_as_text:
             fields["tool_calls"] = [_with_text_arguments(call) for call in calls]
+        if self._facts.wants_ids and "tool_calls" in fields:
+            fields["tool_calls"] = [{**call, "id": CALL_ID} for call in fields["tool_calls"]]
         return fields
 
     def _tools_text(self, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -86,6 +92,19 @@ class Renderer:
         example = self._syntax.write("name_of_the_function", {named[0]: "..."})
         schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         return TOOLS_TEXT.format(schemas=schemas, example=example)
+
+
+def _with_names(messages: Sequence[Message]) -> list[Message]:
+    """Each result with the name of the tool that was called for it, which some templates write."""
+    named: list[Message] = []
+    called: list[str] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            called = [call["function"]["name"] for call in message.get("tool_calls") or ()]
+        elif message["role"] == "tool" and called:
+            message = {"name": called.pop(0), **message}
+        named.append(message)
+    return named
 
 
 def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,11 @@ from rstar_ray.chat.render import Message, Renderer
 from rstar_ray.errors import ConfigError
 
 USER, SAID, RESULT, SECOND = "\u2402user\u2403", "\u2402said\u2403", "\u2402result\u2403", "\u2402second\u2403"
+PROBE_NAME = "probe_tool"
 PROBE_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
-        "name": "probe_tool",
+        "name": PROBE_NAME,
         "description": "looks",
         "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
     },
@@ -30,6 +31,12 @@ KNOWS_ALL = TemplateFacts(
     has_tool_role=True,
     arguments_as_text=False,
     keeps_thoughts=True,
+)
+_CALLS_MAY_WANT: tuple[dict[str, bool], ...] = (
+    {},
+    {"arguments_as_text": True},
+    {"wants_ids": True},
+    {"wants_ids": True, "arguments_as_text": True},
 )
 
 
@@ -55,6 +62,37 @@ def resolve(tokenizer: Any, generation: Mapping[str, Any], choices: ChatChoices)
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError("--chat.template", "the tokenizer has no chat template", "give one, a file in jinja")
     return _Probe(tokenizer, generation, choices).profile()
+
+
+VLLM_PARSERS = {
+    "<|tool_call_start|>[": "lfm2",
+    "<|tool_call>call:": "gemma4",
+    "<|channel|>commentary": "openai",
+    "<|tool_calls_section_begin|>": "kimi_k2",
+    "<atem:function_calls>": "muse_glimmer",
+    "<seed:tool_call>": "seed_oss",
+    "<minimax:tool_call>": "minimax_m2",
+    "functools[": "phi4_mini_json",
+    "<|action_start|>": "internlm",
+    "<tool_calls>": "hunyuan_a13b",
+}
+"""Of some families whose calls are not read here: what their calls begin with, and vLLM's parser of them."""
+
+
+def for_tools(profile: ChatProfile, names: Sequence[str]) -> ChatProfile:
+    """The profile with these tools; raises `ConfigError` where the template writes the name of the tool into each of
+    its results, and there are several.
+    """
+    frame = profile.tool_frame
+    if PROBE_NAME not in frame.head + frame.tail + profile.tool_separator or not names:
+        return profile
+    if len(names) > 1:
+        mend = "use one tool, or give a template that does not"
+        raise ConfigError("--chat.template", f"it names the tool in each result, and {len(names)} are in use", mend)
+    head, tail, separator = (
+        text.replace(PROBE_NAME, names[0]) for text in (frame.head, frame.tail, profile.tool_separator)
+    )
+    return replace(profile, tool_frame=replace(frame, head=head, tail=tail), tool_separator=separator)
 
 
 def thinking_switches(thinking: str) -> dict[str, bool]:
@@ -133,12 +171,22 @@ class _Probe:
             raise ConfigError("--chat.template", "it leaves out what the user says", "give another")
         if opened.count(USER) > 1:
             raise ConfigError("--chat.template", "it writes what the user says more than once", "give another")
-        opening = opened[_shared(closed, opened) :]
-        if not opening:
+        opening = opened[self._whole(opened, _shared(closed, opened)) :]
+        if not opening and not self._opened_by_the_question(closed):
             raise ConfigError(
                 "--chat.template", "it writes nothing for `add_generation_prompt`", "let it open the assistant's turn"
             )
         return opening
+
+    def _opened_by_the_question(self, closed: str) -> bool:
+        """Whether the assistant's words follow at once, as behind `[/INST]`."""
+        head, found, _ = self._rendered(_user(), _said(SAID), facts=self._facts).partition(SAID)
+        return bool(found) and head.rstrip() == closed.rstrip()
+
+    def _whole(self, text: str, position: int) -> int:
+        """`position`, or where the token begins that it would cut."""
+        ends = ((text.rfind(token, 0, position + len(token) - 1), len(token)) for token in self._added)
+        return min((at for at, length in ends if 0 <= at < position < at + length), default=position)
 
     def _has_thinking_switch(self) -> bool:
         def shown(thinking: str) -> str:
@@ -175,7 +223,7 @@ class _Probe:
         facts = KNOWS_ALL
         if "\u2402system\u2403" not in self._rendered(_system("\u2402system\u2403"), _user(), facts=facts):
             facts = replace(facts, has_system=False)
-        if "probe_tool" not in self._rendered(_user(), facts=facts, tools=True):
+        if PROBE_NAME not in self._rendered(_user(), facts=facts, tools=True):
             facts = replace(facts, shows_tools=False)
         thinking = {**_said("so"), "reasoning_content": SAID}
         if SAID not in self._rendered(_user(), thinking, facts=facts):
@@ -188,14 +236,16 @@ class _Probe:
         return facts
 
     def _find_call_facts(self, facts: TemplateFacts) -> TemplateFacts:
-        """How calls reach the text: as objects, with their arguments as text, or only as the assistant's own words."""
-        as_text, not_at_all = replace(facts, arguments_as_text=True), replace(facts, writes_calls=False)
-        for candidate in (facts, as_text):
-            if "probe_tool" in self._rendered(_user(), _calling(), _result(RESULT), facts=candidate):
+        """How calls reach the text: as objects, with arguments as text, with an id, or as the assistant's words."""
+        for asked in _CALLS_MAY_WANT:
+            candidate = replace(facts, **asked)
+            if PROBE_NAME in self._rendered(_user(), _calling(), _result(RESULT), facts=candidate):
                 return candidate
-            if "probe_tool" in self._rendered(_user(), _calling(), facts=candidate):
+            if PROBE_NAME in self._rendered(_user(), _calling(), facts=candidate) and not self._rendered(
+                _user(), _calling(), _result(RESULT), facts=replace(candidate, wants_ids=True)
+            ):
                 return candidate
-        return not_at_all
+        return replace(facts, writes_calls=False)
 
     def _find_syntax(self, answer_end: str) -> str:
         """The one that reads back what the template writes, or the one asked for."""
@@ -212,19 +262,24 @@ class _Probe:
         if not self._facts.writes_calls:
             return HERMES.name
         rendered = self._rendered(_user(), _calling(), facts=self._facts)
+        if PROBE_NAME not in rendered:  # only once it has its result
+            rendered = self._rendered(_user(), _calling(), _result(RESULT), facts=self._facts)
         said = rendered.split(USER, 1)[-1]
         said = said[: said.rfind(answer_end)] if answer_end in said else said
         for syntax in SYNTAXES.values():
             for begin in range(len(said)):
-                if syntax.read(said[begin:])[:1] == [WrittenCall("probe_tool", PROBE_ARGUMENTS)]:
+                if syntax.read(said[begin:])[:1] == [WrittenCall(PROBE_NAME, PROBE_ARGUMENTS)]:
                     self._syntax = syntax
                     return syntax.name
                 if hasattr(syntax, "opens"):
                     break  # its marker is found wherever it stands
+        said = rendered.split(USER, 1)[-1]
+        known = next((name for begins, name in VLLM_PARSERS.items() if begins in said), "")
+        mend = f"give one: {', '.join(SYNTAXES)}, or vllm:<the name of one of vLLM's tool parsers>"
         raise ConfigError(
             "--chat.parser",
-            f"no parser reads the calls that this template writes ({_excerpt(said, 'probe_tool')!r})",
-            f"give one: {', '.join(SYNTAXES)}, or vllm:<the name of one of vLLM's tool parsers>",
+            f"no parser reads the calls that this template writes ({_excerpt(said, PROBE_NAME)!r})",
+            f"vLLM has one: vllm:{known}" if known else mend,
         )
 
     # -- how a turn ends ----------------------------------------------------------------------------------------------
@@ -341,9 +396,9 @@ def _said(text: str) -> dict[str, Any]:
 
 
 def _calling() -> dict[str, Any]:
-    call = {"type": "function", "function": {"name": "probe_tool", "arguments": PROBE_ARGUMENTS}}
+    call = {"type": "function", "function": {"name": PROBE_NAME, "arguments": PROBE_ARGUMENTS}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 def _result(text: str) -> dict[str, Any]:
-    return {"role": "tool", "content": text, "name": "probe_tool"}
+    return {"role": "tool", "content": text, "name": PROBE_NAME}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax, Marked
+from rstar_ray.chat.encoding import Encoder
 from rstar_ray.chat.instructions import instructions
 from rstar_ray.chat.profile import ChatProfile, Frame
 from rstar_ray.chat.render import Renderer
@@ -19,6 +20,8 @@ from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.trajectory import Problem, ToolCall, ToolResult
 
 _MARK = "\u2402rstar\u2403"
+_WORDS = "words"
+"""Stands for what somebody said: whatever it is, it is no control token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +71,13 @@ class TokenizerChat:
         self.renderer = Renderer(
             tokenizer, profile.template, self._syntax, profile.thought, switches=thinking_switches(thinking)
         )
-        self._prompt = self._prompt_frame()
-        self._prompt_head, self._prompt_tail = map(self._encode, (self._prompt.head, self._prompt.tail))
-        frame = profile.tool_frame
-        self._answer_head, self._answer_tail = map(self._encode, (frame.head, frame.tail))
-        self._answer_separator = self._encode(profile.tool_separator)
+        self.encoder = Encoder(tokenizer)
+        self._prompt, frame = self._prompt_frame(), profile.tool_frame
+        encode = self.encoder.encode
+        self._prompt_head, self._prompt_tail = encode(self._prompt.head), encode(self._prompt.tail, after=_WORDS)
+        self._answer_head = encode(frame.head, after=profile.call_end)
+        self._answer_tail = encode(frame.tail, after=_WORDS)
+        self._answer_separator = encode(profile.tool_separator, after=_WORDS)
         control = [re.escape(str(token)) for token in tokenizer.added_tokens_decoder.values() if token.special]
         self.control_tokens = re.compile("|".join(control) or r"(?!)")  # whatever they spell, foreign words hold none
         self._thinks_after_tools = frame.tail.rstrip().endswith(profile.thought.opens)
@@ -85,22 +90,24 @@ class TokenizerChat:
         """The rendered problem up to where the policy begins, shape [P]."""
         return [
             *self._prompt_head,
-            *self._encode_plain(self._prompt.words(self._before + problem.problem)),
+            *self._words(self._prompt.words(self._before + problem.problem), after=self._prompt.head),
             *self._prompt_tail,
         ]
 
     def tool_answer_ids(self, results: Sequence[ToolResult]) -> list[int]:
         """All answers of one turn, up to where the policy goes on."""
-        ids = list(self._answer_head)
+        ids, frame = list(self._answer_head), self.profile.tool_frame
         for position, result in enumerate(results):
             ids += self._answer_separator if position else []
-            ids += self._encode_plain(self.profile.tool_frame.words(result.text))
+            before = (self.profile.tool_separator if position else frame.head) or self.profile.call_end
+            ids += self._words(frame.words(result.text), after=before)
         return ids + self._answer_tail
 
     def user_answer_ids(self, text: str) -> list[int]:
         """What the other side says to a turn, up to where the policy goes on."""
         head, tail = self._user_frame()
-        return [*self._encode(head), *self._encode_plain(text), *self._encode(tail)]
+        opened = self.encoder.encode(head, after=self.profile.answer_end)
+        return [*opened, *self._words(text, after=head), *self.encoder.encode(tail, after=_WORDS)]
 
     def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading:
         """One completion as text, as what of it was said, and its calls."""
@@ -132,9 +139,13 @@ class TokenizerChat:
             text = self.renderer.render(marked, self._told, opens=True)
         except Exception as error:  # a template may raise anything
             raise ValueError(f"the chat template refuses this conversation: {error}") from error
+        parts = re.split(f"({'|'.join(map(re.escape, spelled))})", text) if spelled else [text]
         ids: list[int] = []
-        for part in re.split(f"({'|'.join(map(re.escape, spelled))})", text) if spelled else [text]:
-            ids += self._encode_plain(spelled[part]) if part in spelled else self._encode(part)
+        before = ""
+        for part in parts:
+            words = spelled.get(part)
+            ids += self.encoder.encode(part, after=before) if words is None else self._words(words, after=before)
+            before = (part if words is None else _WORDS) or before
         return ids
 
     def as_content(self, reading: Reading, *, after_tools: bool) -> str:
@@ -173,12 +184,9 @@ class TokenizerChat:
         _, between, tail = rendered.split(_MARK)
         return between.partition(self.profile.answer_end)[2], tail
 
-    def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
-
-    def _encode_plain(self, text: str) -> list[int]:
+    def _words(self, text: str, *, after: str) -> list[int]:
         """Foreign text: whatever it spells, it never becomes a control token."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        return self.encoder.encode(text, after=after, plain=True)
 
 
 def chat_of(

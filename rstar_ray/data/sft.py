@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rstar_ray.algorithm.update import SftExample
+from rstar_ray.chat.encoding import Encoder
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.data.conversation import Conversation, RowError
 
@@ -62,7 +63,7 @@ def encode(
             rendered.append((one.name, render(chat, one)))
         except RowError as error:
             problems.append(RowProblem(one.name, str(error)))
-    tokenized = iter(_tokenized(chat.tokenizer, [piece for _, rows in rendered for row in rows for piece in row]))
+    tokenized = iter(_tokenized(chat.encoder, [row for _, rows in rendered for row in rows]))
     examples: list[SftExample] = []
     for name, rows in rendered:
         made = [_example(name, row, [next(tokenized) for _ in row]) for row in rows]
@@ -128,6 +129,10 @@ class _Renderer:
     def _said(self, position: int, before: str) -> tuple[str, str]:
         """(what the policy would have sampled, what the template writes of it)."""
         number, message = position + 1, self._messages[position]
+        if self._profile.thinks == "off" and message.get("reasoning_content"):
+            raise RowError(
+                f"message {number} thinks, where the prompt closes the thought (--chat.thinking on opens it)"
+            )
         self._refuse_spelled_end(message, number)
         after = self._rendered(number, opens=False)
         prefill = self._profile.prefill
@@ -135,9 +140,23 @@ class _Renderer:
             written = after[len(before) :]
         elif prefill and before.endswith(prefill) and after.startswith(before.removesuffix(prefill)):
             return self._with_thought(message, after[len(before) - len(prefill) :]), ""
+        elif (apart := self._without_system(number)) is not None:
+            written = apart
         else:
             raise RowError(f"the chat template changes earlier text when message {number} comes")
         return self._ended(message, written)
+
+    def _without_system(self, number: int) -> str | None:
+        """What is written of a turn where there is no system text: Mistral's templates move it as the talk goes on."""
+        if self._messages[0]["role"] != "system" or number < 3:
+            return None
+        talk = self._messages[1:]
+        try:
+            before = self._rendered(number - 2, opens=True, messages=talk)
+            after = self._rendered(number - 1, opens=False, messages=talk)
+        except RowError:
+            return None
+        return after[len(before) :] if after.startswith(before) else None
 
     def _ended(self, message: Mapping[str, Any], written: str) -> tuple[str, str]:
         """Up to the token that ends the turn, which templates may leave to whatever follows."""
@@ -209,17 +228,16 @@ def _mark(position: int) -> str:
     return f"\u2402rstar {position}\u2403"
 
 
-def _tokenized(tokenizer: Any, pieces: Sequence[Piece]) -> list[list[int]]:
-    """The tokens of every piece; control tokens only where the piece is not foreign."""
+def _tokenized(encoder: Encoder, rows: Sequence[Row]) -> list[list[int]]:
+    """The tokens of every piece of all rows; control tokens only where the piece is not foreign."""
+    pieces = [piece for row in rows for piece in row]
+    before = [before for row in rows for before in ["", *("words" if one.foreign else one.text for one in row[:-1])]]
     ids: list[list[int]] = [[] for _ in pieces]
     for foreign in (False, True):
         places = [place for place, piece in enumerate(pieces) if piece.foreign is foreign]
-        if not places:
-            continue
-        texts = [pieces[place].text for place in places]
-        encoded = tokenizer(texts, add_special_tokens=False, split_special_tokens=foreign, return_attention_mask=False)[
-            "input_ids"
-        ]
+        encoded = encoder.encode_all(
+            [pieces[place].text for place in places], after=[before[place] for place in places], plain=foreign
+        )
         for place, piece_ids in zip(places, encoded, strict=True):
             ids[place] = piece_ids
     return ids

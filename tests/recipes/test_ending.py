@@ -1,6 +1,9 @@
 """How a command ends: the status that a shell or a cluster sees, and the one line that a person reads."""
 
 import errno
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -59,3 +62,30 @@ def test_the_status_of_what_ends_by_itself_is_its_own():
 def test_a_fault_of_ours_keeps_its_traceback(fault: Exception):
     with pytest.raises(type(fault)):
         status_of(_raises(fault))
+
+
+SERVES = """
+import asyncio
+from recipes.listen import until_interrupted
+
+async def serve():
+    waiting = asyncio.ensure_future(until_interrupted())
+    await asyncio.sleep(0)
+    print("up", flush=True)
+    await waiting
+    print("closed in order", flush=True)
+
+asyncio.run(serve())
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_what_serves_ends_in_order_also_where_a_shell_began_it_in_the_background(sent: signal.Signals):
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", ignoring, sys.executable, "-c", SERVES]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        process.send_signal(sent)
+        assert (process.stdout.read(), process.wait(30)) == ("closed in order\n", 0)

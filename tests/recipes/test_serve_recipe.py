@@ -298,6 +298,47 @@ async def test_a_server_that_is_none_or_answers_something_else_is_refused():
                 pass
 
 
+@pytest.mark.parametrize(
+    ("sent", "kind", "said"),
+    [
+        (b"<html>welcome</html>", "text/html", "streams no answer: it sent text/html, and no event"),
+        (b'{"choices": [{"message": {"content": "2"}}]}', "application/json", "it sent application/json, and no event"),
+        (b"data: [1]\n\n", "text/event-stream", r"failed: \[1\]"),
+        (b"data: {not json\n\n", "text/event-stream", "sent what is no JSON: '{not json'"),
+        (b'data: {"error": {"message": "full"}}\n\n', "text/event-stream", "failed: .*full"),
+        (b'data: {"choices": "none"}\n\n', "text/event-stream", "sent what is no part of an answer"),
+        (b'data: {"choices": [{"delta": "2"}]}\n\n', "text/event-stream", "sent what is no part of an answer"),
+        (b'data: {"choices": [{"delta": {"tool_calls": [3]}}]}\n\n', "text/event-stream", "no part of an answer"),
+        (b"data: " + b"[" * 100_000 + b"\n\n", "text/event-stream", "nested too deeply"),
+        (b"x" * 9_000_000, "text/event-stream", "/v1 failed: LineTooLong"),
+        (b"data: \xff\xfe\n\n", "text/event-stream", "sent what is no JSON"),
+    ],
+    ids=lambda one: one[:24].decode("latin-1") if isinstance(one, bytes) else None,
+)
+@pytest.mark.usefixtures("sandbox")
+async def test_what_is_no_answer_is_one_line(sent: bytes, kind: str, said: str):
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=sent, content_type=kind)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    app.router.add_get("/v1/models", lambda request: asyncio.sleep(0, web.json_response({"data": [{"id": "m"}]})))
+    async with TestServer(app) as server, server_talker(str(server.make_url("/")), "", TalkConfig()) as talk:
+        with pytest.raises(RStarError, match=said) as failed:
+            _ = [one async for one in talk.answer([{"role": "user", "content": "x"}])]
+    assert "\n" not in str(failed.value) and len(str(failed.value)) < 400
+
+
+@pytest.mark.parametrize("listed", [[], {"data": {}}, {"data": ["m"]}, {"data": [{"name": "m"}]}, "models", None])
+async def test_a_list_of_models_that_is_none_is_refused(listed: Any):
+    app = web.Application()
+    app.router.add_get("/v1/models", lambda request: asyncio.sleep(0, web.json_response(listed)))
+    async with TestServer(app) as server:
+        with pytest.raises(ConfigError, match="names no model"):
+            async with server_talker(str(server.make_url("/")), "", TalkConfig()):
+                pass
+
+
 async def test_a_question_is_answered_on_the_screen(capsys: pytest.CaptureFixture[str]):
     await converse(FakeTalker(), ChatOptions(model="m", prompt="1?"), Screen())
     said = capsys.readouterr().out

@@ -1,0 +1,69 @@
+"""Parts of a text as the tokens that they are inside of it.
+
+Tokenizers of sentencepiece's making put a space before whatever they are given. Prompts, results and conversations are
+tokenized part by part (a part may be foreign, or have a loss), and only the first part of a text begins one.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+SENTINELS = ("\n", "\u2402", ".", "x")
+"""One of them stands before a part that begins no text, while it is tokenized."""
+
+
+class Encoder:
+    """One tokenizer; no token but those of the text itself is added, such as a beginning of sequence."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        one = self._encode(["x"])[0]
+        self.puts_space_first: bool = tokenizer.decode([*one, *one]) != "xx"
+        self._specials = tuple(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
+        self._sentinel, self._sentinel_ids = self._find_sentinel() if self.puts_space_first else ("", [])
+        self._after_specials = self.puts_space_first and self._puts_space_after_specials()
+
+    def encode(self, text: str, *, after: str = "", plain: bool = False) -> list[int]:
+        """The tokens of `text` behind `after`; with `plain` it becomes no control token, whatever it spells."""
+        return self.encode_all([text], after=[after], plain=plain)[0]
+
+    def encode_all(self, texts: Sequence[str], *, after: Sequence[str], plain: bool = False) -> list[list[int]]:
+        """Each of `texts` where it follows the one of `after`."""
+        if not self.puts_space_first or not texts:
+            return self._encode(texts, plain=plain)
+        held = [bool(text) and self._continues(before) for text, before in zip(texts, after, strict=True)]
+        told = [self._sentinel + text if hold else text for text, hold in zip(texts, held, strict=True)]
+        encoded = self._encode(told, plain=plain)
+        begin = len(self._sentinel_ids)
+        lost = [hold and ids[:begin] != self._sentinel_ids for ids, hold in zip(encoded, held, strict=True)]
+        return [
+            self._encode([text], plain=plain)[0] if merged else ids[begin:] if hold else ids
+            for text, ids, hold, merged in zip(texts, encoded, held, lost, strict=True)
+        ]
+
+    def _encode(self, texts: Sequence[str], *, plain: bool = False) -> list[list[int]]:
+        if not texts:
+            return []
+        found = self._tokenizer(
+            list(texts), add_special_tokens=False, split_special_tokens=plain, return_attention_mask=False
+        )
+        return [list(ids) for ids in found["input_ids"]]
+
+    def _continues(self, before: str) -> bool:
+        return bool(before) and not (self._after_specials and before.endswith(self._specials))
+
+    def _find_sentinel(self) -> tuple[str, list[int]]:
+        """The first that stays apart from what follows."""
+        unknown = self._tokenizer.unk_token_id
+        for sentinel in SENTINELS:
+            alone, followed = self._encode([sentinel, sentinel + "a"])
+            if unknown not in alone and followed[: len(alone)] == alone:
+                return sentinel, alone
+        return "", []
+
+    def _puts_space_after_specials(self) -> bool:
+        for special in self._specials:
+            token, text, both = self._encode([special, "x", special + "x"])
+            if len(token) == 1:
+                return both == list(chain(token, text))
+        return False
