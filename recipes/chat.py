@@ -14,6 +14,7 @@ from typing import Any
 from recipes.ending import status_of
 from recipes.talker import TalkConfig, Talker, own_talker, server_talker
 from rstar_ray.agent.talk import Message
+from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError
 
 
@@ -92,9 +93,7 @@ def _ask() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 it failed, 2 refused before anything started, 130 ended by Ctrl-C."""
-    import tyro
-
-    return status_of(lambda: asyncio.run(_talk(tyro.cli(ChatOptions, args=argv, description=__doc__))))
+    return status_of(lambda: asyncio.run(_talk(options_of(ChatOptions, argv, description=__doc__))))
 
 
 async def _talk(options: ChatOptions) -> None:

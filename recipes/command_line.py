@@ -1,20 +1,16 @@
 """From a command line to checked settings: `--help` shows every field with its unit and default."""
 
-import contextlib
-import io
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import tyro
 
 from recipes.connect import connect
 from recipes.protocols import PROTOCOLS
 from recipes.recipe import Recipe
 from recipes.scales import SCALES, at_scale, detect_scale, local_resources
 from rstar_ray.config import RunConfig, with_values
+from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError
 
 
@@ -74,41 +70,7 @@ def _cluster_resources() -> dict[str, float]:
 
 
 def _parse_one(default: RunConfig, argv: Sequence[str]) -> RunConfig:
-    """Tyro, with its framed message made one line."""
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            return tyro.cli(
-                RunConfig,
-                default=default,
-                args=list(argv),
-                prog=_program(),
-                description=sys.modules["__main__"].__doc__,
-            )
-    except SystemExit as end:
-        if not end.code:
-            raise
-        raise _as_config_error(complaint.getvalue()) from None
-
-
-def _as_config_error(complaint: str) -> ConfigError:
-    lines = [line.strip(" │|╭╮╰╯─") for line in complaint.splitlines()]
-    rule = next((i for i, line in enumerate(complaint.splitlines()) if i and set(line) <= set("│ ─")), len(lines))
-    text = " ".join(line for line in lines[1:rule] if line)
-    text = re.sub(r"^Error parsing \S+: (?=--)", "", text)
-    if match := re.match(r"Unrecognized options: (\S+?),? ", text + " "):
-        meant = re.findall(r"--[\w.-]+", " ".join(lines[rule:]))
-        mend = f"perhaps {meant[0]}" if meant and meant[0] != "--help" else "see --help"
-        return ConfigError(match[1], "no such option", f"{mend}; --help lists all")
-    if match := re.match(r"(--[\w.-]+): (.*); (.*)", text):
-        return ConfigError(match[1], match[2], match[3])
-    if match := re.match(r"Error parsing (--[\w.-]+): (.*)", text):
-        return ConfigError(match[1], match[2], "see --help for its type")
-    if match := re.match(r"Missing value for argument '(--[\w.-]+)'", text):
-        return ConfigError(match[1], "needs a value", "see --help for its type")
-    if match := re.match(r"invalid choice (.*) for argument '(--[\w.-]+)'\. (.*)", text):
-        return ConfigError(match[2], f"{match[1]} is no choice", match[3].rstrip(". ").lower())
-    return ConfigError("command line", text or "it could not be read", "see --help")
+    return options_of(RunConfig, argv, default=default, program=_program(), description=sys.modules["__main__"].__doc__)
 
 
 def _program() -> str:

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
-
 from recipes.scales import MACHINES, at_scale
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.algorithm.state_bytes import gradient_bytes, state_bytes
 from rstar_ray.config import with_values
+from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError
 from scheduler.checkpoints import CheckpointPlan, plan_checkpoint
 from scheduler.plan import (
@@ -308,7 +307,7 @@ def row(placement: PoolPlan) -> dict[str, Any]:
 
 def main() -> None:
     try:
-        config = of_scale(tyro.cli(PlanConfig, description=__doc__))
+        config = of_scale(options_of(PlanConfig, None, description=__doc__))
         if config.dry_run:
             sys.exit(show_dry_run(config))
         model, colocated, separated = plan(config)

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from rstar_ray.config.options import options_of
 from rstar_ray.data.columns import Columns, RawProblem, find_columns, raw_problem
 from rstar_ray.data.overlap import NGRAM_WORDS
 from rstar_ray.data.prepare import PassRates, Prepared, Rules, prepare
@@ -97,7 +98,7 @@ class PrepareConfig:
 def main(argv: list[str] | None = None) -> None:
     """Exit status: 0 done, 2 refused; nothing is half written."""
     try:
-        config = tyro.cli(PrepareConfig, args=argv, description=__doc__)
+        config = options_of(PrepareConfig, argv, description=__doc__)
         config.check_values()
         began_s = time.monotonic()
         prepared = prepare_sources(config)

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from recipes.ending import status_of
 from recipes.recipe import Recipe
 from recipes.scales import at_scale
@@ -25,6 +23,7 @@ from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, TinyConfig, with_values
 from rstar_ray.config.checks import at_least
+from rstar_ray.config.options import options_of
 from rstar_ray.report.experiment import Arm, write_experiment
 from rstar_ray.run_dir.folder import RunDir
 
@@ -108,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status as of every recipe."""
 
     def act() -> None:
-        print(experiment(tyro.cli(ExperimentConfig, args=argv, description=__doc__)))
+        print(experiment(options_of(ExperimentConfig, argv, description=__doc__)))
 
     return status_of(act)
 

@@ -22,6 +22,7 @@ from recipes.ending import status_of
 from recipes.listen import listening, refuse_port, until_interrupted
 from recipes.talker import TalkConfig, Talker, own_talker
 from rstar_ray.agent.talk import Heard
+from rstar_ray.config.options import options_of
 from rstar_ray.data.conversation import RowError, conversation
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.trajectory import Sampling
@@ -285,10 +286,9 @@ async def serve(options: ServeOptions) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 ended by a person, 1 it failed, 2 refused before anything started."""
-    import tyro
 
     def act() -> None:
-        options = tyro.cli(ServeOptions, args=argv, description=__doc__)
+        options = options_of(ServeOptions, argv, description=__doc__)
         with suppress(KeyboardInterrupt):
             asyncio.run(serve(options))
 

@@ -22,6 +22,7 @@ from aiohttp import web
 
 from recipes.ending import status_of
 from recipes.listen import listening, refuse_port, until_interrupted
+from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError
 from rstar_ray.report.live import LiveRun
 from rstar_ray.report.page import whole_page
@@ -137,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 ended by a person, 2 refused before anything started."""
 
     def act() -> None:
-        options = tyro.cli(WatchOptions, args=argv, description=__doc__)
+        options = options_of(WatchOptions, argv, description=__doc__)
         with suppress(KeyboardInterrupt):
             asyncio.run(watch(options))
 

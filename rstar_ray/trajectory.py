@@ -171,6 +171,7 @@ class TrajectorySummary:
     turn_s: tuple[tuple[float, float], ...] = ()  # of every turn: generating, in tools
     placements: tuple[Placement, ...] = ()
     unjudged: str = ""  # why judging failed on every try: the reward, 0, then says nothing of the answer
+    loose: float | None = None  # what the answer is worth taken loosely; None where its problem names no such rule
 
     @property
     def truncated(self) -> bool:

@@ -254,6 +254,7 @@ def _trajectory(state: RolloutState, stop_reason: StopReason, judgement: Judgeme
             group_id=request.group_id,
             problem_id=request.problem.id,
             reward=judgement.reward,
+            loose=judgement.loose,
             judge_retries=judgement.retries,
             restarts=state.restarts,
             answer=judgement.answer[:MAX_ANSWER_CHARS],

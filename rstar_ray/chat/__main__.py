@@ -19,6 +19,7 @@ from rstar_ray.chat.model_folder import GENERATION, load_chat
 from rstar_ray.chat.render import CALL_ID
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig
+from rstar_ray.config.options import options_of
 from rstar_ray.data.conversation import Conversation, RowError
 from rstar_ray.data.sft import Row, render
 from rstar_ray.errors import ConfigError
@@ -39,8 +40,8 @@ class Options:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print all there is to say of a model's chat; 0 where it fits."""
-    options = tyro.cli(Options, args=argv, prog="python -m rstar_ray.chat", description=__doc__)
     try:
+        options = options_of(Options, argv, program="python -m rstar_ray.chat", description=__doc__)
         folder = local_folder(options.model, weights=False)
         if not folder.is_dir():
             raise ConfigError("--model", f"there is no folder {options.model!r}", "give a model's folder or a hub's id")

@@ -71,9 +71,9 @@ class AlgorithmConfig:
         at_least(0, algorithm__least_failures=self.least_failures)
         require(
             self.least_failures < self.keep,
-            "--algorithm.least-failures",
-            f"{self.least_failures} of {self.keep} kept leaves no place for a success",
-            "give one below --algorithm.keep",
+            "--algorithm.keep",
+            f"{self.keep} kept leave no place for a success beside {self.least_failures} failures",
+            f"give {self.least_failures + 1} or more, or --algorithm.least-failures {self.keep - 1} or less",
         )
         at_least(0, algorithm__min_zero_reward_trace_num=self.min_zero_reward_trace_num)
         at_least(0, algorithm__min_non_zero_reward_trace_num=self.min_non_zero_reward_trace_num)

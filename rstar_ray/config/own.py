@@ -9,6 +9,8 @@ from rstar_ray.config.tree import MayChange
 
 REWARDS = ("math", "exact", "choice", "code", "instructions", "calls")
 """Rules that judge an answer; any other is a person's own `module:function`."""
+READ_LOOSELY = ("instructions",)
+"""Of these, what a problem that names it is also judged by loosely, for evaluations."""
 _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 

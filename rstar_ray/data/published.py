@@ -134,6 +134,12 @@ def _bfcl(row: Mapping[str, Any], where: str, apart: Mapping[str, Any]) -> RawPr
     )
 
 
+def _bfcl_turns(row: Mapping[str, Any], where: str, _: Mapping[str, Any]) -> RawProblem:
+    """BFCL of several turns: its calls are answered by services that it simulates"""
+    what = "is of several turns, whose calls are answered by services that BFCL simulates and this project has not"
+    raise ConfigError(f"{where}, involved_classes", what, "leave BFCL's multi_turn files out")
+
+
 def _request(question: Any, where: str) -> str:
     """The words of a single turn: text, messages, or turns of messages of which there is one."""
     while isinstance(question, list) and len(cast(list[Any], question)) == 1 and isinstance(question[0], list):
@@ -156,6 +162,7 @@ def _text(row: Mapping[str, Any], name: str, where: str) -> str:
 FORMS: tuple[tuple[set[str], Form], ...] = (
     ({"Question", "Correct Answer", *WRONG}, _gpqa),
     ({"prompt", "instruction_id_list", "kwargs"}, _ifeval),
+    ({"question", "involved_classes"}, _bfcl_turns),
     ({"question", "function"}, _bfcl),
     ({"question", "choices", "answer"}, _choices),
     ({"question", "options", "answer"}, _choices),

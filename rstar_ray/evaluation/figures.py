@@ -44,6 +44,7 @@ class EvaluationResult:
     ci_high: float
     pass_at: dict[int, float]  # unbiased pass@j for j = 1, 2, 4, ... and k
     maj_at_k: float  # the most frequent answer is right; ties by lot
+    loose_avg_at_k: float | None  # avg_at_k with answers taken loosely (IFEval); None where no problem has such a rule
     tool_error_share: float | None  # failed calls / calls; None without a call
     tool_error_share_correct: float | None  # the same inside correct rollouts
     right_after_failed_call: float | None  # share right of the rollouts whose first call failed; None without one
@@ -65,6 +66,8 @@ class EvaluationResult:
         """The row of `evaluations.jsonl`."""
         row = asdict(self)
         row["set"] = row.pop("problem_set")
+        if self.loose_avg_at_k is None:
+            del row["loose_avg_at_k"]
         row["pass_at_k"] = self.pass_at_k
         return row
 
@@ -94,6 +97,7 @@ def evaluate(
         ci_high=ci_high,
         pass_at={j: sum(pass_at_k(k, correct, j) for correct in num_correct) / len(results) for j in _budgets(k)},
         maj_at_k=whole["maj_at_k"] or 0.0,
+        loose_avg_at_k=whole["loose_avg_at_k"],
         tool_error_share=whole["tool_error_share"],
         tool_error_share_correct=whole["tool_error_share_correct"],
         right_after_failed_call=whole["right_after_failed_call"],
@@ -205,6 +209,7 @@ _RATIOS: dict[str, Callable[[ProblemResult], tuple[float, float]]] = {
     "avg_at_k": lambda result: (result.num_correct, result.k),
     "pass_at_k": lambda result: (result.num_correct > 0, 1),
     "maj_at_k": lambda result: (majority_is_right(result.correct, result.answers), 1),
+    "loose_avg_at_k": lambda result: (sum(result.loosely_correct), len(result.loosely_correct)),
     "tool_error_share": lambda result: (sum(result.failed), sum(result.calls)),
     "tool_error_share_correct": lambda result: (_in_correct(result.failed, result), _in_correct(result.calls, result)),
     "right_after_failed_call": lambda result: (_right_where(result, failed=True), sum(result.first_failed)),

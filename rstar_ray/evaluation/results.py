@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from rstar_ray.config.own import READ_LOOSELY
 from rstar_ray.run_dir.durable import mend_rows, read_rows, to_row
 from rstar_ray.run_dir.metrics import is_correct
 from rstar_ray.trajectory import Problem, StopReason, TrajectorySummary
@@ -29,6 +30,7 @@ class ProblemResult:
     turns: tuple[int, ...]  # [k]
     stop_reasons: tuple[StopReason, ...]  # [k]
     unjudged: tuple[str, ...]  # [k] why the answer could not be judged, and counts as not right; empty where it was
+    loosely_correct: tuple[bool, ...] = ()  # [k] taken loosely; empty where the problem names no such rule
 
     @property
     def k(self) -> int:
@@ -54,6 +56,7 @@ class ProblemResult:
             turns=tuple(summary.num_turns for summary in summaries),
             stop_reasons=tuple(summary.stop_reason for summary in summaries),
             unjudged=tuple(summary.unjudged for summary in summaries),
+            loosely_correct=tuple(summary.loose == 1.0 for summary in summaries if problem.reward in READ_LOOSELY),
         )
 
     def as_row(self) -> dict[str, Any]:
@@ -71,6 +74,7 @@ class ProblemResult:
             "turns": list(self.turns),
             "stop_reasons": [str(reason) for reason in self.stop_reasons],
             "unjudged": list(self.unjudged),
+            **({"loosely_correct": [int(right) for right in self.loosely_correct]} if self.loosely_correct else {}),
         }
 
     @classmethod
@@ -89,6 +93,7 @@ class ProblemResult:
             turns=tuple(row["turns"]),
             stop_reasons=tuple(map(StopReason, row["stop_reasons"])),
             unjudged=tuple(row["unjudged"]),
+            loosely_correct=tuple(map(bool, row.get("loosely_correct", ()))),
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rstar_ray.config import RewardConfig
-from rstar_ray.config.own import REWARDS
+from rstar_ray.config.own import READ_LOOSELY, REWARDS
 from rstar_ray.errors import ConfigError, JudgeError
 from rstar_ray.reward.calls import read_wanted, same_calls
 from rstar_ray.reward.choice import chosen_letter
@@ -28,6 +28,7 @@ class Judgement:
     reward: float
     retries: int = 0
     answer: str = field(default="", compare=False)  # as it was written; empty where there is none
+    loose: float | None = None  # what it is worth taken loosely, where the problem names a rule of `READ_LOOSELY`
 
 
 class JudgeFn(Protocol):
@@ -50,21 +51,25 @@ def make_judge(config: RewardConfig, tools: JudgingTools, *, own_folder: str = "
     """The judge that the settings name; what fails is tried again."""
     rules = _rules(config, tools)
     asked = OwnReward(config, own_folder) if ":" in config.name else rules[config.name]
-    return Retrying({**rules, "": asked}, config.place)
+    loose: dict[str, Rule] = dict(zip(READ_LOOSELY, [_instructions(config, loosely=True)], strict=True))
+    return Retrying({**rules, "": asked}, config.place, loose=loose)
 
 
 class Retrying:
     """The rule that a problem names, or "" where it names none; tried again where judging fails."""
 
-    def __init__(self, rules: Mapping[str, Rule], place: Place) -> None:
+    def __init__(self, rules: Mapping[str, Rule], place: Place, *, loose: Mapping[str, Rule] | None = None) -> None:
         self._rules = rules
         self._place: Place = place
+        self._loose = loose or {}
 
     async def __call__(self, completion: str, problem: Problem) -> Judgement:
         for tried in range(MAX_TRIES):
             try:
                 reward = await self._rules[problem.reward](completion, problem)
-                return Judgement(reward, tried, find_answer(completion, self._place) or "")
+                loosely = self._loose.get(problem.reward)
+                loose = None if loosely is None else await loosely(completion, problem)
+                return Judgement(reward, tried, find_answer(completion, self._place) or "", loose)
             except JudgeError:
                 if tried + 1 == MAX_TRIES:
                     raise
@@ -93,14 +98,18 @@ def _rules(config: RewardConfig, tools: JudgingTools) -> dict[str, Rule]:
         cases = read_cases(problem.answer)
         return await share_passed(program, cases, tools.run_program, all_of_them=not config.partial)
 
-    async def instructions(completion: str, problem: Problem) -> float:
-        share = share_followed(spoken(completion).strip(), read_instructions(problem.answer))
-        return share if config.partial else float(share == 1.0)
-
     async def calls(completion: str, problem: Problem) -> float:
         return float(same_calls(completion, read_wanted(problem.answer)))
 
-    return dict(zip(REWARDS, (math, exact, choice, code, instructions, calls), strict=True))
+    return dict(zip(REWARDS, (math, exact, choice, code, _instructions(config), calls), strict=True))
+
+
+def _instructions(config: RewardConfig, *, loosely: bool = False) -> Rule:
+    async def instructions(completion: str, problem: Problem) -> float:
+        share = share_followed(spoken(completion).strip(), read_instructions(problem.answer), loosely=loosely)
+        return share if config.partial else float(share == 1.0)
+
+    return instructions
 
 
 async def math_reward(answer: str | None, truth: str, tools: JudgingTools) -> float:

@@ -1,7 +1,8 @@
 """Instructions that a program can verify, as IFEval asks for them (arXiv:2311.07911, Table 1), by its data's names.
 
-Strict: the answer is taken as it stands. Sentences and languages are told apart by rules of our own, where the
-published figures use statistical models; on such instructions single answers may be judged otherwise.
+Strictly an answer is taken as it stands; loosely it may also be without its first line, its last, or its asterisks, as
+a model may say "Sure:" first, or set words in bold. Sentences and languages are told apart by rules of our own, where
+the published figures use statistical models; on such instructions single answers may be judged otherwise.
 
 Answers are a policy's, and may be anything: no pattern takes longer than in proportion to their length.
 """
@@ -57,9 +58,17 @@ def _instruction(row: Any) -> Instruction:
     return Instruction(name, given)
 
 
-def share_followed(answer: str, instructions: list[Instruction]) -> float:
-    """The share of them that an answer follows."""
-    return sum(one.followed_by(answer) for one in instructions) / len(instructions)
+def share_followed(answer: str, instructions: list[Instruction], *, loosely: bool = False) -> float:
+    """The share of them that an answer follows; loosely, each in any of the answer's forms."""
+    forms = _loose_forms(answer) if loosely else [answer]
+    return sum(any(map(one.followed_by, forms)) for one in instructions) / len(instructions)
+
+
+def _loose_forms(answer: str) -> list[str]:
+    """Eight at most: whole, without its first line, its last, both; each also without asterisks (IFEval, 2.2)."""
+    lines = answer.split("\n")
+    cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
+    return list(dict.fromkeys(form for one in (answer, *cut) for form in (one, one.replace("*", ""))))
 
 
 def _as_asked(count: int, relation: Any, wanted: int) -> bool:

@@ -190,6 +190,10 @@ def test_hmmt_and_the_parts_of_a_dataset_of_the_hub_are_read(tmp_path: Path, mon
     ("row", "message"),
     [
         (GPQA | {"Correct Answer": ["this"]}, "set.jsonl, row 1, Correct Answer: is no text"),
+        (
+            {"id": "multi_turn_base_0", "question": [[{"role": "user", "content": "?"}]], "involved_classes": ["X"]},
+            "row 1, involved_classes: is of several turns, whose calls are answered by services that BFCL simulates",
+        ),
         ({"question": "?", "choices": ["a"], "answer": 0}, "set.jsonl, row 1, choices: is no list of choices"),
         ({"question": "?", "choices": ["a", "b"], "answer": 2}, "row 1, answer: 2 is none of the choices"),
         ({"question": "?", "choices": ["a", "b"], "answer": ""}, "row 1, answer: '' is none of the choices"),

@@ -2,21 +2,27 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from recipes.chat import main as chat
 from recipes.command_line import parse
 from recipes.data import heldout_problems, problem_sets, training_problems
 from recipes.evaluate import EVALUATE
 from recipes.model import model_context_tokens
+from recipes.prepare import main as prepare
 from recipes.scales import SCALES, at_scale, detect_scale
+from recipes.serve import main as serve
 from recipes.session import run, run_path, tools_of, with_sft_before
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
 from recipes.stage3 import STAGE_3
+from recipes.watch import main as watch
+from rstar_ray.chat.__main__ import main as show_chat
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import RunConfig, differences, leaves, may_change, with_values
 from rstar_ray.errors import ConfigError
@@ -387,8 +393,35 @@ def test_a_named_file_is_evaluated_whole_unless_less_is_asked_for(tmp_path: Path
 
 
 def test_keeping_only_failures_is_refused():
-    with pytest.raises(ConfigError, match=r"--algorithm\.least-failures: 4 of 4 kept"):
-        parse([STAGE_1], [*TINY, "--algorithm.least-failures", "4"])
+    beside = "4 kept leave no place for a success beside 4 failures; give 5 or more, or --algorithm.least-failures 3 or"
+    assert beside in refusal("--algorithm.least-failures", "4")
+    few = refusal("--algorithm.keep", "2")  # of two failures that scale tiny keeps
+    assert few.startswith("--algorithm.keep: 2 kept") and "or --algorithm.least-failures 1 or less" in few
+    parse([STAGE_1], [*TINY, "--algorithm.keep", "2", "--algorithm.least-failures", "1"])
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "said"),
+    [
+        (prepare, ["x.jsonl", "--integer-answer"], "--integer-answer: no such option; perhaps --integer-answers"),
+        (prepare, ["x.jsonl", "--max-chars", "many"], "--max-chars: "),
+        (chat, ["--modle", "x"], "--modle: no such option; perhaps --model"),
+        (chat, ["--model", "x", "--max-tokens", "0"], "--max-tokens: 0 is too small; give at least 1"),
+        (serve, ["--port", "x"], "--port: "),
+        (watch, ["runs/x", "--prot", "1"], "--prot: no such option; perhaps --port"),
+        (show_chat, [], "command line: "),
+        (show_chat, ["x", "--chat.sytem", "y"], "--chat.sytem: no such option; perhaps --chat.system"),
+    ],
+)
+def test_every_command_says_in_one_line_what_is_wrong_with_an_option(
+    command: Callable[[list[str]], int | None], arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+):
+    try:
+        status = command(arguments)
+    except SystemExit as end:
+        status = end.code
+    error = capsys.readouterr().err
+    assert status == 2 and error.startswith(f"error: {said}") and error.count("\n") == 1
 
 
 def test_a_protocol_sets_what_was_published_and_other_options_go_over_it():

@@ -43,6 +43,20 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_correct_one(num_rollouts: i
     assert pass_at_k(num_rollouts, num_correct, k) == pytest.approx(sum(map(any, draws)) / len(draws))
 
 
+def test_a_set_whose_rule_is_also_taken_loosely_has_both_scores(tmp_path: Path):
+    told = [replace(problem(name), reward="instructions") for name in ("a", "b")]
+    ends = [replace(one, loose=loose) for one, loose in zip(rollouts("a", [1, 0]), (1.0, 1.0), strict=True)]
+    cut = rollouts("b", [0, 0])  # never judged
+    result = evaluate(results_of(told, [*ends, *cut]), stage="stage1", step=1)
+    assert (result.avg_at_k, result.loose_avg_at_k) == (1 / 4, 2 / 4)
+    assert result.as_row()["intervals"]["loose_avg_at_k"][1] >= 0.5
+    with ResultLog(tmp_path / "rows.jsonl", told) as log:
+        written = [log.add(ends), log.add(cut)]
+    assert ResultLog(tmp_path / "rows.jsonl", told).results == written
+    plain = evaluate(results_of([problem("a")], rollouts("a", [1, 0])), stage="stage1", step=1)
+    assert plain.loose_avg_at_k is None and "loose_avg_at_k" not in plain.intervals
+
+
 def test_pass_at_more_than_was_rolled_out_is_refused():
     with pytest.raises(ValueError, match="pass@5"):
         pass_at_k(4, 1, 5)

@@ -254,7 +254,8 @@ def test_a_template_is_given_what_it_knows():
     calling = {"role": "assistant", "content": "", "tool_calls": calls}
     one, two = ({"role": "tool", "content": text} for text in "12")
     everything = [system, user, assistant, calling, one, two]
-    assert written(everything, [TOOL]) == everything
+    named = [{"name": "f", **result} for result in (one, two)]
+    assert written(everything, [TOOL]) == [*everything[:-2], *named]
     assert written([system, user], has_system=False) == [{"role": "user", "content": "s\n\nu"}]
     assert written([system, assistant], has_system=False)[0] == {"role": "user", "content": "s"}
     assert written([user, system], has_system=False) == [user, system]

@@ -57,7 +57,7 @@ def calling(name: str = "python") -> dict[str, Any]:
         ("deepseek-3.1", "deepseek", ["thinks            no: the prompt closes <think>", "--chat.thinking switches"]),
         ("no-system-no-tools", "hermes", ["system text       before the first question"]),
         ("names-the-tool", "hermes", ["results           as the template writes them"]),
-        ("adds-bos", "hermes", ["note: the tokenizer begins texts with '<s>', and the template does not"]),
+        ("adds-bos", "hermes", ["note: the tokenizer begins texts with '<s>', the template does not"]),
         ("cohere", "hermes", ["system text       in a turn of its own"]),
         ("lfm2", "hermes", ["tools             shown by the template", "written by rstar_ray"]),
         ("nemotron", "qwen_xml", ["thinks            in <think>, which the prompt opens"]),

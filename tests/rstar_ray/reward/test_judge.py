@@ -212,6 +212,8 @@ async def test_a_problem_that_names_its_rule_is_judged_by_it_whatever_the_others
     assert (await ask('<think>a, b</think>"No."', instructions)).reward == 1.0
     assert (await ask("No.", instructions)).reward == 0.0
     assert (await judge(partial=True)("No.", instructions)).reward == 0.5
+    loosely = await ask('Sure, gladly:\n"No."', instructions)
+    assert (loosely.reward, loosely.loose) == (0.0, 1.0) and (await ask("B", letter)).loose is None
     calls = Problem(id="c", problem="?", answer='[{"name": "f", "arguments": {"a": [1]}}]', reward="calls")
     assert (await ask("[f(a=1)]", calls)).reward == 1.0 and (await ask("[f(a=2)]", calls)).reward == 0.0
 

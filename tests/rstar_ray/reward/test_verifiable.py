@@ -147,3 +147,21 @@ def test_no_answer_keeps_a_check_busy(name: str, asked: dict[str, object]):
         one.followed_by(answer)
         one.followed_by("```" + answer + "```")
     assert time.process_time() - started < 3.0
+
+
+@pytest.mark.parametrize(
+    ("names", "answer", "strict", "loose"),
+    [
+        (["punctuation:no_comma"], "Sure, here it is:\nAll well.", 0.0, 1.0),
+        (["startend:quotation"], 'Of course!\n"All of it."\nAnything else?', 0.0, 1.0),
+        (["detectable_format:json_format"], "**{}**", 0.0, 1.0),
+        (["punctuation:no_comma"], "one, two\nthree, four\nfive, six", 0.0, 0.0),
+        (["punctuation:no_comma", "startend:quotation"], 'Sure, gladly:\n"Yes."', 0.0, 1.0),
+        (["punctuation:no_comma", "startend:quotation"], '"Yes"', 1.0, 1.0),
+        (["punctuation:no_comma"], "", 0.0, 0.0),
+    ],
+)
+def test_an_answer_is_also_taken_loosely(names: list[str], answer: str, strict: float, loose: float):
+    asked = read_instructions(json.dumps([{"name": name, "asked": {}} for name in names]))
+    assert share_followed(answer, asked) == strict
+    assert share_followed(answer, asked, loosely=True) == loose

@@ -1,0 +1,57 @@
+"""A command line as the options of a dataclass; what is wrong with one is a line, as everywhere."""
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from typing import TypeVar
+
+from rstar_ray.errors import ConfigError
+
+Options = TypeVar("Options")
+
+
+def options_of(
+    kind: type[Options],
+    argv: Sequence[str] | None,
+    *,
+    default: Options | None = None,
+    program: str | None = None,
+    description: str | None = None,
+) -> Options:
+    """Tyro, with its framed message made one line; `argv` None is the process's own. Raises `ConfigError`."""
+    import tyro
+
+    args = None if argv is None else list(argv)
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            if default is None:
+                return tyro.cli(kind, args=args, prog=program, description=description)
+            return tyro.cli(kind, default=default, args=args, prog=program, description=description)
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise _as_config_error(complaint.getvalue()) from None
+
+
+def _as_config_error(complaint: str) -> ConfigError:
+    lines = [line.strip(" │|╭╮╰╯─") for line in complaint.splitlines()[1:]]  # the first is a title
+    lines = ["" if set(line) <= {"-"} else line for line in lines]  # the rules of a terminal without UTF-8
+    begin = next((number for number, line in enumerate(lines) if line), 0)
+    rule = next((number for number, line in enumerate(lines) if number > begin and not line), len(lines))
+    text = " ".join(lines[begin:rule])
+    text = re.sub(r"^Error parsing \S+: (?=--)", "", text)
+    if match := re.match(r"Unrecognized options: (\S+?),? ", text + " "):
+        meant = re.findall(r"--[\w.-]+", " ".join(lines[rule:]))
+        mend = f"perhaps {meant[0]}" if meant and meant[0] != "--help" else "see --help"
+        return ConfigError(match[1], "no such option", f"{mend}; --help lists all")
+    if match := re.match(r"(--[\w.-]+): (.*); (.*)", text):
+        return ConfigError(match[1], match[2], match[3])
+    if match := re.match(r"Error parsing (--[\w.-]+): (.*)", text):
+        return ConfigError(match[1], match[2], "see --help for its type")
+    if match := re.match(r"Missing value for argument '(--[\w.-]+)'", text):
+        return ConfigError(match[1], "needs a value", "see --help for its type")
+    if match := re.match(r"invalid choice (.*) for argument '(--[\w.-]+)'\. (.*)", text):
+        return ConfigError(match[2], f"{match[1]} is no choice", match[3].rstrip(". ").lower())
+    return ConfigError("command line", text or "it could not be read", "see --help")
