@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from rstar_ray.reward.latex import MAX_CHARS, dense, one_spelling, unwrapped
 from rstar_ray.reward.numbers import split_unit, written_number
-from rstar_ray.reward.structure import Node, same_unknown, structure
+from rstar_ray.reward.structure import Node, same_unknown, split_outside, structure
 
 Pair = tuple[str, str]
 Decide = Callable[[str, str], bool]
@@ -38,6 +38,11 @@ _POWER_OF_NUMBER = re.compile(rf"[\d)}}\]]\s*(?:\^|\*\*)(?!{_ROOT})")
 _PRODUCT_OF_NUMBERS = re.compile(r"\d\s*(?:\\cdot|\\times|\*|\\div)\s*\(?\d|\)\s*\(\s*\d")
 _BINARY_SIGN = re.compile(r"(?<=[\w}\])!])\s*[+-]")
 _SERIES = re.compile(r"\\(?:sum|prod|int|lim)(?![a-zA-Z])")
+_CALL = re.compile(r"\\(?:gcd|lcm|text\{(?:gcd|lcm)\})\s*(?=\()")
+_STAND_INS = ("\\xi", "\\zeta", "\\eta", "\\kappa", "\\chi", "\\varphi")
+_TWO_SIGNS = re.compile(r"[+-]\s*[+-]")
+_TURNED_INTO_ANOTHER = re.compile(r"'|\\prime(?![a-z])|(?<![e\d])\^\s*\{?\s*(?:T|\\top|\\dagger|\\ast|\*)(?![a-zA-Z])")
+"""Marks behind a name that computer algebra passes over: a derivative, a transpose."""
 _LARGE_POWER = re.compile(r"(?:\^|\*\*)\s*\{?\s*\(?[+-]?\d{4,}|(?:\^|\*\*)[^+\-]{0,40}(?:\^|\*\*)")
 
 
@@ -65,7 +70,7 @@ def equal_nodes(given: Node, wanted: Node, decide: Decide) -> bool:
     """Compare part by part; `decide` judges leaves that the rules leave open. Every open pair is asked for."""
     if given.kind == wanted.kind == "leaf":
         verdict = equal_leaves(given.text, wanted.text)
-        return decide(given.text, wanted.text) if verdict is None else verdict
+        return decide(*with_stand_ins(given.text, wanted.text)) if verdict is None else verdict
     if given.kind == wanted.kind == "ordered":
         if given.brackets != wanted.brackets or len(given.parts) != len(wanted.parts):
             return False
@@ -126,6 +131,10 @@ def may_be_compared(answer: str, truth: str) -> bool:
         return False
     if not set(_COMMAND.findall(answer)) <= _allowed_commands(truth) or _other_words(answer, truth):
         return False
+    if _TWO_SIGNS.search(answer) and not _TWO_SIGNS.search(truth):
+        return False
+    if len(_TURNED_INTO_ANOTHER.findall(answer)) != len(_TURNED_INTO_ANOTHER.findall(truth)):
+        return False
     if any(sign in answer and sign not in truth for sign in ("!", "|", "\\\\", "?", "_")):
         return False
     if _LARGE_POWER.search(answer) and not _LARGE_POWER.search(truth):
@@ -140,6 +149,40 @@ def may_be_compared(answer: str, truth: str) -> bool:
         len(pattern.findall(answer)) > len(pattern.findall(truth))
         for pattern in (_POWER_OF_NUMBER, _PRODUCT_OF_NUMBERS, _BINARY_SIGN)
     )
+
+
+def with_stand_ins(answer: str, truth: str) -> Pair:
+    r"""Both with a symbol in place of each `\gcd(...)`, the same one where the arguments are the same.
+
+    Computer algebra takes letters for polynomials, of which any two have the divisor 1 alone.
+    """
+    names: dict[tuple[str, ...], str] = {}
+    free = [name for name in _STAND_INS if name not in answer + truth]
+
+    def replaced(text: str) -> str:
+        parts, position = list[str](), 0
+        while (found := _CALL.search(text, position)) and (end := _closed(text, found.end())):
+            key = (
+                "lcm" if "lcm" in found[0] else "gcd",
+                *sorted(map(dense, split_outside(text[found.end() + 1 : end - 1], ","))),
+            )
+            if key not in names and len(names) == len(free):
+                break  # more of them than there are symbols
+            parts += [text[position : found.start()], names.setdefault(key, free[len(names) % len(free)]), " "]
+            position = end
+        return "".join([*parts, text[position:]])
+
+    return replaced(answer), replaced(truth)
+
+
+def _closed(text: str, begin: int) -> int:
+    """Behind the bracket that closes the one at `begin`; 0 where none does."""
+    depth = 0
+    for position in range(begin, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[position], 0)
+        if depth == 0:
+            return position + 1
+    return 0
 
 
 def has_unknown(text: str) -> bool:

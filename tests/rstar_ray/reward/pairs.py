@@ -94,6 +94,9 @@ SAME = [
     ("\\left(\\begin{array}{cc}1&2\\\\3&4\\end{array}\\right)", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}"),
     # products of unknowns are no words
     ("a^2+2ab+b^2", "(a+b)^2"), ("2yx", "2xy"), ("{90^\\circ}", "90"),
+    # functions that computer algebra would do away with
+    ("\\gcd(p-1,n)", "\\gcd(n,p-1)"), ("2\\gcd(n, m)", "\\gcd(m,n)\\cdot 2"), ("\\gcd(a,b)^2", "\\gcd(b,a)\\gcd(a,b)"),
+    ("1+f'(x)", "f'(x)+1"), ("x^2+y^2=1", "y^2+x^2=1"), ("a-(-b)", "a+b"),
 ]  # fmt: skip
 
 DIFFERENT = [
@@ -154,5 +157,12 @@ DIFFERENT = [
     # intervals
     ("]2,5[", "[2,5]"), ("]2,5]", "[2,5]"), ("3 > x", "(3,\\infty)"), ("4 > x > 1", "[1,4]"),
     ("\\{x \\mid x>2\\}", "[2,\\infty)"),
+    # what computer algebra passes over, or takes a number out of
+    ("\\gcd(n,p-2)", "\\gcd(n,p-1)"), ("1", "\\gcd(m,n)"), ("\\gcd(m,n)+1", "2\\gcd(m,n)"),
+    ("\\gcd(m,k)", "\\gcd(m,n)"), ("ab", "\\operatorname{lcm}(a,b)"), ("\\gcd(a,b)", "\\operatorname{lcm}(a,b)"),
+    ("\\gcd(2m,n)", "\\gcd(m,2n)"), ("2x^3 + 3y^2 = d", "2x^2 + 3y^2 = d"), ("2x^2 - 3y^2 = d", "2x^2 + 3y^2 = d"),
+    ("m \\bmod 3", "n \\bmod 3"), ("b \\equiv 1 \\pmod{4}", "a \\equiv 1 \\pmod{4}"), ("f(x)", "f'(x)"),
+    ("f'(x)", "f(x)"), ("A", "A^T"), ("A^T B", "A B^T C"), ("--2x", "2x"), ("x--1", "x+1"), ("x + -1", "x-1"),
+    ("3s", "3d"),
     ("\\mathbb{Z}", "(-\\infty,\\infty)"), ("(2;5)", "(5,2)"), ("\\mathbb{R}", "\\mathbb{R}\\setminus\\{0\\}"),
 ]  # fmt: skip
