@@ -14,6 +14,7 @@ from actors.generation.records import draw_timelines, record_trajectories
 from actors.generation.replicas import Replicas
 from actors.generation.settings import engine_settings
 from actors.gpu_turns import ANYTIME, GpuTurns
+from actors.head import HeadProbe
 from actors.learner.gang import Learner
 from actors.learner.settings import learner_settings
 from actors.meter import ray_meter
@@ -68,7 +69,8 @@ class TrainingActors:
         self._journal = RunDir(run_dir).journal_path if run_dir else None
         self._layout: Layout = plan_layout(config)
         record = RunDir(run_dir).processes_path if run_dir else None
-        self.watch = Watch(config.detector, show=show, record=record, meter=self.meter)
+        head = HeadProbe(ray.nodes, show=show)
+        self.watch = Watch(config.detector, show=show, record=record, meter=self.meter, head=head)
         self.stopping: Callable[[], bool] = lambda: False  # asked by the stages after every step
         self._group: Any = None
         self._executors: dict[str, Any] = {}

@@ -18,6 +18,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from actors.birth import birth
+from actors.head import HeadProbe
 from actors.probe import Sign, own_memory_bytes, starved_s, waits_for_cores_s
 from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import waits
@@ -64,9 +65,11 @@ class Watch:
         end: EndFn | None = None,
         record: Path | None = None,
         meter: Meter = NO_METER,
+        head: HeadProbe | None = None,
     ) -> None:
-        """`record`: a file that tells people which processes are the run's, as they come and go."""
+        """`record`: a file that tells people which processes are the run's, as they come and go. `head`: asks Ray's."""
         self._meter = meter
+        self._head = head
         self._record = record
         self._config = config
         self._show = show
@@ -80,9 +83,13 @@ class Watch:
 
     def start(self) -> None:
         self._over = asyncio.get_running_loop().create_future()
+        if self._head is not None:
+            self._head.start()
         self._ticking = asyncio.create_task(self._tick_for_ever())
 
     async def close(self) -> None:
+        if self._head is not None:
+            self._head.close()
         tasks = [one.asking for one in self._followed.values() if one.asking] + list(self._ending)
         tasks += [self._ticking] if self._ticking else []
         self._followed.clear()
@@ -197,6 +204,8 @@ class Watch:
             self._progress = progress
             self._detector.watch(THE_RUN, Limit(silent_s=self._config.still_s))
             self._detector.watch(FIRST_WORD, Limit(silent_s=self._config.still_s * FIRST_WORD_SHARE))
+        if self._head is not None:
+            self._head.look()
         self._excuse_starved()
         wedged = self._detector.tick(time.monotonic())
         for found in wedged:

@@ -358,7 +358,12 @@ def _of_the_machine() -> list[Kind]:
         Kind(name="clock an hour back", fault=told("clock", "-3600"), harmless=True),
         Kind(name="all processes stopped for 10 s", fault=all_stopped, harmless=True),
         Kind(name="SIGKILL raylet", fault=to_ray("raylet", HARD), says=("going on after step",), ends=True),
-        Kind(name="SIGKILL GCS", fault=to_ray("gcs_server", HARD), says=("going on after step",), ends=True),
+        Kind(
+            name="SIGKILL GCS",
+            fault=to_ray("gcs_server", HARD),
+            says=("head has not answered", "going on after step"),
+            ends=True,
+        ),
         Kind(name="SIGSTOP, SIGCONT raylet", fault=_ray_stopped("raylet"), harmless=True),
         Kind(name="SIGSTOP, SIGCONT GCS", fault=_ray_stopped("gcs_server"), harmless=True),
     ]
