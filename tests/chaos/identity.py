@@ -20,7 +20,7 @@ from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.ledger import LEDGER
 from tests.chaos.run import REPOSITORY, Run, make_policy
 
-TIMES = ("_s", "per_s", "balancer", "longest", "restarts", "judge_retries")
+TIMES = ("_s", "balancer", "longest", "publish", "memory_bytes", "restarts", "judge_retries")
 """How the names of what a row tells of time, machines and retries end."""
 
 
