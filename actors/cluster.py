@@ -21,7 +21,9 @@ HOST, DASHBOARD_PORT = "127.0.0.1", 8265
 STATE = Path(".cluster")
 HEAD, PROMETHEUS = STATE / "head.json", STATE / "prometheus.json"
 """Which processes are ours; see `actors.dashboards` for the second."""
-START_DEADLINE_S = 90.0
+START_DEADLINE_S = 180.0  # on a machine with much else to do
+STARTED = "Ray runtime started."
+"""What `ray start` says when the node has joined; its dashboard answers before, and even where no node ever joins."""
 
 
 def cluster_environment(runs: Path) -> dict[str, str]:
@@ -55,6 +57,7 @@ def up() -> None:
         Request(f"{dashboard}/api/version", headers={"Authorization": f"Bearer {the_token()}"} if locked else {}),
         log=STATE / "head.log",
         deadline_s=START_DEADLINE_S,
+        says=STARTED,
         environment=cluster_environment(Path.cwd() / "runs"),
     )
     print(f"cluster up: dashboard {dashboard}")

@@ -21,9 +21,11 @@ def start(
     *,
     log: Path,
     deadline_s: float,
+    says: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Start one in a session of its own that writes to `log`, record it at `path`, and wait until it answers `asked`.
+    """Start one in a session of its own that writes to `log`, record it at `path`, and wait until it answers `asked`
+    and its log has what it `says` once it has started.
 
     One that does not come up is ended. Raises `ConfigError` where it ended by itself, with its last words, and
     `DeadlineExceeded`.
@@ -39,7 +41,7 @@ def start(
         )
     record(path, started.pid)
     try:
-        _wait(started, Path(command[0]).name, asked, log, deadline_s)
+        _wait(started, Path(command[0]).name, asked, log, deadline_s, says=says)
     except BaseException:
         if (process := recorded(path)) is not None:
             end(path, process)
@@ -47,17 +49,27 @@ def start(
 
 
 def _wait(
-    started: "subprocess.Popen[bytes]", name: str, asked: urllib.request.Request, log: Path, deadline_s: float
+    started: "subprocess.Popen[bytes]",
+    name: str,
+    asked: urllib.request.Request,
+    log: Path,
+    deadline_s: float,
+    *,
+    says: str,
 ) -> None:
     deadline = time.monotonic() + deadline_s
     while time.monotonic() < deadline:
         if started.poll() is not None:
-            raise ConfigError(name, f"it ended: {log.read_text().strip().splitlines()[-1:]}", f"see {log}")
+            raise ConfigError(
+                name, f"it ended: {log.read_text(errors='replace').strip().splitlines()[-1:]}", f"see {log}"
+            )
         try:
             with urllib.request.urlopen(asked, timeout=2):
-                return
+                if says in log.read_text(errors="replace"):
+                    return
         except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
+            pass
+        time.sleep(0.2)
     raise DeadlineExceeded(name, "an answer", asked.full_url, deadline_s)
 
 

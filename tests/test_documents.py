@@ -151,6 +151,13 @@ def test_every_line_that_the_page_on_troubles_quotes_is_one_that_the_program_pri
         assert any(re.search(".*".join(pieces), text, re.DOTALL) for text in texts), quoted
 
 
+def test_there_is_a_page_for_what_a_person_comes_for_and_the_readme_leads_there():
+    wanted = {"first-run", "own", "gpu", "watching", "metrics", "security", "troubleshooting", "sandbox", "scheduler"}
+    assert wanted <= {page.stem for page in (REPOSITORY / "docs").glob("*.md")}
+    readme = (REPOSITORY / "README.md").read_text()
+    assert {name for name in wanted if f"(docs/{name}.md" not in readme} == set()
+
+
 def test_every_page_has_its_place_in_the_site_and_links_lead_there():
     listed = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())["nav"]
     places = {place for one in listed for at in one.values() for place in (at if isinstance(at, list) else [at])}

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,12 @@ def test_jobs_find_the_runs_folder_and_this_environments_programs():
     environment = cluster.cluster_environment(Path("/runs"))
     assert environment["RSTAR_RAY_RUNS"] == "/runs"
     assert environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+
+
+def test_a_head_has_started_when_ray_says_so_in_these_words():
+    ray = find_spec("ray")
+    assert ray is not None and ray.origin is not None
+    assert f'"{cluster.STARTED}"' in (Path(ray.origin).parent / "scripts/scripts.py").read_text()
 
 
 def test_a_taken_port_is_refused_by_its_number_and_a_free_one_is_not():

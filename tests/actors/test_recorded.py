@@ -29,6 +29,25 @@ def test_one_that_answers_goes_on_until_it_is_ended(tmp_path: Path):
     assert recorded(path) is None and not process.is_running()
 
 
+def test_one_that_answers_has_started_only_when_it_says_so(tmp_path: Path):
+    path, log, port = tmp_path / "one.json", tmp_path / "log", free_port()
+    later = "import threading; threading.Timer(0.5, print, ['it is up'], {'flush': True}).start()"
+    command = [sys.executable, "-c", later + SERVES, str(port)]
+    start(path, command, _asked(port), log=log, deadline_s=30, says="it is up")
+    assert "it is up" in log.read_text()
+    end(path, recorded(path) or pytest.fail("it is gone"))
+    ends = "import os, threading; threading.Timer(0.5, lambda: (print('no node', flush=True), os._exit(1))).start()"
+    with pytest.raises(ConfigError, match=r"it ended: .*no node"):
+        start(
+            path,
+            [sys.executable, "-c", ends + SERVES, str(port)],
+            _asked(port),
+            log=log,
+            deadline_s=30,
+            says="it is up",
+        )
+
+
 def test_one_that_ends_is_told_with_its_last_line(tmp_path: Path):
     path, command = tmp_path / "one.json", ["/bin/sh", "-c", "echo the disk is full; exit 1"]
     with pytest.raises(ConfigError, match=r"sh: it ended: .'the disk is full'.; see .*log"):
