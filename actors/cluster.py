@@ -14,7 +14,7 @@ from urllib.request import Request
 from actors.cluster_file import run_cluster_file
 from actors.door import EXPORT_LINE, MODE_VARIABLE, shut_door, the_token
 from actors.environment import accelerator, gpu_environment
-from actors.recorded import end, recorded, start
+from actors.recorded import Sign, end, recorded, start
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 HOST, DASHBOARD_PORT = "127.0.0.1", 8265
@@ -54,10 +54,12 @@ def up() -> None:
     start(
         HEAD,
         command,
-        Request(f"{dashboard}/api/version", headers={"Authorization": f"Bearer {the_token()}"} if locked else {}),
+        Sign(
+            Request(f"{dashboard}/api/version", headers={"Authorization": f"Bearer {the_token()}"} if locked else {}),
+            says=STARTED,
+        ),
         log=STATE / "head.log",
         deadline_s=START_DEADLINE_S,
-        says=STARTED,
         environment=cluster_environment(Path.cwd() / "runs"),
     )
     print(f"cluster up: dashboard {dashboard}")

@@ -13,7 +13,7 @@ from urllib.request import Request
 import psutil
 
 from actors.cluster import HEAD, HOST, PROMETHEUS, STATE, refuse_taken_port
-from actors.recorded import recorded, start
+from actors.recorded import Sign, recorded, start
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 DEPLOYED = Path(__file__).resolve().parent.parent / "deploy"
@@ -51,7 +51,7 @@ def _start(program: str, head: psutil.Process, port: int) -> None:
     shutil.copy(DEPLOYED / "prometheus/alerts.yml", folder)
     command = [program, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
     command += [f"--web.listen-address={HOST}:{port}", "--storage.tsdb.retention.time=30d"]
-    ready = Request(f"http://{HOST}:{port}/-/ready")
+    ready = Sign(Request(f"http://{HOST}:{port}/-/ready"))
     start(PROMETHEUS, command, ready, log=folder / "log", deadline_s=START_DEADLINE_S)
 
 

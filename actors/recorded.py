@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -14,18 +15,23 @@ from actors.birth import birth
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 
+class Sign(NamedTuple):
+    """By what one knows that a process has come up."""
+
+    asked: urllib.request.Request  # it answers this
+    says: str = ""  # and its log has this
+
+
 def start(
     path: Path,
     command: Sequence[str],
-    asked: urllib.request.Request,
+    sign: Sign,
     *,
     log: Path,
     deadline_s: float,
-    says: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Start one in a session of its own that writes to `log`, record it at `path`, and wait until it answers `asked`
-    and its log has what it `says` once it has started.
+    """Start one in a session of its own that writes to `log`, record it at `path`, and wait for the sign that it is up.
 
     One that does not come up is ended. Raises `ConfigError` where it ended by itself, with its last words, and
     `DeadlineExceeded`.
@@ -41,22 +47,14 @@ def start(
         )
     record(path, started.pid)
     try:
-        _wait(started, Path(command[0]).name, asked, log, deadline_s, says=says)
+        _wait(started, Path(command[0]).name, sign, log, deadline_s)
     except BaseException:
         if (process := recorded(path)) is not None:
             end(path, process)
         raise
 
 
-def _wait(
-    started: "subprocess.Popen[bytes]",
-    name: str,
-    asked: urllib.request.Request,
-    log: Path,
-    deadline_s: float,
-    *,
-    says: str,
-) -> None:
+def _wait(started: "subprocess.Popen[bytes]", name: str, sign: Sign, log: Path, deadline_s: float) -> None:
     deadline = time.monotonic() + deadline_s
     while time.monotonic() < deadline:
         if started.poll() is not None:
@@ -64,13 +62,13 @@ def _wait(
                 name, f"it ended: {log.read_text(errors='replace').strip().splitlines()[-1:]}", f"see {log}"
             )
         try:
-            with urllib.request.urlopen(asked, timeout=2):
-                if says in log.read_text(errors="replace"):
+            with urllib.request.urlopen(sign.asked, timeout=2):
+                if sign.says in log.read_text(errors="replace"):
                     return
         except (urllib.error.URLError, OSError):
             pass
         time.sleep(0.2)
-    raise DeadlineExceeded(name, "an answer", asked.full_url, deadline_s)
+    raise DeadlineExceeded(name, "an answer", sign.asked.full_url, deadline_s)
 
 
 def record(path: Path, pid: int) -> None:

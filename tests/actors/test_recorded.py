@@ -7,7 +7,7 @@ from urllib.request import Request
 import pytest
 
 from actors.cluster import free_port
-from actors.recorded import end, recorded, start
+from actors.recorded import Sign, end, recorded, start
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 SERVES = """
@@ -16,8 +16,8 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRe
 """
 
 
-def _asked(port: int) -> Request:
-    return Request(f"http://127.0.0.1:{port}/")
+def _asked(port: int, says: str = "") -> Sign:
+    return Sign(Request(f"http://127.0.0.1:{port}/"), says)
 
 
 def test_one_that_answers_goes_on_until_it_is_ended(tmp_path: Path):
@@ -33,7 +33,7 @@ def test_one_that_answers_has_started_only_when_it_says_so(tmp_path: Path):
     path, log, port = tmp_path / "one.json", tmp_path / "log", free_port()
     later = "import threading; threading.Timer(0.5, print, ['it is up'], {'flush': True}).start()"
     command = [sys.executable, "-c", later + SERVES, str(port)]
-    start(path, command, _asked(port), log=log, deadline_s=30, says="it is up")
+    start(path, command, _asked(port, "it is up"), log=log, deadline_s=30)
     assert "it is up" in log.read_text()
     end(path, recorded(path) or pytest.fail("it is gone"))
     ends = "import os, threading; threading.Timer(0.5, lambda: (print('no node', flush=True), os._exit(1))).start()"
