@@ -38,14 +38,7 @@ def test_one_that_answers_has_started_only_when_it_says_so(tmp_path: Path):
     end(path, recorded(path) or pytest.fail("it is gone"))
     ends = "import os, threading; threading.Timer(0.5, lambda: (print('no node', flush=True), os._exit(1))).start()"
     with pytest.raises(ConfigError, match=r"it ended: .*no node"):
-        start(
-            path,
-            [sys.executable, "-c", ends + SERVES, str(port)],
-            _asked(port),
-            log=log,
-            deadline_s=30,
-            says="it is up",
-        )
+        start(path, [sys.executable, "-c", ends + SERVES, str(port)], _asked(port, "it is up"), log=log, deadline_s=30)
 
 
 def test_one_that_ends_is_told_with_its_last_line(tmp_path: Path):
