@@ -2,10 +2,10 @@
 
 import asyncio
 import os
-import tempfile
 import time
 from pathlib import Path
 
+from rstar_ray.own_folder import OwnFolder
 from sandbox.cage.scratch import clear_away
 from sandbox.cgroups import Groups, find_groups
 from sandbox.isolation import FIRST_UID, MAX_THREADS, IsolationLevel
@@ -18,7 +18,8 @@ class Homes:
     """One folder for one pool; below it one for each cell, owned by the cell's uid."""
 
     def __init__(self, groups: Groups | None = None) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="sandbox-"))
+        self._own = OwnFolder("sandbox-", clear=_clear)
+        self._folder = self._own.path
         self._folder.chmod(0o711)
         self._free: list[int] = []
         self._next = 0
@@ -59,9 +60,14 @@ class Homes:
         end = time.monotonic() + GROUPS_S
         while not self.groups.sweep() and time.monotonic() < end:
             await asyncio.sleep(0.02)
-        await asyncio.to_thread(self._remove)
+        await asyncio.to_thread(self._own.remove)
 
-    def _remove(self) -> None:
-        for home in self._folder.iterdir():
+
+def _clear(folder: Path) -> None:
+    """A pool's folder: what programs left in their homes first."""
+    for home in folder.iterdir():
+        if home.is_dir() and not home.is_symlink():
             clear_away(str(home))
-        self._folder.rmdir()
+        else:
+            home.unlink()
+    folder.rmdir()

@@ -5,6 +5,7 @@ import base64
 import contextlib
 import os
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -117,11 +118,13 @@ class Pages:
 async def tab(profile: Path) -> AsyncIterator[Tab]:
     """A fresh browser with one empty page; `profile` is a folder of its own."""
     assert CHROMIUM is not None
+    left = tempfile.mkdtemp(prefix="chromium-")  # what it leaves lies there, by a path short enough for its socket
     process = await asyncio.create_subprocess_exec(
         CHROMIUM, "--headless=new", "--remote-debugging-port=0", f"--user-data-dir={profile}", "--no-first-run",
         "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions", "--disable-background-networking",
         *(["--no-sandbox"] if os.geteuid() == 0 else []), "about:blank",
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": left},
     )  # fmt: skip
     try:
         port = await _port(profile / "DevToolsActivePort", process)
@@ -138,6 +141,7 @@ async def tab(profile: Path) -> AsyncIterator[Tab]:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         await process.wait()
+        shutil.rmtree(left, ignore_errors=True)
 
 
 async def _port(said: Path, process: asyncio.subprocess.Process) -> int:

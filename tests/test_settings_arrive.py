@@ -315,6 +315,7 @@ WAYS: dict[str, Way | Elsewhere] = {
     "scale": Way("gpu", problems),
     "run_dir": Way("elsewhere", place),
     "seed": Way(7, run),
+    "deterministic": Way(True, engine),
     "model": Way("/no/such/folder", paths),
     "steps": Way(3, run),
     "until": Elsewhere("tests/rstar_ray/test_stages.py::test_a_stage_ends_when_it_has_taught_what_it_can", "until="),

@@ -20,6 +20,7 @@ class EngineSettings:
     tensor_parallel_size: int
     gpu_memory_utilization: float  # share of the device's memory, weights included
     seed: int  # of what no request seeds
+    batch_invariant: bool  # on GPUs: a sequence's numbers do not depend on those decoded beside it
     num_threads: int  # CPU threads of a worker; unused on GPUs
     measure_cost: bool  # tell what its steps cost, for the balancer
     vllm_metrics: bool  # hand vLLM's own statistics to Ray's metrics
@@ -48,6 +49,7 @@ def engine_settings(config: RunConfig, model: Path) -> EngineSettings:
         tensor_parallel_size=engine.tensor_parallel,
         gpu_memory_utilization=engine.gpu_memory_share,
         seed=config.seed,
+        batch_invariant=config.deterministic,
         num_threads=engine.num_threads,
         measure_cost=config.balancer.measured,
         vllm_metrics=engine.vllm_metrics,

@@ -72,7 +72,7 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
     """Read by vLLM at its import here and in the processes it starts."""
     everywhere = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
     everywhere["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
-    return everywhere | (_cpu_environment(settings) if _on_cpu() else {})
+    return everywhere | (_cpu_environment(settings) if _on_cpu() else _gpu_environment(settings))
 
 
 def _cpu_environment(settings: EngineSettings) -> dict[str, str]:
@@ -85,6 +85,11 @@ def _cpu_environment(settings: EngineSettings) -> dict[str, str]:
     eager = {"TORCHDYNAMO_DISABLE": "1"} if settings.enforce_eager else {}
     threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(settings.num_threads)}
     return STEADY_HEAP | one_rank | eager | threads
+
+
+def _gpu_environment(settings: EngineSettings) -> dict[str, str]:
+    """vLLM has kernels for GPUs that sum in an order of their own, whatever is decoded beside a sequence."""
+    return {"VLLM_BATCH_INVARIANT": "1"} if settings.batch_invariant else {}
 
 
 def _on_cpu() -> bool:

@@ -68,6 +68,13 @@ def seed_generators(seed: int) -> None:
     torch.manual_seed(seed % 2**32)
 
 
+def compute_deterministically(settings: LearnerSettings) -> None:
+    """For the whole process, where it is asked for: torch refuses by name what it cannot compute so."""
+    if settings.deterministic:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+
+
 def start_deepspeed(policy: Policy, settings: LearnerSettings, device: torch.device) -> tuple[Any, RefusingAdamW]:
     """DeepSpeed's engine around the policy, and the optimizer in it."""
     deepspeed = _quiet_deepspeed()

@@ -101,9 +101,7 @@ class Learner:
 
     async def start(self) -> None:
         """Create the ranks, let them meet, load the model."""
-        env = {"OMP_NUM_THREADS": str(self.settings.num_threads), "TOKENIZERS_PARALLELISM": "false"}
-        if self.settings.device == "cpu":
-            env["DS_ACCELERATOR"] = "cpu"
+        env = self.settings.environment
         self._ranks = [
             LearnerActor.options(  # type: ignore[attr-defined]
                 name=rank_name(rank), runtime_env={"env_vars": env}, **options

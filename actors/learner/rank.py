@@ -63,6 +63,7 @@ class LearnerRank:
         meeting = self._store or (master_address, master_port)
         deepspeed_start.join_ranks(settings, self.rank, self.device, meeting)
         deepspeed_start.seed_generators(settings.seed + self.rank)
+        deepspeed_start.compute_deterministically(settings)
         attention_kernels.choose(settings.attention_kernel, self.device)
         policy = self._load(settings.model, trained=True)
         attention_kernels.refuse_unfit(settings, policy.language_model.config, self.device)

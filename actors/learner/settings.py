@@ -30,6 +30,7 @@ class LearnerSettings:
     longest_tokens: int  # of a row: prompt and response
     num_threads: int  # CPU threads of a rank
     seed: int
+    deterministic: bool  # no kernel whose sums come in another order each time
 
     weight_decay: float  # not applied to norms and biases
     betas: tuple[float, float]
@@ -50,6 +51,16 @@ class LearnerSettings:
     engine_deadline_s: float  # for an engine's answer while weights are sent to it
     start_deadline_s: float
     step_deadline_s: float  # of an update, a publish, a checkpoint
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of a rank's process, as cuBLAS, flash attention and DeepSpeed look for it when they start."""
+        env = {"OMP_NUM_THREADS": str(self.num_threads), "TOKENIZERS_PARALLELISM": "false"}
+        if self.device == "cpu":
+            env["DS_ACCELERATOR"] = "cpu"
+        if self.deterministic:
+            env |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "FLASH_ATTENTION_DETERMINISTIC": "1"}
+        return env
 
     @property
     def packed(self) -> bool:
@@ -75,6 +86,7 @@ def learner_settings(config: RunConfig, model: Path) -> LearnerSettings:
         longest_tokens=config.engine.max_context_tokens,
         num_threads=learner.num_threads,
         seed=config.seed,
+        deterministic=config.deterministic,
         weight_decay=optimizer.weight_decay,
         betas=(optimizer.beta1, optimizer.beta2),
         epsilon=optimizer.epsilon,

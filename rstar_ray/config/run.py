@@ -51,6 +51,8 @@ class RunConfig:
     many replicas and ranks as fit"""
     seed: int = 0
     """fixes data order, sampling and resampling"""
+    deterministic: bool = False
+    """on GPUs, compute what does not depend on what else is computed beside it (docs/determinism.md): slower"""
     model: str = ""
     """policy to start from, a Hugging Face folder or a hub's id; empty takes the stage before in the run directory"""
     steps: int = 300

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -294,7 +295,10 @@ async def vllms_own_server_serves_the_folder(journey: Journey) -> None:
     )
     environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
     url = f"http://127.0.0.1:{port}/v1"
-    with journey.started(command, **environment) as process:
+    with (
+        tempfile.TemporaryDirectory() as left,
+        journey.started(command, **environment, TMPDIR=left, VLLM_RPC_BASE_PATH=left) as process,
+    ):  # its sockets stay behind there
         async with up(url, process, journey), server_talker(url, "", talk_config(journey)) as talker:
             await asked(talker, journey.size)
         process.terminate()

@@ -1,0 +1,58 @@
+"""Folders for temporary files: gone with their owner, or with the next one's beginning."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from rstar_ray.own_folder import LOCK, OwnFolder
+
+HELD = "import sys, time; from rstar_ray.own_folder import OwnFolder; f = OwnFolder('kind-', parent=sys.argv[1])"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_folder_goes_with_all_that_is_in_it(tmp_path: Path):
+    folder = OwnFolder("kind-", parent=str(tmp_path))
+    (folder.path / "deep").mkdir()
+    (folder.path / "deep" / "file").write_text("x")
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    folder.remove()
+    assert names(tmp_path) == []
+
+
+def test_what_a_killed_owner_left_is_cleared_by_the_next_and_a_living_owners_stays(tmp_path: Path):
+    code = f"{HELD}; print(f.path.name, flush=True); time.sleep(600)"
+    owners = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        living, dead = (owner.stdout.readline().strip() for owner in owners if owner.stdout is not None)
+        (tmp_path / dead / "file").write_text("x")
+        for odd in ("kind-just-made", "kind-of-nobody", "another-kind"):
+            (tmp_path / odd).mkdir()
+        (tmp_path / "kind-just-made" / f"{LOCK}-new").touch()
+        (tmp_path / "another-kind" / LOCK).touch()
+        owners[1].kill()
+        owners[1].wait()
+        mine = OwnFolder("kind-", parent=str(tmp_path))
+        assert names(tmp_path) == sorted([living, mine.path.name, "kind-just-made", "kind-of-nobody", "another-kind"])
+        mine.remove()
+    finally:
+        for owner in owners:
+            owner.kill()
+            owner.wait()
+            assert owner.stdout is not None
+            owner.stdout.close()
+    OwnFolder("kind-", parent=str(tmp_path)).remove()
+    assert names(tmp_path) == ["another-kind", "kind-just-made", "kind-of-nobody"]
+
+
+def test_two_of_one_process_do_not_take_each_other_for_dead(tmp_path: Path):
+    first = OwnFolder("kind-", parent=str(tmp_path))
+    second = OwnFolder("kind-", parent=str(tmp_path))
+    assert first.path.is_dir() and second.path.is_dir()
+    first.remove()
+    second.remove()
