@@ -16,7 +16,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "": {
         "stage": "stage1", "scale": "auto", "run_dir": "", "when_short": "refuse", "seed": 0, "model": "", "steps": 300,
         "until": "steps", "max_empty_steps": 10, "prompts_per_step": 512, "drop_solved": False, "own_folder": "",
-        "reset_optimizer": False,
+        "reset_optimizer": False, "deterministic": False,
     },
     "rollout.": {
         "max_response_tokens": 8_192, "max_turns": 10, "temperature": 1.0, "top_p": 1.0, "instruct": True,
