@@ -290,7 +290,7 @@ async def test_what_a_rank_refuses_or_cannot_finish_reaches_the_driver_by_name(
 async def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_the_deadline(cluster: Any, folder: Path):
     @cluster.remote(num_cpus=0)
     class Silent:
-        async def publish(self) -> None:
+        async def publish(self, policy_version: int, way: str, engines: Sequence[Any]) -> None:
             await asyncio.sleep(60)
 
     learner = Learner(derived.learner(folder, step_deadline_s=0.3))

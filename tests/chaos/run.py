@@ -75,7 +75,7 @@ class Run:
 
     def _listen(self, driver: "subprocess.Popen[bytes]") -> None:
         assert driver.stdout is not None
-        with (self.folder / "log").open("a") as log:
+        with driver.stdout, (self.folder / "log").open("a") as log:
             for line in driver.stdout:
                 said = Said(time.monotonic(), line.decode(errors="replace").rstrip())
                 self.said.append(said)
