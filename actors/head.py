@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 SILENT_S = 10.0
 EVERY_S = 2.0
+LAST_ANSWER_S = 1.0
+"""For a question that is open when the run ends: Ray should not be shut down under it."""
 
 
 class HeadProbe:
@@ -32,13 +34,16 @@ class HeadProbe:
         self._asked_s: float | None = None  # the question that is open
         self._said = False
         self._closed = threading.Event()
+        # A daemon: a head that is gone leaves its last question open for a minute.
+        self._thread = threading.Thread(target=self._ask_for_ever, name="head", daemon=True)
 
     def start(self) -> None:
-        # A daemon: nobody waits for its last question when the run ends.
-        threading.Thread(target=self._ask_for_ever, name="head", daemon=True).start()
+        self._thread.start()
 
     def close(self) -> None:
         self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(LAST_ANSWER_S)
 
     def look(self) -> None:
         """Say what is new; called now and then, from any thread."""

@@ -101,7 +101,7 @@ class TrainingActors:
         self._balancer = BalancerActor.options(name="balancer", runtime_env={"env_vars": NO_GPU}, **head).remote(  # type: ignore[attr-defined]
             self._config.balancer.rule, placement=self._config.balancer, run=self.meter.run
         )
-        self.tools = SandboxClient(self._executors, self._config.sandbox, caller="driver")
+        self.tools = SandboxClient(self._executors, self._config.sandbox, caller="driver", show=self._show)
         self._replicas = Replicas(
             self._balancer,
             self._chat,

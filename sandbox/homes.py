@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from rstar_ray.own_folder import OwnFolder
+from rstar_ray.locked_folder import LockedFolder
 from sandbox.cage.scratch import clear_away
 from sandbox.cgroups import Groups, find_groups
 from sandbox.isolation import FIRST_UID, MAX_THREADS, IsolationLevel
@@ -18,7 +18,7 @@ class Homes:
     """One folder for one pool; below it one for each cell, owned by the cell's uid."""
 
     def __init__(self, groups: Groups | None = None) -> None:
-        self._own = OwnFolder("sandbox-", clear=_clear)
+        self._own = LockedFolder("sandbox-", clear=_clear)
         self._folder = self._own.path
         self._folder.chmod(0o711)
         self._free: list[int] = []

@@ -16,7 +16,7 @@ from pathlib import Path
 LOCK = ".owner"
 
 
-class OwnFolder:
+class LockedFolder:
     """A new folder, its owner's alone, until `remove`."""
 
     def __init__(

@@ -4,9 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rstar_ray.own_folder import LOCK, OwnFolder
+from rstar_ray.locked_folder import LOCK, LockedFolder
 
-HELD = "import sys, time; from rstar_ray.own_folder import OwnFolder; f = OwnFolder('kind-', parent=sys.argv[1])"
+HELD = (
+    "import sys, time; from rstar_ray.locked_folder import LockedFolder; f = LockedFolder('kind-', parent=sys.argv[1])"
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -14,7 +16,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_folder_goes_with_all_that_is_in_it(tmp_path: Path):
-    folder = OwnFolder("kind-", parent=str(tmp_path))
+    folder = LockedFolder("kind-", parent=str(tmp_path))
     (folder.path / "deep").mkdir()
     (folder.path / "deep" / "file").write_text("x")
     assert folder.path.stat().st_mode & 0o777 == 0o700
@@ -37,7 +39,7 @@ def test_what_a_killed_owner_left_is_cleared_by_the_next_and_a_living_owners_sta
         (tmp_path / "another-kind" / LOCK).touch()
         owners[1].kill()
         owners[1].wait()
-        mine = OwnFolder("kind-", parent=str(tmp_path))
+        mine = LockedFolder("kind-", parent=str(tmp_path))
         assert names(tmp_path) == sorted([living, mine.path.name, "kind-just-made", "kind-of-nobody", "another-kind"])
         mine.remove()
     finally:
@@ -46,13 +48,13 @@ def test_what_a_killed_owner_left_is_cleared_by_the_next_and_a_living_owners_sta
             owner.wait()
             assert owner.stdout is not None
             owner.stdout.close()
-    OwnFolder("kind-", parent=str(tmp_path)).remove()
+    LockedFolder("kind-", parent=str(tmp_path)).remove()
     assert names(tmp_path) == ["another-kind", "kind-just-made", "kind-of-nobody"]
 
 
 def test_two_of_one_process_do_not_take_each_other_for_dead(tmp_path: Path):
-    first = OwnFolder("kind-", parent=str(tmp_path))
-    second = OwnFolder("kind-", parent=str(tmp_path))
+    first = LockedFolder("kind-", parent=str(tmp_path))
+    second = LockedFolder("kind-", parent=str(tmp_path))
     assert first.path.is_dir() and second.path.is_dir()
     first.remove()
     second.remove()
