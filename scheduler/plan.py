@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from rstar_ray.algorithm.state_bytes import SCORE_BYTES, rank_bytes, scores_bytes, state_bytes
+from rstar_ray.algorithm.state_bytes import SCORE_BYTES, RankBytes, rank_bytes, scores_bytes, state_bytes
 from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import WeightWay
 from scheduler.cost import EngineCost
@@ -317,17 +317,22 @@ def longest_tokens(stage: Stage) -> int:
     return stage.max_response_tokens + 2_048
 
 
+def _held(model: ModelShape, pools: Pools) -> RankBytes:
+    """By a learner rank of what is trained."""
+    trained = adapter_parameters(model, pools.lora_rank) if pools.lora_rank else model.parameters
+    return rank_bytes(trained, dtype=RUN.learner.dtype, zero=pools.zero, ranks=pools.learner_gpus)
+
+
 def trained_gb(model: ModelShape, pools: Pools) -> float:
     """A learner rank's share of weights, gradients and the optimizer's state; frozen weights are held alone."""
-    trained = adapter_parameters(model, pools.lora_rank) if pools.lora_rank else model.parameters
-    held = rank_bytes(trained, dtype=RUN.learner.dtype, zero=pools.zero, ranks=pools.learner_gpus)
+    held = _held(model, pools)
     frozen = model.parameters * STATE.weight / (pools.learner_gpus if pools.zero == 3 else 1) if pools.lora_rank else 0
     return (held.state - (held.offloaded if pools.offload else 0.0) + frozen) / GB
 
 
-def buckets_gb(pools: Pools) -> float:
-    """Of a learner rank, whatever the model."""
-    return rank_bytes(0.0, dtype=RUN.learner.dtype, zero=pools.zero, ranks=pools.learner_gpus).bucket / GB
+def buckets_gb(model: ModelShape, pools: Pools) -> float:
+    """In which a learner rank adds up gradients over ranks."""
+    return _held(model, pools).bucket / GB
 
 
 def adapter_parameters(model: ModelShape, rank: int) -> float:
@@ -341,7 +346,7 @@ def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools) -> Memory:
     """Of a GPU with an engine."""
     trained = trained_gb(model, pools) if pools.colocated else 0.0
     activations = learner_activations_gb(model, pools) if pools.colocated else 0.0
-    buckets = buckets_gb(pools) if pools.colocated else 0.0
+    buckets = buckets_gb(model, pools) if pools.colocated else 0.0
     weights = model.weights_gb / pools.tensor_parallel
     runtime = gpu.memory_gb * gpu.runtime_share
     return Memory(
@@ -371,7 +376,7 @@ def lacks(model: ModelShape, gpu: Gpu, stage: Stage, pools: Pools) -> list[str]:
     if kv_tokens < longest:
         kv_gb = engine_memory(model, gpu, pools).kv
         problems.append(f"{kv_gb:.1f} GB are left for KV, {kv_tokens} tokens; one rollout may need {longest}")
-    learner_gb = trained_gb(model, pools) + buckets_gb(pools) + learner_activations_gb(model, pools)
+    learner_gb = trained_gb(model, pools) + buckets_gb(model, pools) + learner_activations_gb(model, pools)
     runtime = gpu.memory_gb * gpu.runtime_share
     if learner_gb + runtime > gpu.memory_gb:
         problems.append(f"a learner rank needs {learner_gb:.1f} GB and {runtime:.1f} GB of runtime")

@@ -81,16 +81,20 @@ def gradient_bytes(dtype: Dtype, zero: int) -> int:
 def rank_bytes(parameters: float, *, dtype: Dtype, zero: int, ranks: int) -> RankBytes:
     """What a rank holds of so many trained parameters while gradients are added up.
 
-    ZeRO spreads the optimizer's state over the ranks (1 and above), gradients too (2 and above), weights too (3).
+    ZeRO spreads the optimizer's state over the ranks (1 and above), gradients too (2 and above), weights too (3). In
+    float32 stage 1 lets go of other ranks' gradients as well once they are added up; those of a model that fits into
+    one bucket never leave it.
 
     >>> rank_bytes(1e9, dtype="bfloat16", zero=3, ranks=4).state / 1e9
     4.5
     """
     each = state_bytes(dtype, zero)
+    in_bucket = zero == 1 and dtype == "float32" and parameters <= REDUCE_BUCKET
+    spread = zero >= 2 or (zero == 1 and dtype == "float32")
     return RankBytes(
         weights=parameters * each.weight / (ranks if zero == 3 else 1),
-        gradients=parameters * gradient_bytes(dtype, zero) / (ranks if zero >= 2 else 1),
+        gradients=0.0 if in_bucket else parameters * gradient_bytes(dtype, zero) / (ranks if spread else 1),
         master=parameters * each.master / (ranks if zero else 1),
         moments=parameters * each.moments / (ranks if zero else 1),
-        bucket=float(REDUCE_BUCKET * BYTES[GRADIENTS]) if zero == 3 else 0.0,
+        bucket=float(REDUCE_BUCKET * BYTES[GRADIENTS]) if zero == 3 or in_bucket else 0.0,
     )

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from rstar_ray.algorithm import state_bytes
 from rstar_ray.algorithm.loss import token_logprobs
-from rstar_ray.algorithm.state_bytes import rank_bytes
+from rstar_ray.algorithm.state_bytes import REDUCE_BUCKET, rank_bytes
 from scheduler.plan import GB, LOGITS_CHUNK_TOKENS, logits_gb
 from tests import derived
 from tests.actors.policies import draw_rows, micro_batches, save_policy, weighted
@@ -24,8 +25,13 @@ SHAPES: dict[str, dict[str, Any]] = {  # no matrix so small that ZeRO-3 leaves i
     "untied": {"hidden_size": 384, "intermediate_size": 1_024, "num_hidden_layers": 4, "num_attention_heads": 6,
                "num_key_value_heads": 6, "head_dim": 64, "vocab_size": 1_000, "tie_word_embeddings": False},
 }  # fmt: skip
-KINDS = [("float32", 0), ("float32", 3), ("bfloat16", 1), ("bfloat16", 2), ("bfloat16", 3)]
-"""Not ZeRO-1 and 2 in float32: gradients lie in the reduce bucket there, and are counted neither once nor twice."""
+SMALL_BUCKET = 1_000_000
+"""Of which the gradients of these models fill several, as those of large models fill several of the learner's own."""
+KINDS = [
+    ("float32", 0, REDUCE_BUCKET), ("float32", 1, REDUCE_BUCKET), ("float32", 1, SMALL_BUCKET),
+    ("float32", 2, REDUCE_BUCKET), ("float32", 3, REDUCE_BUCKET),
+    ("bfloat16", 1, REDUCE_BUCKET), ("bfloat16", 2, REDUCE_BUCKET), ("bfloat16", 3, REDUCE_BUCKET),
+]  # fmt: skip
 
 
 def tensors() -> dict[int, int]:
@@ -45,13 +51,15 @@ def held(before: dict[int, int]) -> int:
 def of_rank(rank: int, folder: str) -> None:
     """Rank 0 writes what it holds while gradients are added up, for each kind of learner."""
     os.environ.update(DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
+    from actors.learner import deepspeed_start
     from actors.learner.rank import LearnerRank
 
     rows = weighted(draw_rows(6))
     seen: dict[str, dict[str, float]] = {}
     port = Path(folder) / "port"
     for shape in SHAPES:
-        for dtype, zero in KINDS:
+        for dtype, zero, bucket in KINDS:
+            deepspeed_start.REDUCE_BUCKET = bucket
             before = tensors()
             settings = derived.learner(
                 Path(folder) / shape, dtype=dtype, zero=zero, world_size=RANKS, activation_checkpointing=False
@@ -83,7 +91,7 @@ def of_rank(rank: int, folder: str) -> None:
                 for name, value in state.items()
                 if name != "step"
             )
-            seen[f"{shape} {dtype} {zero}"] = {
+            seen[f"{shape} {dtype} {zero} {bucket}"] = {
                 "parameters": one.facts().num_parameters, "peak": peak, "moments": moments,
             }  # fmt: skip
             one.release()
@@ -104,9 +112,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[st
 
 @pytest.mark.real
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("dtype", "zero"), KINDS)
-def test_a_rank_holds_what_the_planner_counts(seen: dict[str, dict[str, float]], shape: str, dtype: Any, zero: int):
-    counted = seen[f"{shape} {dtype} {zero}"]
+@pytest.mark.parametrize(("dtype", "zero", "bucket"), KINDS)
+def test_a_rank_holds_what_the_planner_counts(
+    monkeypatch: pytest.MonkeyPatch, seen: dict[str, dict[str, float]], shape: str, dtype: Any, zero: int, bucket: int
+):
+    monkeypatch.setattr(state_bytes, "REDUCE_BUCKET", bucket)
+    counted = seen[f"{shape} {dtype} {zero} {bucket}"]
     planned = rank_bytes(counted["parameters"], dtype=dtype, zero=zero, ranks=RANKS)
     assert counted["moments"] == pytest.approx(planned.moments, rel=0.05)
     assert counted["peak"] - planned.bucket == pytest.approx(planned.state, rel=0.05)

@@ -118,12 +118,14 @@ def test_memory_is_shared_by_engine_and_learner_where_they_live_together():
 
 @pytest.mark.parametrize(
     ("zero", "bytes_each"),
-    [(0, 4 + 4 + 8), (1, 4 + 4 + (4 + 8) / 4), (2, 4 + (4 + 4 + 8) / 4), (3, (4 + 4 + 4 + 8) / 4)],
+    [(0, 4 + 4 + 8), (1, 4 + (4 + 4 + 8) / 4), (2, 4 + (4 + 4 + 8) / 4), (3, (4 + 4 + 4 + 8) / 4)],
 )
 def test_zero_spreads_more_with_each_stage(zero: int, bytes_each: float):
     held = rank_bytes(1e9, dtype="float32", zero=zero, ranks=4)
     assert held.state == pytest.approx(1e9 * bytes_each)
     assert held.bucket == (4e8 if zero == 3 else 0)
+    small = rank_bytes(1e8, dtype="float32", zero=zero, ranks=4)
+    assert (small.bucket, small.gradients) == ((4e8, 0.0) if zero == 1 else (held.bucket, held.gradients / 10))
     bf16 = 2 + (4 + 2) + (4 + 8) / 4  # the backward pass adds up in bfloat16 first
     assert trained_gb(MODEL, pools(zero=1)) == pytest.approx(bf16)
 
