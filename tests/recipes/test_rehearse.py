@@ -13,6 +13,7 @@ import pytest
 from recipes.rehearse import REHEARSAL, STEPS
 from recipes.scales import MACHINES, at_scale
 from rstar_ray.config import RunConfig
+from rstar_ray.tiny.model import make_random_model
 from scheduler.plan import QWEN3_14B, ModelShape
 from scheduler.rehearsal import Line, Seen, compared, told
 
@@ -94,10 +95,21 @@ def test_a_line_without_a_plan_has_no_ratio():
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_the_tiny_scale_is_rehearsed(tmp_path: Path):
+@pytest.mark.parametrize("parameters", ["tiny's own", "1e8"])
+def test_a_rehearsal_ends_as_planned(tmp_path: Path, parameters: str):
     command = [sys.executable, "recipes/rehearse.py", "--scale", "tiny", "--run-dir", str(tmp_path / "run")]
+    if parameters == "1e8":
+        command += ["--model", str(larger(tmp_path / "larger")), "--learner.dtype", "bfloat16"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=900, env=dict(os.environ))
     assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-2_000:]
     lines = json.loads((tmp_path / "run" / "rehearsal.json").read_text())["lines"]
     assert not [line for line in lines if line["wrong"]]
     assert {"steps", "killed worker back after", "weights published", "step"} <= {line["what"] for line in lines}
+
+
+def larger(folder: Path) -> Path:
+    """The tiny world's tokenizer and a model of 1e8 weights."""
+    return make_random_model(
+        folder, 0, hidden_size=768, intermediate_size=2_304, num_hidden_layers=14, num_attention_heads=12,
+        num_key_value_heads=4, head_dim=64,
+    )  # fmt: skip
