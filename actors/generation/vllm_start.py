@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from actors.generation.owner import owned_by_this
 from actors.generation.settings import EngineSettings
 from actors.weights.transfer import BACKEND
 from rstar_ray.errors import EngineError
@@ -36,7 +37,7 @@ def start_vllm(settings: EngineSettings, observe: ObserveFn) -> "AsyncLLM":
     vLLM leaves the sockets of its processes behind for ever, in the folder for temporary files. Once they are connected
     their names serve nobody, so they get a folder that is removed as soon as all have started.
     """
-    os.environ.update(engine_environment(settings))
+    os.environ.update(engine_environment(settings) | owned_by_this())
     given = os.environ.get(SOCKETS)
     with tempfile.TemporaryDirectory(prefix="vllm-", dir=given) as folder:
         os.environ[SOCKETS] = folder

@@ -16,6 +16,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
+from actors.generation.owner import end_with_owner
 from actors.weights.arrivals import Arrivals
 from actors.weights.tensors import TensorBucket, add_checksum
 from actors.weights.transfer import BACKEND
@@ -122,5 +123,6 @@ class WorkerExtension:
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, Loading)
+end_with_owner()
 if current_platform.is_cpu():
     import_module("actors.generation.cpu_layers")

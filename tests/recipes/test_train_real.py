@@ -1,5 +1,6 @@
 """The whole recipe as a user starts it: every actor real, killed in stage 2, and gone on with by the same command."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rstar_ray.run_dir.durable import read_rows
@@ -39,14 +41,24 @@ def wait_for(text: str, log: Path, process: "subprocess.Popen[bytes]") -> None:
         time.sleep(0.1)
 
 
+def name_of(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name()
+    return ""
+
+
 def test_a_run_killed_in_stage_2_goes_on_and_ends_with_a_report(tmp_path: Path):
     run_dir, log = tmp_path / "run", tmp_path / "log"
     first = start(run_dir, log)
     try:
         wait_for("stage2 1/2", log, first)
+        its_own = psutil.Process(first.pid).children(recursive=True)
+        engines = [process for process in its_own if "EngineCore" in name_of(process)]
     finally:
         first.kill()
         first.wait()
+    assert engines
+    assert not psutil.wait_procs(its_own, timeout=30)[1]  # an engine's memory is another's by then
     finished = sorted(path.stem for path in (run_dir / "finished").iterdir())
     assert finished == ["sft", "stage1"]
 

@@ -1,0 +1,52 @@
+"""An engine's processes end with the one that started them, however that ended.
+
+vLLM's engine process does not notice that its client is gone, and waits for requests for ever, with its device memory.
+Ray ends the children of a worker that dies, but who ends with a whole node (the raylet was killed, or the driver of a
+local Ray) leaves them behind.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+
+import psutil
+
+from actors.birth import birth
+
+OWNER = "RSTAR_ENGINE_OWNER"
+GRACE_S = 10.0
+"""Of vLLM's own way to end, which gives back shared memory."""
+
+
+def owned_by_this() -> dict[str, str]:
+    """The environment of processes that are to end with this one."""
+    return {OWNER: f"{os.getpid()} {birth(os.getpid())}"}
+
+
+def end_with_owner() -> None:
+    """From now on this process, and the one that started it where that is not the owner, end once the owner has."""
+    pid, _, born = os.environ.get(OWNER, "").partition(" ")
+    if not pid or int(pid) == os.getpid():
+        return
+    parents = [] if os.getppid() == int(pid) else [os.pidfd_open(os.getppid())]  # a worker's: vLLM's engine process
+    threading.Thread(
+        target=_wait_and_end, args=(int(pid), born, parents), name="end-with-owner", daemon=True
+    ).start()  # fmt: skip
+
+
+def _wait_and_end(owner: int, born: str, parents: list[int]) -> None:
+    with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+        descriptor = os.pidfd_open(owner)  # held before its birth is read, so that it is no later one's
+        if birth(owner) == born:
+            ended = select.poll()
+            ended.register(descriptor, select.POLLIN)
+            ended.poll()
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        for parent in parents:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(parent, kind)
+        os.kill(os.getpid(), kind)
+        time.sleep(GRACE_S)
