@@ -68,11 +68,44 @@ def test_a_dashboard_can_be_imported_anywhere(board: Path):
     assert {one["name"] for one in read["templating"]["list"]} == {"datasource", "run"}
     assert "id" not in read  # a number of somebody's Grafana
     assert len({panel["id"] for panel in read["panels"]}) == len(read["panels"])
-    places = [tuple(panel["gridPos"][side] for side in "xy") for panel in panels(board)]
-    assert len(set(places)) == len(places)
     for panel in panels(board):
         assert panel["datasource"]["uid"] == "${datasource}", panel["title"]
         assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24, panel["title"]
+
+
+GRAFANAS = {"": "short", "s": "s", "bytes": "bytes", "share": "percentunit", "tokens": "count:tokens"}
+GRAFANAS |= {"nats": "suffix:nats", "tokens/s": "count:tokens/s", "s since the epoch": "s"}
+A_SECOND = {"tokens": "count:tokens/s", "s": "short", "": "count:/s"}
+"""Of a counter's rate; seconds a second are plain numbers."""
+
+
+def grafanas_unit(query: str) -> str:
+    """What the values of a query are in."""
+    (unit,) = {BY_NAME[metric].unit for metric in named(query)}
+    if " / " in query:
+        return "percentunit"
+    return A_SECOND[unit] if "rate(" in query and "quantile" not in query else GRAFANAS[unit]
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
+def test_a_panel_has_the_unit_of_its_metrics_and_says_what_they_are(board: Path):
+    for panel in panels(board):
+        asked = [target["expr"] for target in panel["targets"]]
+        if "rstar" in asked[0] and panel["title"] != "Learning rate":
+            assert {panel["fieldConfig"]["defaults"]["unit"]} == set(map(grafanas_unit, asked)), panel["title"]
+        for metric in {metric for query in asked for metric in named(query)}:
+            assert f"`{metric}`: {BY_NAME[metric].meaning}" in panel["description"]
+        assert panel["description"], panel["title"]
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
+def test_panels_do_not_lie_over_each_other(board: Path):
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads(board.read_text())["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, panel["title"]
+        taken |= cells
 
 
 def test_every_alert_says_what_happened_and_the_mend_and_has_a_story():
