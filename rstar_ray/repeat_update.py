@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from rstar_ray.algorithm.advantage import rewards_differ
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.config import RunConfig, with_values
-from rstar_ray.errors import ConfigError
+from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.rollouts import FinishedRollout, TrajectoryRef
-from rstar_ray.run_dir.durable import read_json, read_rows
+from rstar_ray.run_dir.durable import read_object, read_rows
 from rstar_ray.run_dir.folder import RunDir, checkpoint_name, flatten
 from rstar_ray.run_dir.ledger import LEDGER, Fate
 from rstar_ray.run_dir.manifest import damage
@@ -78,9 +78,7 @@ class Compared:
 def recorded_step(run: Path, stage: str, step: int) -> RecordedStep:
     """Everything of one step. Raises `ConfigError` with the mend for what the directory has not."""
     run_dir = RunDir(run)
-    if not run_dir.config_path.exists():
-        raise ConfigError("RUN", f"{run} is no run directory", "name one that holds config.json")
-    configs = read_json(run_dir.config_path)
+    configs = _configs(run_dir)
     if stage not in configs or stage == "sft":
         there = ", ".join(name for name in configs if name != "sft") or "none"
         raise ConfigError("--stage", f"{run} has no RL stage {stage!r}", f"choose one that it has: {there}")
@@ -99,14 +97,23 @@ def recorded_step(run: Path, stage: str, step: int) -> RecordedStep:
 def repeatable(run: Path) -> list[tuple[str, int]]:
     """(stage, step) of the steps whose trajectories are kept and whose checkpoint before is there."""
     run_dir, found = RunDir(run), list[tuple[str, int]]()
+    configs = _configs(run_dir)
     for path in sorted(run_dir.trajectories_path.glob("*-step-*.jsonl")):
         stage, _, step = path.stem.partition("-step-")
         try:
-            _before(run_dir, config_of(read_json(run_dir.config_path)[stage]), int(step))
-        except (ConfigError, KeyError, ValueError):
+            _before(run_dir, config_of(configs[stage]), int(step))
+        except (RStarError, KeyError, ValueError):
             continue
         found.append((stage, int(step)))
     return found
+
+
+def _configs(run_dir: RunDir) -> dict[str, Any]:
+    """By stage. Raises `ConfigError` for what is no run, or one that cannot be read."""
+    if not run_dir.config_path.exists():
+        raise ConfigError("RUN", f"{run_dir.path} is no run directory", "name one that holds config.json")
+    run_dir.refuse_newer()
+    return read_object(run_dir.config_path)
 
 
 def config_of(written: Mapping[str, Any]) -> RunConfig:

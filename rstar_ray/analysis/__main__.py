@@ -41,9 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def analyse(path: Path, *, most: int) -> Path:
     """Look at every stage's end; returns the markdown's path. Raises `ConfigError` where there is none."""
-    run_dir = RunDir(path)
+    run_dir, run = RunDir(path), read_run(path)
+    for fault in run.faults:
+        print(fault, file=sys.stderr)
     found: list[Checkpoint] = []
-    for file in trajectory_files(read_run(path)):
+    for file in trajectory_files(run):
         checkpoint = run_dir.finished_checkpoint(file.stage) if file.problem_set == "held-out" else None
         if checkpoint is not None and checkpoint.step == file.step:
             print(f"{file.stage}: the policy after step {file.step}", flush=True)

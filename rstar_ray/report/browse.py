@@ -11,7 +11,7 @@ from typing import Any
 
 from rstar_ray.algorithm.resample import error_penalty, format_penalty
 from rstar_ray.report.examples import recovered
-from rstar_ray.report.record import Row, RunRecord, TrajectoryFile, trajectory_files
+from rstar_ray.report.record import TRAJECTORY, Row, RunRecord, TrajectoryFile, trajectory_files
 from rstar_ray.rollouts import REPEAT
 from rstar_ray.run_dir.ledger import Fate
 
@@ -115,7 +115,7 @@ def has_figures(group: Siblings) -> bool:
 
 
 def _rows(file: TrajectoryFile) -> Iterator[tuple[Row, int, int]]:
-    """Whole rows, each with where it begins and ends; a torn line ends the file, one that is no JSON is passed over."""
+    """Whole rows, each with where it begins and ends; a torn line ends the file, one that is none is passed over."""
     position = 0
     with file.path.open("rb") as lines:
         for line in lines:
@@ -123,9 +123,11 @@ def _rows(file: TrajectoryFile) -> Iterator[tuple[Row, int, int]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield json.loads(line), start, position
+                row = json.loads(line)
             except ValueError:
                 continue
+            if isinstance(row, dict) and row.keys() >= set(TRAJECTORY):
+                yield row, start, position
 
 
 def _group_id(row: Row) -> str:

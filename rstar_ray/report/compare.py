@@ -1,7 +1,7 @@
 """Several runs side by side: each seed a thin line, each group's mean bold."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,16 @@ class Comparison:
         return sum(self.ends) / len(self.ends) if self.ends else math.nan
 
 
-def compare_runs(paths: Mapping[str, Sequence[Path | str]], out: Path) -> Path:
+def compare_runs(paths: Mapping[str, Sequence[Path | str]], out: Path, show: Callable[[str], None] = print) -> Path:
     """Write compare.html, compare.md, compare.json and compare.png below `out`; returns the page's path.
 
-    Runs under the empty name are grouped as `group_runs` does.
+    Runs under the empty name are grouped as `group_runs` does. What cannot be read is a shown line.
     """
-    groups = group_runs({name: [read_run(path) for path in members] for name, members in paths.items()})
+    read = {name: [read_run(path) for path in members] for name, members in paths.items()}
+    for run in (run for members in read.values() for run in members):
+        for fault in run.faults:
+            show(f"{run.path}: {fault}")
+    groups = group_runs(read)
     out.mkdir(parents=True, exist_ok=True)
     save(_draw, groups, out / "compare.png", height_in=3.1)
     found = comparisons(groups)

@@ -39,7 +39,15 @@ from rstar_ray.report.findings import (
     truncation_change,
 )
 from rstar_ray.report.plots import quantile, smoothed
-from rstar_ray.report.record import RunRecord, read_ledger, seconds_by_phase, stage_title, trajectory_files
+from rstar_ray.report.record import (
+    RunRecord,
+    TrajectoryFile,
+    read_ledger,
+    seconds_by_phase,
+    stage_title,
+    trajectory_files,
+    unread_files,
+)
 from rstar_ray.report.slow import slow_data
 from rstar_ray.report.stage_ends import STAGE_END_HEAD, STAGE_END_NOTE, stage_end_rows
 from rstar_ray.report.verdicts import summary, verdicts
@@ -87,6 +95,7 @@ def whole_page(title: str, data: str, below: str, scripts: Sequence[str] = SCRIP
 
 def page_data(run: RunRecord) -> dict[str, Any]:
     """All the page shows, as JSON values; numbers that are not finite are null."""
+    files = trajectory_files(run)
     return {
         "name": run.name,
         "headline": headline(run),
@@ -127,8 +136,8 @@ def page_data(run: RunRecord) -> dict[str, Any]:
         "placement_rows": placement_rows(run),
         "placement_notes": placement_notes(run),
         "facts": [list(fact) for fact in facts(run)],
-        "stage_titles": stage_titles(run),
-        "faults": list(run.faults),
+        "stage_titles": stage_titles(run, files),
+        "faults": [*run.faults, *unread_files(run, files)],
         "verdicts": verdict_data(run),
         "slow": slow_data(run),
     }
@@ -220,9 +229,9 @@ def verdict_data(run: RunRecord) -> dict[str, Any]:
     return {"summary": summary(found) if found else "", "rows": [asdict(one) for one in found], "window": WINDOW}
 
 
-def stage_titles(run: RunRecord) -> dict[str, str]:
+def stage_titles(run: RunRecord, files: Sequence[TrajectoryFile]) -> dict[str, str]:
     """Every stage that a row or a file may name, as people write it."""
-    stages = {file.stage for file in trajectory_files(run)} | {row["stage"] for row in [*run.sft, *run.steps]}
+    stages = {file.stage for file in files} | {row["stage"] for row in [*run.sft, *run.steps]}
     return {stage: stage_title(stage) for stage in sorted(stages)}
 
 

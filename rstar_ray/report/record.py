@@ -12,13 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from rstar_ray.errors import ConfigError
-from rstar_ray.run_dir.durable import read_json, read_rows
-from rstar_ray.run_dir.folder import RUN_FORMAT, flatten
+from rstar_ray.run_dir.durable import read_object
+from rstar_ray.run_dir.folder import RunDir, flatten
 from rstar_ray.run_dir.growing import GrowingRows
 from rstar_ray.run_dir.ledger import LEDGER
 
 Row = dict[str, Any]
 PHASES = ("generate_s", "tools_s", "verify_s", "learn_s", "publish_s")
+TABLES = {
+    "metrics.jsonl": ("stage", "step", "step_s"),
+    "evaluations.jsonl": ("stage", "step", "set"),
+    "launches.jsonl": ("started_at", "versions"),
+    LEDGER: ("stage", "step", "ids"),
+}
+"""A run's tables, and what a row of each has at least."""
+TRAJECTORY = ("rollout_id", "problem_id", "problem", "answer", "reward", "stop_reason", "turns")
+"""Without these a row is no trajectory."""
 ALGORITHMS = {"paper": "GRPO-RoC", "release": "GRPO-RoC, released rule", "none": "plain GRPO"}
 
 
@@ -86,7 +95,7 @@ class RunFiles:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).absolute()
         self._metrics, self._evaluations, self._launches, self._ledger = (
-            GrowingRows(self.path / name) for name in ("metrics.jsonl", "evaluations.jsonl", "launches.jsonl", LEDGER)
+            GrowingRows(self.path / name, *needs) for name, needs in TABLES.items()
         )
 
     def record(self, *, begun: bool = False) -> RunRecord:
@@ -94,7 +103,8 @@ class RunFiles:
 
         Raises `ConfigError` where there is no run, or one of a newer version.
         """
-        for table in (self._metrics, self._evaluations, self._launches):
+        tables = (self._metrics, self._evaluations, self._launches, self._ledger)
+        for table in tables:
             table.read()
         config_path = self.path / "config.json"
         rows, evaluations = self._metrics.rows, self._evaluations.rows
@@ -102,22 +112,22 @@ class RunFiles:
             raise ConfigError(
                 "run_dir", f"{self.path} holds no metrics and no evaluations", "name the directory of a run"
             )
-        self._refuse_newer()
+        RunDir(self.path).refuse_newer()
+        configs, unread = _configs(config_path)
+        finished, unread_ends = _objects(self.path / "finished", "stage", "step", "finished_at")
         steps = [row for row in rows if "reward_mean" in row]
         spans = stage_spans(steps)
         starts = {span.name: span.start for span in spans}
         return RunRecord(
             path=self.path,
-            config=read_json(config_path) if config_path.exists() else {},
+            config=configs,
             sft=[row for row in rows if "reward_mean" not in row],
             steps=[row | {"rl_step": starts[row["stage"]] + row["step"]} for row in steps],
             spans=spans,
             evaluations=_newest_evaluations(evaluations, spans),
             launches=self._launches.rows,
-            finished=sorted(
-                map(read_json, (self.path / "finished").glob("*.json")), key=lambda row: row["finished_at"]
-            ),
-            faults=(*self._metrics.faults, *self._evaluations.faults, *self._launches.faults),
+            finished=sorted(finished, key=lambda row: row["finished_at"]),
+            faults=(*(fault for table in tables for fault in table.faults), *unread, *unread_ends),
         )
 
     def ledger(self) -> list[Row]:
@@ -125,19 +135,34 @@ class RunFiles:
         self._ledger.read()
         return list({(row["stage"], row["step"]): row for row in self._ledger.rows}.values())
 
-    def _refuse_newer(self) -> None:
-        newest = max((row.get("format", 0) for row in self._launches.rows), default=0)
-        if newest > RUN_FORMAT:
-            raise ConfigError(
-                "run_dir",
-                f"{self.path} was written by a newer rstar_ray (format {newest}; this one knows {RUN_FORMAT})",
-                "use that version",
-            )
-
 
 def read_run(path: Path | str) -> RunRecord:
     """Raises `ConfigError` where there is no run."""
     return RunFiles(path).record()
+
+
+def _configs(path: Path) -> tuple[dict[str, Row], list[str]]:
+    """config.json, by stage, or why it cannot be used."""
+    if not path.exists():
+        return {}, []
+    try:
+        read = read_object(path)
+    except ConfigError as unread:
+        return {}, [f"{path.name} is left out: {unread.problem}"]
+    stages = {name: config for name, config in read.items() if isinstance(config, dict)}
+    return stages, [f"{path.name}: {name} is no stage and is left out" for name in read.keys() - stages.keys()]
+
+
+def _objects(folder: Path, *names: str) -> tuple[list[Row], list[str]]:
+    """The folder's files of JSON that have these names, and why the others cannot be used."""
+    found: list[Row] = []
+    unread: list[str] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found.append(read_object(path, *names))
+        except ConfigError as broken:
+            unread.append(f"{folder.name}/{path.name} is left out: {broken.problem}")
+    return found, unread
 
 
 def read_ledger(run: RunRecord) -> list[Row]:
@@ -198,7 +223,10 @@ class TrajectoryFile:
         return f"{stage_title(self.stage)}, {self.problem_set or f'step {self.step}'}"
 
     def rows(self) -> list[Row]:
-        return read_rows(self.path)
+        """Those that are whole."""
+        table = GrowingRows(self.path, *TRAJECTORY)
+        table.read()
+        return table.rows
 
 
 def trajectory_files(run: RunRecord) -> list[TrajectoryFile]:
@@ -207,18 +235,35 @@ def trajectory_files(run: RunRecord) -> list[TrajectoryFile]:
     return sorted(files, key=lambda file: (file.rl_step, file.problem_set != "", file.path.name))
 
 
+def unread_files(run: RunRecord, files: Sequence[TrajectoryFile]) -> list[str]:
+    """A line for each file of trajectories that is none of `files`, and not just begun."""
+    read = {file.path.name for file in files}
+    return [
+        f"trajectories/{path.name} is left out: its first line is no trajectory"
+        for path in sorted((run.path / "trajectories").glob("*.jsonl"))
+        if path.name not in read and not _just_begun(path)
+    ]
+
+
+def _just_begun(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as lines:
+        return not lines.readline().endswith(b"\n")
+
+
 def _trajectory_files(run: RunRecord) -> Iterator[TrajectoryFile]:
     """Files named `<stage>-step-<step>` or `<stage>-<problem set>`, whose rows tell the stage and step."""
     for path in (run.path / "trajectories").glob("*.jsonl"):
-        with path.open("rb") as lines:
-            first = lines.readline()
-        if not first.endswith(b"\n"):
-            continue  # empty, or torn in its first row
         try:
+            with path.open("rb") as lines:
+                first = lines.readline()
+            if not first.endswith(b"\n"):
+                continue  # empty, or torn in its first row
             row = json.loads(first)
-        except ValueError:
+            stage, step = row["stage"], row["step"]
+        except (OSError, ValueError, KeyError, TypeError):
             continue
-        stage, step = row["stage"], row["step"]
         rest = path.stem.removeprefix(f"{stage}-")
         problem_set = "" if re.fullmatch(r"step-\d+", rest) else rest
         yield TrajectoryFile(path, stage, step, problem_set, _rl_step(stage, step, run.spans))

@@ -38,9 +38,12 @@ class Report:
 def write_report(run_path: Path | str, show: Callable[[str], None] = print) -> Report:
     """Make the report from the run directory alone; an earlier one is replaced.
 
-    Works on a run that is still going. A part that fails is a shown line. Raises `ConfigError` where there is no run.
+    Works on a run that is still going. A part that fails, or what cannot be read, is a shown line. Raises `ConfigError`
+    where there is no run.
     """
     run = read_run(run_path)
+    for fault in run.faults:
+        show(fault)
     report = Report(headline(run), run.path / "report.md", run.path / "report.html")
     with decoration(report.markdown_path.name, show):
         write_text(report.markdown_path, markdown_report(run, draw_plots(run, run.path / "plots", show)))

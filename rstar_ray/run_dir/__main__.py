@@ -3,6 +3,8 @@
 import sys
 from pathlib import Path
 
+from rstar_ray.errors import ConfigError
+from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.verify import faults
 
 
@@ -14,6 +16,11 @@ def main(arguments: list[str]) -> int:
     path = Path(arguments[1])
     if not (path / "config.json").is_file():
         print(f"{path} is no run directory: it has no config.json", file=sys.stderr)
+        return 2
+    try:
+        RunDir(path).refuse_newer()
+    except ConfigError as newer:
+        print(newer, file=sys.stderr)
         return 2
     found = faults(path, show=print)
     for fault in found:

@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rstar_ray.errors import ConfigError
+
+DAMAGED = "bring it back from a copy, or name another run directory"
+"""The mend of a file that was whole when it was written."""
+
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Put `data` at `path` whole: a reader, or a crash, sees the old file or the new one, never a part."""
@@ -33,11 +38,23 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Raises `ValueError` naming the file when it is not JSON."""
+    """Raises `ConfigError` where it is not JSON or cannot be read, `FileNotFoundError` where there is none."""
     try:
         return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except OSError as refused:
+        raise ConfigError(str(path), f"cannot be read ({refused.strerror})", DAMAGED) from refused
     except ValueError as broken:
-        raise ValueError(f"{path}: not JSON ({broken})") from broken
+        raise ConfigError(str(path), f"not JSON ({broken})", DAMAGED) from broken
+
+
+def read_object(path: Path, *names: str) -> dict[str, Any]:
+    """As `read_json`, of an object that has these names."""
+    value = read_json(path)
+    if not isinstance(value, dict) or not value.keys() >= set(names):
+        raise ConfigError(str(path), f"no object with {', '.join(names) or 'names'}", DAMAGED)
+    return value
 
 
 def sync_folder(folder: Path) -> None:
@@ -69,17 +86,23 @@ def to_row(row: Mapping[str, object]) -> str:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """All whole rows; a last line without its newline was torn by a crash and is left out.
 
-    No file is no rows. Raises `ValueError` naming the line where an earlier one is not JSON.
+    No file is no rows. Raises `ConfigError` naming the line where an earlier one is no object of JSON.
     """
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is empty or torn
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is empty or torn
+    except OSError as refused:
+        raise ConfigError(str(path), f"cannot be read ({refused.strerror})", DAMAGED) from refused
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError as broken:
-            raise ValueError(f"{path}, line {number}: not JSON ({broken})") from broken
+            raise ConfigError(f"{path}, line {number}", f"not JSON ({broken})", DAMAGED) from broken
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path}, line {number}", "no object", DAMAGED)
+        rows.append(row)
     return rows
 
 

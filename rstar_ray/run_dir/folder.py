@@ -17,7 +17,8 @@ from platform import platform, python_version
 from typing import Any
 
 from rstar_ray.errors import ConfigError, RStarError
-from rstar_ray.run_dir.durable import append_row, read_json, sync_folder, sync_tree, write_json
+from rstar_ray.run_dir.durable import append_row, read_json, read_object, sync_folder, sync_tree, write_json
+from rstar_ray.run_dir.growing import GrowingRows
 from rstar_ray.run_dir.manifest import MANIFEST, WrittenFile, damage, write_manifest
 
 SET_ASIDE = "damaged-"
@@ -65,6 +66,7 @@ class RunDir:
         """
         run_dir = RunDir(Path(path))
         run_dir._refuse_foreign_folder()
+        run_dir.refuse_newer()
         with run_dir._locked():
             run_dir._claim(stage, json.loads(json.dumps(config, default=str)), may_differ, shared)
             for stale in run_dir.checkpoints_path.glob(".tmp-*"):
@@ -195,7 +197,7 @@ class RunDir:
         marker = self.path / "finished" / f"{stage}.json"
         if not marker.exists():
             return None
-        step = read_json(marker)["step"]
+        step = read_object(marker, "step")["step"]
         for checkpoint in self.checkpoints(stage):
             if checkpoint.step == step:
                 return checkpoint
@@ -203,6 +205,18 @@ class RunDir:
             f"{stage} finished at step {step}, but {self.checkpoints_path / checkpoint_name(stage, step)} is missing "
             f"or damaged; delete {marker} to train the stage's rest again"
         )
+
+    def refuse_newer(self) -> None:
+        """Raise `ConfigError` for what a version wrote that this one cannot know."""
+        launches = GrowingRows(self.launches_path)
+        launches.read()
+        newest = max((form for row in launches.rows if isinstance(form := row.get("format"), int)), default=0)
+        if newest > RUN_FORMAT:
+            raise ConfigError(
+                "run_dir",
+                f"{self.path} was written by a newer rstar_ray (format {newest}; this one knows {RUN_FORMAT})",
+                "use that version",
+            )
 
     def _refuse_foreign_folder(self) -> None:
         if not self.path.exists() or self.config_path.exists():
@@ -244,7 +258,7 @@ class RunDir:
             yield
 
     def _claim(self, stage: str, config: dict[str, Any], may_differ: Collection[str], shared: Collection[str]) -> None:
-        stages: dict[str, dict[str, Any]] = read_json(self.config_path) if self.config_path.exists() else {}
+        stages: dict[str, dict[str, Any]] = read_object(self.config_path) if self.config_path.exists() else {}
         for other, there in stages.items():
             self._refuse_other_tree(other, there, config)
         found = [
@@ -277,7 +291,7 @@ class RunDir:
 
     def _prune(self, stage: str, keep_last: int) -> None:
         marker = self.path / "finished" / f"{stage}.json"
-        stage_end = read_json(marker)["step"] if marker.exists() else None
+        stage_end = read_object(marker, "step")["step"] if marker.exists() else None
         for checkpoint in self.checkpoints(stage)[: -max(keep_last, 1)]:
             if checkpoint.step != stage_end:
                 self._remove(checkpoint.path)

@@ -7,10 +7,12 @@ from typing import Any, BinaryIO
 
 
 class GrowingRows:
-    """What is whole so far. A line that is no JSON is left out and told of; a torn last one is not looked at yet."""
+    """Rows that have the names `needs`, as far as they are whole. Another line is left out and told of; a torn last one
+    is not looked at yet."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *needs: str) -> None:
         self._path = path
+        self._needs = set(needs)
         self._file: tuple[int, int] | None = None  # device and inode
         self._position = 0
         self._lines = 0
@@ -26,6 +28,10 @@ class GrowingRows:
             had = bool(self.rows)
             self._forget()
             return had
+        except OSError as refused:
+            self._forget()
+            self.faults.append(f"{self._path.name} cannot be read ({refused.strerror})")
+            return True
 
     def _take(self, file: BinaryIO) -> bool:
         status = os.fstat(file.fileno())
@@ -44,10 +50,11 @@ class GrowingRows:
                 row = json.loads(line)
             except ValueError:
                 row = None
-            if isinstance(row, dict):
+            if isinstance(row, dict) and row.keys() >= self._needs:
                 self.rows.append(row)
             else:
-                self.faults.append(f"{self._path.name}, line {self._lines} is no row of JSON and is left out")
+                kind = "JSON" if row is None or not self._needs else f"JSON with {', '.join(sorted(self._needs))}"
+                self.faults.append(f"{self._path.name}, line {self._lines} is no row of {kind} and is left out")
         return True
 
     def _forget(self) -> None:

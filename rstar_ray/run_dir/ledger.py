@@ -6,9 +6,9 @@ Every count leads to the rollouts behind it: their ids are in the row, and where
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from rstar_ray.run_dir.durable import append_row, cut_rows, read_rows
+from rstar_ray.run_dir.growing import GrowingRows
 
 LEDGER = "ledger.jsonl"
 
@@ -68,8 +68,9 @@ def forget_fates(run_path: Path, *, stage: str, after_step: int, show: Callable[
 
 def ledger_faults(run_path: Path, *, show: Callable[[str], None]) -> list[str]:
     """Steps missing or twice, sums that do not add up, and rollouts in two states or none, a line each."""
-    rows: list[dict[str, Any]] = read_rows(run_path / LEDGER) if (run_path / LEDGER).exists() else []
-    found: list[str] = []
+    table = GrowingRows(run_path / LEDGER, "stage", "step", "rollouts", "ids", "reasons", *Fate)
+    table.read()
+    rows, found = table.rows, list(table.faults)
     steps: dict[str, list[int]] = {}
     for row in rows:
         name = f"{LEDGER}: {row['stage']} step {row['step']}"

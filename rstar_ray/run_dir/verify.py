@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from rstar_ray.run_dir.durable import read_json, read_rows
+from rstar_ray.errors import ConfigError
+from rstar_ray.run_dir.durable import read_object
 from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.growing import GrowingRows
 from rstar_ray.run_dir.ledger import ledger_faults
 from rstar_ray.run_dir.manifest import damage, writers
 
@@ -24,7 +25,11 @@ def faults(path: Path, *, show: Callable[[str], None]) -> list[str]:
         else:
             found.append(f"checkpoint {folder.name}: {wrong}")
     for marker in sorted((run_dir.path / "finished").glob("*.json")):
-        stage, step = marker.stem, read_json(marker)["step"]
+        try:
+            stage, step = marker.stem, read_object(marker, "step")["step"]
+        except ConfigError as unread:
+            found.append(f"finished/{marker.name}: {unread.problem}")
+            continue
         if step not in [checkpoint.step for checkpoint in run_dir.checkpoints(stage)]:
             found.append(f"{stage} finished at step {step}, but that checkpoint is not there or not whole")
     return found + _steps_missing_or_twice(run_dir, show) + ledger_faults(run_dir.path, show=show)
@@ -32,12 +37,12 @@ def faults(path: Path, *, show: Callable[[str], None]) -> list[str]:
 
 def _steps_missing_or_twice(run_dir: RunDir, show: Callable[[str], None]) -> list[str]:
     """In metrics.jsonl every stage has each step from 1 on once, at least up to its newest checkpoint."""
-    path = run_dir.path / "metrics.jsonl"
-    rows: list[dict[str, Any]] = read_rows(path) if path.exists() else []
+    table = GrowingRows(run_dir.path / "metrics.jsonl", "stage", "step")
+    table.read()
     by_stage: dict[str, list[int]] = {}
-    for row in rows:
+    for row in table.rows:
         by_stage.setdefault(row["stage"], []).append(row["step"])
-    found: list[str] = []
+    found = list(table.faults)
     for stage, steps in by_stage.items():
         newest = run_dir.newest_checkpoint(stage)
         if steps != list(range(1, len(steps) + 1)):

@@ -111,7 +111,7 @@ def test_what_was_not_recorded_is_refused_in_a_line(
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert replay.main([str(tmp_path)]) == 2
-    assert "has no step with its trajectories and the checkpoint before it" in capsys.readouterr().err
+    assert "is no run directory; name one that holds config.json" in capsys.readouterr().err
     assert replay.main([str(tmp_path), "--step", "1"]) == 2
     assert "is no run directory; name one that holds config.json" in capsys.readouterr().err
 
