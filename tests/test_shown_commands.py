@@ -14,7 +14,7 @@ RUN_BY = {
     "make cluster-down": ("deploy/test_dashboards_real.py", "cluster.down()"),
     "make dashboards": ("deploy/test_dashboards_real.py", "dashboards.up("),
     "recipes/stage1.py": ("deploy/test_dashboards_real.py", "recipes/stage1.py"),
-    "recipes/replay.py": ("rstar_ray/test_repeat_update.py", "replay.main("),
+    "recipes/replay.py": ("recipes/test_train_real.py", "recipes/replay.py"),
     "recipes/watch.py": ("recipes/test_watch_recipe.py", "recipes.watch"),
     "recipes/plan.py": ("recipes/test_recipe_examples.py", "PlanConfig"),
     "recipes/rehearse.py": ("recipes/test_rehearse.py", "recipes/rehearse.py"),

@@ -1,4 +1,4 @@
-"""The whole recipe as a user starts it: every actor real, killed in stage 2, and gone on with by the same command."""
+"""The whole recipe as a user starts it: every actor real, killed in stage 2, gone on with, and an update replayed."""
 
 import contextlib
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rstar_ray.repeat_update import COMPARED
 from rstar_ray.run_dir.durable import read_rows
 
 pytestmark = pytest.mark.real
@@ -23,12 +24,19 @@ OPTIONS = shlex.split("""
     --evaluate.num-problems 6 --evaluate.samples 2
     --rollout.max-response-tokens 48 --evaluate.max-response-tokens 48 --checkpoint.every-steps 1
     --data.num-filtered 6 --engine.replicas 1 --learner.ranks 1 --sandbox.deadline-s 60
+    --checkpoint.trajectories-every-steps 1 --reward.name mine:short
 """)
+REWARD = '''
+def short(completion, problem):
+    """A policy that has hardly learned to speak differs in this, and in little else."""
+    return float(len(completion) % 2)
+'''
 DEADLINE_S = 280
 
 
 def start(run_dir: Path, log: Path) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "recipes/train.py", "--run-dir", str(run_dir), *OPTIONS]
+    command += ["--own-folder", str(run_dir.parent)]
     with log.open("ab") as output:
         return subprocess.Popen(command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT)
 
@@ -49,6 +57,7 @@ def name_of(process: psutil.Process) -> str:
 
 def test_a_run_killed_in_stage_2_goes_on_and_ends_with_a_report(tmp_path: Path):
     run_dir, log = tmp_path / "run", tmp_path / "log"
+    (tmp_path / "mine.py").write_text(REWARD)
     first = start(run_dir, log)
     try:
         wait_for("stage2 1/2", log, first)
@@ -74,6 +83,7 @@ def test_a_run_killed_in_stage_2_goes_on_and_ends_with_a_report(tmp_path: Path):
     assert json.loads((run_dir / "report.json").read_text())
     assert list((run_dir / "plots").glob("*.png")) and list((run_dir / "tensorboard").rglob("events*"))
     evaluate_the_result(run_dir, tmp_path)
+    repeat_an_update(run_dir)
 
 
 def evaluate_the_result(run_dir: Path, tmp_path: Path) -> None:
@@ -93,3 +103,32 @@ def evaluate_the_result(run_dir: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2_000:]
     assert "problems: avg@2" in done.stdout
     assert "problems" in {row["set"] for row in read_rows(run_dir / "evaluations.jsonl")}
+
+
+def repeat_an_update(run_dir: Path) -> None:
+    """What a step recorded is what the learner was given: in another process it comes to the same loss and gradient."""
+    listed = replay(run_dir)
+    assert listed.returncode == 0, listed.stderr
+    updates = [row for row in read_rows(run_dir / "metrics.jsonl") if row.get("grad_norm") and row["stage"] != "sft"]
+    there = [row for row in updates if f"{row['stage']} step {row['step']}" in listed.stdout.splitlines()]
+    assert there, listed.stdout
+    step = there[-1]
+    again = replay(run_dir, "--stage", step["stage"], "--step", str(step["step"]))
+    assert again.returncode == 0, again.stdout + again.stderr[-2_000:]
+    figures = [line.split() for line in again.stdout.splitlines() if line.split()[0] in COMPARED]
+    assert [words[0] for words in figures] == list(COMPARED)
+    assert all(words[-1] == "same" for words in figures)
+    assert again.stdout.splitlines()[-1] == "the update is repeated"
+
+    recorded = read_rows(run_dir / "trajectories" / f"{step['stage']}-step-{step['step']:06d}.jsonl")
+    trained = [turn for row in recorded for turn in row["turns"] if turn["entropies"] is not None]
+    entropies = [entropy for turn in trained for entropy in turn["entropies"]]
+    diffs = [abs(diff) for turn in trained for diff in turn["logprob_diffs"]]
+    assert sum(entropies) / len(entropies) == pytest.approx(step["entropy"], rel=5e-3)
+    assert sum(diffs) / len(diffs) == pytest.approx(step["logprob_diff_mean"], rel=2e-2)
+    assert max(diffs) == pytest.approx(step["logprob_diff_max"], rel=1e-2)
+
+
+def replay(run_dir: Path, *asked: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "recipes/replay.py", str(run_dir), *asked]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE_S)
