@@ -1,6 +1,8 @@
 // ---- charts over RL steps, with one crosshair for all of them
 
 const charts = [];
+// A drawing is as wide as there is room for on a narrow page: a wide one made small cannot be read.
+const room = most => Math.min(most, Math.max(280, document.documentElement.clientWidth - 62));
 function ticks(top, count, least = 0) {
   const rough = top / count, scale = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map(factor => factor * scale).find(candidate => candidate >= Math.max(rough, least)) || least;
@@ -63,7 +65,7 @@ function where(data, step) {
   return span ? `${span.title}, step ${step - span.start}` : "before RL";
 }
 function lineChart(data, spec) {
-  const made = card(spec), plot = frame(data, spec, 520, 236);
+  const made = card(spec), plot = frame(data, spec, room(520), 236);
   plot.svg.append(shape("path", { d: path(data.x, spec.values, plot.x, plot.y), class: "thin", stroke: `var(--${spec.colour})` }));
   plot.svg.append(shape("path", { d: path(data.x, spec.smooth, plot.x, plot.y), class: "line", stroke: `var(--${spec.colour})` }));
   hoverable(made, plot, step => {
@@ -74,7 +76,7 @@ function lineChart(data, spec) {
   return made.made;
 }
 function pointChart(data, spec) {
-  const made = card(spec), plot = frame(data, spec, 520, 236), points = data.heldout;
+  const made = card(spec), plot = frame(data, spec, room(520), 236), points = data.heldout;
   for (const point of points) plot.svg.append(shape("line", { x1: plot.x(point.x), x2: plot.x(point.x), y1: plot.y(point.low), y2: plot.y(point.high), stroke: `var(--${spec.colour})`, "stroke-opacity": .35, "stroke-width": 4 }));
   plot.svg.append(shape("path", { d: path(points.map(p => p.x), points.map(p => p.y), plot.x, plot.y), class: "line", stroke: `var(--${spec.colour})` }));
   for (const point of points) plot.svg.append(shape("circle", { cx: plot.x(point.x), cy: plot.y(point.y), r: 4, fill: `var(--${spec.colour})` }));
@@ -88,7 +90,7 @@ function pointChart(data, spec) {
 
 // Layers on each other, a column for each step; `pick` is called with the step that a person points out.
 function layerChart(data, { title, top, tick, layers, unit, pick }) {
-  const made = card({ title }, true), plot = frame(data, { title, top, tick }, 1060, 230), base = data.x.map(() => 0);
+  const made = card({ title }, true), plot = frame(data, { title, top, tick }, room(1060), 230), base = data.x.map(() => 0);
   for (const layer of layers) {
     let above = "", below = "";
     data.x.forEach((step, i) => {
@@ -114,8 +116,8 @@ function layerChart(data, { title, top, tick, layers, unit, pick }) {
 }
 function familyChart(families) {
   const title = "Held-out pass@1 by family: before RL (ring) and at the end (dot)", made = card({ title }, true);
-  const height = 26 * families.length + 26, left = 150, right = 1040, x = value => left + (right - left) * value;
-  const svg = shape("svg", { viewBox: `0 0 1060 ${height}`, role: "img", "aria-label": title });
+  const height = 26 * families.length + 26, width = room(1060), left = Math.min(150, .36 * width), right = width - 20, x = value => left + (right - left) * value;
+  const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
   for (const tick of [0, .2, .4, .6, .8, 1]) {
     svg.append(shape("line", { x1: x(tick), x2: x(tick), y1: 6, y2: height - 22, class: "grid" }));
     svg.append(shape("text", { x: x(tick), y: height - 6, "text-anchor": "middle" }, Math.round(100 * tick) + " %"));
@@ -134,7 +136,7 @@ function familyChart(families) {
   return made.made;
 }
 function sftChart(sft) {
-  const made = card({ title: sft.title }, false), width = 1060, height = 230;
+  const made = card({ title: sft.title }, false), width = room(1060), height = 230;
   const box = { left: 46, right: width - 10, top: 8, bottom: height - 26 };
   const points = [...sft.training, ...sft.validation].filter(point => point[1] > 0), xEnd = Math.max(...points.map(point => point[0]));
   const low = Math.log10(Math.min(...points.map(point => point[1]))), high = Math.log10(Math.max(...points.map(point => point[1])));

@@ -7,7 +7,7 @@ const TICKS = { percent: value => +(100 * value).toFixed(1) + " %", tiny: value 
 
 // Each run thin, each group's mean bold; pointed at, the means at that step.
 function courses(data, chart) {
-  const made = card(chart), plot = frame(data, { ...chart, tick: TICKS[chart.unit] }, 520, 236), at = (course, step) => course.find(point => point[0] === step);
+  const made = card(chart), plot = frame(data, { ...chart, tick: TICKS[chart.unit] }, room(520), 236), at = (course, step) => course.find(point => point[0] === step);
   const draw = (course, kind, colour) => plot.svg.append(shape("path", { d: path(course.map(point => point[0]), course.map(point => Math.min(chart.top, point[1])), plot.x, plot.y), class: kind, stroke: `var(--${colour})` }));
   chart.groups.forEach((group, i) => {
     for (const course of group.runs) draw(course, group.runs.length > 1 ? "thin" : "line", data.groups[i].colour);
