@@ -81,7 +81,9 @@ def down() -> None:
 
 
 def refuse_taken_port(port: int, mend: str = "the dashboard and `ray job submit` need it") -> None:
-    """Raise `ConfigError` where something listens there; `mend` says what else can be done, or why it cannot."""
+    """Raise `ConfigError` for what is no port, or where something listens; `mend` says what else helps."""
+    if not 0 < port < 65536:
+        raise ConfigError(f"port {port}", "it is no port", "give 1 to 65535")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -38,7 +38,10 @@ def compare_runs(paths: Mapping[str, Sequence[Path | str]], out: Path, show: Cal
         for fault in run.faults:
             show(f"{run.path}: {fault}")
     groups = group_runs(read)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as refused:
+        raise ConfigError("--out", f"{out}: {refused.strerror}", "name a folder that can be written") from refused
     save(_draw, groups, out / "compare.png", height_in=3.1)
     found = comparisons(groups)
     write_json(

@@ -51,6 +51,9 @@ def test_a_taken_port_is_refused_by_its_number_and_a_free_one_is_not():
         with pytest.raises(ConfigError, match=f"port {port}: it is in use"):
             cluster.refuse_taken_port(port)
     cluster.refuse_taken_port(port)
+    for none in (0, -1, 65536):
+        with pytest.raises(ConfigError, match="is no port; give 1 to 65535"):
+            cluster.refuse_taken_port(none)
 
 
 def test_a_free_port_is_one_that_can_be_listened_on():

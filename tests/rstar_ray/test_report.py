@@ -10,7 +10,7 @@ import pytest
 from rstar_ray.errors import ConfigError
 from rstar_ray.report import plots, write
 from rstar_ray.report.__main__ import main
-from rstar_ray.report.compare import group_runs
+from rstar_ray.report.compare import compare_runs, group_runs
 from rstar_ray.report.compare_page import comparison_data, mean_course
 from rstar_ray.report.examples import examples, segments
 from rstar_ray.report.findings import (
@@ -340,6 +340,12 @@ def test_runs_of_one_algorithm_stand_for_themselves_and_what_differs_is_told(tmp
 def test_one_run_cannot_be_compared(run_path: Path):
     with pytest.raises(ConfigError, match="only one run"):
         group_runs({"": [read_run(run_path)]})
+
+
+def test_a_comparison_that_cannot_be_written_is_refused_before_it_is_drawn(run_path: Path, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"^--out: .*/file: File exists; name a folder that can be written$"):
+        compare_runs({"a": [run_path], "b": [run_path]}, tmp_path / "file")
 
 
 def test_the_mean_course_covers_the_steps_that_all_runs_have():
