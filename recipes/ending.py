@@ -32,5 +32,6 @@ def status_of(act: Callable[[], int | None], *, interrupted: str = "") -> int:
 
 
 def _complain(what: object, status: int) -> int:
-    print(f"error: {what}", file=sys.stderr, flush=True)
+    cause = getattr(what, "cause", None)  # of what an actor raised; Ray's own text is its traceback
+    print(f"error: {cause if isinstance(cause, Exception) else what}", file=sys.stderr, flush=True)
     return status

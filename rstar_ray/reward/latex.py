@@ -21,10 +21,14 @@ _ONE_SPELLING = [
         (r"\\(?:lbrace)(?![a-zA-Z])", r"\\{"),
         (r"\\(?:rbrace)(?![a-zA-Z])", r"\\}"),
         (rf"\^\s*\{{\s*{_DEGREE}\s*\}}|\^\s*{_DEGREE}|°|\\degree(?![a-zA-Z])", r" \\text{degrees}"),
+        (r"\\text\{degrees\}\s*(?:\\text\s*\{\s*([CF])\s*\}|([CF])(?![a-zA-Z]))", r"\\text{degrees \1\2}"),
         (r"\\%", "%"),
         (r"\\\$", "USD "),
+        (r"(?:\\text\s*\{)?\s*€\s*\}?\s*(?=\d|$)", "EUR "),
+        (r"(?:\\text\s*\{)?\s*£\s*\}?\s*(?=\d|$)", "GBP "),
         (r"\\leqs?l?ant?(?![a-zA-Z])|\\leq(?![a-zA-Z])|≤|<=", r"\\le "),
         (r"\\geqs?l?ant?(?![a-zA-Z])|\\geq(?![a-zA-Z])|≥|>=", r"\\ge "),
+        (r"\\neq(?![a-zA-Z])|≠", r"\\ne "),
         (r"\\lt(?![a-zA-Z])", "<"),
         (r"\\gt(?![a-zA-Z])", ">"),
         (r"\\(?:varnothing|empty)(?![a-zA-Z])|∅", r"\\emptyset "),
@@ -32,7 +36,7 @@ _ONE_SPELLING = [
         (r"[−–]", "-"),
         (r"×", r"\\times "),
         (r"[·⋅]", r"\\cdot "),
-        (r"±", r"\\pm "),
+        (r"±|\+/?-", r"\\pm "),
         (r"∪", r"\\cup "),
         (r"\\(?:lor|vee)(?![a-zA-Z])|∨", r" \\text{ or } "),
         (r"\\(?:langle|lparen)(?![a-zA-Z])|⟨", "("),
@@ -41,7 +45,11 @@ _ONE_SPELLING = [
         (r"ℝ|\\R(?:eals)?(?![a-zA-Z])", r"\\mathbb{R}"),
         (r"≈|\\(?:approx|simeq)(?![a-zA-Z])", r"\\approx "),
         (r"(?<=\d)\{\.\}(?=\d)", "."),
-        (r"π", r"\\pi "),
+        (r"π|(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
+        (r"\*\*\s*([+-]?\d+|[a-zA-Z])", r"^{\1}"),
+        (r"\\exp\s*(?:\{([^{}^]*)\}|\(([^()^]*)\))", r"e^{\1\2}"),
+        (r"\\(sin|cos|tan)\s*\^\s*\{\s*-\s*1\s*\}", r"\\arc\1 "),
+        (r"\\mathcal\s*\{?\s*O(?![a-zA-Z])\s*\}?", "O"),
         (r"∈", r"\\in "),
         (r"√\s*(\d+)", r"\\sqrt{\1}"),
         (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
@@ -53,6 +61,10 @@ _ONE_SPELLING = [
 ]
 
 
+_SPACED_THOUSANDS = re.compile(r"(?<![\d.,^_{])\d{1,3}(?: \d{3})+(?![\d/])(?! */)")
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+
+
 def one_spelling(text: str) -> str:
     """The same mathematics in one spelling; dollars around it, a final stop and empty space are gone."""
     text = text.strip()
@@ -61,6 +73,8 @@ def one_spelling(text: str) -> str:
             text = text[len(left) : -len(right)]
     if re.fullmatch(r"\$\s*[\d.,]+", text):
         text = "USD " + text[1:]
+    text = _SPACED_THOUSANDS.sub(lambda number: number[0].replace(" ", ""), text)
+    text = re.sub("[⁰¹²³⁴-⁹⁺⁻]+", lambda raised: f"^{{{raised[0].translate(_RAISED)}}}", text)
     for pattern, by in _ONE_SPELLING:
         text = pattern.sub(by, text)
     text = re.sub(r"(?:[\s,;]|(?<!\\)\\(?:\\)?)+$", "", _braced_fractions(text.strip()))
@@ -108,8 +122,8 @@ def _unbraced(text: str) -> str:
 
 
 def dense(text: str) -> str:
-    r"""Without any space but one that ends a command: `\pi r` is not `\pir`."""
-    return re.sub(r"(?<=[^a-zA-Z]) | (?=[^a-zA-Z]|$)|^ ", "", text)
+    r"""Without any space but one that ends a command or a number: `\pi r` is not `\pir`, `1 1/2` not `11/2`."""
+    return re.sub(r"(?<=[^a-zA-Z\d]) |(?<=\d) (?!\d)|(?<!\d) (?=[^a-zA-Z]|$)|^ ", "", text)
 
 
 def unwrapped(text: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from rstar_ray.reward.latex import MAX_CHARS, dense, one_spelling, unwrapped
 from rstar_ray.reward.numbers import split_unit, written_number
-from rstar_ray.reward.structure import Node, same_unknown, split_outside, structure
+from rstar_ray.reward.structure import Node, named_as, names_agree, same_unknown, split_outside, structure
 
 Pair = tuple[str, str]
 Decide = Callable[[str, str], bool]
@@ -68,6 +68,9 @@ async def same_mathematics(answer: str, truth: str, compare: Compare) -> bool:
 
 def equal_nodes(given: Node, wanted: Node, decide: Decide) -> bool:
     """Compare part by part; `decide` judges leaves that the rules leave open. Every open pair is asked for."""
+    given, wanted = named_as(given, wanted), named_as(wanted, given)
+    if not names_agree(given.name, wanted.name):
+        return False
     if given.kind == wanted.kind == "leaf":
         verdict = equal_leaves(given.text, wanted.text)
         return decide(*with_stand_ins(given.text, wanted.text)) if verdict is None else verdict
@@ -162,10 +165,8 @@ def with_stand_ins(answer: str, truth: str) -> Pair:
     def replaced(text: str) -> str:
         parts, position = list[str](), 0
         while (found := _CALL.search(text, position)) and (end := _closed(text, found.end())):
-            key = (
-                "lcm" if "lcm" in found[0] else "gcd",
-                *sorted(map(dense, split_outside(text[found.end() + 1 : end - 1], ","))),
-            )
+            arguments = split_outside(text[found.end() + 1 : end - 1], ",")
+            key = ("lcm" if "lcm" in found[0] else "gcd", *sorted(_terms_in_order(one) for one in arguments))
             if key not in names and len(names) == len(free):
                 break  # more of them than there are symbols
             parts += [text[position : found.start()], names.setdefault(key, free[len(names) % len(free)]), " "]
@@ -173,6 +174,17 @@ def with_stand_ins(answer: str, truth: str) -> Pair:
         return "".join([*parts, text[position:]])
 
     return replaced(answer), replaced(truth)
+
+
+def _terms_in_order(text: str) -> str:
+    """`-1+p` and `p-1` as one."""
+    terms, depth = [""], 0
+    for char in text if text.startswith(("+", "-")) else f"+{text}":
+        depth += {"(": 1, "{": 1, ")": -1, "}": -1}.get(char, 0)
+        if char in "+-" and depth == 0:
+            terms.append("")
+        terms[-1] += char
+    return " ".join(sorted(map(dense, terms)))
 
 
 def _closed(text: str, begin: int) -> int:

@@ -32,6 +32,12 @@ _UNITS = {
     "dollars": "dollar",
     "dollar": "dollar",
     "cents": "cent",
+    "eur": "euro",
+    "euro": "euro",
+    "euros": "euro",
+    "gbp": "pound",
+    "pound": "pound",
+    "pounds": "pound",
     "cm": "centimeter",
     "centimeters": "centimeter",
     "mm": "millimeter",
@@ -143,8 +149,8 @@ def _value(parts: dict[str, str]) -> Fraction | None:
 def split_unit(text: str) -> tuple[str, str]:
     """(what stands before it, the unit under one name); the unit is empty where there is none."""
     text = text.strip()
-    if text.startswith("USD "):
-        return text[4:].strip(), "dollar"
+    if text[:4] in ("USD ", "EUR ", "GBP "):
+        return text[4:].strip(), _UNITS[text[:3].lower()]
     if based := _BASE_BEHIND.fullmatch(text):
         return based["value"], f"base {based['base']}"
     found = _UNIT_BEHIND.fullmatch(text) if len(text) <= MAX_DIGITS else None

@@ -1,7 +1,7 @@
 """How an answer is put together: lists, sets, tuples, intervals, unions, matrices, plus-minus; the rest are leaves."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal["leaf", "unordered", "ordered", "union"]
@@ -38,18 +38,21 @@ class Node:
     text: str = ""  # of a leaf
     brackets: str = ""
     parts: tuple["Node", ...] = ()
+    name: str = ""  # that stood in front, or what an inequality bounds
 
 
 def structure(text: str, depth: int = 0) -> Node:
     """Take a text (in one spelling) apart; one that cannot be is a leaf."""
-    text = _without_name(text.strip())
+    name, text = _named(text.strip())
     if depth >= MAX_DEPTH:
-        return Node("leaf", text)
+        return Node("leaf", text, name=name)
     for _ in range(MAX_DEPTH):
         inner, brackets = _inside(text)
         if brackets == "()" and len(split_outside(inner, "[,;]")) == 1 and inner.strip():
-            text = _without_name(inner.strip())
-    return _of_sets(text, depth) or _of_pieces(text, depth) or _of_interval(text) or Node("leaf", _bare(text))
+            inner_name, text = _named(inner.strip())
+            name = name or inner_name
+    found = _of_sets(text, depth) or _of_pieces(text, depth) or _of_interval(text) or Node("leaf", _bare(text))
+    return replace(found, name=name) if name else found
 
 
 def _of_sets(text: str, depth: int) -> Node | None:
@@ -64,7 +67,10 @@ def _of_sets(text: str, depth: int) -> Node | None:
     if matrix := _MATRIX.fullmatch(text):
         rows = [row for row in re.split(r"\\\\", matrix[2]) if row.strip()]
         cells = [[structure(cell, depth + 1) for cell in row.split("&")] for row in rows]
-        return Node("ordered", brackets="matrix", parts=tuple(Node("ordered", parts=tuple(row)) for row in cells))
+        sides = {"v": "|", "V": "||"}.get(matrix[1][0], "")  # a determinant, a norm
+        return Node(
+            "ordered", brackets=f"{sides}matrix", parts=tuple(Node("ordered", parts=tuple(row)) for row in cells)
+        )
     return None
 
 
@@ -73,8 +79,8 @@ def _of_pieces(text: str, depth: int) -> Node | None:
     if brackets:
         pieces = split_outside(inner, "," if "," in inner else ";")
         such_that = _SUCH_THAT.fullmatch(inner.strip()) if brackets == "\\{\\}" else None
-        if such_that and (interval := _of_interval(such_that[2])):
-            return interval
+        if such_that and (interval := _of_interval(such_that[2])) and interval.name == such_that[1]:
+            return replace(interval, name="")
         if brackets == "\\{\\}" and len(pieces) <= MAX_PARTS and not re.search(r"\\mid(?![a-z])|[|:]", inner):
             return _unordered(pieces, depth)
         if 1 < len(pieces) <= MAX_PARTS:
@@ -105,12 +111,13 @@ def _by_name(pieces: list[str], depth: int) -> Node | None:
     if len(named) < len(pieces):
         return None
     names = sorted(named)
-    return Node("ordered", brackets=",".join(names), parts=tuple(structure(named[name], depth + 1) for name in names))
+    parts = (replace(structure(named[name], depth + 1), name="") for name in names)
+    return Node("ordered", brackets=",".join(names), parts=tuple(parts))
 
 
 def _listed(text: str) -> list[str]:
     """The members of a list without brackets; a number's thousands are no members."""
-    if re.fullmatch(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?(?:\s*[^\d,].*)?", text):
+    if re.fullmatch(r"(?:[A-Z]{3} )?[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?(?:\s*[^\d,].*)?", text):
         return [text]
     joined = [piece for part in split_outside(text, ",") for piece in _AND.split(part)]
     return [piece for piece in joined if piece.strip()]
@@ -119,25 +126,25 @@ def _listed(text: str) -> list[str]:
 def _of_interval(text: str) -> Node | None:
     """An inequality in one unknown as the interval it says."""
     if between := _BETWEEN.fullmatch(text):
-        low, left, _, right, high = between.groups()
-        return _interval(low, high, closed=(left == "\\le", right == "\\le"))
+        low, left, name, right, high = between.groups()
+        return _interval(low, high, closed=(left == "\\le", right == "\\le"), name=name)
     if between := _BETWEEN_DOWN.fullmatch(text):
-        high, right, _, left, low = between.groups()
-        return _interval(low, high, closed=(left == "\\ge", right == "\\ge"))
+        high, right, name, left, low = between.groups()
+        return _interval(low, high, closed=(left == "\\ge", right == "\\ge"), name=name)
     if one_sided := _ONE_SIDED.fullmatch(text):
-        _, sign, bound = one_sided.groups()
+        name, sign, bound = one_sided.groups()
     elif one_sided := _ONE_SIDED_BACK.fullmatch(text):
-        bound, sign = one_sided[1], _TURNED[one_sided[2]]
+        bound, sign, name = one_sided[1], _TURNED[one_sided[2]], one_sided[3]
     else:
         return None
     if sign in ("<", "\\le"):
-        return _interval("-\\infty", bound, closed=(False, sign == "\\le"))
-    return _interval(bound, "\\infty", closed=(sign == "\\ge", False))
+        return _interval("-\\infty", bound, closed=(False, sign == "\\le"), name=name)
+    return _interval(bound, "\\infty", closed=(sign == "\\ge", False), name=name)
 
 
-def _interval(low: str, high: str, *, closed: tuple[bool, bool]) -> Node:
+def _interval(low: str, high: str, *, closed: tuple[bool, bool], name: str) -> Node:
     brackets = ("[" if closed[0] else "(") + ("]" if closed[1] else ")")
-    return Node("ordered", brackets=brackets, parts=(_leaf(low), _leaf(high)))
+    return Node("ordered", brackets=brackets, parts=(_leaf(low), _leaf(high)), name=name)
 
 
 def _leaf(text: str) -> Node:
@@ -154,12 +161,33 @@ def _bare(text: str) -> str:
         text = inner.strip()
 
 
-def _without_name(text: str) -> str:
-    """Without the one name in front: `x = 5`, `f(x) = x^2`, `x \\in (0, 1)`. A chain of equations keeps it."""
+def _named(text: str) -> tuple[str, str]:
+    """(the one name in front, what follows): `x = 5`, `f(x) = x^2`, `x \\in (0, 1)`. A chain of equations has none."""
     found = _NAMED.match(text)
     rest = text[found.end() :] if found else text
-    alone = found and rest.strip() and not re.search(r"(?<![<>!])=|\\approx", rest)
-    return rest.strip() if alone else re.sub(r"^\\approx\s*", "", text)
+    if found and rest.strip() and not re.search(r"(?<![<>!])=|\\approx", rest):
+        return re.sub(r"\s*(?:=|\\approx|\\in)\s*$", "", found[0]), rest.strip()
+    return "", re.sub(r"^\\approx\s*", "", text)
+
+
+def names_agree(ours: str, theirs: str) -> bool:
+    """One may be missing, or in words; `y` is a name of `f(x)`, and `\\vec{v}` one of `v`."""
+    if not ours or not theirs or "\\text" in ours + theirs:
+        return True
+    ours, theirs = (re.sub(r"\\(?:vec|angle|overrightarrow)(?![a-z])|[{}\s]", "", name) for name in (ours, theirs))
+    value = r"y'*|[a-zA-Z]'*\([^()]*\)"
+    of_function = all(re.fullmatch(value, name) for name in (ours, theirs)) and "y" in (ours[0], theirs[0])
+    return ours == theirs or (of_function and ours.count("'") == theirs.count("'"))
+
+
+def named_as(node: Node, other: Node) -> Node:
+    """`(p,q) = (3,5)` as `p = 3, q = 5` where the other is written so."""
+    names = re.sub(r"[()\s]", "", node.name).split(",")
+    if node.brackets != "()" or len(names) != len(node.parts) or ",".join(sorted(names)) != other.brackets:
+        return node
+    return Node(
+        "ordered", brackets=other.brackets, parts=tuple(node.parts[names.index(name)] for name in sorted(names))
+    )
 
 
 def _inside(text: str) -> tuple[str, str]:

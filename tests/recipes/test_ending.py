@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from ray.exceptions import RayTaskError
 
 from recipes.ending import status_of
-from rstar_ray.errors import ConfigError, LearnerError, Stopped
+from rstar_ray.errors import ConfigError, EngineError, LearnerError, Stopped
 
 
 def _raises(error: BaseException) -> Callable[[], int | None]:
@@ -41,6 +42,12 @@ def test_each_kind_of_end_has_its_status_and_one_line(
 ):
     assert status_of(_raises(error), interrupted="stopped") == status
     assert capsys.readouterr().err == said
+
+
+def test_what_an_actor_raised_is_said_without_its_traceback(capsys: pytest.CaptureFixture[str]):
+    raised = RayTaskError("start", "Traceback\n  File ...", EngineError("the engine did not start"))
+    assert status_of(_raises(raised.as_instanceof_cause())) == 1
+    assert capsys.readouterr().err == "error: the engine did not start\n"
 
 
 def test_a_clean_stop_says_that_the_same_command_goes_on(capsys: pytest.CaptureFixture[str]):

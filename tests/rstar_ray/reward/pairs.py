@@ -97,6 +97,24 @@ SAME = [
     # functions that computer algebra would do away with
     ("\\gcd(p-1,n)", "\\gcd(n,p-1)"), ("2\\gcd(n, m)", "\\gcd(m,n)\\cdot 2"), ("\\gcd(a,b)^2", "\\gcd(b,a)\\gcd(a,b)"),
     ("1+f'(x)", "f'(x)+1"), ("x^2+y^2=1", "y^2+x^2=1"), ("a-(-b)", "a+b"),
+    ("\\gcd(n,-1+p)", "\\gcd(n,p-1)"), ("\\gcd(-1+p, n)", "\\gcd(n,p-1)"),
+    # names in front that say the same
+    ("y=2x", "f(x) = 2x"), ("y' = 2x", "f'(x)=2x"), ("\\text{Area} = 12", "A = 12"),
+    ("\\angle A = 60^\\circ", "A = 60"),
+    ("\\vec{v}=(1,2)", "v = (1,2)"), ("t > 2", "(2,\\infty)"), ("\\{t \\mid t > 2\\}", "\\{x \\mid x > 2\\}"),
+    ("x_1 = 1, x_2 = 2", "x = 2 \\text{ or } x = 1"), ("p = 3, q = 5", "(p,q)=(3,5)"), ("(p,q)=(3,5)", "q=5, p=3"),
+    # as keyboards write it
+    ("3 +- 2", "3 \\pm 2"), ("3 +/- 2", "3\\pm 2"), ("+-2", "2,-2"), ("2pi", "2\\pi"), ("pi/4", "\\frac{\\pi}{4}"),
+    ("x² + 1", "x^2+1"), ("1.5 × 10³", "1500"), ("2·10⁻³", "0.002"), ("x**2", "x^2"), ("x**10", "x^{10}"),
+    ("12 345", "12345"), ("1 234 567", "1234567"), ("12\\;345", "12345"), ("x \\neq 2", "x\\ne 2"),
+    ("x ≠ 2", "x \\ne 2"),
+    # other money, degrees of heat, functions under two names
+    ("\\$1,250", "1250"), ("\\$32,\\!348", "\\$32,348"), ("$1,250.50", "1250.5"), ("€5", "5"),
+    ("5\\,€", "5\\text{ euros}"),
+    ("\\text{€}5", "5"), ("£1,250", "1250"), ("30^\\circ\\text{C}", "30"), ("30^\\circ C", "30^\\circ\\text{C}"),
+    ("\\exp(2)", "e^2"), ("\\exp(-x)", "e^{-x}"), ("\\tan^{-1} 2", "\\arctan 2"), ("\\arcsin x", "\\sin^{-1}(x)"),
+    ("\\mathcal{O}(n^2)", "O(n^2)"),
+    ("\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}", "\\begin{vmatrix}1 & 2\\\\3 & 4\\end{vmatrix}"),
 ]  # fmt: skip
 
 DIFFERENT = [
@@ -165,4 +183,29 @@ DIFFERENT = [
     ("f'(x)", "f(x)"), ("A", "A^T"), ("A^T B", "A B^T C"), ("--2x", "2x"), ("x--1", "x+1"), ("x + -1", "x-1"),
     ("3s", "3d"),
     ("\\mathbb{Z}", "(-\\infty,\\infty)"), ("(2;5)", "(5,2)"), ("\\mathbb{R}", "\\mathbb{R}\\setminus\\{0\\}"),
+    ("\\gcd(n,1+p)", "\\gcd(n,p-1)"), ("\\gcd(n,-1+p)", "\\gcd(n,1-p)"), ("\\gcd(n,-(1+p))", "\\gcd(n,-1+p)"),
+    # names in front that say something else
+    ("y = xz", "q = xz"), ("z = x+1", "y = x+1"), ("y = 5", "x = 5"), ("g(x) = 2x", "f(x) = 2x"), ("t > 2", "x > 2"),
+    ("y' = 2x", "f(x) = 2x"), ("y \\in (1,2)", "1 < x < 2"), ("\\{x \\mid y > 2\\}", "\\{x \\mid x > 2\\}"),
+    ("BC = AC", "AB = AC"), ("p = 5, q = 3", "(p,q)=(3,5)"), ("y=1 \\text{ or } y=2", "x=1 \\text{ or } x=2"),
+    # a space between figures
+    ("1 1/2", "11/2"), ("1 2 3", "123"), ("12 34", "1234"), ("1 234", "234"), ("1 2", "12"), ("1 234, 5", "12345"),
+    ("2 100/300", "\\frac{2100}{300}"), ("x^1 2", "x^{12}"), ("\\sqrt{2} 3 4", "34\\sqrt{2}"),
+    # as keyboards write it
+    ("3 +- 2", "5"), ("3 +- 2", "1"), ("5²", "25"), ("5²", "52"), ("2**10", "1024"), ("x**10", "x^1"),
+    ("x ≠ 2", "x = 2"),
+    ("x \\neq 2", "2"), ("10³", "1000"), ("\\exp(0)", "1"), ("2pi", "6.28"), ("pi", "3"),
+    # other money, degrees of heat, determinants
+    ("€5", "\\$5"), ("£5", "5\\text{ dollars}"), ("\\$1,250", "1"), ("\\$1,250", "1,250,0"), ("€2+3", "5"),
+    ("30^\\circ\\text{C}", "30^\\circ\\text{F}"), ("\\tan^{-1} 2", "\\frac{1}{\\tan 2}"), ("O(n)", "O(n^2)"),
+    ("\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}"),
+    ("\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}", "-2"),
+    # and of seldom kinds
+    ("50\\%", "\\frac12"), ("1.000", "1000"), ("\\text{not }5", "5"), ("\\text{at least }5", "5"), ("\\ge 5", "5"),
+    ("5+", "5"), ("5i", "5"), ("5\\pmod 7", "5\\pmod{11}"), ("5 \\pmod 7", "12"), ("1:2", "2:1"), ("7:30", "30"),
+    ("x^2+1=0", "x^2+1"), ("f''(x)", "f'(x)"), ("\\bar{x}", "x"), ("\\min(a,b)", "\\max(a,b)"), ("(2n)!", "2n!"),
+    ("\\lceil x \\rceil", "\\lfloor x \\rfloor"), ("\\mathbb{Z}/2\\mathbb{Z}", "\\mathbb{Z}/3\\mathbb{Z}"),
+    ("S_3", "S_4"),
+    ("\\sum_{k=0}^n x^k", "\\sum_{k=1}^n x^k"), ("A\\cap B", "A\\cup B"), ("\\frac{x^3}{3}", "\\frac{x^3}{3}+C"),
+    ("\\{(2,1)\\}", "\\{(1,2)\\}"), ("y<x", "x<y"), ("x^2+y^2\\le 1", "x^2+y^2=1"), ("\\log_3 2", "\\log_2 3"),
 ]  # fmt: skip
