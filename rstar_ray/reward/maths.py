@@ -39,7 +39,23 @@ _PRODUCT_OF_NUMBERS = re.compile(r"\d\s*(?:\\cdot|\\times|\*|\\div)\s*\(?\d|\)\s
 _BINARY_SIGN = re.compile(r"(?<=[\w}\])!])\s*[+-]")
 _SERIES = re.compile(r"\\(?:sum|prod|int|lim)(?![a-zA-Z])")
 _CALL = re.compile(r"\\(?:gcd|lcm|text\{(?:gcd|lcm)\})\s*(?=\()")
-_STAND_INS = ("\\xi", "\\zeta", "\\eta", "\\kappa", "\\chi", "\\varphi")
+_LEIBNIZ = re.compile(
+    r"\\frac\{\s*(?:d|\\partial)[^{}]*\}\{\s*(?:d|\\partial)\s*(?:\^\s*\{?\d\}?)?\s*\\?[a-zA-Z][^{}]*\}"
+)
+_STAND_INS = (
+    "\\xi",
+    "\\zeta",
+    "\\eta",
+    "\\kappa",
+    "\\chi",
+    "\\varphi",
+    "\\tau",
+    "\\rho",
+    "\\nu",
+    "\\upsilon",
+    "\\iota",
+)
+_LETTERS = re.compile(r"\\text\s*\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]")
 _TWO_SIGNS = re.compile(r"[+-]\s*[+-]")
 _TURNED_INTO_ANOTHER = re.compile(r"'|\\prime(?![a-z])|(?<![e\d])\^\s*\{?\s*(?:T|\\top|\\dagger|\\ast|\*)(?![a-zA-Z])")
 """Marks behind a name that computer algebra passes over: a derivative, a transpose."""
@@ -144,6 +160,10 @@ def may_be_compared(answer: str, truth: str) -> bool:
         return False
     if (_LARGE_POWER.search(truth) or _SERIES.search(truth)) and _figures(answer) != _figures(truth):
         return False  # computer algebra takes $1-2^{-2^{2002}}$ for 1, and passes over what stands below a sum
+    if _SERIES.search(truth) and _letters(answer) != _letters(truth):
+        return False
+    if sorted(map(dense, _LEIBNIZ.findall(answer))) != sorted(map(dense, _LEIBNIZ.findall(truth))):
+        return False  # dx/dy is dy/dx to it
     if has_unknown(truth):
         return True
     if has_unknown(answer):
@@ -157,7 +177,8 @@ def may_be_compared(answer: str, truth: str) -> bool:
 def with_stand_ins(answer: str, truth: str) -> Pair:
     r"""Both with a symbol in place of each `\gcd(...)`, the same one where the arguments are the same.
 
-    Computer algebra takes letters for polynomials, of which any two have the divisor 1 alone.
+    Computer algebra takes letters for polynomials, of which any two have the divisor 1 alone. And it reads all letters
+    as small ones: of a letter that stands in both cases the large one has a symbol too.
     """
     names: dict[tuple[str, ...], str] = {}
     free = [name for name in _STAND_INS if name not in answer + truth]
@@ -173,7 +194,23 @@ def with_stand_ins(answer: str, truth: str) -> Pair:
             position = end
         return "".join([*parts, text[position:]])
 
-    return replaced(answer), replaced(truth)
+    return _cases_apart(replaced(answer), replaced(truth))
+
+
+def _cases_apart(answer: str, truth: str) -> Pair:
+    """Empty texts, which equal nothing, where there are more such letters than symbols."""
+    letters = set(_letters(answer + " " + truth))
+    both = sorted(letter for letter in letters if letter.isupper() and letter.lower() in letters)
+    free = [name for name in _STAND_INS if name not in answer + truth]
+    if len(both) > len(free):
+        return "", ""
+    symbols = dict(zip(both, free, strict=False))
+
+    def apart(text: str) -> str:
+        """Commands and words keep their letters."""
+        return _LETTERS.sub(lambda found: f"{symbols[found[0]]} " if found[0] in symbols else found[0], text)
+
+    return apart(answer), apart(truth)
 
 
 def _terms_in_order(text: str) -> str:
@@ -219,6 +256,10 @@ def _other_words(answer: str, truth: str) -> set[str]:
 
 def _figures(text: str) -> list[str]:
     return sorted(re.findall(r"\d+", text))
+
+
+def _letters(text: str) -> list[str]:
+    return sorted(re.findall("[a-zA-Z]", _without_commands(text)))
 
 
 def _equations(text: str) -> int:

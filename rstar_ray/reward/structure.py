@@ -14,7 +14,7 @@ _MATRIX = re.compile(r"\\begin\s*\{([pbvVB]?matrix|array)\}(?:\{[clr|]*\})?(.*)\
 _NAMED = re.compile(
     r"(?:(?:\\[a-zA-Z]+|[a-zA-Z]|[A-Z]{2,4}|\|\s*[a-zA-Z]+\s*\||\\#\s*[a-zA-Z]"
     r"|\\(?:vec|hat|bar|overline|overrightarrow|angle|triangle|text)\s*\{?\s*[A-Za-z ]{1,20}\}?)"
-    r"(?:_\s*\{?\w+\}?)?'*(?:\s*\([^()=]*\))?|\([a-z](?:\s*,\s*[a-z])+\))\s*(?:=|\\approx(?![a-z])|\\in(?![a-z]))\s*"
+    r"(?:_\s*(?:\{\w+\}|\w+))?'*(?:\s*\([^()=]*\))?|\([a-z](?:\s*,\s*[a-z])+\))\s*(?:=|\\approx(?![a-z])|\\in(?![a-z]))\s*"
 )
 _INDEXED = re.compile(r"(\\?[a-zA-Z]+)_\{?\w+\}?")
 _CUP = r"\\cup(?![a-zA-Z])"

@@ -113,7 +113,8 @@ SAME = [
     ("5\\,€", "5\\text{ euros}"),
     ("\\text{€}5", "5"), ("£1,250", "1250"), ("30^\\circ\\text{C}", "30"), ("30^\\circ C", "30^\\circ\\text{C}"),
     ("\\exp(2)", "e^2"), ("\\exp(-x)", "e^{-x}"), ("\\tan^{-1} 2", "\\arctan 2"), ("\\arcsin x", "\\sin^{-1}(x)"),
-    ("\\mathcal{O}(n^2)", "O(n^2)"),
+    ("\\mathcal{O}(n^2)", "O(n^2)"), ("\\pi(R-r)(R+r)", "\\pi(R^2-r^2)"), ("2Aa+A^2+a^2", "(A+a)^2"),
+    ("\\sum_{i=1}^n X_i^2", "\\sum_{i=1}^{n} X_i^{2}"), ("\\frac{dy}{dx}+1", "1+\\frac{dy}{dx}"),
     ("\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}", "\\begin{vmatrix}1 & 2\\\\3 & 4\\end{vmatrix}"),
 ]  # fmt: skip
 
@@ -200,6 +201,10 @@ DIFFERENT = [
     ("30^\\circ\\text{C}", "30^\\circ\\text{F}"), ("\\tan^{-1} 2", "\\frac{1}{\\tan 2}"), ("O(n)", "O(n^2)"),
     ("\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}"),
     ("\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}", "-2"),
+    # letters in two cases, a sum's letters, a quotient of differentials upside down
+    ("0", "R^2-r^2"), ("r^2-R^2", "R^2-r^2"), ("2\\pi r", "2\\pi R"), ("2a", "A+a"), ("q_8", "Q_8"), ("n+1", "N+1"),
+    ("\\sum_{i=1}^n X_q^2", "\\sum_{i=1}^n X_i^2"), ("\\sum_{i=1}^n x_k", "\\sum_{i=1}^n x_i"),
+    ("\\frac{dy}{dx}", "\\frac{dx}{dy}"), ("\\frac{\\partial u}{\\partial x}+1", "\\frac{\\partial u}{\\partial y}+1"),
     # and of seldom kinds
     ("50\\%", "\\frac12"), ("1.000", "1000"), ("\\text{not }5", "5"), ("\\text{at least }5", "5"), ("\\ge 5", "5"),
     ("5+", "5"), ("5i", "5"), ("5\\pmod 7", "5\\pmod{11}"), ("5 \\pmod 7", "12"), ("1:2", "2:1"), ("7:30", "30"),

@@ -159,7 +159,8 @@ def test_blanks_and_wrappings_say_nothing():
 COMPARED = [
     ('x+1', 'y+1', True), ('x=1', 'x', False), ('x=1', 'x=2', True), ('a=b=c', 'a=b=c', False),
     ('x\\le 1', 'x', False), ('\\sin x', 'x', True), ('\\sin x', '\\cos x', True), ('\\sum x', 'x', False),
-    ('\\sum x', '\\sum y', True), ('\\sqrt{2}', '3', True), ('\\ln 2', '\\sqrt{2}', False),
+    ('\\sum x', '\\sum y', False), ('1+\\sum x', '\\sum x+1', True),
+    ('\\sqrt{2}', '3', True), ('\\ln 2', '\\sqrt{2}', False),
     ('\\ln 2', '\\ln 3', True), ('max x', 'x', False), ('max x', 'max y', True), ('\\text{foo}x', 'x', True),
     ('x!', 'x', False), ('x!', 'y!', True), ('x_1', 'x', False), ('|x|', 'x', False), ('x^{1000}', 'x', False),
     ('x^{10000}', 'x', False), ('x^1234', 'x^9999', False), ('x^{999}', 'x', True), ('x^{2^2}', 'x', False),
