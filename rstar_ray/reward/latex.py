@@ -29,6 +29,7 @@ _ONE_SPELLING = [
         (r"\\leqs?l?ant?(?![a-zA-Z])|\\leq(?![a-zA-Z])|≤|<=", r"\\le "),
         (r"\\geqs?l?ant?(?![a-zA-Z])|\\geq(?![a-zA-Z])|≥|>=", r"\\ge "),
         (r"\\neq(?![a-zA-Z])|≠", r"\\ne "),
+        (r"\\pmod\s*(\d+|[a-zA-Z](?![a-zA-Z]))", r"\\pmod{\1}"),
         (r"\\lt(?![a-zA-Z])", "<"),
         (r"\\gt(?![a-zA-Z])", ">"),
         (r"\\(?:varnothing|empty)(?![a-zA-Z])|∅", r"\\emptyset "),

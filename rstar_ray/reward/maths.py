@@ -59,6 +59,7 @@ _LETTERS = re.compile(r"\\text\s*\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]")
 _TWO_SIGNS = re.compile(r"[+-]\s*[+-]")
 _TURNED_INTO_ANOTHER = re.compile(r"'|\\prime(?![a-z])|(?<![e\d])\^\s*\{?\s*(?:T|\\top|\\dagger|\\ast|\*)(?![a-zA-Z])")
 """Marks behind a name that computer algebra passes over: a derivative, a transpose."""
+_INVERSE = re.compile(r"[A-Z]\)?\s*\^\s*\{\s*-\s*1\s*\}")
 _LARGE_POWER = re.compile(r"(?:\^|\*\*)\s*\{?\s*\(?[+-]?\d{4,}|(?:\^|\*\*)[^+\-]{0,40}(?:\^|\*\*)")
 
 
@@ -108,7 +109,7 @@ def _equal_in_any_order(given: Sequence[Node], wanted: Sequence[Node], decide: D
     """Each of the one is one of the other; too many or too few are none."""
     if len(given) != len(wanted):
         return False
-    equal = [[equal_nodes(ours, theirs, decide) for theirs in wanted] for ours in given]
+    equal = [[_alike(ours, theirs) and equal_nodes(ours, theirs, decide) for theirs in wanted] for ours in given]
     left = set(range(len(wanted)))
     for row in equal:
         match = next((j for j in left if row[j]), None)
@@ -116,6 +117,11 @@ def _equal_in_any_order(given: Sequence[Node], wanted: Sequence[Node], decide: D
             return False
         left.remove(match)
     return True
+
+
+def _alike(ours: Node, theirs: Node) -> bool:
+    r"""Both are sets or neither: `\{5\}` says 5, but not inside of a set."""
+    return (ours.kind == "unordered") == (theirs.kind == "unordered")
 
 
 def equal_leaves(answer: str, truth: str) -> bool | None:
@@ -156,6 +162,8 @@ def may_be_compared(answer: str, truth: str) -> bool:
         return False
     if any(sign in answer and sign not in truth for sign in ("!", "|", "\\\\", "?", "_")):
         return False
+    if (_may_be_matrices(answer) or _may_be_matrices(truth)) and answer.replace(" ", "") != truth.replace(" ", ""):
+        return False  # computer algebra takes their products in any order
     if _LARGE_POWER.search(answer) and not _LARGE_POWER.search(truth):
         return False
     if (_LARGE_POWER.search(truth) or _SERIES.search(truth)) and _figures(answer) != _figures(truth):
@@ -252,6 +260,11 @@ def _other_words(answer: str, truth: str) -> set[str]:
     theirs = _without_commands(truth)
     words = set(_WORD.findall(_without_commands(answer))) - set(_WORD.findall(theirs))
     return {word for word in words if word.lower() in _FUNCTIONS or not set(word) <= set(theirs)}
+
+
+def _may_be_matrices(text: str) -> bool:
+    """An inverse, and two large letters."""
+    return bool(_INVERSE.search(text)) and len({letter for letter in _letters(text) if letter.isupper()}) > 1
 
 
 def _figures(text: str) -> list[str]:

@@ -101,7 +101,8 @@ def _unordered(pieces: list[str], depth: int) -> Node:
     parts: list[Node] = []
     for piece in pieces:
         node = structure(piece, depth + 1)
-        parts += node.parts if node.kind == "unordered" and not _inside(piece.strip())[1] else (node,)
+        lists = node.kind == "unordered" and node.parts and not _inside(piece.strip())[1]
+        parts += node.parts if lists else (node,)
     return Node("unordered", parts=tuple(parts))
 
 

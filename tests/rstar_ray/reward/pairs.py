@@ -114,6 +114,8 @@ SAME = [
     ("\\text{€}5", "5"), ("£1,250", "1250"), ("30^\\circ\\text{C}", "30"), ("30^\\circ C", "30^\\circ\\text{C}"),
     ("\\exp(2)", "e^2"), ("\\exp(-x)", "e^{-x}"), ("\\tan^{-1} 2", "\\arctan 2"), ("\\arcsin x", "\\sin^{-1}(x)"),
     ("\\mathcal{O}(n^2)", "O(n^2)"), ("\\pi(R-r)(R+r)", "\\pi(R^2-r^2)"), ("2Aa+A^2+a^2", "(A+a)^2"),
+    ("\\{\\emptyset\\}", "\\{\\varnothing\\}"), ("\\{\\{2\\},1\\}", "\\{1,\\{2\\}\\}"), ("A B^{-1}", "AB^{-1}"),
+    ("x\\equiv 3\\pmod 7", "x \\equiv 3 \\pmod{7}"),
     ("\\sum_{i=1}^n X_i^2", "\\sum_{i=1}^{n} X_i^{2}"), ("\\frac{dy}{dx}+1", "1+\\frac{dy}{dx}"),
     ("\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}", "\\begin{vmatrix}1 & 2\\\\3 & 4\\end{vmatrix}"),
 ]  # fmt: skip
@@ -205,6 +207,10 @@ DIFFERENT = [
     ("0", "R^2-r^2"), ("r^2-R^2", "R^2-r^2"), ("2\\pi r", "2\\pi R"), ("2a", "A+a"), ("q_8", "Q_8"), ("n+1", "N+1"),
     ("\\sum_{i=1}^n X_q^2", "\\sum_{i=1}^n X_i^2"), ("\\sum_{i=1}^n x_k", "\\sum_{i=1}^n x_i"),
     ("\\frac{dy}{dx}", "\\frac{dx}{dy}"), ("\\frac{\\partial u}{\\partial x}+1", "\\frac{\\partial u}{\\partial y}+1"),
+    # sets in sets, products of matrices
+    ("\\{\\emptyset\\}", "\\emptyset"), ("\\emptyset", "\\{\\emptyset\\}"), ("\\{1,\\{2\\}\\}", "\\{1,2\\}"),
+    ("\\{\\{5\\}\\}", "\\{5\\}"), ("\\{\\emptyset, 0\\}", "\\{0\\}"), ("B^{-1}A", "AB^{-1}"),
+    ("A^{-1}B^{-1}", "(AB)^{-1}"), ("x\\equiv 3\\pmod 8", "x \\equiv 3 \\pmod 7"),
     # and of seldom kinds
     ("50\\%", "\\frac12"), ("1.000", "1000"), ("\\text{not }5", "5"), ("\\text{at least }5", "5"), ("\\ge 5", "5"),
     ("5+", "5"), ("5i", "5"), ("5\\pmod 7", "5\\pmod{11}"), ("5 \\pmod 7", "12"), ("1:2", "2:1"), ("7:30", "30"),
