@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields, replace
 
 from rstar_ray.config import SandboxConfig
+from rstar_ray.config.machines import MOST_OUTPUT_CHARS, MOST_OUTPUT_MB, MOST_PROGRAM_MB, MOST_PROGRAM_S
 
 MIB = 1024 * 1024
 
@@ -25,12 +26,12 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field, low, high in (
-            ("cpu_s", 0.01, 3600.0),
-            ("wall_s", 0.01, 3600.0),
-            ("memory_bytes", MIB, 1 << 42),
-            ("stdout_chars", 0, 16 * MIB),
-            ("stderr_chars", 0, 16 * MIB),
-            ("output_bytes", 1024, 1 << 32),
+            ("cpu_s", 0.01, MOST_PROGRAM_S),
+            ("wall_s", 0.01, MOST_PROGRAM_S),
+            ("memory_bytes", MIB, MOST_PROGRAM_MB * MIB),
+            ("stdout_chars", 0, MOST_OUTPUT_CHARS),
+            ("stderr_chars", 0, MOST_OUTPUT_CHARS),
+            ("output_bytes", 1024, MOST_OUTPUT_MB * MIB),
         ):
             value = getattr(self, field)
             whole = not field.endswith("_s")
@@ -49,7 +50,7 @@ def program_limits(config: SandboxConfig) -> Limits:
     """Of the model's programs; by default those of the paper's released code (arXiv:2508.20722), but for the clock."""
     return Limits(
         cpu_s=config.time_limit_s,
-        wall_s=config.wall_limit_s or config.time_limit_s * 1.5 + 1.0,
+        wall_s=config.wall_limit_s or min(config.time_limit_s * 1.5 + 1.0, MOST_PROGRAM_S),
         memory_bytes=config.memory_mb * MIB,
         stdout_chars=config.max_output_chars,
         stderr_chars=config.max_output_chars,

@@ -18,6 +18,12 @@ def at_least(minimum: float, **named: float) -> None:
         require(math.isfinite(value), _option(name), f"{value} is not finite", "give a finite number")
 
 
+def at_most(maximum: float, **named: float) -> None:
+    """Raise `ConfigError` where one is above."""
+    for name, value in named.items():
+        require(value <= maximum, _option(name), f"{value} is too much", f"give at most {maximum}")
+
+
 def share(**named: float) -> None:
     """Raise `ConfigError` where one is not in [0, 1)."""
     for name, value in named.items():

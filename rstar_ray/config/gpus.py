@@ -49,6 +49,14 @@ def check_gpus(engine: EngineConfig, learner: LearnerConfig) -> None:
         f"{share:g} of a GPU for a rank and {gpus:g} for the replica beside it are more than one",
         "lower one of them, or give --learner.gpus-per-rank 1",
     )
+    apart = 0 < gpus < 1 and gpus + share > 0.5
+    require(
+        not 0 < share < 1 or learner.ranks == 1 or apart,
+        "--learner.gpus-per-rank",
+        f"two ranks of {share:g} of a GPU each, beside replicas of {gpus:g}, may come to lie on one GPU, which their "
+        "collectives refuse",
+        "give 1, or a share that with its replica's is more than half a GPU",
+    )
     _check_weights_by(engine, learner)
 
 

@@ -3,8 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rstar_ray.config.checks import at_least, require, share
+from rstar_ray.config.checks import at_least, at_most, require, share
 from rstar_ray.config.tree import MayChange
+
+MOST_PROGRAM_S = 3_600.0
+MOST_PROGRAM_MB = 2**22
+MOST_OUTPUT_MB = 4_096
+MOST_OUTPUT_CHARS = 2**24
+"""What one program may be given at most, by the clock, of memory, and of output that is read and kept of a stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +38,7 @@ class EngineConfig:
     compile: MayChange[bool] = True
     """torch.compile and graphs, on GPUs (enforce_eager is its opposite); the CPU never compiles"""
     block_size: MayChange[int] = 32
-    """tokens in a block of KV; vLLM's CPU kernels want a multiple of 32"""
+    """tokens in a block of KV; vLLM's kernels want a multiple of 16, those for CPUs of 32"""
     num_threads: MayChange[int] = 1
     """CPU threads of an engine's rank; unused on GPUs"""
     vllm_metrics: MayChange[bool] = False
@@ -49,7 +55,14 @@ class EngineConfig:
         at_least(0, engine__gpus_per_replica=self.gpus_per_replica, engine__kv_tokens=self.kv_tokens)
         at_least(0, engine__cpus_per_replica=self.cpus_per_replica)
         at_least(1, engine__max_context_tokens=self.max_context_tokens, engine__max_running=self.max_running)
-        at_least(1, engine__block_size=self.block_size, engine__num_threads=self.num_threads)
+        at_least(1, engine__num_threads=self.num_threads)
+        whole, where = (16, "a GPU") if self.gpus_per_replica else (32, "the CPU")
+        require(
+            self.block_size >= whole and self.block_size % whole == 0,
+            "--engine.block-size",
+            f"vLLM's kernels on {where} take no blocks of {self.block_size} tokens",
+            f"give a multiple of {whole}",
+        )
         at_least(1, engine__start_deadline_s=self.start_deadline_s)
         at_least(1, engine__completion_deadline_s=self.completion_deadline_s)
         at_least(1, engine__answer_deadline_s=self.answer_deadline_s)
@@ -241,6 +254,10 @@ class SandboxConfig:
         )
         at_least(64, sandbox__memory_mb=self.memory_mb)
         at_least(16, sandbox__max_output_chars=self.max_output_chars)
+        at_most(MOST_PROGRAM_MB, sandbox__memory_mb=self.memory_mb)
+        at_most(MOST_OUTPUT_MB, sandbox__max_output_mb=self.max_output_mb)
+        at_most(MOST_OUTPUT_CHARS, sandbox__max_output_chars=self.max_output_chars)
+        at_most(MOST_PROGRAM_S, sandbox__time_limit_s=self.time_limit_s, sandbox__wall_limit_s=self.wall_limit_s)
         at_least(0.05, sandbox__time_limit_s=self.time_limit_s, sandbox__deadline_s=self.deadline_s)
         require(
             self.deadline_s > self.time_limit_s,

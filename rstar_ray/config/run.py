@@ -6,7 +6,7 @@ from typing import Literal
 
 from rstar_ray.config.algorithm import AlgorithmConfig, OptimizerConfig, SftConfig
 from rstar_ray.config.chat import ChatConfig
-from rstar_ray.config.checks import at_least, require
+from rstar_ray.config.checks import at_least, at_most, require
 from rstar_ray.config.detector import DetectorConfig
 from rstar_ray.config.gpus import check_gpus
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
@@ -15,6 +15,9 @@ from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfi
 from rstar_ray.config.telemetry import TelemetryConfig
 from rstar_ray.config.tiny import TinyConfig
 from rstar_ray.config.tree import MayChange
+
+MOST_SEED = 2**32 - 1
+"""What numpy, and so vLLM, seeds its generators with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         at_least(0, steps=self.steps, seed=self.seed)
+        at_most(MOST_SEED, seed=self.seed)
         at_least(1, prompts_per_step=self.prompts_per_step, max_empty_steps=self.max_empty_steps)
         check_gpus(self.engine, self.learner)
         context = self.engine.max_context_tokens
@@ -116,6 +120,8 @@ class RunConfig:
             *(("--evaluate.files", path) for path in self.evaluate.files),
         ):
             require(not path or Path(path).exists(), option, f"{path} does not exist", "give an existing path")
+        own = self.own_folder
+        require(not own or Path(own).is_dir(), "--own-folder", f"{own} is a file", "give the folder that it is in")
         for option, folder in (
             ("--model", self.model),
             ("--algorithm.reference-model", self.algorithm.reference_model),

@@ -1,7 +1,9 @@
 """Where else a run tells of itself, beside its directory and Ray's metrics."""
 
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
+from rstar_ray.config.checks import require
 from rstar_ray.config.tree import MayChange
 
 
@@ -14,3 +16,10 @@ class TelemetryConfig:
     traces: MayChange[str] = ""
     """where a trace of each rollout goes in OpenTelemetry's form: a folder that every node sees, which gets OTLP's
     JSON, or a collector's address such as http://127.0.0.1:4318; empty: none are made"""
+
+    def __post_init__(self) -> None:
+        try:
+            named = "://" not in self.traces or bool(urlsplit(self.traces).hostname and urlsplit(self.traces).port != 0)
+        except ValueError:  # no port, or no address of the sixth version
+            named = False
+        require(named, "--telemetry.traces", f"{self.traces} names no host", "give one such as http://127.0.0.1:4318")

@@ -98,7 +98,7 @@ AT_LEAST: list[tuple[str, float, float]] = [
     ("optimizer.grad_clip", 0, -0.1), ("optimizer.updates_per_step", 1, 0), ("optimizer.max_bad_updates", 1, 0),
     ("engine.replicas", 1, 0), ("engine.tensor_parallel", 1, 0), ("engine.gpus_per_replica", 0, -1),
     ("engine.kv_tokens", 0, -1), ("engine.cpus_per_replica", 0, -1), ("engine.max_running", 1, 0),
-    ("engine.block_size", 1, 0), ("engine.num_threads", 1, 0), ("engine.start_deadline_s", 1, 0.9),
+    ("engine.num_threads", 1, 0), ("engine.start_deadline_s", 1, 0.9),
     ("engine.completion_deadline_s", 1, 0.9), ("engine.answer_deadline_s", 1, 0.9),
     ("learner.ranks", 1, 0), ("learner.micro_batch_tokens", 1, 0), ("learner.gpus_per_rank", 0, -1),
     ("learner.cpus_per_rank", 0, -1), ("learner.num_threads", 1, 0), ("learner.step_deadline_s", 1, 0.9),
@@ -157,6 +157,7 @@ def test_the_context_of_an_engine_holds_a_response_and_a_prompt():
         assert said(values) == (f"--{name}.max-response-tokens", problem, mend)
 
 
+TWO = {"learner.ranks": 2, "engine.replicas": 2}
 # Values that are taken, and values that are refused with the field and a part of what is said.
 EDGES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]], str, str]] = [
     ("engine.kv_tokens", [{"": 32_768}], [{"": 1}, {"": 32_767}], "cannot hold one rollout of 32768 tokens",
@@ -229,13 +230,34 @@ EDGES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]], str, str]] = 
     ("learner.own_gpus", [{"": True}, {"": True, "learner.gpus_per_rank": 1}],
      [{"": True, "learner.gpus_per_rank": 0.5}], "a rank that reserves 0.5 of a GPU has none of its own",
      "give --learner.gpus-per-rank 1"),
-    ("learner.ranks", [{"": 2, "learner.gpus_per_rank": 0.5, "engine.replicas": 2}, {"": 2, "learner.gpus_per_rank": 1},
+    ("learner.ranks", [{"": 2, "learner.gpus_per_rank": 0.5, "engine.replicas": 2, "engine.gpus_per_replica": 0.5},
+     {"": 2, "learner.gpus_per_rank": 1},
      {"": 2}], [{"": 2, "learner.gpus_per_rank": 0.5}], "2 ranks beside 1 replicas would have to share GPUs",
      "give at most --engine.replicas, or --learner.gpus-per-rank 1"),
     ("learner.gpus_per_rank", [{"": 0.5, "engine.gpus_per_replica": 0.5}, {"": 1, "engine.gpus_per_replica": 0.5},
      {"": 0.5, "engine.gpus_per_replica": 1}], [{"": 0.6, "engine.gpus_per_replica": 0.5}],
      "0.6 of a GPU for a rank and 0.5 for the replica beside it are more than one",
      "lower one of them, or give --learner.gpus-per-rank 1"),
+    ("learner.gpus_per_rank", [{"": 0.5}, {"": 0.25, "engine.gpus_per_replica": 0.3, **TWO},
+     {"": 1, "engine.gpus_per_replica": 1, **TWO}],
+     [{"": 0.5, **TWO}, {"": 0.5, "engine.gpus_per_replica": 1, **TWO},
+      {"": 0.2, "engine.gpus_per_replica": 0.3, **TWO},
+      {"": 0.5, "engine.gpus_per_replica": 2, "engine.tensor_parallel": 2, **TWO}],
+     "may come to lie on one GPU, which their collectives refuse",
+     "give 1, or a share that with its replica's is more than half a GPU"),
+    ("engine.block_size", [{"": 32}, {"": 96}, {"": 16, "engine.gpus_per_replica": 1}],
+     [{"": 0}, {"": 33}, {"": 16}, {"": -32}, {"": 8, "engine.gpus_per_replica": 1}],
+     "take no blocks of", "give a multiple of"),
+    ("sandbox.memory_mb", [{"": 2**22}], [{"": 2**22 + 1}], "4194305 is too much", "give at most 4194304"),
+    ("sandbox.max_output_mb", [{"": 4_096}], [{"": 4_097}], "4097 is too much", "give at most 4096"),
+    ("sandbox.max_output_chars", [{"": 2**24}], [{"": 2**24 + 1}], "is too much", "give at most 16777216"),
+    ("sandbox.time_limit_s", [{"": 3_600.0, "sandbox.deadline_s": 9_999.0}],
+     [{"": 3_601.0, "sandbox.deadline_s": 9_999.0}], "3601.0 is too much", "give at most 3600.0"),
+    ("sandbox.wall_limit_s", [{"": 3_600.0}], [{"": 3_601.0}], "3601.0 is too much", "give at most 3600.0"),
+    ("seed", [{"": 2**32 - 1}], [{"": 2**32}], "4294967296 is too much", "give at most 4294967295"),
+    ("telemetry.traces", [{"": ""}, {"": "traces/here"}, {"": "http://127.0.0.1:4318"}, {"": "https://[::1]:4318/v1"}],
+     [{"": "http://"}, {"": "http://:4318"}, {"": "http://here:port"}], "names no host",
+     "give one such as http://127.0.0.1:4318"),
 ]  # fmt: skip
 
 
@@ -276,6 +298,8 @@ def test_what_is_named_must_be_there_and_a_model_must_have_a_config(tmp_path: Pa
         wanted = f"{option(name)}: {here}/config.json does not exist; give a Hugging Face model folder"
         assert str(refused.value) == wanted
     (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"^--own-folder: .*config\.json is a file; give the folder that it is in$"):
+        with_values(RunConfig(), {"own_folder": f"{here}/config.json"}).check_paths()
     with_values(RunConfig(), {**dict.fromkeys(PATHS, here), "evaluate.files": (here,)}).check_paths()
 
 
