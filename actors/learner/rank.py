@@ -145,9 +145,8 @@ class LearnerRank:
             self._seen += zip(update, loss.seen, strict=True)
             drift = max(drift, loss.drift)
         result = combined(results)
-        if not checked:
-            return result
-        return replace(result, old_logprobs_checked=True, old_logprobs_drift=self._all_max(drift))
+        kl = None if self.reference is None else result.kl
+        return replace(result, kl=kl, old_logprobs_drift=self._all_max(drift) if checked else None)
 
     def seen_tokens(self) -> dict[str, SeenTokens]:
         """Of the rows of the newest `train_rl`, by name; for records, so it is brought from the device when asked."""

@@ -45,6 +45,11 @@ class UpdateFigures:
     logprob_diff_mean: float  # |old_logprobs - rollout_logprobs|: learner against engine
     logprob_diff_max: float
     lr: float
+    ratio_mean: float = 1.0  # to the policy before the step's first update; 1 where there is but one
+    ratio_max: float = 1.0
+    kl: float | None = None  # mean k3 to the reference; None without one
+    correction_mean: float = 1.0  # mean weight given for the gap between engine and learner
+    old_logprobs_drift: float | None = None  # largest difference of those of a pass of their own; None: not compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +64,3 @@ class UpdateResult(UpdateFigures):
     padding_waste: float  # share of the model's input that was padding
     seconds: float
     left_out: tuple[LeftOut, ...] = ()  # of the rows handed in
-    ratio_mean: float = 1.0
-    ratio_max: float = 1.0
-    kl: float = 0.0  # mean k3 to the reference, where there is one
-    correction_mean: float = 1.0  # mean weight given for the gap between engine and learner
-    old_logprobs_checked: bool = False  # from a forward pass of their own, not taken from the update's
-    old_logprobs_drift: float = 0.0  # where checked: their largest difference from the update's own

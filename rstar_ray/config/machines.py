@@ -174,7 +174,7 @@ class LearnerConfig:
     a version. auto takes the first of these that the placement allows"""
     check_old_logprobs_every: MayChange[int] = 0
     """steps between those in which the old log-probs are computed by a pass of their own and compared with the
-    update's; 0 never"""
+    update's (old_logprobs_drift in metrics.jsonl); 0 never"""
     start_deadline_s: MayChange[float] = 900.0
     """longest the ranks may take to meet and to load the model [s]"""
     step_deadline_s: MayChange[float] = 1_800.0

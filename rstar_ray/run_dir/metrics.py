@@ -1,7 +1,7 @@
 """The figures of one step, and the log that keeps and shows them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -104,13 +104,18 @@ class StepMetrics:
     learn_s: float
     publish_s: float
     step_s: float
-    loss: float | None
-    grad_norm: float | None
-    entropy: float | None
-    clip_share: float | None
-    logprob_diff_mean: float | None
-    logprob_diff_max: float | None
-    lr: float | None
+    loss: float | None = None  # these as in `UpdateFigures`
+    grad_norm: float | None = None
+    entropy: float | None = None
+    clip_share: float | None = None
+    logprob_diff_mean: float | None = None
+    logprob_diff_max: float | None = None
+    lr: float | None = None
+    ratio_mean: float | None = None
+    ratio_max: float | None = None
+    kl: float | None = None
+    correction_mean: float | None = None
+    old_logprobs_drift: float | None = None
     restarts: int = 0  # rollouts begun again because a tool had lost its state
     judge_retries: int = 0  # comparisons and reward functions that hung or crashed, and were asked again
     balancer: PlacementFigures | None = None
@@ -156,7 +161,7 @@ def step_metrics(
         raise ValueError(f"kept_ids: {sorted(unknown)[:3]} are not among the step's {len(summaries)} rollouts")
     tokens_generated = sum(summary.num_sampled_tokens for summary in summaries)
     generate_s, tools_s, verify_s = share_rollout_time(timings.rollout_s, summaries)
-    return StepMetrics(
+    row = StepMetrics(
         stage=stage,
         step=step,
         policy_version=policy_version,
@@ -182,16 +187,14 @@ def step_metrics(
         learn_s=timings.learn_s,
         publish_s=timings.publish_s,
         step_s=timings.step_s,
-        loss=update.loss if update else None,
-        grad_norm=update.grad_norm if update else None,
-        entropy=update.entropy if update else None,
-        clip_share=update.clip_share if update else None,
-        logprob_diff_mean=update.logprob_diff_mean if update else None,
-        logprob_diff_max=update.logprob_diff_max if update else None,
-        lr=update.lr if update else None,
         restarts=sum(summary.restarts for summary in summaries),
         judge_retries=sum(summary.judge_retries for summary in summaries),
         longest=longest_rollout(summaries),
+    )
+    return (
+        row
+        if update is None
+        else replace(row, **{each.name: getattr(update, each.name) for each in fields(UpdateFigures)})
     )
 
 

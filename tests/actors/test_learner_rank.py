@@ -159,8 +159,8 @@ def test_log_probs_are_those_of_transformers(start: Start, folder: Path):
 def test_with_one_update_a_pass_of_its_own_for_old_logprobs_finds_no_difference(start: Start):
     rank = start(check_old_logprobs_every=2)
     first, second = update(rank), update(rank)
-    assert (first.old_logprobs_checked, second.old_logprobs_checked) == (False, True)
-    assert second.old_logprobs_drift < 1e-6
+    assert first.old_logprobs_drift is None and first.kl is None  # not compared, and no reference to compare with
+    assert second.old_logprobs_drift is not None and second.old_logprobs_drift < 1e-6
     assert (second.ratio_mean, second.clip_share) == (pytest.approx(1.0, abs=1e-6), 0.0)
 
 
@@ -212,7 +212,7 @@ def test_a_kl_term_to_the_policy_itself_changes_nothing_at_first(start: Start, f
     rank = start(loss=derived.loss(kl_coefficient=0.1), reference_model=str(folder))
     first = update(rank)
     assert first.kl == pytest.approx(0.0, abs=1e-9)
-    assert update(rank).kl > 0
+    assert (update(rank).kl or 0) > 0
 
 
 def test_a_learning_rate_of_zero_changes_no_weight(start: Start):

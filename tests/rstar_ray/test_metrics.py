@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,16 @@ def test_a_step_counts_rollouts_groups_and_tokens():
     assert (row.loss, row.lr) == (-0.01, 1e-4)
 
 
+def test_all_that_the_learner_says_of_an_update_is_in_the_steps_row():
+    said = replace(UPDATE, ratio_mean=1.1, ratio_max=3.0, kl=0.02, correction_mean=0.9, old_logprobs_drift=1e-7)
+    row = asdict(metrics(update=said))
+    assert {name: row[name] for name in asdict(said)} == asdict(said)
+
+
 def test_a_step_with_nothing_to_train_on_is_logged_without_an_update():
     row = metrics(kept_ids=[], update=None)
     assert (row.groups_kept, row.groups_equal_dropped, row.trained_trajectories) == (0, 1, 0)
-    assert row.loss is None and row.lr is None
+    assert all(getattr(row, each.name) is None for each in fields(UpdateFigures))
 
 
 def test_a_sink_that_fails_is_a_shown_line_and_the_others_go_on(tmp_path: Path):
