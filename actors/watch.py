@@ -24,6 +24,7 @@ from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import waits
 from rstar_ray.detector import Detector, Limit, Wedged
 from rstar_ray.errors import RStarError
+from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import write_json
 from rstar_ray.telemetry.meter import NO_METER, Meter
 
@@ -180,13 +181,13 @@ class Watch:
             self._show(f"{name}: {line}")
 
     def _write_record(self) -> None:
-        """None of a run's decisions depends on it, so a disk that refuses it is left alone."""
+        """None of a run's decisions depends on it."""
         if self._record is None:
             return
         signs = {name: asdict(one.sign) for name, one in sorted(self._followed.items()) if one.sign}
         for sign in signs.values():
             del sign["work"], sign["progress"], sign["memory_bytes"], sign["device_bytes"], sign["lines"]
-        with contextlib.suppress(OSError):
+        with decoration(self._record.name, self._show):
             write_json(self._record, signs)
 
     async def _tick_for_ever(self) -> None:

@@ -1,6 +1,7 @@
 """One command from start to end: refuse early, hold the run directory, start the actors, run the stages, report."""
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -79,7 +80,9 @@ def _end(status: int) -> None:
 
 
 def say(line: str) -> None:
-    print(line, flush=True)
+    """A line for who watches; where nobody can any more, as in a closed terminal or a full log, the run goes on."""
+    with contextlib.suppress(OSError):
+        print(line, flush=True)
 
 
 def run(configs: Sequence[RunConfig]) -> None:
@@ -235,7 +238,8 @@ async def _run_stages(
             for config in configs:
                 with _open(path, config) as run_dir:
                     if not _done(config, run_dir, heldout):
-                        run_dir.log_launch(stage=config.stage, scale=config.scale)
+                        with decoration(run_dir.launches_path.name, say):
+                            run_dir.log_launch(stage=config.stage, scale=config.scale)
                         of_stage = problems.get(config.stage, [])
                         await actors.repeat(
                             partial(_run_stage, config, of_stage, heldout, actors, plan, run_dir),

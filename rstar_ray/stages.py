@@ -20,7 +20,7 @@ from rstar_ray.hard_set import hard_set
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import read_json
 from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name
-from rstar_ray.run_dir.ledger import forget_fates, write_fates
+from rstar_ray.run_dir.ledger import LEDGER, forget_fates, write_fates
 from rstar_ray.run_dir.manifest import damage
 from rstar_ray.run_dir.metrics import MetricsLog, PlacementFigures, SftMetrics, StepMetrics
 from rstar_ray.saving import saving
@@ -94,7 +94,8 @@ async def run_rl(
     if config.drop_solved:
         problems = await hard_set(problems, system, config, crew, run_dir)
     await _placed(crew)  # what came before the first step is none of its own
-    forget_fates(run_dir.path, stage=config.stage, after_step=progress.step, show=crew.show)
+    with decoration(f"what {LEDGER} has of {config.stage}", crew.show):
+        forget_fates(run_dir.path, stage=config.stage, after_step=progress.step, show=crew.show)
     log = MetricsLog(
         run_dir.path,
         stage=config.stage,
@@ -114,15 +115,7 @@ async def run_rl(
                 log.write(replace(await _with_placement(record.metrics, crew), before_s=max(0.0, before_s)))
                 meter_step(crew.meter, record.metrics, run_dir.path)
                 meter_fates(crew.meter, record.fates.values(), config.stage)
-                reasons = {one.rollout_id: one.reason for one in (*record.dropped, *record.left_out)}
-                write_fates(
-                    run_dir.path,
-                    record.fates,
-                    stage=config.stage,
-                    step=progress.step,
-                    reasons=reasons,
-                    advantages=record.advantages,
-                )
+                _write_fates(record, config.stage, crew, run_dir)
                 _show_odd(record, crew)
                 await _record(record, config, crew, run_dir)
                 saves.refuse_failed()
@@ -201,8 +194,11 @@ async def _with_placement(metrics: StepMetrics, crew: Crew) -> StepMetrics:
     placed = await _placed(crew)
     for fault in placed.faults if placed else ():
         crew.show(f"step {metrics.step}: the balancer's books do not close: {fault}")
-    published = crew.published() if metrics.publish_s else None
-    return replace(metrics, balancer=placed, memory_bytes=crew.memory_bytes(), publish=published)
+    row = replace(metrics, balancer=placed)
+    with decoration("the run's memory and its publish", crew.show):
+        published = crew.published() if metrics.publish_s else None
+        return replace(row, memory_bytes=crew.memory_bytes(), publish=published)
+    return row
 
 
 async def _placed(crew: Crew) -> PlacementFigures | None:
@@ -211,6 +207,20 @@ async def _placed(crew: Crew) -> PlacementFigures | None:
         with decoration("the balancer's row", crew.show):
             return await crew.placed()
     return None
+
+
+def _write_fates(record: StepRecord, stage: str, crew: Crew, run_dir: RunDir) -> None:
+    """The step's row of the ledger. What adds up was checked before: of a row that is lost a line is shown."""
+    step = record.metrics.step
+    with decoration(f"step {step} in {LEDGER}", crew.show):
+        write_fates(
+            run_dir.path,
+            record.fates,
+            stage=stage,
+            step=step,
+            reasons={one.rollout_id: one.reason for one in (*record.dropped, *record.left_out)},
+            advantages=record.advantages,
+        )
 
 
 def _show_odd(record: StepRecord, crew: Crew) -> None:

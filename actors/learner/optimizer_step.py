@@ -19,6 +19,7 @@ from rstar_ray.algorithm.batch import MicroBatch, TokenRow
 from rstar_ray.algorithm.loss import MAXIMA, SUMS, LossStats
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.errors import LearnerError
+from rstar_ray.run_dir.decoration import decoration
 
 MicroBatches = Sequence[Sequence[TokenRow]]  # of one rank; a micro batch may be empty
 
@@ -120,7 +121,8 @@ class OptimizerSteps:
         reason = f"loss {loss:g}, gradient norm {grad_norm:g} ({named or 'no row of its own stands out'})"
         if self._settings.save_bad_updates:
             path = Path(self._settings.save_bad_updates) / f"update-{self.step + 1:06d}-rank-{self._rank}.npz"
-            save_rows([row for rows in micro_batches for row in rows], path)
+            with decoration(path.name, print):
+                save_rows([row for rows in micro_batches for row in rows], path)
         if self._bad_updates >= self._settings.max_bad_updates:
             raise LearnerError(
                 f"{self._bad_updates} updates in a row not finite at optimizer step {self.step + 1}, "

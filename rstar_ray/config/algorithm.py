@@ -54,7 +54,7 @@ class AlgorithmConfig:
     """weight of an entropy bonus (entropy_coeff); above 0 rewards entropy, the paper has none"""
     kl_coefficient: float = 0.0
     """weight of the KL term (beta, kl_loss_coef): Schulman's k3 estimate, to --algorithm.reference-model; the paper has
-    none (kl in metrics.jsonl, wherever a reference is named)"""
+    none (kl in metrics.jsonl)"""
     reference_model: str = ""
     """policy that the KL term is taken to, a Hugging Face folder; needed where --algorithm.kl-coefficient is above 0"""
     correction: Literal["none", "token", "sequence", "icepop"] = "none"

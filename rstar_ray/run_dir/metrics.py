@@ -297,12 +297,15 @@ class MetricsLog:
         self._num_steps = num_steps
         self._print_every = print_every
         self._show = show
-        self._file: TextIO | None = None
+        self._entered = False
+        self._file: TextIO | None = None  # of what is left out
         self._sinks: dict[str, Sink] = {}
 
     def __enter__(self) -> Self:
-        cut_rows(self._path, stage=self._stage, after_step=self._after_step)
-        self._file = self._path.open("a", encoding="utf-8")
+        self._entered = True
+        with decoration(f"{self._path.name} of {self._stage}", self._show):
+            cut_rows(self._path, stage=self._stage, after_step=self._after_step)
+            self._file = self._path.open("a", encoding="utf-8")
         with decoration("TensorBoard's file", self._show):
             folder = self._run_path / "tensorboard" / self._stage
             self._sinks["TensorBoard's file"] = TensorBoard(folder, first_step=self._after_step + 1)
@@ -322,14 +325,15 @@ class MetricsLog:
 
     def write(self, row: StepMetrics | SftMetrics) -> None:
         """Log one step; steps must come in order, each once."""
-        assert self._file is not None, "MetricsLog is used inside `with`"
+        assert self._entered, "MetricsLog is used inside `with`"
         assert row.stage == self._stage, f"a row of {row.stage} in the log of {self._stage}"
         assert row.step > self._after_step, f"step {row.step} of {row.stage} is already logged"
         self._after_step = row.step
         values = asdict(row)
         with decoration(f"step {row.step} in {self._path.name}", self._show):
-            self._file.write(to_row(values))
-            self._file.flush()  # what it could not write stays in its buffer, and comes before the next row
+            if self._file is not None:
+                self._file.write(to_row(values))
+                self._file.flush()  # what it could not write stays in its buffer, and comes before the next row
         sinks, self._sinks = self._sinks, {}
         for name, sink in sinks.items():
             with decoration(f"{name} from step {row.step} on", self._show):

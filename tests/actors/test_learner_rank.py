@@ -284,6 +284,16 @@ def test_an_update_that_is_not_finite_leaves_the_weights_and_says_which_rollout(
     assert math.isfinite(largest_difference(before, weights(rank)))
 
 
+def test_rows_of_an_update_that_cannot_be_saved_are_a_line_and_end_nothing(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "file").touch()
+    rank = start(zero=1, max_bad_updates=2, save_bad_updates=str(tmp_path / "file"))
+    assert not update(rank, [replace(ROWS[0], advantage=math.inf), *ROWS[1:]]).applied
+    assert "update-000001-rank-0.npz is left out: FileExistsError" in capsys.readouterr().out
+    assert update(rank).applied
+
+
 def test_the_run_stops_after_several_such_updates_in_a_row(start: Start):
     rank = start(zero=1, max_bad_updates=2)
     bad = [replace(ROWS[0], advantage=math.inf), *ROWS[1:]]

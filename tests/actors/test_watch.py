@@ -130,6 +130,19 @@ async def test_which_processes_are_the_runs_is_written_down(tmp_path: Path):
     await watch.close()
 
 
+async def test_a_record_of_processes_that_cannot_be_written_is_a_shown_line(tmp_path: Path):
+    (tmp_path / "processes.json").mkdir()
+    shown = list[str]()
+    watch = Watch(CONFIG, show=shown.append, record=tmp_path / "processes.json")
+    watch.start()
+    actor = Actor()
+    watch.follow("engine", actor, silent_s=0.4)
+    while actor.asked < 2:
+        await asyncio.sleep(0.01)
+    assert [line.partition(":")[0] for line in shown] == ["processes.json is left out"]
+    await watch.close()
+
+
 async def test_the_memory_of_the_runs_processes_is_told_by_what_they_are(run: Run):
     for name, held in (("generation/0", 30), ("generation/1", 12), ("balancer", 5)):
         actor = Actor()

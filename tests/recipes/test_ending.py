@@ -1,6 +1,7 @@
 """How a command ends: the status that a shell or a cluster sees, and the one line that a person reads."""
 
 import errno
+import io
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from recipes.ending import status_of
+from recipes.session import say
 from rstar_ray.errors import ConfigError, EngineError, LearnerError, Stopped
 
 
@@ -18,6 +20,15 @@ def _raises(error: BaseException) -> Callable[[], int | None]:
         raise error
 
     return act
+
+
+def test_a_line_that_nobody_can_see_any_more_ends_nothing(monkeypatch: pytest.MonkeyPatch):
+    class Closed(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    say("step 1")
 
 
 @pytest.mark.parametrize(

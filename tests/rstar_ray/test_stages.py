@@ -130,9 +130,12 @@ async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
         def __init__(self, *_: object, **__: object) -> None:
             raise ImportError("no module named tensorboard")
 
+    def gone() -> dict[str, int]:
+        raise OSError("no space left on device")
+
     monkeypatch.setattr(metrics, "TensorBoard", NoTensorBoard)
     config, shown = stage("stage1", steps=2), list[str]()
-    crew = replace(fake_crew(SkilledPolicy(), shown), record=fail, placed=fail)
+    crew = replace(fake_crew(SkilledPolicy(), shown), record=fail, placed=fail, memory_bytes=gone)
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
         await run_rl(config, adding_problems(40), crew, run_dir)
         await run_evaluation(config, {"held-out": adding_problems(4)}, crew, run_dir, step=2)
@@ -141,10 +144,25 @@ async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
     assert {line.split(" is left out: ")[0] for line in lines} == {
         "TensorBoard's file",
         "the balancer's row",
+        "the run's memory and its publish",
         "stage1-step-000001.jsonl",
         "stage1-held-out.jsonl",
     }
     assert all("no space left" in line or "no module" in line for line in lines)
+
+
+async def test_a_run_goes_on_without_its_rows_of_metrics_and_ledger_and_says_so_of_each(tmp_path: Path):
+    config, shown = stage("stage1", steps=3), list[str]()
+    with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
+        (run_dir.path / "metrics.jsonl").write_text('{"stage": "stage1", "step": 1}\n{"torn\n{}\n')
+        (run_dir.path / "ledger.jsonl").mkdir()
+        checkpoint = await run_rl(config, adding_problems(40), fake_crew(SkilledPolicy(), shown), run_dir)
+    assert checkpoint.step == 3 and sum("reward" in line for line in shown) == 3
+    assert [line.split(" is left out: ")[0] for line in shown if "is left out" in line] == [
+        "what ledger.jsonl has of stage1",
+        "metrics.jsonl of stage1",
+        *(f"step {step} in ledger.jsonl" for step in (1, 2, 3)),
+    ]
 
 
 def evaluations(path: Path) -> list[tuple[str, int, str]]:
