@@ -104,7 +104,7 @@ class BalancerService:
             except TimeoutError:
                 raise DeadlineExceeded("submit", "balancer", "a first replica to register", wait_s) from None
         now = self._clock()
-        self._balancer.submit([load for load, _ in items], now_s=now)
+        self._balancer.submit([load for load, _ in items])
         for load, payload in items:
             self._payloads.setdefault(load.rollout_id, payload)
             self._submitted_s.setdefault(load.rollout_id, now)

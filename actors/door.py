@@ -69,18 +69,18 @@ def _make(path: Path) -> None:
     if path.exists() and path.stat().st_size:
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    staged = path.with_name(f".{path.name}-{os.getpid()}")
-    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    partial = path.with_name(f".{path.name}-{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(32))
     try:
         if path.exists():  # empty
             path.unlink()
-        os.link(staged, path)  # refused where another run was faster, whose token then holds
+        os.link(partial, path)  # refused where another run was faster, whose token then holds
     except FileExistsError:
         pass
     finally:
-        staged.unlink()
+        partial.unlink()
 
 
 def _keep_private(path: Path, name: str, show: Callable[[str], None]) -> None:

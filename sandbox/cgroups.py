@@ -95,10 +95,6 @@ class Groups:
         self._kills: dict[int, int] = {}  # cell to how many of its processes the kernel had ended for memory
         self.told = told  # what the kernel counts, or why there are no groups
 
-    @property
-    def are_there(self) -> bool:
-        return bool(self._place)
-
     def make(self, number: int, max_processes: int) -> str:
         """The group of a new cell; empty where there are none. Raises OSError."""
         if not self._place:

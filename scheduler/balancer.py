@@ -152,7 +152,7 @@ class Balancer:
         for load in loads:
             rollout = self.books.rollouts.get(load.rollout_id)
             if rollout is None:
-                rollout = self.books.new(load, 0.0)
+                rollout = self.books.new(load)
                 self._rule.submitted([rollout])
             elif rollout.replica is not None:
                 if rollout.replica is not replica:
@@ -165,7 +165,7 @@ class Balancer:
         return stop
 
     # -- rollouts -------------------------------------------------------------------------------------------------
-    def submit(self, loads: Sequence[RolloutLoad], *, now_s: float = 0.0) -> None:
+    def submit(self, loads: Sequence[RolloutLoad]) -> None:
         """These wait for a replica; ones known already, or twice in `loads`, are left as they are.
 
         Raises `NeverFits` before any of them is queued, with the numbers, where one is larger than every replica.
@@ -180,7 +180,7 @@ class Balancer:
                 needed = self._rule.needed_tokens(load)
                 if needed > largest:
                     raise NeverFits(load.rollout_id, needed, largest, self._rule.need)
-        self._queue([self.books.new(load, now_s) for load in fresh.values()])
+        self._queue([self.books.new(load) for load in fresh.values()])
 
     def cancel(self, rollout_id: str) -> str | None:
         """The rollout is over, wherever it is. Returns the replica that must stop it, if one runs it."""

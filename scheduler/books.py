@@ -34,8 +34,8 @@ class Books:
             return None
         return rollout
 
-    def new(self, load: RolloutLoad, now_s: float) -> Rollout:
-        rollout = Rollout(load, self.submitted, submitted_s=now_s)
+    def new(self, load: RolloutLoad) -> Rollout:
+        rollout = Rollout(load, self.submitted)
         self.rollouts[load.rollout_id] = rollout
         self.submitted += 1
         return rollout

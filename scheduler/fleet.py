@@ -14,7 +14,6 @@ class Rollout:
 
     load: RolloutLoad
     sequence: int  # order of submission, for ties and for fairness
-    submitted_s: float = 0.0
     replica: "Replica | None" = None  # None: waiting
     step_seen: float = 0.0  # the replica's decode clock when `load` was reported, and later by what it spent at tools
     leaving: bool = False  # asked to hand itself back at its next turn boundary
@@ -94,7 +93,6 @@ class Replica:
             kv_reserved_tokens=reserved_tokens,
             in_flight=len(self.residents),
             running=self.load.running,
-            engine_waiting=self.load.waiting,
             preemptions=self.load.preemptions,
             admissions=self.admissions,
             policy_version=self.policy_version,

@@ -126,7 +126,6 @@ class ReplicaSnapshot:
     kv_reserved_tokens: int  # that the rule counts on its residents to need, now or later
     in_flight: int  # rollouts resident, in a turn or at a tool
     running: int
-    engine_waiting: int
     preemptions: int
     admissions: int
     policy_version: int

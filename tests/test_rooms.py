@@ -85,11 +85,14 @@ def test_a_room_keeps_to_its_packages(room: str):
 def dependencies() -> dict[str, set[str]]:
     """Every module of the project, and those of the project that it imports, inside functions too."""
     files = [path for room in ROOMS for path in modules(room)]
-    names = {".".join(path.relative_to(REPOSITORY).with_suffix("").parts): path for path in files}
+    names = {
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path for path in files
+    }
     found: dict[str, set[str]] = {}
     for name, path in names.items():
         found[name] = {alias.name for node in nodes(path)[ast.Import] for alias in node.names} & names.keys()
         for node in nodes(path)[ast.ImportFrom]:
+            assert node.level == 0, f"{path} imports by a relative name, which this test does not follow"
             if node.module:
                 members = {f"{node.module}.{alias.name}" for alias in node.names} & names.keys()
                 found[name] |= members or ({node.module} & names.keys())
@@ -104,7 +107,7 @@ def test_no_files_import_each_other_in_a_circle():
 
 
 def test_what_runs_in_a_cage_imports_nothing_but_the_cage_and_the_standard_library():
-    for path in sorted((REPOSITORY / "sandbox" / "cage").glob("*.py")):
+    for path in modules("sandbox/cage"):
         for name in imports(path):
             top = name.partition(".")[0]
             ours = name == "sandbox.cage" or name.startswith("sandbox.cage.")
@@ -187,3 +190,17 @@ def test_every_actor_of_a_run_says_who_it_is():
 def test_no_room_holds_a_grab_bag():
     names = {path.stem for room in ROOMS for path in modules(room)}
     assert not names & {"utils", "util", "helpers", "misc", "common"}
+
+
+ONE_MEANING = {"Layout", "Publish", "Policy", "Stage", "Slot"}
+"""Words that are kept for one thing (CONTRIBUTING.md, Habits); a second record of such a name would be another."""
+
+
+def test_a_word_that_is_kept_for_one_thing_names_one_thing():
+    named = [node.name for room in sorted(ROOMS) for path in modules(room) for node in nodes(path)[ast.ClassDef]]
+    for path in (path for room in sorted(ROOMS) for path in modules(room)):
+        for node in parsed(path).body:
+            named += [target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)]
+        words = {node.id for node in ast.walk(parsed(path)) if isinstance(node, ast.Name)}
+        assert not [word for word in words if "staged" in word.lower() or "staging" in word.lower()], path
+    assert {name: named.count(name) for name in ONE_MEANING if named.count(name) > 1} == {}

@@ -87,12 +87,12 @@ def rate(began_s: float, ends: Sequence[tuple[float, int]]) -> float:
 
 async def bare(engine: Engine, chat: TokenizerChat, requests: Sequence[RolloutRequest], *, at_once: int) -> float:
     """The same completions by the engine alone."""
-    slots = asyncio.Semaphore(at_once)
+    places = asyncio.Semaphore(at_once)
     ends: list[tuple[float, int]] = []
     began_s = time.perf_counter()
 
     async def one(request: RolloutRequest) -> None:
-        async with slots:
+        async with places:
             completion = await engine.generate(
                 chat.prompt_ids(request.problem),
                 request_id=f"bare/{began_s}/{request.rollout_id}",

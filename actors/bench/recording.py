@@ -50,7 +50,6 @@ from scheduler.load import ReplicaLoad, RolloutLoad
 from scheduler.picture import Activity, Span
 
 REPEATS = 7
-NO_TIME = EngineTimes(prefill_s=0.0, decode_s=0.0)
 Row = dict[str, Any]
 
 

@@ -22,7 +22,7 @@ from actors.meter import ray_meter
 from actors.probe import Alive, Sign
 from actors.sandbox_executor import SandboxClient
 from actors.tool_client import Tools
-from actors.weights.buckets import Layout
+from actors.weights.buckets import BucketPlan
 from actors.weights.transfer import Pulled
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.algorithm.update import SeenTokens
@@ -153,9 +153,9 @@ class GenerationActor:
         """Be there for what a learner's rank broadcasts from now on; an engine that cannot is none the worse."""
         await self._engine.weights.join(meeting)
 
-    async def begin_weights(self, policy_version: int, layout: Layout) -> None:
+    async def begin_weights(self, policy_version: int, plan: BucketPlan) -> None:
         """For a learner's rank, which then brings them (`actors.weights.transfer.EngineLine`)."""
-        await self._worker.swap(self._engine.weights.begin(policy_version, layout))
+        await self._worker.swap(self._engine.weights.begin(policy_version, plan))
 
     async def take_weights(self, parcel: Mapping[str, Any]) -> None:
         await self._worker.swap(self._engine.weights.take(parcel))

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.generation.load_meter import LoadMeter
 from actors.generation.vllm_process import VllmProcess
-from actors.weights.buckets import Layout, WeightBucket
+from actors.weights.buckets import BucketPlan, WeightBucket
 from actors.weights.model_folder import refuse_other_parameters
-from actors.weights.shared_memory import BY_FILE, staged
+from actors.weights.shared_memory import BY_FILE, shared_buckets
 from actors.weights.transfer import Pulled
 from rstar_ray.errors import EngineError
 from rstar_ray.run_dir.metrics import PublishFigures
@@ -85,7 +85,7 @@ class WeightSwap:
         async with self._one_at_a_time:
             began = time.monotonic()
             await self._refuse([bucket.entries for bucket in buckets])
-            sharing = staged(name or uuid.uuid4().hex, buckets)
+            sharing = shared_buckets(name or uuid.uuid4().hex, buckets)
             shared = await asyncio.to_thread(sharing.__enter__)
             try:
                 shared_s = time.monotonic() - began
@@ -104,12 +104,12 @@ class WeightSwap:
         request = WeightTransferInitRequest({"meeting": dict(meeting)})
         await self._vllm.ask(llm.init_weight_transfer_engine(request), "join the learner's group")
 
-    async def begin(self, version: int, layout: Layout) -> None:
+    async def begin(self, version: int, plan: BucketPlan) -> None:
         """Pause for weights that `take` brings. Raises `EngineError` as `update` does, and then serves on."""
         llm = self._vllm.alive()
         await self._one_at_a_time.acquire()
         with self._released_if_failed():
-            await self._refuse(layout)
+            await self._refuse(plan)
             paused_at = await self._pause(llm)
             self._begun = _Begun(version, paused_at, self._give_up_later())
 
@@ -156,8 +156,8 @@ class WeightSwap:
             self._release()
             raise
 
-    async def _refuse(self, layout: Layout | Sequence[Any]) -> None:
-        await asyncio.to_thread(refuse_other_parameters, self._model, [entry for bucket in layout for entry in bucket])
+    async def _refuse(self, plan: BucketPlan | Sequence[Any]) -> None:
+        await asyncio.to_thread(refuse_other_parameters, self._model, [entry for bucket in plan for entry in bucket])
 
     async def _serve(self, llm: "AsyncLLM", version: int, paused_at: float) -> WeightUpdate:
         # Asked for once decoding goes on, the checksum would wait for a decode step.

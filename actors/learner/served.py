@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from actors.weights.buckets import Layout, WeightBucket, layout, pack, size_of
+from actors.weights.buckets import BucketPlan, WeightBucket, pack, plan_buckets, size_of
 from actors.weights.tensors import TensorBucket, filled, named_array
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ class ServedWeights:
         self._everywhere = everywhere
 
     @property
-    def layout(self) -> Layout:
-        return layout(self._state.served_entries(), self._bucket_bytes)
+    def plan(self) -> BucketPlan:
+        return plan_buckets(self._state.served_entries(), self._bucket_bytes)
 
     def on_host(self) -> Iterator[WeightBucket]:
         parameters = (named_array(name, weight) for name, weight in self._state.served(self._bucket_bytes))
@@ -31,10 +31,10 @@ class ServedWeights:
 
     def on_device(self, data: Tensor) -> Iterator[TensorBucket]:
         parameters = self._state.served(self._bucket_bytes, everywhere=self._everywhere)
-        for entries in self.layout:
+        for entries in self.plan:
             yield filled(entries, data[: size_of(entries)], parameters)
         for name, _ in parameters:  # the last group's end is a collective too
-            raise ValueError(f"{name} is not in the layout")
+            raise ValueError(f"{name} is not in the plan")
 
     def take_part(self) -> None:
         """Gather with the others, and keep nothing."""

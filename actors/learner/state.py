@@ -1,4 +1,4 @@
-"""A learner's parameters and optimizer state under any ZeRO stage: whole tensors, or what this rank holds of them.
+"""A learner's parameters and optimizer state whatever ZeRO spreads: whole tensors, or what this rank holds of them.
 
 Where adapters are trained, the frozen weights have neither moments nor a float32 master.
 Everything here that reads or writes a whole parameter is a collective: all ranks call it, in the same order. What a

@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from actors.weights.buckets import Layout
+from actors.weights.buckets import BucketPlan
 from actors.weights.transfer import EngineSeat, Pulled
 
 
@@ -23,8 +23,8 @@ class ActorLine:
     def join(self, meeting: Mapping[str, Any]) -> "Future[None]":
         return self._ask("join_sender", meeting)
 
-    def begin(self, version: int, layout: Layout) -> "Future[None]":
-        return self._ask("begin_weights", version, layout)
+    def begin(self, version: int, plan: BucketPlan) -> "Future[None]":
+        return self._ask("begin_weights", version, plan)
 
     def take(self, parcel: Mapping[str, Any]) -> "Future[None]":
         return self._ask("take_weights", parcel)

@@ -59,7 +59,7 @@ class WeightBucket:
         return len(self.data)
 
 
-Layout = tuple[tuple[WeightEntry, ...], ...]
+BucketPlan = tuple[tuple[WeightEntry, ...], ...]
 """Of a whole model, known before anything is gathered: the entries of each bucket."""
 
 
@@ -74,7 +74,7 @@ def pack(parameters: Iterable[NamedArray], max_bytes: int) -> Iterator[WeightBuc
         yield _bucket(entries, [one.array for one, _ in placed])
 
 
-def layout(weights: Iterable[WeightEntry], max_bytes: int) -> Layout:
+def plan_buckets(weights: Iterable[WeightEntry], max_bytes: int) -> BucketPlan:
     """Where `pack` would put weights of these names, shapes and types."""
     placed = _placed(((one, one.num_bytes) for one in weights), max_bytes)
     return tuple(tuple(replace(one, offset_bytes=offset) for one, offset in bucket) for bucket in placed)
@@ -83,14 +83,6 @@ def layout(weights: Iterable[WeightEntry], max_bytes: int) -> Layout:
 def size_of(entries: Sequence[WeightEntry]) -> int:
     """Bytes of a bucket of these."""
     return entries[-1].offset_bytes + entries[-1].num_bytes
-
-
-def unpack(buckets: Iterable[WeightBucket]) -> Iterator[NamedArray]:
-    """The parameters as views into the buckets, in the order they were packed."""
-    for bucket in buckets:
-        for entry in bucket.entries:
-            flat = _entry_bytes(bucket, entry).view(_numpy_dtype(entry.dtype))
-            yield NamedArray(entry.name, flat.reshape(entry.shape), entry.dtype)
 
 
 def checksum(buckets: Iterable[WeightBucket], total: int = 0) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from actors.weights.buckets import Layout, size_of
+from actors.weights.buckets import BucketPlan, size_of
 from actors.weights.collective import SENDER, Collective, Meeting, open_store
 from actors.weights.tensors import add_checksum
 from actors.weights.transfer import EngineLine, EngineSeat, Pulled, Sent, Weights, answer, raise_failed
@@ -31,17 +31,17 @@ class CollectiveTransfer:
         if not engines:
             weights.take_part()
             return Sent()
-        layout = weights.layout
-        room = torch.empty(max(map(size_of, layout)), dtype=torch.uint8, device=self._device)
+        plan = weights.plan
+        room = torch.empty(max(map(size_of, plan)), dtype=torch.uint8, device=self._device)
         buckets = weights.on_device(room)
         total = 0
         try:
             self._meet(engines)
-            self._all({line.seat.name: line.begin(version, layout) for line in engines}, "beginning an update")
-            coming = {line.seat.name: line.take(parcel(layout)) for line in engines}
+            self._all({line.seat.name: line.begin(version, plan) for line in engines}, "beginning an update")
+            coming = {line.seat.name: line.take(parcel(plan)) for line in engines}
             for number, bucket in enumerate(buckets):
                 total = add_checksum(bucket, total)
-                self._broadcast(bucket.data, f"bucket {number + 1} of {len(layout)}", coming)
+                self._broadcast(bucket.data, f"bucket {number + 1} of {len(plan)}", coming)
             self._all(coming, "loading new weights")
             took: dict[str, Pulled] = self._all({line.seat.name: line.end() for line in engines}, "ending an update")
         except RStarError as failed:
@@ -49,7 +49,7 @@ class CollectiveTransfer:
             for _ in buckets:  # the other ranks gather to the end
                 pass
             return Sent(failed={line.seat.name: str(failed) for line in engines})
-        return Sent(checksum=total, num_bytes=sum(map(size_of, layout)), took=took)
+        return Sent(checksum=total, num_bytes=sum(map(size_of, plan)), took=took)
 
     def leave(self) -> None:
         """Let go of the group."""
@@ -82,11 +82,11 @@ class CollectiveTransfer:
         return {name: answer(of, self._deadline_s, owner=name, reason=reason) for name, of in answers.items()}
 
 
-def parcel(layout: Layout) -> dict[str, Any]:
+def parcel(plan: BucketPlan) -> dict[str, Any]:
     """All buckets at once: they come one after the other."""
-    return {"by": BY_BROADCAST, "buckets": plain(layout)}
+    return {"by": BY_BROADCAST, "buckets": plain(plan)}
 
 
-def plain(layout: Layout) -> list[list[list[Any]]]:
+def plain(plan: BucketPlan) -> list[list[list[Any]]]:
     """Values that survive msgpack."""
-    return [[[e.name, list(e.shape), e.dtype, e.offset_bytes] for e in entries] for entries in layout]
+    return [[[e.name, list(e.shape), e.dtype, e.offset_bytes] for e in entries] for entries in plan]

@@ -54,19 +54,19 @@ class IpcTransfer:
             weights.take_part()
             return Sent()
         (engine,) = engines
-        layout = weights.layout
-        room = self._exporter.room(max(map(size_of, layout)))
+        plan = weights.plan
+        room = self._exporter.room(max(map(size_of, plan)))
         buckets = weights.on_device(room)
         name = engine.seat.name
         total = 0
         try:
             handle = self._exporter.export(room)
-            answer(engine.begin(version, layout), self._deadline_s, owner=name, reason="beginning an update")
+            answer(engine.begin(version, plan), self._deadline_s, owner=name, reason="beginning an update")
             for number, bucket in enumerate(buckets):
                 self._exporter.ready()
                 taking = engine.take({"by": BY_HANDLE, "buckets": plain((bucket.entries,)), "handle": handle})
                 total = add_checksum(bucket, total)
-                reason = f"loading bucket {number + 1} of {len(layout)}"
+                reason = f"loading bucket {number + 1} of {len(plan)}"
                 answer(taking, self._deadline_s, owner=name, reason=reason)
             took = answer(engine.end(), self._deadline_s, owner=name, reason="ending an update")
         except RStarError as failed:
@@ -76,7 +76,7 @@ class IpcTransfer:
         finally:
             del room, buckets
             self._exporter.release()
-        return Sent(checksum=total, num_bytes=sum(map(size_of, layout)), took={name: took})
+        return Sent(checksum=total, num_bytes=sum(map(size_of, plan)), took={name: took})
 
 
 class CudaExporter:

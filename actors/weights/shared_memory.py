@@ -25,7 +25,7 @@ BY_FILE = "file"  # what a parcel says of how its weights come
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "rstar-weights-"
 WHOLE = b"\x01"  # after the last bucket of a file that is laid out
-STAGED_DEADLINE_S = 100.0
+LAID_OUT_DEADLINE_S = 100.0
 POLL_S = 0.005
 
 
@@ -73,13 +73,13 @@ def open_buckets(shared: SharedWeights) -> list[WeightBucket]:
 
 
 @contextmanager
-def staged(
+def shared_buckets(
     name: str,
     buckets: Sequence[WeightBucket],
     *,
     folder: Path | None = None,
     show: Callable[[str], None] = print,
-    deadline_s: float = STAGED_DEADLINE_S,
+    deadline_s: float = LAID_OUT_DEADLINE_S,
 ) -> Generator[SharedWeights]:
     """The buckets in one file in shared memory, which all of this node that are here under one `name` meanwhile share.
 

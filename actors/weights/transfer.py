@@ -13,7 +13,7 @@ from concurrent.futures import TimeoutError as OutOfTime
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from actors.weights.buckets import Layout, WeightBucket, checksum
+from actors.weights.buckets import BucketPlan, WeightBucket, checksum
 from rstar_ray.errors import DeadlineExceeded, TransferError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Weights(Protocol):
     """The newest weights as one rank can have them; each of the ways is a collective of all ranks, gone to its end."""
 
     @property
-    def layout(self) -> Layout: ...
+    def plan(self) -> BucketPlan: ...
 
     def on_host(self) -> Iterator[WeightBucket]:
         """On the first rank; nothing elsewhere."""
@@ -92,7 +92,7 @@ class EngineLine(Protocol):
     @property
     def seat(self) -> EngineSeat: ...
     def join(self, meeting: Mapping[str, Any]) -> "Future[None]": ...
-    def begin(self, version: int, layout: Layout) -> "Future[None]": ...
+    def begin(self, version: int, plan: BucketPlan) -> "Future[None]": ...
     def take(self, parcel: Mapping[str, Any]) -> "Future[None]": ...
     def end(self) -> "Future[Pulled]": ...
 

@@ -73,7 +73,7 @@ def state_bytes(dtype: Dtype, zero: int = 3) -> StateBytes:
 
 
 def gradient_bytes(dtype: Dtype, zero: int) -> int:
-    """Of a parameter, at their most: stage 1 keeps those of a backward pass, in its own type, until that ends."""
+    """Of a parameter, at their most: ZeRO-1 keeps those of a backward pass, in its own type, until that ends."""
     both = zero == 1 and dtype == "bfloat16"
     return BYTES[GRADIENTS] + (BYTES[dtype] if both else 0)
 

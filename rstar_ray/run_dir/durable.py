@@ -15,15 +15,15 @@ DAMAGED = "bring it back from a copy, or name another run directory"
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Put `data` at `path` whole: a reader, or a crash, sees the old file or the new one, never a part."""
-    staged = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    partial = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
-        with staged.open("wb") as file:
+        with partial.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        staged.replace(path)
+        partial.replace(path)
     except BaseException:
-        staged.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 

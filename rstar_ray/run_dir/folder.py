@@ -136,20 +136,20 @@ class RunDir:
         stage go, except the last `keep_last` and stage ends.
         """
         name = checkpoint_name(stage, step)
-        final, staged = self.checkpoints_path / name, self.checkpoints_path / f".tmp-{name}"
-        shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir(parents=True)
+        final, unfinished = self.checkpoints_path / name, self.checkpoints_path / f".tmp-{name}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
         try:
-            yield staged
+            yield unfinished
         except BaseException:
-            shutil.rmtree(staged, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
             raise
-        told = {str(path.relative_to(staged)): file for path, file in (written or {}).items()}
-        write_manifest(staged, stage=stage, step=step, written=told)
-        sync_tree(staged)
+        told = {str(path.relative_to(unfinished)): file for path, file in (written or {}).items()}
+        write_manifest(unfinished, stage=stage, step=step, written=told)
+        sync_tree(unfinished)
         if final.exists():
             self._remove(final)
-        staged.rename(final)
+        unfinished.rename(final)
         sync_folder(self.checkpoints_path)
         self._prune(stage, keep_last)
         for journaled in self.journal_path.glob(f"{stage}-step-*"):

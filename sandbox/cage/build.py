@@ -175,31 +175,31 @@ def _build_root(spec: CageSpec, uid: int) -> bool:
         tree = kernel.clone_tree(f"/dev/{name}")
         kernel.seal_tree(tree, read_only=True, devices=True)  # they can be written to; their times and modes cannot
         trees.append((f"/dev/{name}", tree))
-    stage = next(path for path in ("/tmp", "/run", "/mnt", "/var") if os.path.isdir(path))
+    skeleton = next(path for path in ("/tmp", "/run", "/mnt", "/var") if os.path.isdir(path))
     plain = kernel.MS_NOSUID | kernel.MS_NODEV
-    kernel.mount("tmpfs", stage, "tmpfs", plain, _SKELETON_OPTIONS)
+    kernel.mount("tmpfs", skeleton, "tmpfs", plain, _SKELETON_OPTIONS)
     kinds = [os.stat(tree).st_mode for _, tree in trees]
     for (path, tree), mode in zip(trees, kinds, strict=True):
-        target = stage + path
+        target = skeleton + path
         os.makedirs(target if stat.S_ISDIR(mode) else os.path.dirname(target), 0o755, exist_ok=True)
         if not stat.S_ISDIR(mode):
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
         kernel.attach_tree(tree, target)
         os.close(tree)
     for path, aim in links.items():
-        os.symlink(aim, stage + path)
+        os.symlink(aim, skeleton + path)
     for folder in ("/etc", "/proc", HOME):
-        os.makedirs(stage + folder, 0o755, exist_ok=True)
-    _write(f"{stage}/etc/passwd", _PASSWD, os.O_CREAT)
-    _write(f"{stage}/etc/group", f"tool:x:{INSIDE_UID}:\n", os.O_CREAT)
+        os.makedirs(skeleton + folder, 0o755, exist_ok=True)
+    _write(f"{skeleton}/etc/passwd", _PASSWD, os.O_CREAT)
+    _write(f"{skeleton}/etc/group", f"tool:x:{INSIDE_UID}:\n", os.O_CREAT)
     for name, aim in (("shm", HOME), ("fd", "/proc/self/fd")):
-        os.symlink(aim, f"{stage}/dev/{name}")
-    if not os.path.exists(f"{stage}/tmp"):
-        os.symlink(HOME, f"{stage}/tmp")
+        os.symlink(aim, f"{skeleton}/dev/{name}")
+    if not os.path.exists(f"{skeleton}/tmp"):
+        os.symlink(HOME, f"{skeleton}/tmp")
     options = f"mode=700,size={spec.scratch_bytes},nr_inodes={spec.scratch_files},uid={uid},gid={uid}"
-    kernel.mount("tmpfs", stage + HOME, "tmpfs", plain | kernel.MS_NOATIME, options)
-    has_proc = _mount_proc(f"{stage}/proc")
-    os.chdir(stage)
+    kernel.mount("tmpfs", skeleton + HOME, "tmpfs", plain | kernel.MS_NOATIME, options)
+    has_proc = _mount_proc(f"{skeleton}/proc")
+    os.chdir(skeleton)
     kernel.pivot_root(".", ".")
     kernel.unmount(".", kernel.MNT_DETACH)
     os.chdir("/")

@@ -57,15 +57,15 @@ class Filter:
     def __init__(self, instructions: list[Instruction]) -> None:
         self._code = (_SockFilter * len(instructions))(*instructions)
         self._program = _SockFprog(len(instructions), ctypes.addressof(self._code))
-        self._pid_slots = [i for i, (_, _, _, k) in enumerate(instructions) if k == OWN_PID]
+        self._pid_places = [i for i, (_, _, _, k) in enumerate(instructions) if k == OWN_PID]
         self._pointer = ctypes.byref(self._program)
 
     def install(self) -> None:
         """Bind this process, for good. Needs no-new-privs. Raises OSError."""
-        if self._pid_slots:
+        if self._pid_places:
             pid = os.getpid()
-            for slot in self._pid_slots:
-                self._code[slot].k = pid
+            for place in self._pid_places:
+                self._code[place].k = pid
         kernel.prctl(kernel.PR_SET_SECCOMP, 2, self._pointer)
 
 

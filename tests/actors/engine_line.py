@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from actors.generation.engine import Engine
-from actors.weights.buckets import Layout
+from actors.weights.buckets import BucketPlan
 from actors.weights.transfer import EngineSeat, Pulled
 
 
@@ -24,8 +24,8 @@ class Line:
     def join(self, meeting: Mapping[str, Any]) -> "Future[None]":
         return self._ask(self._engine.weights.join(meeting))
 
-    def begin(self, version: int, layout: Layout) -> "Future[None]":
-        return self._ask(self._engine.weights.begin(version, layout))
+    def begin(self, version: int, plan: BucketPlan) -> "Future[None]":
+        return self._ask(self._engine.weights.begin(version, plan))
 
     def take(self, parcel: Mapping[str, Any]) -> "Future[None]":
         return self._ask(self._engine.weights.take(parcel))

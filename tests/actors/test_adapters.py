@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from actors.weights.buckets import unpack
 from actors.weights.model_folder import refuse_other_parameters
 from tests import derived
 from tests.actors.policies import draw_rows, micro_batches, save_policy, weighted
+from tests.actors.unpacked import unpack
 
 pytestmark = pytest.mark.real
 
@@ -55,7 +55,7 @@ def update(rank: Any, lr: float = 1e-2) -> Any:
 
 def published(rank: Any) -> dict[str, Any]:
     """By name, as an engine would get them."""
-    from actors.weights.tensors import as_tensor
+    from tests.actors.unpacked import as_tensor
 
     return {one.name: as_tensor(one).clone() for one in unpack(list(rank.weight_buckets()))}
 

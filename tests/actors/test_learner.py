@@ -17,7 +17,7 @@ import pytest
 
 from actors.learner.gang import Learner, Publication
 from actors.watch import Watch
-from actors.weights.buckets import checksum, unpack
+from actors.weights.buckets import checksum
 from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.config import DetectorConfig
@@ -27,6 +27,7 @@ from rstar_ray.train_loop import TrainingRow
 from rstar_ray.trajectory import Problem, StopReason, Trajectory, TrajectorySummary
 from tests import derived
 from tests.actors.policies import draw_rows, num_sampled, save_policy
+from tests.actors.unpacked import unpack
 
 pytestmark = pytest.mark.real
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.weights.buckets import checksum, unpack
+from actors.weights.buckets import checksum
 from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.algorithm.loss_settings import Correction, Normalisation
 from rstar_ray.errors import ConfigError, LearnerError
 from tests import derived
 from tests.actors.policies import draw_rows, micro_batches, num_sampled, save_policy, weighted
+from tests.actors.unpacked import unpack
 
 pytestmark = pytest.mark.real
 

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 
 from actors.weights import shared_memory
-from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack, unpack
-from actors.weights.shared_memory import from_payload, open_buckets, staged
+from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack
+from actors.weights.shared_memory import from_payload, open_buckets, shared_buckets
 from rstar_ray.errors import DeadlineExceeded
+from tests.actors.unpacked import unpack
 
 HOLDING = """
 import sys, time
 from pathlib import Path
 from actors.weights.buckets import NamedArray, pack
-from actors.weights.shared_memory import staged
+from actors.weights.shared_memory import shared_buckets
 import numpy as np
-with staged("old", list(pack([NamedArray("a", np.zeros(9))], 64)), folder=Path(sys.argv[1])):
+with shared_buckets("old", list(pack([NamedArray("a", np.zeros(9))], 64)), folder=Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -37,7 +38,7 @@ def buckets() -> list[WeightBucket]:
 
 
 def test_shared_weights_come_out_as_they_went_in(tmp_path: Path):
-    with staged("one", buckets(), folder=tmp_path) as shared:
+    with shared_buckets("one", buckets(), folder=tmp_path) as shared:
         received = open_buckets(from_payload(**shared.payload()))
         assert checksum(received) == checksum(buckets())
         for parameter in unpack(received):
@@ -45,13 +46,13 @@ def test_shared_weights_come_out_as_they_went_in(tmp_path: Path):
 
 
 def test_a_readers_change_reaches_nobody_else(tmp_path: Path):
-    with staged("one", buckets(), folder=tmp_path) as shared:
+    with shared_buckets("one", buckets(), folder=tmp_path) as shared:
         open_buckets(shared)[0].data[:] = 0
         assert checksum(open_buckets(shared)) == checksum(buckets())
 
 
 def test_the_shared_file_is_gone_afterwards_and_a_readers_view_lives_on(tmp_path: Path):
-    with staged("one", buckets(), folder=tmp_path) as shared:
+    with shared_buckets("one", buckets(), folder=tmp_path) as shared:
         received = open_buckets(shared)
     assert not Path(shared.path).exists()
     assert checksum(received) == checksum(buckets())
@@ -62,9 +63,9 @@ def test_two_engines_of_a_node_share_one_copy_and_those_of_two_nodes_have_two(tm
     for node in nodes:
         node.mkdir()
     with (
-        staged("version", buckets(), folder=nodes[0]) as first,
-        staged("version", buckets(), folder=nodes[0]) as second,
-        staged("version", buckets(), folder=nodes[1]) as elsewhere,
+        shared_buckets("version", buckets(), folder=nodes[0]) as first,
+        shared_buckets("version", buckets(), folder=nodes[0]) as second,
+        shared_buckets("version", buckets(), folder=nodes[1]) as elsewhere,
     ):
         assert (first.path, first.laid_out, second.laid_out, elsewhere.laid_out) == (second.path, True, False, True)
         assert [len(list(node.iterdir())) for node in nodes] == [1, 1]
@@ -77,7 +78,7 @@ def test_eight_at_once_lay_out_once_and_nothing_is_left(tmp_path: Path):
 
     def take(_: int) -> tuple[bool, int]:
         together.wait()
-        with staged("version", buckets(), folder=tmp_path) as shared:
+        with shared_buckets("version", buckets(), folder=tmp_path) as shared:
             seen = checksum(open_buckets(shared))
             together.wait()  # nobody leaves before all are here
         return shared.laid_out, seen
@@ -93,33 +94,33 @@ def test_what_a_killed_engine_left_behind_is_removed_by_the_next(tmp_path: Path)
     holding = subprocess.Popen([sys.executable, "-c", HOLDING, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holding.stdout is not None and holding.stdout.readline() == "held\n"
     (old,) = tmp_path.iterdir()
-    with staged("new", buckets(), folder=tmp_path):
+    with shared_buckets("new", buckets(), folder=tmp_path):
         assert old.exists()  # its holder lives
     holding.kill()
     holding.wait()
     holding.stdout.close()
-    with staged("new", buckets(), folder=tmp_path) as shared:
+    with shared_buckets("new", buckets(), folder=tmp_path) as shared:
         assert [path.name for path in tmp_path.iterdir()] == [Path(shared.path).name]
 
 
 def test_a_file_that_is_only_half_laid_out_is_laid_out_again(tmp_path: Path):
-    with staged("one", buckets(), folder=tmp_path) as shared:
+    with shared_buckets("one", buckets(), folder=tmp_path) as shared:
         name = Path(shared.path)
     name.write_bytes(b"half")
-    with staged("one", buckets(), folder=tmp_path) as shared:
+    with shared_buckets("one", buckets(), folder=tmp_path) as shared:
         assert shared.laid_out and checksum(open_buckets(shared)) == checksum(buckets())
 
 
 def test_who_lays_out_for_ever_is_not_waited_for_that_long(tmp_path: Path):
     import fcntl
 
-    with staged("one", buckets(), folder=tmp_path) as shared:
+    with shared_buckets("one", buckets(), folder=tmp_path) as shared:
         name = Path(shared.path)
     with name.open("wb") as stuck:
         fcntl.flock(stuck, fcntl.LOCK_EX)
         with (
             pytest.raises(DeadlineExceeded, match="laying out"),
-            staged("one", buckets(), folder=tmp_path, deadline_s=0.02),
+            shared_buckets("one", buckets(), folder=tmp_path, deadline_s=0.02),
         ):
             pass
 
@@ -131,21 +132,21 @@ def test_weights_that_do_not_fit_into_shared_memory_take_the_disk_and_say_so(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     said: list[str] = []
-    with staged("one", buckets(), show=said.append) as shared:
+    with shared_buckets("one", buckets(), show=said.append) as shared:
         assert Path(shared.path).parent == tmp_path
     assert len(said) == 1 and "shared memory has 0.0 GB free" in said[0] and "--shm-size" in said[0]
 
 
 def test_another_user_cannot_read_them(tmp_path: Path):
-    with staged("one", buckets(), folder=tmp_path) as shared:
+    with shared_buckets("one", buckets(), folder=tmp_path) as shared:
         assert Path(shared.path).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_file_that_another_user_put_there_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with staged("one", buckets(), folder=tmp_path) as shared:
+    with shared_buckets("one", buckets(), folder=tmp_path) as shared:
         file = Path(shared.path)
     file.write_bytes(b"")
     monkeypatch.setattr(shared_memory, "_owner", lambda _: 1 + os.geteuid())
-    with pytest.raises(PermissionError, match="another user"), staged("one", buckets(), folder=tmp_path):
+    with pytest.raises(PermissionError, match="another user"), shared_buckets("one", buckets(), folder=tmp_path):
         pass
     assert file.read_bytes() == b""

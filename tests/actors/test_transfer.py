@@ -21,7 +21,16 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from actors.weights import byte_sums
 from actors.weights.arrivals import Arrivals, rebuilt
-from actors.weights.buckets import Layout, NamedArray, WeightBucket, WeightEntry, checksum, layout, pack, size_of
+from actors.weights.buckets import (
+    BucketPlan,
+    NamedArray,
+    WeightBucket,
+    WeightEntry,
+    checksum,
+    pack,
+    plan_buckets,
+    size_of,
+)
 from actors.weights.collective_sender import CollectiveTransfer, plain
 from actors.weights.ipc_sender import IpcTransfer
 from actors.weights.tensors import TensorBucket, add_checksum, filled, sum_of_bytes
@@ -53,22 +62,22 @@ class Gathered:
         self.events = [] if events is None else events
 
     @property
-    def layout(self) -> Layout:
+    def plan(self) -> BucketPlan:
         entries = (
             WeightEntry(name, tuple(one.shape), str(one.dtype).removeprefix("torch."), 0)
             for name, one in self.parameters.items()
         )
-        return layout(entries, BUCKET_BYTES)
+        return plan_buckets(entries, BUCKET_BYTES)
 
     def on_host(self) -> Iterator[WeightBucket]:
-        for entries in self.layout:
+        for entries in self.plan:
             data = np.zeros(size_of(entries), np.uint8)
             filled(entries, torch.from_numpy(data), ((e.name, self.parameters[e.name]) for e in entries))
             yield WeightBucket(entries, data)
 
     def on_device(self, data: Tensor) -> Iterator[TensorBucket]:
         parameters = iter(self.parameters.items())
-        for number, entries in enumerate(self.layout):
+        for number, entries in enumerate(self.plan):
             self.events.append(f"gathered {number}")
             yield filled(entries, data[: size_of(entries)], parameters)
         self.events.append("all gathered")
@@ -132,7 +141,7 @@ class FakeEngine:
     def join(self, meeting: Mapping[str, Any]) -> "Future[None]":
         return self._do("join", lambda: self.arrivals.join(meeting))
 
-    def begin(self, version: int, layout: Layout) -> "Future[None]":
+    def begin(self, version: int, plan: BucketPlan) -> "Future[None]":
         def begin() -> None:
             self._came, self._version = [], version
 
@@ -191,7 +200,7 @@ def test_what_is_laid_out_ahead_is_what_packing_gives():
     parameters = {name: one.float().numpy() for name, one in model().items()}
     packed = list(pack((NamedArray(name, one) for name, one in parameters.items()), BUCKET_BYTES))
     entries = (WeightEntry(name, tuple(one.shape), "float32", 0) for name, one in parameters.items())
-    assert layout(entries, BUCKET_BYTES) == tuple(bucket.entries for bucket in packed)
+    assert plan_buckets(entries, BUCKET_BYTES) == tuple(bucket.entries for bucket in packed)
     assert [size_of(bucket.entries) for bucket in packed] == [bucket.num_bytes for bucket in packed]
 
 
@@ -199,7 +208,7 @@ def test_another_parameter_than_the_layout_has_next_is_refused():
     weights = Gathered()
     reversed_order = iter(reversed(weights.parameters.items()))
     with pytest.raises(ValueError, match="last came where embed was to lie"):
-        filled(weights.layout[0], torch.zeros(BUCKET_BYTES, dtype=torch.uint8), reversed_order)
+        filled(weights.plan[0], torch.zeros(BUCKET_BYTES, dtype=torch.uint8), reversed_order)
 
 
 # ---------------------------------------------------------------- the object store
@@ -240,14 +249,14 @@ class Beside:
 def test_by_ipc_an_engine_reads_every_bucket_before_the_next_is_filled_and_lets_go_before_the_rank_does():
     beside = Beside()
     sent, weights = beside.send()
-    assert len(weights.layout) == 3
+    assert len(weights.plan) == 3
     assert beside.events == [
         "room", "exported", "begin",
         "gathered 0", "ready", "take", "gathered 1", "ready", "take", "gathered 2", "ready", "take",
         "all gathered", "end", "closed", "released",
     ]  # fmt: skip
     assert sent.checksum == sent.took["generation/0"].checksum == weights.checksum
-    assert sent.failed == {} and sent.num_bytes == sum(map(size_of, weights.layout))
+    assert sent.failed == {} and sent.num_bytes == sum(map(size_of, weights.plan))
     assert same(beside.engine.serves, weights.parameters)  # though all buckets lay in one place
 
 
@@ -304,7 +313,7 @@ def test_a_handle_is_rebuilt_with_torchs_own_arguments_in_their_order():
 # ---------------------------------------------------------------- a broadcast between real processes
 
 
-def receive(meetings: Any, layout: list[Any], answers: Any, dies_at: int | None) -> None:
+def receive(meetings: Any, plan: list[Any], answers: Any, dies_at: int | None) -> None:
     """An engine's process: the product's end, as vLLM's worker runs it."""
     arrivals = Arrivals(CPU, 0)
     answers.put("up")
@@ -313,7 +322,7 @@ def receive(meetings: Any, layout: list[Any], answers: Any, dies_at: int | None)
     for _ in range(2):
         total = 0
         try:
-            for number, bucket in enumerate(arrivals.parcel("nccl", layout)):
+            for number, bucket in enumerate(arrivals.parcel("nccl", plan)):
                 total = add_checksum(bucket, total)
                 if number == dies_at:
                     os._exit(1)
@@ -326,14 +335,14 @@ def receive(meetings: Any, layout: list[Any], answers: Any, dies_at: int | None)
 class FarEngine:
     """An `EngineLine` of a process of its own."""
 
-    def __init__(self, name: str, layout: Layout, dies_at: int | None = None) -> None:
+    def __init__(self, name: str, plan: BucketPlan, dies_at: int | None = None) -> None:
         self.seat = EngineSeat(name=name, life="1", ranks=1, sender=0)
         spawn = multiprocessing.get_context("spawn")
         self._meetings: Any = spawn.Queue()
         self._answers: Any = spawn.Queue()
-        self._layout = plain(layout)
+        self._plan = plain(plan)
         self._thread = ThreadPoolExecutor(1)
-        arguments = (self._meetings, self._layout, self._answers, dies_at)
+        arguments = (self._meetings, self._plan, self._answers, dies_at)
         self.process = spawn.Process(target=receive, args=arguments, daemon=True)
         self.process.start()
         self.told: list[Any] = []
@@ -344,12 +353,12 @@ class FarEngine:
         self._meetings.put(dict(meeting))
         return self._thread.submit(self._answer)
 
-    def begin(self, version: int, layout: Layout) -> "Future[None]":
+    def begin(self, version: int, plan: BucketPlan) -> "Future[None]":
         self.told.append(version)
         return self._thread.submit(lambda: None)
 
     def take(self, parcel: Mapping[str, Any]) -> "Future[None]":
-        assert parcel == {"by": "nccl", "buckets": self._layout}
+        assert parcel == {"by": "nccl", "buckets": self._plan}
         return self._thread.submit(self._answer)
 
     def end(self) -> "Future[Pulled]":
@@ -367,8 +376,8 @@ class FarEngine:
 
 @pytest.mark.slow
 def test_by_broadcast_every_engine_has_the_senders_weights_version_by_version():
-    layout = Gathered().layout
-    engines = [FarEngine(f"generation/{number}", layout) for number in range(2)]
+    plan = Gathered().plan
+    engines = [FarEngine(f"generation/{number}", plan) for number in range(2)]
     transfer = CollectiveTransfer("127.0.0.1", CPU, DEADLINE_S)
     for version in (1, 2):
         weights = Gathered(seed=version)
@@ -383,7 +392,7 @@ def test_by_broadcast_every_engine_has_the_senders_weights_version_by_version():
 @pytest.mark.slow
 def test_an_engine_that_dies_in_a_broadcast_ends_it_for_all_with_a_name_inside_the_deadline():
     weights = Gathered()
-    engines = [FarEngine("generation/0", weights.layout), FarEngine("generation/1", weights.layout, dies_at=0)]
+    engines = [FarEngine("generation/0", weights.plan), FarEngine("generation/1", weights.plan, dies_at=0)]
     transfer = CollectiveTransfer("127.0.0.1", CPU, DEADLINE_S)
     started = time.monotonic()
     sent = transfer.send(weights, 1, engines)
@@ -413,7 +422,7 @@ def test_engines_that_do_not_come_are_waited_for_until_the_deadline():
 
 def test_weights_by_a_way_that_nobody_knows_or_without_a_group_are_refused():
     arrivals = Arrivals(CPU, 0, SharedTensors([]))
-    rows: Sequence[Any] = plain(Gathered().layout)
+    rows: Sequence[Any] = plain(Gathered().plan)
     with pytest.raises(TransferError, match="joined no group"):
         list(arrivals.parcel("nccl", rows))
     with pytest.raises(TransferError, match="'pigeon', which nobody here knows"):

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from actors.weights import byte_sums
-from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack, unpack
+from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack
+from tests.actors.unpacked import unpack
 
 
 def parameters() -> list[NamedArray]:

@@ -182,7 +182,7 @@ class OnAnotherGpu:
 
     def __init__(self, weights: ServedWeights) -> None:
         self._weights = weights
-        self.layout = weights.layout
+        self.plan = weights.plan
         self.on_host = weights.on_host
         self.take_part = weights.take_part
 

@@ -79,7 +79,7 @@ def test_a_group_that_was_prepared_beside_ours_is_used(tmp_path: Path):
     tree = FakeTree(tmp_path, delegated=("run", "run/main"))
     (tmp_path / "run/main/cgroup.procs").write_text("1\n2\n")
     groups = found(tree, "run/main")
-    assert groups.are_there and groups.told.startswith("memory, processes and CPU time")
+    assert groups._place and groups.told.startswith("memory, processes and CPU time")
     assert ("run/cgroup.subtree_control", "+memory +pids") in tree.writes
     path = groups.make(3, max_processes=64)
     assert path == str(tmp_path / "run/sandbox-x-3")
@@ -91,7 +91,7 @@ def test_a_group_that_was_prepared_beside_ours_is_used(tmp_path: Path):
 def test_who_is_alone_in_a_group_steps_aside(tmp_path: Path):
     tree = FakeTree(tmp_path, delegated=("scope",))
     (tmp_path / "scope/cgroup.procs").write_text(f"{os.getpid()}\n")
-    assert found(tree, "scope").are_there
+    assert found(tree, "scope")._place
     assert (tmp_path / "scope/pool/cgroup.procs").read_text() == f"{os.getpid()}\n"
     assert (tmp_path / "scope/cgroup.procs").read_text() == ""
 
@@ -100,7 +100,7 @@ def test_who_is_not_alone_moves_nobody(tmp_path: Path):
     tree = FakeTree(tmp_path, delegated=("scope",))
     (tmp_path / "scope/cgroup.procs").write_text(f"{os.getpid()}\n4711\n")
     groups = found(tree, "scope")
-    assert not groups.are_there and "busy" in groups.told
+    assert not groups._place and "busy" in groups.told
     assert (tmp_path / "scope/cgroup.procs").read_text() == f"{os.getpid()}\n4711\n"
 
 
@@ -116,7 +116,7 @@ def test_without_delegation_there_are_none_and_the_reason_is_told(
     tmp_path: Path, delegated: tuple[str, ...], controllers: str, reason: str
 ):
     groups = found(FakeTree(tmp_path, delegated=delegated, controllers=controllers), "run")
-    assert not groups.are_there and groups.told.startswith("none: ") and reason in groups.told
+    assert not groups._place and groups.told.startswith("none: ") and reason in groups.told
     assert groups.make(1, 64) == "" and not groups.ran_out(1) and groups.sweep()
     groups.bound(1, 100)
     groups.remove(1)
@@ -218,7 +218,7 @@ async def test_who_may_not_join_runs_without(tmp_path: Path):
 @needs_compiler
 async def test_a_real_group_bounds_the_memory_of_a_whole_tree():
     groups = find_groups("sandbox-test")
-    if not groups.are_there:
+    if not groups._place:
         pytest.skip(f"not run: {groups.told} ({own_group() or 'no group'})")
     code = """
     #include <stdlib.h>

@@ -69,7 +69,7 @@ def test_a_new_replica_has_done_nothing():
     replica = Fleet().add("r0", 1_000, max_running=2, block_tokens=16, policy_version=7)
     assert replica.snapshot(5) == ReplicaSnapshot(
         replica_id="r0", kv_capacity_tokens=1_000, kv_used_tokens=0, kv_reserved_tokens=5, in_flight=0, running=0,
-        engine_waiting=0, preemptions=0, admissions=0, policy_version=7, serving=True, set_aside=None,
+        preemptions=0, admissions=0, policy_version=7, serving=True, set_aside=None,
     )  # fmt: skip
     assert replica.decode_step == 0.0 and replica.has_seat and replica.open
     assert [replica.whole_blocks(tokens) for tokens in (0, 1, 16, 17)] == [0, 16, 16, 32]

@@ -7,7 +7,6 @@ import pytest
 
 from rstar_ray.trajectory import StopReason
 from scheduler import plan
-from scheduler.balancer import Balancer
 from scheduler.expected_kv.order import OLDEST_EVERY, PROBES, Order
 from scheduler.load import RolloutLoad
 from scheduler.plan import Gpu, ModelShape, Pools, plan_pools, remedies
@@ -199,13 +198,3 @@ def test_engines_are_split_over_eight_gpus_at_most_and_over_those_there_are():
     assert remedies(MODEL, Gpu(memory_gb=1.0), STAGE, Pools(
         engine_gpus=1, learner_gpus=1, colocated=False, tensor_parallel=1, micro_batch_tokens=1_024, offload=True,
     )) == ["GPUs of 80 GB"]  # fmt: skip
-
-
-# -- a rollout that is found on its replica ----------------------------------------------------------------------------
-
-
-def test_what_is_adopted_has_not_waited():
-    balancer = Balancer("least_requests")
-    balancer.add_replica("r0", 10_000, max_running=4, block_tokens=16)
-    assert balancer.adopt("r0", [load("g/1", response=3)]) == []
-    assert balancer.books.rollouts["g/1"].submitted_s == 0.0
