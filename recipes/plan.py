@@ -40,6 +40,9 @@ from scheduler.plan import (
 )
 from scheduler.traces.stages import STAGES
 
+GPU = Gpu()
+"""The planner's own: what is named here is the same."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig:
@@ -56,7 +59,7 @@ class PlanConfig:
     picture: Path | None = None
     """Where the dry run draws its picture; beside where you are as placement.png by default."""
     gpus: int = 64
-    gpu_memory_gb: float = 192.0
+    gpu_memory_gb: float = GPU.memory_gb
     stage: Literal["stage1", "stage2", "stage3"] = "stage1"
     model: str = ""
     """A model's folder, or its config.json; the paper's Qwen3-14B by default."""
@@ -74,9 +77,9 @@ class PlanConfig:
     """--learner.attention-kernel of the run"""
     prompts: int = RUN.prompts_per_step
     """--prompts-per-step of the run; rollouts drawn and kept per prompt are those of a run that sets nothing"""
-    bandwidth_tb_s: float = 5.3
+    bandwidth_tb_s: float = GPU.bandwidth_tb_s
     """Memory bandwidth of one GPU, from its data sheet."""
-    tflops: float = 1_307.0
+    tflops: float = GPU.tflops
     """Dense bf16 peak of one GPU, from its data sheet."""
     json: bool = False
 

@@ -2,11 +2,13 @@
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import ConfigError, SandboxError
 from sandbox.case_check import check_case, read_cases
 from sandbox.isolation import IsolationLevel
-from sandbox.limits import CEILINGS, MIB, standard_limits
+from sandbox.limits import CEILINGS, MIB, Limits, standard_limits
 from sandbox.pool import SandboxPool
 from sandbox.pool_config import PoolConfig, pool_config
 from sandbox.request import ExecutionRequest
@@ -104,9 +106,7 @@ def _server_config(options: argparse.Namespace) -> "ServerConfig":
     from sandbox.http.server import ServerConfig
 
     token = options.token or os.environ.get(TOKEN_VARIABLE, "")
-    most = replace(
-        CEILINGS, cpu_s=options.max_cpu_s, wall_s=options.max_wall_s, memory_bytes=options.max_memory_mb * MIB
-    )
+    most = _limits(CEILINGS, "max-", options.max_cpu_s, options.max_wall_s, options.max_memory_mb)
     hosts = tuple(options.allow_host)
     return ServerConfig(host=options.host, port=options.port, token=token, allow_hosts=hosts, ceilings=most)
 
@@ -114,6 +114,26 @@ def _server_config(options: argparse.Namespace) -> "ServerConfig":
 def _pool_config(options: argparse.Namespace) -> PoolConfig:
     config = pool_config(SandboxConfig(slots=options.workers))
     return replace(config, level=options.level, allow_landlock=options.allow_landlock)
+
+
+def _limits(base: Limits, prefix: str, cpu_s: float, wall_s: float, memory_mb: int) -> Limits:
+    """`base` with what the options say. Raises ConfigError."""
+    try:
+        return replace(base, cpu_s=cpu_s, wall_s=wall_s, memory_bytes=memory_mb * MIB)
+    except ValueError as refused:
+        name, _, problem = str(refused).removeprefix("limits.").partition(": ")
+        option = f"--{prefix}{name.replace('_', '-').replace('memory-bytes', 'memory-mb')}"
+        raise ConfigError(option, problem, "give one between the two") from None
+
+
+@contextlib.contextmanager
+def _reading(options: argparse.Namespace) -> Generator[None, None, None]:
+    """Raises ConfigError where the file that is named cannot be read, or holds something else."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError) as refused:
+        reason = f"{type(refused).__name__}: {refused}"
+        raise ConfigError("file", f"{options.file}: {reason}", "name one that can be read") from None
 
 
 async def _serve(options: argparse.Namespace) -> int:
@@ -181,10 +201,10 @@ async def _told_to_stop() -> None:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    named = {"cpu_s": options.cpu_s, "wall_s": options.wall_s, "memory_bytes": options.memory_mb * MIB}
-    limits = replace(standard_limits(), **named)
-    stdin = options.stdin.read_bytes() if options.stdin else b""
-    request = ExecutionRequest(code=options.file.read_text("utf-8", "surrogateescape"), stdin=stdin, limits=limits)
+    limits = _limits(standard_limits(), "", options.cpu_s, options.wall_s, options.memory_mb)
+    with _reading(options):
+        stdin = options.stdin.read_bytes() if options.stdin else b""
+        request = ExecutionRequest(code=options.file.read_text("utf-8", "surrogateescape"), stdin=stdin, limits=limits)
     async with SandboxPool(_pool_config(options)) as pool:
         result = await pool.run(request)
     print(tool_text(result))
@@ -198,7 +218,8 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 async def _check(options: argparse.Namespace) -> int:
-    cases = read_cases(options.file)
+    with _reading(options):
+        cases = read_cases(options.file)
     contained = 0
     async with SandboxPool(_pool_config(options)) as pool:
         for case in cases:

@@ -34,6 +34,18 @@ def test_the_table_of_places_has_a_row_for_everything_one_usually_changes():
     assert all(NAMED.search(row) for row in rows[1:])
 
 
+STANDARD = ("eps_low", "eps_high", "KL", "TIS", "IcePop", "GAE", "top_p", "max_turns", "temperature")
+"""What people who come from elsewhere search for."""
+
+
+@pytest.mark.parametrize("word", STANDARD)
+def test_a_standard_name_leads_to_its_setting_or_to_why_there_is_none(word: str):
+    found = re.compile(rf"(?<![A-Za-z]){word}(?![A-Za-z])", re.IGNORECASE)
+    settings = [path.read_text() for path in (REPOSITORY / "rstar_ray" / "config").glob("*.py")]
+    assert any(found.search(text) for text in settings), "as --help shows it"
+    assert found.search((REPOSITORY / "CONTRIBUTING.md").read_text())
+
+
 def rooms() -> set[str]:
     """Every folder of the project that holds what runs, and the rooms inside it."""
     tops = [REPOSITORY / room for room in ROOMS if room not in ("tests", "docs")]

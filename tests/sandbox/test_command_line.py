@@ -29,6 +29,27 @@ def test_check_counts_what_was_contained(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out.endswith("contained 1 of 2\n")
 
 
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("run gone.py", "error: file: gone.py: FileNotFoundError: "),
+        ("run . --workers 1", "error: file: .: IsADirectoryError: "),
+        ("check here.json", "error: file: here.json: JSONDecodeError: "),
+        ("run here.json --cpu-s 0", "error: --cpu-s: 0.0 is outside 0.01 to 3600.0; give one between the two"),
+        ("run here.json --memory-mb 0", "error: --memory-mb: 0 is outside 1048576 to "),
+        ("serve --max-wall-s 9999", "error: --max-wall-s: 9999.0 is outside 0.01 to 3600.0; give one between the two"),
+    ],
+)
+def test_what_cannot_be_read_or_is_out_of_bounds_is_one_line(
+    said: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("here.json").write_text("print(1)")
+    assert main(said.split()) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(line) and told.count("\n") == 1
+
+
 @pytest.mark.asyncio(loop_scope="session")
 async def test_without_its_server_a_program_runs_on_the_lean_one():
     config = derived.pool(slots=1, flavors=(flavors.LEAN,))
