@@ -116,6 +116,8 @@ class StepMetrics:
     kl: float | None = None
     correction_mean: float | None = None
     old_logprobs_drift: float | None = None
+    policy_version_min: int = 0  # of those that sampled the step's tokens: older ones are stale
+    policy_version_max: int = 0
     restarts: int = 0  # rollouts begun again because a tool had lost its state
     judge_retries: int = 0  # comparisons and reward functions that hung or crashed, and were asked again
     balancer: PlacementFigures | None = None
@@ -154,12 +156,12 @@ def step_metrics(
     `kept_ids` are the rollout ids handed to the learner, `left_out_ids` those of them that it did not train on;
     `update` is None when nothing was left to train on. Raises `ValueError` when a kept id is not among the summaries.
     """
-    kept = set(kept_ids)
-    groups = _by_group(summaries)
+    kept, groups = set(kept_ids), _by_group(summaries)
     groups_kept = {summary.group_id for summary in summaries if summary.rollout_id in kept}
     if unknown := kept - {summary.rollout_id for summary in summaries}:
         raise ValueError(f"kept_ids: {sorted(unknown)[:3]} are not among the step's {len(summaries)} rollouts")
     tokens_generated = sum(summary.num_sampled_tokens for summary in summaries)
+    sampled = [summary for summary in summaries if summary.num_sampled_tokens]
     generate_s, tools_s, verify_s = share_rollout_time(timings.rollout_s, summaries)
     row = StepMetrics(
         stage=stage,
@@ -187,6 +189,8 @@ def step_metrics(
         learn_s=timings.learn_s,
         publish_s=timings.publish_s,
         step_s=timings.step_s,
+        policy_version_min=min((summary.policy_version_min for summary in sampled), default=policy_version),
+        policy_version_max=max((summary.policy_version_max for summary in sampled), default=policy_version),
         restarts=sum(summary.restarts for summary in summaries),
         judge_retries=sum(summary.judge_retries for summary in summaries),
         longest=longest_rollout(summaries),

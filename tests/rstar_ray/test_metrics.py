@@ -48,6 +48,19 @@ def test_a_step_counts_rollouts_groups_and_tokens():
     assert (row.loss, row.lr) == (-0.01, 1e-4)
 
 
+def test_the_versions_that_sampled_a_step_are_told_by_what_sampled_at_all():
+    versions = [(4, 5), (5, 6), (0, 0)]
+    summaries = [
+        replace(summary("a", n), policy_version_min=low, policy_version_max=high)
+        for n, (low, high) in enumerate(versions)
+    ]
+    refused = replace(summaries[2], num_sampled_tokens=0)
+    row = metrics(step=6, summaries=[*summaries[:2], refused])
+    assert (row.policy_version_min, row.policy_version_max) == (4, 6)
+    row = metrics(step=6, summaries=[refused], kept_ids=[], update=None)
+    assert (row.policy_version_min, row.policy_version_max) == (6, 6)
+
+
 def test_all_that_the_learner_says_of_an_update_is_in_the_steps_row():
     said = replace(UPDATE, ratio_mean=1.1, ratio_max=3.0, kl=0.02, correction_mean=0.9, old_logprobs_drift=1e-7)
     row = asdict(metrics(update=said))
