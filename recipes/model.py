@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from actors.generation.vllm_calls import VllmCalls
 from recipes.data import refuse_without_tiny
@@ -10,7 +11,7 @@ from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
-from rstar_ray.tiny.model import CONTEXT_TOKENS, make_tiny_model
+from rstar_ray.tiny.model import CONTEXT_TOKENS, TINY, make_tiny_model
 from rstar_ray.tools.spec import ToolSpec
 
 
@@ -65,15 +66,35 @@ def refuse_beyond_context(config: RunConfig, folder: Path) -> None:
         )
 
 
-def model_context_tokens(path: Path) -> int | None:
-    """Positions a config.json allows, as vLLM counts them; None where it names none."""
+def refuse_uneven_split(config: RunConfig, folder: Path) -> None:
+    """Raise `ConfigError` where the heads of the model in `folder` cannot be shared out alike over a replica's GPUs.
+
+    `folder` as for `refuse_beyond_context`.
+    """
+    path, parts = folder / "config.json", config.engine.tensor_parallel
+    heads = _text_model(path).get("num_attention_heads") if path.is_file() else TINY["num_attention_heads"]
+    if isinstance(heads, int) and heads % parts:
+        raise ConfigError(
+            "--engine.tensor-parallel",
+            f"the {heads} attention heads of the model in {folder} cannot be split over {parts} GPUs alike",
+            f"give a number that divides {heads}",
+        )
+
+
+def _text_model(path: Path) -> dict[str, Any]:
+    """A config.json, or its part for text. Raises `ConfigError`."""
     try:
         config = json.loads(path.read_bytes())
-        config = config.get("text_config") or config
-        positions = config.get("max_position_embeddings")
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    except (OSError, ValueError, AttributeError) as broken:
+        return dict(config.get("text_config") or config)
+    except (OSError, ValueError, TypeError, AttributeError) as broken:
         raise ConfigError("--model", f"{path} cannot be read ({broken})", "give a whole model folder") from broken
+
+
+def model_context_tokens(path: Path) -> int | None:
+    """Positions a config.json allows, as vLLM counts them; None where it names none."""
+    config = _text_model(path)
+    positions = config.get("max_position_embeddings")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(positions, int):
         return None
     stretched = rope.get("rope_type", rope.get("type")) in ("linear", "dynamic")  # the others count it in already

@@ -16,7 +16,14 @@ from recipes.command_line import parse
 from recipes.connect import connect
 from recipes.data import heldout_problems, problem_sets, sft_examples, sft_plan, training_problems
 from recipes.ending import status_of
-from recipes.model import refuse_beyond_context, refuse_broken_model, start_folder, start_model, with_local_model
+from recipes.model import (
+    refuse_beyond_context,
+    refuse_broken_model,
+    refuse_uneven_split,
+    start_folder,
+    start_model,
+    with_local_model,
+)
 from recipes.recipe import Recipe
 from recipes.scales import at_scale
 from recipes.stop import StopSignals
@@ -66,6 +73,7 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
         path = run_path(config)
         model = _policy_to_evaluate(config, path)
         refuse_beyond_context(config, model)
+        refuse_uneven_split(config, model)
         tools = tools_of(config)
         refuse_broken_model(config, model, tools)
         connect()
@@ -99,6 +107,7 @@ def run(configs: Sequence[RunConfig]) -> None:
     model = start_folder(ahead[0], path, _finished_before(ahead[0], path)) if ahead else path
     for config in ahead:  # all of them run on the engines of the first
         refuse_beyond_context(config, model)
+        refuse_uneven_split(config, model)
     for config in ahead[:1]:
         _refuse_other_adapters(config, path)
         refuse_broken_model(config, model, tools)

@@ -268,6 +268,14 @@ def test_a_context_beyond_the_models_own_is_refused_and_nothing_is_written(tmp_p
     assert not (tmp_path / "run").exists()
 
 
+def test_heads_that_cannot_be_split_over_a_replicas_gpus_are_refused_and_nothing_is_written(tmp_path: Path):
+    model = model_folder(tmp_path / "model", max_position_embeddings=4_096, num_attention_heads=12)
+    line = context_refusal(tmp_path / "run", "--model", str(model), "--engine.tensor-parallel", "8")
+    assert line.startswith("--engine.tensor-parallel: the 12 attention heads") and line.endswith("divides 12")
+    assert "the 8 attention heads" in context_refusal(tmp_path / "run", "--engine.tensor-parallel", "3")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_context_beyond_that_of_the_stage_before_is_refused(tmp_path: Path):
     with RunDir.open(tmp_path / "run", "sft", {"scale": "tiny", "seed": 0}) as run_dir:
         with run_dir.write_checkpoint("sft", 1) as folder:
