@@ -1,6 +1,7 @@
 """The policy as the learner holds it: a Hugging Face causal LM that answers with log-probabilities of chosen tokens."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -99,6 +100,8 @@ def load_language_model(folder: str, settings: LearnerSettings) -> Any:
     if not (Path(folder) / "config.json").is_file():
         raise ConfigError("--model", f"no model in {folder!r}", "name a Hugging Face folder with a config.json")
     refuse_misfit(Path(folder))
+    if settings.attention == "flash_attention_2" and find_spec("flash_attn") is None:
+        raise ConfigError("--learner.attention", "the package flash_attn is not installed", "install it, or give rows")
     transformers.utils.logging.disable_progress_bar()
     attention = row_attention.register() if settings.attention == row_attention.NAME else settings.attention
     model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -191,6 +191,18 @@ class LearnerConfig:
         at_least(1, learner__lora_alpha=self.lora_alpha)
         share(learner__max_padding=self.max_padding)
         require(
+            self.gpus_per_rank > 0 or self.attention != "flash_attention_2",
+            "--learner.attention",
+            "flash_attention_2 is for GPUs, and a rank has none",
+            "give rows or sdpa, or --learner.gpus-per-rank",
+        )
+        require(
+            self.gpus_per_rank > 0 or self.attention_kernel != "aiter",
+            "--learner.attention-kernel",
+            "aiter is for ROCm's GPUs, and a rank has none",
+            "give fused, or --learner.gpus-per-rank",
+        )
+        require(
             self.dtype == "float32" or self.zero > 0,
             "--learner.zero",
             "bfloat16 without ZeRO has no float32 master weights",
