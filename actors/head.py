@@ -8,6 +8,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 SILENT_S = 10.0
 EVERY_S = 2.0
@@ -20,7 +21,7 @@ class HeadProbe:
 
     def __init__(
         self,
-        ask: Callable[[], object],
+        ask: Callable[[], Any],
         *,
         show: Callable[[str], None],
         silent_s: float = SILENT_S,
@@ -28,6 +29,7 @@ class HeadProbe:
     ) -> None:
         """`ask` returns once the head has answered. `silent_s`: after so long without one a line says so."""
         self._ask = ask
+        self.answer: Any = None  # the latest
         self._show = show
         self._silent_s = silent_s
         self._every_s = every_s
@@ -64,6 +66,6 @@ class HeadProbe:
             if self._asked_s is None:
                 self._asked_s = time.monotonic()
             with contextlib.suppress(Exception):  # refused at once is no answer, either: the question stays open
-                self._ask()
+                self.answer = self._ask()
                 self._asked_s = None
             self._closed.wait(self._every_s)

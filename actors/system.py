@@ -15,8 +15,10 @@ from actors.generation.replicas import Replicas
 from actors.generation.settings import engine_settings
 from actors.gpu_turns import ANYTIME, GpuTurns
 from actors.head import HeadProbe
+from actors.learner.actor import rank_name
 from actors.learner.gang import Learner
 from actors.learner.settings import learner_settings
+from actors.lost_nodes import NodesSeen, until_placed
 from actors.meter import ray_meter
 from actors.placement import Layout, fitted, in_bundle, place, plan_layout, refuse_misfit, sending_ranks
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
@@ -70,7 +72,8 @@ class TrainingActors:
         self._layout: Layout = plan_layout(config)
         record = RunDir(run_dir).processes_path if run_dir else None
         head = HeadProbe(ray.nodes, show=show)
-        self.watch = Watch(config.detector, show=show, record=record, meter=self.meter, head=head)
+        nodes = NodesSeen(show)
+        self.watch = Watch(config.detector, show=show, record=record, meter=self.meter, head=head, nodes=nodes)
         self.stopping: Callable[[], bool] = lambda: False  # asked by the stages after every step
         self._group: Any = None
         self._executors: dict[str, Any] = {}
@@ -108,6 +111,7 @@ class TrainingActors:
             show=self._show,
             watch=self.watch,
             silent_s=self._config.detector.silent_s,
+            node_away_s=self._config.detector.node_away_s,
             weights_deadline_s=self._config.learner.step_deadline_s,
             journal=self._journal,
             meter=self.meter,
@@ -221,11 +225,12 @@ class TrainingActors:
         """End every actor this run started."""
         await self.watch.close()
         workers = self._replicas.workers if self._replicas else {}
+        there = self._replicas.there if self._replicas else {}
         if self._replicas is not None:
             await self._replicas.close()
         closing: list[Awaitable[Any]] = [
             within(handle.close.remote(), CLOSE_DEADLINE_S, waiter="driver", owner=name, reason="its end")
-            for name, handle in [*workers.items(), *self._executors.items(), *self._hosts.items()]
+            for name, handle in [*there.items(), *self._executors.items(), *self._hosts.items()]
         ]
         if self._learner is not None:
             closing.append(self._learner.close())
@@ -247,9 +252,18 @@ class TrainingActors:
             silent_s=self._config.detector.learner_silent_s,
             meter=self.meter,
             turn=self._turns.learner if self._turns else ANYTIME,
+            placed=self._ranks_placed,
         )
         await self._learner.start()
         self._show(f"weights: {WAYS[self._learner.settings.weight_way]}")
+
+    async def _ranks_placed(self) -> None:
+        """Where a node was lost, wait until its ranks have another."""
+        of_bundle: dict[int, list[str]] = {}
+        for rank, bundle in enumerate(self._layout.rank_bundles):
+            of_bundle.setdefault(bundle, []).append(rank_name(rank))
+        named = {bundle: ", ".join(names) for bundle, names in of_bundle.items()}
+        await until_placed(self._group, named, away_s=self._config.detector.node_away_s, show=self._show)
 
     def _start_executors(self) -> None:
         sandbox = self._config.sandbox

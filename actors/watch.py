@@ -19,6 +19,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 
 from actors.birth import birth
 from actors.head import HeadProbe
+from actors.lost_nodes import NodesSeen
 from actors.probe import Sign, own_memory_bytes, starved_s, waits_for_cores_s
 from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import waits
@@ -67,10 +68,14 @@ class Watch:
         record: Path | None = None,
         meter: Meter = NO_METER,
         head: HeadProbe | None = None,
+        nodes: NodesSeen | None = None,
     ) -> None:
-        """`record`: a file that tells people which processes are the run's, as they come and go. `head`: asks Ray's."""
+        """`record`: a file that tells people which processes are the run's, as they come and go. `head`: asks Ray's for
+        its nodes, and `nodes` says what becomes of them."""
         self._meter = meter
         self._head = head
+        self._nodes = nodes
+        self._at: dict[str, str] = {}  # the node's id of each process, the last that it was seen on
         self._record = record
         self._config = config
         self._show = show
@@ -171,6 +176,7 @@ class Watch:
 
     def _tell(self, name: str, before: Sign | None, sign: Sign, *, away: bool) -> None:
         """What is new about an actor that answers."""
+        self._at[name] = sign.node_id
         if before is None or (before.life, before.children) != (sign.life, sign.children):
             self._write_record()
         if before is not None and before.life != sign.life:
@@ -207,6 +213,8 @@ class Watch:
             self._detector.watch(FIRST_WORD, Limit(silent_s=self._config.still_s * FIRST_WORD_SHARE))
         if self._head is not None:
             self._head.look()
+            if self._nodes is not None and self._head.answer:
+                self._nodes.see(self._head.answer, self._at)
         self._excuse_starved()
         wedged = self._detector.tick(time.monotonic())
         for found in wedged:

@@ -47,6 +47,7 @@ TINY: dict[str, Any] = {
     "detector.silent_s": 10.0,
     "detector.learner_silent_s": 10.0,
     "detector.engine_step_s": 10.0,
+    "detector.node_away_s": 120.0,
     "detector.still_s": 960.0,  # an engine may take --engine.start-deadline-s to come up
 }
 """Two cores, no GPU, no download: Qwen3's architecture with 0.6M random weights."""

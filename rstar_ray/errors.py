@@ -43,7 +43,8 @@ class LearnerError(RStarError):
 
 
 class RankLost(LearnerError):
-    """A learner rank died, or was ended for being silent: the gang can start again from its newest checkpoint."""
+    """A learner rank died, was ended for being silent, or what it was to train on is gone: the gang can start again
+    from its newest checkpoint."""
 
 
 class TransferError(RStarError):

@@ -496,6 +496,10 @@ WAYS: dict[str, Way | Elsewhere] = {
         "silent_s",
     ),
     "detector.engine_step_s": Way(9.0, engine),
+    "detector.node_away_s": Elsewhere(
+        "tests/actors/test_replicas.py::test_replicas_of_which_none_has_a_node_end_the_run_through_its_rollouts",
+        "node_away_s=",
+    ),
     "detector.still_s": Elsewhere("tests/actors/test_watch.py::test_a_run_in_which_nothing_gets_on", "still_s"),
 }
 

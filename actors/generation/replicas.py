@@ -1,6 +1,8 @@
 """The generation workers of a run, as the driver holds them: started, given weights, and brought back when lost."""
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from actors.generation.rollout_client import BLIP_PATIENCE_S, RolloutClient, las
 from actors.generation.weight_swap import publish_figures
 from actors.gpu_turns import ANYTIME, Turn
 from actors.learner.gang import Publication
+from actors.lost_nodes import no_node
 from actors.watch import Follow
 from actors.weights.transfer import EngineSeat, Pulled
 from rstar_ray.chat.template import ChatFormat
@@ -23,7 +26,9 @@ from rstar_ray.telemetry.meter import NO_METER, Meter
 CALL_DEADLINE_S = 120.0
 ASK_AGAIN_S = 0.2
 MAX_LOSSES_IN_A_ROW = 4
-"""Of workers, without a single rollout that ended in between, before the run does."""
+"""Of one worker, without a single rollout that ended in between, before the run does: a node takes many at once."""
+SAY_AFTER_S = 10.0
+LOOK_AGAIN_S = 0.5
 
 
 class Replicas:
@@ -37,6 +42,7 @@ class Replicas:
         show: Callable[[str], None],
         watch: Follow,
         silent_s: float,
+        node_away_s: float = math.inf,
         weights_deadline_s: float = CALL_DEADLINE_S,
         journal: Path | None = None,
         meter: Meter = NO_METER,
@@ -44,9 +50,11 @@ class Replicas:
         turn: Turn = ANYTIME,
     ) -> None:
         """`weights_deadline_s`: longest a worker may take for new weights. `silent_s`: how long it may leave `watch`
-        without an answer. `journal`: where they keep turns. `store_again`: what the learner holds, in the object store,
-        for a worker that was not there when a version was sent. In its `turn` an engine starts."""
+        without an answer. `node_away_s`: how long all may be without a node. `journal`: where they keep turns.
+        `store_again`: what the learner holds, in the object store, for a worker that was not there when a version was
+        sent. In its `turn` an engine starts."""
         self._turn = turn
+        self._node_away_s = node_away_s
         self._meter = meter
         self._weights_deadline_s = weights_deadline_s
         self.workers: dict[str, Any] = {}
@@ -57,8 +65,8 @@ class Replicas:
         self._lives: dict[str, str] = {}  # of the workers' processes
         self._watch = watch
         self._silent_s = silent_s
-        self._losses_in_a_row = 0
-        self._ended_at_loss = 0  # rollouts, at the latest loss
+        self._losses_in_a_row: dict[str, int] = {}  # of each
+        self._ended_at_loss: dict[str, int] = {}  # rollouts, at its latest loss
         self._coming_back: set[str] = set()  # lost workers; they take the newest weights before they serve
         self._starting: asyncio.Task[None] | None = None
         self._published: Publication | None = None
@@ -137,6 +145,7 @@ class Replicas:
                     return await self._bring_up(name)
                 except RayActorError as lost:  # once more: it may have been killed in its start
                     self._count_loss(name, lost)
+                    await self._up_again(name)
 
         await asyncio.gather(*(start(name) for name in names))
 
@@ -172,19 +181,42 @@ class Replicas:
         told = when_available(lambda: self._balancer.replica_lost.remote(name))
         await self._ask(told, "balancer", f"the rollouts of {name}")
         await self.rollouts.resubmit()
+        await self._up_again(name)
         await self._start([name])
+
+    async def _up_again(self, name: str) -> None:
+        """Wait for its process, which Ray starts where its bundle has a node: without end while others serve.
+
+        Raises `RStarError` where none does for `node_away_s`.
+        """
+        up = asyncio.ensure_future(when_available(self.workers[name].probe.remote))
+        began_s = alone_s = time.monotonic()
+        said = False
+        try:
+            while not (await asyncio.wait({up}, timeout=LOOK_AGAIN_S))[0]:
+                now_s = time.monotonic()
+                if self.there:
+                    alone_s = now_s
+                if now_s > alone_s + self._node_away_s:
+                    raise no_node(name, self._node_away_s)
+                if not said and now_s > began_s + SAY_AFTER_S:
+                    said = True
+                    self._show(f"{name} waits for a node: {len(self.there)} of {len(self.workers)} replicas serve")
+            await up
+        finally:
+            up.cancel()
 
     def _count_loss(self, name: str, lost: Exception) -> None:
         """Any number over a run, as long as rollouts end in between. Raises `RStarError` where none does."""
-        ended = self.rollouts.num_ended
-        self._losses_in_a_row = 1 if ended > self._ended_at_loss else self._losses_in_a_row + 1
-        self._ended_at_loss = ended
+        ended, row = self.rollouts.num_ended, self._losses_in_a_row.get(name, 0)
+        row = self._losses_in_a_row[name] = 1 if ended > self._ended_at_loss.get(name, 0) else row + 1
+        self._ended_at_loss[name] = ended
         self._show(f"{name} was lost ({type(lost).__name__ if _is_gone(lost) else last_line(lost)}) and starts again")
         self._meter.add("rstar_losses_total", 1, part="replica")
-        if self._losses_in_a_row > MAX_LOSSES_IN_A_ROW:
+        if row > MAX_LOSSES_IN_A_ROW:
             raise RStarError(
-                f"{name} was lost: {self._losses_in_a_row} losses of replicas without a rollout that ended in between"
-                f", the last {type(lost).__name__}: {lost}"
+                f"{name} was lost: {row} of its losses without a rollout that ended in between, the last "
+                f"{type(lost).__name__}: {lost}"
             )
 
     async def _pull_unless_lost(self, name: str, weights: Publication) -> Pulled | None:
@@ -251,8 +283,8 @@ class Replicas:
 
 
 def _is_gone(lost: Exception) -> bool:
-    """Whether its process is, and not a call of it that failed with such an error of another actor."""
-    return isinstance(lost, RayActorError) and not isinstance(lost, RayTaskError)
+    """Whether its process or its node is, and not a call of it that failed with such an error of another actor."""
+    return isinstance(lost, (RayActorError, ObjectLostError)) and not isinstance(lost, RayTaskError)
 
 
 def _refuse_others(name: str, pulled: Pulled, weights: Publication) -> None:

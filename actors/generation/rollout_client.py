@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
 
 from actors.generation.balancer_client import rollout_load
 from actors.generation.delivery import NUM_PARTS, Delivery
@@ -37,6 +37,7 @@ CALL_DEADLINE_S = 120.0
 BALANCER_PING_S = 2.0
 BLIP_PATIENCE_S = 3.0
 """How long a worker that could not be reached may take to answer again before it is taken for lost."""
+AVAILABLE_AGAIN_S = 0.5
 DELIVERY_WAIT_S = 20.0
 """How long one question for finished rollouts stays open at a worker before it is asked again."""
 
@@ -219,7 +220,7 @@ class RolloutClient:
             except (RayTaskError, DeadlineExceeded) as failed:  # before the next: it may be both
                 await self._on_worker_lost(replica_id, failed)
                 return
-            except RayActorError as lost:
+            except (RayActorError, ObjectLostError) as lost:  # the second: its answer was on a node that is gone
                 if await life_of(worker, BLIP_PATIENCE_S) == life:
                     self._show(f"{replica_id} answers again after {type(lost).__name__}: nothing is lost")
                     continue
@@ -264,7 +265,7 @@ async def when_available(call: Callable[[], Awaitable[Any]]) -> Any:
         try:
             return await call()
         except ActorUnavailableError:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(AVAILABLE_AGAIN_S)
 
 
 def last_line(fault: BaseException) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
+from actors.generation.engine_folder import EngineFolder
 from actors.generation.settings import EngineSettings
 from actors.generation.vllm_start import ObserveFn, start_vllm
 from rstar_ray.deadline import within
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ENGINE = "vLLM's engine process"
+NOTE_EVERY_S = 1.0
 LIVENESS_POLL_S = 0.25
 CLOSE_GRACE_S = 1.5
 
@@ -33,6 +35,7 @@ class VllmProcess:
         self._llm: AsyncLLM | None = None
         self._death: asyncio.Future[str] | None = None  # why it does not serve any more
         self._watch: asyncio.Task[None] | None = None
+        self._folder: EngineFolder | None = None
         self._num_asked = 0  # and not answered
         self._progress = 0  # answers and steps
         self.processes: list[psutil.Process] = []
@@ -45,18 +48,31 @@ class VllmProcess:
             self._progress += 1
             observe(scheduler_stats, iteration_stats)
 
+        self._folder = self._folder or EngineFolder()
+        noting = asyncio.create_task(_note_shared(self._folder))
         starting = asyncio.to_thread(start_vllm, self._settings, observed)
         try:
             self._llm = await self._within(starting, self._settings.start_deadline_s, "start")
         except (RuntimeError, ValueError, OSError) as failed:
             raise EngineError(f"the engine for {self._settings.model} did not start: {failed}") from failed
+        finally:
+            noting.cancel()
         self.processes = _processes(self._llm)
+        self._folder.note_shared(_family())
         self._death = asyncio.get_running_loop().create_future()
         self._watch = asyncio.create_task(self._watch_for_death(self._llm))
         return self._llm
 
     async def close(self) -> None:
         """End the processes; safe to call twice."""
+        folder, self._folder = self._folder, None
+        try:
+            await self._end()
+        finally:
+            if folder is not None:
+                await asyncio.to_thread(folder.remove)
+
+    async def _end(self) -> None:
         llm, self._llm = self._llm, None
         if llm is None:
             return
@@ -128,6 +144,19 @@ class VllmProcess:
 
     async def _within(self, awaitable: Awaitable[T], seconds: float, what: str) -> T:
         return await within(awaitable, seconds, waiter="engine", owner=ENGINE, reason=what)
+
+
+async def _note_shared(folder: EngineFolder) -> None:
+    """While an engine starts: it may be killed in that."""
+    while True:
+        await asyncio.sleep(NOTE_EVERY_S)
+        folder.note_shared(_family())
+
+
+def _family() -> list[int]:
+    """This process and all below it."""
+    this = psutil.Process()
+    return [process.pid for process in (this, *this.children(recursive=True))]
 
 
 def _processes(llm: "AsyncLLM") -> list[psutil.Process]:

@@ -5,7 +5,6 @@ Nothing here runs on import; vLLM itself is imported when an engine starts, afte
 
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 ObserveFn = Callable[[Any, Any], None]
 """Called after every step with vLLM's scheduler statistics and iteration statistics; either may be None."""
 
-SOCKETS = "VLLM_RPC_BASE_PATH"
-
 STEADY_HEAP = {
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
@@ -32,24 +29,8 @@ STEADY_HEAP = {
 
 
 def start_vllm(settings: EngineSettings, observe: ObserveFn) -> "AsyncLLM":
-    """Blocks for seconds: imports vLLM, starts its processes, loads the model.
-
-    vLLM leaves the sockets of its processes behind for ever, in the folder for temporary files. Once they are connected
-    their names serve nobody, so they get a folder that is removed as soon as all have started.
-    """
+    """Blocks for seconds: imports vLLM, starts its processes, loads the model."""
     os.environ.update(engine_environment(settings) | owned_by_this())
-    given = os.environ.get(SOCKETS)
-    with tempfile.TemporaryDirectory(prefix="vllm-", dir=given) as folder:
-        os.environ[SOCKETS] = folder
-        try:
-            return _started(settings, observe)
-        finally:  # processes started from here later must not look for a folder that is gone
-            os.environ.pop(SOCKETS)
-            if given is not None:
-                os.environ[SOCKETS] = given
-
-
-def _started(settings: EngineSettings, observe: ObserveFn) -> "AsyncLLM":
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM

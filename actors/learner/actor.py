@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, ObjectLostError
 
 from actors.devices import see_own_gpu_first
 from actors.learner.settings import LearnerSettings
@@ -16,7 +16,7 @@ from actors.weights.actor_line import ActorLine
 from actors.weights.transfer import EngineSeat, NoTransfer, Sent, StoreTransfer, Transfer
 from rstar_ray.algorithm.update import SeenTokens, UpdateResult
 from rstar_ray.config.gpus import WeightWay
-from rstar_ray.errors import DeadlineExceeded, LearnerError
+from rstar_ray.errors import DeadlineExceeded, LearnerError, RankLost
 from rstar_ray.run_dir.manifest import WrittenFile
 
 FETCH_DEADLINE_S = 120.0  # for the trajectories of one update
@@ -79,6 +79,8 @@ class LearnerActor:
         except GetTimeoutError:
             reason = f"{len(remote)} batches of trajectories"
             raise DeadlineExceeded(self._name, "object store", reason, FETCH_DEADLINE_S) from None
+        except ObjectLostError as gone:
+            raise RankLost(f"{self._name} found no trajectories where they lay: that node was lost") from gone
         return {**wanted, **dict(zip(remote, values, strict=True))}
 
     def train_sft(self, work: SftWork, lr: float) -> UpdateResult:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,12 +67,15 @@ class Learner:
         silent_s: float = math.inf,
         meter: Meter = NO_METER,
         turn: Turn = ANYTIME,
+        placed: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`rank_options`: Ray's actor options for each rank (placement, CPUs, GPUs); by default one CPU each.
 
         `watch` probes the ranks, which may be silent for `silent_s`. In its `turn` the learner loads and updates.
+        `placed` returns once there is a place for each of them, before they are started again.
         """
         self._turn = turn
+        self._placed = placed
         self._meter = meter
         self.settings = settings
         self._options = list(rank_options) or [{"num_cpus": 1}] * settings.world_size
@@ -121,6 +124,8 @@ class Learner:
     async def restart(self) -> None:
         """New ranks, as after `start`: what they had learned is in checkpoints."""
         self._end_ranks()
+        if self._placed is not None:
+            await self._placed()
         gone = _until_unnamed({rank_name(rank) for rank in range(self.settings.world_size)})
         await within(gone, CLOSE_DEADLINE_S, waiter=self._waiter, owner="learner", reason="the end of its ranks")
         await self.start()

@@ -23,6 +23,8 @@ from rstar_ray.errors import DeadlineExceeded
 
 BY_FILE = "file"  # what a parcel says of how its weights come
 SHARED_MEMORY = Path("/dev/shm")
+TEMPORARY = Path(tempfile.gettempdir())
+"""The node's, by which its engines meet: found before one of them takes a folder of its own."""
 PREFIX = "rstar-weights-"
 WHOLE = b"\x01"  # after the last bucket of a file that is laid out
 LAID_OUT_DEADLINE_S = 100.0
@@ -199,7 +201,7 @@ def _folder(file: str, num_bytes: int, show: Callable[[str], None]) -> Path:
     if free > num_bytes:
         return SHARED_MEMORY
     show(
-        f"weights of {num_bytes / 1e9:.1f} GB go through {tempfile.gettempdir()}, which is slow: shared memory has "
+        f"weights of {num_bytes / 1e9:.1f} GB go through {TEMPORARY}, which is slow: shared memory has "
         f"{free / 1e9:.1f} GB free (Docker: --ipc host, or --shm-size)"
     )
-    return Path(tempfile.gettempdir())
+    return TEMPORARY

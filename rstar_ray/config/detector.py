@@ -20,9 +20,13 @@ class DetectorConfig:
     """longest an engine with work may go without a decode step before it is killed: a cold compilation [s]"""
     still_s: MayChange[float] = 3_600.0
     """longest the whole run may go without anything getting on before it ends, naming the oldest wait [s]"""
+    node_away_s: MayChange[float] = 1_200.0
+    """after a node was lost, longest the run waits for it to return, or for room elsewhere, before it ends; where other
+    replicas serve, a replica is waited for without end [s]"""
 
     def __post_init__(self) -> None:
         at_least(0.1, detector__probe_every_s=self.probe_every_s)
+        at_least(0, detector__node_away_s=self.node_away_s)
         for name in ("silent_s", "learner_silent_s", "engine_step_s", "still_s"):
             seconds = getattr(self, name)
             require(

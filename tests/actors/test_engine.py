@@ -230,17 +230,20 @@ async def test_a_scarce_kv_cache_preempts_and_a_killed_process_is_an_engine_erro
     assert not core.is_running()
 
 
-async def test_an_engine_that_has_started_leaves_no_socket_file(engine: Engine, temporary: Path):
-    assert list(temporary.rglob("*")) == []
-    assert "VLLM_RPC_BASE_PATH" not in os.environ
+async def test_an_engine_keeps_its_temporary_files_in_a_folder_of_its_own(engine: Engine, temporary: Path):
+    (own,) = temporary.iterdir()
+    assert os.environ["TMPDIR"] == os.environ["VLLM_RPC_BASE_PATH"] == tempfile.gettempdir() == str(own)
+    assert any(own.glob("vllm_dist_*"))  # or vLLM leaves nothing any more, and the folder is needless
 
 
-async def test_a_closed_engine_leaves_no_process_behind(engine: Engine):
+async def test_a_closed_engine_leaves_neither_process_nor_file_behind(engine: Engine, temporary: Path):
     """Last in this file: it closes the engine the others share."""
     (core,) = engine._vllm.processes
     assert core.is_running()
     await engine.close()
     assert not core.is_running()
+    assert list(temporary.iterdir()) == []
+    assert "VLLM_RPC_BASE_PATH" not in os.environ
     with pytest.raises(EngineError, match="closed"):
         await complete(engine, prompts(1)[0])
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorUnavailableError, OwnerDiedError, RayTaskError
+from ray.exceptions import ActorUnavailableError, ObjectLostError, OwnerDiedError, RayTaskError
 
 from actors.balancer import Sign as BalancerSign
 from actors.generation import replicas, rollout_client
@@ -46,9 +46,13 @@ class Worker:
         self.hold = asyncio.Event()  # its next start waits for this
         self.hold.set()
         self._killed = asyncio.Event()
-        self._lives = 0
+        self._lives = 1
+        self.node = asyncio.Event()  # it is started again once this is set
+        self.node.set()
+        self._restart: asyncio.Task[None] | None = None
         self.load_s, self.laid_out = 0.2, True
         self.cut = False  # calls fail, and it lives on
+        self.answer_lost = False  # with its node
         self.fault: Exception | None = None  # what its next call raises, or a loop of its own has met
         self.lost: set[int] = set()  # versions whose publisher is gone
         self.probe = Method(self._probe)
@@ -57,8 +61,6 @@ class Worker:
 
     async def _start(self) -> EngineFacts:
         await self.hold.wait()
-        self._killed.clear()
-        self._lives += 1
         self.told.append("start")
         return EngineFacts(kv_capacity_tokens=1_000, block_size=32, max_model_len=100)
 
@@ -90,6 +92,8 @@ class Worker:
         if self.fault is not None:
             self._killed.clear()
             raise self._met()
+        if self.answer_lost:
+            raise ObjectLostError("ref", None, "")
         raise ActorUnavailableError("it restarts", None)
 
     def _met(self) -> Exception:
@@ -104,6 +108,13 @@ class Worker:
 
     def kill(self) -> None:
         self._killed.set()
+        self._restart = asyncio.create_task(self._start_again())
+
+    async def _start_again(self) -> None:
+        await asyncio.sleep(0.05)
+        await self.node.wait()
+        self._killed.clear()
+        self._lives += 1
 
 
 class Balancer:
@@ -153,7 +164,9 @@ class Run:
         self.shown: list[str] = []
         self.line_shown = asyncio.Event()
         self.followed = Followed()
-        self.replicas = Replicas(self.balancer, CharChat(), show=self._show, watch=self.followed, silent_s=10)
+        self.replicas = Replicas(
+            self.balancer, CharChat(), show=self._show, watch=self.followed, silent_s=10, node_away_s=0.3
+        )
         self.first, self.second = Worker(), Worker()
         for name, worker in (("generation/0", self.first), ("generation/1", self.second)):
             self.replicas.add(name, worker, start_deadline_s=5)
@@ -173,6 +186,8 @@ class Run:
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (replicas, rollout_client):
         monkeypatch.setattr(module, "BLIP_PATIENCE_S", 0.01)
+    monkeypatch.setattr(rollout_client, "AVAILABLE_AGAIN_S", 0.005)
+    monkeypatch.setattr(replicas, "LOOK_AGAIN_S", 0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -362,7 +377,7 @@ async def test_losses_without_a_rollout_that_ends_in_between_end_the_run_through
         run.second.kill()
         await run.shows("generation/1: 1,000 KV tokens", times=2 + time)
     run.second.kill()
-    with pytest.raises(RStarError, match=f"{MAX_LOSSES_IN_A_ROW + 1} losses of replicas without a rollout"):
+    with pytest.raises(RStarError, match=f"{MAX_LOSSES_IN_A_ROW + 1} of its losses without a rollout"):
         await asyncio.wait_for(first, 10)
 
 
@@ -372,3 +387,44 @@ async def test_any_number_of_losses_is_borne_as_long_as_rollouts_end_in_between(
         run.second.kill()
         await run.shows("generation/1: 1,000 KV tokens", times=2 + time)
     assert run.replicas.there.keys() == {"generation/0", "generation/1"}
+
+
+async def test_a_node_that_takes_many_replicas_at_once_is_no_row_of_losses(run: Run):
+    for time in range(MAX_LOSSES_IN_A_ROW):
+        run.first.kill()
+        run.second.kill()
+        for name in ("generation/0", "generation/1"):
+            await run.shows(f"{name}: 1,000 KV tokens", times=2 + time)
+    assert run.replicas.there.keys() == {"generation/0", "generation/1"}
+
+
+async def test_a_replica_without_a_node_is_waited_for_as_long_as_another_serves(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(replicas, "SAY_AFTER_S", 0.05)
+    run.second.node.clear()
+    run.second.kill()
+    await run.shows("generation/1 waits for a node: 1 of 2 replicas serve")
+    await asyncio.sleep(0.4)  # longer than all may be without one
+    await run.replicas.publish(FIRST)
+    run.second.node.set()
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.second.told == ["start", "serve", "start", 1, "serve"]
+
+
+async def test_replicas_of_which_none_has_a_node_end_the_run_through_its_rollouts(run: Run):
+    rollouts = run.replicas.rollouts.run([request(problem) for problem in adding_problems(1)])
+    first = asyncio.ensure_future(anext(rollouts))
+    for worker in (run.first, run.second):
+        worker.node.clear()
+        worker.kill()
+    with pytest.raises(RStarError, match=r"had no node for 0\.3 s \(--detector\.node-away-s\): theirs was lost"):
+        await asyncio.wait_for(first, 10)
+
+
+async def test_an_answer_that_was_on_a_lost_node_is_the_loss_of_its_replica(run: Run):
+    run.second.answer_lost = True
+    run.second.kill()
+    await run.balancer.hears("generation/1")
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert "generation/1 was lost (ObjectLostError) and starts again" in run.shown

@@ -129,8 +129,7 @@ def test_weights_that_do_not_fit_into_shared_memory_take_the_disk_and_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path / "none")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr(shared_memory, "TEMPORARY", tmp_path)
     said: list[str] = []
     with shared_buckets("one", buckets(), show=said.append) as shared:
         assert Path(shared.path).parent == tmp_path

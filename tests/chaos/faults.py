@@ -149,8 +149,8 @@ def driver_in_its_start(run: Run) -> None:
     to_driver(signal.SIGKILL)(run)
 
 
-def damaged(pattern: str, change: Callable[[bytes], bytes]) -> Fault:
-    """The driver dies, and then a file of the run directory is damaged."""
+def damaged(pattern: str, change: Callable[[bytes], bytes | None]) -> Fault:
+    """The driver dies, and then a file of the run directory is damaged, or gone."""
 
     def fault(run: Run) -> None:
         to_driver(signal.SIGKILL)(run)
@@ -159,7 +159,11 @@ def damaged(pattern: str, change: Callable[[bytes], bytes]) -> Fault:
         files = sorted(run.path.glob(pattern), key=lambda path: path.stat().st_mtime)
         if not files:
             raise NotPutIn(f"there is no {pattern}")
-        files[-1].write_bytes(change(files[-1].read_bytes()))
+        changed = change(files[-1].read_bytes())
+        if changed is None:
+            files[-1].unlink()
+        else:
+            files[-1].write_bytes(changed)
 
     return fault
 
@@ -303,6 +307,15 @@ def _of_the_driver() -> list[Kind]:
         Kind(
             name="SIGKILL driver, a flipped byte in a checkpoint",
             fault=damaged(f"{NEWEST}/state-*.safetensors", flipped), says=("is not whole", *again), ends=True,
+        ),
+        Kind(
+            name="SIGKILL driver, a torn checkpoint",
+            fault=damaged(f"{NEWEST}/state-*.safetensors", half), says=("is not whole", *again), ends=True,
+        ),
+        Kind(
+            name="SIGKILL driver, a rank's part of a checkpoint missing",
+            fault=damaged(f"{NEWEST}/state-00001.safetensors", lambda data: None), says=("is not whole", *again),
+            ends=True,
         ),
         Kind(
             name="SIGKILL driver, a torn manifest",

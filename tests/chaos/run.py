@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,12 @@ class Said:
 class Run:
     """One run directory, and the command that is started again whenever it ended. Times are monotonic."""
 
-    def __init__(self, folder: Path, policy: Path, *, steps: int = 100_000) -> None:
+    def __init__(
+        self, folder: Path, policy: Path, *, steps: int = 100_000, options: Sequence[str] = (), ray: str = ""
+    ) -> None:
+        """`options` come behind those of every run. `ray`: the address of a Ray that is there; by default its own."""
+        self._options = (*OPTIONS.split(), *options)
+        self._ray = {"RAY_ADDRESS": ray} if ray else {}
         self.folder = folder
         self.path = folder / "run"
         self.control = folder / "control"
@@ -65,8 +70,8 @@ class Run:
     # -- the command ----------------------------------------------------------------------------------------------
     def start(self) -> None:
         command = [sys.executable, "tests/chaos/driver.py", "--run-dir", str(self.path), "--model", str(self._policy)]
-        command += ["--own-folder", str(Path(__file__).parent), "--steps", str(self._steps), *OPTIONS.split()]
-        environment = {**os.environ, VARIABLE: str(self.control), "PYTHONPATH": str(REPOSITORY)}
+        command += ["--own-folder", str(Path(__file__).parent), "--steps", str(self._steps), *self._options]
+        environment = {**os.environ, VARIABLE: str(self.control), "PYTHONPATH": str(REPOSITORY), **self._ray}
         (self.control / PHASE).unlink(missing_ok=True)
         self.driver = subprocess.Popen(
             command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -37,7 +37,10 @@ def asked(name: str) -> str | None:
 
 
 def in_driver() -> None:
-    """Say which phase the run is in, hand long prompts on, and have every worker process call `in_worker`."""
+    """Say which phase the run is in, hand long prompts on, and have every worker process call `in_worker`.
+
+    A phase does not begin while there is a file of its name behind `hold`.
+    """
     import ray
 
     import actors.system as system
@@ -114,6 +117,8 @@ def _phase(name: str, work: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
     async def told(*args: Any, **options: Any) -> Any:
         control(PHASE).write_text(name)
         try:
+            while asked(f"hold {name}") is not None:
+                await asyncio.sleep(0.05)
             return await work(*args, **options)
         finally:
             with contextlib.suppress(FileNotFoundError):

@@ -348,7 +348,7 @@ def test_a_run_that_goes_on_may_move_but_not_compute_something_else(tmp_path: Pa
         "checkpoint.every_steps", "checkpoint.grace_s", "checkpoint.keep", "checkpoint.trajectories_every_steps",
         "own_folder", "tools.hosts", "reward.deadline_s", "reward.processes",
         "detector.probe_every_s", "detector.silent_s", "detector.learner_silent_s", "detector.engine_step_s",
-        "detector.still_s", "telemetry.wandb", "telemetry.traces",
+        "detector.still_s", "detector.node_away_s", "telemetry.wandb", "telemetry.traces",
     }  # fmt: skip
 
 

@@ -76,6 +76,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "checkpoint.": {"every_steps": 10, "keep": 2, "grace_s": 120.0, "trajectories_every_steps": 10},
     "detector.": {
         "probe_every_s": 2.0, "silent_s": 60.0, "learner_silent_s": 600.0, "engine_step_s": 300.0, "still_s": 3_600.0,
+        "node_away_s": 1_200.0,
     },
     "telemetry.": {"wandb": "", "traces": ""},
 }  # fmt: skip
@@ -117,6 +118,7 @@ AT_LEAST: list[tuple[str, float, float]] = [
     ("evaluate.max_response_tokens", 1, 0), ("evaluate.max_turns", 1, 0), ("evaluate.temperature", 0, -0.1),
     ("checkpoint.every_steps", 1, 0), ("checkpoint.keep", 1, 0), ("checkpoint.grace_s", 0, -1),
     ("checkpoint.trajectories_every_steps", 0, -1), ("detector.probe_every_s", 0.1, 0.09),
+    ("detector.node_away_s", 0, -1),
 ]  # fmt: skip
 BESIDE: dict[str, dict[str, Any]] = {"algorithm.kl_coefficient": {"algorithm.reference_model": "/a"}}
 

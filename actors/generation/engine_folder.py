@@ -1,0 +1,90 @@
+"""What vLLM's processes leave in the folder for temporary files and in shared memory, kept together to be cleared.
+
+Sockets, rendezvous files and locks get a folder of the engine's own, and which files of shared memory it has is noted
+there. A closed engine takes all of it along; what a killed one has left the next of this machine clears
+(`rstar_ray.locked_folder`).
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from rstar_ray.locked_folder import LockedFolder
+
+PREFIX = "vllm-"
+SOCKETS = "VLLM_RPC_BASE_PATH"
+VARIABLES = ("TMPDIR", SOCKETS)
+SHARED_MEMORY = Path("/dev/shm")
+NOTES = "shared-memory.json"
+LONGEST_PARENT = 52
+"""Characters: a socket's path may have 107, and below this come a folder of ours, one of Python's and a name of 36."""
+
+
+class EngineFolder:
+    """One engine's, from before its start to after its end; while it is there, this process's temporary files too."""
+
+    def __init__(self) -> None:
+        parent = os.environ.get(SOCKETS) or tempfile.gettempdir()
+        self._own = LockedFolder(PREFIX, parent=parent if len(parent) <= LONGEST_PARENT else "/tmp", clear=clear)
+        self.path = self._own.path
+        self._of_others = _mapped(os.getpid())
+        self._before = {name: os.environ.get(name) for name in VARIABLES}
+        self._tempdir_before = tempfile.tempdir
+        os.environ.update(dict.fromkeys(VARIABLES, str(self.path)))
+        tempfile.tempdir = str(self.path)
+
+    def note_shared(self, pids: Iterable[int]) -> None:
+        """Write down which files of shared memory these processes have: a name and the file's number each."""
+        notes = self.path / NOTES
+        held = _read(notes) | {name: number for pid in pids for name, number in _mapped(pid).items()}
+        held = {name: number for name, number in held.items() if name not in self._of_others}
+        with contextlib.suppress(OSError):
+            notes.write_text(json.dumps(held))
+
+    def remove(self) -> None:
+        """Once its processes have ended."""
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        tempfile.tempdir = self._tempdir_before
+        self._own.remove()
+
+
+def clear(folder: Path) -> None:
+    """A folder, and the files of shared memory that its engine had, where they are its own still."""
+    for name, number in _read(folder / NOTES).items():
+        with contextlib.suppress(OSError):
+            about = (SHARED_MEMORY / name).lstat()
+            if about.st_ino == number and about.st_uid == os.geteuid():
+                (SHARED_MEMORY / name).unlink()
+    shutil.rmtree(folder)
+
+
+def _read(notes: Path) -> dict[str, int]:
+    try:
+        return json.loads(notes.read_text())
+    except (OSError, ValueError):  # none yet, or torn by a kill
+        return {}
+
+
+def _mapped(pid: int) -> dict[str, int]:
+    """Files of shared memory by name, with their numbers, from `/proc/<pid>/maps` (proc(5)).
+
+    By number: glibc makes a semaphore under another name, which is the one that is told. One that has no name any more
+    leaves nothing behind.
+    """
+    numbers: set[int] = set()
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            fields = line.split(maxsplit=5)
+            if len(fields) == 6 and fields[5].startswith(f"{SHARED_MEMORY}/"):
+                numbers.add(int(fields[4]))
+        if numbers:
+            return {entry.name: entry.inode() for entry in os.scandir(SHARED_MEMORY) if entry.inode() in numbers}
+    return {}

@@ -1,0 +1,86 @@
+"""What is said of nodes that come and go, and the wait for a place, with plain futures in place of Ray."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from actors import lost_nodes
+from actors.lost_nodes import NodesSeen, until_placed
+from rstar_ray.errors import RStarError
+
+
+def node(name: str, *, alive: bool = True) -> dict[str, Any]:
+    return {"NodeID": name, "NodeManagerAddress": f"10.0.0.{name}", "Alive": alive}
+
+
+def test_a_node_is_said_to_be_lost_with_what_was_on_it_and_another_to_have_joined():
+    shown: list[str] = []
+    seen = NodesSeen(shown.append)
+    at = {"learner/rank-1": "2", "generation/1": "2", "balancer": "1"}
+    seen.see([node("1"), node("2")], at)
+    seen.see([node("1"), node("2")], at)
+    assert shown == []
+    seen.see([node("1"), node("2", alive=False)], at)
+    assert shown.pop() == "node 10.0.0.2 was lost, with generation/1, learner/rank-1; the cluster has 1 now"
+    seen.see([node("1"), node("2", alive=False), node("3")], at)
+    assert shown.pop() == "node 10.0.0.3 has joined; the cluster has 2 now"
+    seen.see([node("1"), node("3", alive=False)], at)
+    assert shown == ["node 10.0.0.3 was lost, with nothing of the run; the cluster has 1 now"]
+
+
+class StandIn:
+    """Ray's view of a function: one future for each bundle."""
+
+    def __init__(self, bundles: int) -> None:
+        self.places = [asyncio.get_running_loop().create_future() for _ in range(bundles)]
+
+    def options(self, *, bundle: int, **_: Any) -> Any:
+        place = self.places[bundle]
+
+        class There:
+            @staticmethod
+            def remote() -> Any:
+                return place
+
+        return There
+
+
+@pytest.fixture
+async def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    standing = StandIn(2)
+    monkeypatch.setattr(lost_nodes.ray, "remote", lambda **_: lambda function: standing)
+    monkeypatch.setattr(lost_nodes, "in_bundle", lambda group, bundle: {"bundle": bundle})
+    return standing
+
+
+async def placed(shown: list[str], away_s: float) -> None:
+    names = {0: "learner/rank-0", 1: "learner/rank-1"}
+    await until_placed(None, names, away_s=away_s, show=shown.append, say_after_s=0.05)
+
+
+async def test_nothing_is_said_where_every_bundle_has_its_node(stand_in: StandIn):
+    shown: list[str] = []
+    for place in stand_in.places:
+        place.set_result(None)
+    await placed(shown, 1.0)
+    assert shown == []
+
+
+async def test_a_bundle_without_a_node_is_waited_for_and_named(stand_in: StandIn):
+    shown: list[str] = []
+    stand_in.places[0].set_result(None)
+    waiting = asyncio.ensure_future(placed(shown, 5.0))
+    await asyncio.sleep(0.15)
+    assert shown == [
+        "no node for learner/rank-1: the run waits for one with room, 5 s at most (--detector.node-away-s)"
+    ]
+    stand_in.places[1].set_result(None)
+    await waiting
+    assert shown[1:] == ["every part has a node again"]
+
+
+async def test_a_wait_without_end_for_a_node_ends_the_run_and_names_the_mend(stand_in: StandIn):
+    stand_in.places[0].set_result(None)
+    with pytest.raises(RStarError, match=r"learner/rank-1 had no node for 0\.1 s .*--when-short smaller"):
+        await placed([], 0.1)

@@ -1,0 +1,20 @@
+"""A real run on two Ray nodes of this machine, one of which is lost, in five minutes each."""
+
+from pathlib import Path
+
+import pytest
+
+from rstar_ray.tiny.model import make_tiny_model
+from tests.chaos.nodes import play
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+NOTICED_S = 20.0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_bears_the_loss_of_a_node_and_loses_nothing(tmp_path: Path, ranks: int):
+    cases, wrong = play(tmp_path, make_tiny_model(tmp_path / "policy", seed=0), ranks=ranks, seeds=1)
+    assert not wrong
+    assert cases and all(case.well for case in cases), cases
+    noticed = [case.notice_s for case in cases]
+    assert all(seconds is not None and seconds < NOTICED_S for seconds in noticed), noticed

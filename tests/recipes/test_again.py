@@ -1,0 +1,67 @@
+"""A command that is started again when it died, with small programs in place of a recipe."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from recipes.again import MOST_SOON, SOON_S, Deaths, main
+
+COUNTS = "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text((p.read_text() if p.exists() else '') + 'x')"
+
+
+@pytest.mark.parametrize("status", [0, 2, 130])
+def test_what_has_ended_was_refused_or_was_stopped_stays_so(status: int):
+    assert not Deaths().again(status, SOON_S)
+
+
+def test_what_dies_late_is_started_for_ever_and_what_dies_soon_again_and_again_is_left_dead():
+    deaths = Deaths()
+    for _ in range(MOST_SOON - 1):
+        assert deaths.again(-9, 1.0)
+    assert deaths.again(1, SOON_S)
+    for _ in range(MOST_SOON - 1):
+        assert deaths.again(-9, 1.0)
+    assert not deaths.again(-9, 1.0)
+
+
+def test_a_command_that_was_killed_runs_until_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    lives, program = tmp_path / "lives", tmp_path / "program.py"
+    program.write_text(f"{COUNTS}\nimport os\nif len(p.read_text()) < 3: os.kill(os.getpid(), 9)")
+    assert main([str(program), str(lives)]) == 0
+    assert lives.read_text() == "xxx"
+    assert capsys.readouterr().out == f"{program} died (-9) and is started again\n" * 2
+
+
+def test_a_signal_reaches_the_command_once_and_its_status_is_that_of_the_whole(tmp_path: Path):
+    lives, program = tmp_path / "lives", tmp_path / "program.py"
+    handler = "import signal, time; signal.signal(15, lambda *_: (time.sleep(0.3), sys.exit(130)))"
+    program.write_text(f"{COUNTS}\n{handler}\ntime.sleep(60)")
+    again = started(program, lives)
+    again.send_signal(signal.SIGTERM)
+    assert again.wait(30) == 130
+    assert lives.read_text() == "x"
+
+
+def test_a_command_goes_with_who_starts_it_again(tmp_path: Path):
+    lives, program = tmp_path / "lives", tmp_path / "program.py"
+    program.write_text(f"{COUNTS}\nimport time; time.sleep(60)")
+    again = started(program, lives)
+    (child,) = psutil.Process(again.pid).children()
+    again.kill()
+    again.wait(30)
+    assert psutil.wait_procs([child], timeout=30)[1] == []
+
+
+def started(program: Path, lives: Path) -> "subprocess.Popen[bytes]":
+    """Once the program is at work, with its handlers."""
+    again = subprocess.Popen([sys.executable, "recipes/again.py", str(program), str(lives)])
+    give_up_s = time.monotonic() + 30
+    while not lives.exists() and time.monotonic() < give_up_s:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    return again
