@@ -1,12 +1,15 @@
 """What a researcher comes with, in small: a base model as Qwen's are, problems, conversations, a tool and a reward.
 
 Everything is made here, of texts of this repository and of generated problems; only the sizes are not those of a 14B.
+`python -m tests.recipes.real_shaped FOLDER` writes it all for whoever wants to walk docs/own.md without a GPU.
 """
 
 import json
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,7 @@ def graded(completion, problem):
     return 1.0 if boxed_answer(completion) == problem.answer else 0.5 / (1 + len(completion))
 '''
 TOOLS = ("python", "own:search")
+QUESTIONS = ((12, 34), (7, 8), (15, 6), (21, 13))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,27 @@ class Shape:
     heads: int
     kv_heads: int
     head_dim: int
+
+
+TEN_MILLION = Shape(vocabulary=8_192, hidden=256, intermediate=768, layers=8, heads=4, kv_heads=2, head_dim=64)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """A folder for docs/own.md: model, tool and reward, conversations, problems, an exam."""
+    folder = Path(*arguments)
+    folder.mkdir(parents=True)
+    write_all(folder, TEN_MILLION, problems=400)
+    print(f"{folder}: model/, own/own.py, conversations.jsonl, problems.jsonl, exam.jsonl")
+
+
+def write_all(root: Path, shape: Shape, *, problems: int) -> None:
+    """Into a folder that is there; two of the conversations are none."""
+    said = [*islice(conversations(QUESTIONS, own_folder(root / "own"), times=12), 48)]
+    write_rows(root / "conversations.jsonl", [*said, *BAD_ROWS])
+    raw = raw_problems(problems, seed=1)
+    write_rows(root / "problems.jsonl", [*raw, {"problem": exam(1, 0)[0]["problem"] + " Why?", "answer": "1"}])
+    write_rows(root / "exam.jsonl", exam(3, 0))
+    base_model(root / "model", shape, [json.dumps(one) for one in (*said[:8], *raw)])
 
 
 def own_folder(folder: Path) -> Path:
@@ -205,3 +230,7 @@ def _repository_texts() -> Iterator[str]:
     for pattern in ("*.md", "docs/*.md", "rstar_ray/**/*.py", "sandbox/**/*.py"):
         for path in sorted(REPOSITORY.glob(pattern)):
             yield path.read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

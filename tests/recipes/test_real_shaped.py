@@ -18,7 +18,6 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +30,13 @@ from recipes.serve import ServeOptions, Server
 from recipes.talker import OwnTalker, TalkConfig, Talker, own_talker, server_talker
 from rstar_ray.config import ToolsConfig
 from rstar_ray.run_dir.durable import read_json, read_rows
-from tests.recipes.real_shaped import (
-    BAD_ROWS,
-    TOOLS,
-    Shape,
-    base_model,
-    conversations,
-    exam,
-    own_folder,
-    raw_problems,
-    write_rows,
-)
+from tests.recipes.real_shaped import TEN_MILLION, TOOLS, Shape, write_all
 
 pytestmark = pytest.mark.real
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 900
 """Of one command, on a machine that has other things to do; alone each takes a small part of it."""
-QUESTIONS = ((12, 34), (7, 8), (15, 6), (21, 13))
 SFT_AND_STAGE_1 = "from recipes.session import launch; from recipes.sft import SFT; from recipes.stage1 import STAGE_1"
 
 
@@ -60,24 +48,21 @@ class Size:
     sft_steps: int
     steps: int
     problems: int
-    by_heart: bool  # enough SFT for the questions it had
     options: str
 
 
 SHORT = Size(
     shape=Shape(vocabulary=2_048, hidden=128, intermediate=256, layers=2, heads=4, kv_heads=2, head_dim=32),
-    sft_steps=72,  # so many that it knows its questions by heart, and so few that rollouts still differ
+    sft_steps=72,  # so many that it calls and answers in the form it was shown, so few that rollouts still differ
     steps=8,  # of half a second: a stop that is asked for in the first comes before the last
     problems=60,
-    by_heart=True,
     options="--learner.ranks 1 --learner.zero 3",
 )
 LONG = Size(
-    shape=Shape(vocabulary=8_192, hidden=256, intermediate=768, layers=8, heads=4, kv_heads=2, head_dim=64),
+    shape=TEN_MILLION,
     sft_steps=60,
     steps=4,
     problems=400,
-    by_heart=False,
     options="--learner.ranks 2 --learner.zero 3 --learner.dtype bfloat16 --engine.dtype bfloat16"
     " --sft.learning-rate 1e-3",
 )
@@ -97,16 +82,9 @@ class Journey:
 
     def __init__(self, root: Path, size: Size) -> None:
         self.root, self.size = root, size
-        self.own = own_folder(root / "own")
-        self.run_dir = root / "run"
-        self.log = root / "log"
-        said = [*islice(conversations(QUESTIONS, self.own, times=12), 48)]
-        write_rows(root / "conversations.jsonl", [*said, *BAD_ROWS])
-        raw = raw_problems(size.problems, seed=1)
-        write_rows(root / "raw.jsonl", [*raw, {"problem": exam(1, 0)[0]["problem"] + " Why?", "answer": "1"}])
-        write_rows(root / "exam.jsonl", exam(3, 0))
-        texts = [json.dumps(one) for one in (*said[:8], *raw)]
-        self.base = base_model(root / "base", size.shape, texts)
+        self.own, self.base = root / "own", root / "model"
+        self.run_dir, self.log = root / "run", root / "log"
+        write_all(root, size.shape, problems=size.problems)
 
     def command(self, *arguments: str) -> list[str]:
         tools = ["--tools.use", *TOOLS, "--own-folder", str(self.own)]
@@ -155,7 +133,7 @@ class Journey:
 
 def problems_are_prepared(journey: Journey) -> None:
     root = journey.root
-    raw, out, against = (str(root / f"{name}.jsonl") for name in ("raw", "train", "exam"))
+    raw, out, against = (str(root / f"{name}.jsonl") for name in ("problems", "train", "exam"))
     prepare([raw, "--out", out, "--integer-answers", "--against", against])
     dropped = read_json(root / "train.jsonl.counts.json")["dropped"]
     assert dropped["exact duplicate"] >= journey.size.problems // 20
@@ -208,35 +186,33 @@ def talk_config(journey: Journey) -> TalkConfig:
     return TalkConfig(temperature=0.0, max_tokens=200, max_turns=4, own_folder=str(journey.own), tools=tools)
 
 
-async def asked(talker: Talker, size: Size) -> None:
+async def asked(talker: Talker) -> None:
     """A question that SFT had: a program is called, its result comes back, and there is an answer."""
     heard = [one async for one in talker.answer([{"role": "user", "content": "What is 12 * 34?"}])]
     assert heard[-1].text == "answered", heard
     last = max((number for number, one in enumerate(heard) if one.kind == "result"), default=-1)
     said = "".join(one.text for one in heard[last + 1 :] if one.kind == "said")
     call, result = (one.text.strip() for one in heard if one.kind in ("call", "result"))
-    is_called_and_answered(call, result, said, size, (12, 34))
+    is_called_and_answered(call, result, said)
 
 
-def is_called_and_answered(call: str, result: str, said: str, size: Size, question: tuple[int, int]) -> None:
-    """By heart that very product; else one of the products it was shown."""
+def is_called_and_answered(call: str, result: str, said: str) -> None:
+    """In the form it was shown; so small a model may take figures of another question that it had."""
     shown = re.fullmatch(r"print\((\d+) \* (\d+)\)", call.strip())
     assert shown, call
-    a, b = int(shown[1]), int(shown[2])
-    assert result.strip() == str(a * b) and re.fullmatch(r"<answer>\\boxed\{\d+\}</answer>", said.strip()), said
-    if size.by_heart:
-        assert (a, b) == question and said.strip() == f"<answer>\\boxed{{{a * b}}}</answer>"
+    assert result.strip() == str(int(shown[1]) * int(shown[2]))
+    assert re.fullmatch(r"<answer>\\boxed\{\d+\}</answer>", said.strip()), said
 
 
 async def one_talks_with_it_and_others_do_over_http(journey: Journey) -> None:
     async with own_talker(str(journey.policy), talk_config(journey)) as talker:
-        await asked(talker, journey.size)
+        await asked(talker)
         options = ServeOptions(model=str(journey.policy))
         async with TestServer(Server(talker, options, "secret").app()) as server:
-            await answers_over_http(str(server.make_url("/v1")), journey.size, tokens_of_the_prompt(talker))
+            await answers_over_http(str(server.make_url("/v1")), tokens_of_the_prompt(talker))
 
 
-async def answers_over_http(url: str, size: Size, prompt_tokens: int | None = None) -> None:
+async def answers_over_http(url: str, prompt_tokens: int | None = None) -> None:
     """Whole and streamed."""
     question = {"messages": [{"role": "user", "content": "What is 7 * 8?"}], "temperature": 0}
     async with aiohttp.ClientSession(headers={"Authorization": "Bearer secret"}) as session:
@@ -250,7 +226,7 @@ async def answers_over_http(url: str, size: Size, prompt_tokens: int | None = No
     assert choice["finish_reason"] == "stop"
     run = re.search(r"```python\n(.*?)\n```\n```\n(.*?)\n```", choice["message"]["reasoning_content"], re.DOTALL)
     assert run, choice
-    is_called_and_answered(run[1], run[2], choice["message"]["content"], size, (7, 8))
+    is_called_and_answered(run[1], run[2], choice["message"]["content"])
     events = [json.loads(line) for line in lines[:-1]]
     pieces = [event["choices"][0]["delta"].get("content", "") for event in events if event["choices"]]
     assert "".join(pieces) == choice["message"]["content"] and len([piece for piece in pieces if piece]) > 2
@@ -300,7 +276,7 @@ async def vllms_own_server_serves_the_folder(journey: Journey) -> None:
         journey.started(command, **environment, TMPDIR=left, VLLM_RPC_BASE_PATH=left) as process,
     ):  # its sockets stay behind there
         async with up(url, process, journey), server_talker(url, "", talk_config(journey)) as talker:
-            await asked(talker, journey.size)
+            await asked(talker)
         process.terminate()
         process.wait(60)
 
@@ -344,7 +320,7 @@ def test_the_same_at_10_to_30_million_weights_recipe_by_recipe(tmp_path: Path):
 
         async def over_http() -> None:
             async with up(f"http://127.0.0.1:{port}/v1", process, journey):
-                await answers_over_http(f"http://127.0.0.1:{port}/v1", LONG)
+                await answers_over_http(f"http://127.0.0.1:{port}/v1")
 
         asyncio.run(over_http())
         process.send_signal(signal.SIGINT)
