@@ -1,15 +1,19 @@
 """Warm servers and their cells: as many as are wanted, replaced when they age, die or fall silent."""
 
 import asyncio
+import contextlib
 import logging
 import os
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from rstar_ray.errors import SandboxError
 from sandbox import supervision
 from sandbox.cage import flavors, wire
 from sandbox.call import Call
+from sandbox.errors import SandboxSlow
 from sandbox.fair_queue import FairQueue
 from sandbox.homes import Homes
 from sandbox.isolation import MAX_THREADS, IsolationLevel, cage_spec, program_path
@@ -89,6 +93,20 @@ class Crews:
         """All crews that were started."""
         return list(self._crews.values())
 
+    async def first_cell(self) -> CellHandle:
+        """A cell of the lean server, once one is ready. Raises SandboxError; SandboxSlow for want of time."""
+        lean = self[flavors.LEAN]
+        end = time.monotonic() + supervision.START_S
+        while not lean.idle:
+            if lean.failures or lean.cell_failures:
+                raise SandboxError(lean.reason)
+            if time.monotonic() > end:
+                raise SandboxSlow(f"no cell within {supervision.START_S:g} s")
+            self.changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.changed.wait(), 0.5)
+        return lean.idle[0]
+
     def close(self) -> list[Crew]:
         """End every process; returns the crews, whose calls find no answer any more."""
         self._open = False
@@ -136,7 +154,7 @@ class Crews:
             self.counts["cells_lost"] += 1
             _log.warning("a cell of the %s server is lost, %s", crew.name, reason)
         else:
-            self._cell_did_not_start(crew, cell.failure or "a cell did not start")
+            self._cell_did_not_start(crew, cell.failure or f"a cell did not start: {reason}")
         self._fill(crew)
         if call is not None and self._dispatch is not None:
             cell.call = call.cell = None

@@ -19,5 +19,9 @@ class SandboxLate(SandboxError):
     """The call's deadline passed before it had an answer."""
 
 
+class SandboxSlow(SandboxError):
+    """Nothing was refused, and yet no cell was ready in time."""
+
+
 class ComparisonFailed(SandboxError):
     """A comparison of answers hung or crashed."""

@@ -121,6 +121,13 @@ def mend(level: IsolationLevel, host: Host) -> str:
     return "Use Linux 5.15 or newer with Landlock and seccomp, and an interpreter that other users may read."
 
 
+# No level below is tried then: nobody has refused the one asked for.
+SLOW_MEND = (
+    "Nothing was refused: the machine gave it too little time or memory. Try again with less beside it; if that does "
+    "not help, see what hangs among the processes of this interpreter"
+)
+
+
 def _text(path: str) -> str:
     try:
         return Path(path).read_text("utf-8", "replace").strip()

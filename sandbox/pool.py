@@ -18,19 +18,18 @@ from types import TracebackType
 
 from rstar_ray.errors import SandboxError
 from rstar_ray.outcome import Outcome
-from sandbox.cage import flavors, wire
+from sandbox.cage import wire
 from sandbox.call import Call, flavor_for, message_for, refusal
 from sandbox.cgroups import Groups
 from sandbox.crews import Crew, Crews
-from sandbox.errors import SandboxClosed, SandboxFull, SandboxLate, SandboxLost
+from sandbox.errors import SandboxClosed, SandboxFull, SandboxLate, SandboxLost, SandboxSlow
 from sandbox.homes import Homes
-from sandbox.isolation import SCRATCH_BYTES, IsolationLevel, IsolationReport, mend, read_host
+from sandbox.isolation import SCRATCH_BYTES, SLOW_MEND, IsolationLevel, IsolationReport, mend, read_host
 from sandbox.outcomes import TREE_OUT_OF_MEMORY, read_result
 from sandbox.pool_config import PoolConfig, PoolStats
 from sandbox.processes import CellHandle
 from sandbox.request import ExecutionRequest, ExecutionResult
-from sandbox.self_test import PROBES, read_probes
-from sandbox.supervision import START_S
+from sandbox.self_test import attack
 
 
 class SandboxPool:
@@ -82,13 +81,16 @@ class SandboxPool:
         if wanted[0] is IsolationLevel.NAMESPACES and self.config.allow_landlock:
             wanted.append(IsolationLevel.LANDLOCK)
         declined: list[str] = []
-        for self._level in wanted:
-            crews = self._crews = Crews(self.config, self._slots, self._level, homes)
-            crews.report_to(self)
+        for level in wanted:
+            crews = self._crews_at(level, homes)
             try:
                 self._report = await self._try_level(crews, homes, tuple(declined))
+            except SandboxSlow as error:
+                self._stop_everything()
+                await homes.close()
+                raise SandboxError(f"the sandbox does not start: {error}. {SLOW_MEND}.") from error
             except SandboxError as error:
-                declined.append(f"{self._level}: {error}")
+                declined.append(f"{level}: {error}")
                 self._stop_everything()
                 continue
             self._supervisor = asyncio.create_task(crews.supervise(), name="sandbox supervisor")
@@ -104,35 +106,27 @@ class SandboxPool:
         """The best level under one that does not work, tried and ended again."""
         if level is not IsolationLevel.NAMESPACES:
             return IsolationLevel.PROCESS
-        self._level = IsolationLevel.LANDLOCK
-        crews = self._crews = Crews(self.config, self._slots, self._level, homes)
-        crews.report_to(self)
         try:
-            return (await self._try_level(crews, homes, ())).level
+            return (await self._try_level(self._crews_at(IsolationLevel.LANDLOCK, homes), homes, ())).level
         except SandboxError:
             return IsolationLevel.PROCESS
         finally:
             self._stop_everything()
 
+    def _crews_at(self, level: IsolationLevel, homes: Homes) -> Crews:
+        self._level = level
+        crews = self._crews = Crews(self.config, self._slots, level, homes)
+        crews.report_to(self)
+        return crews
+
     async def _try_level(self, crews: Crews, homes: Homes, declined: tuple[str, ...]) -> IsolationReport:
         """Bring up the lean server and attack its cage. Raises SandboxError with the reason."""
-        lean = crews[flavors.LEAN]
-        end = time.monotonic() + START_S
-        while not lean.idle:
-            if lean.failures or lean.cell_failures or time.monotonic() > end:
-                raise SandboxError(lean.reason or f"no cell within {START_S:g} s")
-            crews.changed.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(crews.changed.wait(), 0.5)
+        first = await crews.first_cell()
         self._open = True
-        facts = {"cgroup": homes.groups.told} | lean.idle[0].facts
+        facts = {"cgroup": homes.groups.told} | first.facts
         if crews.level is IsolationLevel.PROCESS:
             return IsolationReport(level=crews.level, facts=facts, declined=declined)
-        result = await self.run(ExecutionRequest(code=PROBES), "self-test", deadline_s=30.0)
-        contained, escaped = read_probes(result)
-        if escaped:
-            raise SandboxError(f"the self-test got through with {', '.join(escaped)}")
-        return IsolationReport(level=crews.level, facts=facts, contained=contained, declined=declined)
+        return IsolationReport(level=crews.level, facts=facts, contained=await attack(self), declined=declined)
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Take no more calls, wait up to `drain_s` for those accepted, end everything."""

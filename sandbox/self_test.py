@@ -1,8 +1,14 @@
 """What every pool tries against its own cage before it takes a call."""
 
 import ast
+from typing import Protocol
 
-from sandbox.request import ExecutionResult
+from rstar_ray.errors import SandboxError
+from rstar_ray.outcome import Outcome
+from sandbox.errors import SandboxLate, SandboxSlow
+from sandbox.request import ExecutionRequest, ExecutionResult
+
+TEST_S = 30.0
 
 PROBES = r"""
 import ctypes, os, signal, socket
@@ -50,6 +56,26 @@ probe("foreign command lines", lambda: open(f"/proc/{parent}/environ"))
 probe("a core dump", lambda: __import__("resource").setrlimit(4, (1 << 20, 1 << 20)))
 print((tried, escaped))
 """
+
+
+class Runner(Protocol):
+    """A pool, of which one call is wanted."""
+
+    async def run(self, request: ExecutionRequest, caller: str = "", *, deadline_s: float) -> ExecutionResult: ...
+
+
+async def attack(pool: Runner) -> int:
+    """Run the probes; returns how many were refused, all of them. Raises SandboxError; SandboxSlow for want of time."""
+    try:
+        result = await pool.run(ExecutionRequest(code=PROBES), "self-test", deadline_s=TEST_S)
+    except SandboxLate as error:
+        raise SandboxSlow(f"no self-test within {TEST_S:g} s") from error
+    if result.outcome is Outcome.TIMEOUT:
+        raise SandboxSlow(f"the self-test {result.reason}")
+    contained, escaped = read_probes(result)
+    if escaped:
+        raise SandboxError(f"the self-test got through with {', '.join(escaped)}")
+    return contained
 
 
 def read_probes(result: ExecutionResult) -> tuple[int, list[str]]:

@@ -7,6 +7,7 @@ uid where we are root, and Landlock rules. `process`: a session of its own, noth
 
 # Plain strings and descriptors, as the system calls take them.
 # ruff: noqa: PTH103, PTH110, PTH112, PTH114, PTH115, PTH116, PTH120, PTH211
+import contextlib
 import errno
 import os
 import resource
@@ -55,7 +56,7 @@ def enter(spec: CageSpec, number: int, home: str, group: str, channel: socket.so
     uid = spec.first_uid + number
     joined = _group(group)  # its files are opened as who we are now
     if spec.level == "namespaces":
-        facts = _enter_namespaces(spec, uid, channel)
+        facts = _enter_namespaces(spec, uid, channel, hide_groups=joined is None)
         home = HOME
     else:
         announce(channel, os.getpid())
@@ -82,7 +83,7 @@ def announce(channel: socket.socket, pid: int) -> None:
     os.close(descriptor)
 
 
-def _enter_namespaces(spec: CageSpec, uid: int, channel: socket.socket) -> dict[str, Any]:
+def _enter_namespaces(spec: CageSpec, uid: int, channel: socket.socket, *, hide_groups: bool) -> dict[str, Any]:
     apart = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
     privileged = False
     if os.geteuid() == 0:
@@ -97,6 +98,9 @@ def _enter_namespaces(spec: CageSpec, uid: int, channel: socket.socket) -> dict[
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
         _unshare_as_user(apart)
+    if hide_groups:  # their names tell of the container; kernels before 5.16 let nobody join another's from inside
+        with contextlib.suppress(OSError):
+            kernel.unshare(kernel.CLONE_NEWCGROUP)
     asks, answers = socket.socketpair()
     proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)  # the cell is about to replace the root of us both
     pid = os.fork()

@@ -39,9 +39,9 @@ preadv 295 69 free | as read
 pwritev 296 70 free | as write
 preadv2 327 286 judged | without flags alone: RWF_NOWAIT tells what lies in the page cache, so what others read
 pwritev2 328 287 judged | as preadv2
-open 2 - judged | what mounts or Landlock show; truncates only what it may write; no nameless file on a shared disk
+open 2 - judged | what mounts or Landlock show; truncates what it may write; on a shared disk none nameless or setuid
 openat 257 56 judged | as open
-creat 85 - free | open for writing
+creat 85 - judged | open for writing
 close 3 57 free | its own descriptors
 close_range 436 436 free | as close
 stat 4 - free | imports look for files; where Landlock is the wall it tells of foreign files, too
@@ -89,15 +89,15 @@ signalfd4 289 74 free | as signalfd
 timerfd_create 283 85 free | waits
 timerfd_settime 286 86 free | waits
 timerfd_gettime 287 87 free | waits
-timer_create 222 107 free | its own timers, as many as signals may be pending
+timer_create 222 107 judged | its own timers, as many as signals may be pending; by clock_gettime's clocks
 timer_settime 223 110 free | as timer_create
 timer_gettime 224 108 free | as timer_create
 timer_getoverrun 225 109 free | as timer_create
 timer_delete 226 111 free | as timer_create
 nanosleep 35 101 free | waits
-clock_nanosleep 230 115 free | waits
-clock_gettime 228 113 free | the time
-clock_getres 229 114 free | the time
+clock_nanosleep 230 115 judged | waits, by clock_gettime's clocks
+clock_gettime 228 113 judged | the time; a clock below zero is the CPU time of a process, anybody's in sight
+clock_getres 229 114 judged | the time, by clock_gettime's clocks
 gettimeofday 96 169 free | the time
 time 201 - free | the time
 times 100 153 free | its own CPU time
@@ -112,7 +112,7 @@ sched_getparam 143 121 judged | of itself alone
 sched_getscheduler 145 120 judged | of itself alone
 sched_get_priority_max 146 125 free | a constant
 sched_get_priority_min 147 126 free | a constant
-getpriority 140 141 free | a number between -20 and 19
+getpriority 140 141 judged | of itself alone: another's would tell that it lives, or that its user is here
 getpid 39 172 free | its own id
 getppid 110 173 free | its cell's id
 gettid 186 178 free | its own id
@@ -149,9 +149,9 @@ symlink 88 - free | its own folder; nothing of ours follows it
 symlinkat 266 36 free | as symlink
 readlink 89 - free | as stat
 readlinkat 267 78 free | as stat
-chmod 90 - owned | its own files
-fchmod 91 52 owned | its own files
-fchmodat 268 53 owned | its own files
+chmod 90 - owned | its own files; on a shared disk none becomes setuid
+fchmod 91 52 owned | its own files; on a shared disk none becomes setuid
+fchmodat 268 53 owned | its own files; on a shared disk none becomes setuid
 chown 92 - owned | its own files
 lchown 94 - owned | its own files
 fchown 93 55 owned | its own files
@@ -175,13 +175,13 @@ readahead 187 213 nothing | a hint
 sendfile 40 71 free | copies between its own descriptors
 flock 73 32 nothing | it shares its folder with nobody; a lock on a foreign file would lock out the host
 fcntl 72 25 judged | duplicates and flags of descriptors; locks do nothing, and nobody is notified, leased or signalled
-getxattr 191 8 free | as stat
-lgetxattr 192 9 free | as stat
-fgetxattr 193 10 free | as stat
-listxattr 194 11 free | as stat
-llistxattr 195 12 free | as stat
-flistxattr 196 13 free | as stat
-futex 202 98 free | locks of its own threads
+getxattr 191 8 private | what people write about their files; by path it is read where Landlock is the wall
+lgetxattr 192 9 private | as getxattr
+fgetxattr 193 10 free | of files it has opened
+listxattr 194 11 private | as getxattr
+llistxattr 195 12 private | as getxattr
+flistxattr 196 13 free | of files it has opened
+futex 202 98 judged | locks of its own threads; not those that lend priority, which wait for whomever a word names
 set_robust_list 273 99 free | its own threads
 set_tid_address 218 96 free | its own threads
 arch_prctl 158 - free | thread-local storage
@@ -197,7 +197,7 @@ waitid 247 95 free | as wait4
 kill 62 129 judged | in a pid namespace of its own anybody in sight; elsewhere itself alone
 tgkill 234 131 judged | as kill
 tkill 200 130 judged | in a pid namespace of its own alone
-clone 56 220 judged | threads; processes where allowed; never a namespace
+clone 56 220 judged | threads that share their process's descriptors; processes where allowed; never a namespace
 clone3 435 435 judged | answered with "unknown", for its flags lie in memory, and libc falls back on clone
 fork 57 - processes | g++ and what it makes
 vfork 58 - processes | as fork

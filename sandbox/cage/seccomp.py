@@ -23,7 +23,7 @@ _LD_W_ABS, _JEQ, _JGE, _JSET, _RET, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _NR, _ARCH = 0, 4
 
-_CLONE_THREAD = 0x00010000
+_CLONE_FILES, _CLONE_THREAD = 0x00000400, 0x00010000
 _CLONE_NEW_ANY = 0x7E020080
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
 _MAP_HUGETLB = 0x40000
@@ -35,6 +35,11 @@ _PRCTLS = (1, 22, 3, 15, 16, 0x53564D41)
 _CELL_PRCTLS = (1, 22)
 # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ.
 _FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
+_CPU_CLOCK = 0x80000000  # the sign of a clock's number
+_PRIO_PROCESS = 0
+_FUTEX_COMMAND = 0x7F  # of its operation, without PRIVATE and CLOCK_REALTIME
+_FUTEX_LENDS = (6, 7, 8, 11, 12, 13)  # LOCK_PI, UNLOCK_PI, TRYLOCK_PI, WAIT_REQUEUE_PI, CMP_REQUEUE_PI, LOCK_PI2
+_CREATE, _SET_ID = 0o100, 0o6000
 _LOCKS = (5, 6, 7, 36, 37, 38)  # F_GETLK, F_SETLK, F_SETLKW and the F_OFD_ kinds
 # Hints about its own pages up to MADV_POPULATE_WRITE: not COLD and PAGEOUT (20, 21), MERGEABLE (12), HWPOISON (100).
 _MADVISE = (0, 1, 2, 3, 4, 8, 9, 10, 11, 14, 15, 16, 17, 18, 19, 22, 23)
@@ -135,6 +140,41 @@ def _stream_pairs() -> list[Instruction]:
     ]
 
 
+def _no_lent_priority() -> list[Instruction]:
+    tests: list[Instruction] = [(_JEQ, len(_FUTEX_LENDS) - i, 0, value) for i, value in enumerate(_FUTEX_LENDS)]
+    command: list[Instruction] = [(_LD_W_ABS, 0, 0, _argument(1)), (_AND, 0, 0, _FUTEX_COMMAND)]
+    return [*command, *tests, (_RET, 0, 0, _ALLOW), _refuse(errno.ENOSYS)]
+
+
+def _own_priority() -> list[Instruction]:
+    own = _one_of(1, (0, OWN_PID), errno.EPERM)
+    return [(_LD_W_ABS, 0, 0, _argument(0)), (_JEQ, 1, 0, _PRIO_PROCESS), _refuse(errno.EPERM), *own]
+
+
+def _threads_alone() -> list[Instruction]:
+    """With the descriptors of their process: a thread with a table of its own would hold as many again."""
+    thread = _CLONE_THREAD | _CLONE_FILES
+    return [
+        (_LD_W_ABS, 0, 0, _argument(0)),
+        (_AND, 0, 0, thread),
+        (_JEQ, 1, 0, thread),
+        _refuse(errno.EPERM),
+        (_RET, 0, 0, _ALLOW),
+    ]
+
+
+def _opening_on_shared_disk(flags: int) -> list[Instruction]:
+    """Nameless files hide from whoever counts; a setuid one would lend its uid to anybody of this machine."""
+    return [
+        (_LD_W_ABS, 0, 0, _argument(flags)),
+        (_JSET, 0, 1, _NAMELESS),
+        _refuse(errno.EOPNOTSUPP),
+        (_JSET, 1, 0, _CREATE),
+        (_RET, 0, 0, _ALLOW),
+        *_no_bits(flags + 1, _SET_ID, errno.EPERM),
+    ]
+
+
 def base_filter() -> Filter:
     """The allow-list for a cell and everything it forks."""
     return Filter(base_program())
@@ -150,6 +190,7 @@ def base_program() -> list[Instruction]:
         "mmap": _no_bits(3, _MAP_HUGETLB, errno.EPERM),
         "madvise": _one_of(2, _MADVISE, errno.EINVAL),
         "fcntl": _fcntl(),
+        "futex": _no_lent_priority(),
         "membarrier": _one_of(0, _MEMBARRIERS, errno.EINVAL),
         "clone": _no_bits(0, _CLONE_NEW_ANY, errno.EPERM),
         "clone3": [_refuse(errno.ENOSYS)],
@@ -202,20 +243,31 @@ def _for_program(call: calls.SystemCall, reach: Reach) -> list[Instruction]:
     allowed = {calls.CELL: False, calls.PROCESSES: reach.processes}
     allowed |= {calls.OWNED: reach.own_uid, calls.PRIVATE: reach.own_files}
     if not allowed.get(call.rule, True):
-        return [_refuse(errno.EOPNOTSUPP if call.name == "fallocate" else errno.EPERM)]
-    if call.name == "prctl":
-        return _none_of(0, _CELL_PRCTLS, errno.EPERM)
+        return [_refuse(errno.EOPNOTSUPP if call.name in _SELDOM_HAD else errno.EPERM)]
     if call.name in ("prlimit64", "sched_getaffinity", "sched_getparam", "sched_getscheduler", "getpgid", "getsid"):
         return _one_of(0, (0, OWN_PID), errno.EPERM)
-    if call.name == "clone" and not reach.processes:
-        return [
-            (_LD_W_ABS, 0, 0, _argument(0)),
-            (_JSET, 1, 0, _CLONE_THREAD),
-            _refuse(errno.EPERM),
-            (_RET, 0, 0, _ALLOW),
-        ]
+    if call.name in ("clock_gettime", "clock_getres", "clock_nanosleep", "timer_create"):
+        return _no_bits(0, _CPU_CLOCK, errno.EINVAL)
     if call.name in ("kill", "tgkill", "tkill") and not reach.own_pids:
         return [_refuse(errno.EPERM)] if call.name == "tkill" else _one_of(0, (OWN_PID,), errno.EPERM)
-    if call.name in ("open", "openat") and not reach.own_files:
-        return _no_bits(1 if call.name == "open" else 2, _NAMELESS, errno.EOPNOTSUPP)
-    return []
+    if call.name == "clone" and not reach.processes:
+        return _threads_alone()
+    always = {"prctl": _none_of(0, _CELL_PRCTLS, errno.EPERM), "getpriority": _own_priority()}
+    return always.get(call.name, [] if reach.own_files else _ON_SHARED_DISK.get(call.name, []))
+
+
+_SELDOM_HAD = (
+    "fallocate",
+    "getxattr",
+    "lgetxattr",
+    "listxattr",
+    "llistxattr",
+)  # programs know that some disks have none
+_ON_SHARED_DISK: dict[str, list[Instruction]] = {
+    "open": _opening_on_shared_disk(1),
+    "openat": _opening_on_shared_disk(2),
+    "creat": _no_bits(1, _SET_ID, errno.EPERM),
+    "chmod": _no_bits(1, _SET_ID, errno.EPERM),
+    "fchmod": _no_bits(1, _SET_ID, errno.EPERM),
+    "fchmodat": _no_bits(2, _SET_ID, errno.EPERM),
+}

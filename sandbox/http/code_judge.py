@@ -4,6 +4,7 @@ Pure functions on decoded JSON or msgpack; whatever a client sends becomes a req
 `BadInput` with a text for people.
 """
 
+import reprlib
 import uuid
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -172,5 +173,5 @@ def _kind(value: object) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = reprlib.repr(value)  # however large it is
     return text if len(text) < 60 else text[:57] + "..."

@@ -73,6 +73,8 @@ def refusal(
 
 def _is_ours(host: str, names: Collection[str]) -> bool:
     """An address in figures cannot have been pointed here by another's name server."""
+    if not set(host).isdisjoint("@/?#\\"):
+        return False  # more than a name and a port
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:

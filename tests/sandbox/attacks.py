@@ -4,9 +4,11 @@ Run in a process of its own, so that it can be run as any user; prints one JSON 
 """
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
+import platform
 import socket
 import sys
 import tempfile
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_ray.outcome import Outcome
-from sandbox.cage import cpp_program
+from sandbox.cage import calls, cpp_program
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 from tests import derived
@@ -350,16 +352,129 @@ async def huge_pages_and_nameless_memory_are_refused(pool: SandboxPool, _: Path)
 
 @attack
 async def nothing_is_learnt_of_other_processes(pool: SandboxPool, _: Path) -> str:
+    """Of their clocks, priorities and groups; whether a word that names one as the owner of a lock is believed."""
     others = [os.getpid(), os.getppid()]
     code = f"""
+def lock_of(pid):
+    word, soon = ctypes.c_uint32(pid), (ctypes.c_long * 2)(int(time.time()), 0)
+    try: call(202 if os.uname().machine == "x86_64" else 98, ctypes.byref(word), 6, 0, ctypes.byref(soon), None, 0)
+    except OSError as error:
+        if error.errno == errno.ENOSYS: raise
+def timer_of(pid):
+    if libc.timer_create((~pid << 3) | 2, None, ctypes.byref(ctypes.c_void_p())): raise OSError
 for pid in {others!r} + [os.getppid()]:
-    for look in (os.sched_getaffinity, os.getpgid, os.getsid, lambda p: os.kill(p, 0) if p != os.getppid() else 1 / 0):
+    for look in (
+        os.sched_getaffinity, os.getpgid, os.getsid, lambda p: os.kill(p, 0) if p != os.getppid() else 1 / 0,
+        lock_of, timer_of,
+        lambda p: time.clock_gettime((~p << 3) | 2), lambda p: time.clock_getres((~p << 3) | 2),
+        lambda p: os.getpriority(os.PRIO_PROCESS, p), lambda p: os.getpriority(os.PRIO_PGRP, p),
+    ):
         try: look(pid)
         except (OSError, ZeroDivisionError): continue
         print("told of", pid)
-print("done")
+for uid in (0, 1, {os.getuid()}):
+    print("told of the user", uid) if not refused(os.getpriority, os.PRIO_USER, uid) else None
+print("done", os.getpriority(os.PRIO_PROCESS, 0) >= 0, time.thread_time() > 0)
 """
-    return await expect(pool, code, "done\n")
+    return await expect(pool, code, "done True True\n")
+
+
+@attack
+async def nothing_is_learnt_of_the_container(pool: SandboxPool, _: Path) -> str:
+    """What the control groups are called that we run in."""
+    code = """
+try: lines = open("/proc/self/cgroup").read().split()
+except OSError: lines = []
+print([line for line in lines if line.split(":", 2)[2] != "/"])
+"""
+    joins = not str(pool.report.facts["cgroup"]).startswith("none")
+    return "" if joins else await expect(pool, code, "[]\n")
+
+
+@attack
+async def no_word_written_about_a_file_is_read(pool: SandboxPool, home: Path) -> str:
+    place = home / "described"
+    place.write_text("x")
+    place.chmod(0o600)
+    with contextlib.suppress(OSError):  # some file systems keep none
+        os.setxattr(place, "user.note", b"hunter2")
+    code = f"""
+for look in (os.listxattr, lambda path: os.getxattr(path, "user.note")):
+    for follow in (True, False):
+        print(refused(look, {str(place)!r}))
+import shutil
+open("a", "w").close()
+print(shutil.copy("a", "b"))
+"""
+    return await expect(pool, code, "True\nTrue\n" * 2 + "b\n")
+
+
+@attack
+async def a_thread_has_no_descriptors_of_its_own(pool: SandboxPool, _: Path) -> str:
+    """They are counted by table, so that sixty threads would hold sixty times as much in pipes and pairs."""
+    code = """
+stack = mmap.mmap(-1, 1 << 16)
+top = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(stack)) + (1 << 16) - 64)
+pause = ctypes.cast(libc.pause, ctypes.c_void_p)
+SHARES_ALL_BUT_FILES = 0x100 | 0x200 | 0x800 | 0x10000
+print(libc.clone(pause, top, SHARES_ALL_BUT_FILES, None))
+sys.stdout.flush()
+os._exit(0)
+"""
+    return await expect(pool, code, "-1\n")
+
+
+@attack
+async def no_file_lends_its_uid_to_others(pool: SandboxPool, _: Path) -> str:
+    if pool.report.level == "namespaces":
+        return ""  # nobody else sees its files
+    code = """
+open("x", "w").close()
+ways = [lambda: os.chmod("x", 0o4777), lambda: os.chmod("x", 0o2777), lambda: os.fchmod(os.open("x", 0), 0o6777),
+        lambda: os.open("y", os.O_CREAT | os.O_WRONLY, 0o4777), lambda: os.open("z", os.O_CREAT | os.O_RDONLY, 0o2777),
+        lambda: os.mkdir("d", 0o6777)]
+for way in ways: refused(way)
+print([name for name in os.listdir() if os.stat(name).st_mode & 0o6000])
+"""
+    return await expect(pool, code, "[]\n")
+
+
+@attack
+async def what_is_on_no_list_is_refused(pool: SandboxPool, _: Path) -> str:
+    """Every number up to 600 that the table does not have, and the 32-bit door."""
+    listed = sorted(set(calls.numbers().values()))
+    code = f"""
+passed = []
+for number in sorted(set(range(600)) - set({listed!r}) - {{335, 336}}):  # of uprobes, which pass by every filter
+    try: call(number, 0, 0, 0, 0, 0, 0)
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.ENOSYS): continue
+    passed.append(number)
+print(passed)
+"""
+    if wrong := await expect(pool, code, "[]\n"):
+        return wrong
+    if platform.machine() != "x86_64":
+        return ""
+    door = """
+memory = mmap.mmap(-1, 4096, prot=7)
+memory.write(bytes.fromhex("b814000000cd80c3"))  # getpid by int 0x80
+print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))())
+"""
+    result = await run(pool, door)
+    return "" if result.reason == "ended by SIGSYS" else f"{result.outcome} {result.reason} {result.stdout}"
+
+
+@attack
+async def a_deadline_holds_though_the_first_thread_has_ended(pool: SandboxPool, _: Path) -> str:
+    code = """
+def spin():
+    while True: pass
+threading.Thread(target=spin).start()
+call(60 if os.uname().machine == "x86_64" else 93, 0)
+"""
+    result = await run(pool, code, cpu_s=0.3, wall_s=20.0)
+    return "" if result.outcome is Outcome.TIMEOUT and result.wall_s < 15 else f"{result.outcome} {result.wall_s}"
 
 
 @attack

@@ -38,6 +38,10 @@ def ask(method: str = "POST", path: str = "/run", token: str = "", **headers: st
         ("node-7.cluster.evil.example", 421),
         ("127.0.0.1.evil.example", 421),
         ("localhost@evil.example", 421),
+        ("evil.example@localhost", 421),
+        ("localhost#.evil.example", 421),
+        ("127.1", 421),
+        ("2130706433", 421),
         ("evil.example", 421),
         ("", 421),
         ("[", 421),
@@ -257,11 +261,25 @@ def verdict(name: str, *arguments: int, reach: seccomp.Reach = PRIVATE) -> str:
         ("fchmod", (3, 0), "allowed", "refused"),
         ("utimensat", (3, 0), "allowed", "refused"),
         ("fallocate", (3, 0), "allowed", "refused"),
+        ("getxattr", (), "allowed", "refused"),
+        ("llistxattr", (), "allowed", "refused"),
+        ("clock_gettime", (1,), "allowed", "allowed"),
+        ("clock_gettime", (~4242 << 3 | 2,), "refused", "refused"),
+        ("clock_nanosleep", (~4242 << 3 | 2,), "refused", "refused"),
+        ("timer_create", (~4242 << 3 | 2,), "refused", "refused"),
+        ("getpriority", (0, 0), "allowed", "allowed"),
+        ("getpriority", (0, 4242), "allowed", "allowed"),
+        ("getpriority", (0, 1), "refused", "refused"),
+        ("getpriority", (2, 0), "refused", "refused"),
+        ("futex", (0, 0x80 | 9), "allowed", "allowed"),
+        ("futex", (0, 0x80 | 6), "refused", "refused"),
+        ("futex", (0, 0x180 | 13), "refused", "refused"),
         ("kill", (4242, 9), "allowed", "allowed"),
         ("kill", (1, 9), "allowed", "refused"),
         ("tkill", (4242, 9), "allowed", "refused"),
         ("clone", (0x3D0F00,), "allowed", "allowed"),
         ("clone", (17,), "refused", "refused"),
+        ("clone", (0x3D0F00 & ~0x400,), "refused", "refused"),
         ("clone", (0x10000000 | 0x10000,), "refused", "refused"),
         ("clone3", (), "refused", "refused"),
         ("execve", (), "refused", "refused"),
@@ -290,6 +308,23 @@ def test_arguments_are_judged(name: str, arguments: tuple[int, ...], with_all: s
     assert verdict(name, *arguments, reach=NOBODY) == with_little
 
 
+@pytest.mark.parametrize(
+    "name, arguments, expected",
+    [
+        ("fchmod", (3, 0o755), "allowed"),
+        ("fchmod", (3, 0o4755), "refused"),
+        ("fchmodat", (3, 0, 0o2755), "refused"),
+        ("openat", (3, 0, 0o101, 0o644), "allowed"),
+        ("openat", (3, 0, 0o101, 0o2644), "refused"),
+        ("openat", (3, 0, 0, 0o4755), "allowed"),  # without O_CREAT there is no mode
+        ("openat", (3, 0, 0o20200002), "refused"),
+    ],
+)
+def test_on_a_shared_disk_no_file_is_nameless_or_lends_its_uid(name: str, arguments: tuple[int, ...], expected: str):
+    assert verdict(name, *arguments, reach=PRIVATE._replace(own_files=False)) == expected
+    assert verdict(name, *arguments) == "allowed"
+
+
 def test_a_program_with_processes_may_start_some_but_no_namespace():
     many = PRIVATE._replace(processes=True)
     assert verdict("clone", 17, reach=many) == verdict("execve", reach=many) == "allowed"
@@ -300,7 +335,7 @@ def test_what_is_judged_is_judged_and_what_is_not_known_does_not_exist():
     for call in calls.table():
         if call.rule == calls.JUDGED and call.number is not None:
             outcomes = {
-                verdict(call.name, *[value] * 6, reach=NOBODY) for value in (0, 1, 2, 17, 0x203, 4242, 0xFFFF_FFFF)
+                verdict(call.name, *[value] * 6, reach=NOBODY) for value in (0, 1, 2, 6, 17, 0x203, 4242, 0xFFFF_FFFF)
             }
             assert outcomes - {"allowed"}, call
     assert decide(seccomp.base_program(), 5000) == seccomp._ERRNO | 38

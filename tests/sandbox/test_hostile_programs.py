@@ -193,6 +193,10 @@ async def test_a_folder_is_cleared_away_whatever_it_holds_or_given_up_in_time(tm
     (home / "to-folder").symlink_to(kept)
     (home / "to-file").symlink_to(kept / "file")
     (home / "f2").chmod(0)
+    for name in (b"a\nb", b"\xff\xfe", b"-rf", b" ", b"\x1b[2J", b"x" * 255):
+        odd = home / os.fsdecode(name)
+        odd.mkdir()
+        (odd / odd.name).symlink_to(kept)
     assert not clear_away(str(home), seconds=0.0)
     assert clear_away(str(home)) and not home.exists()
     assert [entry.name for entry in kept.iterdir()] == ["file"] and kept.stat().st_mode & 0o777 == 0o755

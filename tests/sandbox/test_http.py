@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import resource
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -319,6 +320,88 @@ async def test_a_body_that_does_not_come_is_given_up(url: str, monkeypatch: pyte
     writer.write(head(100) + b"{")
     assert (await asyncio.wait_for(reader.read(), 30)).startswith(b"HTTP/1.1 408 ")
     writer.close()
+
+
+@pytest.mark.parametrize(
+    "kind, body",
+    [
+        ("application/json", b"[" + b"[]," * 2_000_000 + b"1]"),
+        ("application/json", ("[" + "1," * 4_000_000 + "1]").encode("utf-16")),
+        ("application/json", b'{"type": "python", "solution": "1", ' + b'"a": [],' * 1_500_000 + b'"b": 1}'),
+        (MSGPACK, b"\xdd" + (3_000_000).to_bytes(4, "big") + b"\x90" * 3_000_000),
+        (MSGPACK, b"\xdc\x01\x00" + (b"\xdc\xff\xff" + b"\x01" * 65_535) * 256),
+        (MSGPACK, (b"\xdd\x00\xff\xff\xff" * 200) + b"\xdf\xff\xff\xff\xff" + b"\x01" * 100_000),
+    ],
+    ids=["lists", "utf-16", "fields", "one list", "many lists", "room that is announced"],
+)
+async def test_a_body_of_millions_of_values_is_refused_before_they_are_made(
+    http: aiohttp.ClientSession, url: str, kind: str, body: bytes
+):
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    async with http.post(f"{url}/run", data=body, headers={"Content-Type": kind}) as answer:
+        assert answer.status == 422
+        detail = (await answer.json())["detail"]
+    assert "more than 2000000 values" in detail or "exceeds max_" in detail
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 150_000  # KiB; made, they would take 200 to 500
+
+
+async def test_the_largest_batch_is_read(http: aiohttp.ClientSession, url: str):
+    code = "print([1, 2, {'a': \"b\"}], ',:[{')\n" * 10
+    entry = {"type": "cobol", "solution": code, "input": "1, 2", "expected_output": "[{", "sub_id": "a"}
+    entries = [entry] * 50_000
+    for kind, body in (("application/json", json.dumps({"submissions": entries}).encode()), (MSGPACK, packed(entries))):
+        async with http.post(f"{url}/judge/batch", data=body, headers={"Content-Type": kind}) as answer:
+            assert answer.status == 200 and len((await answer.json())["results"]) == 50_000
+
+
+def packed(entries: list[dict[str, str]]) -> bytes:
+    body = msgpack.packb({"submissions": entries})
+    assert isinstance(body, bytes)
+    return body
+
+
+@pytest.mark.parametrize(
+    "more, rest",
+    [
+        ("", b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000),
+        ("Connection: Upgrade\r\nUpgrade: websocket\r\n", bytes(1 << 16)),
+    ],
+    ids=["requests", "another protocol"],
+)
+async def test_what_is_sent_while_a_program_runs_is_not_taken_in(url: str, more: str, rest: bytes):
+    """The sender is kept waiting; what neither has read lies in the two sockets."""
+    body = json.dumps({"code": "import time\ntime.sleep(20)"}).encode()
+    _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    head = f"POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{more}"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    sent = 0
+    with pytest.raises(TimeoutError):
+        while sent < 64 << 20:
+            writer.write(rest)
+            await asyncio.wait_for(writer.drain(), 2)
+            sent += len(rest)
+    writer.transport.abort()
+
+
+JSON_HEAD = b"POST /run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /ping HTTP/1.1\r\n" + b"X: y\r\n" * 100_000,
+        b"GET /" + b"a" * 1_000_000,
+        JSON_HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n" + b"X: y\r\n" * 100_000,
+        JSON_HEAD + b'Content-Length: 0\r\nContent-Length: 39\r\n\r\n{"type":"python","solution":"print(1)"}',
+        b"GET /status HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
+    ],
+    ids=["headers", "a line", "trailers", "two lengths", "two hosts"],
+)
+async def test_what_has_no_end_or_two_meanings_is_a_bad_request(url: str, sent: bytes):
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    writer.write(sent)
+    assert (await asyncio.wait_for(reader.read(30), 30)).startswith(b"HTTP/1.0 400 ")
+    writer.transport.abort()
 
 
 async def test_idle_connections_make_room_for_those_that_ask(pool: SandboxPool, monkeypatch: pytest.MonkeyPatch):

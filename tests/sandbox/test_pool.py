@@ -13,6 +13,7 @@ import pytest
 
 from rstar_ray.errors import ConfigError, SandboxError
 from rstar_ray.outcome import Outcome
+from sandbox import supervision
 from sandbox.errors import SandboxClosed, SandboxFull, SandboxLate, SandboxLost
 from sandbox.pool import SandboxPool
 from sandbox.processes import CellHandle
@@ -203,6 +204,19 @@ async def test_an_impossible_level_refuses_to_start_with_the_mend():
         derived.pool(level="wishful")
     with pytest.raises(SandboxError, match="does not start"):
         await SandboxPool(derived.pool(python="/bin/false", flavors=LEAN)).start()
+
+
+async def test_want_of_time_is_said_and_costs_no_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nobody has refused anything, so namespaces are not blamed, and nothing less is taken in their place."""
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\nexec sleep 30\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(supervision, "START_S", 0.3)
+    pool = SandboxPool(derived.pool(python=str(slow), allow_landlock=True, flavors=LEAN))
+    with pytest.raises(SandboxError, match=r"does not start: no cell within 0\.3 s\. Nothing was refused") as refused:
+        await pool.start()
+    assert "namespaces" not in str(refused.value) and "landlock" not in str(refused.value)
+    assert pool.server_ids == ()
 
 
 async def test_a_source_that_is_too_long_is_refused_not_run(pool: SandboxPool):
