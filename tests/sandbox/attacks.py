@@ -38,10 +38,42 @@ def refused(attempt, *arguments):
         return True
     return False
 def maps():
-    try:  # at landlock a program cannot know where its memory lies, and searches nothing
+    try:
         return list(open("/proc/self/maps"))
     except OSError:
-        return []
+        return felt_maps()
+def felt_maps():
+    # Without a /proc: near what we know, a page that cannot be mapped is taken, and a shared one can be mapped again.
+    for each in (libc.mmap, libc.mremap, libc.munmap): each.restype = ctypes.c_void_p
+    failed, page, size, pipe = ctypes.c_void_p(-1).value, 4096, ctypes.c_size_t, os.pipe()
+    def free(low, length):  # 0x100022 is PRIVATE, ANONYMOUS and FIXED_NOREPLACE
+        found = libc.mmap(ctypes.c_void_p(low), size(length), 0, 0x100022, -1, ctypes.c_long(0))
+        if found != failed: libc.munmap(ctypes.c_void_p(found), size(length))
+        return found == low
+    def taken(low, length):
+        if free(low, length): return
+        if length == page: yield low
+        else:
+            for half in (low, low + length // 2): yield from taken(half, length // 2)
+    def mode(low):
+        if libc.write(pipe[1], ctypes.c_void_p(low), size(1)) != 1: return ""
+        if libc.read(pipe[0], ctypes.c_void_p(low), size(1)) != 1:
+            os.read(pipe[0], 1)
+            return "r--p"
+        again = libc.mremap(ctypes.c_void_p(low), size(0), size(page), 1, None)
+        if again == failed: return "rw-p"
+        libc.munmap(ctypes.c_void_p(again), size(page))
+        return "rw-s"
+    libc.malloc.restype, reach = ctypes.c_void_p, 1 << 28
+    near = {ctypes.cast(libc.pause, ctypes.c_void_p).value, id(object()), libc.malloc(100)}
+    places = sorted({low for at in near for low in range(at // reach * reach - reach, at // reach * reach + 2 * reach, reach)})
+    felt = []
+    for place in places:
+        for low in taken(place, reach):
+            kind = mode(low)
+            if felt and felt[-1][1:] == [low, kind]: felt[-1][1] = low + page
+            elif kind: felt.append([low, low + page, kind])
+    return [f"{low:x}-{high:x} {kind} 0" for low, high, kind in felt]
 def call(number, *arguments):
     found = libc.syscall(ctypes.c_long(number), *arguments)
     if found < 0:
@@ -259,9 +291,9 @@ async def nothing_is_written_to_disk_on_demand(pool: SandboxPool, _: Path) -> st
     code = """
 reading, writing = os.pipe()  # of a pipe it would fail, were it done
 os.fsync(writing); os.fdatasync(writing)
-print(refused(os.sync) or hasattr(os, "sync"), "synced")
+print("synced")
 """
-    return await expect(pool, code, "True synced\n")
+    return await expect(pool, code, "synced\n")
 
 
 @attack
