@@ -1,18 +1,32 @@
 """The connections of the server: no more than descriptors allow, and none that waits for nothing."""
 
 import asyncio
+import logging
 import os
 import resource
 import time
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 IDLE_S = 75.0  # between two requests of a connection
 HEADERS_S = 20.0  # from its opening to the end of its first request's headers
 LINGER_S = 2.0  # what is still being sent after an early answer is read so long, that the answer be not lost
 RESERVED = 64  # descriptors that connections leave to the pool beyond what is open at the start
 MOST = 20_000
+
+
+class _OursAlone(logging.Filter):
+    """Passes over what a client's bytes did to the parser: whoever reaches the port would write our disk full."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError)
+
+
+request_log = logging.getLogger("sandbox.http.requests")
+request_log.addFilter(_OursAlone())
 
 
 def room_for_connections() -> int:

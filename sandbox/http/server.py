@@ -243,6 +243,7 @@ async def listen(
     app = SandboxServer(programs, config, facts, room).app()
     runner = web.AppRunner(
         app,
+        logger=connections.request_log,
         access_log=None,
         handler_cancellation=True,
         keepalive_timeout=connections.IDLE_S,

@@ -66,7 +66,7 @@ def felt_maps():
         return "rw-s"
     libc.malloc.restype, reach = ctypes.c_void_p, 1 << 28
     near = {ctypes.cast(libc.pause, ctypes.c_void_p).value, id(object()), libc.malloc(100)}
-    places = sorted({low for at in near for low in range(at // reach * reach - reach, at // reach * reach + 2 * reach, reach)})
+    places = sorted({(at // reach + beside) * reach for at in near for beside in (-1, 0, 1)})
     felt = []
     for place in places:
         for low in taken(place, reach):

@@ -397,11 +397,14 @@ JSON_HEAD = b"POST /run HTTP/1.1\r\nHost: localhost\r\nContent-Type: application
     ],
     ids=["headers", "a line", "trailers", "two lengths", "two hosts"],
 )
-async def test_what_has_no_end_or_two_meanings_is_a_bad_request(url: str, sent: bytes):
+async def test_what_has_no_end_or_two_meanings_is_a_bad_request(
+    url: str, sent: bytes, caplog: pytest.LogCaptureFixture
+):
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
     writer.write(sent)
     assert (await asyncio.wait_for(reader.read(30), 30)).startswith(b"HTTP/1.0 400 ")
     writer.transport.abort()
+    assert caplog.text == ""  # nobody's garbage is written to our disk
 
 
 async def test_idle_connections_make_room_for_those_that_ask(pool: SandboxPool, monkeypatch: pytest.MonkeyPatch):
