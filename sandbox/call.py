@@ -1,6 +1,7 @@
 """One accepted call on its way, and what its cell is told."""
 
 import asyncio
+import sys
 from dataclasses import dataclass
 
 from sandbox.cage import cpp_program, cut, flavors, wire
@@ -9,12 +10,17 @@ from sandbox.outcomes import kept_bytes
 from sandbox.processes import CellHandle
 from sandbox.request import MAX_CODE_CHARS, ExecutionRequest, ExecutionResult
 
+MAX_TEXT_BYTES = (
+    1024 * 1024 * 1024
+)  # of sources and inputs that wait: a queue is counted by calls, and one may have 64 MiB
+NOTHING = ExecutionRequest(code="")
+
 
 @dataclass(slots=True, eq=False)
 class Call:
     """One accepted call on its way."""
 
-    request: ExecutionRequest
+    request: ExecutionRequest  # NOTHING once nobody waits for the answer
     caller: str
     number: int
     answer: asyncio.Future[ExecutionResult]
@@ -22,6 +28,36 @@ class Call:
     started_at: float = 0.0  # 0.0: it waits
     attempts: int = 0
     cell: CellHandle | None = None
+    text_bytes: int = 0  # while it waits
+
+
+@dataclass(slots=True)
+class Waiting:
+    """The calls that wait, counted, and the memory that their texts take."""
+
+    calls: int = 0
+    text_bytes: int = 0
+
+    def refusal(self, request: ExecutionRequest, most: int) -> str:
+        """Why there is no room for one more; empty where there is."""
+        if self.calls >= most:
+            return f"{self.calls} calls wait already; the queue holds no more"
+        if self.calls and self.text_bytes + _text_bytes(request) > MAX_TEXT_BYTES:
+            return f"what waits already is {self.text_bytes >> 20} MiB long; the queue holds no more"
+        return ""
+
+    def enter(self, call: Call) -> None:
+        call.text_bytes = _text_bytes(call.request)
+        self.calls += 1
+        self.text_bytes += call.text_bytes
+
+    def leave(self, call: Call) -> None:
+        self.calls -= 1
+        self.text_bytes -= call.text_bytes
+
+
+def _text_bytes(request: ExecutionRequest) -> int:
+    return sys.getsizeof(request.code) + sys.getsizeof(request.stdin)
 
 
 def refusal(request: ExecutionRequest, level: IsolationLevel) -> str:

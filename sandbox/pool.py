@@ -19,7 +19,7 @@ from types import TracebackType
 from rstar_ray.errors import SandboxError
 from rstar_ray.outcome import Outcome
 from sandbox.cage import wire
-from sandbox.call import Call, flavor_for, message_for, refusal
+from sandbox.call import NOTHING, Call, Waiting, flavor_for, message_for, refusal
 from sandbox.cgroups import Groups
 from sandbox.crews import Crew, Crews
 from sandbox.errors import SandboxClosed, SandboxFull, SandboxLate, SandboxLost, SandboxSlow
@@ -46,7 +46,7 @@ class SandboxPool:
         self._supervisor: asyncio.Task[None] | None = None
         self._next_call = 0
         self._running = 0
-        self._waiting = 0
+        self._waiting = Waiting()
         self._open = False
         self._idle_event = asyncio.Event()
         self._finished: Counter[str] = Counter()
@@ -131,7 +131,7 @@ class SandboxPool:
     async def close(self, drain_s: float = 0.0) -> None:
         """Take no more calls, wait up to `drain_s` for those accepted, end everything."""
         self._open = False
-        if drain_s > 0 and (self._running or self._waiting):
+        if drain_s > 0 and (self._running or self._waiting.calls):
             self._idle_event.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle_event.wait(), drain_s)
@@ -154,7 +154,6 @@ class SandboxPool:
             while crew.queue:
                 self._fail(crew.queue.pop(), SandboxClosed("the pool closed before the program started"))
         self._running = 0
-        self._waiting = 0
         self._idle_event.set()
 
     # Calls
@@ -175,9 +174,9 @@ class SandboxPool:
         """As `run`, without a coroutine: returns a future that may be cancelled. Raises as `run`."""
         if not self._open or self._crews is None:
             raise SandboxClosed("the pool is closed")
-        if self._waiting >= self.config.queue_size:
+        if full := self._waiting.refusal(request, self.config.queue_size):
             self._counts["refused"] += 1
-            raise SandboxFull(f"{self._waiting} calls wait already; the queue holds no more")
+            raise SandboxFull(full)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[ExecutionResult] = loop.create_future()
         invalid = refusal(request, self._level)
@@ -196,7 +195,7 @@ class SandboxPool:
         timer = loop.call_later(limit, self._fail, call, SandboxLate(f"no answer within {limit:g} s, queue included"))
         answer.add_done_callback(lambda _: self._settle(call, timer))
         self._counts["accepted"] += 1
-        self._waiting += 1
+        self._waiting.enter(call)
         crew.queue.push(caller, call)
         self.cells_are_idle()
         return answer
@@ -207,7 +206,8 @@ class SandboxPool:
         if call.cell is not None:
             call.cell.say(wire.CANCEL)  # its result finds nobody waiting
         elif call.started_at == 0.0:
-            self._waiting -= 1
+            self._waiting.leave(call)
+        call.request = NOTHING  # it may stand in a queue for a while yet
         self._note_idle()
 
     def _fail(self, call: Call, error: SandboxError) -> None:
@@ -218,7 +218,7 @@ class SandboxPool:
     def _give(self, crew: Crew, cell: CellHandle, call: Call) -> None:
         message, code, stdin = message_for(call.request, call.number)
         if call.started_at == 0.0:
-            self._waiting -= 1
+            self._waiting.leave(call)
             call.started_at = time.monotonic()
             self._seconds["waiting"] += call.started_at - call.accepted_at
         self._running += 1
@@ -296,7 +296,7 @@ class SandboxPool:
     # Facts
 
     def _note_idle(self) -> None:
-        if not self._running and not self._waiting:
+        if not self._running and not self._waiting.calls:
             self._idle_event.set()
 
     @property
@@ -313,7 +313,7 @@ class SandboxPool:
             level=str(self._level),
             slots=self._slots,
             running=self._running,
-            waiting=self._waiting,
+            waiting=self._waiting.calls,
             accepted=self._counts["accepted"],
             refused=self._counts["refused"],
             finished=dict(self._finished),

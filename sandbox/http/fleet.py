@@ -134,6 +134,7 @@ class Fleet:
         self._held_bytes -= 2 * len(call.body)
         if call.started_at == 0.0:
             self.waiting -= 1
+            call.body = b""  # it may stand in the queue for a while yet
 
     def _late(self, call: _Call, deadline_s: float) -> None:
         missing = self.roster.missing()

@@ -1,13 +1,15 @@
-"""Every attack of tests/sandbox/attacks.py, at both levels, as root and as another user."""
+"""Every attack of tests/sandbox/attacks.py and every shared case, at both levels, as root and as another user."""
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.sandbox.as_user import USERS, start
 from tests.sandbox.attacks import ATTACKS
 
+CASES = Path(__file__).parent / "data" / "sandbox_cases.json"
 COMBINATIONS = [(level, user) for level in ("namespaces", "landlock") for user in USERS]
 
 
@@ -32,3 +34,16 @@ def found() -> Iterator[dict[tuple[str, str], dict[str, str]]]:
 @pytest.mark.parametrize("level, user", COMBINATIONS)
 def test_an_attack_is_contained(found: dict[tuple[str, str], dict[str, str]], level: str, user: str, attack: str):
     assert found[level, user][attack] == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level, user", COMBINATIONS)
+def test_every_case_is_contained_one_at_a_time(level: str, user: str):
+    process = start(user, "sandbox", "check", str(CASES), "--level", level)
+    try:
+        out, err = process.communicate(timeout=600)
+    finally:
+        process.kill()
+        process.wait()
+    number = len(json.loads(CASES.read_text()))
+    assert out.splitlines()[-1:] == [f"contained {number} of {number}"], out[-3000:] + err[-1000:]

@@ -13,7 +13,7 @@ import pytest
 
 from rstar_ray.errors import ConfigError, SandboxError
 from rstar_ray.outcome import Outcome
-from sandbox import supervision
+from sandbox import call, supervision
 from sandbox.errors import SandboxClosed, SandboxFull, SandboxLate, SandboxLost
 from sandbox.pool import SandboxPool
 from sandbox.processes import CellHandle
@@ -114,6 +114,23 @@ async def test_a_full_queue_refuses_at_once():
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
         assert (await pool.run(ExecutionRequest(code="print('free')"))).stdout == "free\n"
+
+
+async def test_what_waits_is_bounded_in_bytes_too_and_holds_no_text_once_given_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(call, "MAX_TEXT_BYTES", 1_000_000)
+    long = ExecutionRequest(code="print(len(input()))", stdin="x" * 600_000)
+    async with SandboxPool(derived.pool(slots=1, flavors=LEAN)) as pool:
+        first = asyncio.ensure_future(pool.run(SLEEP))
+        await until(lambda: pool.stats().running == 1)
+        waits = pool.submit(long)
+        with pytest.raises(SandboxFull, match="long"):
+            await pool.run(long)
+        waits.cancel()
+        await asyncio.sleep(0)
+        assert pool.stats().waiting == 0 and pool._crews["lean"].queue.first().request.stdin == ""
+        again = pool.submit(long)
+        first.cancel()
+        assert (await again).stdout == "600000\n"
 
 
 async def test_callers_take_turns():
