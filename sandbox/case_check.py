@@ -2,7 +2,8 @@
 
 A case is a JSON object: `name`, `code` (or `code_gen`, a Python expression), `stdin` (or
 `stdin_gen`), `expect` with `status` (allowed outcomes), texts that must or must not appear and
-`max_seconds`; `then`, optionally, is an honest program that follows and its exact stdout.
+`max_seconds`, a second less than which is its limit by the clock; `then`, optionally, is an honest program that follows
+and its exact stdout.
 """
 
 import json
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sandbox.limits import Limits, standard_limits
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 
@@ -44,7 +46,7 @@ def _case(entry: dict[str, Any]) -> Case:
     expect, then = entry["expect"], entry.get("then", HONEST)
     return Case(
         name=entry["name"],
-        request=ExecutionRequest(code=code, stdin=stdin),
+        request=ExecutionRequest(code=code, stdin=stdin, limits=_limits(expect["max_seconds"])),
         status=tuple(expect["status"]),
         contains=tuple(expect.get("stdout_or_stderr_contains", ())),
         must_not_contain=tuple(expect.get("must_not_contain", ())),
@@ -52,6 +54,12 @@ def _case(entry: dict[str, Any]) -> Case:
         then_code=then["code"],
         then_stdout=then["stdout"],
     )
+
+
+def _limits(max_seconds: float) -> Limits:
+    """The standard ones, by which a program that does nothing might take longer than its case allows."""
+    limits = standard_limits()
+    return replace(limits, wall_s=min(limits.wall_s, max(max_seconds - 1.0, 1.0)))
 
 
 async def check_case(
