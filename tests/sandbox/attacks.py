@@ -436,7 +436,7 @@ for look in (os.listxattr, lambda path: os.getxattr(path, "user.note")):
         print(refused(look, {str(place)!r}))
 import shutil
 open("a", "w").close()
-print(shutil.copy("a", "b"))
+print(shutil.copyfile("a", "b"))
 """
     return await expect(pool, code, "True\nTrue\n" * 2 + "b\n")
 
