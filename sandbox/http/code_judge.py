@@ -173,5 +173,5 @@ def _kind(value: object) -> str:
 
 
 def _short(value: object) -> str:
-    text = reprlib.repr(value)  # however large it is
+    text = repr(value[:60]) if isinstance(value, str) else reprlib.repr(value)  # however large it is
     return text if len(text) < 60 else text[:57] + "..."

@@ -428,8 +428,10 @@ def test_cases_are_read_from_their_file(tmp_path: Path):
                        "must_not_contain": ["q"]}}  # fmt: skip
     (tmp_path / "cases.json").write_text(json.dumps([entry, made]))
     plain, generated = read_cases(tmp_path / "cases.json")
-    assert plain == case(name="a", status=("ok",), contains=(), must_not_contain=(), max_seconds=3,
+    assert plain == case(name="a", request=ExecutionRequest(code="c", limits=derived.program(wall_s=2.0)),
+                         status=("ok",), contains=(), must_not_contain=(), max_seconds=3,
                          then_code="print(sum(range(10)))")  # fmt: skip
-    assert generated == case(name="b", request=ExecutionRequest(code="xxx", stdin="2"), status=("error",),
+    assert generated == case(name="b", status=("error",),
+                             request=ExecutionRequest(code="xxx", stdin="2", limits=derived.program(wall_s=3.0)),
                              contains=("p",), must_not_contain=("q",), max_seconds=4, then_stdout="o",
                              then_code="t")  # fmt: skip
