@@ -4,10 +4,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from ray.exceptions import ObjectLostError
 
 from actors import lost_nodes
+from actors.learner.actor import LearnerActor
 from actors.lost_nodes import NodesSeen, until_placed
-from rstar_ray.errors import RStarError
+from rstar_ray.errors import RankLost, RStarError
 
 
 def node(name: str, *, alive: bool = True) -> dict[str, Any]:
@@ -84,3 +86,16 @@ async def test_a_wait_without_end_for_a_node_ends_the_run_and_names_the_mend(sta
     stand_in.places[0].set_result(None)
     with pytest.raises(RStarError, match=r"learner/rank-1 had no node for 0\.1 s .*--when-short smaller"):
         await placed([], 0.1)
+
+
+def test_trajectories_that_went_with_a_node_are_a_loss_that_the_learner_starts_again_from(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def get(refs: Any, *, timeout: float) -> Any:
+        raise ObjectLostError("ref", None, "")
+
+    monkeypatch.setattr("actors.learner.actor.ray.get", get)
+    rank = object.__new__(LearnerActor.__ray_metadata__.modified_class)
+    rank._name = "learner/rank-0"
+    with pytest.raises(RankLost, match="learner/rank-0 found no trajectories where they lay: that node was lost"):
+        rank._fetch([])
