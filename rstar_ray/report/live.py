@@ -83,10 +83,12 @@ class LiveRun:
     def state(self) -> str:
         """Where the run stands, in a few words."""
         newest = max([*self._run.sft, *self._run.steps], key=lambda row: row.get("rl_step", 0), default=None)
-        at = "no step has ended yet" if newest is None else f"{stage_title(newest['stage'])}, step {newest['step']}"
+        held = "under way" if self._holder() else "not running"
         metrics = self._files.path / "metrics.jsonl"
-        ago = f", {duration(max(0.0, time.time() - metrics.stat().st_mtime))} ago" if metrics.exists() else ""
-        return f"{'under way' if self._holder() else 'not running'}: {at}{ago}"
+        if newest is None or not metrics.exists():
+            return f"{held}: no step has ended yet"
+        ago = duration(max(0.0, time.time() - metrics.stat().st_mtime))
+        return f"{held}: {stage_title(newest['stage'])}, step {newest['step']}, {ago} ago"
 
     def _holder(self) -> bool:
         """Whether the process that the lock names is alive, as far as can be told from here."""

@@ -110,7 +110,9 @@ class RunFiles:
         rows, evaluations = self._metrics.rows, self._evaluations.rows
         if not rows and not evaluations and not (begun and config_path.exists()):
             raise ConfigError(
-                "run_dir", f"{self.path} holds no metrics and no evaluations", "name the directory of a run"
+                "run_dir",
+                f"{self.path} holds no metrics and no evaluations",
+                "name the directory of a run, or wait until it has begun",
             )
         RunDir(self.path).refuse_newer()
         configs, unread = _configs(config_path)

@@ -61,7 +61,8 @@ def explained(row: Row, usual: Medians) -> SlowStep:
         said.append(f"{percent(share, 0)} of it {PHASE_NAMES[most]}")
     figures = [*_figures(row, usual), *_placement(row)]
     covered = min(1.0, sum(parts.values()) / seconds) if seconds else 1.0
-    sentence = ": ".join(said) + "." + (f" {'; '.join(figures)}." if figures else "")
+    with_it = "; ".join(figures)
+    sentence = ": ".join(said) + "." + (f" {with_it[0].upper()}{with_it[1:]}." if figures else "")
     return SlowStep(row["rl_step"], seconds, sentence, covered)
 
 

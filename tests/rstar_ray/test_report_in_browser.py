@@ -125,6 +125,11 @@ def test_an_address_with_a_filter_opens_there_and_a_narrow_page_does_not_overflo
         assert await page.evaluate("browser.wanted.verdict") == "wrong"
         assert await page.evaluate("document.documentElement.scrollWidth") <= 390
         assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 20, 26)"
+        scale = "svg => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width"
+        drawn = await page.evaluate(f"[...document.querySelectorAll('.card > svg')].map({scale})")
+        assert min(drawn) > 0.9  # letters in a drawing are as large as they are elsewhere
+        beyond = "(rows => rows.scrollWidth - rows.clientWidth)(document.querySelector('.verdicts'))"
+        assert await page.evaluate(beyond) <= 0
 
     pages.walk(look)
 

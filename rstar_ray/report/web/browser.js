@@ -296,7 +296,7 @@ function timeline(turns, verify_s, placements) {
   if (verify_s) parts.push(["verify", verify_s, `${show.seconds(verify_s)} judging the answer`]);
   const all = parts.reduce((sum, part) => sum + part[1], 0);
   if (all <= 0) return "";
-  const kinds = [["wait", "waiting"], ["generate", "generating"], ["tool", "in tools"], ["verify", "being judged"]].map(([kind, what]) => [kind, what, parts.filter(part => part[0] === kind).reduce((sum, part) => sum + part[1], 0)]).filter(one => one[2] > 0);
+  const kinds = [["wait", "waiting"], ["generate", "generating"], ["tool", "in tools"], ["verify", "being judged"]].map(([kind, what]) => [kind, what, parts.filter(part => part[0] === kind).reduce((sum, part) => sum + part[1], 0)]).filter(one => one[2] >= 0.005);
   return [
     node("div", { class: "timeline" }, node("div", { class: "bar", role: "img", "aria-label": `${show.seconds(all)} in all` }, parts.filter(part => part[1] > 0).map(([kind, seconds, title]) => node("i", { class: kind, title, style: `flex-grow:${seconds / all}` })))),
     node("div", { class: "key" }, kinds.map(([kind, what, seconds]) => node("span", {}, node("i", { class: `swatch ${kind}` }), `${show.seconds(seconds)} ${what}`))),
@@ -308,5 +308,6 @@ function timeline(turns, verify_s, placements) {
 function placementWords(placed) {
   const held = Object.entries(placed.held_s).map(([by, seconds]) => `${show.seconds(seconds)} because ${by}`), share = tokens => `${Math.round(100 * tokens / placed.kv_capacity_tokens)} %`;
   const waited = `${placed.turn ? `After turn ${placed.turn} it waited` : "Waited"} ${show.seconds(placed.waited_s)}${held.length ? `, ${held.join(", ")}` : ""}`;
-  return `${waited}; then ${placed.replica_id}: ${placed.why}. KV there: ${share(placed.kv_used_tokens)} in use, ${placed.kv_expected_tokens ? `${share(placed.kv_expected_tokens)} counted on, ` : ""}of ${show.count(placed.kv_capacity_tokens)} tokens, ${plural(placed.residents, "rollout")} with this one.`;
+  const went = placed.waited_s < 0.005 ? `${placed.turn ? `After turn ${placed.turn}, at` : "At"} once to` : `${waited}; then`;
+  return `${went} ${placed.replica_id}: ${placed.why}. KV there: ${share(placed.kv_used_tokens)} in use, ${placed.kv_expected_tokens ? `${share(placed.kv_expected_tokens)} counted on, ` : ""}of ${show.count(placed.kv_capacity_tokens)} tokens, ${plural(placed.residents, "rollout")} with this one.`;
 }

@@ -32,15 +32,18 @@ function time(data) {
     const i = data.x.indexOf(step);
     if (i >= 0) one.replaceChildren(...slowStep(data, i));
   };
-  const slowest = node("p", { class: "note spaced" }, "The slowest: ", data.slow.slowest.map((step, i) => [i ? ", " : "", node("button", { class: "plain", onclick: () => pickStep(step) }, where(data, step))]).flat(), `. Generation, tools and verification overlap: they share out the rollout phase by the rollouts' own seconds. All parts together are ${(100 * data.slow.covered).toFixed(1)} % of the steps' seconds (${(100 * data.slow.worst_covered).toFixed(1)} % at least); the rest is shown as other.`);
+  const slowest = node("div", { class: "slowest spaced" }, node("span", { class: "label" }, "The slowest"), data.slow.slowest.map(step => node("button", { class: "plain", onclick: () => pickStep(step) }, where(data, step))));
+  const shared = node("p", { class: "note spaced" }, `Generation, tools and verification overlap: they share out the rollout phase by the rollouts' own seconds. All parts together are ${(100 * data.slow.covered).toFixed(1)} % of the steps' seconds (${(100 * data.slow.worst_covered).toFixed(1)} % at least); the rest is shown as other.`);
   pickStep(data.slow.slowest[0]);
-  return section("time", "Where the time went, and why a step was slow", layerChart(data, { title: `${data.time_title}; click a step for its reasons`, top: data.time_top, tick: value => +value.toFixed(2) + " s", layers, unit: value => value.toFixed(1), pick: step => pickStep(step) }), slowest, one, table(data.time_head, data.time_rows, "spaced"));
+  return section("time", "Where the time went, and why a step was slow", layerChart(data, { title: `${data.time_title}; click a step for its reasons`, top: data.time_top, tick: value => +value.toFixed(2) + " s", layers, unit: value => value.toFixed(1), pick: step => pickStep(step) }), slowest, one, table(data.time_head, data.time_rows, "spaced"), shared);
 }
+
+const more = seconds => Math.abs(seconds) < 0.005 ? "" : (seconds > 0 ? "+" : "−") + show.seconds(Math.abs(seconds));
 
 function slowStep(data, i) {
   const { slow } = data, stage = data.spans.find(span => data.x[i] > span.start && data.x[i] <= span.end), usual = slow.medians[stage.name], longest = slow.longest[i];
   const whole = data.phases.reduce((sum, phase) => sum + phase.values[i], 0);
-  const rows = data.phases.map(phase => [node("span", {}, node("i", { class: "swatch", style: `background:var(--${phase.colour})` }), phase.name), show.seconds(phase.values[i]), `${(100 * phase.values[i] / whole).toFixed(1)} %`, usual[phase.phase] === undefined ? "–" : show.seconds(usual[phase.phase]), usual[phase.phase] === undefined ? "" : (phase.values[i] >= usual[phase.phase] ? "+" : "−") + show.seconds(Math.abs(phase.values[i] - usual[phase.phase]))]);
+  const rows = data.phases.map(phase => [node("span", {}, node("i", { class: "swatch", style: `background:var(--${phase.colour})` }), phase.name), show.seconds(phase.values[i]), `${(100 * phase.values[i] / whole).toFixed(1)} %`, usual[phase.phase] === undefined ? "–" : show.seconds(usual[phase.phase]), usual[phase.phase] === undefined ? "" : more(phase.values[i] - usual[phase.phase])]);
   rows.push(["the step", show.seconds(whole), "100 %", show.seconds(usual.step_s), ""]);
   const turns = longest ? (longest.turn_s || [[longest.generate_s, longest.tool_s]]).map(([generate_s, tool_s]) => ({ generate_s, tool_s })) : [];
   return [
@@ -82,7 +85,7 @@ function ledgerSection(data) {
   const most = Math.max(1, ...ledger.steps.map(row => row[3]));
   pick(ledger.steps[ledger.steps.length - 1][2]);
   return section("ledger", "What became of every rollout", table(head, rows), layerChart(data, { title: "Rollouts by step; point at one and click for its counts", top: most, tick: value => show.count(Math.round(value)), layers, unit: value => show.count(value), pick }), one,
-    node("p", { class: "note" }, "Every count leads to the rollouts behind it: with their text where the step was recorded, by their names where it was not."));
+    node("p", { class: "note spaced" }, "Every count leads to the rollouts behind it: with their text where the step was recorded, by their names where it was not."));
 }
 
 function trajectories(data, source) {
@@ -118,7 +121,7 @@ function render(data, source) {
   charts.length = 0;
   const looked = browser ? [scrollY, browser.items.scrollTop, browser.detail.scrollTop] : null;
   const made = sections(data, source);
-  page.replaceChildren(node("h1", {}, data.name), node("p", { class: "lead" }, data.headline), data.faults.map(fault => node("p", { class: "note fault" }, fault)), tiles(data), ...made, node("footer", {}, data.footer));
+  page.replaceChildren(node("h1", {}, data.name), node("p", { class: "lead" }, data.headline.replaceAll(" %", "\u00a0%")), data.faults.map(fault => node("p", { class: "note fault" }, fault)), tiles(data), ...made, node("footer", {}, data.footer));
   bar.replaceChildren(node("a", { class: "name", href: "#" }, data.name), node("nav", { "aria-label": "sections" }, made.filter(part => SHORT[part.id]).map(part => node("a", { href: `#${part.id}` }, SHORT[part.id]))), node("span", { id: "state" }),
     node("button", { class: "plain", title: "light or dark", onclick: turnLights, "aria-label": "light or dark" }, "◐"));
   if (looked) {
