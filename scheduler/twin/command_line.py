@@ -15,7 +15,7 @@ from scheduler.load import NeverFits
 from scheduler.picture import KvSample, Span, draw_step
 from scheduler.traces.record import TraceRollout, read_trace
 from scheduler.traces.stages import STAGES
-from scheduler.twin.engine_model import EngineShape
+from scheduler.twin.engine_model import BLOCK_TOKENS, EngineShape
 from scheduler.twin.simulate import MI300X_14B, CannotHold, Twin, TwinResult, TwinSettings, limits_of
 
 
@@ -56,7 +56,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rule", choices=[*RULES, "all"], default="expected_kv")
     parser.add_argument("--stage", choices=STAGES, help="take the budgets from this stage, not from the trace")
     parser.add_argument("--max-running", type=int, default=1_024)
-    parser.add_argument("--block-tokens", type=int, default=16)
+    parser.add_argument("--block-tokens", type=int, default=BLOCK_TOKENS)
     parser.add_argument("--risk", type=float, default=PLACEMENT.risk)
     parser.add_argument("--preemption-steps", type=float, default=PLACEMENT.preemption_steps)
     parser.add_argument("--idle-share", type=float, default=PLACEMENT.idle_share)

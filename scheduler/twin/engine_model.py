@@ -19,8 +19,12 @@ from collections import deque
 from dataclasses import dataclass
 from math import inf
 
+from rstar_ray.config import EngineConfig
 from scheduler.cost import EngineCost
 from scheduler.twin.paged_cache import PagedCache, Request
+
+BLOCK_TOKENS = EngineConfig().block_size
+"""As the engines have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,7 @@ class EngineShape:
     """Limits of one engine."""
 
     kv_tokens: int
-    block_tokens: int = 16
+    block_tokens: int = BLOCK_TOKENS
     max_running: int = 1_024
     max_batched_tokens: int = 8_192  # decode and prefill tokens of one step
 

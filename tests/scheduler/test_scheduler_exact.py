@@ -154,7 +154,7 @@ def test_what_the_twin_assumes_where_nothing_is_said(
     assert given.pop("trace").name == "a.jsonl"
     assert given == {
         "history": None, "replicas": 64, "kv_tokens": 650_000, "rule": "expected_kv", "stage": None,
-        "max_running": 1_024, "block_tokens": 16, "risk": 0.0, "preemption_steps": 0.0,
+        "max_running": 1_024, "block_tokens": 32, "risk": 0.0, "preemption_steps": 0.0,
         "idle_share": 0.0, "cost": None, "picture": None, "json": False,
     }  # fmt: skip
     monkeypatch.setattr("sys.argv", ["scheduler.twin", "--json"])

@@ -81,6 +81,7 @@ def test_a_rule_that_cannot_hold_a_rollout_says_so_and_the_others_run(
     path = tmp_path / "trace.jsonl"
     write_trace(path, [TraceRollout("g", 100, (TraceTurn(20),)), TraceRollout("h", 16, (TraceTurn(90),))])
     command = ["scheduler.twin", "--trace", str(path), "--replicas", "1", "--kv-tokens", "144", "--rule", "all"]
+    command += ["--block-tokens", "16"]
     monkeypatch.setattr("sys.argv", [*command, *(["--json"] if as_json else [])])
     simulate()
     said = capsys.readouterr().out
