@@ -146,8 +146,10 @@ class Roster:
         if self._workers.get(worker.address) is worker:
             del self._workers[worker.address]
         worker.state = State.MISSING
-        for task in (worker.probing, *worker.calls):
-            if task is not None and task is not asyncio.current_task():
+        if worker.probing is not None:
+            worker.probing.cancel()  # even where it asks for this: it ends at its next wait
+        for task in worker.calls:
+            if task is not asyncio.current_task():
                 task.cancel()
         ending = asyncio.create_task(self._end(worker))
         self._ending.add(ending)

@@ -24,8 +24,9 @@ from sandbox.http.client import SandboxClient
 from sandbox.http.fleet import Fleet
 from sandbox.http.front import FrontConfig, front
 from sandbox.http.link import MSGPACK
-from sandbox.http.roster import Patience
+from sandbox.http.roster import Patience, Roster
 from sandbox.http.server import ServerConfig
+from sandbox.isolation import IsolationLevel
 from sandbox.limits import CEILINGS
 from sandbox.request import ExecutionRequest
 from tests import derived
@@ -404,6 +405,22 @@ async def test_the_answers_of_all_workers_share_one_room(monkeypatch: pytest.Mon
         with pytest.raises(link.Silent, match="too many large answers"):
             await way.status(5.0)
     assert inbox.held == 0
+
+
+async def test_a_front_does_not_wait_at_its_end_for_a_worker_that_it_would_have_looked_at_again_later():
+    status = {"num_workers": 1, "level": "namespaces"}
+    async with pretender(tell, status) as worker:
+        roster = Roster({IsolationLevel.NAMESPACES}, HASTY, lambda: None)
+        roster.join(worker, TOKEN)
+        await until(lambda: bool(roster.serving()))
+        (known,) = roster
+        known.faults = 9  # it is left alone for the longest time
+        known.calls.add(asyncio.create_task(asyncio.sleep(600)))
+        roster.leave(worker)
+        status["level"] = "process"
+        await until(lambda: not list(roster))
+        async with asyncio.timeout(5.0):
+            await roster.close()
 
 
 # Who may join
