@@ -155,10 +155,11 @@ class Replicas:
             facts = await within(
                 when_available(worker.start.remote), deadline_s, waiter="driver", owner=name, reason="its engine"
             )
+        # Before it is among those who are there: a publish seats it by its life.
+        self._lives[name] = (await self._ask(worker.probe.remote(), name, "a sign")).life
         await self._pull_newest(name, deadline_s)
         self._coming_back.discard(name)
         await self._ask(worker.serve.remote(), name, "its loops")
-        self._lives[name] = (await self._ask(worker.probe.remote(), name, "a sign")).life
         self.rollouts.follow(name, worker, self._lives[name])
         self._watch.follow(name, worker, silent_s=self._silent_s)
         self._show(f"{name}: {facts.kv_capacity_tokens:,} KV tokens")

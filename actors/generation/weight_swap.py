@@ -97,7 +97,7 @@ class WeightSwap:
         return replace(update, shared_s=shared_s, laid_out=shared.laid_out)
 
     async def join(self, meeting: Mapping[str, Any]) -> None:
-        """Be a member of the group in which a learner's rank broadcasts; decoding goes on meanwhile."""
+        """Be a member of the group in which a learner's rank broadcasts; decoding stands still until all are there."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         llm = self._vllm.alive()

@@ -47,16 +47,19 @@ class Collective:
     """One member's end of the group."""
 
     def __init__(self, store: Any, place: int, size: int, device: torch.device, deadline_s: float) -> None:
-        """Returns once all are there. Raises `TransferError` where they are not within the deadline."""
+        """Returns once all are there. Raises `TransferError` or `DeadlineExceeded` where they are not."""
         self._deadline_s = deadline_s
         self._device = device
         self._store = store  # a sender's listens as long as this lives
         try:
             self._group = _group(PrefixStore("weights", store), place, size, device, deadline_s)
-            # Both connect with the first collective at the latest: what is wrong is then not a bucket's doing.
-            self.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), "that all are there")
         except RuntimeError as failed:
             raise TransferError(f"{size} processes did not meet for new weights: {_line(failed)}") from failed
+        try:  # both connect with the first collective at the latest: what is wrong is then not a bucket's doing
+            self.broadcast(torch.zeros(1, dtype=torch.uint8, device=device), "that all are there")
+        except BaseException:
+            self.leave()  # what nobody waits for any more, NCCL would end the process for
+            raise
 
     @classmethod
     def join(cls, meeting: Meeting, rank: int, device: torch.device) -> "Collective":

@@ -125,9 +125,9 @@ def answer(of: "Future[T]", seconds: float, *, owner: str, reason: str) -> T:
     """Wait for an engine. Raises `DeadlineExceeded`, or `TransferError` with what the engine raised."""
     try:
         return of.result(seconds)
-    except OutOfTime:
-        raise DeadlineExceeded("learner", owner, reason, seconds) from None
     except Exception as failed:  # whatever became of it there, or of the way to it
+        if isinstance(failed, OutOfTime) and not of.done():  # ours, and not one that the engine met
+            raise DeadlineExceeded("learner", owner, reason, seconds) from None
         raise TransferError(f"{owner} failed in {reason}: {' '.join(str(failed).split())[:300]}") from failed
 
 

@@ -45,6 +45,8 @@ class Worker:
         self.checksums = {1: 11, 2: 12}
         self.hold = asyncio.Event()  # its next start waits for this
         self.hold.set()
+        self.hold_serve = asyncio.Event()  # its loops wait for this
+        self.hold_serve.set()
         self._killed = asyncio.Event()
         self._lives = 1
         self.node = asyncio.Event()  # it is started again once this is set
@@ -66,6 +68,7 @@ class Worker:
 
     async def _serve(self) -> None:
         self.told.append("serve")
+        await self.hold_serve.wait()
 
     async def _pull(self, version: int, refs: Any) -> Pulled:
         if self.cut or self._killed.is_set():
@@ -347,6 +350,17 @@ async def test_who_was_sent_a_version_pulls_nothing_and_who_missed_it_takes_it_f
     assert "version 1 goes through the object store for who missed it" in run.shown
     assert run.replicas.figures == PublishFigures(gather_s=0.25, move_s=0.1, load_s=0.7, num_bytes=1, copies=1)
     assert run.balancer.told == [1]
+
+
+async def test_a_worker_that_comes_back_is_seated_as_who_it_is_now_from_the_moment_it_is_there(run: Run):
+    run.second.hold_serve.clear()
+    run.second.kill()
+    async with asyncio.timeout(10):
+        while run.second.told.count("serve") < 2:
+            await asyncio.sleep(0.01)
+    lives = {seat.name: seat.life for seat in run.replicas.seats({0: 0, 1: 0}, ranks=1)}
+    run.second.hold_serve.set()
+    assert lives == {"generation/0": "1", "generation/1": "2"}
 
 
 async def test_a_worker_that_comes_back_once_the_learner_has_gone_on_waits_for_the_next_version(run: Run):

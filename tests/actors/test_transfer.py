@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from actors.weights import byte_sums
+from actors.weights import byte_sums, collective
 from actors.weights.arrivals import Arrivals, rebuilt
 from actors.weights.buckets import (
     BucketPlan,
@@ -35,7 +35,7 @@ from actors.weights.collective_sender import CollectiveTransfer, plain
 from actors.weights.ipc_sender import IpcTransfer
 from actors.weights.tensors import TensorBucket, add_checksum, filled, sum_of_bytes
 from actors.weights.transfer import EngineSeat, NoTransfer, Pulled, Sent, StoreTransfer
-from rstar_ray.errors import EngineError, TransferError
+from rstar_ray.errors import DeadlineExceeded, EngineError, TransferError
 
 CPU = torch.device("cpu")
 BUCKET_BYTES = 4_096
@@ -287,6 +287,17 @@ def test_where_the_engine_fails_or_hangs_the_rank_gathers_to_the_end_and_gives_i
     assert beside.memory.exported == {}
 
 
+def test_a_time_that_ran_out_in_the_engine_is_told_as_the_engines():
+    beside = Beside(deadline_s=5.0)
+
+    def give_up() -> None:
+        raise TimeoutError("no memory handle for 1 s")
+
+    beside.engine.fails["take"] = give_up
+    sent, _ = beside.send()
+    assert sent.failed == {"generation/0": "generation/0 failed in loading bucket 1 of 3: no memory handle for 1 s"}
+
+
 def test_a_rank_whose_engine_is_gone_only_gathers():
     beside = Beside()
     weights = Gathered()
@@ -418,6 +429,30 @@ def test_engines_that_do_not_come_are_waited_for_until_the_deadline():
     assert time.monotonic() - started < 10
     assert "did not meet for new weights" in sent.failed["generation/0"]
     assert weights.events[-1] == "all gathered"
+
+
+def test_a_group_whose_members_do_not_all_come_is_not_left_for_torch_to_end_the_process_for(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    class Frozen:
+        """A group of which one member stands still."""
+
+        aborted = False
+
+        def broadcast(self, *_: Any) -> Any:
+            return self
+
+        def is_completed(self) -> bool:
+            return False
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    group = Frozen()
+    monkeypatch.setattr(collective, "_group", lambda *_: group)
+    with pytest.raises(DeadlineExceeded, match="that all are there"):
+        collective.Collective(collective.open_store("127.0.0.1", 2, 1.0), 0, 2, CPU, 0.05)
+    assert group.aborted
 
 
 def test_weights_by_a_way_that_nobody_knows_or_without_a_group_are_refused():
