@@ -1,7 +1,6 @@
 """Checkpoints beside the steps: a copy is taken between two of them, and written while the next one goes on."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -23,6 +22,7 @@ class Saving:
         self._crew = crew
         self._run_dir = run_dir
         self._writing: asyncio.Task[None] | None = None
+        self._step = 0  # of it
 
     async def take(self, progress: StageProgress, *, finishes: bool = False) -> None:
         """Return once the copy is taken; where it `finishes` the stage, once all of it is on disk.
@@ -31,7 +31,7 @@ class Saving:
         """
         began_s = time.monotonic()
         await self.settled()
-        taken = asyncio.Event()
+        taken, self._step = asyncio.Event(), progress.step
         self._writing = asyncio.ensure_future(self._write(progress, taken))
         copied = asyncio.ensure_future(taken.wait())
         try:
@@ -56,12 +56,24 @@ class Saving:
             await asyncio.wait({self._writing})
             self.refuse_failed()
 
+    async def end(self) -> None:
+        """As `settled`, beside another error that ends the stage: what kept it from being whole is shown."""
+        try:
+            await self.settled()
+        except Exception as failed:
+            self._show(failed)
+
     async def drop(self) -> None:
         """Give up what is not whole yet: the checkpoint before stays the newest."""
-        if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.wait({self._writing})
-            self._writing = None
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.cancel()
+            await asyncio.wait({writing})
+            if not writing.cancelled() and (failed := writing.exception()) is not None:
+                self._show(failed)
+
+    def _show(self, failed: BaseException) -> None:
+        self._crew.show(f"the checkpoint after step {self._step} of {self._config.stage} is not written: {failed}")
 
     async def _write(self, progress: StageProgress, taken: asyncio.Event) -> None:
         """Learner state, progress, and the policy as a Hugging Face folder: a whole checkpoint, or none."""
@@ -87,8 +99,7 @@ async def saving(config: RunConfig, crew: Crew, run_dir: RunDir) -> AsyncGenerat
         yield saves
         await saves.settled()
     except Exception:
-        with contextlib.suppress(Exception):  # the stage's own reason is the one to be told
-            await saves.settled()
+        await saves.end()  # the stage's own reason is the one to be raised
         raise
     finally:
         await saves.drop()

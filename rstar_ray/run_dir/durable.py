@@ -112,11 +112,14 @@ def append_row(path: Path, row: Mapping[str, object], *, sync: bool = False) -> 
     With `sync` it is on the disk afterwards, whatever happens to the machine.
     """
     mend_rows(path)
+    new = not path.exists()
     with path.open("a", encoding="utf-8") as file:
         file.write(to_row(row))
         if sync:
             file.flush()
             os.fsync(file.fileno())
+    if sync and new:
+        sync_folder(path.parent)
 
 
 def mend_rows(path: Path) -> None:

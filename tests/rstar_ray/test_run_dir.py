@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ import pytest
 
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.__main__ import main as verify
+from rstar_ray.run_dir.durable import append_row
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.ledger import Fate, forget_fates, ledger_faults, write_fates
 
@@ -237,6 +239,22 @@ def test_a_ledger_that_does_not_add_up_is_named_by_its_step_and_rollout(tmp_path
     ]
     forget_fates(tmp_path, stage="stage1", after_step=1, show=shown.append)
     assert ledger_faults(tmp_path, show=shown.append) == []
+
+
+def test_a_row_that_must_not_be_lost_is_synced_and_so_is_the_name_of_a_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    synced: list[str] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    )
+    rows = tmp_path / "rows.jsonl"
+    append_row(rows, {"step": 1})
+    assert synced == []
+    rows.unlink()
+    for step in (1, 2):
+        append_row(rows, {"step": step}, sync=True)
+    assert synced == [str(rows), str(tmp_path), str(rows)]
 
 
 def test_old_checkpoints_go_but_the_last_ones_and_stage_ends_stay(tmp_path: Path):

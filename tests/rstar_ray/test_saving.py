@@ -1,6 +1,7 @@
 """Checkpoints beside the steps: what waits, what does not, and what is left when one cannot be written."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
@@ -119,6 +120,27 @@ async def test_a_stage_that_is_cancelled_leaves_the_checkpoint_before_and_one_th
             asyncio.get_running_loop().call_later(0.02, learner.may_write.set)
             raise RuntimeError("the step failed")
     assert steps(RunDir(tmp_path)) == [1]
+
+
+@pytest.mark.parametrize(
+    "ending", [RuntimeError("the step failed"), asyncio.CancelledError()], ids=["failed", "cancelled"]
+)
+async def test_a_checkpoint_that_fails_beside_what_ends_the_stage_is_shown(tmp_path: Path, ending: BaseException):
+    shown: list[str] = []
+    unheard: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    with pytest.raises(type(ending)):
+        async with slow(tmp_path) as (saves, learner, _):
+            saves._crew = replace(saves._crew, show=shown.append)
+            learner.failure = LearnerError("disk full")
+            await saves.take(progress(3))
+            learner.may_write.set()
+            await asyncio.sleep(0.01)
+            raise ending
+    gc.collect()
+    await asyncio.sleep(0)
+    assert shown == ["the checkpoint after step 3 of stage1 is not written: disk full"]
+    assert unheard == []
 
 
 async def test_steps_of_a_run_go_on_while_a_checkpoint_is_written_and_a_failed_one_ends_it(tmp_path: Path):
