@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recipes.checkpoints import checkpoint_line
+from recipes.checkpoints import checkpoint_lines
 from recipes.command_line import parse
 from recipes.connect import connect
 from recipes.data import heldout_problems, problem_sets, sft_examples, sft_plan, training_problems
@@ -114,9 +114,8 @@ def run(configs: Sequence[RunConfig]) -> None:
     plan = _plan_sft(ahead, path)
     _claim(path, configs)
     say(f"run directory: {path}")
-    for line in [checkpoint_line(config, model, path) for config in ahead]:
-        if line:
-            say(line)
+    for line in checkpoint_lines(ahead, model, path):
+        say(line)
     if not ahead:
         say("every stage is done already")
     else:

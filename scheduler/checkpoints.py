@@ -38,8 +38,12 @@ class CheckpointPlan:
 
     @property
     def on_disk_gb(self) -> float:
-        """Those kept and the one being written; a stage's end stays for good besides."""
+        """Of a stage under way: those kept and the one being written."""
         return (self.keep + 1) * self.total_gb
+
+    def left_gb(self, steps: int) -> float:
+        """By a whole stage, for good: its end, and what was kept beside it."""
+        return max(1, min(self.keep, -(-steps // self.every_steps))) * self.total_gb
 
     def written_gb(self, steps: int) -> float:
         """By a whole stage."""
@@ -52,7 +56,7 @@ class CheckpointPlan:
             f"a checkpoint every {self.every_steps} steps: {_gb(self.rank_gb)} by {each} and {_gb(self.model_gb)} of "
             f"the model, {_gb(self.total_gb)} in all; a step waits about {_seconds(self.blocking_s)} for it, writing "
             f"takes {_seconds(self.writing_s)} beside the next (computed); {self.keep} kept and one being written take "
-            f"{_gb(self.on_disk_gb)}, and every stage's end {_gb(self.total_gb)} more"
+            f"{_gb(self.on_disk_gb)}, and what every finished stage leaves {_gb(self.keep * self.total_gb)} more"
         )
 
 

@@ -29,8 +29,9 @@ def test_a_checkpoint_of_14b_over_64_ranks():
     assert PLAN.told() == (
         "a checkpoint every 10 steps: 2.8 GB by each of 64 ranks and 30 GB of the model, 207 GB in all; a step waits "
         "about 22 s for it, writing takes 32 s beside the next (computed); 2 kept and one being written take 622 GB, "
-        "and every stage's end 207 GB more"
+        "and what every finished stage leaves 414 GB more"
     )
+    assert [round(PLAN.left_gb(steps) / PLAN.total_gb) for steps in (0, 10, 11, 300)] == [1, 1, 2, 2]
 
 
 def test_the_file_system_bounds_many_ranks_and_adapters_write_less():
@@ -54,11 +55,8 @@ def test_the_planner_shows_it():
     assert checkpoint["on_disk_gb"] == pytest.approx(PLAN.on_disk_gb)
 
 
-def test_a_run_shows_its_checkpoints_before_it_starts_and_refuses_a_disk_without_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    config = at_scale(STAGE_1.paper, "mi300x-64", {})
-    assert shown.checkpoint_line(config, tmp_path, tmp_path) == ""  # no model yet
+def disk_has(free: float, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a model of the shape that `PLAN` has."""
     shape: dict[str, Any] = {
         "hidden_size": 5_120,
         "num_hidden_layers": 40,
@@ -68,12 +66,43 @@ def test_a_run_shows_its_checkpoints_before_it_starts_and_refuses_a_disk_without
         "intermediate_size": 17_408,
         "vocab_size": 151_936,
     }
-    (tmp_path / "config.json").write_text(json.dumps(shape))
+    (folder / "config.json").write_text(json.dumps(shape))
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shown.shutil, "disk_usage", lambda _: usage(0, 0, 700e9))
-    line = shown.checkpoint_line(config, tmp_path, tmp_path)
+    monkeypatch.setattr(shown.shutil, "disk_usage", lambda _: usage(0, 0, free))
+
+
+def holds(path: Path, size: float) -> None:
+    """A file with nothing in it that takes no room."""
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        file.truncate(int(size))
+
+
+def test_a_run_shows_its_checkpoints_before_it_starts_and_refuses_a_disk_without_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = at_scale(STAGE_1.paper, "mi300x-64", {})
+    assert shown.checkpoint_lines([config], tmp_path, tmp_path) == []  # no model yet
+    disk_has(700e9, tmp_path, monkeypatch)
+    (line,) = shown.checkpoint_lines([config], tmp_path, tmp_path)
     assert line.startswith("stage1: a checkpoint every 10 steps: 2.8 GB by each of 64 ranks")
-    assert line.endswith("700 GB are free")
-    monkeypatch.setattr(shown.shutil, "disk_usage", lambda _: usage(0, 0, 600e9))
+    assert line.endswith("700 GB are free for them")
+    disk_has(600e9, tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match=r"room for 600\.0 GB .*--checkpoint\.keep 2 and one being written take 62\d"):
-        shown.checkpoint_line(config, tmp_path, tmp_path)
+        shown.checkpoint_lines([config], tmp_path, tmp_path)
+
+
+def test_only_a_stages_own_checkpoints_make_room_for_it_and_what_the_stages_before_leave_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = at_scale(STAGE_1.paper, "mi300x-64", {})
+    disk_has(600e9, tmp_path, monkeypatch)
+    holds(tmp_path / "checkpoints" / "sft-step-005200" / "state", 400e9)
+    with pytest.raises(ConfigError, match=r"room for 600\.0 GB of checkpoints of stage1"):
+        shown.checkpoint_lines([config], tmp_path, tmp_path)
+    holds(tmp_path / "checkpoints" / "stage1-step-000010" / "model" / "state", 100e9)
+    assert shown.checkpoint_lines([config], tmp_path, tmp_path)[0].endswith("700 GB are free for them")
+    stages = [replace(config, stage=stage) for stage in ("stage1", "stage2")]
+    disk_has(1_000e9, tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match=r"room for 273\.\d GB of checkpoints of stage3"):
+        shown.checkpoint_lines([*stages, replace(config, stage="stage3")], tmp_path, tmp_path)
