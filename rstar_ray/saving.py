@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
+from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.manifest import WrittenFile
@@ -78,8 +79,8 @@ class Saving:
     async def _write(self, progress: StageProgress, taken: asyncio.Event) -> None:
         """Learner state, progress, and the policy as a Hugging Face folder: a whole checkpoint, or none."""
         began_s, stage, learner = time.monotonic(), self._config.stage, self._crew.learner
-        keep, written = self._config.checkpoint.keep, dict[Path, WrittenFile]()
-        with self._run_dir.write_checkpoint(stage, progress.step, keep_last=keep, written=written) as folder:
+        written = dict[Path, WrittenFile]()
+        with self._run_dir.write_checkpoint(stage, progress.step, written=written) as folder:
             await learner.save_checkpoint(folder)
             await learner.export(folder / "model")
             taken.set()
@@ -88,6 +89,18 @@ class Saving:
                 written.pop(changed, None)
             write_json(folder / "progress.json", progress.as_json())
         self._crew.meter.set("rstar_checkpoint_seconds", time.monotonic() - began_s, stage=stage)
+        with decoration("the removal of older checkpoints", self._crew.show):
+            await _to_its_end(asyncio.to_thread(self._run_dir.prune, stage, self._config.checkpoint.keep))
+
+
+async def _to_its_end(work: Awaitable[None]) -> None:
+    """A thread cannot be cancelled: it is waited for even then."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
 
 
 @asynccontextmanager

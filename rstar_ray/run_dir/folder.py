@@ -126,14 +126,13 @@ class RunDir:
 
     @contextmanager
     def write_checkpoint(
-        self, stage: str, step: int, *, keep_last: int = 2, written: Mapping[Path, WrittenFile] | None = None
+        self, stage: str, step: int, *, written: Mapping[Path, WrittenFile] | None = None
     ) -> Generator[Path, None, None]:
         """Yield an empty folder to fill, from any process; it becomes the checkpoint when the block ends well.
 
         Files are flushed to disk, listed with sizes and checksums in a manifest, and the folder is renamed
         into place. `written`, filled before the block ends, has what other processes said of their files. An
-        exception, or a crash at any point, leaves the earlier checkpoints as they were. Afterwards older ones of the
-        stage go, except the last `keep_last` and stage ends.
+        exception, or a crash at any point, leaves the earlier checkpoints as they were.
         """
         name = checkpoint_name(stage, step)
         final, unfinished = self.checkpoints_path / name, self.checkpoints_path / f".tmp-{name}"
@@ -151,10 +150,17 @@ class RunDir:
             self._remove(final)
         unfinished.rename(final)
         sync_folder(self.checkpoints_path)
-        self._prune(stage, keep_last)
         for journaled in self.journal_path.glob(f"{stage}-step-*"):
             if journaled.name <= name:
                 shutil.rmtree(journaled, ignore_errors=True)
+
+    def prune(self, stage: str, keep_last: int) -> None:
+        """Remove the stage's older checkpoints, but for the last `keep_last` and its end; as slow as the disk is."""
+        marker = self.path / "finished" / f"{stage}.json"
+        stage_end = read_object(marker, "step")["step"] if marker.exists() else None
+        for checkpoint in self.checkpoints(stage)[: -max(keep_last, 1)]:
+            if checkpoint.step != stage_end:
+                self._remove(checkpoint.path)
 
     def checkpoints(self, stage: str) -> list[Checkpoint]:
         """The stage's whole checkpoints, oldest first; damaged or half-written folders are not listed."""
@@ -288,13 +294,6 @@ class RunDir:
                 f"{stage} in {self.path} was written with other settings ({'; '.join(said)})",
                 "name a new directory, or go on with the version of rstar_ray that wrote it",
             )
-
-    def _prune(self, stage: str, keep_last: int) -> None:
-        marker = self.path / "finished" / f"{stage}.json"
-        stage_end = read_object(marker, "step")["step"] if marker.exists() else None
-        for checkpoint in self.checkpoints(stage)[: -max(keep_last, 1)]:
-            if checkpoint.step != stage_end:
-                self._remove(checkpoint.path)
 
     def _remove(self, folder: Path) -> None:
         """Renamed first: a crash half-way leaves a folder that no reader takes for a checkpoint."""

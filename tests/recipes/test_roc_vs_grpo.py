@@ -23,7 +23,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
             path, seed=config.seed, resample=config.algorithm.resample, stages={} if sft else {"stage1": config.steps}
         )
         if sft:
-            with RunDir(path).write_checkpoint("sft", 100, keep_last=1) as folder:
+            with RunDir(path).write_checkpoint("sft", 100) as folder:
                 (folder / "model").mkdir()
                 write_json(folder / "model" / "config.json", {})
             RunDir(path).finish_stage("sft", 100)

@@ -16,9 +16,10 @@ CONFIG = {"seed": 1, "rollout": {"max_turns": 4, "temperature": 1.0}, "stages": 
 
 
 def write(run_dir: RunDir, stage: str, step: int, text: str = "weights", keep_last: int = 2) -> None:
-    with run_dir.write_checkpoint(stage, step, keep_last=keep_last) as folder:
+    with run_dir.write_checkpoint(stage, step) as folder:
         (folder / "rank0").mkdir()
         (folder / "rank0" / "state.pt").write_text(text)
+    run_dir.prune(stage, keep_last)
 
 
 def names(folder: Path) -> list[str]:

@@ -132,9 +132,10 @@ def test_what_an_evaluation_leaves_is_no_foreign_folder(tmp_path: Path):
 
 
 def write(run_dir: RunDir, step: int, *, stage: str = "stage1", keep_last: int = 2, text: str = "x") -> None:
-    with run_dir.write_checkpoint(stage, step, keep_last=keep_last) as unfinished:
+    with run_dir.write_checkpoint(stage, step) as unfinished:
         (unfinished / "deep").mkdir()
         (unfinished / "deep" / "weights").write_text(text)
+    run_dir.prune(stage, keep_last)
 
 
 def steps(run_dir: RunDir, stage: str = "stage1") -> list[int]:

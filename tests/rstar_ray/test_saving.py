@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
@@ -141,6 +142,37 @@ async def test_a_checkpoint_that_fails_beside_what_ends_the_stage_is_shown(tmp_p
     await asyncio.sleep(0)
     assert shown == ["the checkpoint after step 3 of stage1 is not written: disk full"]
     assert unheard == []
+
+
+async def test_older_checkpoints_are_removed_beside_the_steps_and_one_that_cannot_be_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shown: list[str] = []
+    removed, removing, may_go = list[str](), threading.Event(), threading.Event()
+
+    def slowly(self: RunDir, stage: str, keep_last: int) -> None:
+        removing.set()
+        assert may_go.wait(10)
+        removed.append(f"{stage}, but for {keep_last}")
+        if len(removed) == 2:
+            raise OSError("Device or resource busy")
+
+    monkeypatch.setattr(RunDir, "prune", slowly)
+    async with slow(tmp_path) as (saves, learner, run_dir):
+        saves._crew = replace(saves._crew, show=shown.append)
+        learner.may_write.set()
+        for step in (1, 2, 3):
+            removing.clear()
+            may_go.clear()
+            await saves.take(progress(step))
+            while not removing.is_set():  # which it would never be for a loop that waits for the disk
+                await asyncio.sleep(0.01)
+            assert steps(run_dir)[-1] == step
+            asyncio.get_running_loop().call_later(0.05, may_go.set)
+            await (saves.settled() if step < 3 else saves.drop())  # a thread goes on, cancelled or not
+            assert len(removed) == step
+    assert shown == ["the removal of older checkpoints is left out: OSError: Device or resource busy"]
+    assert removed == ["stage1, but for 3"] * 3
 
 
 async def test_steps_of_a_run_go_on_while_a_checkpoint_is_written_and_a_failed_one_ends_it(tmp_path: Path):
