@@ -5,6 +5,7 @@ export, and what is counted otherwise never comes back (vLLM #52950). The engine
 """
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -58,7 +59,7 @@ class IpcTransfer:
         room = self._exporter.room(max(map(size_of, plan)))
         buckets = weights.on_device(room)
         name = engine.seat.name
-        total = 0
+        total, bucket = 0, None
         try:
             handle = self._exporter.export(room)
             answer(engine.begin(version, plan), self._deadline_s, owner=name, reason="beginning an update")
@@ -70,11 +71,10 @@ class IpcTransfer:
                 answer(taking, self._deadline_s, owner=name, reason=reason)
             took = answer(engine.end(), self._deadline_s, owner=name, reason="ending an update")
         except RStarError as failed:
-            for _ in buckets:  # the other ranks gather to the end
-                pass
+            deque(buckets, maxlen=0)  # the other ranks gather to the end
             return Sent(failed={name: str(failed)})
         finally:
-            del room, buckets
+            room = buckets = bucket = None  # nothing here holds the memory any more, nor a frame of an error's
             self._exporter.release()
         return Sent(checksum=total, num_bytes=sum(map(size_of, plan)), took={name: took})
 

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import re
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -96,11 +97,14 @@ class SharedTensors:
 
     events: list[str]
     open_now: int = 0
+    lent: Callable[[], Tensor | None] = lambda: None
     exported: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def room(self, num_bytes: int) -> Tensor:
         self.events.append("room")
-        return torch.zeros(num_bytes, dtype=torch.uint8)
+        room = torch.zeros(num_bytes, dtype=torch.uint8)
+        self.lent = weakref.ref(room)
+        return room
 
     def export(self, room: Tensor) -> dict[str, Any]:
         self.events.append("exported")
@@ -111,8 +115,8 @@ class SharedTensors:
         self.events.append("ready")
 
     def release(self) -> None:
-        self.events.append("released")
         self.exported.clear()
+        self.events.append("released" if self.lent() is None else "released, and still held")
 
     def open(self, handle: Mapping[str, Any]) -> Tensor:
         assert handle == {"it": 1}
