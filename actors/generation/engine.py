@@ -45,8 +45,7 @@ class Engine:
         self._stop_ids = list(stop_token_ids) or eos_token_ids(Path(settings.model))
         self._vllm = VllmProcess(settings)
         self._meter = LoadMeter()
-        silent_s = settings.control_deadline_s
-        self.weights = WeightSwap(self._vllm, self._meter, Path(settings.model), silent_s)
+        self.weights = WeightSwap(self._vllm, self._meter, Path(settings.model), settings.control_deadline_s)
         self._facts: EngineFacts | None = None
 
     @property

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CHECKSUM_POLL_S = 0.002
+PATIENCE = 2.0
+"""Longest silence of a sender, over the longest that it waits for any one engine: where one hangs, ranks that gather
+with its own are held up so long, and the engines beside it outlast that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +67,12 @@ class _Begun:
 class WeightSwap:
     """One engine's swaps, one after the other."""
 
-    def __init__(self, vllm: VllmProcess, meter: LoadMeter, model: Path, silent_s: float) -> None:
-        """`silent_s`: after so long without a word from whoever has begun a swap, it will not be ended."""
+    def __init__(self, vllm: VllmProcess, meter: LoadMeter, model: Path, deadline_s: float) -> None:
+        """`deadline_s`: so long senders wait for an answer of an engine."""
         self._vllm = vllm
         self._meter = meter
         self._model = model
-        self._silent_s = silent_s
+        self._silent_s = PATIENCE * deadline_s
         self._one_at_a_time = asyncio.Lock()
         self._begun: _Begun | None = None
         self.policy_version = 0  # of the weights that serve; 0 for those of the model folder

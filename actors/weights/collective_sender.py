@@ -37,7 +37,7 @@ class CollectiveTransfer:
         total = 0
         try:
             self._meet(engines)
-            self._all({line.seat.name: line.begin(version, plan) for line in engines}, "beginning an update")
+            self._begin(engines, version, plan)
             coming = {line.seat.name: line.take(parcel(plan)) for line in engines}
             for number, bucket in enumerate(buckets):
                 total = add_checksum(bucket, total)
@@ -73,6 +73,15 @@ class CollectiveTransfer:
         self._group = Collective(store, SENDER, size, self._device, self._deadline_s)
         self._all(joining, "joining the learner's group")
         self._members = seats
+
+    def _begin(self, engines: Sequence[EngineLine], version: int, plan: BucketPlan) -> None:
+        """All of them. Raises `RStarError` where one does not; the others then end at once, and do not stand still."""
+        try:
+            self._all({line.seat.name: line.begin(version, plan) for line in engines}, "beginning an update")
+        except RStarError:
+            for line in engines:
+                line.end()
+            raise
 
     def _broadcast(self, data: torch.Tensor, reason: str, coming: Mapping[str, "Future[None]"]) -> None:
         assert self._group is not None

@@ -1,0 +1,167 @@
+"""Swaps that a learner's rank drives, with a fake in vLLM's place: who is waited for, how long, and who ends."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from actors.generation import weight_swap
+from actors.generation.load_meter import LoadMeter
+from actors.generation.weight_swap import WeightSwap
+from actors.weights.buckets import BucketPlan
+from actors.weights.collective_sender import CollectiveTransfer
+from actors.weights.ipc_sender import IpcTransfer
+from actors.weights.tensors import TensorBucket
+from actors.weights.transfer import EngineSeat, Pulled, Sent
+from rstar_ray.errors import EngineError
+from tests.actors.test_transfer import CPU, Gathered, SharedTensors
+
+DEADLINE_S = 0.4
+
+
+class Vllm:
+    """vLLM's processes, of which every answer comes at once."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.dead = ""
+        self.holds_all = True
+        self.engine_core = self
+
+    def alive(self) -> "Vllm":
+        if self.dead:
+            raise EngineError(f"the engine does not serve: {self.dead}")
+        return self
+
+    def mark_dead(self, why: str) -> None:
+        self.dead = self.dead or why
+
+    async def ask(self, answer: Awaitable[Any], what: str) -> Any:
+        done = await answer
+        self.alive()
+        return done
+
+    async def pause_scheduler_async(self, *, mode: str, clear_cache: bool) -> None:
+        self.told.append("paused")
+
+    async def start_weight_update(self) -> None: ...
+
+    async def finish_weight_update(self, version: str) -> None:
+        if "loaded" not in self.told:
+            raise EngineError("no weights came")
+
+    async def resume_generation(self) -> None:
+        self.told.append("goes on")
+
+    async def collective_rpc(self, method: str) -> list[int]:
+        return [7]
+
+
+class Seated:
+    """An engine, and the line to it; `hangs` is the call that it never answers."""
+
+    def __init__(self, number: int, hangs: str = "") -> None:
+        self.seat = EngineSeat(name=f"generation/{number}", life="1", ranks=1, sender=number)
+        self.vllm = Vllm()
+        self.swap = WeightSwap(self.vllm, LoadMeter(), Path(), DEADLINE_S)  # type: ignore[arg-type]
+        self.swap._load = self._load  # type: ignore[method-assign]
+        self._hangs = hangs
+        self._loop = asyncio.get_running_loop()
+
+    async def _load(self, llm: Any, payload: Mapping[str, Any]) -> None:
+        self.vllm.told.append("loaded")
+
+    def join(self, meeting: Mapping[str, Any]) -> "Future[None]":
+        return self._ask("join", asyncio.sleep(0))
+
+    def begin(self, version: int, plan: BucketPlan) -> "Future[None]":
+        return self._ask("begin", self.swap.begin(version, plan))
+
+    def take(self, parcel: Mapping[str, Any]) -> "Future[None]":
+        return self._ask("take", self.swap.take(parcel))
+
+    def end(self) -> "Future[Pulled]":
+        async def ended() -> Pulled:
+            update = await self.swap.end()
+            return Pulled(checksum=update.checksum, move_s=0.0, load_s=update.paused_s, laid_out=False)
+
+        return self._ask("end", ended())
+
+    def _ask(self, method: str, answer: Any) -> "Future[Any]":
+        if method == self._hangs:
+            answer.close()
+            return Future()
+        return asyncio.run_coroutine_threadsafe(answer, self._loop)
+
+
+class Together(Gathered):
+    """Of two ranks, which gather every bucket together."""
+
+    def __init__(self, barrier: threading.Barrier) -> None:
+        super().__init__()
+        self._barrier = barrier
+
+    def on_device(self, data: Tensor) -> Iterator[TensorBucket]:
+        for bucket in super().on_device(data):
+            self._barrier.wait(10)
+            yield bucket
+
+
+@pytest.fixture(autouse=True)
+async def any_parameters(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    monkeypatch.setattr(weight_swap, "refuse_other_parameters", lambda *_: None)
+    yield
+
+
+async def test_a_swap_comes_bit_by_bit_and_the_next_waits_for_its_end():
+    engine = Seated(0)
+    await engine.swap.begin(1, ())
+    later = asyncio.ensure_future(engine.swap.begin(2, ()))
+    await engine.swap.take({})
+    assert not later.done() and engine.vllm.told == ["paused", "loaded"]
+    assert (await engine.swap.end()).checksum == 7
+    await later
+    assert engine.swap.policy_version == 1 and engine.vllm.told == ["paused", "loaded", "goes on", "paused"]
+
+
+async def test_an_engine_whose_sender_says_nothing_more_ends_and_lets_the_next_learn_that():
+    engine = Seated(0)
+    await engine.swap.begin(1, ())
+    later = asyncio.ensure_future(engine.swap.begin(2, ()))
+    with pytest.raises(EngineError, match=r"a swap of weights was begun, and for 0\.8 s nothing more came"):
+        await asyncio.wait_for(later, 10)
+    with pytest.raises(EngineError, match="no swap of weights has begun here"):
+        await engine.swap.take({})
+
+
+@pytest.mark.parametrize("hangs", ["begin", "take", "end"])
+async def test_where_one_engine_hangs_those_beside_it_outlast_the_rank_that_waits_for_it(hangs: str):
+    barrier = threading.Barrier(2)
+    engines = [Seated(0), Seated(1, hangs)]
+
+    def send(engine: Seated) -> Sent:
+        return IpcTransfer(SharedTensors([]), DEADLINE_S).send(Together(barrier), 1, [engine])
+
+    sent = await asyncio.gather(*(asyncio.to_thread(send, engine) for engine in engines))
+    assert [sorted(one.failed) for one in sent] == [[], ["generation/1"]]
+    assert sent[0].took["generation/0"].checksum == 7
+    assert engines[0].vllm.dead == "" and engines[0].vllm.told[-1] == "goes on"
+
+
+async def test_where_one_engine_does_not_begin_no_other_stands_still_for_a_broadcast_that_never_comes(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    engines = [Seated(0), Seated(1, "begin")]
+    transfer = CollectiveTransfer("127.0.0.1", CPU, DEADLINE_S)
+    monkeypatch.setattr(transfer, "_meet", lambda _: None)
+    sent = await asyncio.to_thread(transfer.send, Gathered(), 1, engines)
+    assert sorted(sent.failed) == ["generation/0", "generation/1"]
+    async with asyncio.timeout(DEADLINE_S / 2):  # long before it would give up by itself
+        while not engines[0].vllm.dead:
+            await asyncio.sleep(0.01)
+    assert "half-way: no weights came" in engines[0].vllm.dead
