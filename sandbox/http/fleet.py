@@ -83,6 +83,10 @@ class Fleet:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Tell those who wait that it closes, and forget the workers; safe to call twice."""
         self._open, self._closed = False, True
         if self._watching is not None:
             self._watching.cancel()

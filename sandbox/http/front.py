@@ -229,4 +229,5 @@ async def front(config: FrontConfig) -> AsyncGenerator[tuple[Fleet, int]]:
         try:
             yield fleet, port
         finally:
+            await fleet.close()  # first: the server waits for those whom it has not answered
             await runner.cleanup()

@@ -407,6 +407,21 @@ async def test_the_answers_of_all_workers_share_one_room(monkeypatch: pytest.Mon
     assert inbox.held == 0
 
 
+async def test_a_front_that_ends_tells_those_whom_it_has_not_answered_and_does_not_wait_for_their_programs():
+    async def never(request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(600)
+        return web.Response()
+
+    async with pretender(never) as worker:
+        async with fronted(worker, patience=HASTY) as (fleet, url):
+            calls = [asyncio.create_task(say(url, "/execute", {"code": "1", "call_id": name})) for name in "abc"]
+            await until(lambda: (fleet.under_way, fleet.waiting) == (2, 1))  # one at work, one behind it
+            began_s = time.monotonic()
+        assert time.monotonic() - began_s < 10.0
+        for call in calls:
+            assert await call == (503, {"detail": "the front closes", "error": "SandboxClosed"})
+
+
 async def test_a_front_does_not_wait_at_its_end_for_a_worker_that_it_would_have_looked_at_again_later():
     status = {"num_workers": 1, "level": "namespaces"}
     async with pretender(tell, status) as worker:
