@@ -73,3 +73,22 @@ async def test_neither_is_waited_for_for_ever():
         with pytest.raises(DeadlineExceeded, match=r"learner waited 0\.01 s for engines \(their start"):
             async with turns.learner():
                 pass
+
+
+@pytest.mark.parametrize("moments", range(10))
+async def test_of_one_that_waited_and_one_that_comes_just_then_one_has_its_turn_first(moments: int):
+    told = Told(GpuTurns(start_deadline_s=5, step_deadline_s=5))
+    up, updated = asyncio.Event(), asyncio.Event()
+    async with told.turns.learner():
+        engine = asyncio.create_task(told.engine("one", up))
+        await settled()
+    for _ in range(moments):
+        await asyncio.sleep(0)
+    update = asyncio.create_task(told.update(updated))
+    await settled()
+    assert len(told.events) == 1
+    up.set()
+    updated.set()
+    await asyncio.gather(engine, update)
+    starts, updates = ["one starts", "one is up"], ["update", "updated"]
+    assert told.events in (starts + updates, updates + starts)
