@@ -332,7 +332,10 @@ def _read_checkpoint(folder: Path) -> Checkpoint | None:
     """None unless the manifest is there and every file it lists has its size."""
     if folder.name.startswith((".", SET_ASIDE)) or damage(folder, sizes_only=True) is not None:
         return None
-    manifest = read_json(folder / MANIFEST)
+    try:
+        manifest = read_json(folder / MANIFEST)
+    except FileNotFoundError:  # removed just now
+        return None
     return Checkpoint(folder, manifest["stage"], manifest["step"])
 
 

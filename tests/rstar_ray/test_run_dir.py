@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -256,6 +257,19 @@ def test_a_row_that_must_not_be_lost_is_synced_and_so_is_the_name_of_a_new_file(
     for step in (1, 2):
         append_row(rows, {"step": step}, sync=True)
     assert synced == [str(rows), str(tmp_path), str(rows)]
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_looked_at_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        for step in (1, 2):
+            write(run_dir, "stage1", step)
+
+        def removed_meanwhile(folder: Path, **_: bool) -> None:
+            if folder.name.endswith("1"):
+                shutil.rmtree(folder)
+
+        monkeypatch.setattr("rstar_ray.run_dir.folder.damage", removed_meanwhile)
+        assert steps(run_dir, "stage1") == [2]
 
 
 def test_old_checkpoints_go_but_the_last_ones_and_stage_ends_stay(tmp_path: Path):
