@@ -33,8 +33,10 @@ class LockedFolder:
 
     def remove(self) -> None:
         """With all that is in it."""
-        self._clear(self.path)
-        os.close(self._lock)
+        try:
+            self._clear(self.path)
+        finally:
+            os.close(self._lock)
 
 
 def sweep(parent: Path, prefix: str, clear: Callable[[Path], object] = shutil.rmtree) -> None:

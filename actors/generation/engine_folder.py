@@ -10,8 +10,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from rstar_ray.locked_folder import LockedFolder
 
@@ -27,15 +28,19 @@ LONGEST_PARENT = 52
 class EngineFolder:
     """One engine's, from before its start to after its end; while it is there, this process's temporary files too."""
 
+    _live: ClassVar[list["EngineFolder"]] = []  # of this process: benchmarks have several engines in one
+
     def __init__(self) -> None:
-        parent = os.environ.get(SOCKETS) or tempfile.gettempdir()
-        self._own = LockedFolder(PREFIX, parent=parent if len(parent) <= LONGEST_PARENT else "/tmp", clear=clear)
+        first = self._live[0] if self._live else None
+        self._before = first._before if first else {name: os.environ.get(name) for name in VARIABLES}
+        self._tempdir_before = first._tempdir_before if first else tempfile.tempdir
+        self._parent: str = first._parent if first else os.environ.get(SOCKETS) or tempfile.gettempdir()
+        parent = self._parent if len(self._parent) <= LONGEST_PARENT else "/tmp"
+        self._own = LockedFolder(PREFIX, parent=parent, clear=clear)
         self.path = self._own.path
         self._of_others = _mapped(os.getpid())
-        self._before = {name: os.environ.get(name) for name in VARIABLES}
-        self._tempdir_before = tempfile.tempdir
-        os.environ.update(dict.fromkeys(VARIABLES, str(self.path)))
-        tempfile.tempdir = str(self.path)
+        self._live.append(self)
+        _lead(dict.fromkeys(VARIABLES, str(self.path)), str(self.path))
 
     def note_shared(self, pids: Iterable[int]) -> None:
         """Write down which files of shared memory these processes have: a name and the file's number each."""
@@ -47,13 +52,21 @@ class EngineFolder:
 
     def remove(self) -> None:
         """Once its processes have ended."""
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        tempfile.tempdir = self._tempdir_before
+        self._live.remove(self)
+        if tempfile.tempdir == str(self.path):
+            last = str(self._live[-1].path) if self._live else None
+            _lead(dict.fromkeys(VARIABLES, last) if last else self._before, last or self._tempdir_before)
         self._own.remove()
+
+
+def _lead(variables: Mapping[str, str | None], tempdir: str | None) -> None:
+    """This process's temporary files, and those of processes it starts, to a folder."""
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    tempfile.tempdir = tempdir
 
 
 def clear(folder: Path) -> None:
@@ -63,7 +76,7 @@ def clear(folder: Path) -> None:
             about = (SHARED_MEMORY / name).lstat()
             if about.st_ino == number and about.st_uid == os.geteuid():
                 (SHARED_MEMORY / name).unlink()
-    shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # the rest is the next one's to clear
 
 
 def _read(notes: Path) -> dict[str, int]:

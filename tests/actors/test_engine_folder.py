@@ -86,3 +86,20 @@ def test_the_sockets_of_an_engine_fit_into_a_path_wherever_temporary_files_go(
         assert folder.path.parent == Path("/tmp")
     finally:
         folder.remove()
+
+
+def test_engines_of_one_process_lie_side_by_side_and_end_in_any_order(temporary: Path):
+    first, second = EngineFolder(), EngineFolder()
+    assert first.path.parent == second.path.parent == temporary
+    assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(second.path)
+    first.remove()
+    assert second.path.is_dir() and tempfile.gettempdir() == str(second.path)
+    second.remove()
+    assert tempfile.gettempdir() == str(temporary) and not list(temporary.iterdir())
+
+
+def test_an_engine_whose_folder_is_gone_ends_all_the_same(temporary: Path):
+    folder = EngineFolder()
+    clear(folder.path)
+    folder.remove()
+    assert tempfile.gettempdir() == str(temporary)
