@@ -31,7 +31,10 @@ def end_with_owner() -> None:
     pid, _, born = os.environ.get(OWNER, "").partition(" ")
     if not pid or int(pid) == os.getpid():
         return
-    parents = [] if os.getppid() == int(pid) else [os.pidfd_open(os.getppid())]  # a worker's: vLLM's engine process
+    parents: list[int] = []
+    if os.getppid() != int(pid):  # a worker's: vLLM's engine process
+        with contextlib.suppress(OSError):  # gone already, or a kernel without such descriptors (before 5.3)
+            parents.append(os.pidfd_open(os.getppid()))
     threading.Thread(
         target=_wait_and_end, args=(int(pid), born, parents), name="end-with-owner", daemon=True
     ).start()  # fmt: skip
