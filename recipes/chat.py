@@ -14,6 +14,7 @@ from typing import Any
 from recipes.ending import status_of
 from recipes.talker import TalkConfig, Talker, own_talker, server_talker
 from rstar_ray.agent.talk import Message
+from rstar_ray.config import ChatConfig
 from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError
 
@@ -35,6 +36,10 @@ class ChatOptions(TalkConfig):
         super().__post_init__()
         if bool(self.model) == bool(self.server):
             raise ConfigError("--model", "one of --model and --server is needed", "give either")
+        if self.server:
+            for name in ("template", "parser", "stop"):
+                if getattr(self.chat, name) != getattr(ChatConfig(), name):
+                    raise ConfigError(f"--chat.{name}", "the server has its own", "leave it out, or give it there")
 
 
 class Screen:

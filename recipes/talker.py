@@ -18,8 +18,10 @@ from recipes.talk_tools import AnswerTools, TalkTools, begun, specs_of, talk_too
 from rstar_ray.agent.rollout import answer_calls
 from rstar_ray.agent.talk import Heard, Message, TalkLimits, as_written, talk
 from rstar_ray.chat.hub import local_folder
+from rstar_ray.chat.instructions import opened, system_text
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.chat.profile import THOUGHTS
+from rstar_ray.chat.resolve import thinking_switches
 from rstar_ray.chat.streamed import Streamed
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.chat.tool_calls import parse_tool_calls
@@ -171,7 +173,10 @@ async def own_talker(model: str, config: TalkConfig) -> AsyncGenerator[OwnTalker
 
 @dataclass(frozen=True, kw_only=True)
 class ServerTalker:
-    """By a server of OpenAI's chat completions (`vllm serve ... --enable-auto-tool-choice --tool-call-parser ...`)."""
+    """By a server of OpenAI's chat completions (`vllm serve ... --enable-auto-tool-choice --tool-call-parser ...`).
+
+    It is told what a policy is told in training; template, parser and stop tokens are the server's own.
+    """
 
     session: aiohttp.ClientSession
     url: str
@@ -194,6 +199,8 @@ class ServerTalker:
         self, messages: Sequence[Message], tools: AnswerTools, *, max_tokens: int, sampling: Sampling | None
     ) -> AsyncIterator[Heard]:
         chosen = sampling or Sampling(temperature=self.config.temperature, top_p=self.config.top_p)
+        chat = self.config.chat
+        messages = opened(messages, system_text(chat, self.tools.specs, instruct=True), chat.before)
         said: list[Message] = []
         stop, num_tokens = StopReason.MAX_TURNS, 0
         for _ in range(self.config.max_turns):
@@ -229,6 +236,8 @@ class ServerTalker:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
         }
+        if self.config.chat.thinking != "auto":
+            asked["chat_template_kwargs"] = thinking_switches(self.config.chat.thinking)
         async with self.session.post(f"{self.url}/chat/completions", json=asked) as response:
             if response.status != 200:
                 raise RStarError(

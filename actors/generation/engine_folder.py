@@ -38,7 +38,6 @@ class EngineFolder:
         parent = self._parent if len(self._parent) <= LONGEST_PARENT else "/tmp"
         self._own = LockedFolder(PREFIX, parent=parent, clear=clear)
         self.path = self._own.path
-        self._of_others = _mapped(os.getpid())
         self._live.append(self)
         _lead(dict.fromkeys(VARIABLES, str(self.path)), str(self.path))
 
@@ -46,7 +45,6 @@ class EngineFolder:
         """Write down which files of shared memory these processes have: a name and the file's number each."""
         notes = self.path / NOTES
         held = _read(notes) | {name: number for pid in pids for name, number in _mapped(pid).items()}
-        held = {name: number for name, number in held.items() if name not in self._of_others}
         with contextlib.suppress(OSError):
             notes.write_text(json.dumps(held))
 

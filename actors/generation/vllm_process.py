@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import math
+import multiprocessing
 import time
 from collections.abc import Awaitable, Sequence
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ENGINE = "vLLM's engine process"
+CORE_NAME = "EngineCore"
+"""How vLLM names it, with a number behind where there are several."""
 NOTE_EVERY_S = 1.0
 LIVENESS_POLL_S = 0.25
 CLOSE_GRACE_S = 1.5
@@ -49,7 +53,7 @@ class VllmProcess:
             observe(scheduler_stats, iteration_stats)
 
         self._folder = self._folder or EngineFolder()
-        noting = asyncio.create_task(_note_shared(self._folder))
+        noting = asyncio.create_task(_note_shared(self._folder, {core.pid for core in _cores()}))
         starting = asyncio.to_thread(start_vllm, self._settings, observed)
         try:
             self._llm = await self._within(starting, self._settings.start_deadline_s, "start")
@@ -58,7 +62,7 @@ class VllmProcess:
         finally:
             noting.cancel()
         self.processes = _processes(self._llm)
-        self._folder.note_shared(_family())
+        self._folder.note_shared(process.pid for process in self.processes)
         self._death = asyncio.get_running_loop().create_future()
         self._watch = asyncio.create_task(self._watch_for_death(self._llm))
         return self._llm
@@ -146,23 +150,27 @@ class VllmProcess:
         return await within(awaitable, seconds, waiter="engine", owner=ENGINE, reason=what)
 
 
-async def _note_shared(folder: EngineFolder) -> None:
+async def _note_shared(folder: EngineFolder, others: set[int | None]) -> None:
     """While an engine starts: it may be killed in that."""
     while True:
         await asyncio.sleep(NOTE_EVERY_S)
-        folder.note_shared(_family())
+        with contextlib.suppress(psutil.NoSuchProcess):  # one that ended meanwhile
+            started = [psutil.Process(core.pid) for core in _cores() if core.pid not in others]
+            folder.note_shared(process.pid for process in _with_workers(started))
 
 
-def _family() -> list[int]:
-    """This process and all below it."""
-    this = psutil.Process()
-    return [process.pid for process in (this, *this.children(recursive=True))]
+def _cores() -> list[BaseProcess]:
+    """Engine processes that vLLM has started from this one, whose other children are none of its."""
+    return [child for child in multiprocessing.active_children() if child.name.startswith(CORE_NAME)]
 
 
 def _processes(llm: "AsyncLLM") -> list[psutil.Process]:
     """vLLM's engine processes and their workers, as they are after the start."""
     manager = llm.engine_core.resources.engine_manager
-    cores = [psutil.Process(process.pid) for process in getattr(manager, "processes", ()) if process.pid]
+    return _with_workers([psutil.Process(process.pid) for process in getattr(manager, "processes", ()) if process.pid])
+
+
+def _with_workers(cores: Sequence[psutil.Process]) -> list[psutil.Process]:
     return [process for core in cores for process in (core, *core.children(recursive=True))]
 
 

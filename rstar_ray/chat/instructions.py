@@ -1,8 +1,28 @@
 """What a model that was not taught its task is told before each problem: which tools there are, and how it answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from rstar_ray.config import ChatConfig
 from rstar_ray.tools.spec import ToolSpec
+
+
+def system_text(config: ChatConfig, tools: Sequence[ToolSpec], *, instruct: bool) -> str:
+    """What stands before a problem or a conversation; empty is nothing. `instruct` is for what no SFT has taught."""
+    if config.system == "none":
+        return ""
+    return config.system or (instructions(tools) if instruct else "")
+
+
+def opened(messages: Sequence[Mapping[str, Any]], system: str, before: str) -> list[Mapping[str, Any]]:
+    """A conversation begun as a problem is: `before` in its first question, `system` first unless it brings its own."""
+    told = list(messages)
+    first = next((number for number, message in enumerate(told) if message["role"] == "user"), None)
+    if before and first is not None:
+        told[first] = {**told[first], "content": f"{before}{told[first]['content']}"}
+    if system and (not told or told[0]["role"] != "system"):
+        told.insert(0, {"role": "system", "content": system})
+    return told
 
 
 def instructions(tools: Sequence[ToolSpec]) -> str:

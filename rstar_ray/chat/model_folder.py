@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from rstar_ray.chat.call_syntax import CallSyntax
-from rstar_ray.chat.instructions import instructions
+from rstar_ray.chat.instructions import system_text
 from rstar_ray.chat.resolve import ChatChoices, for_tools, resolve
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig
@@ -46,9 +46,6 @@ def load_chat(
     _refuse_other_vocabulary(tokenizer, folder)
     found = resolve(tokenizer, _generation(tokenizer, folder), choices(config))
     profile = for_tools(found, [tool.name for tool in tools])
-    system = config.system if config.system != "none" else ""
-    if not config.system and instruct:
-        system = instructions(tools)
     thinking = "" if config.thinking == "auto" else config.thinking
     syntax = None
     if syntax_of is not None and profile.syntax.startswith("vllm:"):
@@ -57,7 +54,7 @@ def load_chat(
     return TokenizerChat(
         tokenizer,
         profile,
-        system=system,
+        system=system_text(config, tools, instruct=instruct),
         before=config.before,
         shows_tools=instruct,
         tools=tools,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax, Marked
 from rstar_ray.chat.encoding import Encoder
-from rstar_ray.chat.instructions import instructions
+from rstar_ray.chat.instructions import instructions, opened
 from rstar_ray.chat.profile import ChatProfile, Frame
 from rstar_ray.chat.render import Renderer
 from rstar_ray.chat.resolve import ChatChoices, resolve, thinking_switches
@@ -124,8 +124,7 @@ class TokenizerChat:
         """A whole conversation up to where the policy goes on; what was said spells no control token. Raises
         `ValueError` where the template refuses it.
         """
-        if self._system and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": self._system}, *messages]
+        messages = opened(messages, self._system, self._before)
         spelled = {
             f"\u2402rstar {number}\u2403": str(message["content"])
             for number, message in enumerate(messages)

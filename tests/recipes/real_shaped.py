@@ -1,6 +1,7 @@
 """What a researcher comes with, in small: a base model as Qwen's are, problems, conversations, a tool and a reward.
 
-Everything is made here, of texts of this repository and of generated problems; only the sizes are not those of a 14B.
+Everything is made here, of generated problems and, for the tokenizer, of Python's own library, which no change of this
+repository changes; only the sizes are not those of a 14B.
 `python -m tests.recipes.real_shaped FOLDER` writes it all for whoever wants to walk docs/own.md without a GPU.
 """
 
@@ -17,7 +18,7 @@ from rstar_ray.chat.instructions import instructions
 from rstar_ray.tools.load import tool_specs
 from tests.rstar_ray.chat.families import QWEN, QWEN_TAGS, template_text
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+LIBRARY = Path(json.__file__).parents[1]
 PRE_TOKENS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -213,7 +214,7 @@ def _tokenizer(vocabulary: int, texts: Sequence[str]) -> Any:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    backend.train_from_iterator([*texts, *_repository_texts()], learned)
+    backend.train_from_iterator([*texts, *_programs()], learned)
     backend.add_special_tokens(list(QWEN))
     backend.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in QWEN_TAGS])
     return PreTrainedTokenizerFast(
@@ -226,9 +227,9 @@ def _tokenizer(vocabulary: int, texts: Sequence[str]) -> Any:
     )
 
 
-def _repository_texts() -> Iterator[str]:
-    for pattern in ("*.md", "docs/*.md", "rstar_ray/**/*.py", "sandbox/**/*.py"):
-        for path in sorted(REPOSITORY.glob(pattern)):
+def _programs() -> Iterator[str]:
+    for folder in ("json", "email", "http", "unittest", "asyncio"):
+        for path in sorted((LIBRARY / folder).glob("*.py")):
             yield path.read_text(encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +27,11 @@ from aiohttp.test_utils import TestServer
 
 from recipes.prepare import main as prepare
 from recipes.serve import ServeOptions, Server
-from recipes.talker import OwnTalker, TalkConfig, Talker, own_talker, server_talker
-from rstar_ray.config import ToolsConfig
+from recipes.talker import OwnTalker, TalkConfig, Talker, chat_in, own_talker, server_talker
+from rstar_ray.chat.instructions import opened, system_text
+from rstar_ray.config import ChatConfig, ToolsConfig
 from rstar_ray.run_dir.durable import read_json, read_rows
+from rstar_ray.tools.load import tool_specs
 from tests.recipes.real_shaped import TEN_MILLION, TOOLS, Shape, write_all
 
 pytestmark = pytest.mark.real
@@ -186,12 +188,16 @@ def talk_config(journey: Journey) -> TalkConfig:
     return TalkConfig(temperature=0.0, max_tokens=200, max_turns=4, own_folder=str(journey.own), tools=tools)
 
 
+QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What is 12 * 34?"}]
+
+
 async def asked(talker: Talker) -> None:
     """A question that SFT had: a program is called, its result comes back, and there is an answer."""
-    heard = [one async for one in talker.answer([{"role": "user", "content": "What is 12 * 34?"}])]
+    heard = [one async for one in talker.answer(QUESTION)]
     assert heard[-1].text == "answered", heard
     last = max((number for number, one in enumerate(heard) if one.kind == "result"), default=-1)
     said = "".join(one.text for one in heard[last + 1 :] if one.kind == "said")
+    assert [one.kind for one in heard if one.kind in ("call", "result")] == ["call", "result"], heard
     call, result = (one.text.strip() for one in heard if one.kind in ("call", "result"))
     is_called_and_answered(call, result, said)
 
@@ -204,12 +210,14 @@ def is_called_and_answered(call: str, result: str, said: str) -> None:
     assert re.fullmatch(r"<answer>\\boxed\{\d+\}</answer>", said.strip()), said
 
 
-async def one_talks_with_it_and_others_do_over_http(journey: Journey) -> None:
+async def one_talks_with_it_and_others_do_over_http(journey: Journey) -> list[int]:
+    """The tokens of the question's prompt."""
     async with own_talker(str(journey.policy), talk_config(journey)) as talker:
         await asked(talker)
         options = ServeOptions(model=str(journey.policy))
         async with TestServer(Server(talker, options, "secret").app()) as server:
             await answers_over_http(str(server.make_url("/v1")), tokens_of_the_prompt(talker))
+        return talker.chat.conversation_ids(QUESTION)
 
 
 async def answers_over_http(url: str, prompt_tokens: int | None = None) -> None:
@@ -240,8 +248,7 @@ def tokens_of_the_prompt(talker: OwnTalker) -> int:
     return len(talker.chat.prompt_ids(Problem(id="", problem="What is 7 * 8?", answer="")))
 
 
-@asynccontextmanager
-async def up(url: str, process: "subprocess.Popen[bytes]", journey: Journey) -> AsyncIterator[None]:
+async def is_up(url: str, process: "subprocess.Popen[bytes]", journey: Journey) -> None:
     deadline = time.monotonic() + DEADLINE_S
     async with aiohttp.ClientSession(headers={"Authorization": "Bearer secret"}) as session:
         while True:
@@ -249,10 +256,9 @@ async def up(url: str, process: "subprocess.Popen[bytes]", journey: Journey) -> 
             try:
                 async with session.get(f"{url}/models") as response:
                     if response.status == 200:
-                        break
+                        return
             except aiohttp.ClientError:
                 await asyncio.sleep(0.2)
-    yield
 
 
 def free_port() -> int:
@@ -261,24 +267,40 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
-async def vllms_own_server_serves_the_folder(journey: Journey) -> None:
-    """Calls found by its parser, run here."""
+@asynccontextmanager
+async def vllms_own_server(journey: Journey) -> AsyncIterator[Callable[[], Awaitable[str]]]:
+    """On the exported folder, being started; call what it gives to wait for its address."""
     port = free_port()
+    url = f"http://127.0.0.1:{port}/v1"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(journey.policy)]
     command += shlex.split(
         f"--host 127.0.0.1 --port {port} --enable-auto-tool-choice --tool-call-parser hermes --max-model-len 1024"
         " --enforce-eager --max-num-seqs 8 --dtype float32"
     )
     environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
-    url = f"http://127.0.0.1:{port}/v1"
     with (
         tempfile.TemporaryDirectory() as left,
         journey.started(command, **environment, TMPDIR=left, VLLM_RPC_BASE_PATH=left) as process,
     ):  # its sockets stay behind there
-        async with up(url, process, journey), server_talker(url, "", talk_config(journey)) as talker:
-            await asked(talker)
+
+        async def address() -> str:
+            await is_up(url, process, journey)
+            return url
+
+        yield address
         process.terminate()
         process.wait(60)
+
+
+async def it_answers_as_ours_does(url: str, journey: Journey, ours: Sequence[int]) -> None:
+    """From the very tokens that ours answers from; calls are found by its parser, and run here."""
+    async with server_talker(url, "", talk_config(journey)) as talker:
+        specs = talker.tools.specs
+        messages = opened(QUESTION, system_text(ChatConfig(), specs, instruct=True), "")
+        asks = {"messages": messages, "tools": [spec.told() for spec in specs]}
+        async with talker.session.post(f"{url.removesuffix('/v1')}/tokenize", json=asks) as response:
+            assert (await response.json())["tokens"] == ours
+        await asked(talker)
 
 
 # ---------------------------------------------------------------- short and long
@@ -296,8 +318,13 @@ def test_a_base_model_becomes_an_agent_that_others_can_serve(tmp_path: Path):
     assert {(row["num_problems"], row["k"], row["num_unjudged"]) for row in evaluated.values()} == {(3, 2, 0)}
     assert evaluated.keys() == {"sft", "stage1"}
     the_exported_folder_is_a_hugging_face_folder(journey)
-    asyncio.run(one_talks_with_it_and_others_do_over_http(journey))
-    asyncio.run(vllms_own_server_serves_the_folder(journey))
+
+    async def talked_with() -> None:
+        async with vllms_own_server(journey) as theirs:  # starts beside ours
+            ours = await one_talks_with_it_and_others_do_over_http(journey)
+            await it_answers_as_ours_does(await theirs(), journey, ours)
+
+    asyncio.run(talked_with())
 
 
 @pytest.mark.slow
@@ -319,10 +346,17 @@ def test_the_same_at_10_to_30_million_weights_recipe_by_recipe(tmp_path: Path):
     with journey.started(serving) as process:
 
         async def over_http() -> None:
-            async with up(f"http://127.0.0.1:{port}/v1", process, journey):
-                await answers_over_http(f"http://127.0.0.1:{port}/v1")
+            await is_up(f"http://127.0.0.1:{port}/v1", process, journey)
+            await answers_over_http(f"http://127.0.0.1:{port}/v1")
 
         asyncio.run(over_http())
         process.send_signal(signal.SIGINT)
         process.wait(60)
-    asyncio.run(vllms_own_server_serves_the_folder(journey))
+
+    async def by_vllm() -> None:
+        specs = tool_specs(TOOLS, str(journey.own))
+        ours = chat_in(journey.policy, ChatConfig(), specs).conversation_ids(QUESTION)
+        async with vllms_own_server(journey) as theirs:
+            await it_answers_as_ours_does(await theirs(), journey, ours)
+
+    asyncio.run(by_vllm())

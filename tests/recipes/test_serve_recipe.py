@@ -19,11 +19,12 @@ from recipes.serve import ServeOptions, Server
 from recipes.talk_tools import AnswerTools, TalkTools, begun, talk_tools
 from recipes.talker import TalkConfig, server_talker
 from rstar_ray.agent.talk import Heard, Message, as_written
-from rstar_ray.config import ToolsConfig
+from rstar_ray.chat.instructions import instructions
+from rstar_ray.config import ChatConfig, ToolsConfig
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.outcome import Outcome
 from rstar_ray.tools.load import tool_specs
-from rstar_ray.tools.spec import ToolSpec
+from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.trajectory import Sampling, ToolCall, ToolResult
 
 OPTIONS = ServeOptions(model="m", allow_origin=("https://friend.example",))
@@ -237,6 +238,36 @@ async def test_a_servers_calls_run_here_and_their_results_go_back():
     assert requests[1]["messages"][-1] == {"role": "tool", "tool_call_id": "c1", "content": "ran 1+1"}
     assert requests[0]["model"] == "served" and requests[0]["tools"][0]["function"]["name"] == "python"
     assert RanTools.closed == 1
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_a_server_is_told_what_a_policy_is_told_in_training():
+    requests: list[Any] = []
+    app = openai_like([[{"content": "2"}], [{"content": "2"}], [{"content": "2"}]], requests)
+    question = {"role": "user", "content": "1+1?"}
+    configs = [
+        TalkConfig(),
+        TalkConfig(chat=ChatConfig(system="Be brief.", before="Think: ", thinking="on")),
+        TalkConfig(chat=ChatConfig(system="none", thinking="off")),
+    ]
+    async with TestServer(app) as server:
+        for config in configs:
+            async with server_talker(str(server.make_url("/")), "", config) as talk:
+                _ = [one async for one in talk.answer([question])]
+    plain, chosen, bare = requests
+    assert plain["messages"] == [{"role": "system", "content": instructions([PYTHON_TOOL])}, question]
+    assert chosen["messages"] == [
+        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Think: 1+1?"}
+    ]  # fmt: skip
+    assert bare["messages"] == [question]
+    assert "chat_template_kwargs" not in plain
+    assert chosen["chat_template_kwargs"]["enable_thinking"] and not bare["chat_template_kwargs"]["enable_thinking"]
+
+
+@pytest.mark.parametrize("chosen", [{"template": "t.jinja"}, {"parser": "hermes"}, {"stop": ("x",)}])
+def test_what_a_server_decides_itself_is_refused(chosen: dict[str, Any]):
+    with pytest.raises(ConfigError, match=rf"--chat.{next(iter(chosen))}: the server has its own"):
+        ChatOptions(server="http://127.0.0.1:9", chat=ChatConfig(**chosen))
 
 
 @pytest.mark.usefixtures("sandbox")

@@ -9,7 +9,7 @@ from rstar_ray.agent.talk import Heard, TalkLimits, talk
 from rstar_ray.chat.template import TokenizerChat, chat_of
 from rstar_ray.outcome import Outcome
 from rstar_ray.tiny.tokenizer import make_tokenizer
-from rstar_ray.trajectory import ToolCall, ToolResult
+from rstar_ray.trajectory import Problem, ToolCall, ToolResult
 
 CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "print(6*7)"}}\n</tool_call>'
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What is 6 * 7?"}]
@@ -89,6 +89,18 @@ async def test_a_call_that_cannot_be_read_is_told_to_the_policy(chat: TokenizerC
     heard = await heard_of(chat, Script(chat, "<tool_call>{</tool_call><|im_end|>", "sorry<|im_end|>"))
     (result,) = [one for one in heard if one.kind == "result"]
     assert result.failed and "could not be read" in result.text
+
+
+def test_a_conversation_begins_as_a_problem_does():
+    tokenizer = make_tokenizer()
+    profile = chat_of(tokenizer, instruct=True).profile
+    chat = TokenizerChat(tokenizer, profile, system="Be brief.", before="Think: ", shows_tools=True)
+    asked = chat.conversation_ids(QUESTION)
+    assert asked == chat.prompt_ids(Problem(id="", problem=QUESTION[0]["content"], answer=""))
+    longer = [*QUESTION, {"role": "assistant", "content": "42"}, {"role": "user", "content": "Sure?"}]
+    assert chat.decode(chat.conversation_ids(longer)).count("Think: ") == 1
+    own = chat.decode(chat.conversation_ids([{"role": "system", "content": "Mine."}, *QUESTION]))
+    assert "Mine." in own and "Be brief." not in own
 
 
 def test_what_a_person_says_spells_no_control_token(chat: TokenizerChat):
