@@ -72,7 +72,7 @@ LONG = Size(
 OPTIONS = """
     --scale tiny --rollout.instruct --engine.replicas 1 --engine.max-context-tokens 1024 --engine.kv-tokens 16384
     --rollout.max-response-tokens 160 --evaluate.max-response-tokens 160 --evaluate.samples 2 --sandbox.deadline-s 60
-    --learner.activation-checkpointing --optimizer.learning-rate 1e-5 --sft.batch-size 8 --sft.max-left-out 0.2
+    --learner.activation-checkpointing --optimizer.learning-rate 1e-5 --sft.batch-size 4 --sft.max-left-out 0.2
     --prompts-per-step 3 --algorithm.rollouts-per-prompt 4 --algorithm.keep 2 --algorithm.least-failures 1
     --reward.name own:graded
     --detector.silent-s 120 --detector.learner-silent-s 240 --detector.engine-step-s 120
