@@ -227,7 +227,7 @@ class ServerTalker:
     async def _turn(
         self, messages: Sequence[Message], turn: "_Turn", max_tokens: int, sampling: Sampling
     ) -> AsyncIterator[Heard]:
-        asked = {
+        asked: dict[str, Any] = {
             "model": self.model,
             "messages": list(messages),
             **({"tools": [tool.told() for tool in self.tools.specs]} if self.tools.specs else {}),
