@@ -70,7 +70,7 @@ def test_a_second_head_is_refused_while_the_first_is_up():
 
 def test_only_the_very_process_that_was_recorded_is_stopped(capsys: pytest.CaptureFixture[str]):
     """A process id is given again: what was started at another time is somebody else's."""
-    record(os.getpid(), birth(os.getppid()))
+    record(os.getpid(), f"{birth(os.getpid())}0")
     cluster.down()
     assert capsys.readouterr().out == "no cluster of this folder is up\n"
 
