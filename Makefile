@@ -18,7 +18,7 @@ export PYTHONPATH := $(CURDIR)
 # Container images often set it; here dozens of processes import the same modules, and would compile them each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-FAST := -m "not slow and not gpu and not real" --numprocesses 2
+UNREAL := not slow and not gpu and not real
 
 .PHONY: help setup train experiment test test-fast gpu-smoke mutants chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
 .PHONY: cluster-up cluster-down dashboards preflight docs clean same-target
@@ -57,11 +57,11 @@ experiment: $(READY)  ## What resampling does to tool errors: RoC beside plain G
 
 # The real ones want the machine for themselves. What ARGS selects may all lie on one side (5: no test was selected).
 test: $(READY)  ## All tests that run on a CPU
-	$(BIN)/python -m pytest -q $(FAST) $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
+	$(BIN)/python -m pytest -q -m "$(UNREAL)" --numprocesses 2 $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
 	$(BIN)/python -m pytest -q -m "real and not slow and not gpu" $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
 
-test-fast: $(READY)  ## The tests that start neither Ray nor vLLM nor DeepSpeed
-	$(BIN)/python -m pytest -q $(FAST) $(ARGS)
+test-fast: $(READY)  ## The tests that start neither Ray, vLLM, DeepSpeed, a sandbox nor a browser
+	$(BIN)/python -m pytest -q -m "$(UNREAL) and not caged" --numprocesses 2 $(ARGS)
 
 gpu-smoke: $(READY)  ## Five minutes on one GPU: learner, engine and publish; then recipes/rehearse.py --scale gpu
 	$(BIN)/python -m pytest -q -m gpu -rs tests/gpu $(ARGS)

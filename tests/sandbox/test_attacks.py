@@ -9,6 +9,8 @@ import pytest
 from tests.sandbox.as_user import USERS, start
 from tests.sandbox.attacks import ATTACKS
 
+pytestmark = pytest.mark.caged
+
 CASES = Path(__file__).parent / "data" / "sandbox_cases.json"
 COMBINATIONS = [(level, user) for level in ("namespaces", "landlock") for user in USERS]
 

@@ -17,6 +17,8 @@ from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
 from tests import derived
 
+pytestmark = pytest.mark.caged
+
 FILES = {
     "cgroup.procs": "",
     "cgroup.subtree_control": "",

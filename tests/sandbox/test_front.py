@@ -32,7 +32,7 @@ from sandbox.request import ExecutionRequest
 from tests import derived
 from tests.sandbox.as_user import REPOSITORY
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.caged, pytest.mark.asyncio(loop_scope="session")]
 TOKEN, JOIN = "workers-only", "join-us"
 HASTY = Patience(probe_s=0.1, busy_s=0.05, alone_s=0.5)  # with servers that pretend
 PATIENT = Patience(probe_s=0.1)  # with real ones, on a busy machine

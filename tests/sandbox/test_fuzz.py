@@ -16,6 +16,8 @@ from sandbox.request import ExecutionRequest, ExecutionResult
 from tests.fuzz.oracle import Canaries, Machine, Oracle, books
 from tests.fuzz.programs import KINDS, made
 
+pytestmark = pytest.mark.caged
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 REQUEST = ExecutionRequest(code="1")
 

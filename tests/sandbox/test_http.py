@@ -23,7 +23,7 @@ from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
 from tests import derived
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.caged, pytest.mark.asyncio(loop_scope="session")]
 FIELDS = {"sub_id", "success", "run_success", "cost", "stdout", "stderr", "reason"}
 
 

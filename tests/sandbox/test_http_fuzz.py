@@ -6,6 +6,8 @@ import pytest
 
 from tests.fuzz.door import MIB, Round, Server, check, settled
 
+pytestmark = pytest.mark.caged
+
 
 @pytest.fixture(scope="module")
 def door() -> Iterator[Round]:
