@@ -16,12 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 from aiohttp.test_utils import TestServer
 
@@ -107,8 +108,12 @@ class Journey:
         try:
             yield process
         finally:
+            family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             process.kill()
             process.wait()
+            for one in family:  # vLLM's engine does not notice that its server is gone
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
 
     def done(self, command: Sequence[str], *, status: int = 0) -> str:
         with self.started(command) as process:
