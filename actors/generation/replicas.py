@@ -68,6 +68,7 @@ class Replicas:
         self._losses_in_a_row: dict[str, int] = {}  # of each
         self._ended_at_loss: dict[str, int] = {}  # rollouts, at its latest loss
         self._coming_back: set[str] = set()  # lost workers; they take the newest weights before they serve
+        self._back: set[str] = set()  # since seats were given out: what they took from there, they have no more
         self._starting: asyncio.Task[None] | None = None
         self._published: Publication | None = None
         self._store_again = store_again
@@ -95,6 +96,7 @@ class Replicas:
 
     def seats(self, senders: Mapping[int, int], *, ranks: int) -> list[EngineSeat]:
         """Who is there to be sent weights, by the numbers of their senders. `ranks`: that an engine is split over."""
+        self._back.clear()
         return [
             EngineSeat(name=name, life=self._lives[name], ranks=ranks, sender=senders[number])
             for number, name in enumerate(self.workers)
@@ -110,7 +112,7 @@ class Replicas:
             self._show(f"{name} did not take version {weights.policy_version} by {weights.way}: {reason}")
         for name, pulled in weights.took.items():
             _refuse_others(name, pulled, weights)
-        missed = [name for name in self.there if name not in weights.took]
+        missed = [name for name in self.there if name not in weights.took or name in self._back]
         pulled = await asyncio.gather(*(self._pull_unless_lost(name, weights) for name in missed))
         took = [*weights.took.values(), *(one for one in pulled if one is not None)]
         self.figures = publish_figures(weights.seconds, weights.num_bytes, took)
@@ -158,6 +160,7 @@ class Replicas:
         # Before it is among those who are there: a publish seats it by its life.
         self._lives[name] = (await self._ask(worker.probe.remote(), name, "a sign")).life
         await self._pull_newest(name, deadline_s)
+        self._back |= self._coming_back & {name}
         self._coming_back.discard(name)
         await self._ask(worker.serve.remote(), name, "its loops")
         self.rollouts.follow(name, worker, self._lives[name])

@@ -363,6 +363,21 @@ async def test_a_worker_that_comes_back_is_seated_as_who_it_is_now_from_the_mome
     assert lives == {"generation/0": "1", "generation/1": "2"}
 
 
+async def test_who_took_a_version_died_and_is_back_before_the_publish_ends_takes_it_again(run: Run):
+    async def store_again(version: int) -> Publication:
+        return SECOND
+
+    run.replicas._store_again = store_again
+    await run.replicas.publish(FIRST)
+    assert len(run.replicas.seats({0: 0, 1: 0}, ranks=1)) == 2
+    run.second.kill()  # it has what it was sent, and the learner still sends to others
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.second.told[-3:] == ["start", 1, "serve"]
+    took = {name: Pulled(checksum=12, move_s=0.0, load_s=0.7, laid_out=False) for name in run.replicas.workers}
+    await run.replicas.publish(replace(SECOND, refs=(), way="nccl", took=took))
+    assert (run.first.told[-1], run.second.told[-1]) == (1, 2)
+
+
 async def test_a_worker_that_comes_back_once_the_learner_has_gone_on_waits_for_the_next_version(run: Run):
     async def store_again(version: int) -> Publication:
         return replace(FIRST, checksum=99)  # trained since
