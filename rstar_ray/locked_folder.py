@@ -16,13 +16,25 @@ from pathlib import Path
 LOCK = ".owner"
 
 
+def insides(folder: Path) -> list[Path]:
+    """All that is in it but its lock."""
+    return [inside for inside in folder.iterdir() if inside.name != LOCK]
+
+
+def empty(folder: Path) -> None:
+    """Remove all that is in it but its lock."""
+    for inside in insides(folder):
+        if inside.is_dir() and not inside.is_symlink():
+            shutil.rmtree(inside)
+        else:
+            inside.unlink()
+
+
 class LockedFolder:
     """A new folder, its owner's alone, until `remove`."""
 
-    def __init__(
-        self, prefix: str, *, parent: str | None = None, clear: Callable[[Path], object] = shutil.rmtree
-    ) -> None:
-        """`prefix` names the kind; `clear` removes a folder with all that is in it, and may fail."""
+    def __init__(self, prefix: str, *, parent: str | None = None, clear: Callable[[Path], object] = empty) -> None:
+        """`prefix` names the kind; `clear` removes the `insides` of a folder, and may fail."""
         self._clear = clear
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         sweep(self.path.parent, prefix, clear)
@@ -34,12 +46,20 @@ class LockedFolder:
     def remove(self) -> None:
         """With all that is in it."""
         try:
-            self._clear(self.path)
+            _remove(self.path, self._clear)
         finally:
             os.close(self._lock)
 
 
-def sweep(parent: Path, prefix: str, clear: Callable[[Path], object] = shutil.rmtree) -> None:
+def _remove(folder: Path, clear: Callable[[Path], object]) -> None:
+    """The lock goes last: whoever is killed half-way leaves a folder that is told from one that is just being made."""
+    clear(folder)
+    if not insides(folder):
+        (folder / LOCK).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def sweep(parent: Path, prefix: str, clear: Callable[[Path], object] = empty) -> None:
     """Remove this user's folders of this kind whose owner is no more."""
     for folder in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
@@ -49,6 +69,6 @@ def sweep(parent: Path, prefix: str, clear: Callable[[Path], object] = shutil.rm
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                clear(folder)
+                _remove(folder, clear)
             finally:
                 os.close(lock)

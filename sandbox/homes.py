@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from rstar_ray.locked_folder import LockedFolder
+from rstar_ray.locked_folder import LockedFolder, insides
 from sandbox.cage.scratch import clear_away
 from sandbox.cgroups import Groups, find_groups
 from sandbox.isolation import FIRST_UID, MAX_THREADS, IsolationLevel
@@ -65,9 +65,8 @@ class Homes:
 
 def _clear(folder: Path) -> None:
     """A pool's folder: what programs left in their homes first."""
-    for home in folder.iterdir():
+    for home in insides(folder):
         if home.is_dir() and not home.is_symlink():
             clear_away(str(home))
         else:
             home.unlink()
-    folder.rmdir()

@@ -8,13 +8,12 @@ there. A closed engine takes all of it along; what a killed one has left the nex
 import contextlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from rstar_ray.locked_folder import LockedFolder
+from rstar_ray.locked_folder import LockedFolder, empty
 
 PREFIX = "vllm-"
 SOCKETS = "VLLM_RPC_BASE_PATH"
@@ -54,7 +53,8 @@ class EngineFolder:
         if tempfile.tempdir == str(self.path):
             last = str(self._live[-1].path) if self._live else None
             _lead(dict.fromkeys(VARIABLES, last) if last else self._before, last or self._tempdir_before)
-        self._own.remove()
+        with contextlib.suppress(FileNotFoundError):  # somebody cleared all temporary files away
+            self._own.remove()
 
 
 def _lead(variables: Mapping[str, str | None], tempdir: str | None) -> None:
@@ -68,13 +68,14 @@ def _lead(variables: Mapping[str, str | None], tempdir: str | None) -> None:
 
 
 def clear(folder: Path) -> None:
-    """A folder, and the files of shared memory that its engine had, where they are its own still."""
+    """What is in a folder, and the files of shared memory that its engine had, where they are its own still."""
     for name, number in _read(folder / NOTES).items():
         with contextlib.suppress(OSError):
             about = (SHARED_MEMORY / name).lstat()
             if about.st_ino == number and about.st_uid == os.geteuid():
                 (SHARED_MEMORY / name).unlink()
-    shutil.rmtree(folder, ignore_errors=True)  # the rest is the next one's to clear
+    with contextlib.suppress(OSError):  # the rest is the next one's to clear
+        empty(folder)
 
 
 def _read(notes: Path) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """What a killed engine leaves is cleared by the next; with a process in the place of vLLM's."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -64,7 +65,7 @@ def test_a_file_of_shared_memory_that_has_another_number_by_now_stays(temporary:
         (folder / NOTES).write_text(f'{{"{Path(others.name).name}": 1}}')
         clear(folder)
         assert Path(others.name).exists()
-    assert not folder.exists()
+    assert not list(folder.iterdir())
 
 
 def test_a_process_has_its_own_temporary_folder_again_when_its_engine_has_ended(temporary: Path):
@@ -100,6 +101,6 @@ def test_engines_of_one_process_lie_side_by_side_and_end_in_any_order(temporary:
 
 def test_an_engine_whose_folder_is_gone_ends_all_the_same(temporary: Path):
     folder = EngineFolder()
-    clear(folder.path)
+    shutil.rmtree(folder.path)
     folder.remove()
     assert tempfile.gettempdir() == str(temporary)

@@ -1,10 +1,16 @@
 """Folders for temporary files: gone with their owner, or with the next one's beginning."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from rstar_ray.locked_folder import LOCK, LockedFolder
+import pytest
+
+from rstar_ray.locked_folder import LOCK, LockedFolder, sweep
 
 HELD = (
     "import sys, time; from rstar_ray.locked_folder import LockedFolder; f = LockedFolder('kind-', parent=sys.argv[1])"
@@ -58,3 +64,36 @@ def test_two_of_one_process_do_not_take_each_other_for_dead(tmp_path: Path):
     assert first.path.is_dir() and second.path.is_dir()
     first.remove()
     second.remove()
+
+
+class Killed(BaseException):
+    """What no handler of a fault takes for one."""
+
+
+def test_a_clearing_that_is_killed_half_way_is_gone_on_with_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    dead = LockedFolder("kind-", parent=str(tmp_path))
+    for name in ("first", "second"):
+        (dead.path / name).write_text("x")
+    os.close(dead._lock)
+    scandir, unlink, unlinked = os.scandir, os.unlink, []
+
+    @contextmanager
+    def in_order(folder: Any) -> Iterator[list[Any]]:  # of names: the lock's is the first
+        with scandir(folder) as entries:
+            yield sorted(entries, key=lambda entry: entry.name)
+
+    def until_killed(path: Any, *, dir_fd: int | None = None) -> None:
+        if unlinked:
+            raise Killed
+        unlinked.append(path)
+        unlink(path, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(os, "scandir", in_order)
+        patched.setattr(os, "unlink", until_killed)
+        sweep(tmp_path, "kind-")
+    assert dead.path.is_dir()
+    sweep(tmp_path, "kind-")
+    assert names(tmp_path) == []
