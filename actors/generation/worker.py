@@ -150,7 +150,8 @@ class GenerationWorker:
         try:
             done = await part
         except EngineError as died:
-            await self._end(died)
+            if self._facts is not None:  # else it is only just starting: this was meant for the engine before it
+                await self._end(died)
             raise
         if isinstance(done, WeightUpdate):
             self._weights = done.checksum

@@ -310,6 +310,22 @@ async def test_every_finished_turn_is_on_disk_by_the_time_the_balancer_hears_of_
     await one.close()
 
 
+async def test_an_engine_that_is_starting_is_none_the_worse_for_weights_that_the_one_before_it_was_sent():
+    ended = asyncio.Event()
+    one = worker(BalancerService(), die=ended.set)
+
+    async def begun() -> None:
+        raise EngineError("the engine was not started")
+
+    with pytest.raises(EngineError, match="not started"):
+        await one.swap(begun())
+    assert not ended.is_set()
+    await one.start()
+    with pytest.raises(EngineError):
+        await one.swap(begun())
+    assert ended.is_set()
+
+
 async def test_what_was_not_acknowledged_is_delivered_again():
     deliveries = Deliveries()
     gone = DroppedRollout(rollout_id="a", group_id="g", reason="sandbox")
