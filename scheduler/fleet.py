@@ -120,8 +120,10 @@ class Fleet:
         self.block_tokens = BLOCK_TOKENS  # the largest of any replica
 
     def published(self, policy_version: int) -> None:
+        """All serve it. What was told of a higher one came late, from before versions were withdrawn."""
         for replica in self.by_id.values():
-            replica.policy_version = max(replica.policy_version, policy_version)
+            replica.policy_version = policy_version
+            replica.told_version = min(replica.told_version, policy_version)
 
     def withdraw_versions(self) -> None:
         for replica in self.by_id.values():

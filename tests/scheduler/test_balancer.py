@@ -102,6 +102,19 @@ def test_after_versions_are_withdrawn_a_lower_one_is_no_lie():
         assert (balancer.set_aside("r0") is None) == withdrawn
 
 
+def test_a_report_that_was_under_way_while_versions_were_withdrawn_makes_no_lie_of_the_next():
+    balancer = fleet("expected_kv", replicas=1)
+    balancer.set_policy_version(15)
+    balancer.withdraw_versions()
+    balancer.replica_report("r0", ReplicaLoad(kv_used_tokens=0, policy_version=15))  # of a turn that ended before
+    balancer.set_policy_version(10)
+    assert balancer.snapshot().replicas[0].policy_version == 10
+    balancer.replica_report("r0", ReplicaLoad(kv_used_tokens=0, policy_version=10))
+    assert balancer.set_aside("r0") is None
+    balancer.replica_report("r0", ReplicaLoad(kv_used_tokens=0, policy_version=9))
+    assert balancer.set_aside("r0") is not None
+
+
 def test_a_moved_rollout_does_not_follow_its_move_to_a_replica_that_came_back_smaller():
     balancer = fleet("expected_kv", replicas=2, capacity=2_000_000, max_running=1_000)
     balancer.remember(8_000, 4, [(f"old{i}", 7_000.0, False) for i in range(300)])
