@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import psutil
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from actors.birth import birth
 from actors.head import HeadProbe
@@ -53,6 +53,7 @@ class _Followed:
     on_death: DeathFn | None
     asking: asyncio.Task[None] | None = None
     sign: Sign | None = None  # the latest
+    fault: str = ""  # of its probe, as it was shown
     waits_s: dict[str, float] | None = None  # of its threads for a core, when its silence was first noticed
 
 
@@ -92,6 +93,7 @@ class Watch:
         if self._head is not None:
             self._head.start()
         self._ticking = asyncio.create_task(self._tick_for_ever())
+        self._ticking.add_done_callback(self._end_if_failed)
 
     async def close(self) -> None:
         if self._head is not None:
@@ -111,6 +113,7 @@ class Watch:
         one = self._followed[name] = _Followed(handle, Limit(silent_s=silent_s), on_death)
         self._detector.watch(name, one.limit)
         one.asking = asyncio.create_task(self._ask(name, one))
+        one.asking.add_done_callback(self._end_if_failed)
 
     def leave(self, name: str) -> None:
         """It is not waited for any more, or starts again."""
@@ -155,24 +158,37 @@ class Watch:
         while True:
             try:
                 sign: Sign = await one.handle.probe.remote()
-            except ActorUnavailableError:
+            except RayTaskError as failed:  # it answers; before the next, for it may be both
+                self._tell_fault(name, one, failed)
+                self._heard(name, one)
+            except RayError as lost:
+                if isinstance(lost, RayActorError) and not isinstance(lost, ActorUnavailableError):
+                    self.leave(name)
+                    if one.on_death is not None:
+                        one.on_death(name, lost)
+                    return
                 self._detector.forget(name)
                 if not away:
                     self._show(f"{name} cannot be reached: it starts again, or is cut off")
                 away = True
-            except RayActorError as died:
-                self.leave(name)
-                if one.on_death is not None:
-                    one.on_death(name, died)
-                return
             else:
                 before, one.sign, one.waits_s = one.sign, sign, None
                 self._tell(name, before, sign, away=away)
                 away = False
-                if not self._detector.watches(name):
-                    self._detector.watch(name, one.limit)
-                self._detector.heard(name, work=sign.work, progress=sign.progress)
+                self._heard(name, one, work=sign.work, progress=sign.progress)
             await asyncio.sleep(self._config.probe_every_s)
+
+    def _heard(self, name: str, one: _Followed, *, work: int = 0, progress: int = 0) -> None:
+        if not self._detector.watches(name):
+            self._detector.watch(name, one.limit)
+        self._detector.heard(name, work=work, progress=progress)
+
+    def _tell_fault(self, name: str, one: _Followed, failed: Exception) -> None:
+        """Once: it is asked again and again."""
+        fault = str(failed).strip().rpartition("\n")[2]
+        if fault != one.fault:
+            one.fault = fault
+            self._show(f"{name} answers, and cannot say how it is: {fault}")
 
     def _tell(self, name: str, before: Sign | None, sign: Sign, *, away: bool) -> None:
         """What is new about an actor that answers."""
@@ -204,6 +220,15 @@ class Watch:
                 ending.add_done_callback(self._ending.discard)
             await asyncio.sleep(self._config.probe_every_s)
 
+    def _end_if_failed(self, task: "asyncio.Task[None]") -> None:
+        """Nobody awaits its tasks, and a run whose detector is gone would wait for a wedge for ever."""
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self._end_run(f"the detector has failed: {type(fault).__name__}: {fault}")
+
+    def _end_run(self, why: str) -> None:
+        if self._over is not None and not self._over.done():
+            self._over.set_exception(RStarError(why))
+
     def tick(self) -> list[Wedged]:
         """Judge once; the actors to end. What concerns the whole run is dealt with here."""
         progress = waits.num_answered + sum(one.sign.progress for one in self._followed.values() if one.sign)
@@ -220,8 +245,8 @@ class Watch:
         for found in wedged:
             if found.name == FIRST_WORD:
                 self._show(f"nothing got on: {found.seen}; {self._oldest_wait()}")
-            elif found.name == THE_RUN and self._over is not None and not self._over.done():
-                self._over.set_exception(RStarError(f"nothing got on, {found.seen}; {self._oldest_wait()}"))
+            elif found.name == THE_RUN:
+                self._end_run(f"nothing got on, {found.seen}; {self._oldest_wait()}")
         self._export()
         return [found for found in wedged if found.name not in (THE_RUN, FIRST_WORD)]
 
@@ -258,7 +283,11 @@ class Watch:
         where = f"process {one.sign.pid}" if one.sign else "its process"
         self._show(f"{wedged.name} was {wedged.seen}: {where} is killed, and fails over")
         self._meter.add("rstar_detector_killed_total", 1)
-        await self._end_process(one.handle, one.sign)
+        try:
+            await self._end_process(one.handle, one.sign)
+        except Exception as failed:  # nobody awaits this: it is judged, and tried, once more
+            self._show(f"{wedged.name} could not be killed: {type(failed).__name__}: {failed}")
+            self._detector.watch(wedged.name, one.limit)
 
 
 async def end_process(handle: Any, sign: Sign | None) -> None:

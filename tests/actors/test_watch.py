@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayTaskError
 
 from actors.birth import birth
 from actors.probe import Sign, own_memory_bytes, starved_s, waits_for_cores_s
@@ -108,6 +108,58 @@ async def test_what_ray_says_is_unavailable_is_not_judged_and_is_watched_again_w
     actor.silent = True
     await run.happens()
     assert len(run.ended) == 1
+
+
+async def test_an_actor_whose_probe_fails_answers_all_the_same_and_is_not_killed_for_silence(run: Run):
+    actor = Actor()
+    actor.fault = RayTaskError("probe", "Traceback\nKeyError: 'memory'", KeyError("memory")).as_instanceof_cause()
+    run.watch.follow("actor", actor, silent_s=0.3)
+    while actor.asked < 7:
+        await asyncio.sleep(0.01)
+    assert run.shown == ["actor answers, and cannot say how it is: KeyError: 'memory'"]
+    assert not run.ended
+    actor.fault, actor.silent = None, True
+    run.changed.clear()
+    await run.happens()
+    assert len(run.ended) == 1
+
+
+async def test_an_answer_that_was_lost_with_its_node_is_no_death_and_is_asked_for_again(run: Run):
+    actor = Actor()
+    actor.fault = ObjectLostError("ref", None, "")
+    run.watch.follow("actor", actor, silent_s=0.3)
+    while actor.asked < 3:
+        await asyncio.sleep(0.01)
+    actor.fault = None
+    while "actor answers again" not in run.shown:
+        await run.happens()
+    assert not run.ended
+
+
+async def test_a_process_that_cannot_be_killed_is_named_and_tried_again():
+    run, tries = Run(), list[str]()
+
+    async def refuse(handle: Any, sign: Sign | None) -> None:
+        tries.append("kill")
+        raise ConnectionError("no head")
+
+    run.watch._end_process = refuse
+    actor = Actor()
+    actor.silent = True
+    run.watch.follow("actor", actor, silent_s=0.3)
+    while len(tries) < 2:
+        await run.happens()
+    assert "actor could not be killed: ConnectionError: no head" in run.shown
+    await run.watch.close()
+
+
+async def test_a_detector_that_fails_ends_the_run_and_not_in_silence(run: Run, monkeypatch: pytest.MonkeyPatch):
+    def fail() -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(run.watch, "tick", fail)
+    with pytest.raises(RStarError, match="the detector has failed: KeyError: 'a bug'"):
+        await asyncio.wait_for(run.watch.guard(asyncio.Event().wait()), 10)
 
 
 async def test_a_death_for_good_is_told_while_nobody_waits_for_the_actor(run: Run):
