@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from actors.generation.vllm_calls import VllmCalls
@@ -38,7 +39,21 @@ def start_model(config: RunConfig, run_path: Path, finished: Path | None) -> Pat
     """The Hugging Face folder whose architecture and tokenizer the run uses; the tiny world's is made where needed."""
     folder = start_folder(config, run_path, finished)
     own = not config.model and finished is None
-    return make_tiny_model(folder, config.seed) if own and not (folder / "config.json").exists() else folder
+    if own and not (folder / "config.json").exists():
+        _make_whole(folder, config.seed)
+    return folder
+
+
+def _make_whole(folder: Path, seed: int) -> None:
+    """Elsewhere first: a model that a killed run has half written would be taken for one by the next."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".tmp-{folder.name}-", dir=folder.parent) as partial:
+        made = make_tiny_model(Path(partial) / folder.name, seed)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not (folder / "config.json").exists():  # else another was quicker, and made the same
+                raise
 
 
 def start_folder(config: RunConfig, run_path: Path, finished: Path | None) -> Path:
