@@ -99,8 +99,8 @@ class SandboxExecutor:
         )
 
     async def start(self) -> str:
-        """Start the pool, once; returns the isolation level it achieved."""
-        if self._starting is None:
+        """Start the pool, once, or again where it did not come up; returns the isolation level it achieved."""
+        if self._starting is None or _failed(self._starting):
             self._starting = asyncio.create_task(self._pool.start())
         return str((await asyncio.shield(self._starting)).level)
 
@@ -292,7 +292,7 @@ class SandboxClient:
             if all(other.rests_until_s > time.monotonic() for other in self._executors):
                 await self._until_there(executor)  # nowhere else to go: Ray may be starting it again
             for call in waiting.values():
-                self._again(call, f"{executor.name}: {type(lost).__name__}: {str(lost).splitlines()[0]}")
+                self._again(call, f"{executor.name}: {_told(lost)}")
 
     async def _until_there(self, executor: _Executor) -> None:
         """Wait until it answers, so that no try is spent on one that is starting; the calls' own deadlines go on."""
@@ -319,6 +319,16 @@ class SandboxClient:
 def answers_to(work: Work, answer: object) -> bool:
     """Whether this is what such a call is answered with."""
     return isinstance(answer, Verdicts if isinstance(work, Comparison) else ExecutionResult)
+
+
+def _told(lost: Exception) -> str:
+    """Some say nothing: a stream that ended."""
+    first = str(lost).partition("\n")[0]
+    return f"{type(lost).__name__}: {first}" if first else type(lost).__name__
+
+
+def _failed(task: "asyncio.Task[Any]") -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 async def _next_answers(stream: Any) -> list[tuple[int, Answer]]:

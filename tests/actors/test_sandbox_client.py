@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,6 +139,38 @@ async def test_an_executor_that_answers_nothing_but_garbage_is_our_error():
 
     with pytest.raises(SandboxError, match="failed 3 times, last on a: no answer but 'garbage'"):
         await client(a=Garbage()).execute(ToolCall(code="1"))
+
+
+async def test_an_executor_that_ends_without_a_word_is_passed_over_at_once():
+    class Silent(FakeExecutor):
+        async def _stream(self, batch: Sequence[tuple[int, Work]]) -> AsyncIterator[Any]:
+            return
+            yield
+
+    tools = SandboxClient({"a": Silent(), "b": FakeExecutor()}, replace(CONFIG, deadline_s=60), caller="generation/0")
+    async with asyncio.timeout(10):
+        assert (await tools.execute(ToolCall(code="1 + 1"))).text == "1 + 1"
+        with pytest.raises(SandboxError, match=r"failed 3 times, last on a: StopAsyncIteration$"):
+            await client(a=Silent()).execute(ToolCall(code="1"))
+
+
+async def test_an_executor_whose_pool_did_not_come_up_is_started_again_when_it_is_asked_again():
+    class Pool:
+        level = "namespaces"
+        starts = 0
+
+        async def start(self) -> "Pool":
+            self.starts += 1
+            if self.starts == 1:
+                raise SandboxError("the machine is too busy")
+            return self
+
+    executor, pool = sandbox_executor.SandboxExecutor("sandbox/0", derived.pool()), Pool()
+    executor._pool = pool  # type: ignore[assignment]
+    with pytest.raises(SandboxError, match="too busy"):
+        await executor.start()
+    assert await asyncio.gather(executor.start(), executor.start()) == ["namespaces"] * 2
+    assert pool.starts == 2
 
 
 async def test_while_the_only_executor_starts_again_a_call_waits_and_spends_no_try(monkeypatch: pytest.MonkeyPatch):
