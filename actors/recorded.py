@@ -1,5 +1,6 @@
 """Processes that outlive the command that starts them: recorded with their birth, so that no other is ever ended."""
 
+import contextlib
 import json
 import subprocess
 import time
@@ -88,11 +89,14 @@ def recorded(path: Path) -> psutil.Process | None:
 
 
 def end(path: Path, process: psutil.Process) -> None:
-    """Terminate it and all its children, and forget it."""
-    family = [process, *process.children(recursive=True)]
-    process.terminate()
-    _, alive = psutil.wait_procs(family, timeout=20)
+    """Terminate it and all its children, and forget it; any of them may end meanwhile."""
+    alive: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        alive = [process, *process.children(recursive=True)]
+        process.terminate()
+    _, alive = psutil.wait_procs(alive, timeout=20)
     for one in alive:
-        one.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
     psutil.wait_procs(alive, timeout=10)
     path.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """Processes that outlive their command: one that does not come up is ended, and no other."""
 
+import subprocess
 import sys
 from pathlib import Path
 from urllib.request import Request
@@ -7,7 +8,7 @@ from urllib.request import Request
 import pytest
 
 from actors.cluster import free_port
-from actors.recorded import Sign, end, recorded, start
+from actors.recorded import Sign, end, record, recorded, start
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 SERVES = """
@@ -57,3 +58,13 @@ def test_one_that_does_not_answer_in_time_is_ended(tmp_path: Path):
     assert recorded(path) is None and not path.exists()
     state = Path(f"/proc/{pid_file.read_text().strip()}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_one_that_ends_by_itself_just_then_is_forgotten_all_the_same(tmp_path: Path):
+    path = tmp_path / "one.json"
+    with subprocess.Popen(["/bin/sleep", "60"]) as started:
+        record(path, started.pid)
+        process = recorded(path) or pytest.fail("it is gone")
+        started.kill()
+    end(path, process)
+    assert not path.exists()
