@@ -258,6 +258,10 @@ class RunDir:
                 holder = lock.read().strip() or "another process"
                 mend = "wait for it to end or name another directory"
                 raise ConfigError("--run-dir", f"{self.path} is in use by {holder}", mend) from None
+            except OSError as refused:  # Lustre without its option, and some of FUSE
+                mend = "mount its file system with locks (Lustre: -o flock), or name a directory on another"
+                problem = f"{self.path} cannot be locked against a second run ({refused.strerror})"
+                raise ConfigError("--run-dir", problem, mend) from refused
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             lock.flush()

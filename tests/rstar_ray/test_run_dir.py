@@ -1,3 +1,5 @@
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -85,6 +87,18 @@ def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path: Path):
         pass
     assert names(tmp_path) == ["thesis.tex"]
     with pytest.raises(ConfigError, match="is a file"), RunDir.open(tmp_path / "thesis.tex", "stage1", CONFIG):
+        pass
+
+
+def test_a_file_system_without_locks_is_refused_with_its_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(file: object, kind: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with (
+        pytest.raises(ConfigError, match=r"cannot be locked .*Function not implemented.*-o flock"),
+        RunDir.open(tmp_path, "stage1", {"seed": 1}),
+    ):
         pass
 
 
