@@ -146,6 +146,7 @@ class Replicas:
                 try:
                     return await self._bring_up(name)
                 except RayActorError as lost:  # once more: it may have been killed in its start
+                    self._coming_back.add(name)
                     self._count_loss(name, lost)
                     await self._up_again(name)
 
@@ -234,10 +235,19 @@ class Replicas:
                 ray.kill(self.workers[name], no_restart=False)
                 return None
             except RayActorError as lost:
-                if await life_of(self.workers[name], BLIP_PATIENCE_S) != self._lives[name]:
+                judged = self._is_as_it_was(name)
+                if not await within(judged, self._weights_deadline_s, waiter="driver", owner=name, reason="a sign"):
                     self._show(f"{name} did not take version {weights.policy_version}: {type(lost).__name__}")
                     return None
                 self._show(f"{name} answers again after {type(lost).__name__}: it is given the weights again")
+
+    async def _is_as_it_was(self, name: str) -> bool:
+        """Wait until it answers, or is known to be lost: between the two it might go on with the weights it has."""
+        while name not in self._coming_back:
+            if (life := await life_of(self.workers[name], BLIP_PATIENCE_S)) is not None:
+                return life == self._lives[name]
+            await asyncio.sleep(ASK_AGAIN_S)
+        return False
 
     async def _pull_newest(self, name: str, deadline_s: float) -> None:
         """Where the rank that published them has died, those that the learner publishes when it has started again."""

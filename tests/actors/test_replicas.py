@@ -54,7 +54,9 @@ class Worker:
         self._restart: asyncio.Task[None] | None = None
         self.load_s, self.laid_out = 0.2, True
         self.cut = False  # calls fail, and it lives on
+        self.mute = False  # so do probes, and what it has finished still comes
         self.answer_lost = False  # with its node
+        self.fault_in_serve: Exception | None = None
         self.fault: Exception | None = None  # what its next call raises, or a loop of its own has met
         self.lost: set[int] = set()  # versions whose publisher is gone
         self.probe = Method(self._probe)
@@ -69,6 +71,9 @@ class Worker:
     async def _serve(self) -> None:
         self.told.append("serve")
         await self.hold_serve.wait()
+        fault, self.fault_in_serve = self.fault_in_serve, None
+        if fault is not None:
+            raise fault
 
     async def _pull(self, version: int, refs: Any) -> Pulled:
         if self.cut or self._killed.is_set():
@@ -83,7 +88,7 @@ class Worker:
         return Pulled(checksum=self.checksums[version], move_s=0.1, load_s=self.load_s, laid_out=self.laid_out)
 
     async def _probe(self) -> Sign:
-        if self._killed.is_set():
+        if self._killed.is_set() or self.mute:
             raise ActorUnavailableError("it restarts", None)
         return Sign(life=str(self._lives), node_id="node", pid=1, birth="then")
 
@@ -263,6 +268,35 @@ async def test_a_worker_that_could_not_be_reached_for_a_moment_takes_the_weights
     assert run.second.told == ["start", "serve", 1]  # and it was not started again
     assert "generation/1 answers again after ActorUnavailableError: it is given the weights again" in run.shown
     assert run.balancer.told == [1]
+
+
+async def test_a_worker_that_says_nothing_for_longer_takes_the_weights_when_it_does_and_the_publish_waits(run: Run):
+    run.second.cut = run.second.mute = True
+    publishing = asyncio.create_task(run.replicas.publish(FIRST))
+    await asyncio.sleep(0.1)
+    assert not publishing.done() and run.balancer.told == []
+    run.second.mute = False
+    await publishing
+    assert run.second.told == ["start", "serve", 1]
+    assert run.balancer.told == [1]
+
+
+async def test_no_publish_waits_for_a_worker_that_died_again_just_when_it_was_back(run: Run):
+    run.second.hold_serve.clear()
+    run.second.kill()
+    async with asyncio.timeout(10):
+        while run.second.told.count("serve") < 2:
+            await asyncio.sleep(0.01)
+    run.second.fault_in_serve = ActorUnavailableError("it died", None)
+    run.second.node.clear()
+    run.second.kill()
+    run.second.hold_serve.set()
+    await run.shows("generation/1 was lost (ActorUnavailableError) and starts again", times=2)
+    await asyncio.wait_for(run.replicas.publish(FIRST), 10)
+    assert run.balancer.told[-1] == 1
+    run.second.node.set()
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.second.told[-3:] == ["start", 1, "serve"]
 
 
 @pytest.mark.parametrize(
