@@ -19,7 +19,7 @@ from actors.watch import Follow
 from actors.weights.transfer import EngineSeat, Pulled
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
-from rstar_ray.errors import LearnerError, RankLost, RStarError, VersionGone
+from rstar_ray.errors import DeadlineExceeded, LearnerError, RankLost, RStarError, VersionGone
 from rstar_ray.run_dir.metrics import PlacementFigures, PublishFigures
 from rstar_ray.telemetry.meter import NO_METER, Meter
 
@@ -145,9 +145,13 @@ class Replicas:
             while True:
                 try:
                     return await self._bring_up(name)
-                except RayActorError as lost:  # once more: it may have been killed in its start
+                except (RayActorError, RayTaskError, DeadlineExceeded) as lost:
+                    if _waited_for_another(lost, name) or (_lives(lost) and name not in self._coming_back):
+                        raise  # one that has never served is the run's to refuse
                     self._coming_back.add(name)
-                    self._count_loss(name, lost)
+                    self._count_loss(name, lost)  # once more: it, or its engine, may have been killed in its start
+                    if _lives(lost):
+                        ray.kill(self.workers[name], no_restart=False)
                     await self._up_again(name)
 
         await asyncio.gather(*(start(name) for name in names))
@@ -230,7 +234,9 @@ class Replicas:
         while True:
             try:
                 return await self._pull(name, weights)
-            except RayTaskError as failed:  # before the next: it may be both
+            except (RayTaskError, DeadlineExceeded) as failed:  # before the next: it may be both
+                if _waited_for_another(failed, name):
+                    raise
                 self._show(f"{name} did not take version {weights.policy_version}: {last_line(failed)}")
                 ray.kill(self.workers[name], no_restart=False)
                 return None
@@ -299,6 +305,16 @@ class Replicas:
 def _is_gone(lost: Exception) -> bool:
     """Whether its process or its node is, and not a call of it that failed with such an error of another actor."""
     return isinstance(lost, (RayActorError, ObjectLostError)) and not isinstance(lost, RayTaskError)
+
+
+def _lives(lost: Exception) -> bool:
+    """Whether it is there, and could not do what it was asked for, or not in time."""
+    return isinstance(lost, (RayTaskError, DeadlineExceeded)) and not isinstance(lost, RayActorError)
+
+
+def _waited_for_another(lost: Exception, name: str) -> bool:
+    """Whether the time ran out in which somebody else was to do something."""
+    return isinstance(lost, DeadlineExceeded) and not isinstance(lost, RayTaskError) and lost.owner != name
 
 
 def _refuse_others(name: str, pulled: Pulled, weights: Publication) -> None:

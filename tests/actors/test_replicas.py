@@ -17,7 +17,7 @@ from actors.gpu_turns import GpuTurns
 from actors.learner.gang import Publication
 from actors.probe import Sign
 from actors.weights.transfer import EngineSeat, Pulled
-from rstar_ray.errors import DeadlineExceeded, RankLost, RStarError
+from rstar_ray.errors import DeadlineExceeded, EngineError, RankLost, RStarError
 from rstar_ray.run_dir.metrics import PublishFigures
 from tests.fakes import CharChat, adding_problems, request
 
@@ -45,6 +45,8 @@ class Worker:
         self.checksums = {1: 11, 2: 12}
         self.hold = asyncio.Event()  # its next start waits for this
         self.hold.set()
+        self.hold_pull = asyncio.Event()
+        self.hold_pull.set()
         self.hold_serve = asyncio.Event()  # its loops wait for this
         self.hold_serve.set()
         self._killed = asyncio.Event()
@@ -56,6 +58,7 @@ class Worker:
         self.cut = False  # calls fail, and it lives on
         self.mute = False  # so do probes, and what it has finished still comes
         self.answer_lost = False  # with its node
+        self.no_start = 0  # so often its engine does not come up
         self.fault_in_serve: Exception | None = None
         self.fault: Exception | None = None  # what its next call raises, or a loop of its own has met
         self.lost: set[int] = set()  # versions whose publisher is gone
@@ -66,6 +69,10 @@ class Worker:
     async def _start(self) -> EngineFacts:
         await self.hold.wait()
         self.told.append("start")
+        if self.no_start:
+            self.no_start -= 1
+            failed = EngineError("its engine process was killed")
+            raise RayTaskError("start", f"Traceback\nEngineError: {failed}", failed).as_instanceof_cause()
         return EngineFacts(kv_capacity_tokens=1_000, block_size=32, max_model_len=100)
 
     async def _serve(self) -> None:
@@ -76,6 +83,7 @@ class Worker:
             raise fault
 
     async def _pull(self, version: int, refs: Any) -> Pulled:
+        await self.hold_pull.wait()
         if self.cut or self._killed.is_set():
             self.cut = False
             raise ActorUnavailableError("it restarts", None)
@@ -281,6 +289,38 @@ async def test_a_worker_that_says_nothing_for_longer_takes_the_weights_when_it_d
     assert run.balancer.told == [1]
 
 
+async def test_an_engine_that_does_not_come_up_is_started_once_more_where_it_has_served_before(run: Run):
+    await run.replicas.publish(FIRST)
+    run.second.no_start = 2
+    run.second.kill()
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.second.told == ["start", "serve", 1, *["start", "killed"] * 2, "start", 1, "serve"]
+    assert run.shown.count("generation/1 was lost (EngineError: its engine process was killed) and starts again") == 2
+
+
+async def test_an_engine_that_hangs_in_its_start_is_killed_where_it_has_served_before(run: Run):
+    await run.replicas.publish(FIRST)
+    run.replicas._start_deadlines_s["generation/1"] = 0.1
+    run.second.hold.clear()
+    run.second.kill()
+    await run.shows(
+        "generation/1 was lost (driver waited 0.1 s for generation/1 (its engine) and gave up) and starts again"
+    )
+    run.second.hold.set()
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    assert run.second.told == ["start", "serve", 1, "killed", "start", 1, "serve"]
+
+
+async def test_an_engine_that_has_never_come_up_ends_the_run_at_once():
+    started = Run()
+    started.second.no_start = 1
+    started.replicas.start()
+    with pytest.raises(EngineError):
+        await started.replicas.serving()
+    assert started.second.told == ["start"]
+    await started.replicas.close()
+
+
 async def test_no_publish_waits_for_a_worker_that_died_again_just_when_it_was_back(run: Run):
     run.second.hold_serve.clear()
     run.second.kill()
@@ -324,6 +364,19 @@ async def test_a_worker_that_cannot_take_the_weights_is_started_again_and_takes_
     await run.replicas.publish(FIRST)
     await run.shows("generation/1: 1,000 KV tokens", times=2)
     assert any("generation/1 did not take version 1: " in line and "MemoryError" in line for line in run.shown)
+    assert run.second.told == ["start", "serve", "killed", "start", 1, "serve"]
+
+
+async def test_a_worker_that_does_not_take_the_weights_in_time_is_started_again_and_takes_them_then(run: Run):
+    run.replicas._weights_deadline_s = 0.1
+    run.second.hold_pull.clear()
+    publishing = asyncio.create_task(run.replicas.publish(FIRST))
+    await run.balancer.hears(1)
+    run.second.hold_pull.set()
+    await publishing
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    line = "generation/1 did not take version 1: driver waited 0.1 s for generation/1 (policy version 1) and gave up"
+    assert line in run.shown
     assert run.second.told == ["start", "serve", "killed", "start", 1, "serve"]
 
 
