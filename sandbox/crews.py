@@ -265,11 +265,17 @@ class Crews:
             if supervision.overslept(now - last_tick):
                 self._hear_everybody(now)
             last_tick = now
-            for crew in self.everyone():
-                for cell in list(crew.cells):
-                    self._check_cell(crew, cell, now)
-                self._check_server(crew, now)
-                self._fill(crew)
+            try:
+                self._check_everybody(now)
+            except Exception:  # nobody awaits this task: without it what dies would stay dead, and nobody be told
+                _log.exception("the supervisor has met a fault of ours and goes on")
+
+    def _check_everybody(self, now: float) -> None:
+        for crew in self.everyone():
+            for cell in list(crew.cells):
+                self._check_cell(crew, cell, now)
+            self._check_server(crew, now)
+            self._fill(crew)
 
     def _hear_everybody(self, now: float) -> None:
         for crew in self.everyone():

@@ -1,5 +1,6 @@
 """What a reader sees: cut output, shown values, tool text, and whose turn it is."""
 
+import asyncio
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sandbox.cage import flavors, wire
 from sandbox.cage.cut import CONTINUATION, cut_text, join_kept
 from sandbox.cage.display import show
 from sandbox.call import message_for, refusal
+from sandbox.crews import Crew, Crews
 from sandbox.fair_queue import FairQueue
 from sandbox.http.code_judge import Submission, write_answer
 from sandbox.isolation import IsolationLevel
@@ -156,6 +158,22 @@ class Seen:
 )
 def test_who_waits_for_a_core_or_has_spoken_unheard_is_not_lost(verdict: Verdict, waits: bool, spoke: bool, lost: bool):
     assert supervision.is_lost(verdict, Seen(waits=waits, spoke=spoke)) is lost
+
+
+async def test_a_supervisor_that_meets_a_fault_of_ours_says_so_and_goes_on(caplog: pytest.LogCaptureFixture):
+    crews, looks = Crews(derived.pool(), 1, IsolationLevel.PROCESS, None), asyncio.Queue[None]()  # type: ignore[arg-type]
+
+    def look() -> list[Crew]:
+        looks.put_nowait(None)
+        raise KeyError("a bug")
+
+    crews.everyone = look  # type: ignore[method-assign]
+    supervising = asyncio.create_task(crews.supervise())
+    async with asyncio.timeout(10):
+        for _ in range(2):
+            await looks.get()
+    supervising.cancel()
+    assert "a fault of ours" in caplog.text and "a bug" in caplog.text
 
 
 def test_a_supervisor_that_slept_itself_blames_nobody():
