@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import sys
@@ -70,7 +71,7 @@ class RunDir:
         with run_dir._locked():
             run_dir._claim(stage, json.loads(json.dumps(config, default=str)), may_differ, shared)
             for stale in run_dir.checkpoints_path.glob(".tmp-*"):
-                shutil.rmtree(stale)
+                shutil.rmtree(stale, ignore_errors=True)  # a rank of a killed run may be writing there still
             yield run_dir
 
     @property
@@ -131,12 +132,13 @@ class RunDir:
         """Yield an empty folder to fill, from any process; it becomes the checkpoint when the block ends well.
 
         Files are flushed to disk, listed with sizes and checksums in a manifest, and the folder is renamed
-        into place. `written`, filled before the block ends, has what other processes said of their files. An
-        exception, or a crash at any point, leaves the earlier checkpoints as they were.
+        into place; until then it has a name of its own, so that nobody's late writing gets into it. `written`,
+        filled before the block ends, has what other processes said of their files. An exception, or a crash at
+        any point, leaves the earlier checkpoints as they were.
         """
         name = checkpoint_name(stage, step)
-        final, unfinished = self.checkpoints_path / name, self.checkpoints_path / f".tmp-{name}"
-        shutil.rmtree(unfinished, ignore_errors=True)
+        final = self.checkpoints_path / name
+        unfinished = self.checkpoints_path / f".tmp-{name}-{secrets.token_hex(4)}"
         unfinished.mkdir(parents=True)
         try:
             yield unfinished

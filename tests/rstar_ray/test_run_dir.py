@@ -132,6 +132,27 @@ def test_the_newest_whole_checkpoint_is_found(tmp_path: Path):
     assert (newest.path / "rank0" / "state.pt").read_text() == "weights"
 
 
+def test_what_a_rank_of_a_killed_run_still_writes_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        late = run_dir.checkpoints_path / ".tmp-stage1-step-000010"
+    late.mkdir(parents=True)
+    real = shutil.rmtree
+
+    def one_file_stays(path: Path, ignore_errors: bool = False) -> None:
+        real(path, ignore_errors)
+        if path == late:
+            late.mkdir()
+            (late / "state.pt").write_text("late")
+            if not ignore_errors:
+                raise OSError("directory not empty")
+
+    monkeypatch.setattr(shutil, "rmtree", one_file_stays)
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        write(run_dir, "stage1", 10)
+        assert steps(run_dir, "stage1") == [10]
+        assert names(run_dir.checkpoints_path / "stage1-step-000010") == ["manifest.json", "rank0"]
+
+
 def test_a_crash_while_writing_leaves_the_older_checkpoint_whole(tmp_path: Path):
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         write(run_dir, "stage1", 10)

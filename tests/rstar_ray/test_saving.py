@@ -217,9 +217,9 @@ async def test_a_run_that_is_asked_to_stop_ends_with_its_checkpoint_whole(tmp_pa
 
 async def test_the_manifest_has_every_file_of_every_writer_as_it_was_said_and_what_was_changed_since(tmp_path: Path):
     async with slow(tmp_path) as (saves, learner, run_dir):
-        folder = run_dir.checkpoints_path / ".tmp-stage1-step-000001"
 
         def said(name: str, text: str, by: str) -> tuple[Path, WrittenFile]:
+            (folder,) = run_dir.checkpoints_path.glob(".tmp-stage1-step-000001-*")
             path = folder / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
