@@ -142,12 +142,12 @@ class RunDir:
         unfinished.mkdir(parents=True)
         try:
             yield unfinished
+            told = {str(path.relative_to(unfinished)): file for path, file in (written or {}).items()}
+            write_manifest(unfinished, stage=stage, step=step, written=told)
+            sync_tree(unfinished)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
-        told = {str(path.relative_to(unfinished)): file for path, file in (written or {}).items()}
-        write_manifest(unfinished, stage=stage, step=step, written=told)
-        sync_tree(unfinished)
         if final.exists():
             self._remove(final)
         unfinished.rename(final)

@@ -14,6 +14,7 @@ from rstar_ray.run_dir.__main__ import main as verify
 from rstar_ray.run_dir.durable import append_row
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.ledger import Fate, forget_fates, ledger_faults, write_fates
+from rstar_ray.run_dir.manifest import WrittenFile
 
 CONFIG = {"seed": 1, "rollout": {"max_turns": 4, "temperature": 1.0}, "stages": ("sft", "stage1")}
 
@@ -151,6 +152,16 @@ def test_what_a_rank_of_a_killed_run_still_writes_is_in_nobodys_way(tmp_path: Pa
         write(run_dir, "stage1", 10)
         assert steps(run_dir, "stage1") == [10]
         assert names(run_dir.checkpoints_path / "stage1-step-000010") == ["manifest.json", "rank0"]
+
+
+def test_a_checkpoint_without_a_file_that_a_rank_wrote_is_none_and_takes_no_room(tmp_path: Path):
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        written = dict[Path, WrittenFile]()
+        missing = pytest.raises(FileNotFoundError, match="state-1 of learner/rank-1 is not in")
+        with missing, run_dir.write_checkpoint("stage1", 10, written=written) as folder:
+            (folder / "state-0").write_text("weights")
+            written[folder / "state-1"] = WrittenFile(num_bytes=1, sha256="0", by="learner/rank-1")
+        assert names(run_dir.checkpoints_path) == []
 
 
 def test_a_crash_while_writing_leaves_the_older_checkpoint_whole(tmp_path: Path):
