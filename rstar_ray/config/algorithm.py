@@ -70,7 +70,7 @@ class AlgorithmConfig:
         at_least(2, algorithm__keep=self.keep)  # one reward alone differs from none: every advantage would be 0
         at_least(0, algorithm__least_failures=self.least_failures)
         require(
-            self.least_failures < self.keep,
+            self.resample != "paper" or self.least_failures < self.keep,
             "--algorithm.keep",
             f"{self.keep} kept leave no place for a success beside {self.least_failures} failures",
             f"give {self.least_failures + 1} or more, or --algorithm.least-failures {self.keep - 1} or less",
@@ -78,7 +78,7 @@ class AlgorithmConfig:
         at_least(0, algorithm__min_zero_reward_trace_num=self.min_zero_reward_trace_num)
         at_least(0, algorithm__min_non_zero_reward_trace_num=self.min_non_zero_reward_trace_num)
         require(
-            self.keep <= self.rollouts_per_prompt,
+            self.keep <= self.num_rollouts,
             "--algorithm.keep",
             f"{self.keep} is above the {self.rollouts_per_prompt} rollouts of a prompt",
             "lower it or raise --algorithm.rollouts-per-prompt",

@@ -299,18 +299,18 @@ def placement_notes(run: RunRecord) -> list[str]:
 def facts(run: RunRecord) -> list[tuple[str, str]]:
     """What ran where, as (name, value)."""
     found: list[tuple[str, str]] = []
-    for label, setting in (
-        ("Scale", "scale"),
-        ("Model", "model"),
-        ("Seed", "seed"),
-        ("Prompts per step", "prompts_per_step"),
-        ("Rollouts per prompt", "algorithm.rollouts_per_prompt"),
-        ("Kept per prompt", "algorithm.keep"),
-        ("Generation replicas", "engine.replicas"),
-        ("Learner ranks", "learner.ranks"),
-        ("Sandbox executors", "sandbox.executors"),
+    for label, values in (
+        ("Scale", run.setting("scale")),
+        ("Model", run.setting("model")),
+        ("Seed", run.setting("seed")),
+        ("Prompts per step", run.setting("prompts_per_step")),
+        ("Rollouts per prompt", run.rollouts_drawn()),
+        ("Kept per prompt", run.setting("algorithm.keep")),
+        ("Generation replicas", run.setting("engine.replicas")),
+        ("Learner ranks", run.setting("learner.ranks")),
+        ("Sandbox executors", run.setting("sandbox.executors")),
     ):
-        if values := run.setting(setting):
+        if values:
             found.append((label, ", ".join(map(str, values))))
     if run.steps:
         found.append(("Algorithm", run.algorithm))

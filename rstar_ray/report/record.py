@@ -88,6 +88,13 @@ class RunRecord:
                 values.append(value)
         return values
 
+    def rollouts_drawn(self) -> list[int]:
+        """Per prompt, over the RL stages; plain GRPO draws what it keeps. Empty where some are that and some not."""
+        plain = [rule == "none" for rule in self.setting("algorithm.resample")]
+        if len(set(plain)) > 1:
+            return []
+        return self.setting(f"algorithm.{'keep' if any(plain) else 'rollouts_per_prompt'}")
+
 
 class RunFiles:
     """A run directory's tables, read as they grow."""

@@ -268,7 +268,7 @@ def retries(window: Window) -> Verdict:
 
 def dropped(window: Window) -> Verdict | None:
     """Those that our own failures ended: the step asked for more than it got."""
-    per_prompt, prompts = window.run.setting("algorithm.rollouts_per_prompt"), window.run.setting("prompts_per_step")
+    per_prompt, prompts = window.run.rollouts_drawn(), window.run.setting("prompts_per_step")
     if len(per_prompt) != 1 or len(prompts) != 1:
         return None
     asked = per_prompt[0] * prompts[0] * len(window.late)

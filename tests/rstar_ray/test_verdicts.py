@@ -87,6 +87,16 @@ def test_each_signal_is_noticed_when_it_goes_wrong_and_no_other(signal: str, lat
     assert {one.state for name, one in asked.items() if name != signal} <= {State.WELL, State.UNKNOWN}
 
 
+def test_plain_grpo_has_dropped_nothing_where_it_draws_what_it_keeps():
+    run = run_of(*[{"rollouts": 32}] * 30)
+    assert found(run)["Dropped rollouts"].state is State.BAD
+    plain = SETTINGS | {"algorithm": {"rollouts_per_prompt": 16, "keep": 8, "resample": "none"}}
+    assert found(replace(run, config={"stage1": plain}))["Dropped rollouts"].value == "0 of 320"
+    resampled = SETTINGS | {"algorithm": {"rollouts_per_prompt": 16, "keep": 8, "resample": "paper"}}
+    both = replace(run, config={"stage1": plain, "stage2": resampled})
+    assert "Dropped rollouts" not in found(both)  # what was asked for is not one number
+
+
 def test_the_growth_of_memory_is_told_once_the_stage_is_warm_and_by_who_grows():
     grown = [{"memory_bytes": {"driver": 2**28, "learner": 2**30 + n * 2**25}} for n in range(40)]
     told = found(run_of(*grown))["Memory"]
