@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "SANDBOX_TOKEN"
 JOIN_VARIABLE = "SANDBOX_JOIN_TOKEN"
 WORKER_VARIABLE = "SANDBOX_WORKER_TOKEN"
+OPTIONS = {"--sandbox.slots": "--workers", "--sandbox.max-waiting": "--queue-size"}
+"""What settings of a run are called here; those of a server and a pool are options by their own names."""
 LEAVE_S = 20.0  # for a front's calls that are under way; clusters give a process 30 s to end
 
 
@@ -39,11 +41,20 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         return asyncio.run(options.command(options))
-    except (ConfigError, SandboxError) as error:
+    except ConfigError as refused:
+        print(f"error: {_as_option(refused.field)}: {refused.problem}; {refused.mend}", file=sys.stderr)
+        return 2
+    except SandboxError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _as_option(field: str) -> str:
+    """As the command line spells it."""
+    named = field.startswith("-") or field == "file"
+    return OPTIONS.get(field, field) if named else f"--{field.replace('_', '-')}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,6 +118,9 @@ def _server_config(options: argparse.Namespace) -> "ServerConfig":
 
     token = options.token or os.environ.get(TOKEN_VARIABLE, "")
     most = _limits(CEILINGS, "max-", options.max_cpu_s, options.max_wall_s, options.max_memory_mb)
+    if above := standard_limits().above(most):
+        least = getattr(standard_limits(), above) / (MIB if above == "memory_bytes" else 1)
+        raise ConfigError(_limit_option("max-", above), "a call that names none gets more", f"give at least {least:g}")
     hosts = tuple(options.allow_host)
     return ServerConfig(host=options.host, port=options.port, token=token, allow_hosts=hosts, ceilings=most)
 
@@ -122,18 +136,21 @@ def _limits(base: Limits, prefix: str, cpu_s: float, wall_s: float, memory_mb: i
         return replace(base, cpu_s=cpu_s, wall_s=wall_s, memory_bytes=memory_mb * MIB)
     except ValueError as refused:
         name, _, problem = str(refused).removeprefix("limits.").partition(": ")
-        option = f"--{prefix}{name.replace('_', '-').replace('memory-bytes', 'memory-mb')}"
-        raise ConfigError(option, problem, "give one between the two") from None
+        raise ConfigError(_limit_option(prefix, name), problem, "give one between the two") from None
+
+
+def _limit_option(prefix: str, name: str) -> str:
+    return f"--{prefix}{name.replace('_', '-').replace('memory-bytes', 'memory-mb')}"
 
 
 @contextlib.contextmanager
-def _reading(options: argparse.Namespace) -> Generator[None, None, None]:
-    """Raises ConfigError where the file that is named cannot be read, or holds something else."""
+def _reading(path: Path, named: str = "file") -> Generator[None, None, None]:
+    """Raises ConfigError where a file that is named cannot be read, or holds something else."""
     try:
         yield
     except (OSError, ValueError, LookupError, TypeError) as refused:
         reason = f"{type(refused).__name__}: {refused}"
-        raise ConfigError("file", f"{options.file}: {reason}", "name one that can be read") from None
+        raise ConfigError(named, f"{path}: {reason}", "name one that can be read") from None
 
 
 async def _serve(options: argparse.Namespace) -> int:
@@ -141,6 +158,7 @@ async def _serve(options: argparse.Namespace) -> int:
     from sandbox.http.server import start_server
 
     config = _server_config(options)
+    _refuse_member(options)
     async with SandboxPool(replace(_pool_config(options), queue_size=options.queue_size)) as pool:
         runner, port = await start_server(pool, config)
         print(f"sandbox: http://{config.host}:{port} level {pool.report.level}", flush=True)
@@ -156,6 +174,23 @@ async def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
+def _refuse_member(options: argparse.Namespace) -> None:
+    """Raise ConfigError for what no front could be told, or nobody would be, before a pool starts."""
+    from sandbox.http.front import worker_address
+
+    for option in ("join_token", "address"):
+        if getattr(options, option) and not options.join:
+            raise ConfigError(option, "this server joins no front", "give --join, or leave it out")
+    if options.join and not (options.join_token or os.environ.get(JOIN_VARIABLE)):
+        raise ConfigError("join_token", "a front asks for it", f"give --join-token, or set {JOIN_VARIABLE}")
+    for option in ("join", "address"):
+        if text := getattr(options, option):
+            try:
+                worker_address(text)
+            except ConfigError as refused:
+                raise ConfigError(option, refused.problem, refused.mend) from None
+
+
 def _member(options: argparse.Namespace, config: "ServerConfig", port: int) -> "Member | None":
     """What a front is told of this server, where it is to join one. Raises ConfigError."""
     from sandbox.http.front import worker_address
@@ -164,8 +199,6 @@ def _member(options: argparse.Namespace, config: "ServerConfig", port: int) -> "
     if not options.join:
         return None
     join_token = options.join_token or os.environ.get(JOIN_VARIABLE, "")
-    if not join_token:
-        raise ConfigError("join_token", "a front asks for it", f"give --join-token, or set {JOIN_VARIABLE}")
     everywhere = config.host in ("0.0.0.0", "::")
     host = socket.gethostname() if everywhere else f"[{config.host}]" if ":" in config.host else config.host
     address = worker_address(options.address or f"http://{host}:{port}")
@@ -175,6 +208,11 @@ def _member(options: argparse.Namespace, config: "ServerConfig", port: int) -> "
 async def _front(options: argparse.Namespace) -> int:
     from sandbox.http.front import FrontConfig, front
 
+    join_token = options.join_token or os.environ.get(JOIN_VARIABLE, "")
+    if options.worker_token and not options.worker:
+        raise ConfigError("worker_token", "it is of no server that is named", "give --worker, or leave it out")
+    if options.allow_worker and not join_token:
+        raise ConfigError("allow_worker", "no server may join", "give --join-token, or leave it out")
     config = FrontConfig(
         server=_server_config(options),
         queue_size=options.queue_size,
@@ -182,7 +220,7 @@ async def _front(options: argparse.Namespace) -> int:
         allow_landlock=options.allow_landlock,
         workers=tuple(options.worker),
         worker_token=options.worker_token or os.environ.get(WORKER_VARIABLE, ""),
-        join_token=options.join_token or os.environ.get(JOIN_VARIABLE, ""),
+        join_token=join_token,
         allow_workers=tuple(options.allow_worker),
     )
     async with front(config) as (fleet, port):
@@ -202,8 +240,11 @@ async def _told_to_stop() -> None:
 
 async def _run(options: argparse.Namespace) -> int:
     limits = _limits(standard_limits(), "", options.cpu_s, options.wall_s, options.memory_mb)
-    with _reading(options):
-        stdin = options.stdin.read_bytes() if options.stdin else b""
+    stdin = b""
+    if options.stdin:
+        with _reading(options.stdin, "--stdin"):
+            stdin = options.stdin.read_bytes()
+    with _reading(options.file):
         request = ExecutionRequest(code=options.file.read_text("utf-8", "surrogateescape"), stdin=stdin, limits=limits)
     async with SandboxPool(_pool_config(options)) as pool:
         result = await pool.run(request)
@@ -218,7 +259,7 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 async def _check(options: argparse.Namespace) -> int:
-    with _reading(options):
+    with _reading(options.file):
         cases = read_cases(options.file)
     contained = 0
     async with SandboxPool(_pool_config(options)) as pool:

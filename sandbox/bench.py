@@ -24,6 +24,7 @@ import aiohttp
 
 from rstar_ray.config import SandboxConfig
 from rstar_ray.outcome import Outcome
+from sandbox.isolation import IsolationLevel
 from sandbox.pool import SandboxPool
 from sandbox.pool_config import pool_config
 from sandbox.request import ExecutionRequest
@@ -278,7 +279,8 @@ def main() -> None:
     """Parse the command line, measure, print."""
     signal.signal(signal.SIGTERM, _end)  # so that the server goes with us
     parser = argparse.ArgumentParser(prog="python -m sandbox.bench", description=__doc__)
-    parser.add_argument("--level", default="namespaces")
+    levels = [str(IsolationLevel.NAMESPACES), str(IsolationLevel.LANDLOCK)]
+    parser.add_argument("--level", default=levels[0], choices=levels, help="`process` is measured beside it")
     parser.add_argument("--workers", type=int, default=0, help="programs at once (default: one per core)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="per workload, round and side")

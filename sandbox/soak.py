@@ -20,7 +20,7 @@ from typing import Any
 
 from rstar_ray.config import SandboxConfig
 from sandbox.bench import MIX, PROGRAMS
-from sandbox.isolation import FIRST_UID
+from sandbox.isolation import FIRST_UID, IsolationLevel
 from sandbox.limits import standard_limits
 from sandbox.pool import SandboxPool
 from sandbox.pool_config import pool_config
@@ -137,7 +137,7 @@ def main() -> int:
     """Parse the command line, run, print; exit status 1 where something was wrong."""
     parser = argparse.ArgumentParser(prog="python -m sandbox.soak", description=__doc__)
     parser.add_argument("--calls", type=int, default=200_000)
-    parser.add_argument("--level", default="namespaces")
+    parser.add_argument("--level", default="namespaces", choices=[str(level) for level in IsolationLevel])
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     found = asyncio.run(soak(parser.parse_args()))

@@ -7,13 +7,17 @@ pointed its own name at 127.0.0.1 it cannot leave that name out of `Host`.
 
 import hmac
 import ipaddress
+import re
 import socket
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from rstar_ray.errors import ConfigError
+
 JSON, MSGPACK = "application/json", "application/msgpack"
 TYPES = (JSON, MSGPACK, "application/x-msgpack")
+_NAME = re.compile(r"[^\s:/@?#\\]+")
 _OWN_SITE = ("same-origin", "none")  # of Sec-Fetch-Site: our own page, or the address bar
 
 
@@ -36,7 +40,13 @@ def is_loopback(host: str) -> bool:
 
 
 def own_names(allowed: Collection[str]) -> frozenset[str]:
-    """The host names that requests may be addressed to, beside plain addresses."""
+    """The host names that requests may be addressed to, beside plain addresses.
+
+    Raises `ConfigError` for what is more than a name, and so would be nobody's.
+    """
+    for name in allowed:
+        if not _NAME.fullmatch(name):
+            raise ConfigError("--allow-host", f"{name!r} is no host name", "give a name alone, without a port")
     return frozenset(name.lower().rstrip(".") for name in ("localhost", socket.gethostname(), *allowed))
 
 

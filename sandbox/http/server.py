@@ -54,6 +54,7 @@ class ServerConfig:
             raise ConfigError("token", f"{self.host} can be reached from elsewhere", "give --token, or use 127.0.0.1")
         if not 0 <= self.port < 65536:
             raise ConfigError("port", f"{self.port} is no port", "use 1 to 65535, or 0 for any")
+        door.own_names(self.allow_hosts)
         if above := self.limits.above(self.ceilings):
             raise ConfigError("limits", f"{above} of a call that names none exceeds the ceiling", "raise the ceiling")
 

@@ -39,12 +39,29 @@ def test_check_counts_what_was_contained(tmp_path: Path, capsys: pytest.CaptureF
         ("check here.json", "error: file: here.json: JSONDecodeError: "),
         ("run here.json --cpu-s 0", "error: --cpu-s: 0.0 is outside 0.01 to 3600.0; give one between the two"),
         ("run here.json --memory-mb 0", "error: --memory-mb: 0 is outside 1048576 to "),
+        ("run here.json --stdin gone.txt", "error: --stdin: gone.txt: FileNotFoundError: "),
+        ("run here.json --workers -1", "error: --workers: -1 is too small; give at least 0"),
+        ("serve --queue-size 0", "error: --queue-size: 0 is too small; use 1 or more"),
+        ("serve --max-memory-mb 100", "error: --max-memory-mb: a call that names none gets more; give at least 384"),
+        ("serve --allow-host a:80", "error: --allow-host: 'a:80' is no host name; give a name alone"),
+        ("serve --host 0.0.0.0", "error: --token: 0.0.0.0 can be reached from elsewhere; give --token"),
+        ("serve --join-token x", "error: --join-token: this server joins no front; give --join, or leave it out"),
+        ("serve --address http://a:1", "error: --address: this server joins no front; give --join, or leave it out"),
+        ("serve --join http://a:1", "error: --join-token: a front asks for it; give --join-token, or set"),
+        ("serve --join a --join-token x", "error: --join: 'a' is no address: "),
+        ("front", "error: --worker: nobody would run the programs; name one with --worker"),
+        ("front --worker http://a:1 --allow-worker b", "error: --allow-worker: no server may join; give --join-token"),
+        ("front --join-token a --worker-token b", "error: --worker-token: it is of no server that is named; give"),
         ("serve --max-wall-s 9999", "error: --max-wall-s: 9999.0 is outside 0.01 to 3600.0; give one between the two"),
     ],
 )
-def test_what_cannot_be_read_or_is_out_of_bounds_is_one_line(
+def test_what_cannot_be_read_or_is_out_of_bounds_or_means_nothing_is_one_line(
     said: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
+    def starts(config: object) -> None:
+        raise AssertionError("a pool was started")
+
+    monkeypatch.setattr("sandbox.__main__.SandboxPool", starts)
     monkeypatch.chdir(tmp_path)
     Path("here.json").write_text("print(1)")
     assert main(said.split()) == 2
