@@ -33,7 +33,10 @@ def up(port: int = PORT) -> None:
     head = recorded(HEAD)
     if head is None:
         raise ConfigError("dashboards", "no cluster of this folder is up", "run `make cluster-up` first")
-    if recorded(PROMETHEUS) is None:
+    running = recorded(PROMETHEUS)
+    if running is not None:
+        port = listens_on(running) or port
+    else:
         refuse_taken_port(port, 'another is given by `make dashboards ARGS="9091"`')
         _start(program, head, port)
     print(f"prometheus:  http://{HOST}:{port} (scrapes Ray, judges {DEPLOYED.name}/prometheus/alerts.yml)")
@@ -53,6 +56,12 @@ def _start(program: str, head: psutil.Process, port: int) -> None:
     command += [f"--web.listen-address={HOST}:{port}", "--storage.tsdb.retention.time=30d"]
     ready = Sign(Request(f"http://{HOST}:{port}/-/ready"))
     start(PROMETHEUS, command, ready, log=folder / "log", deadline_s=START_DEADLINE_S)
+
+
+def listens_on(prometheus: psutil.Process) -> int:
+    """The port that it was started with; 0 where its command line does not say so."""
+    found = re.search(r"--web\.listen-address=\S+:(\d+)", " ".join(prometheus.cmdline()))
+    return int(found[1]) if found else 0
 
 
 def discovery_file(head: psutil.Process) -> str:

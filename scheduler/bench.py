@@ -176,18 +176,29 @@ def summary(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def main() -> None:
+def asked(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What a command line asks for; ends the process where that cannot be."""
     parser = argparse.ArgumentParser(prog="python -m scheduler.bench", description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--replicas", type=int, default=64)
+    parser.add_argument("--replicas", type=int, help="default: 64, with --quick 4")
     parser.add_argument("--kinds", nargs="+", default=KINDS, help=f"of {', '.join(NAMES)}, and family:NUMBER")
     parser.add_argument("--demands", nargs="+", type=float, default=[0.95, 1.5, 3.0])
     parser.add_argument("--rules", nargs="+", choices=OTHERS, default=OTHERS)
-    args = parser.parse_args()
-    replicas = 4 if args.quick else args.replicas
+    args = parser.parse_args(argv)
+    if args.replicas is None:
+        args.replicas = 4 if args.quick else 64
+    if args.replicas < 1:
+        parser.error(f"--replicas: {args.replicas} is too small; give at least 1")
     for name in args.kinds:
-        if name.partition(":")[0] not in NAMES:
+        base, _, number = name.partition(":")
+        if base not in NAMES or (number and (base != "family" or not number.isdecimal())):
             parser.error(f"--kinds: {name!r} is none of {', '.join(NAMES)}, or family:NUMBER")
+    return args
+
+
+def main() -> None:
+    args = asked()
+    replicas = args.replicas
     rows: list[Row] = []
     print(f"simulated, {replicas} replicas, {8 * SIBLINGS * replicas} rollouts\n{HEAD}", file=sys.stderr, flush=True)
     for name in args.kinds:

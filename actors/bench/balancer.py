@@ -43,6 +43,8 @@ from actors.bench.small import SMALL
 from actors.door import shut_door
 from actors.generation.settings import EngineSettings, engine_settings
 from rstar_ray.config import with_values
+from rstar_ray.config.checks import at_least
+from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.model import make_tiny_model
 from scheduler.cost import EngineCost
 from scheduler.traces.record import TraceRollout
@@ -67,7 +69,16 @@ class BenchSettings:
     size: CostlySize = field(default_factory=CostlySize)
     """of that one"""
     out: str = ""
-    """file for the fitted cost, as `python -m scheduler.twin --cost` reads it"""
+    """with --calibrate: file for the fitted cost, as `python -m scheduler.twin --cost` reads it"""
+
+    def __post_init__(self) -> None:
+        at_least(1, repeats=self.repeats)
+        if self.calibrate and self.costly:
+            raise ConfigError("--calibrate", "--costly measures something else", "give one of them")
+        if self.out and not self.calibrate:
+            raise ConfigError("--out", "nothing is fitted", "give --calibrate too")
+        if self.size != CostlySize() and not self.costly:
+            raise ConfigError("--size", "it is of the costly comparison", "give --costly too")
 
 
 async def main(bench: BenchSettings) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from actors.learner.settings import learner_settings
 from actors.weights.buckets import checksum
 from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.config import with_values
+from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.model import make_tiny_model
 from rstar_ray.trajectory import Sampling
 
@@ -56,6 +57,13 @@ class BenchSettings:
     """longest completion [tokens]"""
     learning_rate: float = 3e-4
     """of the update before each publish; 0 shows the drift of publishing alone"""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            idle = item.name not in ("publishes", "parameters") and getattr(self, item.name) != item.default
+            if self.parameters and idle:
+                option = f"--{item.name.replace('_', '-')}"
+                raise ConfigError(option, "--parameters publishes to one engine, and samples nothing", "leave it out")
 
 
 @dataclass(slots=True)

@@ -1,9 +1,14 @@
-"""What the benchmark of costly preemptions replays."""
+"""What the benchmark of costly preemptions replays, and which options of benchmarks go together."""
+
+from typing import Any
 
 import pytest
 
+from actors.bench.balancer import BenchSettings
 from actors.bench.costly import DISTRIBUTIONS, SIBLINGS, CostlySize, rollouts
+from actors.bench.publish import BenchSettings as PublishSettings
 from actors.bench.replay import LEAST_COMPLETION, MOST_TOOL_TOKENS
+from rstar_ray.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
@@ -19,3 +24,23 @@ def test_a_trace_is_whole_groups_of_about_so_many_tokens_within_its_limits(name:
         assert all(turn.tool_seconds == 0.0 and turn.tool_tokens <= MOST_TOOL_TOKENS for turn in rollout.turns)
         assert rollout.prompt_tokens + rollout.response_tokens < size.limits.max_context_tokens <= size.kv_tokens
     assert max(rollout.response_tokens for rollout in trace) > 0.8 * size.response_tokens
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"costly": True, "calibrate": True}, "--calibrate: --costly measures something else; give one of them"),
+        ({"out": "cost.json"}, "--out: nothing is fitted; give --calibrate too"),
+        ({"size": CostlySize(tokens=1)}, "--size: it is of the costly comparison; give --costly too"),
+        ({"repeats": 0}, "--repeats: 0 is too small"),
+    ],
+)
+def test_what_no_measurement_would_read_is_refused(settings: dict[str, Any], line: str):
+    with pytest.raises(ConfigError, match=line):
+        BenchSettings(**settings)
+
+
+def test_a_publish_to_one_engine_has_no_conversations():
+    with pytest.raises(ConfigError, match="--turns: --parameters publishes to one engine, and samples nothing"):
+        PublishSettings(parameters=1e9, turns=4)
+    assert PublishSettings(parameters=1e9, publishes=3).publishes == 3

@@ -48,8 +48,10 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the kinds")
     options = parser.parse_args()
     if options.list:
-        print("\n".join(KINDS))
+        print("\n".join(name for name, kind in KINDS.items() if kind in chosen(options.kinds)))
         return 0
+    if options.seeds < 1 or not chosen(options.kinds):
+        parser.error("no fault is chosen: --kinds is to be in a name that --list has, --seeds 1 or more")
     folder = Path(options.folder or tempfile.mkdtemp(prefix="chaos-")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(folder, make_policy(Path(options.policy)))

@@ -181,6 +181,18 @@ def test_a_prometheus_that_ends_is_told_with_its_last_line(head: "subprocess.Pop
         dashboards.up(cluster.free_port())
 
 
+def test_one_that_runs_already_is_told_at_the_port_that_it_has(
+    head: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+):
+    stands_for_it = ["/bin/sh", "-c", "sleep 60; :", "prometheus", "--web.listen-address=127.0.0.1:9090"]
+    with subprocess.Popen(stands_for_it) as running:
+        record(cluster.PROMETHEUS, running.pid)
+        dashboards.up(9_191)
+        running.kill()
+    told = capsys.readouterr().out
+    assert "http://127.0.0.1:9090 (scrapes" in told and "9191" not in told
+
+
 @pytest.mark.parametrize("arguments", [["nine"], ["1", "2"]])
 def test_anything_but_a_port_is_told_the_usage(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

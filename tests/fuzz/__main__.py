@@ -30,6 +30,8 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="print the programs")
     parser.add_argument("--door", action="store_true", help="requests to the HTTP server in place of programs")
     options = parser.parse_args()
+    if options.door and (options.show or (options.levels, options.users) != (LEVELS, USERS)):
+        parser.error("--door has no programs, levels or users to choose")
     print(f"seed {options.seed}", flush=True)
     if options.door:
         return door.fuzz(options)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.bench import Row, line, simulate, summary
+from scheduler.bench import Row, asked, line, simulate, summary
 
 ROW = Row(
     kind="bimodal",
@@ -52,3 +52,21 @@ def test_the_table_has_ratios_and_the_summary_medians():
     assert told[0].startswith("where KV is scarce 1.10 x") and told[1].startswith("1.25 x")
     assert told[2:] == ["bimodal at 0.95, later step: 1.11 x the time of static, of 1.02"]
     assert ROW.as_json()["over_clairvoyant"] == 1.25
+
+
+def test_a_quick_look_may_be_at_another_fleet():
+    assert [asked(said.split()).replicas for said in ("", "--quick", "--quick --replicas 8")] == [64, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("--replicas 0", "--replicas: 0 is too small; give at least 1"),
+        ("--kinds bimodal:7", "--kinds: 'bimodal:7' is none of"),
+        ("--kinds family:many", "--kinds: 'family:many' is none of"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(said: str, line: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        asked(said.split())
+    assert line in capsys.readouterr().err
