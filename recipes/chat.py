@@ -36,6 +36,8 @@ class ChatOptions(TalkConfig):
         super().__post_init__()
         if bool(self.model) == bool(self.server):
             raise ConfigError("--model", "one of --model and --server is needed", "give either")
+        if self.token and not self.server:
+            raise ConfigError("--token", "a model that is served here asks for none", "leave it out")
         if self.server:
             for name in ("template", "parser", "stop"):
                 if getattr(self.chat, name) != getattr(ChatConfig(), name):

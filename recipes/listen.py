@@ -1,9 +1,12 @@
 """A recipe that answers over HTTP: the address it listens on, or why it cannot."""
 
 import asyncio
+import errno
 import signal
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiohttp import web
 
@@ -14,6 +17,36 @@ def refuse_port(port: int) -> None:
     """Raise `ConfigError` for what is no port."""
     if not 0 <= port < 65536:
         raise ConfigError("--port", f"{port} is no port", "give 1 to 65535, or 0 for any")
+
+
+def refuse_taken(host: str, port: int) -> None:
+    """Raise `ConfigError` for an address that `listening` could not use, for who has much to start before it."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        failures = [failed for family, *_, address in found if (failed := _bound(family, address))]
+        if taken := next((one for one in failures if one.errno in (errno.EADDRINUSE, errno.EACCES)), None):
+            raise taken
+        if len(failures) == len(found):
+            raise failures[0]
+    except OSError as taken:
+        raise _unusable(host, port, taken) from taken
+
+
+def _bound(family: int, address: Any) -> OSError | None:
+    """What binding to it, for a moment, failed by."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind(address)
+    except OSError as failed:
+        return failed
+    return None
+
+
+def _unusable(host: str, port: int, why: OSError) -> ConfigError:
+    return ConfigError("--port", f"{host}:{port} cannot be used ({why})", "give another")
 
 
 @asynccontextmanager
@@ -28,7 +61,7 @@ async def listening(app: web.Application, host: str, port: int, *, cancels: bool
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as taken:
-            raise ConfigError("--port", f"{host}:{port} cannot be used ({taken})", "give another") from taken
+            raise _unusable(host, port, taken) from taken
         found, number = runner.addresses[0][:2]
         yield f"http://[{found}]:{number}" if ":" in found else f"http://{found}:{number}"
     finally:

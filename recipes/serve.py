@@ -8,6 +8,7 @@ POST /v1/chat/completions (streaming or not), GET /v1/models, GET /ping. What th
 
 import asyncio
 import json
+import re
 import secrets
 import sys
 import time
@@ -19,7 +20,7 @@ from typing import Any, cast
 from aiohttp import web
 
 from recipes.ending import status_of
-from recipes.listen import listening, refuse_port, until_interrupted
+from recipes.listen import listening, refuse_port, refuse_taken, until_interrupted
 from recipes.talker import TalkConfig, Talker, own_talker
 from rstar_ray.agent.talk import Heard
 from rstar_ray.config.options import options_of
@@ -56,6 +57,10 @@ class ServeOptions(TalkConfig):
         if not self.model:
             raise ConfigError("--model", "it is empty", "give a model's folder or a hub's id")
         refuse_port(self.port)
+        door.own_names(self.allow_host)
+        for origin in self.allow_origin:
+            if not re.fullmatch(r"https?://[^/?#\s]+", origin):
+                raise ConfigError("--allow-origin", f"{origin!r} is no origin", "give one as https://host:port")
 
 
 class BadRequest(ValueError):
@@ -274,6 +279,7 @@ def _problem(status: int, text: str) -> web.Response:
 
 async def serve(options: ServeOptions) -> None:
     """Until it is interrupted."""
+    refuse_taken(options.host, options.port)  # an engine takes long to come up
     token = options.token or secrets.token_urlsafe(24)
     async with own_talker(options.model, options) as talker:
         app = Server(talker, options, token).app()

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -42,7 +43,7 @@ class TalkConfig:
     """How one talks."""
 
     max_tokens: int = 8_192
-    """of one answer, results of tools included [tokens]"""
+    """of one answer, results of tools included; from a server, of what it sends [tokens]"""
     max_turns: int = 30
     """completions of one answer [turns]"""
     temperature: float = 0.6
@@ -60,8 +61,8 @@ class TalkConfig:
         for option, value in (("--max-tokens", self.max_tokens), ("--max-turns", self.max_turns)):
             if value < 1:
                 raise ConfigError(option, f"{value} is too small", "give at least 1")
-        if self.temperature < 0:
-            raise ConfigError("--temperature", f"{self.temperature} is below 0", "give 0 or more")
+        if not 0 <= self.temperature < inf:
+            raise ConfigError("--temperature", f"{self.temperature} is no temperature", "give 0 or more")
         if not 0 < self.top_p <= 1:
             raise ConfigError("--top-p", f"{self.top_p} is no share", "give one in (0, 1]")
 
@@ -150,10 +151,10 @@ def chat_in(folder: Path, config: ChatConfig, tools: Sequence[ToolSpec]) -> Toke
 @asynccontextmanager
 async def own_talker(model: str, config: TalkConfig) -> AsyncGenerator[OwnTalker, None]:
     """An engine that serves `model`, a folder or a hub's id, and the tools; both end with the context."""
+    specs = specs_of(config.tools, config.own_folder, config.chat.tool_name)
     folder = local_folder(model)
     if not (folder / "config.json").is_file():
         raise ConfigError("--model", f"{folder / 'config.json'} does not exist", "give a model's folder or a hub's id")
-    specs = specs_of(config.tools, config.own_folder, config.chat.tool_name)
     chat, settings = chat_in(folder, config.chat, specs), run_config(folder)
     from actors.generation.engine import Engine
     from actors.generation.settings import engine_settings
@@ -202,11 +203,14 @@ class ServerTalker:
         chat = self.config.chat
         messages = opened(messages, system_text(chat, self.tools.specs, instruct=True), chat.before)
         said: list[Message] = []
-        stop, num_tokens = StopReason.MAX_TURNS, 0
+        stop, num_tokens, most = StopReason.MAX_TURNS, 0, max_tokens or self.config.max_tokens
         for _ in range(self.config.max_turns):
+            if num_tokens >= most:
+                stop = StopReason.TRUNCATED
+                break
             turn = _Turn()
             try:
-                async for heard in self._turn([*messages, *said], turn, max_tokens or self.config.max_tokens, chosen):
+                async for heard in self._turn([*messages, *said], turn, most - num_tokens, chosen):
                     yield heard
             except (aiohttp.ClientError, HttpProcessingError, TimeoutError) as failed:
                 raise RStarError(f"{self.url} failed: {type(failed).__name__} {_line(str(failed))}") from failed

@@ -13,6 +13,7 @@ import ray
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from recipes import serve as serve_recipe
 from recipes import talker
 from recipes.chat import ChatOptions, Screen, converse
 from recipes.serve import ServeOptions, Server
@@ -262,6 +263,31 @@ async def test_a_server_is_told_what_a_policy_is_told_in_training():
     assert bare["messages"] == [question]
     assert "chat_template_kwargs" not in plain
     assert chosen["chat_template_kwargs"]["enable_thinking"] and not bare["chat_template_kwargs"]["enable_thinking"]
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_a_server_may_send_so_much_of_an_answer_and_not_of_each_turn():
+    requests: list[Any] = []
+    app = openai_like([CALL_DELTAS, CALL_DELTAS[1:], CALL_DELTAS], requests)
+    config = TalkConfig(max_tokens=len(CALL_DELTAS) + 2)
+    async with TestServer(app) as server, server_talker(str(server.make_url("/")), "", config) as talk:
+        heard = [one async for one in talk.answer([{"role": "user", "content": "1+1?"}])]
+    assert [asked["max_tokens"] for asked in requests] == [5, 2]
+    assert (heard[-1].text, heard[-1].num_tokens) == ("truncated", 5)
+
+
+async def test_an_address_that_is_taken_is_refused_before_an_engine_starts(monkeypatch: pytest.MonkeyPatch):
+    def starts(model: str, config: TalkConfig) -> None:
+        raise AssertionError("an engine was started")
+
+    monkeypatch.setattr(serve_recipe, "own_talker", starts)
+    async with TestServer(web.Application()) as there:
+        with pytest.raises(ConfigError, match=rf"--port: 127.0.0.1:{there.port} cannot be used"):
+            await serve_recipe.serve(ServeOptions(model="m", port=there.port or 0))
+    with pytest.raises(ConfigError, match=r"--port: no\.such\.host\.invalid:0 cannot be used"):
+        await serve_recipe.serve(ServeOptions(model="m", host="no.such.host.invalid", port=0))
+    with pytest.raises(AssertionError, match="an engine was started"):
+        await serve_recipe.serve(ServeOptions(model="m", port=0))
 
 
 @pytest.mark.parametrize("chosen", [{"template": "t.jinja"}, {"parser": "hermes"}, {"stop": ("x",)}])
