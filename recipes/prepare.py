@@ -23,10 +23,13 @@ from rstar_ray.config.options import options_of
 from rstar_ray.data.columns import Columns, RawProblem, find_columns, raw_problem
 from rstar_ray.data.overlap import NGRAM_WORDS
 from rstar_ray.data.prepare import PassRates, Prepared, Rules, prepare
-from rstar_ray.data.published import Form, published_form
+from rstar_ray.data.published import ANSWERED_APART, Form, published_form
 from rstar_ray.data.tables import FORMATS, read_table
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import to_row, write_bytes, write_json, write_text
+
+SOLVED = (2, 1_000_000)
+"""How often the policy of --pass-rates solved what is kept, at least and at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +68,9 @@ class PrepareConfig:
     """how many words in a row (the paper's 8-grams)"""
     pass_rates: Path | None = None
     """a policy's results on these problems, one row a problem: what recipes/evaluate.py writes to evaluations/"""
-    solved_at_least: int = 2
+    solved_at_least: int = SOLVED[0]
     """with --pass-rates: keep problems solved at least so often (the paper: twice in 16)"""
-    solved_at_most: int = 1_000_000
+    solved_at_most: int = SOLVED[1]
     """with --pass-rates: keep problems solved at most so often"""
 
     def check_values(self) -> None:
@@ -93,6 +96,15 @@ class PrepareConfig:
         if self.solved_at_most < self.solved_at_least:
             mend = "raise it or lower --solved-at-least"
             raise ConfigError("--solved-at-most", f"{self.solved_at_most} leaves nothing to keep", mend)
+        self._check_beside()
+
+    def _check_beside(self) -> None:
+        asked = (self.solved_at_least, self.solved_at_most)
+        if self.pass_rates is None and asked != SOLVED:
+            option = "--solved-at-least" if asked[0] != SOLVED[0] else "--solved-at-most"
+            raise ConfigError(option, "nothing says how often a problem was solved", "give --pass-rates too")
+        if not self.against and self.against_words != NGRAM_WORDS:
+            raise ConfigError("--against-words", "no evaluation set is named", "give --against too")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -170,6 +182,9 @@ def _problems(
             form = published_form(row)
             if form and show:
                 print(f"{name}: {form.__doc__}", flush=True)
+        if apart and (form is None or form not in ANSWERED_APART):
+            mend = "leave it out, or prepare the set that it belongs to alone"
+            raise ConfigError("--answers", f"the rows of {name} have their answers in them", mend)
         if form is not None:
             if published_form(row) is not form:
                 raise ConfigError(where, "has other columns than the first row", "prepare sets of two forms apart")

@@ -24,8 +24,10 @@ from rstar_ray.repeat_update import Compared, RecordedStep, recorded_step, repea
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="run directory")
-    parser.add_argument("--step", type=int, help="step of the stage, from 1; without it those that can be repeated")
-    parser.add_argument("--stage", help="the newest that has this step recorded, where it is not given")
+    parser.add_argument(
+        "--step", type=int, help="of the stage, from 1; without it those that can be repeated are listed"
+    )
+    parser.add_argument("--stage", help="without it the newest that has this step recorded")
     asked = parser.parse_args(argv)
     return status_of(lambda: replay(asked.run.expanduser().absolute(), asked.stage, asked.step))
 
@@ -34,7 +36,7 @@ def replay(run: Path, stage: str | None, step: int | None) -> int:
     """Repeat a step, or list those that can be; the exit status."""
     steps = repeatable(run)
     if step is None:
-        return _list(run, steps)
+        return _list(run, [named for named in steps if stage in (None, named[0])], stage or "a stage")
     stage = stage or next((name for name, recorded in reversed(steps) if recorded == step), "stage1")
     recorded = recorded_step(run, stage, step)
     rows = rows_of(recorded)
@@ -42,12 +44,12 @@ def replay(run: Path, stage: str | None, step: int | None) -> int:
     return tell(asyncio.run(_repeat(recorded, run)))
 
 
-def _list(run: Path, steps: Sequence[tuple[str, int]]) -> int:
+def _list(run: Path, steps: Sequence[tuple[str, int]], of: str) -> int:
     for stage, step in steps:
         print(f"{stage} step {step}")
     if not steps:
         mend = "--checkpoint.trajectories-every-steps and --checkpoint.keep decide what is kept"
-        raise ConfigError("RUN", f"{run} has no step with its trajectories and the checkpoint before it", mend)
+        raise ConfigError("RUN", f"{run} has no step of {of} with its trajectories and the checkpoint before it", mend)
     return 0
 
 

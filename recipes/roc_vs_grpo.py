@@ -17,13 +17,14 @@ from typing import Any
 
 from recipes.ending import status_of
 from recipes.recipe import Recipe
-from recipes.scales import at_scale
+from recipes.scales import TINY, at_scale
 from recipes.session import run, run_path, say
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, TinyConfig, with_values
-from rstar_ray.config.checks import at_least
+from rstar_ray.config.checks import at_least, at_most
 from rstar_ray.config.options import options_of
+from rstar_ray.config.run import MOST_SEED
 from rstar_ray.report.experiment import Arm, write_experiment
 from rstar_ray.run_dir.folder import RunDir
 
@@ -58,7 +59,11 @@ class ExperimentConfig:
 
     def __post_init__(self) -> None:
         at_least(1, seeds=self.seeds, steps=self.steps, evaluate_every=self.evaluate_every)
-        at_least(0, first_seed=self.first_seed)
+        at_least(0, first_seed=self.first_seed, learning_rate=self.learning_rate)
+        at_least(1, max_response_tokens=self.max_response_tokens)
+        at_most(MOST_SEED, seeds=self.first_seed + self.seeds - 1)
+        most = TINY["engine.max_context_tokens"] - 1
+        at_most(most, max_response_tokens=self.max_response_tokens)
 
 
 def experiment(config: ExperimentConfig) -> Path:

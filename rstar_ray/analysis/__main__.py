@@ -32,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
+        if options.trajectories < 1:
+            raise ConfigError("--trajectories", f"{options.trajectories} is too small", "give at least 1")
         print(analyse(options.run, most=options.trajectories))
     except (ConfigError, RStarError) as refused:
         print(f"error: {refused}", file=sys.stderr)

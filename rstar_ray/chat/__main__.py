@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in described(chat, folder):
             print(line)
     except ConfigError as refused:
-        print(f"error: {refused}", file=sys.stderr)
+        named = "MODEL" if refused.field == "--model" else refused.field  # here it has no option
+        print(f"error: {named}: {refused.problem}; {refused.mend}", file=sys.stderr)
         return 2
     return 0
 

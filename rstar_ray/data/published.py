@@ -159,6 +159,8 @@ def _text(row: Mapping[str, Any], name: str, where: str) -> str:
     return text.strip()
 
 
+ANSWERED_APART: tuple[Form, ...] = (_bfcl, _bfcl_turns)
+"""Of sets that may keep their answers in a file of their own."""
 FORMS: tuple[tuple[set[str], Form], ...] = (
     ({"Question", "Correct Answer", *WRONG}, _gpqa),
     ({"prompt", "instruction_id_list", "kwargs"}, _ifeval),

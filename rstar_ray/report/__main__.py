@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
         "where all have the same stand for themselves",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("comparison"), help="where a comparison goes (default: %(default)s)"
+        "--out", type=Path, help="where a comparison goes (default: comparison); one run's report goes into its folder"
     )
     options = parser.parse_args(arguments)
     groups: dict[str, list[str]] = {}
@@ -28,10 +28,12 @@ def main(arguments: list[str] | None = None) -> int:
         groups.setdefault(name, []).extend(paths.split(","))
     try:
         if sum(map(len, groups.values())) == 1:
+            if options.out is not None:
+                raise ConfigError("--out", "the report of one run goes into its folder", "leave it out, or name more")
             report = write_report(next(iter(groups.values()))[0])
             print(f"{report.headline}\n{report.markdown_path}\n{report.html_path}")
         else:
-            print(compare_runs(groups, options.out))
+            print(compare_runs(groups, options.out or Path("comparison")))
     except ConfigError as refused:
         print(refused, file=sys.stderr)
         return 2

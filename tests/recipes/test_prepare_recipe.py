@@ -79,6 +79,13 @@ def test_pass_rates_are_read_as_an_evaluation_writes_them(tmp_path: Path):
         (["{good}", "--check", "--integer-answers", "--max-chars", "3"], "sources: no problem is left"),
         (["{good}", "--check", "--columns.answer", "truth"], "--columns.answer: good.jsonl, row 1 has no 'truth'"),
         (["{good}", "--check", "--solved-at-most", "1"], "--solved-at-most: 1 leaves nothing to keep"),
+        (["{good}", "--check", "--solved-at-most", "9"], "--solved-at-most: nothing says how often"),
+        (["{good}", "--check", "--solved-at-least", "3"], "--solved-at-least: nothing says how often"),
+        (["{good}", "--check", "--against-words", "9"], "--against-words: no evaluation set is named; give --against"),
+        (
+            ["{good}", "--check", "--answers", "{answers}"],
+            "--answers: the rows of good.jsonl have their answers in them; leave it out",
+        ),
         (["{list}", "--check"], "list.jsonl, row 2, answer: is a list, not text"),
         (["{empty}", "--check"], "empty.jsonl: holds no row"),
         (
@@ -99,6 +106,7 @@ def test_what_cannot_be_prepared_is_refused_in_one_line_and_leaves_nothing(
         "half": write(
             tmp_path / "half.jsonl", {"problem": "\U0001f600", "answer": 1}, {"problem": "\ud83d", "answer": 1}
         ),
+        "answers": write(tmp_path / "answers.jsonl", {"id": "a", "ground_truth": "3"}),
         "folder": str(tmp_path / "folder.jsonl"),
     }
     Path(names["folder"]).mkdir()

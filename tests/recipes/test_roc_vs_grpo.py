@@ -59,6 +59,10 @@ def test_arms_differ_in_resampling_alone_and_start_from_their_seeds_policy(ran: 
         (["--steps", "0"], "--steps"),
         (["--tiny.coupling", "2"], "--tiny.coupling"),
         (["--evaluate-every", "0"], "--evaluate-every"),
+        (["--learning-rate", "-1"], "--learning-rate"),
+        (["--max-response-tokens", "0"], "--max-response-tokens"),
+        (["--max-response-tokens", "2048"], "--max-response-tokens"),
+        (["--first-seed", str(2**32 - 2)], "--seeds"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
@@ -67,4 +71,4 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     with pytest.raises(SystemExit) as ended:
         raise SystemExit(main(arguments))
     assert ended.value.code == 2 and ran == []
-    assert named in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(f"error: {named}")

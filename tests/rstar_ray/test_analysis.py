@@ -103,3 +103,5 @@ def test_an_example_shows_what_was_written_after_the_error():
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([str(tmp_path)]) == 2
     assert "name the directory of a run" in capsys.readouterr().err
+    assert main([str(tmp_path), "--trajectories", "0"]) == 2
+    assert "--trajectories: 0 is too small; give at least 1" in capsys.readouterr().err

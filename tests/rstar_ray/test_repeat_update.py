@@ -91,6 +91,10 @@ def test_steps_that_can_be_repeated_are_listed(run: tuple[Path, Telling], capsys
     assert repeatable(path) == [("stage1", 2), ("stage1", 3)]  # before the first there is no checkpoint here
     assert replay.main([str(path)]) == 0
     assert capsys.readouterr().out == "stage1 step 2\nstage1 step 3\n"
+    assert replay.main([str(path), "--stage", "stage1"]) == 0
+    assert capsys.readouterr().out == "stage1 step 2\nstage1 step 3\n"
+    assert replay.main([str(path), "--stage", "stage2"]) == 2
+    assert "has no step of stage2 with its trajectories" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

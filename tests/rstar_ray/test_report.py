@@ -213,6 +213,13 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert "run_dir:" in capsys.readouterr().err
 
 
+def test_the_report_of_one_run_goes_nowhere_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = run_directory(tmp_path / "run", stages={"stage1": 2})
+    assert main([str(path), "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.startswith("--out: the report of one run goes into its folder")
+    assert not (path / "report.md").exists()
+
+
 def test_phases_add_up_to_the_time_of_the_steps(run_path: Path):
     steps = read_run(run_path).steps
     phases = phase_times(steps)
