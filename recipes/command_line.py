@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from recipes.connect import connect
@@ -12,6 +13,25 @@ from recipes.scales import SCALES, at_scale, detect_scale, local_resources
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError
+from rstar_ray.stages import STAGES
+
+INSTEAD: dict[str, dict[str, str]] = {
+    "sft": {
+        "--steps": "--sft.steps",
+        "--prompts-per-step": "--sft.batch-size",
+        "--optimizer.learning-rate": "--sft.learning-rate",
+        "--optimizer.warmup-steps": "--sft.warmup-share",
+        "--data.train": "--sft.data",
+    },
+    "evaluate": {
+        "--rollout.max-response-tokens": "--evaluate.max-response-tokens",
+        "--rollout.max-turns": "--evaluate.max-turns",
+        "--rollout.temperature": "--evaluate.temperature",
+        "--rollout.top-p": "--evaluate.top-p",
+        "--data.train": "--evaluate.files",
+    },
+}
+"""By stage: settings of other stages, which mean nothing to it by itself, and the one of its own that is meant."""
 
 
 def parse(recipes: Sequence[Recipe], argv: Sequence[str], *, show: Callable[[str], None] = print) -> list[RunConfig]:
@@ -21,24 +41,50 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str], *, show: Callable[[str
     in one line that names the option and the mend.
     """
     scale = _scale(argv, show)
-    protocol = PROTOCOLS[_chosen("--evaluate.protocol", argv, tuple(PROTOCOLS), "own")]
-    defaults = [with_values(at_scale(recipe.paper, scale, recipe.tiny), protocol) for recipe in recipes]
+    protocol = PROTOCOLS[chosen("--evaluate.protocol", argv, tuple(PROTOCOLS), "own")]
+    words = [*_options(protocol), *argv]  # the last of two counts: what is asked for besides goes over a protocol
+    defaults = [at_scale(recipe.paper, scale, recipe.tiny) for recipe in recipes]
     if {"-h", "--help"} & set(argv):
-        _parse_one(defaults[min(1, len(defaults) - 1)], argv)  # shows the first RL stage's defaults, and exits
+        _parse_one(_shown(defaults), words)  # exits
     configs: list[RunConfig] = []
     for default in defaults:
-        parsed = _parse_one(default, argv)
+        parsed = _parse_one(default, words)
         if parsed.stage != default.stage:
-            raise ConfigError("--stage", f"this recipe runs {default.stage}", f"run recipes/{parsed.stage}.py")
+            mend = f"run recipes/{parsed.stage}.py" if parsed.stage in (*STAGES, "evaluate") else "leave it out"
+            raise ConfigError("--stage", f"this recipe runs {default.stage}", mend)
         values: dict[str, Any] = {"scale": scale, **({"model": ""} if configs else {})}
         configs.append(with_values(parsed, values))
+    if len(recipes) == 1:
+        _refuse_idle(recipes[0].stage, argv)
     return configs
 
 
+def _shown(defaults: Sequence[RunConfig]) -> RunConfig:
+    """The first RL stage's defaults, and beside them those of SFT's own settings where it comes first."""
+    return replace(defaults[min(1, len(defaults) - 1)], sft=defaults[0].sft)
+
+
+def _options(values: Mapping[str, Any]) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+
+
+def given(argv: Sequence[str]) -> set[str]:
+    """The options of a command line, as the help spells them."""
+    return {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
+
+
+def _refuse_idle(stage: str, argv: Sequence[str]) -> None:
+    """Raise `ConfigError` for what is given in place of a stage's own setting; given beside it, it is another's."""
+    asked = given(argv)
+    for option, meant in INSTEAD.get(stage, {}).items():
+        if option in asked and meant not in asked:
+            raise ConfigError(option, f"it means nothing to {stage} by itself", f"give {meant}")
+
+
 def _scale(argv: Sequence[str], show: Callable[[str], None]) -> str:
-    chosen = _chosen("--scale", argv, ("auto", *SCALES), "auto")
-    if chosen != "auto":
-        return chosen
+    asked = chosen("--scale", argv, ("auto", *SCALES), "auto")
+    if asked != "auto":
+        return asked
     resources = _cluster_resources() if os.environ.get("RAY_ADDRESS") else local_resources()
     scale, reason = detect_scale(resources)
     if "-h" not in argv and "--help" not in argv:
@@ -46,20 +92,20 @@ def _scale(argv: Sequence[str], show: Callable[[str], None]) -> str:
     return scale
 
 
-def _chosen(option: str, argv: Sequence[str], choices: Sequence[str], default: str) -> str:
+def chosen(option: str, argv: Sequence[str], choices: Sequence[str], default: str) -> str:
     """What an option that other settings' defaults hang on is set to."""
-    chosen = default
+    value = default
     for position, word in enumerate(argv):
-        name, equals, value = word.partition("=")
+        name, equals, written = word.partition("=")
         if name == option:
-            chosen = value if equals else next(iter(argv[position + 1 :]), "")
-            if not chosen or chosen.startswith("--"):
+            value = written if equals else next(iter(argv[position + 1 :]), "")
+            if not value or value.startswith("--"):
                 raise ConfigError(option, "needs a value", f"choose {', '.join(choices)}")
-    if chosen not in choices:
+    if value not in choices:
         raise ConfigError(
-            option, f"{chosen!r} is no {option.strip('-').rpartition('.')[2]}", f"choose {', '.join(choices)}"
+            option, f"{value!r} is no {option.strip('-').rpartition('.')[2]}", f"choose {', '.join(choices)}"
         )
-    return chosen
+    return value
 
 
 def _cluster_resources() -> dict[str, float]:

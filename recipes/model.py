@@ -9,24 +9,32 @@ from typing import Any
 from actors.generation.vllm_calls import VllmCalls
 from recipes.data import refuse_without_tiny
 from rstar_ray.chat.hub import local_folder
-from rstar_ray.chat.model_folder import load_chat
+from rstar_ray.chat.model_folder import configured_chat, load_chat
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.model import CONTEXT_TOKENS, TINY, make_tiny_model
 from rstar_ray.tools.spec import ToolSpec
 
 
-def with_local_model(config: RunConfig) -> RunConfig:
-    """With a hub's id replaced by the folder that it was fetched to."""
-    return with_values(config, {"model": str(local_folder(config.model))}) if config.model else config
+def with_local_model(config: RunConfig, *, weights: bool = True) -> RunConfig:
+    """With a hub's id replaced by the folder that it was fetched to, without its weights where nobody reads them."""
+    if not config.model:
+        return config
+    return with_values(config, {"model": str(local_folder(config.model, weights=weights))})
 
 
 def refuse_broken_model(config: RunConfig, folder: Path, tools: Sequence[ToolSpec]) -> None:
     """Raise `ConfigError` for a folder without the weights of the model it describes, or whose chat does not fit.
 
-    A folder that is not made yet is the tiny world's, and fits.
+    A folder that is not made yet is the tiny world's: its weights fit.
     """
     if not (folder / "config.json").is_file():
+        from rstar_ray.tiny.tokenizer import make_tokenizer
+
+        instruct = config.rollout.instruct
+        configured_chat(
+            make_tokenizer(), config.chat, generation={}, instruct=instruct, tools=tools, syntax_of=VllmCalls
+        )
         return
     load_chat(folder, config.chat, instruct=config.rollout.instruct, tools=tools, syntax_of=VllmCalls)
     if config.model:

@@ -20,15 +20,22 @@ from typing import Any
 
 from recipes.command_line import parse
 from recipes.ending import status_of
-from recipes.model import start_folder, with_local_model
+from recipes.model import (
+    refuse_beyond_context,
+    refuse_broken_model,
+    refuse_uneven_split,
+    start_folder,
+    with_local_model,
+)
 from recipes.recipe import Recipe
 from recipes.scales import MACHINES
-from recipes.session import run, run_path, say
+from recipes.session import brought, run, run_path, say
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.tools.spec import ToolSpec
 from scheduler.plan import ModelShape, read_model
 from scheduler.rehearsal import Seen, compared, told
 
@@ -105,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def rehearse(argv: Sequence[str]) -> int:
     """Run, then compare; the exit status."""
     (config,) = parse([REHEARSAL], argv, show=say)
-    config = with_local_model(config)
+    tools, _, _ = brought([config])
+    config = with_local_model(config, weights=False)
     config.check_paths()
     if not config.run_dir:
         beside = run_path(config)
@@ -114,6 +122,7 @@ def rehearse(argv: Sequence[str]) -> int:
     if (path / "metrics.jsonl").exists():
         raise ConfigError("--run-dir", f"{path} has been run in already", "give a new one: a rehearsal begins anew")
     if config.model:
+        refuse_unfit(config, tools)
         config = with_values(config, {"model": str(random_model(config, path))})
     kill = Kill(path)
     killing = threading.Thread(target=kill.watch, daemon=True)
@@ -129,6 +138,14 @@ def rehearse(argv: Sequence[str]) -> int:
     return int(any(line.wrong for line in lines))
 
 
+def refuse_unfit(config: RunConfig, tools: Sequence[ToolSpec]) -> None:
+    """Raise `ConfigError` for a model that a run would refuse, before weights of its size are written."""
+    folder = Path(config.model)
+    refuse_beyond_context(config, folder)
+    refuse_uneven_split(config, folder)
+    refuse_broken_model(with_values(config, {"model": ""}), folder, tools)  # its weights are not read
+
+
 def random_model(config: RunConfig, path: Path) -> Path:
     """A folder beside the run directory, which every node sees: all of --model but its weights, and random ones."""
     import torch
@@ -136,11 +153,13 @@ def random_model(config: RunConfig, path: Path) -> Path:
     from actors.weights.random_weights import write_random_weights
 
     folder = path.with_name(f"{path.name}-random-model")
-    if not (folder / "whole").exists():
+    whole, made_of = folder / "whole", f"{Path(config.model).absolute()} {config.learner.dtype} seed {config.seed}\n"
+    if not whole.exists() or whole.read_text("utf-8") != made_of:
+        shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(config.model, folder, ignore=shutil.ignore_patterns(*WEIGHTS), dirs_exist_ok=True)
         count = write_random_weights(folder, getattr(torch, config.learner.dtype), seed=config.seed)
         say(f"rehearsal: {count:,} random weights in {folder}")
-        (folder / "whole").touch()
+        whole.write_text(made_of, "utf-8")
     return folder
 
 

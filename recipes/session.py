@@ -55,8 +55,7 @@ def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None, *, sft:
     argv = sys.argv[1:] if argv is None else argv
 
     def act() -> None:
-        configs = [with_local_model(config) for config in parse(recipes, argv, show=say)]
-        run(with_sft_before(configs, recipes[0], sft))
+        run(with_sft_before(parse(recipes, argv, show=say), recipes[0], sft))
 
     _end(status_of(act, interrupted="stopped; the same command goes on from the newest checkpoint"))
 
@@ -66,15 +65,19 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
     argv = sys.argv[1:] if argv is None else argv
 
     def act() -> None:
-        config = with_local_model(*parse([recipe], argv, show=say))
-        config.check_paths()
+        (config,) = parse([recipe], argv, show=say)
+        with_values(config, {"model": ""}).check_paths()
+        if config.telemetry.wandb:
+            raise ConfigError("--telemetry.wandb", "it gets the numbers of training steps alone", "leave it out")
         refuse_own_code(config)
         sets = problem_sets(config)
+        tools = tools_of(config)
         path = run_path(config)
+        config = with_local_model(config)
+        config.check_paths()
         model = _policy_to_evaluate(config, path)
         refuse_beyond_context(config, model)
         refuse_uneven_split(config, model)
-        tools = tools_of(config)
         refuse_broken_model(config, model, tools)
         connect()
         asyncio.run(_evaluate(config, sets, model, path, tools))
@@ -96,13 +99,10 @@ def say(line: str) -> None:
 def run(configs: Sequence[RunConfig]) -> None:
     """Check everything that can be checked, then start and go through the stages that are not done."""
     path = run_path(configs[0])
+    tools, problems, heldout = brought(configs)
+    configs = [with_local_model(config) for config in configs]
     for config in configs:
         config.check_paths()
-        refuse_missing_sink(config.telemetry.wandb)
-    refuse_own_code(configs[0])
-    tools = tools_of(configs[0])
-    problems = {config.stage: training_problems(config) for config in configs if config.stage != "sft"}
-    heldout = heldout_problems(configs[0])
     ahead = [config for config in configs if not _done(config, RunDir(path), heldout)]
     model = start_folder(ahead[0], path, _finished_before(ahead[0], path)) if ahead else path
     for config in ahead:  # all of them run on the engines of the first
@@ -127,6 +127,22 @@ def run(configs: Sequence[RunConfig]) -> None:
 
         write_report(path, say)
         say(f"report: {path / 'report.md'}")
+
+
+def brought(configs: Sequence[RunConfig]) -> tuple[list[ToolSpec], dict[str, list[Problem]], list[Problem]]:
+    """What a person brings beside the model, which may have to be fetched: tools, problems by stage, held-out ones.
+
+    Raises `ConfigError` for what is not there, or not what it should be.
+    """
+    for config in configs:
+        with_values(config, {"model": ""}).check_paths()
+        refuse_missing_sink(config.telemetry.wandb)
+        if config.evaluate.files:
+            mend = "give --data.heldout, or evaluate with recipes/evaluate.py"
+            raise ConfigError("--evaluate.files", "a run is evaluated on its held-out problems", mend)
+    refuse_own_code(configs[0])
+    problems = {config.stage: training_problems(config) for config in configs if config.stage != "sft"}
+    return tools_of(configs[0]), problems, heldout_problems(configs[0])
 
 
 def _refuse_other_adapters(config: RunConfig, path: Path) -> None:

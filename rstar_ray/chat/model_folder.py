@@ -41,10 +41,24 @@ def load_chat(
     `instruct` puts the tools' schemas and the answer format before the problem. `syntax_of` is asked for a parser of
     vLLM's; without it such calls are not read, which those who only write prompts need not.
     """
-    tools = [python_tool(config.tool_name) if tool.runs == "python" else tool for tool in tools]
     tokenizer = load_tokenizer(folder)
     _refuse_other_vocabulary(tokenizer, folder)
-    found = resolve(tokenizer, _generation(tokenizer, folder), choices(config))
+    found = _generation(tokenizer, folder)
+    return configured_chat(tokenizer, config, generation=found, instruct=instruct, tools=tools, syntax_of=syntax_of)
+
+
+def configured_chat(
+    tokenizer: Any,
+    config: ChatConfig,
+    *,
+    generation: Mapping[str, Any],
+    instruct: bool,
+    tools: Sequence[ToolSpec] = (PYTHON_TOOL,),
+    syntax_of: SyntaxOf | None = None,
+) -> TokenizerChat:
+    """As `load_chat`, of a tokenizer at hand; `generation` is what generation_config.json would hold."""
+    tools = [python_tool(config.tool_name) if tool.runs == "python" else tool for tool in tools]
+    found = resolve(tokenizer, generation, choices(config))
     profile = for_tools(found, [tool.name for tool in tools])
     thinking = "" if config.thinking == "auto" else config.thinking
     syntax = None

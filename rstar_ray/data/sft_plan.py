@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from rstar_ray.algorithm.update import SftExample
-from rstar_ray.chat.model_folder import load_chat
-from rstar_ray.chat.template import TokenizerChat, chat_of
+from rstar_ray.chat.model_folder import configured_chat, load_chat
+from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig
 from rstar_ray.data.conversation import Conversation, RowError, conversation
 from rstar_ray.data.sft import RowProblem, encode
@@ -44,7 +44,7 @@ class ChatSource:
         if self.folder is None:
             from rstar_ray.tiny.tokenizer import make_tokenizer
 
-            return chat_of(make_tokenizer(), instruct=False)
+            return configured_chat(make_tokenizer(), self.config, generation={}, instruct=False)
         return load_chat(Path(self.folder), self.config, instruct=False)
 
 

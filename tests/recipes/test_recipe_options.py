@@ -14,9 +14,10 @@ from recipes.data import heldout_problems, problem_sets, training_problems
 from recipes.evaluate import EVALUATE
 from recipes.model import model_context_tokens
 from recipes.prepare import main as prepare
+from recipes.recipe import Recipe
 from recipes.scales import SCALES, at_scale, detect_scale
 from recipes.serve import main as serve
-from recipes.session import run, run_path, tools_of, with_sft_before
+from recipes.session import launch_evaluation, run, run_path, tools_of, with_sft_before
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
@@ -58,6 +59,7 @@ def refusal(*arguments: str) -> str:
         (["--tools.use", "python", "search"], "--tools.use", "module:object"),
         (["--steps", "-3"], "--steps", "at least 0"),
         (["--stage", "stage2"], "--stage", "recipes/stage2.py"),
+        (["--stage", "stage9"], "--stage", "leave it out"),
         (["--sft.warmup-share", "0.9", "--sft.steps", "4"], "--sft.warmup-share", "--sft.steps"),
     ],
 )
@@ -70,6 +72,23 @@ def test_a_bad_option_is_refused_in_one_line_that_names_it_and_the_mend(argument
 @pytest.mark.parametrize("option", ["--steps", "--rollout.max-response-tokens"])
 def test_an_option_without_its_value_is_named(option: str):
     assert refusal(option).startswith(f"{option}: needs a value")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "option", "meant"),
+    [
+        (SFT, "--steps", "--sft.steps"),
+        (SFT, "--optimizer.learning-rate", "--sft.learning-rate"),
+        (EVALUATE, "--rollout.temperature", "--evaluate.temperature"),
+        (EVALUATE, "--rollout.max-response-tokens", "--evaluate.max-response-tokens"),
+    ],
+)
+def test_a_setting_of_other_stages_is_refused_with_the_one_that_is_meant(recipe: Recipe, option: str, meant: str):
+    with pytest.raises(ConfigError) as refused:
+        parse([recipe], [*TINY, f"{option}=1"])
+    assert str(refused.value).startswith(f"{option}: it means nothing to") and str(refused.value).endswith(meant)
+    parse([recipe], [*TINY, option, "1", meant, "1"])  # options that several commands share
+    parse(ALL, [*TINY, option, "1"])
 
 
 def test_an_unknown_scale_is_refused_with_the_choices():
@@ -191,6 +210,13 @@ def test_help_shows_every_field_with_its_default(capsys: pytest.CaptureFixture[s
     for name in leaves(RunConfig()):
         assert "--" + name.replace("_", "-") in shown, name
     assert "[tokens]" in shown and "(default: 88)" in shown
+
+
+def test_help_of_the_whole_recipe_shows_how_long_its_sft_is(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parse(ALL, ["--scale", "gpu", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "(default: 5200)" in shown and "(default: 300)" in shown
 
 
 def test_changes_are_found_and_applied_by_dotted_names():
@@ -400,6 +426,50 @@ def test_a_named_file_is_evaluated_whole_unless_less_is_asked_for(tmp_path: Path
     assert len(heldout_problems(config)) == 240
 
 
+def test_what_nobody_would_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    files = ["--evaluate.files", str(tmp_path), "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(ConfigError, match=r"--evaluate\.files: a run is evaluated on its held-out problems"):
+        run(parse([STAGE_1], [*TINY, *files]))
+    with pytest.raises(SystemExit, match="2"):
+        launch_evaluation(EVALUATE, [*TINY, "--telemetry.wandb", "project"])
+    assert capsys.readouterr().err.startswith("error: --telemetry.wandb: it gets the numbers of training steps alone")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--chat.template", "/no/such.jinja"], "--chat.template: /no/such.jinja cannot be read"),
+        (["--chat.parser", "none-of-them"], "--chat.parser: "),
+        (["--chat.stop", "<never>"], "--chat.stop: "),
+    ],
+)
+def test_how_one_talks_with_the_tiny_worlds_first_model_is_looked_at_before_anything_starts(
+    options: list[str], line: str, tmp_path: Path
+):
+    with pytest.raises(ConfigError) as refused:
+        run(parse([SFT], [*TINY, "--run-dir", str(tmp_path / "run"), *options]))
+    assert str(refused.value).startswith(line) and not (tmp_path / "run").exists()
+
+
+def test_a_model_is_fetched_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fetch(model: str, *, weights: bool) -> Path:
+        raise AssertionError(f"{model} was fetched")
+
+    monkeypatch.setattr("recipes.model.local_folder", fetch)
+    hub = ["--model", "Qwen/Qwen3-14B", "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(ConfigError, match=r"--data\.train: it is empty"):
+        run(parse([STAGE_1], ["--scale", "gpu", *hub]))
+    with pytest.raises(SystemExit, match="2"):
+        launch_evaluation(EVALUATE, [*TINY, *hub, "--evaluate.files", str(tmp_path / "absent")])
+
+
+def test_plain_grpo_keeps_what_it_draws():
+    (config,) = parse([STAGE_1], [*TINY, "--algorithm.resample", "none", "--algorithm.keep", "16"])
+    assert config.algorithm.num_rollouts == 16  # above the 8 that scale tiny draws where it resamples
+    parse([STAGE_1], [*TINY, "--algorithm.resample", "none", "--algorithm.keep", "2"])  # it keeps any failures
+
+
 def test_keeping_only_failures_is_refused():
     beside = "4 kept leave no place for a success beside 4 failures; give 5 or more, or --algorithm.least-failures 3 or"
     assert beside in refusal("--algorithm.least-failures", "4")
@@ -416,8 +486,14 @@ def test_keeping_only_failures_is_refused():
         (chat, ["--modle", "x"], "--modle: no such option; perhaps --model"),
         (chat, ["--model", "x", "--max-tokens", "0"], "--max-tokens: 0 is too small; give at least 1"),
         (serve, ["--port", "x"], "--port: "),
+        (chat, ["--model", "x", "--token", "t"], "--token: a model that is served here asks for none; leave it out"),
+        (chat, ["--model", "x", "--temperature", "nan"], "--temperature: nan is no temperature; give 0 or more"),
+        (chat, ["--model", "absent/x", "--tools.use", "absent:x"], "--tools.use absent:x: ModuleNotFoundError"),
+        (serve, ["--model", "x", "--allow-origin", "https://a/"], "--allow-origin: 'https://a/' is no origin; give"),
+        (serve, ["--model", "x", "--allow-host", "a:80"], "--allow-host: 'a:80' is no host name; give a name alone"),
         (watch, ["runs/x", "--prot", "1"], "--prot: no such option; perhaps --port"),
         (show_chat, [], "command line: "),
+        (show_chat, ["no-such-folder"], "MODEL: there is no folder 'no-such-folder'; give"),
         (show_chat, ["x", "--chat.sytem", "y"], "--chat.sytem: no such option; perhaps --chat.system"),
     ],
 )
@@ -442,6 +518,11 @@ def test_a_protocol_sets_what_was_published_and_other_options_go_over_it():
     assert asked("--evaluate.protocol=release") == (16, 0.0, 1.0, 30_720, 5)
     assert asked("--evaluate.protocol", "paper", "--evaluate.samples", "4") == (4, 0.6, 1.0, 30_720, 30)
     assert asked("--evaluate.protocol", "rstar2-agent-14b") == (16, 0.6, 1.0, 30_720, 30)
+    few = ["--evaluate.protocol", "paper", "--evaluate.max-response-tokens", "512", "--evaluate.samples=2"]
+    (small,) = parse([EVALUATE], [*TINY, *few])
+    assert (small.evaluate.samples, small.evaluate.max_response_tokens, small.evaluate.max_turns) == (2, 512, 30)
+    with pytest.raises(ConfigError, match=r"--evaluate\.max-response-tokens: a response of 30720 tokens leaves no"):
+        parse([EVALUATE], [*TINY, "--evaluate.protocol", "paper"])
     (tiny,) = parse([EVALUATE], TINY)
     assert (tiny.evaluate.samples, tiny.evaluate.max_turns) == (4, 6)
     with pytest.raises(ConfigError, match=r"--evaluate\.protocol: 'papers' is no protocol; choose own, paper, release"):

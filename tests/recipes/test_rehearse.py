@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from recipes.rehearse import REHEARSAL, STEPS
+from recipes.rehearse import REHEARSAL, STEPS, random_model, rehearse
 from recipes.scales import MACHINES, at_scale
-from rstar_ray.config import RunConfig
+from rstar_ray.config import RunConfig, with_values
+from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.model import make_random_model
 from scheduler.plan import QWEN3_14B, ModelShape
 from scheduler.rehearsal import Line, Seen, compared, told
@@ -91,6 +93,37 @@ def test_on_gpus_memory_and_times_are_held_against_the_plan():
 def test_a_line_without_a_plan_has_no_ratio():
     line = Line(what="driver, host", planned=None, seen=2.0, unit="GB")
     assert told([line]).splitlines()[1].split() == ["driver,", "host", "-", "2", "GB", "-", "ok"]
+
+
+def test_random_weights_are_those_of_the_model_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made: list[str] = []
+
+    def write(folder: Path, dtype: torch.dtype, *, seed: int) -> int:
+        made.append(f"{(folder / 'config.json').read_text()} {dtype} {seed}")
+        return 1
+
+    monkeypatch.setattr("actors.weights.random_weights.write_random_weights", write)
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(name)
+    base = config()
+    for changed in ({"model": "one"}, {"model": "one"}, {"model": "other"}, {"model": "other", "seed": 1}):
+        random_model(with_values(base, {**changed, "model": str(tmp_path / changed["model"])}), tmp_path / "run")
+    assert made == ["one torch.float32 0", "other torch.float32 0", "other torch.float32 1"]
+
+
+def test_what_is_refused_is_refused_before_random_weights_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def write(*_: Any) -> Path:
+        raise AssertionError("weights were written")
+
+    monkeypatch.setattr("recipes.rehearse.random_model", write)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"num_attention_heads": 8, "max_position_embeddings": 1024}')
+    options = ["--model", str(tmp_path / "model"), "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(ConfigError, match=r"--data\.train: it is empty"):
+        rehearse(["--scale", "gpu", *options])
+    with pytest.raises(ConfigError, match=r"--engine\.max-context-tokens: 2048 is above the 1024"):
+        rehearse(["--scale", "tiny", *options])
 
 
 @pytest.mark.real

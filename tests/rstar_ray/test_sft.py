@@ -9,12 +9,13 @@ import pytest
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.chat.resolve import ChatChoices
 from rstar_ray.chat.template import TokenizerChat, chat_of
+from rstar_ray.config import ChatConfig
 from rstar_ray.data.conversation import Conversation, conversation
 from rstar_ray.data.sft import RowProblem, encode, render
 from rstar_ray.data.sft_plan import ChatSource, plan_sft
 from rstar_ray.errors import ConfigError
 from rstar_ray.outcome import Outcome
-from rstar_ray.tiny.tokenizer import make_tokenizer
+from rstar_ray.tiny.tokenizer import CHAT_TEMPLATE, make_tokenizer
 from rstar_ray.trajectory import Problem, ToolResult
 from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
 
@@ -199,6 +200,15 @@ def test_what_a_template_refuses_is_a_reason():
 
 def plan(path: Path, *, max_left_out: float = 0.5, max_tokens: int = 2_000, **more: Any) -> Any:
     return plan_sft(path, ChatSource(None), max_tokens=max_tokens, max_left_out=max_left_out, **more)
+
+
+def test_the_tiny_worlds_conversations_are_read_as_the_options_say(tmp_path: Path):
+    assert "<answer>" not in [text for _, text in ChatSource(None).load().profile.stop_tokens]
+    asked = ChatConfig(stop=("<answer>",), template=str(tmp_path / "own.jinja"))
+    (tmp_path / "own.jinja").write_text(CHAT_TEMPLATE.replace("You may call these functions", "These can be called"))
+    chat = ChatSource(None, asked).load()
+    assert "<answer>" in [text for _, text in chat.profile.stop_tokens]
+    assert "These can be called" in chat.tokenizer.chat_template
 
 
 def test_rows_that_do_not_fit_are_left_out_and_counted_by_reason(tmp_path: Path, chat: TokenizerChat):
