@@ -11,11 +11,13 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from recipes.scales import MACHINES, at_scale
+from recipes.command_line import chosen, given
+from recipes.scales import MACHINES, SCALES, at_scale
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.algorithm.state_bytes import gradient_bytes, state_bytes
@@ -42,6 +44,7 @@ from scheduler.traces.stages import STAGES
 
 GPU = Gpu()
 """The planner's own: what is named here is the same."""
+OF_THE_DRY_RUN = {"--nodes", "--when-short", "--picture"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,15 +109,32 @@ class PlanConfig:
             raise ValueError(f"--gpus {self.gpus} is no multiple of --tensor-parallel {self.tensor_parallel}")
 
 
-def of_scale(config: PlanConfig) -> PlanConfig:
-    """With the GPUs and the settings of the scale, where one is named, for what is left at its default here."""
-    if not config.scale or config.dry_run:
-        return config
-    machines = MACHINES[config.scale]
+def parsed(argv: Sequence[str]) -> PlanConfig:
+    """What is said, and for the rest the scale's. Raises `ConfigError` for what would mean nothing."""
+    asked = given(argv)
+    dry_run, scale = "--dry-run" in asked, chosen("--scale", argv, ("", *SCALES), "")
+    default = of_scale(scale) if scale and not dry_run else PlanConfig()
+    config = options_of(PlanConfig, argv, default=default, description=__doc__)
+    known = {f"--{item.name.replace('_', '-')}" for item in dataclasses.fields(PlanConfig)}
+    known |= {f"--no-{name[2:]}" for name in known}
+    if dry_run:
+        idle = known - OF_THE_DRY_RUN - {"--scale", "--dry-run"}
+        why, mend = f"the dry run places what scale {scale} has", "leave it out"
+    else:
+        idle, why, mend = OF_THE_DRY_RUN, "it is for the dry run", "give --dry-run too"
+    for option in sorted(asked & idle):
+        raise ConfigError(option, why, mend)
+    return config
+
+
+def of_scale(scale: str) -> PlanConfig:
+    """With the GPUs and the settings of a scale."""
+    machines = MACHINES[scale]
     if not machines.gpus:
-        raise ValueError(f"--scale {config.scale} has no GPUs to plan for; with --dry-run it shows who sits where")
-    run = at_scale(STAGE_1.paper, config.scale, STAGE_1.tiny)
+        raise ValueError(f"--scale {scale} has no GPUs to plan for; with --dry-run it shows who sits where")
+    run = at_scale(STAGE_1.paper, scale, STAGE_1.tiny)
     of_the_scale: dict[str, Any] = {
+        "scale": scale,
         "gpus": machines.nodes * machines.gpus,
         "gpu_memory_gb": machines.gpu_memory_gb,
         "micro_batch_tokens": run.learner.micro_batch_tokens,
@@ -123,8 +143,7 @@ def of_scale(config: PlanConfig) -> PlanConfig:
         "zero": run.learner.zero,
         "prompts": run.prompts_per_step,
     }
-    left = {item.name for item in dataclasses.fields(config) if getattr(config, item.name) == item.default}
-    return dataclasses.replace(config, **{name: value for name, value in of_the_scale.items() if name in left})
+    return PlanConfig(**of_the_scale)
 
 
 def show_dry_run(config: PlanConfig) -> int:
@@ -310,7 +329,7 @@ def row(placement: PoolPlan) -> dict[str, Any]:
 
 def main() -> None:
     try:
-        config = of_scale(options_of(PlanConfig, None, description=__doc__))
+        config = parsed(sys.argv[1:])
         if config.dry_run:
             sys.exit(show_dry_run(config))
         model, colocated, separated = plan(config)

@@ -9,7 +9,7 @@ import pytest
 from actors.placement import plan_layout
 from actors.seating import Seat
 from recipes.dry_run import Seating, draw, dry_run, problems, table, told
-from recipes.plan import PlanConfig, of_scale, plan
+from recipes.plan import PlanConfig, of_scale, parsed, plan
 from recipes.scales import MACHINES, Machines, at_scale
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
@@ -106,7 +106,7 @@ def test_a_missing_node_is_refused_before_anything_starts():
 
 @pytest.mark.parametrize("scale", ["gpu-8", "mi300x-64"])
 def test_the_papers_model_fits_the_scales_for_it(scale: Literal["gpu-8", "mi300x-64"]):
-    _, colocated, _ = plan(of_scale(PlanConfig(scale=scale)))
+    _, colocated, _ = plan(of_scale(scale))
     assert colocated.problems == ()
     run = at_scale(STAGE_1.paper, scale, STAGE_1.tiny)
     memory = colocated.memory
@@ -116,13 +116,40 @@ def test_the_papers_model_fits_the_scales_for_it(scale: Literal["gpu-8", "mi300x
 
 
 def test_a_plan_takes_its_gpus_from_a_scale():
-    planned = of_scale(PlanConfig(scale="gpu-8"))
+    planned = parsed(["--scale", "gpu-8"])
     assert (planned.gpus, planned.gpu_memory_gb, planned.offload, planned.prompts) == (8, 80.0, True, 64)
-    assert of_scale(PlanConfig(scale="gpu-8", gpu_memory_gb=141)).gpu_memory_gb == 141
     with pytest.raises(ValueError, match="--scale tiny has no GPUs to plan for"):
-        of_scale(PlanConfig(scale="tiny"))
+        parsed(["--scale", "tiny"])
     with pytest.raises(ValueError, match="--dry-run needs a --scale"):
         PlanConfig(dry_run=True)
+
+
+def test_what_is_said_goes_over_the_scale_even_where_it_is_a_default():
+    planned = parsed(["--scale", "gpu-8", "--gpus=64", "--no-offload", "--gpu-memory-gb", "141"])
+    assert (planned.gpus, planned.offload, planned.gpu_memory_gb, planned.prompts) == (64, False, 141.0, 64)
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("--scale gpu-8 --dry-run --gpus 4", "--gpus: the dry run places what scale gpu-8 has; leave it out"),
+        ("--scale gpu-8 --dry-run --no-offload", "--no-offload: the dry run places what scale gpu-8 has"),
+        ("--scale gpu-8 --dry-run --json", "--json: the dry run places what scale gpu-8 has"),
+        ("--scale gpu-8 --nodes 2", "--nodes: it is for the dry run; give --dry-run too"),
+        ("--picture here.png", "--picture: it is for the dry run; give --dry-run too"),
+    ],
+)
+def test_what_would_mean_nothing_to_a_plan_or_a_dry_run_is_refused(said: str, line: str):
+    with pytest.raises(ConfigError) as refused:
+        parsed(said.split())
+    assert str(refused.value).startswith(line)
+
+
+def test_a_dry_run_takes_its_own_options():
+    asked = parsed(
+        ["--scale", "mi300x-64", "--dry-run", "--nodes", "7", "--when-short", "smaller", "--picture", "p.png"]
+    )
+    assert (asked.dry_run, asked.nodes, asked.when_short, str(asked.picture)) == (True, 7, "smaller", "p.png")
 
 
 @pytest.mark.real
