@@ -63,7 +63,10 @@ def _generated(seed: int, split: Split, count: int, option: str) -> list[Problem
 def problem_sets(config: RunConfig) -> dict[str, list[Problem]]:
     """By name, for recipes/evaluate.py."""
     if not config.evaluate.files:
-        return {HELD_OUT: heldout_problems(config)}
+        heldout = heldout_problems(config)
+        if not heldout:
+            refuse_without_tiny(config, "--evaluate.files", "name problem files, or give --data.heldout")
+        return {HELD_OUT: heldout}
     stems = [Path(path).stem for path in config.evaluate.files]
     if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
         raise ConfigError("--evaluate.files", f"two files are named {twice}", "rename one: results go by the name")

@@ -142,7 +142,10 @@ def brought(configs: Sequence[RunConfig]) -> tuple[list[ToolSpec], dict[str, lis
             raise ConfigError("--evaluate.files", "a run is evaluated on its held-out problems", mend)
     refuse_own_code(configs[0])
     problems = {config.stage: training_problems(config) for config in configs if config.stage != "sft"}
-    return tools_of(configs[0]), problems, heldout_problems(configs[0])
+    heldout = heldout_problems(configs[0])
+    if configs[0].evaluate.every_steps and not heldout:
+        raise ConfigError("--evaluate.every-steps", "there are no held-out problems", "give --data.heldout too")
+    return tools_of(configs[0]), problems, heldout
 
 
 def _refuse_other_adapters(config: RunConfig, path: Path) -> None:

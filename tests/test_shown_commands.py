@@ -16,7 +16,7 @@ RUN_BY = {
     "recipes/stage1.py": ("deploy/test_dashboards_real.py", "recipes/stage1.py"),
     "recipes/replay.py": ("recipes/test_train_real.py", "recipes/replay.py"),
     "recipes/watch.py": ("recipes/test_watch_recipe.py", "recipes.watch"),
-    "recipes/plan.py": ("recipes/test_recipe_examples.py", "PlanConfig"),
+    "recipes/plan.py": ("recipes/test_recipe_examples.py", "recipes.plan"),
     "recipes/rehearse.py": ("recipes/test_rehearse.py", "recipes/rehearse.py"),
     "make gpu-smoke": ("gpu/test_on_a_gpu.py", "make gpu-smoke"),
     "recipes/prepare.py": ("recipes/test_prepare_recipe.py", "recipes.prepare import main"),

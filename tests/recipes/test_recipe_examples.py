@@ -8,7 +8,7 @@ import pytest
 
 from recipes.command_line import parse
 from recipes.evaluate import EVALUATE
-from recipes.plan import PlanConfig
+from recipes.plan import parsed
 from recipes.recipe import Recipe
 from recipes.rehearse import REHEARSAL
 from recipes.sft import SFT
@@ -18,7 +18,8 @@ from recipes.stage3 import STAGE_3
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = [*(REPOSITORY / "recipes").glob("*.py"), REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
-COMMAND = re.compile(r"python recipes/(\w+)\.py((?: +[^\s`\n]+)*)")
+PAGES += [*(REPOSITORY / "deploy" / "kubernetes").glob("*.yaml")]
+COMMAND = re.compile(r"python recipes/(\w+)\.py((?: +[^\s`\n\"]+)*)")
 RECIPES: dict[str, list[Recipe]] = {
     "sft": [SFT], "stage1": [STAGE_1], "stage2": [STAGE_2], "stage3": [STAGE_3], "evaluate": [EVALUATE],
     "train": [SFT, STAGE_1, STAGE_2, STAGE_3], "rehearse": [REHEARSAL],
@@ -37,8 +38,19 @@ def test_a_command_that_is_shown_is_understood(name: str, said: str):
     assert len(configs) == len(RECIPES[name])
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (name, said)
+        for name, said in SHOWN
+        if name in RECIPES.keys() - {"evaluate"} and re.search("--scale (?!tiny)", said)
+    ],
+)
+def test_a_command_that_is_shown_at_a_larger_scale_brings_what_it_trains_on(name: str, said: str):
+    for config in parse(RECIPES[name], shlex.split(said)):
+        assert config.sft.data if config.stage == "sft" else config.data.train
+
+
 @pytest.mark.parametrize("said", [said for name, said in SHOWN if name == "plan"])
 def test_a_plan_that_is_shown_can_be_made(said: str):
-    import tyro
-
-    assert tyro.cli(PlanConfig, args=shlex.split(said))
+    assert parsed(shlex.split(said))

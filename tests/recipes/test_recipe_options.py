@@ -430,6 +430,15 @@ def test_what_nobody_would_read_is_refused(tmp_path: Path, capsys: pytest.Captur
     files = ["--evaluate.files", str(tmp_path), "--run-dir", str(tmp_path / "run")]
     with pytest.raises(ConfigError, match=r"--evaluate\.files: a run is evaluated on its held-out problems"):
         run(parse([STAGE_1], [*TINY, *files]))
+    problems = tmp_path / "set.jsonl"
+    problems.write_text('{"id": "a", "problem": "1 + 1?", "answer": "2"}\n')
+    curves = ["--evaluate.every-steps", "10", "--data.train", str(problems), "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(
+        ConfigError, match=r"--evaluate\.every-steps: there are no held-out problems; give --data\.heldout"
+    ):
+        run(parse([STAGE_1], ["--scale", "gpu", *curves]))
+    with pytest.raises(ConfigError, match=r"--evaluate\.files: it is empty, and scale gpu has none of its own"):
+        problem_sets(*parse([EVALUATE], ["--scale", "gpu"]))
     with pytest.raises(SystemExit, match="2"):
         launch_evaluation(EVALUATE, [*TINY, "--telemetry.wandb", "project"])
     assert capsys.readouterr().err.startswith("error: --telemetry.wandb: it gets the numbers of training steps alone")
