@@ -32,6 +32,15 @@ from sandbox.http import door
 MAX_BODY_BYTES = 4 * 2**20
 MAX_TALKS = 64
 """Answered at once; more are told to come later."""
+NEUTRAL: dict[str, Sequence[Any]] = {
+    "stop": ("", []),
+    "response_format": ({"type": "text"},),
+    "logprobs": (False,),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+}
+"""What of a request this server does not do, and the values that ask for nothing, beside null."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -219,6 +228,9 @@ def read_request(body: bytes) -> Asked:
         raise BadRequest("tools: the agent's own run inside; send none")
     if fields.get("n", 1) != 1:
         raise BadRequest("n: one answer at a time")
+    for name, nothing in NEUTRAL.items():
+        if fields.get(name) is not None and fields[name] not in nothing:
+            raise BadRequest(f"{name}: this server does not do it; leave it out")
     try:
         messages = conversation({"messages": fields.get("messages")}, "request").messages
     except RowError as error:

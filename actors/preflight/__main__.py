@@ -34,6 +34,9 @@ def parse(arguments: Sequence[str] | None = None) -> Asked:
     parser.add_argument("--gpus", type=int, default=0, help="every node must show as many (default: what it has)")
     parser.add_argument("--no-probes", action="store_true", help="read only: no pair of processes, no sandbox")
     options = parser.parse_args(arguments)
+    for name, least in (("checkpoints", 1), ("gpus", 0)):
+        if (count := getattr(options, name)) < least:
+            raise ConfigError(f"--{name}", f"{count} is too small", f"give at least {least}")
     for name in ("run_dir", "model"):
         if (path := getattr(options, name)) and not Path(path).is_absolute():
             raise ConfigError("--" + name.replace("_", "-"), f"{path!r} is relative", "give an absolute path")

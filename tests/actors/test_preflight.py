@@ -263,6 +263,12 @@ def test_relative_paths_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert capsys.readouterr().err.startswith("error: --model: 'm' is relative")
 
 
+@pytest.mark.parametrize("option", [["--checkpoints", "0"], ["--gpus", "-1"]])
+def test_a_count_that_would_make_every_check_good_is_refused(option: list[str]):
+    with pytest.raises(ConfigError, match=f"{option[0]}: {option[1]} is too small; give at least"):
+        parse(option)
+
+
 def test_this_machine_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(read, "_torch", lambda: ("cpu", 0))  # whose import takes seconds
     facts = read_facts(Asked(probe=False, run_dir=str(tmp_path)), "here")
