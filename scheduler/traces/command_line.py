@@ -26,6 +26,8 @@ def main() -> None:
     for name, least in (("groups", 1), ("siblings", 1), ("seed", 0), ("number", 0)):
         if getattr(args, name) < least:
             parser.exit(2, f"scheduler.traces: --{name} is {getattr(args, name)}, not at least {least}\n")
+    if args.number and args.kind != "family":
+        parser.exit(2, f"scheduler.traces: --number is {args.number}, and --kind {args.kind} has no numbers\n")
     kind = kind_named(args.kind, args.number)
     rollouts = draw(kind, groups=args.groups, siblings=args.siblings, seed=args.seed, earlier=args.earlier)
     try:

@@ -63,7 +63,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cost", type=Path, help="a fitted engine model (JSON), instead of the computed MI300X")
     parser.add_argument("--picture", type=Path, help="write the picture of the step here")
     parser.add_argument("--json", action="store_true")
-    return parser.parse_args()
+    args = parser.parse_args()
+    cautious = (args.risk, args.preemption_steps, args.idle_share)
+    careless = (PLACEMENT.risk, PLACEMENT.preemption_steps, PLACEMENT.idle_share)
+    if args.rule not in ("expected_kv", "all") and cautious != careless:
+        parser.error(f"--risk, --preemption-steps and --idle-share mean nothing to --rule {args.rule}")
+    return args
 
 
 def _settings(args: argparse.Namespace, rollouts: Sequence[TraceRollout]) -> TwinSettings:

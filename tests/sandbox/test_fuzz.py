@@ -13,13 +13,23 @@ import pytest
 from rstar_ray.outcome import Outcome
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
+from tests.fuzz.__main__ import main as fuzz
 from tests.fuzz.oracle import Canaries, Machine, Oracle, books
 from tests.fuzz.programs import KINDS, made
+from tests.sandbox.as_user import USERS
 
 pytestmark = pytest.mark.caged
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REQUEST = ExecutionRequest(code="1")
+
+
+def test_what_the_door_would_not_read_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    for said in (["--show"], ["--levels", "landlock"], ["--users", next(iter(USERS))]):
+        monkeypatch.setattr("sys.argv", ["fuzz", "--door", *said])
+        with pytest.raises(SystemExit, match="2"):
+            fuzz()
+        assert "--door has no programs, levels or users to choose" in capsys.readouterr().err
 
 
 def test_a_seed_and_a_number_make_a_program():

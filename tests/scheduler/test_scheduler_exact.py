@@ -161,6 +161,10 @@ def test_what_the_twin_assumes_where_nothing_is_said(
     with pytest.raises(SystemExit):
         command_line._arguments()
     assert "required: --trace" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["scheduler.twin", "--trace", "a.jsonl", "--rule", "static", "--risk", "0.1"])
+    with pytest.raises(SystemExit):
+        command_line._arguments()
+    assert "mean nothing to --rule static" in capsys.readouterr().err
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------

@@ -201,6 +201,7 @@ def test_a_line_that_python_cannot_take_is_named_too(tmp_path: Path, line: bytes
         (["--groups", "0"], "--groups is 0"),
         (["--siblings", "-1"], "--siblings is -1"),
         (["--seed", "-1"], "--seed is -1"),
+        (["--number", "3"], "--number is 3, and --kind stage1 has no numbers"),
         (["--groups", "1", "--out", "{folder}"], "--out: "),
         (["--groups", "1", "--out", "{folder}/nowhere/t.jsonl"], "--out: "),
     ],
