@@ -96,7 +96,8 @@ def crew_of(policy: SkilledPolicy, shown: list[str]) -> Crew:
         return placement(len(asked))
 
     def exported(folder: Path) -> tuple[Path, ...]:
-        shown.append(f"exported {folder.parent.name}/{folder.name}")
+        step, _, _own = folder.parent.name.rpartition("-")
+        shown.append(f"exported {step}/{folder.name}")
         return ()
 
     return replace(crew, learner=Forgetful(policy), placed=placed, exported=exported)
