@@ -342,7 +342,11 @@ class Round:
                         connection.sendall(b"0\r\n\r\n")
                 except OSError:
                     pass
-                found = statuses(read_all(connection)[:200])
+                try:
+                    found = statuses(read_all(connection)[:200])
+                except TimeoutError:  # an exception of a thread is nobody's
+                    failed.append(f"no end within {ANSWER_S:g} s")
+                    return
             self.seen.update(found or [0])
             if not set(found) <= STATUSES:
                 failed.append(f"{found}")
