@@ -112,16 +112,17 @@ def run(configs: Sequence[RunConfig]) -> None:
         _refuse_other_adapters(config, path)
         refuse_broken_model(config, model, tools)
     plan = _plan_sft(ahead, path)
-    _claim(path, configs)
-    say(f"run directory: {path}")
-    for line in checkpoint_lines(ahead, model, path):
-        say(line)
-    if not ahead:
-        say("every stage is done already")
-    else:
-        connect()
-        _refuse_unseen(path)
-        asyncio.run(_run_stages(configs, problems, heldout, path, plan))
+    with RunDir(path).held():
+        _claim(path, configs)
+        say(f"run directory: {path}")
+        for line in checkpoint_lines(ahead, model, path):
+            say(line)
+        if not ahead:
+            say("every stage is done already")
+        else:
+            connect()
+            _refuse_unseen(path)
+            asyncio.run(_run_stages(configs, problems, heldout, path, plan))
     with decoration("the report", say):
         from rstar_ray.report.write import write_report
 

@@ -38,6 +38,10 @@ class Checkpoint:
     step: int
 
 
+_held: set[Path] = set()
+"""By this process: a lock on a file keeps out whoever opens it again, in the same process too."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunDir:
     """Where one run keeps everything. `RunDir(path)` only reads; a run opens it with `RunDir.open`."""
@@ -46,6 +50,21 @@ class RunDir:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path).expanduser().absolute())
+
+    @contextmanager
+    def held(self) -> Generator[None, None, None]:
+        """Hold the directory from a run's first look to its end; stages that this process opens are opened under it.
+
+        Raises `ConfigError` as `open` does where it is in use, or holds something else.
+        """
+        self._refuse_foreign_folder()
+        self.refuse_newer()
+        with self._locked():
+            _held.add(self.path)
+            try:
+                yield
+            finally:
+                _held.discard(self.path)
 
     @staticmethod
     @contextmanager
@@ -246,6 +265,9 @@ class RunDir:
 
     @contextmanager
     def _locked(self) -> Generator[None, None, None]:
+        if self.path in _held:
+            yield
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".lock").open("a+")

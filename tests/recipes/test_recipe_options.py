@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from recipes.watch import main as watch
 from rstar_ray.chat.__main__ import main as show_chat
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import RunConfig, differences, leaves, may_change, with_values
-from rstar_ray.errors import ConfigError
+from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.folder import RunDir
 from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
 
@@ -269,6 +270,22 @@ def test_a_run_directory_of_another_configuration_is_refused_and_left_as_it_was(
     with pytest.raises(ConfigError, match=r"prompts_per_step"):
         run([with_values(config, {"prompts_per_step": 3})])
     assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+def test_a_second_run_is_refused_before_ray_starts_whatever_the_first_is_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def connected() -> None:
+        command = [sys.executable, "-c", "import sys; from rstar_ray.run_dir.folder import RunDir"]
+        command[-1] += "; RunDir.open(sys.argv[1], 'stage1', {'seed': 0}).__enter__()"
+        found.append(subprocess.run([*command, str(tmp_path / "run")], capture_output=True, text=True).stderr)
+        raise RStarError("that will do")
+
+    found: list[str] = []
+    monkeypatch.setattr("recipes.session.connect", connected)
+    with pytest.raises(RStarError, match="that will do"):
+        run(parse([SFT], [*TINY, "--run-dir", str(tmp_path / "run")]))
+    assert f"in use by process {os.getpid()}" in found[0]
 
 
 def model_folder(folder: Path, **config: object) -> Path:

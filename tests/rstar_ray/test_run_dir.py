@@ -121,6 +121,17 @@ def test_two_runs_never_share_a_directory(tmp_path: Path):
         pass  # a killed run leaves no lock behind
 
 
+def test_a_run_keeps_its_directory_between_stages_too(tmp_path: Path):
+    code = "import sys; from rstar_ray.run_dir.folder import RunDir\nwith RunDir(sys.argv[1]).held(): print('taken')"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with RunDir(tmp_path).held():
+        with RunDir.open(tmp_path, "stage1", CONFIG):
+            pass
+        refused = subprocess.run(command, capture_output=True, text=True)
+        assert f"in use by process {os.getpid()}" in refused.stderr and not refused.stdout
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "taken\n"
+
+
 def test_the_newest_whole_checkpoint_is_found(tmp_path: Path):
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         assert run_dir.newest_checkpoint("stage1") is None
