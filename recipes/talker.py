@@ -244,9 +244,10 @@ class ServerTalker:
             asked["chat_template_kwargs"] = thinking_switches(self.config.chat.thinking)
         async with self.session.post(f"{self.url}/chat/completions", json=asked) as response:
             if response.status != 200:
-                raise RStarError(
-                    f"{self.url} answered {response.status}: {_line(await response.text(errors='replace'))}"
-                )
+                said = _line(await response.text(errors="replace"))
+                ours = response.status == 400 and not self.config.chat.system and messages[0]["role"] == "system"
+                mend = "; --chat.system none sends it no instructions" if ours else ""  # some templates take none
+                raise RStarError(f"{self.url} answered {response.status}: {said}{mend}")
             async for line in response.content:
                 data = line.decode("utf-8", "replace").removeprefix("data:").strip()
                 if not line.startswith(b"data:") or data == "[DONE]":

@@ -294,6 +294,22 @@ async def test_an_address_that_is_taken_is_refused_before_an_engine_starts(monke
         await serve_recipe.serve(ServeOptions(model="m", port=0))
 
 
+@pytest.mark.parametrize(("system", "told"), [("", True), ("none", False), ("Be brief.", False)])
+@pytest.mark.usefixtures("sandbox")
+async def test_a_server_whose_template_takes_no_system_text_is_told_apart(system: str, told: bool):
+    async def refuse(request: web.Request) -> web.Response:
+        return web.Response(status=400, text="System role not supported")
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", refuse)
+    app.router.add_get("/v1/models", lambda request: asyncio.sleep(0, web.json_response({"data": [{"id": "m"}]})))
+    config = TalkConfig(chat=ChatConfig(system=system))
+    async with TestServer(app) as server, server_talker(str(server.make_url("/")), "", config) as talk:
+        with pytest.raises(RStarError, match="answered 400: System role not supported") as refused:
+            _ = [one async for one in talk.answer([{"role": "user", "content": "x"}])]
+    assert ("--chat.system none" in str(refused.value)) == told
+
+
 @pytest.mark.parametrize("chosen", [{"template": "t.jinja"}, {"parser": "hermes"}, {"stop": ("x",)}])
 def test_what_a_server_decides_itself_is_refused(chosen: dict[str, Any]):
     with pytest.raises(ConfigError, match=rf"--chat.{next(iter(chosen))}: the server has its own"):
