@@ -13,13 +13,18 @@ from typing import Any
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.logger import init_logger
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
 from actors.generation.owner import end_with_owner
 from actors.weights.arrivals import Arrivals
+from actors.weights.prepared import PreparedWeights
+from actors.weights.shared_memory import BY_HANDOVER
 from actors.weights.tensors import TensorBucket, add_checksum
 from actors.weights.transfer import BACKEND
+
+logger = init_logger(__name__)
 
 
 @dataclass
@@ -39,6 +44,16 @@ class Parcel(WeightTransferUpdateInfo):
     handle: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A version that is ready to be handed over."""
+
+    path: str  # of the file it lies in
+    weights: PreparedWeights
+    missing: set[str]  # parameters that did not come
+    checksum: "Future[int] | None"
+
+
 class Loading(WeightTransferEngine[Meet, Parcel]):
     """Loads what arrives through vLLM's layer-wise reload.
 
@@ -54,16 +69,48 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
         self._parameters = {name for name, _ in self.model.named_parameters()}  # of tied ones only the first
         self._arrivals = Arrivals(self.device, self.parallel_config.rank)
         self._hashing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-checksum")
+        self._preparing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights-beside")
+        self._prepared: Future[Prepared] | None = None
         self._checksum: Future[int] | None = None
         self._missing: set[str] = set()
+        self._can_prepare = True
+        self._in_place = False  # layers are being loaded where they serve
 
     def init_transfer_engine(self, init_info: Meet) -> None:
         self._arrivals.join(init_info.meeting)
 
+    def prepare(self, parcel: dict[str, Any]) -> bool:
+        """Begin to make a file's weights ready beside those that serve; whether that is done for this model.
+
+        On a GPU loading in place is a copy or two at the speed of its memory, and there is no room for a second model.
+        """
+        if self.device.type != "cpu" or not self._can_prepare:
+            return False
+        self._prepared = self._preparing.submit(self._prepare, self.parse_update_info(parcel))
+        return True
+
+    def prepared(self) -> bool | None:
+        """Whether weights are ready; None while they are being made so."""
+        if self._prepared is None or not self._prepared.done():
+            return None if self._prepared else False
+        failed = self._prepared.exception()
+        if failed is not None:
+            self._can_prepare, self._prepared = False, None
+            logger.warning("weights of this model are loaded in place, which pauses it for longer: %r", failed)
+        return failed is None
+
+    def _prepare(self, parcel: Parcel) -> Prepared:
+        ready = PreparedWeights(self.model)
+        missing, checksum = set(self._parameters), None
+        for bucket in self._arrivals.parcel(**vars(parcel)):
+            missing -= ready.load(bucket.weights())
+            checksum = self._hashing.submit(_go_on, checksum, bucket)
+        ready.finish()
+        return Prepared(parcel.path, ready, missing, checksum)
+
     def start_weight_update(self) -> None:
         self._checksum = None
         self._missing = set(self._parameters)
-        initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """As the base class, which ends by synchronising an accelerator; a CPU has none."""
@@ -72,6 +119,12 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: Parcel) -> None:
+        if update_info.by == BY_HANDOVER:
+            self._take_prepared(update_info.path)
+            return
+        if not self._in_place:
+            initialize_layerwise_reload(self.model)
+            self._in_place = True
         model: Any = self.model  # vLLM knows of any torch module only that it is one
         for bucket in self._arrivals.parcel(**vars(update_info)):
             weights = ((name, weight.to(self.device)) for name, weight in bucket.weights())
@@ -82,9 +135,18 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
         self._arrivals.end()
         if self._missing:
             raise ValueError(f"no weights came for {sorted(self._missing)}")
-        finalize_layerwise_reload(self.model, self.model_config)
-        if self.device.type == "cpu":
-            self._repack_tied_head()
+        if self._in_place:
+            finalize_layerwise_reload(self.model, self.model_config)
+            self._in_place = False
+            if self.device.type == "cpu":
+                self._repack_tied_head()
+
+    def _take_prepared(self, path: str) -> None:
+        ready = self._prepared.result() if self._prepared else None
+        if ready is None or ready.path != path:
+            raise ValueError(f"the weights of {path} were not made ready")
+        ready.weights.hand_over()
+        self._missing, self._checksum, self._prepared = ready.missing, ready.checksum, None
 
     def checksum(self) -> int | None:
         """None while it is still being computed."""
@@ -104,6 +166,7 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
 
     def shutdown(self) -> None:
         self._arrivals.end()
+        self._preparing.shutdown(wait=False)
         self._hashing.shutdown(wait=False)
 
 
@@ -116,6 +179,14 @@ class WorkerExtension:
     """Methods vLLM adds to its worker, reached by `collective_rpc`."""
 
     weight_transfer_engine: WeightTransferEngine[Any, Any] | None  # vLLM's own
+
+    def prepare_weights(self, parcel: dict[str, Any]) -> bool:
+        assert isinstance(self.weight_transfer_engine, Loading)
+        return self.weight_transfer_engine.prepare(parcel)
+
+    def weights_prepared(self) -> bool | None:
+        assert isinstance(self.weight_transfer_engine, Loading)
+        return self.weight_transfer_engine.prepared()
 
     def loaded_checksum(self) -> int | None:
         assert isinstance(self.weight_transfer_engine, Loading)

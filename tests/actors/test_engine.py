@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from actors.generation import weight_swap
 from actors.generation.engine import Engine
 from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack
 from rstar_ray.errors import EngineError
@@ -124,8 +125,12 @@ async def test_log_probs_equal_the_learners_over_several_publishes_and_turns(eng
     assert max(differences) <= TOLERANCE
 
 
-async def test_a_request_under_way_goes_on_under_the_new_weights(engine: Engine):
+@pytest.mark.parametrize("prepared", [False, True], ids=["in place", "made ready beside"])
+async def test_a_request_under_way_goes_on_under_the_new_weights(
+    engine: Engine, prepared: bool, monkeypatch: pytest.MonkeyPatch
+):
     """Each of its log-probs is the old policy's up to one token and the new one's from there on."""
+    monkeypatch.setattr(weight_swap, "BESIDE_FROM_BYTES", 0 if prepared else 2**40)
     old, new = policy(seed=10), policy(seed=11)
     await engine.update_weights(10, weights(old))
     started = [asyncio.create_task(complete(engine, p, seed=i, max_tokens=900)) for i, p in enumerate(prompts(24))]
@@ -134,7 +139,7 @@ async def test_a_request_under_way_goes_on_under_the_new_weights(engine: Engine)
     update = await engine.update_weights(11, weights(new))
     completions = await asyncio.gather(*started)
     assert under_way.running > 0 and under_way.kv_used_tokens > 0
-    assert update.paused_s < 5
+    assert update.paused_s < 5 and update.prepared == prepared
     crossed = 0
     for prompt, completion in zip(prompts(24), completions, strict=True):
         seen = np.array(completion.logprobs)

@@ -43,6 +43,11 @@ def finish(run: Run, steps: int, seconds: float) -> bool:
     return run.wait(lambda: run.driver is None or run.driver.poll() is not None, seconds) and run.steps() == steps
 
 
+def _ended(run: Run, steps: int) -> bool:
+    """A kill after the last step leaves nothing to do but to end."""
+    return run.steps() == steps and (run.driver is None or run.driver.poll() is not None)
+
+
 def play(run: Run, kills: int, rng: random.Random, *, steps: int, over_s: float) -> list[dict[str, Any]]:
     """Kill the driver so many times over the run; what each cost."""
     costs: list[dict[str, Any]] = []
@@ -59,7 +64,7 @@ def play(run: Run, kills: int, rng: random.Random, *, steps: int, over_s: float)
         run.driver.send_signal(signal.SIGKILL)
         run.driver.wait(20)
         run.keep_up()
-        if not run.wait(lambda reached=reached: run.steps() > reached, over_s):
+        if not run.wait(lambda reached=reached: run.steps() > reached or _ended(run, steps), over_s):
             raise TimeoutError(f"the run did not come back after kill {kill + 1}")
         saved = next(line.line for line in reversed(run.said) if "going on after step" in line.line)
         lost = reached - int(saved.rpartition(" ")[2])
@@ -71,7 +76,7 @@ def play(run: Run, kills: int, rng: random.Random, *, steps: int, over_s: float)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--over-s", type=float, default=300.0)

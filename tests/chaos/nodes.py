@@ -1,7 +1,8 @@
 """`python -m tests.chaos.nodes`: a run on two Ray nodes of this machine, one of which is lost.
 
 With a rank and a replica on each, the node's parts find room on another node, or it comes back, or neither, and then
-the run ends and says so. With one rank a replica alone may be lost, and with it the trajectories that lie there.
+the run ends and says so. With one rank the node without it is lost, and with it a replica alone and the trajectories
+that lie there.
 """
 
 import argparse
@@ -33,9 +34,9 @@ OBJECT_STORE_BYTES = 100 * 2**20
 
 
 class Nodes:
-    """A Ray of our own: a head with room for one bundle, and nodes that come and go. Ends what it started alone."""
+    """A Ray of our own: a head, and nodes with room for one bundle that come and go. Ends what it started alone."""
 
-    def __init__(self, control: Path) -> None:
+    def __init__(self, control: Path, head_cpus: int) -> None:
         """`control`: what `tests.chaos.seams` asks, in every process that a node starts."""
         self._environment = dict(os.environ)
         os.environ |= {VARIABLE: str(control), "PYTHONPATH": str(REPOSITORY)}
@@ -44,9 +45,10 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         shared = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
-        self._cluster: Any = Cluster(initialize_head=True, head_node_args={**shared, "include_dashboard": False})
+        head = {**shared, "num_cpus": head_cpus, "include_dashboard": False}
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         self._shared = shared
-        self._other: Any = None
+        self._other: Any = None  # the one that joined last
         self._seen: dict[int, str] = {}  # every process seen below this one: its id and beginning
 
     @property
@@ -62,6 +64,12 @@ class Nodes:
         """SIGKILL to the raylet and all beside it; its workers end with it."""
         self._note()
         self._cluster.remove_node(other or self._other, allow_graceful=False)
+
+    def without(self, process: psutil.Process) -> Any:
+        """A node that joined and on which this process does not run."""
+        joined = [node for node in self._cluster.worker_nodes if _raylet(node) != process.ppid()]
+        assert joined, "it is on every node"
+        return joined[0]
 
     def end(self) -> list[str]:
         """The names of processes that did not end with their node, which are killed."""
@@ -87,6 +95,11 @@ class Nodes:
                 self._seen[process.pid] = birth(process.pid)
 
 
+def _raylet(node: Any) -> int:
+    (raylet,) = node.all_processes["raylet"]
+    return raylet.process.pid
+
+
 def kinds(nodes: Nodes, ranks: int) -> list[Kind]:
     """What becomes of a node under a run with so many ranks."""
 
@@ -99,11 +112,17 @@ def kinds(nodes: Nodes, ranks: int) -> list[Kind]:
         nodes.lose()
         return nodes.join
 
+    def lose_a_replica(run: Run) -> Any:
+        rank = run.process("learner/rank-0")
+        assert rank is not None
+        nodes.lose(nodes.without(rank))
+        return nodes.join
+
     def before_an_update(run: Run) -> Any:
         hold = run.control / "hold update"
         hold.touch()
         try:
-            during("update", lambda run: nodes.lose())(run)
+            during("update", lose_a_replica)(run)
         finally:
             hold.unlink()
         return nodes.join
@@ -119,7 +138,7 @@ def kinds(nodes: Nodes, ranks: int) -> list[Kind]:
         gone = (*said, "found no trajectories")
         return [
             Kind(name="node lost with a step's trajectories, and comes back", fault=before_an_update, says=gone),
-            Kind(name="node of a replica lost, and comes back", fault=returns, says=said),
+            Kind(name="node of a replica lost, and comes back", fault=lose_a_replica, says=said),
         ]
     ended = (*said, "no node for", "had no node for", "going on after step")
     return [
@@ -134,9 +153,10 @@ def play(folder: Path, policy: Path, *, ranks: int, seeds: int) -> tuple[list[Ca
     options = ("--detector.node-away-s", f"{AWAY_S:g}", "--learner.ranks", str(ranks))
     control = folder / "control"
     control.mkdir(parents=True, exist_ok=True)
-    nodes = Nodes(control)
+    nodes = Nodes(control, head_cpus=int(ranks == 2))
     try:
-        nodes.join()
+        for _ in range(3 - ranks):
+            nodes.join()
         run = Run(folder, policy, options=options, ray=nodes.address)
         campaign = Campaign(run, OVER_S)
         cases: list[Case] = []

@@ -1,0 +1,102 @@
+"""Weights made ready beside those that serve, on real engines of several architectures, held to the learner's."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actors.generation import weight_swap
+from actors.generation.engine import Engine
+from actors.weights.buckets import checksum
+from tests import derived
+from tests.actors.test_engine import complete, logprobs_of, prompts, weights
+
+pytestmark = [pytest.mark.real, pytest.mark.asyncio]
+
+TOLERANCE = 1e-4  # of random norms and biases; one layer of another version is off by 0.1 and more
+SHAPE = {
+    "vocab_size": 97,  # vLLM pads it: a layer larger than what is saved of it
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.1,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "dtype": "float32",
+}
+UNTIED = {"tie_word_embeddings": False}
+TIED = {"tie_word_embeddings": True}
+
+
+def model_of(kind: str, seed: int, **changes: Any) -> Any:
+    """Random weights, biases and norms too, which transformers would begin with noughts and ones."""
+    import transformers
+
+    made: Any = getattr(transformers, f"{kind}ForCausalLM")
+    torch.manual_seed(seed)
+    model: Any = made(made.config_class(**SHAPE | changes)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * (0.5 if "bias" in name else 0.05))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        pytest.param("Qwen2", TIED, id="biases, a tied head"),
+        pytest.param(
+            "Llama", UNTIED | {"attention_bias": True, "mlp_bias": True}, id="a head of its own", marks=pytest.mark.slow
+        ),
+        pytest.param("Gemma3", TIED, id="other norms", marks=pytest.mark.slow),
+        pytest.param("Phi3", UNTIED, id="saved in one", marks=pytest.mark.slow),
+        pytest.param("Mistral", UNTIED, id="mistral", marks=pytest.mark.slow),
+        pytest.param("Olmo2", UNTIED, id="norms elsewhere", marks=pytest.mark.slow),
+        pytest.param("Granite", TIED, id="granite", marks=pytest.mark.slow),
+    ],
+)
+async def test_each_version_answers_as_its_weights_do_however_it_came(
+    kind: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model_of(kind, 0, **changes).save_pretrained(tmp_path)
+    engine = Engine(derived.engine(tmp_path, max_model_len=256, kv_tokens=4_096))
+    await engine.start()
+    try:
+        for version, from_bytes in enumerate([0, 0, 2**40, 0], start=1):
+            monkeypatch.setattr(weight_swap, "BESIDE_FROM_BYTES", from_bytes)
+            model = model_of(kind, version, **changes)
+            buckets = weights(model)
+            update = await engine.update_weights(version, buckets)
+            assert (update.checksum, update.prepared) == (checksum(buckets), from_bytes == 0)
+            (prompt,) = prompts(1)
+            completion = await complete(engine, prompt)
+            expected = logprobs_of(model, prompt, completion.token_ids)
+            assert float(np.abs(expected - np.array(completion.logprobs)).max()) <= TOLERANCE
+    finally:
+        await engine.close()
+
+
+@pytest.mark.slow
+async def test_layers_that_loading_changes_otherwise_are_loaded_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Experts, with which no run begins (`actors.weights.model_folder.refuse_misfit`)."""
+    monkeypatch.setattr(weight_swap, "BESIDE_FROM_BYTES", 0)
+    experts = UNTIED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    model_of("Qwen3Moe", 0, **experts).save_pretrained(tmp_path)
+    engine = Engine(derived.engine(tmp_path, max_model_len=256, kv_tokens=4_096))
+    await engine.start()
+    try:
+        for version in (1, 2):
+            update = await engine.update_weights(version, weights(model_of("Qwen3Moe", version, **experts)))
+            assert not update.prepared
+    finally:
+        await engine.close()
