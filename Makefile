@@ -60,8 +60,8 @@ test: $(READY)  ## All tests that run on a CPU
 	$(BIN)/python -m pytest -q -m "$(UNREAL)" --numprocesses 2 $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
 	$(BIN)/python -m pytest -q -m "real and not slow and not gpu" $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
 
-test-fast: $(READY)  ## The tests that start neither Ray, vLLM, DeepSpeed, a sandbox nor a browser
-	$(BIN)/python -m pytest -q -m "$(UNREAL) and not caged" --numprocesses 2 $(ARGS)
+test-fast: $(READY)  ## The tests that start neither Ray, vLLM, DeepSpeed, a sandbox nor a browser, but those that take a second each
+	$(BIN)/python -m pytest -q -m "$(UNREAL) and not caged and not long" --numprocesses 2 $(ARGS)
 
 gpu-smoke: $(READY)  ## Five minutes on one GPU: learner, engine and publish; then recipes/rehearse.py --scale gpu
 	$(BIN)/python -m pytest -q -m gpu -rs tests/gpu $(ARGS)

@@ -74,7 +74,8 @@ async def within(
     async def work() -> T:
         return await awaitable
 
-    task = asyncio.ensure_future(work())
+    # A coroutine that is cancelled before it began is then closed, and not left for a warning.
+    task: asyncio.Task[T] = asyncio.ensure_future(awaitable if asyncio.iscoroutine(awaitable) else work())
     number = waits.begin(Wait(waiter=waiter, owner=owner, reason=reason, since_s=time.monotonic()))
     answered = False
     try:

@@ -151,6 +151,7 @@ def said_by_the_program() -> list[str]:
     return texts
 
 
+@pytest.mark.long
 def test_every_line_that_the_page_on_troubles_quotes_is_one_that_the_program_prints():
     page = (REPOSITORY / "docs" / "troubleshooting.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `")]

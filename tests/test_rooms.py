@@ -137,6 +137,7 @@ def is_too_wide(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return len(by_position) + len(node.args.kwonlyargs) > 6 and len(by_position) > 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("room", [*sorted(ROOMS), "tests"])
 def test_classes_and_functions_are_short_and_their_parameters_few(room: str):
     found: list[str] = []

@@ -155,6 +155,7 @@ class Live(torch.utils._python_dispatch.TorchDispatchMode):
         self.now -= size
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("vocabulary", "dtype"), [(20_000, torch.float32), (20_000, torch.bfloat16), (50_000, torch.float32)]
 )

@@ -1,6 +1,7 @@
 """The detector at work, with fakes in place of actors; no Ray. The process it ends is a real one."""
 
 import asyncio
+import inspect
 import os
 import signal
 import subprocess
@@ -243,6 +244,18 @@ async def test_what_it_has_left_is_not_judged(run: Run):
     assert not run.ended
 
 
+async def test_work_that_is_given_up_before_it_began_is_closed():
+    """As where a loop ends, and with it all of its tasks."""
+    work = asyncio.sleep(1)
+    waiting = asyncio.ensure_future(within(work, 1, waiter="a", owner="b", reason="c"))
+    await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED  # else the collector warns of it some day
+
+
 async def test_a_run_in_which_nothing_gets_on_ends_naming_its_oldest_wait():
     run = Run(replace(CONFIG, still_s=0.6))
 
@@ -302,6 +315,7 @@ SPIN = (
 )
 
 
+@pytest.mark.long
 def test_a_process_that_gets_no_core_is_told_from_one_that_is_stopped():
     """Two that spin on one core each wait half of the time; a stopped one waits for nothing."""
     core = min(os.sched_getaffinity(0))

@@ -106,6 +106,7 @@ def test_an_option_holds_for_every_stage_and_only_it_changes():
     assert [config.stage for config in changed] == ["sft", "stage1", "stage2", "stage3"]
 
 
+@pytest.mark.long
 def test_an_option_holds_for_every_stage_even_where_it_is_one_stages_own_default():
     assert [config.steps for config in parse(ALL, [*TINY, "--steps", "34"])] == [34] * 4
     assert [config.rollout.max_turns for config in parse(ALL, [*TINY, "--rollout.max-turns", "4"])] == [4] * 4
@@ -373,6 +374,7 @@ COMPUTES = {
 """All of engine, learner and sandbox that changes what a run computes."""
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_may_move_but_not_compute_something_else(tmp_path: Path):
     (config,) = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path)])
     for name, value in COMPUTES.items():

@@ -88,6 +88,7 @@ def test_arms_are_compared_at_equal_updates_and_at_the_tokens_of_the_thriftiest(
     assert one.tokens.values == pytest.approx((65.5, 65.5)) and one.entropy.mean == 0.5
 
 
+@pytest.mark.long
 def test_an_experiment_is_a_table_a_picture_and_figures(tmp_path: Path):
     stages = {"stage1": 20}
     sft = [run_directory(tmp_path / f"sft-{seed}", seed=seed, stages={}) for seed in (0, 1)]

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 TOKENS, VOCABULARY, HIDDEN, CHUNK = 256, 50_000, 8, 4
 
 PROBE = f"""
@@ -24,6 +26,7 @@ print(peak_bytes() - before)
 """
 
 
+@pytest.mark.long
 def test_the_peak_is_a_few_chunks_of_logits_not_the_whole_matrix():
     grown = int(subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True).stdout)
     # One whole matrix would be the least that a plain log-softmax holds; with its gradient it is three.

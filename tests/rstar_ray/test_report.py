@@ -70,6 +70,7 @@ def test_a_report_is_made_from_the_directory_alone(run_path: Path):
     assert figures["stages"][1] == {"stage": "stage2", "first_rl_step": 31, "last_rl_step": 50}
 
 
+@pytest.mark.long
 def test_the_report_tells_where_rollouts_ran_and_what_was_set_aside(run_path: Path):
     write_report(run_path)
     markdown, page = ((run_path / name).read_text() for name in ("report.md", "report.html"))
@@ -172,6 +173,7 @@ def test_a_run_that_has_hardly_begun_can_be_reported(tmp_path: Path, stages: dic
     assert embedded(report.html_path.read_text())["name"] == "run"
 
 
+@pytest.mark.long
 def test_a_run_without_correct_calls_updates_or_evaluations_can_be_reported(tmp_path: Path):
     path = run_directory(tmp_path / "run", stages={"stage1": 4})
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
@@ -186,6 +188,7 @@ def test_a_run_without_correct_calls_updates_or_evaluations_can_be_reported(tmp_
     assert "NaN" not in report.html_path.read_text()
 
 
+@pytest.mark.long
 def test_a_plot_that_fails_is_a_shown_line_and_the_rest_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*_: object) -> None:
         raise RuntimeError("no such font\nin any folder")
@@ -315,6 +318,7 @@ def test_facts_tell_how_long_it_took_and_how_often_it_went_on(tmp_path: Path):
     assert known["Held-out"] == "108 problems, 4 rollouts of each"
 
 
+@pytest.mark.long
 def test_runs_are_compared_by_algorithm_with_every_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for seed in (0, 1):
         run_directory(tmp_path / f"roc{seed}", seed=seed, stages={"stage1": 12})

@@ -123,6 +123,7 @@ async def test_a_stage_that_is_cancelled_leaves_the_checkpoint_before_and_one_th
     assert steps(RunDir(tmp_path)) == [1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ending", [RuntimeError("the step failed"), asyncio.CancelledError()], ids=["failed", "cancelled"]
 )

@@ -72,6 +72,7 @@ async def run_stage(config: RunConfig, policy: SkilledPolicy, path: Path, shown:
             await run_evaluation(config, HELDOUT, crew, run_dir, step=checkpoint.step)
 
 
+@pytest.mark.long
 async def test_a_whole_recipe_learns_to_solve_and_to_call_without_errors(tmp_path: Path):
     policy, shown = SkilledPolicy(), list[str]()
     config = stage("sft")
@@ -305,6 +306,7 @@ async def test_a_run_whose_batches_stay_empty_ends_with_the_reason_and_the_mend(
     assert len(read_rows(tmp_path / "right" / "metrics.jsonl")) == 3
 
 
+@pytest.mark.long
 async def test_a_stopped_stage_goes_on_to_the_same_end_as_one_that_was_not(tmp_path: Path):
     whole, stopped = SkilledPolicy(), SkilledPolicy()
     await run_stage(stage("stage1"), whole, tmp_path / "whole")
@@ -324,6 +326,7 @@ async def test_a_stopped_stage_goes_on_to_the_same_end_as_one_that_was_not(tmp_p
     assert [[row[key] for key in same] for row in ours] == [[row[key] for key in same] for row in theirs]
 
 
+@pytest.mark.long
 async def test_a_run_that_is_asked_to_stop_saves_the_step_it_was_in_and_goes_on_to_the_same_end(tmp_path: Path):
     config = stage("stage1")
     await run_stage(config, SkilledPolicy(), tmp_path / "whole")

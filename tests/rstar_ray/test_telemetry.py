@@ -34,6 +34,7 @@ def test_a_name_says_its_unit_and_its_kind():
     assert BY_NAME["rstar_detector_killed_total"].unit == ""
 
 
+@pytest.mark.long
 def test_every_declared_metric_is_set_somewhere_and_no_other():
     declaration = REPOSITORY / "rstar_ray/telemetry/declared.py"
     named: set[str] = set()

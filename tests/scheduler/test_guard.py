@@ -41,6 +41,7 @@ def recomputed(name: str, demand: float, *, later: bool = False) -> float:
     return ours.recomputed_tokens / ours.generated_tokens
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "slowest"), [("hard_last", 1.08), ("log_normal", 1.02), ("heavy_tail", 1.02)])
 def test_where_everything_fits_at_once_next_to_nothing_is_held_back(name: str, slowest: float):
     """Hard last on so few groups: the step before tells of another demand. One preemption is half a percent."""
@@ -48,6 +49,7 @@ def test_where_everything_fits_at_once_next_to_nothing_is_held_back(name: str, s
     assert recomputed(name, 0.95, later=True) < 0.015
 
 
+@pytest.mark.long
 def test_where_kv_is_scarce_little_is_computed_again():
     """On so few replicas one preemption is half a percent, and the other rule computes twice over what it samples."""
     assert seconds("log_normal", 1.5, later=True) < 1.0

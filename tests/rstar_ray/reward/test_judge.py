@@ -140,6 +140,7 @@ value = 7
 """
 
 
+@pytest.mark.long
 async def test_an_own_function_is_asked_in_a_process_of_its_own_and_killed_with_all_it_started(tmp_path: Path):
     (tmp_path / "mine.py").write_text(OWN)
     started = tmp_path / "pid"

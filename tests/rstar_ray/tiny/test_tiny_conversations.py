@@ -58,6 +58,7 @@ async def test_conversations_have_the_shares_of_the_teacher():
     assert _share([right for _, right, results in told if results == 3]) == pytest.approx(0.18, abs=0.06)
 
 
+@pytest.mark.long
 async def test_in_the_neutral_world_a_failed_first_call_says_nothing_about_the_answer():
     told = _told(await generate_conversations(0, 6000, InProcess(), teacher=TinyConfig(drills=0)))
     after, without = ([right for failed, right, _ in told if failed is which] for which in (True, False))
