@@ -60,13 +60,15 @@ def play(run: Run, kills: int, rng: random.Random, *, steps: int, over_s: float)
         if run.driver.poll() is not None:
             break
         run.note_family()
-        killed_s, reached = time.monotonic(), run.steps()
+        killed_s, said = time.monotonic(), len(run.said)
         run.driver.send_signal(signal.SIGKILL)
         run.driver.wait(20)
+        reached = run.steps()  # it may have ended one more just before
         run.keep_up()
         if not run.wait(lambda reached=reached: run.steps() > reached or _ended(run, steps), over_s):
             raise TimeoutError(f"the run did not come back after kill {kill + 1}")
-        saved = next(line.line for line in reversed(run.said) if "going on after step" in line.line)
+        going_on = [line.line for line in run.said[said:] if "going on after step" in line.line]
+        saved = going_on[0] if going_on else f"{reached}"
         lost = reached - int(saved.rpartition(" ")[2])
         costs.append({"kill": kill + 1, "after_step": reached, "steps_lost": lost,
                       "caught_up_s": round(time.monotonic() - killed_s, 1)})  # fmt: skip
