@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-SILENT_S = 10.0
+SILENT_S = 6.0
+"""A death is to be said within ten seconds: it may fall just after an answer, and the next question comes later."""
 EVERY_S = 2.0
 LAST_ANSWER_S = 1.0
 """For a question that is open when the run ends: Ray should not be shut down under it."""
