@@ -24,8 +24,11 @@ STEADY_HEAP = {
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
     "MALLOC_TOP_PAD_": str(64 * 2**20),
+    "MALLOC_ARENA_MAX": "1",
 }
-"""glibc keeps freed activations instead of handing them back: 131 page faults a decode step become one."""
+"""glibc keeps what is freed instead of handing it back: 131 page faults a decode step become one. One heap for all
+threads, since those of other threads than the first hand back all the same: a new version of the weights, which one of
+them makes ready, would be all page faults."""
 
 
 def start_vllm(settings: EngineSettings, observe: ObserveFn) -> "AsyncLLM":

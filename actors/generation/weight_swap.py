@@ -19,7 +19,7 @@ from actors.weights.buckets import BucketPlan, WeightBucket
 from actors.weights.model_folder import refuse_other_parameters
 from actors.weights.shared_memory import BY_FILE, BY_HANDOVER, shared_buckets
 from actors.weights.transfer import Pulled
-from rstar_ray.errors import EngineError
+from rstar_ray.errors import DeadlineExceeded, EngineError
 from rstar_ray.run_dir.metrics import PublishFigures
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CHECKSUM_POLL_S = 0.002
+POLL_S = 0.002
 BESIDE_FROM_BYTES = 2**26
 """Weights of so many bytes are made ready beside those that serve. Smaller ones are loaded in tens of milliseconds,
 where making them ready beside decoding takes longer in all than it saves of the pause."""
@@ -76,6 +76,7 @@ class WeightSwap:
         self._vllm = vllm
         self._meter = meter
         self._model = model
+        self._deadline_s = deadline_s
         self._silent_s = PATIENCE * deadline_s
         self._one_at_a_time = asyncio.Lock()
         self._begun: _Begun | None = None
@@ -193,9 +194,19 @@ class WeightSwap:
         what = "make new weights ready"
         if not all(await self._vllm.ask(llm.collective_rpc("prepare_weights", args=(dict(parcel),)), what)):
             return False
-        while None in (ready := await self._vllm.ask(llm.collective_rpc("weights_prepared"), what)):
-            await asyncio.sleep(CHECKSUM_POLL_S)
-        return all(ready)
+        return all(await self._answers(llm, "weights_prepared", what))
+
+    async def _answers(self, llm: "AsyncLLM", method: str, what: str) -> list[Any]:
+        """The workers', once none says None. They compute in threads, beside decoding: they are asked again and again.
+
+        Raises `DeadlineExceeded`.
+        """
+        until = time.monotonic() + self._deadline_s
+        while None in (answers := await self._vllm.ask(llm.collective_rpc(method), what)):
+            if time.monotonic() > until:
+                raise DeadlineExceeded("engine", "its workers", what, self._deadline_s)
+            await asyncio.sleep(POLL_S)
+        return answers
 
     async def _load(self, llm: "AsyncLLM", payload: dict[str, Any]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
@@ -218,12 +229,7 @@ class WeightSwap:
             raise
 
     async def _checksum(self, llm: "AsyncLLM") -> int:
-        """Poll: hashing runs in a thread of the worker, beside decoding."""
-        while True:
-            sums = await self._vllm.ask(llm.collective_rpc("loaded_checksum"), "checksum the new weights")
-            if None not in sums:
-                break
-            await asyncio.sleep(CHECKSUM_POLL_S)
+        sums = await self._answers(llm, "loaded_checksum", "checksum the new weights")
         if len(set(sums)) != 1:
             self._vllm.mark_dead(f"its ranks loaded different weights: checksums {sums}")
             self._vllm.alive()

@@ -5,9 +5,10 @@ vLLM's weight-transfer interface, since an engine has one for its life: each par
 (`actors.weights.arrivals`).
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
+from threading import Event
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from vllm.platforms import current_platform
 
 from actors.generation.owner import end_with_owner
 from actors.weights.arrivals import Arrivals
-from actors.weights.prepared import PreparedWeights
+from actors.weights.prepared import NotPrepared, PreparedWeights
 from actors.weights.shared_memory import BY_HANDOVER
 from actors.weights.tensors import TensorBucket, add_checksum
 from actors.weights.transfer import BACKEND
@@ -71,6 +72,7 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
         self._hashing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-checksum")
         self._preparing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights-beside")
         self._prepared: Future[Prepared] | None = None
+        self._given_up = Event()
         self._checksum: Future[int] | None = None
         self._missing: set[str] = set()
         self._can_prepare = True
@@ -86,7 +88,8 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
         """
         if self.device.type != "cpu" or not self._can_prepare:
             return False
-        self._prepared = self._preparing.submit(self._prepare, self.parse_update_info(parcel))
+        self._give_up_prepared()
+        self._prepared = self._preparing.submit(self._prepare, self.parse_update_info(parcel), self._given_up)
         return True
 
     def prepared(self) -> bool | None:
@@ -94,19 +97,35 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
         if self._prepared is None or not self._prepared.done():
             return None if self._prepared else False
         failed = self._prepared.exception()
-        if failed is not None:
-            self._can_prepare, self._prepared = False, None
-            logger.warning("weights of this model are loaded in place, which pauses it for longer: %r", failed)
-        return failed is None
+        if failed is None and not self._prepared.result().missing:
+            return True
+        self._can_prepare = self._can_prepare and not isinstance(failed, NotPrepared)
+        logger.warning("weights are loaded in place, which pauses the model for longer: %r", failed)
+        self._give_up_prepared()
+        return False
 
-    def _prepare(self, parcel: Parcel) -> Prepared:
+    def _prepare(self, parcel: Parcel, given_up: Event) -> Prepared:
         ready = PreparedWeights(self.model)
-        missing, checksum = set(self._parameters), None
-        for bucket in self._arrivals.parcel(**vars(parcel)):
-            missing -= ready.load(bucket.weights())
-            checksum = self._hashing.submit(_go_on, checksum, bucket)
-        ready.finish()
+        try:
+            missing, checksum = set(self._parameters), None
+            for bucket in self._arrivals.parcel(**vars(parcel)):
+                missing -= ready.load(bucket.weights())
+                checksum = self._hashing.submit(_go_on, checksum, bucket)
+                if given_up.is_set():
+                    raise CancelledError
+            ready.finish()
+        except BaseException:
+            ready.release()
+            raise
         return Prepared(parcel.path, ready, missing, checksum)
+
+    def _give_up_prepared(self) -> None:
+        """Let go of a version that nobody asked for in the end."""
+        self._given_up.set()
+        self._given_up = Event()
+        if self._prepared is not None:
+            self._prepared.add_done_callback(_released)
+        self._prepared = None
 
     def start_weight_update(self) -> None:
         self._checksum = None
@@ -123,6 +142,7 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
             self._take_prepared(update_info.path)
             return
         if not self._in_place:
+            self._give_up_prepared()
             initialize_layerwise_reload(self.model)
             self._in_place = True
         model: Any = self.model  # vLLM knows of any torch module only that it is one
@@ -166,8 +186,14 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
 
     def shutdown(self) -> None:
         self._arrivals.end()
-        self._preparing.shutdown(wait=False)
+        self._give_up_prepared()
+        self._preparing.shutdown(wait=False, cancel_futures=True)
         self._hashing.shutdown(wait=False)
+
+
+def _released(prepared: "Future[Prepared]") -> None:
+    if not prepared.cancelled() and prepared.exception() is None:
+        prepared.result().weights.release()
 
 
 def _go_on(before: "Future[int] | None", bucket: TensorBucket) -> int:

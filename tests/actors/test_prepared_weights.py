@@ -1,5 +1,7 @@
 """Weights made ready beside those that serve, on real engines of several architectures, held to the learner's."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from actors.weights.buckets import checksum
 from tests import derived
 from tests.actors.test_engine import complete, logprobs_of, prompts, weights
 
-pytestmark = [pytest.mark.real, pytest.mark.asyncio]
+pytestmark = [pytest.mark.real]
 
+REPOSITORY = Path(__file__).parents[2]
 TOLERANCE = 1e-4  # of random norms and biases; one layer of another version is off by 0.1 and more
 SHAPE = {
     "vocab_size": 97,  # vLLM pads it: a layer larger than what is saved of it
@@ -100,3 +103,10 @@ async def test_layers_that_loading_changes_otherwise_are_loaded_in_place(
             assert not update.prepared
     finally:
         await engine.close()
+
+
+@pytest.mark.slow
+def test_versions_leave_nothing_in_the_process(tmp_path: Path):
+    command = [sys.executable, "-m", "tests.actors.keeps_nothing", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert "nothing is left" in done.stdout, done.stderr[-2_000:]
