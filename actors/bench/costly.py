@@ -6,6 +6,7 @@ under every rule; `expected_kv` has seen one step of each distribution before, w
 """
 
 import statistics
+import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
@@ -121,13 +122,17 @@ async def compare(size: CostlySize, folder: Path, repeats: int) -> dict[str, Any
             names = [DISTRIBUTIONS[number % len(DISTRIBUTIONS)] for number in range(repeats)]
             for place, name in enumerate(dict.fromkeys(names)):
                 earlier = rollouts(name, size, seed=1_000)
-                await replay(engines, earlier, balancers[name, "expected_kv"], salt=1_000 + place, limits=size.limits)
+                seen = await replay(
+                    engines, earlier, balancers[name, "expected_kv"], salt=1_000 + place, limits=size.limits
+                )
+                _show(f"{name}, the step before", seen)
             for number, name in enumerate(names):
                 trace, done = rollouts(name, size, seed=number), dict[str, ReplayResult]()
                 turn = number % len(RULES)  # no rule is always first
                 for place, rule in enumerate((*RULES[turn:], *RULES[:turn])):
                     salt = len(RULES) * number + place
                     done[rule] = await replay(engines, trace, balancers[name, rule], salt=salt, limits=size.limits)
+                    _show(f"{salt + 1} of {len(names) * len(RULES)}: {name}, {rule}", done[rule])
                 runs.append((name, _contexts(trace), done))
             risks = {name: (await balancers[name, "expected_kv"].snapshot.remote()).risk for name in set(names)}
     finally:
@@ -147,6 +152,11 @@ async def compare(size: CostlySize, folder: Path, repeats: int) -> dict[str, Any
         **{f"over_{rule}": _ratios([done for _, _, done in runs], rule) for rule in RULES[1:]},
         "runs": [_row(name, done) for name, _, done in runs],
     }
+
+
+def _show(what: str, run: ReplayResult) -> None:
+    """Beside the result, which comes last: a run takes more than a minute on a CPU."""
+    print(f"{what}: {run.tokens_per_s:.0f} tokens/s, {run.preemptions} preemptions", file=sys.stderr, flush=True)
 
 
 def _contexts(trace: Sequence[TraceRollout]) -> int:

@@ -97,10 +97,11 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
         if self._prepared is None or not self._prepared.done():
             return None if self._prepared else False
         failed = self._prepared.exception()
-        if failed is None and not self._prepared.result().missing:
+        missing = () if failed else self._prepared.result().missing
+        if not (failed or missing):
             return True
         self._can_prepare = self._can_prepare and not isinstance(failed, NotPrepared)
-        logger.warning("weights are loaded in place, which pauses the model for longer: %r", failed)
+        logger.warning("weights are loaded in place, which pauses the model for longer: %r", failed or missing)
         self._give_up_prepared()
         return False
 
