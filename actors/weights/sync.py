@@ -5,27 +5,22 @@ vLLM's weight-transfer interface, since an engine has one for its life: each par
 (`actors.weights.arrivals`).
 """
 
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
-from threading import Event
 from typing import Any
 
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.logger import init_logger
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
 from actors.generation.owner import end_with_owner
 from actors.weights.arrivals import Arrivals
-from actors.weights.prepared import NotPrepared, PreparedWeights
+from actors.weights.preparing import LoadedChecksum, Preparing
 from actors.weights.shared_memory import BY_HANDOVER
-from actors.weights.tensors import TensorBucket, add_checksum
 from actors.weights.transfer import BACKEND
-
-logger = init_logger(__name__)
 
 
 @dataclass
@@ -45,16 +40,6 @@ class Parcel(WeightTransferUpdateInfo):
     handle: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A version that is ready to be handed over."""
-
-    path: str  # of the file it lies in
-    weights: PreparedWeights
-    missing: set[str]  # parameters that did not come
-    checksum: "Future[int] | None"
-
-
 class Loading(WeightTransferEngine[Meet, Parcel]):
     """Loads what arrives through vLLM's layer-wise reload.
 
@@ -70,12 +55,9 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
         self._parameters = {name for name, _ in self.model.named_parameters()}  # of tied ones only the first
         self._arrivals = Arrivals(self.device, self.parallel_config.rank)
         self._hashing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-checksum")
-        self._preparing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights-beside")
-        self._prepared: Future[Prepared] | None = None
-        self._given_up = Event()
-        self._checksum: Future[int] | None = None
+        self._checksum = LoadedChecksum(self._hashing)
         self._missing: set[str] = set()
-        self._can_prepare = True
+        self._preparing = Preparing(self.model, self._parameters)
         self._in_place = False  # layers are being loaded where they serve
 
     def init_transfer_engine(self, init_info: Meet) -> None:
@@ -86,50 +68,17 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
 
         On a GPU loading in place is a copy or two at the speed of its memory, and there is no room for a second model.
         """
-        if self.device.type != "cpu" or not self._can_prepare:
+        if self.device.type != "cpu":
             return False
-        self._give_up_prepared()
-        self._prepared = self._preparing.submit(self._prepare, self.parse_update_info(parcel), self._given_up)
-        return True
+        buckets = self._arrivals.parcel(**vars(self.parse_update_info(parcel)))
+        return self._preparing.begin(parcel["path"], buckets, LoadedChecksum(self._hashing))
 
     def prepared(self) -> bool | None:
         """Whether weights are ready; None while they are being made so."""
-        if self._prepared is None or not self._prepared.done():
-            return None if self._prepared else False
-        failed = self._prepared.exception()
-        missing = () if failed else self._prepared.result().missing
-        if not (failed or missing):
-            return True
-        self._can_prepare = self._can_prepare and not isinstance(failed, NotPrepared)
-        logger.warning("weights are loaded in place, which pauses the model for longer: %r", failed or missing)
-        self._give_up_prepared()
-        return False
-
-    def _prepare(self, parcel: Parcel, given_up: Event) -> Prepared:
-        ready = PreparedWeights(self.model)
-        try:
-            missing, checksum = set(self._parameters), None
-            for bucket in self._arrivals.parcel(**vars(parcel)):
-                missing -= ready.load(bucket.weights())
-                checksum = self._hashing.submit(_go_on, checksum, bucket)
-                if given_up.is_set():
-                    raise CancelledError
-            ready.finish()
-        except BaseException:
-            ready.release()
-            raise
-        return Prepared(parcel.path, ready, missing, checksum)
-
-    def _give_up_prepared(self) -> None:
-        """Let go of a version that nobody asked for in the end."""
-        self._given_up.set()
-        self._given_up = Event()
-        if self._prepared is not None:
-            self._prepared.add_done_callback(_released)
-        self._prepared = None
+        return self._preparing.ready()
 
     def start_weight_update(self) -> None:
-        self._checksum = None
+        self._checksum = LoadedChecksum(self._hashing)
         self._missing = set(self._parameters)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -143,14 +92,14 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
             self._take_prepared(update_info.path)
             return
         if not self._in_place:
-            self._give_up_prepared()
+            self._preparing.give_up()
             initialize_layerwise_reload(self.model)
             self._in_place = True
         model: Any = self.model  # vLLM knows of any torch module only that it is one
         for bucket in self._arrivals.parcel(**vars(update_info)):
             weights = ((name, weight.to(self.device)) for name, weight in bucket.weights())
             self._missing -= set(model.load_weights(weights))
-            self._checksum = self._hashing.submit(_go_on, self._checksum, bucket)
+            self._checksum.add(bucket)
 
     def finish_weight_update(self) -> None:
         self._arrivals.end()
@@ -163,17 +112,13 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
                 self._repack_tied_head()
 
     def _take_prepared(self, path: str) -> None:
-        ready = self._prepared.result() if self._prepared else None
-        if ready is None or ready.path != path:
-            raise ValueError(f"the weights of {path} were not made ready")
+        ready = self._preparing.take(path)
         ready.weights.hand_over()
-        self._missing, self._checksum, self._prepared = ready.missing, ready.checksum, None
+        self._missing, self._checksum = ready.missing, ready.checksum
 
     def checksum(self) -> int | None:
         """None while it is still being computed."""
-        if self._checksum is None:
-            raise RuntimeError("no weights have been loaded")
-        return self._checksum.result() if self._checksum.done() else None
+        return self._checksum.value()
 
     def _repack_tied_head(self) -> None:
         """vLLM 0.32 packs a tied output head for oneDNN on its own, and its reload leaves the head the old weights.
@@ -187,19 +132,8 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
 
     def shutdown(self) -> None:
         self._arrivals.end()
-        self._give_up_prepared()
-        self._preparing.shutdown(wait=False, cancel_futures=True)
+        self._preparing.close()
         self._hashing.shutdown(wait=False)
-
-
-def _released(prepared: "Future[Prepared]") -> None:
-    if not prepared.cancelled() and prepared.exception() is None:
-        prepared.result().weights.release()
-
-
-def _go_on(before: "Future[int] | None", bucket: TensorBucket) -> int:
-    """One thread hashes, in order: what came before is done."""
-    return add_checksum(bucket, before.result() if before else 0)
 
 
 class WorkerExtension:

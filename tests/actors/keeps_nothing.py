@@ -1,4 +1,7 @@
-"""Run by a test in a process of its own: versions made ready in vLLM's own process leave nothing behind."""
+"""Run by a test in a process of its own: versions made ready in vLLM's own process leave nothing behind.
+
+And one of which loading leaves something that could not be handed over is refused, and the model is as it was.
+"""
 
 import gc
 import os
@@ -38,6 +41,37 @@ def versions(worker: Any, folders: list[str]) -> list[int]:
     return [*remembered, sum(copy() is not None for copy in copies)]
 
 
+def refused(worker: Any, folder: str) -> str:
+    """What `NotPrepared` says where packing a layer leaves more than the packed weights."""
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+    from actors.weights.model_folder import SavedWeights
+    from actors.weights.prepared import NotPrepared, PreparedWeights
+
+    model: torch.nn.Module = worker.model_runner.model
+    before = [(set(vars(module)), vars(module).get("cpu_linear")) for module in model.modules()]
+    tensors = [parameter.clone() for parameter in model.parameters()]
+    packing, saved = UnquantizedLinearMethod.process_weights_after_loading, SavedWeights(Path(folder))
+
+    def and_more(method: Any, layer: torch.nn.Module) -> None:
+        packing(method, layer)
+        vars(layer)["as_it_was_saved"] = torch.zeros(1)
+
+    UnquantizedLinearMethod.process_weights_after_loading = and_more  # type: ignore[method-assign]
+    ready = PreparedWeights(model)
+    try:
+        ready.load((name, saved.tensor(name)) for name in saved.shapes())
+        ready.finish()
+    except NotPrepared as error:
+        ready.release()
+        assert before == [(set(vars(module)), vars(module).get("cpu_linear")) for module in model.modules()]
+        assert all(torch.equal(*pair) for pair in zip(tensors, model.parameters(), strict=True))
+        return str(error)
+    finally:
+        UnquantizedLinearMethod.process_weights_after_loading = packing
+    return "it was not refused"
+
+
 def main(folder: Path) -> None:
     from vllm import LLM
 
@@ -48,6 +82,9 @@ def main(folder: Path) -> None:
     ((first, *later, left),) = engine.collective_rpc(versions, args=(folders,))
     assert later == [first] * len(folders) and left == 0, (first, later, left)
     print("nothing is left")
+    (reason,) = engine.collective_rpc(refused, args=(folders[1],))
+    assert "as_it_was_saved" in reason, reason
+    print("nothing has changed")
 
 
 if __name__ == "__main__":

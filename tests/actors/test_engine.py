@@ -69,6 +69,14 @@ async def complete(engine: Engine, prompt: Sequence[int], *, seed: int = 0, max_
     )
 
 
+async def off_by(engine: Engine, model: torch.nn.Module) -> float:
+    """The largest difference between log-probs of the engine's tokens and those of the model itself."""
+    (prompt,) = prompts(1)
+    completion = await complete(engine, prompt)
+    expected = logprobs_of(model, prompt, completion.token_ids)
+    return float(np.abs(expected - np.array(completion.logprobs)).max())
+
+
 async def until(holds: Callable[[], bool]) -> None:
     """Wait for what only the engine's statistics tell."""
     async with asyncio.timeout(30):
@@ -267,9 +275,6 @@ async def test_a_tied_head_saved_beside_its_embeddings_is_published_to_like_any_
         model = policy(seed=1)
         update = await twice.update_weights(1, weights(model))
         assert update.checksum == checksum(weights(model))
-        (prompt,) = prompts(1)
-        completion = await complete(twice, prompt)
-        expected = logprobs_of(model, prompt, completion.token_ids)
-        assert float(np.abs(expected - np.array(completion.logprobs)).max()) <= TOLERANCE
+        assert await off_by(twice, model) <= TOLERANCE
     finally:
         await twice.close()

@@ -69,14 +69,16 @@ class Run:
 
     # -- the command ----------------------------------------------------------------------------------------------
     def start(self) -> None:
-        command = [sys.executable, "tests/chaos/driver.py", "--run-dir", str(self.path), "--model", str(self._policy)]
-        command += ["--own-folder", str(Path(__file__).parent), "--steps", str(self._steps), *self._options]
         environment = {**os.environ, VARIABLE: str(self.control), "PYTHONPATH": str(REPOSITORY), **self._ray}
         (self.control / PHASE).unlink(missing_ok=True)
         self.driver = subprocess.Popen(
-            command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            self._command(), cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         threading.Thread(target=self._listen, args=(self.driver,), daemon=True).start()
+
+    def _command(self) -> list[str]:
+        command = [sys.executable, "tests/chaos/driver.py", "--run-dir", str(self.path), "--model", str(self._policy)]
+        return [*command, "--own-folder", str(Path(__file__).parent), "--steps", str(self._steps), *self._options]
 
     def _listen(self, driver: "subprocess.Popen[bytes]") -> None:
         assert driver.stdout is not None

@@ -1,0 +1,114 @@
+"""`python -m tests.chaos.resampled`: how much of a step is sampled again after its run was killed in the middle of it?
+
+Stage 1 at scale tiny, its steps as large as they are there. The driver is ended by SIGKILL once half, or nine tenths,
+of a step's rollouts have ended, and the same command started again. Engines note after every decode step how many
+tokens they have sampled; what the turns in the journal hold of them is not sampled again.
+"""
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rstar_ray.agent.journal import _read  # pyright: ignore[reportPrivateUsage]
+from rstar_ray.run_dir.folder import RunDir
+from tests.chaos.run import REPOSITORY, Run, make_policy
+from tests.chaos.seams import SAMPLED
+
+OPTIONS = (
+    "--prompts-per-step 32 --rollout.max-response-tokens 256 --engine.replicas 1 --engine.cpus-per-replica 0.8"
+    " --evaluate.every-steps 100000 --data.num-train 2000"
+)
+STILL_S = 0.25
+"""Engines that sampled nothing for so long stood between two steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """What a step's turns on disk hold."""
+
+    ended: int  # rollouts
+    tokens: int  # sampled ones, of all rollouts
+
+
+def journal(run: Run, step: int) -> Journal:
+    ended: set[str] = set()
+    tokens: dict[tuple[str, int], int] = {}
+    for path in (RunDir(run.path).journal_path / f"stage1-step-{step:06d}").glob("*.turns"):
+        for record, columns in _read(path):
+            tokens[record.rollout_id, record.start] = sum(columns[4 * record.num_tokens : 5 * record.num_tokens])
+            ended |= {record.rollout_id} if record.stop_reason else set()
+    return Journal(len(ended), sum(tokens.values()))
+
+
+def sampled(run: Run) -> int:
+    """Tokens that engines sampled since they last stood still."""
+    rows: list[tuple[float, int]] = []
+    for path in run.control.glob(f"{SAMPLED}-*"):
+        lines = [line.split() for line in path.read_text().splitlines()]
+        rows += [(float(line[0]), int(line[1])) for line in lines if len(line) == 2]
+    rows.sort()
+    begins = [0, *(i for i in range(1, len(rows)) if rows[i][0] - rows[i - 1][0] > STILL_S)]
+    return sum(tokens for _, tokens in rows[begins[-1] :]) if rows else 0
+
+
+def kill_at(run: Run, share: float, rollouts: int, over_s: float) -> dict[str, float]:
+    """End the driver in the next step, once this share of its rollouts has ended; what was lost by it."""
+    step = run.steps() + 2  # a whole one
+    if not run.wait(lambda: journal(run, step).ended >= share * rollouts, over_s, every_s=0.02):
+        raise TimeoutError(f"step {step} did not get so far")
+    assert run.driver is not None
+    family = run.note_family()
+    run.driver.send_signal(signal.SIGKILL)
+    for process in family:  # what a killed driver leaves ends by itself within seconds; here at once
+        if process.is_running():
+            process.kill()
+    time.sleep(1.0)
+    done, all_tokens = journal(run, step), sampled(run)
+    run.keep_up()
+    if not run.wait(lambda: run.steps() >= step, over_s):
+        raise TimeoutError(f"the run did not come back to step {step}")
+    row = next(row for row in run.rows() if row["step"] == step)
+    tokens = row["tokens_generated"]
+    return {
+        "step": step,
+        "rollouts_ended": round(done.ended / rollouts, 3),
+        "tokens_of_the_step": tokens,
+        "sampled_before": all_tokens,
+        "kept": done.tokens,
+        "sampled_again": all_tokens - done.tokens,
+        "share": round((all_tokens - done.tokens) / tokens, 4),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=3, help="at each share")
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.9], help="of a step's rollouts")
+    parser.add_argument("--over-s", type=float, default=300.0)
+    parser.add_argument("--policy", default=str(REPOSITORY / "runs" / "chaos"))
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="resampled-"))
+    run = Run(folder, make_policy(Path(options.policy)), options=OPTIONS.split())
+    found: list[dict[str, float]] = []
+    (run.control / SAMPLED).touch()
+    try:
+        run.start()
+        if not run.wait(lambda: run.steps() > 0, options.over_s):
+            raise TimeoutError("the run did not start")
+        for share in options.shares * options.kills:
+            found.append(kill_at(run, share, 256, options.over_s))
+            print(json.dumps(found[-1]), flush=True)
+    finally:
+        run.end()
+    most = max(one["share"] for one in found)
+    print(json.dumps({"kills": len(found), "most_sampled_again": most}))
+    return 0 if most <= 0.1 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
