@@ -53,7 +53,7 @@ class Run:
         self, folder: Path, policy: Path, *, steps: int = 100_000, options: Sequence[str] = (), ray: str = ""
     ) -> None:
         """`options` come behind those of every run. `ray`: the address of a Ray that is there; by default its own."""
-        self._options = (*OPTIONS.split(), *options)
+        self._options = tuple(options)
         self._ray = {"RAY_ADDRESS": ray} if ray else {}
         self.folder = folder
         self.path = folder / "run"
@@ -78,7 +78,8 @@ class Run:
 
     def _command(self) -> list[str]:
         command = [sys.executable, "tests/chaos/driver.py", "--run-dir", str(self.path), "--model", str(self._policy)]
-        return [*command, "--own-folder", str(Path(__file__).parent), "--steps", str(self._steps), *self._options]
+        command += ["--own-folder", str(Path(__file__).parent), "--steps", str(self._steps)]
+        return [*command, *OPTIONS.split(), *self._options]
 
     def _listen(self, driver: "subprocess.Popen[bytes]") -> None:
         assert driver.stdout is not None
