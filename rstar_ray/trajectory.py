@@ -1,7 +1,7 @@
 """The records of a rollout. Legend: P prompt tokens, T tokens after the prompt, C tokens of one completion."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -116,6 +116,15 @@ class Completion:
 
     def __post_init__(self) -> None:
         assert len(self.logprobs) == len(self.policy_versions) == len(self.token_ids)
+
+    def followed_by(self, rest: "Completion") -> "Completion":
+        """The one completion that both make; its times are those of the rest."""
+        return replace(
+            rest,
+            token_ids=[*self.token_ids, *rest.token_ids],
+            logprobs=[*self.logprobs, *rest.logprobs],
+            policy_versions=[*self.policy_versions, *rest.policy_versions],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,14 @@ class ScriptedEngine:
     fails_at: int | None = None
 
     async def __call__(
-        self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        request_id: str,
+        max_tokens: int,
+        seed: int,
+        sampling: Sampling,
+        begun: Completion | None = None,
     ) -> Completion:
         if self.fails_at == len(self.prompts):
             raise EngineError("the engine died")
@@ -106,7 +113,14 @@ class SkilledPolicy:
     policy_version: int = 0
 
     async def __call__(
-        self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        request_id: str,
+        max_tokens: int,
+        seed: int,
+        sampling: Sampling,
+        begun: Completion | None = None,
     ) -> Completion:
         text, rng = CharChat().decode(prompt_ids), random.Random(seed)
         await asyncio.sleep(0)

@@ -109,7 +109,14 @@ class ReplayEngine(Engine):
         await super().close()
 
     async def generate(
-        self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        request_id: str,
+        max_tokens: int,
+        seed: int,
+        sampling: Sampling,
+        begun: Completion | None = None,
     ) -> Completion:
         rollout_id, number = request_id.rsplit("/turn-", 1)
         life = self.replay.lives[rollout_id]

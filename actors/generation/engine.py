@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from actors.generation.cost_probe import measure_cost
 from actors.generation.load_meter import EngineLoad, LoadMeter
 from actors.generation.settings import EngineSettings
+from actors.generation.under_way import SAMPLED_BEFORE, under_way
 from actors.generation.vllm_process import VllmProcess
 from actors.generation.vllm_start import eos_token_ids
 from actors.generation.weight_swap import WeightSwap, WeightUpdate
@@ -47,6 +48,7 @@ class Engine:
         self._meter = LoadMeter()
         self.weights = WeightSwap(self._vllm, self._meter, Path(settings.model), settings.control_deadline_s)
         self._facts: EngineFacts | None = None
+        self._begun: dict[str, Completion] = {}  # of requests that go on with a completion, by their ids
 
     @property
     def policy_version(self) -> int:
@@ -98,13 +100,48 @@ class Engine:
         await self._vllm.close()
 
     async def generate(
-        self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        request_id: str,
+        max_tokens: int,
+        seed: int,
+        sampling: Sampling,
+        begun: Completion | None = None,
     ) -> Completion:
         """Sample until the end-of-turn token, which the completion then includes, or until `max_tokens`.
 
-        Log-probs are those of the distribution sampled from, temperature and top-p included. Raises `ValueError` for
-        a request that can never run, `EngineError` when the engine is gone.
+        Log-probs are those of the distribution sampled from, temperature and top-p included. `begun` is how the
+        completion begins: what an engine that is gone had sampled with this seed. It counts among `max_tokens`.
+
+        Raises `ValueError` for a request that can never run, `EngineError` when the engine is gone.
         """
+        if begun is not None and begun.token_ids:
+            ended = begun.token_ids[-1] in self._stop_ids
+            if ended or len(begun.token_ids) >= max_tokens:
+                return replace(begun, ended=ended)
+            count = len(begun.token_ids)
+            self._begun[request_id] = begun
+            try:
+                rest = await self._sample(
+                    [*prompt_ids, *begun.token_ids], request_id, max_tokens - count, seed, sampling, after=count
+                )
+            finally:
+                del self._begun[request_id]
+            return begun.followed_by(rest)
+        return await self._sample(prompt_ids, request_id, max_tokens, seed, sampling)
+
+    async def _sample(
+        self,
+        prompt_ids: Sequence[int],
+        request_id: str,
+        max_tokens: int,
+        seed: int,
+        sampling: Sampling,
+        *,
+        after: int = 0,
+    ) -> Completion:
+        """`after`: so many tokens of the prompt's end were sampled with this seed."""
         llm = self._vllm.alive()
         assert self._facts is not None
         if not 0 < len(prompt_ids) < self._facts.max_model_len or max_tokens < 1:
@@ -113,9 +150,17 @@ class Engine:
                 f"in a context of {self._facts.max_model_len}"
             )
         prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
-        outputs = llm.generate(prompt, self._sampling_params(max_tokens, seed, sampling), request_id)
+        params = self._sampling_params(max_tokens, seed, sampling)
+        params.extra_args = {SAMPLED_BEFORE: after} if after else None
+        outputs = llm.generate(prompt, params, request_id)
         output = await self._vllm.ask(_last(outputs), f"complete {request_id}", self.settings.generate_deadline_s)
         return self._completion(output, request_id)
+
+    def under_way(self) -> dict[str, Completion]:
+        """Of each request that is being sampled, what there is so far; by its id."""
+        found = under_way(self._vllm.alive())
+        begun = {name: self._begun[name] for name in found.keys() & self._begun.keys()}
+        return found | {name: first.followed_by(found[name]) for name, first in begun.items()}
 
     async def stream(
         self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling

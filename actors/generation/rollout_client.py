@@ -109,12 +109,12 @@ class RolloutClient:
             yield self._as_asked(done)
 
     async def recover(self) -> list[_Submission]:
-        """Of what is not finished, that of which finished turns are in the journal: it goes on from there."""
+        """Of what is not finished, that of which the journal has some: it goes on from there."""
         kept = await self._journaled([state for _, state in self._waiting.values()])
         longer = {
             name: (rollout_load(state), state)
             for name, state in kept.items()
-            if name in self._waiting and len(state.turns) > len(self._waiting[name][1].turns)
+            if name in self._waiting and rollout_load(state).context_tokens > self._waiting[name][0].context_tokens
         }
         self._waiting |= longer
         return [self._waiting[name] for name in kept.keys() & self._waiting.keys()]

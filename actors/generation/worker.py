@@ -41,6 +41,9 @@ REPORT_GATHER_S = 0.002
 """Turns that finish together are reported together."""
 REPORT_EVERY_S = 0.02
 """Shortest time between two reports: a call to the balancer costs as much as a decode step."""
+BEGUN_EVERY_S = 0.25
+BEGUN_SHARE = 0.01
+"""How often what was sampled of turns under way is written down, and what share of this process's time it may take."""
 MAX_ROLLOUT_RESTARTS = 3
 """How often a rollout begins again because a tool has lost its state."""
 CALL_DEADLINE_S = 60.0
@@ -54,8 +57,16 @@ class ServingEngine(Protocol):
     def policy_version(self) -> int: ...
     async def start(self) -> EngineFacts: ...
     async def generate(
-        self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        request_id: str,
+        max_tokens: int,
+        seed: int,
+        sampling: Sampling,
+        begun: Completion | None = None,
     ) -> Completion: ...
+    def under_way(self) -> dict[str, Completion]: ...
     def load(self) -> EngineLoad: ...
     async def close(self) -> None: ...
 
@@ -115,6 +126,7 @@ class GenerationWorker:
         self._facts: EngineFacts | None = None
         self._playing: dict[str, asyncio.Task[None]] = {}
         self._states: dict[str, RolloutState] = {}  # of what is playing, at its last finished turn
+        self._begun: dict[str, Completion] = {}  # of what is playing, what was sampled of its turn when last looked at
         self._leaving: set[str] = set()  # to be handed back at their next turn boundary
         self._outbox = _Outbox()
         self._reporting = asyncio.Event()
@@ -138,6 +150,8 @@ class GenerationWorker:
         if self._loops:  # it was taken for lost
             return
         self._loops = [asyncio.create_task(self._take_grants()), asyncio.create_task(self._send_reports())]
+        if self._journal is not None:
+            self._loops.append(asyncio.create_task(self._keep_begun(self._journal)))
         for loop in self._loops:
             loop.add_done_callback(self._note_fault)
 
@@ -236,6 +250,7 @@ class GenerationWorker:
             if task := self._playing.pop(rollout_id, None):
                 task.cancel()
             self._states.pop(rollout_id, None)
+            self._begun.pop(rollout_id, None)
 
     async def _play(self, state: RolloutState) -> None:
         rollout_id = state.request.rollout_id
@@ -312,8 +327,29 @@ class GenerationWorker:
 
     def _keep(self, state: RolloutState) -> None:
         """On disk with the next report: until then a death of this process takes the turn along."""
+        self._begun.pop(state.request.rollout_id, None)
         if self._journal is not None:
             self._journal.add(state, self._weights)
+
+    async def _keep_begun(self, journal: TurnJournal) -> None:
+        """Now and then, so that it costs little: what was sampled of turns that have not finished."""
+        took_s = 0.0
+        while True:
+            await asyncio.sleep(max(BEGUN_EVERY_S, took_s / BEGUN_SHARE))
+            started_s = time.monotonic()
+            try:
+                sampled = {name.rpartition("/turn-")[0]: so_far for name, so_far in self._engine.under_way().items()}
+            except EngineError:  # those that wait for its completions see to it
+                return
+            version = self._engine.policy_version  # a turn that a swap fell into is kept when it has finished
+            self._begun |= {
+                rollout_id: so_far
+                for rollout_id, so_far in sampled.items()
+                if rollout_id in self._playing and so_far.policy_versions[0] == version == so_far.policy_versions[-1]
+            }
+            journal.add_begun(self._begun, self._weights)
+            journal.flush()
+            took_s = time.monotonic() - started_s
 
     def _release(self, state: RolloutState) -> None:
         load = rollout_load(state)
@@ -337,6 +373,7 @@ class GenerationWorker:
     def _forget(self, rollout_id: str) -> None:
         self._playing.pop(rollout_id, None)
         self._states.pop(rollout_id, None)
+        self._begun.pop(rollout_id, None)
         self._leaving.discard(rollout_id)
         if self._journal is not None:
             self._journal.end(rollout_id)
@@ -370,7 +407,7 @@ class GenerationWorker:
             await self._ask(self._balancer.return_rollouts(self._replica_id, outbox.returned), "rollouts handed back")
 
     async def _end(self, died: EngineError) -> None:
-        """The engine is gone: hand back every rollout at its last finished turn, then end, to be started anew."""
+        """The engine is gone: hand back every rollout with what there is of its turn, then end, to be started anew."""
         if self._engine_died is not None:
             return
         self._engine_died = died
@@ -378,7 +415,8 @@ class GenerationWorker:
             task.cancel()
         if self._journal is not None:
             self._journal.flush()
-        items = [(rollout_load(state), state) for state in self._states.values()]
+        states = [replace(state, begun=self._begun.get(name, state.begun)) for name, state in self._states.items()]
+        items = [(rollout_load(state), state) for state in states]
         with contextlib.suppress(Exception):  # the driver's `replica_lost` covers what does not arrive
             await self._ask(self._balancer.return_rollouts(self._replica_id, items), "rollouts handed back", 5.0)
         self._die()

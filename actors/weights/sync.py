@@ -156,5 +156,6 @@ class WorkerExtension:
 
 WeightTransferEngineFactory.register_engine(BACKEND, Loading)
 end_with_owner()
+import_module("actors.generation.resumed_sampling")
 if current_platform.is_cpu():
     import_module("actors.generation.cpu_layers")

@@ -1,15 +1,16 @@
-"""Finished turns of rollouts on disk, so that who dies takes no more than the turn it was in along.
+"""Turns of rollouts on disk, so that who dies takes little of what was sampled along.
 
-Each worker appends to a file of its own, one record a turn: the length and checksum of what follows, a line of JSON,
-and the turn's arrays. A record says which weights sampled it and what it continues; read again, only a chain of turns
-of the same weights from the first on counts. A record that was torn by a crash ends its file.
+Each worker appends to a file of its own, one record a finished turn, and now and then one for what was sampled of
+turns under way: the length and checksum of what follows, a line of JSON, and arrays. A record says which weights
+sampled it and what it continues; read again, only a chain of the same weights from the first turn on counts. A record
+that was torn by a crash ends its file.
 """
 
 import json
 import re
 import struct
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,15 +19,17 @@ import numpy as np
 
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.outcome import Outcome
-from rstar_ray.trajectory import Placement, StopReason, ToolMemory, ToolResult, Turn
+from rstar_ray.trajectory import Completion, Placement, StopReason, ToolMemory, ToolResult, Turn
 
 _FRAME = struct.Struct("<II")  # length and CRC-32 of what follows
 _STEP = re.compile(r"(\w+)/(\d+)/")  # how the ids of training rollouts begin
+_PART_COLUMNS = (("token_ids", "<i4"), ("logprobs", "<f4"), ("policy_versions", "<i4"))
+_BYTES_OF_A_PARTS_TOKEN = 12
 _COLUMNS = (("response_ids", "<i4"), ("loss_mask", "|b1"), ("logprobs", "<f4"), ("policy_versions", "<i4"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Record:
+class TurnRecord:
     """One finished turn, from token `start` of the response on."""
 
     rollout_id: str
@@ -44,6 +47,27 @@ class _Record:
     placements: list[dict[str, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class TurnPart:
+    """What was sampled of a turn that has not finished, from token `start` of the response on."""
+
+    rollout_id: str
+    start: int
+    continues: int  # as a record's
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class _Reached:
+    """How far a rollout is in the files: its finished turns, and of the next one what was sampled."""
+
+    tokens: int
+    turns: int
+    crc: int  # of those tokens
+    begun: int = 0
+    begun_crc: int = 0  # of all tokens before, and of these
+
+
 class TurnJournal:
     """What one worker writes; nothing is in the file before `flush`."""
 
@@ -52,23 +76,28 @@ class TurnJournal:
         self._folder = folder
         self._name = re.sub(r"\W+", "-", writer)
         self._files: dict[Path, BinaryIO] = {}
-        self._written: dict[str, tuple[int, int]] = {}  # of each rollout played here: tokens and turns
+        self._reached: dict[str, _Reached] = {}  # of each rollout played here
 
     def begin(self, state: RolloutState) -> None:
         """A rollout goes on here; what it has already is in another's file, or came with the request."""
-        self._written[state.request.rollout_id] = len(state.response_ids), len(state.turns)
+        crc = _crc(state.response_ids)
+        reached = _Reached(len(state.response_ids), len(state.turns), crc, 0, crc)
+        if state.begun is not None:
+            reached.begun, reached.begun_crc = len(state.begun.token_ids), _crc(state.begun.token_ids, crc)
+        self._reached[state.request.rollout_id] = reached
 
     def add(self, state: RolloutState, weights: int) -> None:
         """A turn has finished. Rollouts outside training steps are not kept."""
         path = step_folder(self._folder, state.request.rollout_id)
-        start, turns = self._written.get(state.request.rollout_id, (0, 0))
         if path is None:
             return
-        record = _Record(
+        reached = self._reached.get(state.request.rollout_id) or _Reached(0, 0, _crc([]))
+        start, turns = reached.tokens, reached.turns
+        record = TurnRecord(
             rollout_id=state.request.rollout_id,
             weights=weights,
             start=start,
-            continues=_crc(state.response_ids[:start]),
+            continues=reached.crc,
             num_tokens=len(state.response_ids) - start,
             turns=[asdict(turn) for turn in state.turns[turns:]],
             final_text=state.final_text,
@@ -79,14 +108,34 @@ class TurnJournal:
             restarts=state.restarts,
             placements=[asdict(placement) for placement in state.placements],
         )
-        columns = (np.array(getattr(state, name)[start:], kind).tobytes() for name, kind in _COLUMNS)
-        body = b"".join((json.dumps(asdict(record)).encode(), b"\n", *columns))
-        self._file(path).write(_FRAME.pack(len(body), zlib.crc32(body)) + body)
+        columns = [np.array(getattr(state, name)[start:], kind).tobytes() for name, kind in _COLUMNS]
+        self._write(path, asdict(record), columns)
         self.begin(state)
+
+    def add_begun(self, under_way: Mapping[str, Completion], weights: int) -> None:
+        """Of turns that have not finished, by rollout, all that was sampled; what is new of it is written."""
+        parts: dict[Path, list[tuple[TurnPart, list[bytes]]]] = {}
+        for rollout_id, begun in under_way.items():
+            path, reached = step_folder(self._folder, rollout_id), self._reached.get(rollout_id)
+            count = len(begun.token_ids)
+            if path is None or reached is None or count <= reached.begun:
+                continue
+            new = slice(reached.begun, count)
+            columns = [np.array(getattr(begun, name)[new], kind).tobytes() for name, kind in _PART_COLUMNS]
+            part = TurnPart(rollout_id, reached.tokens + reached.begun, reached.begun_crc, count - reached.begun)
+            parts.setdefault(path, []).append((part, columns))
+            reached.begun, reached.begun_crc = count, zlib.crc32(columns[0], reached.begun_crc)
+        for path, rows in parts.items():
+            head = {"weights": weights, "parts": [asdict(part) for part, _ in rows]}
+            self._write(path, head, [column for _, columns in rows for column in columns])
+
+    def _write(self, folder: Path, head: Mapping[str, Any], columns: Sequence[bytes]) -> None:
+        body = b"".join((json.dumps(head).encode(), b"\n", *columns))
+        self._file(folder).write(_FRAME.pack(len(body), zlib.crc32(body)) + body)
 
     def end(self, rollout_id: str) -> None:
         """It is played here no longer."""
-        self._written.pop(rollout_id, None)
+        self._reached.pop(rollout_id, None)
 
     def flush(self) -> None:
         """From now on what was added survives this process."""
@@ -115,7 +164,7 @@ def step_folder(journal: Path, rollout_id: str) -> Path | None:
 def journaled(
     journal: Path, starts: Collection[RolloutState], weights: int, *, same: "re.Pattern[str] | None" = None
 ) -> dict[str, RolloutState]:
-    """Those of these rollouts that were begun under these weights, at their last finished turn, by id.
+    """Those of these rollouts that were begun under these weights, as far as they got, by id.
 
     `same` matches what is left out of an id where attempts at the same rollout are told apart by their ids.
     """
@@ -125,30 +174,56 @@ def journaled(
 
     wanted = {plain(state.request.rollout_id): state for state in starts}
     folders = {step_folder(journal, state.request.rollout_id) for state in starts} - {None}
-    records: dict[str, dict[int, list[tuple[_Record, bytes]]]] = {}
+    chains: dict[str, _Chain] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.turns")) if folder else ():
-            for record, columns in _read(path):
+            for sampled_by, record, columns in read(path):
                 name = plain(record.rollout_id)
-                if record.weights == weights and name in wanted:
-                    records.setdefault(name, {}).setdefault(record.start, []).append((record, columns))
-    found = {name: _follow(wanted[name], chain) for name, chain in records.items()}
-    return {state.request.rollout_id: state for state in found.values() if state.turns}
+                if sampled_by == weights and name in wanted:
+                    chains.setdefault(name, _Chain()).add(record, columns)
+    found = {name: chain.follow(wanted[name]) for name, chain in chains.items()}
+    return {state.request.rollout_id: state for state in found.values() if state.turns or state.begun}
 
 
-def _follow(state: RolloutState, chain: dict[int, list[tuple[_Record, bytes]]]) -> RolloutState:
-    """From its start turn by turn, each continuing the tokens of the one before."""
-    state = replace(state, response_ids=[], loss_mask=[], logprobs=[], policy_versions=[], turns=())
-    while state.stop_reason is None:
-        crc = _crc(state.response_ids)
-        following = [one for one in chain.get(len(state.response_ids), ()) if one[0].continues == crc]
-        if not following:
-            break
-        state = _continued(state, *following[-1])
-    return state
+class _Chain:
+    """Records of one rollout, in any order."""
+
+    def __init__(self) -> None:
+        self._turns: dict[tuple[int, int], tuple[TurnRecord, bytes]] = {}  # the last that continues these tokens
+        self._parts: dict[tuple[int, int], tuple[TurnPart, bytes]] = {}
+
+    def add(self, record: TurnRecord | TurnPart, columns: bytes) -> None:
+        continues = (record.start, record.continues)
+        if isinstance(record, TurnRecord):
+            self._turns[continues] = record, columns
+        else:
+            self._parts[continues] = record, columns
+
+    def follow(self, state: RolloutState) -> RolloutState:
+        """From its start turn by turn, each continuing the tokens of the one before, and into the next."""
+        state = replace(state, response_ids=[], loss_mask=[], logprobs=[], policy_versions=[], turns=(), begun=None)
+        while state.stop_reason is None:
+            turn = self._turns.get((len(state.response_ids), _crc(state.response_ids)))
+            if turn is None:
+                return replace(state, begun=self._begun(state))
+            state = _continued(state, *turn)
+        return state
+
+    def _begun(self, state: RolloutState) -> Completion | None:
+        at, crc = len(state.response_ids), _crc(state.response_ids)
+        found: Completion | None = None
+        while (following := self._parts.get((at, crc))) is not None:
+            part, columns = following
+            values = [np.frombuffer(columns, kind, part.num_tokens, 4 * i * part.num_tokens)
+                      for i, (_, kind) in enumerate(_PART_COLUMNS)]  # fmt: skip
+            lists = {name: column.tolist() for (name, _), column in zip(_PART_COLUMNS, values, strict=True)}
+            more = Completion(**lists, ended=False)
+            found = more if found is None else found.followed_by(more)
+            at, crc = at + part.num_tokens, zlib.crc32(columns[: 4 * part.num_tokens], crc)
+        return found
 
 
-def _continued(state: RolloutState, record: _Record, columns: bytes) -> RolloutState:
+def _continued(state: RolloutState, record: TurnRecord, columns: bytes) -> RolloutState:
     longer: dict[str, Any] = {}
     offset = 0
     for name, kind in _COLUMNS:
@@ -182,8 +257,8 @@ def _turn(saved: dict[str, Any]) -> Turn:
     )
 
 
-def _read(path: Path) -> Iterator[tuple[_Record, bytes]]:
-    """The records of one file up to the first that is torn."""
+def read(path: Path) -> Iterator[tuple[int, TurnRecord | TurnPart, bytes]]:
+    """The records of one file up to the first that is torn: the weights that sampled each, and its arrays."""
     whole = path.read_bytes()
     position = 0
     while position + _FRAME.size <= len(whole):
@@ -192,9 +267,17 @@ def _read(path: Path) -> Iterator[tuple[_Record, bytes]]:
         if len(body) < length or zlib.crc32(body) != crc:
             return
         line, _, columns = body.partition(b"\n")
-        yield _Record(**json.loads(line)), columns
+        head = json.loads(line)
+        if "parts" not in head:
+            yield head["weights"], TurnRecord(**head), columns
+        at = 0
+        for row in head.get("parts", ()):
+            part = TurnPart(**row)
+            size = part.num_tokens * _BYTES_OF_A_PARTS_TOKEN
+            yield head["weights"], part, columns[at : at + size]
+            at += size
         position += _FRAME.size + length
 
 
-def _crc(token_ids: list[int]) -> int:
-    return zlib.crc32(np.array(token_ids, "<i4").tobytes())
+def _crc(token_ids: list[int], before: int = 0) -> int:
+    return zlib.crc32(np.array(token_ids, "<i4").tobytes(), before)

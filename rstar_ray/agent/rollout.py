@@ -38,10 +38,20 @@ MAX_ANSWER_CHARS = 200
 
 
 class GenerateFn(Protocol):
-    """Samples one completion. Raises `EngineError` when the engine is gone, never returns half a turn."""
+    """Samples one completion. Raises `EngineError` when the engine is gone, never returns half a turn.
+
+    `begun`: how it begins, sampled before by an engine that is gone; it counts among `max_tokens`, and is returned too.
+    """
 
     async def __call__(
-        self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        request_id: str,
+        max_tokens: int,
+        seed: int,
+        sampling: Sampling,
+        begun: Completion | None = None,
     ) -> Completion: ...
 
 
@@ -71,6 +81,7 @@ class RolloutState:
     logprobs: list[float]  # [T] 0 where not sampled
     policy_versions: list[int]  # [T] -1 where not sampled
     turns: tuple[Turn, ...] = ()
+    begun: Completion | None = None  # of the next turn, what was sampled of it before its engine was lost
     final_text: str = ""  # the last completion, decoded, without what it only thought
     num_answers: int = 0
     stop_reason: StopReason | None = None
@@ -141,6 +152,7 @@ async def play_turn(
         max_tokens=state.room_tokens,
         seed=derive_seed(request.seed, "turn", turn_number),
         sampling=request.sampling,
+        begun=state.begun,
     )
     generated_s = time.monotonic()
     reading = chat.read(completion.token_ids, after_tools=turn_number > 0)
@@ -208,6 +220,7 @@ def _with_completion(state: RolloutState, completion: Completion, spoken: str) -
         loss_mask=[*state.loss_mask, *[True] * count],
         logprobs=[*state.logprobs, *completion.logprobs],
         policy_versions=[*state.policy_versions, *completion.policy_versions],
+        begun=None,
         final_text=spoken,
         num_answers=state.num_answers + count_answers(spoken),
     )

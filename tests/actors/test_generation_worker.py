@@ -68,16 +68,28 @@ class FakeEngine:
         return EngineFacts(kv_capacity_tokens=100_000, block_size=16, max_model_len=1_000)
 
     async def generate(
-        self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        request_id: str,
+        max_tokens: int,
+        seed: int,
+        sampling: Sampling,
+        begun: Completion | None = None,
     ) -> Completion:
         self.lives -= 1
         if self.lives < 0:
             raise EngineError("the engine died")
-        return await self.policy(prompt_ids, request_id=request_id, max_tokens=max_tokens, seed=seed, sampling=sampling)
+        return await self.policy(
+            prompt_ids, request_id=request_id, max_tokens=max_tokens, seed=seed, sampling=sampling, begun=begun
+        )
 
     async def update_weights(self, version: int, buckets: Sequence[Any], name: str) -> WeightUpdate:
         self.policy_version = version
         return WeightUpdate(policy_version=version, checksum=7, shared_s=0.0, paused_s=0.0)
+
+    def under_way(self) -> dict[str, Completion]:
+        return {}
 
     def load(self) -> EngineLoad:
         return EngineLoad()
@@ -206,7 +218,14 @@ class Talker(SkilledPolicy):
     turns: int = 1
 
     async def __call__(
-        self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        request_id: str,
+        max_tokens: int,
+        seed: int,
+        sampling: Sampling,
+        begun: Completion | None = None,
     ) -> Completion:
         await asyncio.sleep(0.001)
         rollout, turn = request_id.rsplit("/turn-", 1)
@@ -308,6 +327,69 @@ async def test_every_finished_turn_is_on_disk_by_the_time_the_balancer_hears_of_
         name: end.num_turns for name, end in found.items() if isinstance(end, TrajectorySummary)
     }
     await one.close()
+
+
+@dataclass
+class DyingEngine(HeldEngine):
+    """Dies in the middle of every first turn, of which it has sampled five tokens."""
+
+    whole: dict[str, Completion] = field(default_factory=dict)
+
+    def under_way(self) -> dict[str, Completion]:
+        five = slice(0, 5)
+        return {
+            name: Completion(
+                token_ids=one.token_ids[five], logprobs=one.logprobs[five], policy_versions=one.policy_versions[five],
+                ended=False,
+            )
+            for name, one in self.whole.items()
+        }  # fmt: skip
+
+    async def generate(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
+        self.whole[asked["request_id"]] = await self.policy(prompt_ids, **asked)
+        await super().generate(prompt_ids, **asked)
+        raise EngineError("the engine died")
+
+
+async def test_what_a_dead_engine_had_sampled_of_a_turn_is_handed_back_and_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("actors.generation.worker.BEGUN_EVERY_S", 0.01)
+    balancer, engine, ended = BalancerService(), DyingEngine(policy_version=3), asyncio.Event()
+    engine.policy.policy_version = 3
+    one = worker(balancer, engine=engine, journal=TurnJournal(tmp_path, "generation/0-life"), die=ended.set)
+    await one.start()
+    await one.serve()
+    wanted = [replace(asked, rollout_id=f"stage1/3/{asked.rollout_id}") for asked in requests(4)]
+    await submit(balancer, wanted)
+    await engine.holds(4)
+    starts = [RolloutState.start(asked, CHAT.prompt_ids(asked.problem)) for asked in wanted]
+    async with asyncio.timeout(10):
+        while len(kept := journaled(tmp_path, starts, weights=0)) < 4:
+            await asyncio.sleep(0.01)
+    said = {name.rpartition("/")[0]: whole.token_ids for name, whole in engine.whole.items()}
+    assert {name: state.begun.token_ids for name, state in kept.items() if state.begun} == {
+        name: token_ids[:5] for name, token_ids in said.items()
+    }
+    engine.go.set()
+    await asyncio.wait_for(ended.wait(), 10)
+    await balancer.replica_lost("generation/0")
+    later = worker(balancer, "generation/1", journal=TurnJournal(tmp_path, "generation/1-life"))
+    asked: list[Completion | None] = []
+    policy = later._engine.generate
+
+    async def generate(prompt_ids: Sequence[int], **more: Any) -> Completion:
+        asked.append(more["begun"])
+        return await policy(prompt_ids, **more)
+
+    later._engine.generate = generate  # type: ignore[method-assign]
+    await later.start()
+    await later.serve()
+    found = await collect(later, 4)
+    assert sorted(begun.token_ids for begun in asked if begun) == sorted(ids[:5] for ids in said.values())
+    assert {name for name, end in found.items() if isinstance(end, TrajectorySummary)} == set(said)
+    await one.close()
+    await later.close()
 
 
 async def test_an_engine_that_is_starting_is_none_the_worse_for_weights_that_the_one_before_it_was_sent():

@@ -11,10 +11,11 @@ import signal
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from rstar_ray.agent.journal import _read  # pyright: ignore[reportPrivateUsage]
+from rstar_ray.agent.journal import TurnPart, read
 from rstar_ray.run_dir.folder import RunDir
 from tests.chaos.run import REPOSITORY, Run, make_policy
 from tests.chaos.seams import SAMPLED
@@ -23,43 +24,48 @@ OPTIONS = (
     "--prompts-per-step 32 --rollout.max-response-tokens 256 --engine.replicas 1 --engine.cpus-per-replica 0.8"
     " --evaluate.every-steps 100000 --data.num-train 2000"
 )
-STILL_S = 0.25
-"""Engines that sampled nothing for so long stood between two steps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
-    """What a step's turns on disk hold."""
+class Kept:
+    """What a step's files hold."""
 
     ended: int  # rollouts
     tokens: int  # sampled ones, of all rollouts
 
 
-def journal(run: Run, step: int) -> Journal:
+def kept(run: Run, step: int) -> Kept:
     ended: set[str] = set()
-    tokens: dict[tuple[str, int], int] = {}
+    sampled: dict[str, dict[int, int]] = defaultdict(dict)  # of each rollout, by the first token of a record
+    reached: dict[str, int] = defaultdict(int)  # the end of its finished turns
+    parts: dict[str, dict[int, int]] = defaultdict(dict)
     for path in (RunDir(run.path).journal_path / f"stage1-step-{step:06d}").glob("*.turns"):
-        for record, columns in _read(path):
-            tokens[record.rollout_id, record.start] = sum(columns[4 * record.num_tokens : 5 * record.num_tokens])
-            ended |= {record.rollout_id} if record.stop_reason else set()
-    return Journal(len(ended), sum(tokens.values()))
+        for _, record, columns in read(path):
+            name = record.rollout_id
+            if isinstance(record, TurnPart):
+                parts[name][record.start] = record.num_tokens
+                continue
+            sampled[name][record.start] = sum(columns[4 * record.num_tokens : 5 * record.num_tokens])
+            reached[name] = max(reached[name], record.start + record.num_tokens)
+            ended |= {name} if record.stop_reason else set()
+    tokens = sum(sum(of_one.values()) for of_one in sampled.values())
+    tokens += sum(count for name in parts for start, count in parts[name].items() if start >= reached[name])
+    return Kept(len(ended), tokens)
 
 
-def sampled(run: Run) -> int:
-    """Tokens that engines sampled since they last stood still."""
-    rows: list[tuple[float, int]] = []
-    for path in run.control.glob(f"{SAMPLED}-*"):
-        lines = [line.split() for line in path.read_text().splitlines()]
-        rows += [(float(line[0]), int(line[1])) for line in lines if len(line) == 2]
-    rows.sort()
-    begins = [0, *(i for i in range(1, len(rows)) if rows[i][0] - rows[i - 1][0] > STILL_S)]
-    return sum(tokens for _, tokens in rows[begins[-1] :]) if rows else 0
+def sampled(run: Run, since_s: float) -> int:
+    """Tokens that engines have sampled since then."""
+    lines = [line.split() for path in run.control.glob(f"{SAMPLED}-*") for line in path.read_text().splitlines()]
+    return sum(int(line[1]) for line in lines if len(line) == 2 and float(line[0]) >= since_s)
 
 
 def kill_at(run: Run, share: float, rollouts: int, over_s: float) -> dict[str, float]:
     """End the driver in the next step, once this share of its rollouts has ended; what was lost by it."""
     step = run.steps() + 2  # a whole one
-    if not run.wait(lambda: journal(run, step).ended >= share * rollouts, over_s, every_s=0.02):
+    if not run.wait(lambda: run.steps() == step - 1, over_s, every_s=0.005):
+        raise TimeoutError(f"no step {step - 1}")
+    began_s = time.monotonic()
+    if not run.wait(lambda: kept(run, step).ended >= share * rollouts, over_s, every_s=0.02):
         raise TimeoutError(f"step {step} did not get so far")
     assert run.driver is not None
     family = run.note_family()
@@ -68,7 +74,7 @@ def kill_at(run: Run, share: float, rollouts: int, over_s: float) -> dict[str, f
         if process.is_running():
             process.kill()
     time.sleep(1.0)
-    done, all_tokens = journal(run, step), sampled(run)
+    done, all_tokens = kept(run, step), sampled(run, began_s)
     run.keep_up()
     if not run.wait(lambda: run.steps() >= step, over_s):
         raise TimeoutError(f"the run did not come back to step {step}")

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rstar_ray.agent.journal import TurnJournal, journaled, step_folder
-from rstar_ray.agent.rollout import RolloutState, play_turn
-from rstar_ray.trajectory import Placement, RolloutRequest, ToolMemory
+from rstar_ray.agent.journal import TurnJournal, TurnPart, journaled, read, step_folder
+from rstar_ray.agent.rollout import RolloutState, play_turn, run_rollout
+from rstar_ray.trajectory import Completion, Placement, RolloutRequest, ToolMemory
 from tests.fakes import AddingSandbox, CharChat, ScriptedEngine, adding_problems, answer, call, request
 
 CHAT, SANDBOX = CharChat(), AddingSandbox()
@@ -137,3 +138,85 @@ async def test_nothing_is_kept_of_rollouts_outside_training_steps(tmp_path: Path
 )
 def test_a_steps_turns_lie_beside_its_checkpoints_name(rollout_id: str, folder: str | None):
     assert step_folder(Path("/run"), rollout_id) == (Path("/run") / folder if folder else None)
+
+
+def sampled(state: RolloutState, first: int, last: int) -> Completion:
+    """Of a finished turn that is its whole response, these tokens."""
+    chosen = slice(first, last)
+    return Completion(
+        token_ids=state.response_ids[chosen], logprobs=state.logprobs[chosen],
+        policy_versions=state.policy_versions[chosen], ended=False,
+    )  # fmt: skip
+
+
+async def test_what_was_sampled_of_a_turn_under_way_is_read_again_behind_the_turns_before_it(tmp_path: Path):
+    first, second, _ = await played(start())
+    name, before = first.request.rollout_id, len(first.response_ids)
+    journal = TurnJournal(tmp_path, "generation/0-a")
+    journal.begin(start())
+    for count in (3, 7, 7, 9):
+        journal.add_begun({name: sampled(first, 0, count), "validation/0": sampled(first, 0, count)}, 7)
+        journal.flush()
+        (found,) = journaled(tmp_path, [start()], 7).values()
+        assert found == replace(start(), begun=sampled(first, 0, count))
+    journal.add(first, 7)
+    journal.add_begun({name: sampled(second, before, before + 4)}, 7)
+    journal.flush()
+    (found,) = journaled(tmp_path, [start()], 7).values()
+    assert found == replace(first, begun=sampled(second, before, before + 4))
+    assert journaled(tmp_path, [start()], 8) == {}
+    journal.add(second, 7)
+    journal.close()
+    (found,) = journaled(tmp_path, [start()], 7).values()
+    assert found == second
+    (file,) = tmp_path.rglob("*.turns")
+    parts = [record for _, record, _ in read(file) if isinstance(record, TurnPart)]
+    assert [(part.start, part.num_tokens) for part in parts] == [(0, 3), (3, 4), (7, 2), (before, 4)]
+
+
+async def test_who_goes_on_within_a_turn_writes_what_came_after_alone(tmp_path: Path):
+    (first, *_) = await played(start())
+    name = first.request.rollout_id
+    lost, next_one = TurnJournal(tmp_path, "generation/0-a"), TurnJournal(tmp_path, "generation/1-b")
+    lost.begin(start())
+    lost.add_begun({name: sampled(first, 0, 5)}, 7)
+    lost.close()
+    (found,) = journaled(tmp_path, [start()], 7).values()
+    next_one.begin(found)
+    next_one.add_begun({name: sampled(first, 0, 8)}, 7)
+    next_one.close()
+    (found,) = journaled(tmp_path, [start()], 7).values()
+    assert found == replace(start(), begun=sampled(first, 0, 8))
+    (file,) = tmp_path.rglob("*1-b*")
+    ((_, part, columns),) = read(file)
+    assert (part.start, part.num_tokens, len(columns)) == (5, 3, 36)
+
+
+async def test_of_two_beginnings_of_one_turn_none_is_mixed_with_the_other(tmp_path: Path):
+    """Where sampling is not the same each time: a replica was lost, and the next began the turn afresh."""
+    (first, *_), (other, *_) = await played(start()), await played(start(), (call("7+5"), call("3+3"), answer("9")))
+    name = first.request.rollout_id
+    for writer, state, counts in (("generation/0-a", first, (32, 36)), ("generation/1-b", other, (34,))):
+        journal = TurnJournal(tmp_path, writer)
+        journal.begin(start())
+        for count in counts:
+            journal.add_begun({name: sampled(state, 0, count)}, 7)
+        journal.close()
+    (found,) = journaled(tmp_path, [start()], 7).values()
+    assert found.begun in (sampled(first, 0, 36), sampled(other, 0, 34))
+
+
+async def test_a_turn_goes_on_with_what_was_sampled_of_it_and_ends_as_it_would_have(tmp_path: Path):
+    first, *_, whole = await played(start())
+    begun = replace(start(), begun=sampled(first, 0, 6))
+    asked: list[Completion | None] = []
+
+    async def generate(prompt_ids: list[int], **more: Any) -> Completion:
+        asked.append(more.pop("begun"))
+        return await engine(prompt_ids, **more)
+
+    engine = ScriptedEngine(list(TURNS))
+    state = await run_rollout(begun, generate=generate, execute=SANDBOX, chat=CHAT)
+    assert state.response_ids == whole.response_ids and state.begun is None
+    assert asked == [begun.begun, None, None]
+    assert begun.begun_again() == replace(start(), restarts=1)

@@ -75,7 +75,13 @@ async def test_the_engine_is_asked_with_the_room_that_is_left_and_a_seed_for_eac
     said = iter([call("1+2"), answer("3")])
 
     async def generate(
-        prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
+        prompt_ids: Sequence[int],
+        *,
+        request_id: str,
+        max_tokens: int,
+        seed: int,
+        sampling: Sampling,
+        begun: Completion | None = None,
     ) -> Completion:
         asked.append((request_id, max_tokens, seed))
         ids = [ord(letter) for letter in next(said)]
@@ -138,7 +144,13 @@ async def test_what_a_rollout_was_and_what_it_is_worth():
 
 async def test_versions_of_a_trajectory_are_the_least_and_the_most_that_sampled():
     async def generate(
-        prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling
+        prompt_ids: Sequence[int],
+        *,
+        request_id: str,
+        max_tokens: int,
+        seed: int,
+        sampling: Sampling,
+        begun: Completion | None = None,
     ) -> Completion:
         ids = [ord(letter) for letter in answer("3")]
         return Completion(
