@@ -117,6 +117,12 @@ class Completion:
     def __post_init__(self) -> None:
         assert len(self.logprobs) == len(self.policy_versions) == len(self.token_ids)
 
+    def after(self, count: int) -> "Completion":
+        """Without so many of its tokens."""
+        rest = slice(count, None)
+        return replace(self, token_ids=self.token_ids[rest], logprobs=self.logprobs[rest],
+                       policy_versions=self.policy_versions[rest])  # fmt: skip
+
     def followed_by(self, rest: "Completion") -> "Completion":
         """The one completion that both make; its times are those of the rest."""
         return replace(

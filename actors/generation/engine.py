@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from actors.generation.cost_probe import measure_cost
 from actors.generation.load_meter import EngineLoad, LoadMeter
 from actors.generation.settings import EngineSettings
-from actors.generation.under_way import SAMPLED_BEFORE, under_way
+from actors.generation.under_way import SAMPLED_BEFORE, UnderWay
 from actors.generation.vllm_process import VllmProcess
 from actors.generation.vllm_start import eos_token_ids
 from actors.generation.weight_swap import WeightSwap, WeightUpdate
@@ -48,7 +48,7 @@ class Engine:
         self._meter = LoadMeter()
         self.weights = WeightSwap(self._vllm, self._meter, Path(settings.model), settings.control_deadline_s)
         self._facts: EngineFacts | None = None
-        self._begun: dict[str, Completion] = {}  # of requests that go on with a completion, by their ids
+        self._under_way = UnderWay()
 
     @property
     def policy_version(self) -> int:
@@ -121,13 +121,9 @@ class Engine:
             if ended or len(begun.token_ids) >= max_tokens:
                 return replace(begun, ended=ended)
             count = len(begun.token_ids)
-            self._begun[request_id] = begun
-            try:
-                rest = await self._sample(
-                    [*prompt_ids, *begun.token_ids], request_id, max_tokens - count, seed, sampling, after=count
-                )
-            finally:
-                del self._begun[request_id]
+            rest = await self._sample(
+                [*prompt_ids, *begun.token_ids], request_id, max_tokens - count, seed, sampling, after=count
+            )
             return begun.followed_by(rest)
         return await self._sample(prompt_ids, request_id, max_tokens, seed, sampling)
 
@@ -156,11 +152,9 @@ class Engine:
         output = await self._vllm.ask(_last(outputs), f"complete {request_id}", self.settings.generate_deadline_s)
         return self._completion(output, request_id)
 
-    def under_way(self) -> dict[str, Completion]:
-        """Of each request that is being sampled, what there is so far; by its id."""
-        found = under_way(self._vllm.alive())
-        begun = {name: self._begun[name] for name in found.keys() & self._begun.keys()}
-        return found | {name: first.followed_by(found[name]) for name, first in begun.items()}
+    def newly_sampled(self) -> dict[str, Completion]:
+        """Of each request that is being sampled, what came since this was last asked; by its id."""
+        return self._under_way.new(self._vllm.alive())
 
     async def stream(
         self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling

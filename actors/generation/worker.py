@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from actors.generation.balancer_client import BalancerCalls, rollout_load
+from actors.generation.begun import BegunTurns
 from actors.generation.delivery import Deliveries, Delivery
 from actors.generation.engine import EngineFacts
 from actors.generation.load_meter import EngineLoad
@@ -41,7 +42,7 @@ REPORT_GATHER_S = 0.002
 """Turns that finish together are reported together."""
 REPORT_EVERY_S = 0.02
 """Shortest time between two reports: a call to the balancer costs as much as a decode step."""
-BEGUN_EVERY_S = 0.25
+BEGUN_EVERY_S = 0.1
 BEGUN_SHARE = 0.01
 """How often what was sampled of turns under way is written down, and what share of this process's time it may take."""
 MAX_ROLLOUT_RESTARTS = 3
@@ -66,7 +67,7 @@ class ServingEngine(Protocol):
         sampling: Sampling,
         begun: Completion | None = None,
     ) -> Completion: ...
-    def under_way(self) -> dict[str, Completion]: ...
+    def newly_sampled(self) -> dict[str, Completion]: ...
     def load(self) -> EngineLoad: ...
     async def close(self) -> None: ...
 
@@ -121,12 +122,12 @@ class GenerationWorker:
         self._tools = tools
         self._judge = judge
         self._journal = journal
+        self._begun = BegunTurns(journal) if journal else None
         self._weights = 0  # checksum of those that serve; 0 for the model folder's
         self._die = die
         self._facts: EngineFacts | None = None
         self._playing: dict[str, asyncio.Task[None]] = {}
         self._states: dict[str, RolloutState] = {}  # of what is playing, at its last finished turn
-        self._begun: dict[str, Completion] = {}  # of what is playing, what was sampled of its turn when last looked at
         self._leaving: set[str] = set()  # to be handed back at their next turn boundary
         self._outbox = _Outbox()
         self._reporting = asyncio.Event()
@@ -150,8 +151,8 @@ class GenerationWorker:
         if self._loops:  # it was taken for lost
             return
         self._loops = [asyncio.create_task(self._take_grants()), asyncio.create_task(self._send_reports())]
-        if self._journal is not None:
-            self._loops.append(asyncio.create_task(self._keep_begun(self._journal)))
+        if self._begun is not None:
+            self._loops.append(asyncio.create_task(self._keep_begun(self._begun)))
         for loop in self._loops:
             loop.add_done_callback(self._note_fault)
 
@@ -250,13 +251,17 @@ class GenerationWorker:
             if task := self._playing.pop(rollout_id, None):
                 task.cancel()
             self._states.pop(rollout_id, None)
-            self._begun.pop(rollout_id, None)
+            self._forget_turn(rollout_id)
 
     async def _play(self, state: RolloutState) -> None:
         rollout_id = state.request.rollout_id
 
         async def generate(prompt_ids: Sequence[int], **asked: Any) -> Completion:
-            return await self._timeline.noted(Activity.GENERATE, rollout_id, self._engine.generate(prompt_ids, **asked))
+            sampling = self._engine.generate(prompt_ids, **asked)
+            done = await self._timeline.noted(Activity.GENERATE, rollout_id, sampling)
+            if self._begun is not None and (reached := self._states.get(rollout_id)):
+                self._begun.note_end(reached, done, self._engine.policy_version)
+            return done
 
         tools = self._tools.open(state)
 
@@ -327,28 +332,28 @@ class GenerationWorker:
 
     def _keep(self, state: RolloutState) -> None:
         """On disk with the next report: until then a death of this process takes the turn along."""
-        self._begun.pop(state.request.rollout_id, None)
+        self._forget_turn(state.request.rollout_id)
         if self._journal is not None:
             self._journal.add(state, self._weights)
 
-    async def _keep_begun(self, journal: TurnJournal) -> None:
+    def _forget_turn(self, rollout_id: str) -> None:
+        if self._begun is not None:
+            self._begun.finished(rollout_id)
+
+    async def _keep_begun(self, begun: BegunTurns) -> None:
         """Now and then, so that it costs little: what was sampled of turns that have not finished."""
         took_s = 0.0
         while True:
             await asyncio.sleep(max(BEGUN_EVERY_S, took_s / BEGUN_SHARE))
             started_s = time.monotonic()
             try:
-                sampled = {name.rpartition("/turn-")[0]: so_far for name, so_far in self._engine.under_way().items()}
+                sampled = self._engine.newly_sampled()
             except EngineError:  # those that wait for its completions see to it
                 return
-            version = self._engine.policy_version  # a turn that a swap fell into is kept when it has finished
-            self._begun |= {
-                rollout_id: so_far
-                for rollout_id, so_far in sampled.items()
-                if rollout_id in self._playing and so_far.policy_versions[0] == version == so_far.policy_versions[-1]
-            }
-            journal.add_begun(self._begun, self._weights)
-            journal.flush()
+            for request_id, more in sampled.items():
+                if state := self._states.get(request_id.rpartition("/turn-")[0]):
+                    begun.note(state, more, self._engine.policy_version)
+            begun.write(self._weights)
             took_s = time.monotonic() - started_s
 
     def _release(self, state: RolloutState) -> None:
@@ -373,7 +378,7 @@ class GenerationWorker:
     def _forget(self, rollout_id: str) -> None:
         self._playing.pop(rollout_id, None)
         self._states.pop(rollout_id, None)
-        self._begun.pop(rollout_id, None)
+        self._forget_turn(rollout_id)
         self._leaving.discard(rollout_id)
         if self._journal is not None:
             self._journal.end(rollout_id)
@@ -415,7 +420,7 @@ class GenerationWorker:
             task.cancel()
         if self._journal is not None:
             self._journal.flush()
-        states = [replace(state, begun=self._begun.get(name, state.begun)) for name, state in self._states.items()]
+        states = self._begun.reached(self._states) if self._begun else self._states.values()
         items = [(rollout_load(state), state) for state in states]
         with contextlib.suppress(Exception):  # the driver's `replica_lost` covers what does not arrive
             await self._ask(self._balancer.return_rollouts(self._replica_id, items), "rollouts handed back", 5.0)

@@ -24,7 +24,6 @@ from rstar_ray.trajectory import Completion, Placement, StopReason, ToolMemory, 
 _FRAME = struct.Struct("<II")  # length and CRC-32 of what follows
 _STEP = re.compile(r"(\w+)/(\d+)/")  # how the ids of training rollouts begin
 _PART_COLUMNS = (("token_ids", "<i4"), ("logprobs", "<f4"), ("policy_versions", "<i4"))
-_BYTES_OF_A_PARTS_TOKEN = 12
 _COLUMNS = (("response_ids", "<i4"), ("loss_mask", "|b1"), ("logprobs", "<f4"), ("policy_versions", "<i4"))
 
 
@@ -112,22 +111,29 @@ class TurnJournal:
         self._write(path, asdict(record), columns)
         self.begin(state)
 
-    def add_begun(self, under_way: Mapping[str, Completion], weights: int) -> None:
-        """Of turns that have not finished, by rollout, all that was sampled; what is new of it is written."""
-        parts: dict[Path, list[tuple[TurnPart, list[bytes]]]] = {}
-        for rollout_id, begun in under_way.items():
-            path, reached = step_folder(self._folder, rollout_id), self._reached.get(rollout_id)
-            count = len(begun.token_ids)
-            if path is None or reached is None or count <= reached.begun:
-                continue
-            new = slice(reached.begun, count)
-            columns = [np.array(getattr(begun, name)[new], kind).tobytes() for name, kind in _PART_COLUMNS]
-            part = TurnPart(rollout_id, reached.tokens + reached.begun, reached.begun_crc, count - reached.begun)
-            parts.setdefault(path, []).append((part, columns))
-            reached.begun, reached.begun_crc = count, zlib.crc32(columns[0], reached.begun_crc)
-        for path, rows in parts.items():
-            head = {"weights": weights, "parts": [asdict(part) for part, _ in rows]}
-            self._write(path, head, [column for _, columns in rows for column in columns])
+    def add_begun(self, sampled: Mapping[str, Completion], weights: int) -> None:
+        """What was sampled of turns that have not finished since this was last told, by rollout."""
+        by_step: dict[str, list[tuple[str, _Reached, Completion]]] = {}
+        for rollout_id, more in sampled.items():
+            step, reached = _STEP.match(rollout_id), self._reached.get(rollout_id)
+            if step is not None and reached is not None:
+                by_step.setdefault(step[0], []).append((rollout_id, reached, more))
+        for step, rows in by_step.items():
+            columns = [
+                np.array([value for _, _, more in rows for value in getattr(more, name)], kind).tobytes()
+                for name, kind in _PART_COLUMNS
+            ]
+            parts: list[tuple[str, int, int, int]] = []  # as `TurnPart` has it
+            at = 0
+            for rollout_id, reached, more in rows:
+                count = len(more.token_ids)
+                parts.append((rollout_id, reached.tokens + reached.begun, reached.begun_crc, count))
+                reached.begun += count
+                reached.begun_crc = zlib.crc32(columns[0][4 * at : 4 * (at + count)], reached.begun_crc)
+                at += count
+            folder = step_folder(self._folder, step)
+            assert folder is not None
+            self._write(folder, {"weights": weights, "parts": parts}, columns)
 
     def _write(self, folder: Path, head: Mapping[str, Any], columns: Sequence[bytes]) -> None:
         body = b"".join((json.dumps(head).encode(), b"\n", *columns))
@@ -270,12 +276,13 @@ def read(path: Path) -> Iterator[tuple[int, TurnRecord | TurnPart, bytes]]:
         head = json.loads(line)
         if "parts" not in head:
             yield head["weights"], TurnRecord(**head), columns
+        parts = [TurnPart(*row) for row in head.get("parts", ())]
+        whole_column = 4 * sum(part.num_tokens for part in parts)
         at = 0
-        for row in head.get("parts", ()):
-            part = TurnPart(**row)
-            size = part.num_tokens * _BYTES_OF_A_PARTS_TOKEN
-            yield head["weights"], part, columns[at : at + size]
-            at += size
+        for part in parts:
+            places = [at + i * whole_column for i in range(len(_PART_COLUMNS))]
+            yield head["weights"], part, b"".join(columns[place : place + 4 * part.num_tokens] for place in places)
+            at += 4 * part.num_tokens
         position += _FRAME.size + length
 
 

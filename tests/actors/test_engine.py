@@ -203,17 +203,20 @@ async def test_what_is_under_way_is_the_beginning_of_what_comes(engine: Engine):
         for name, prompt in asked.items()
     }  # fmt: skip
     seen: dict[str, Completion] = {}
+    looks = 0
     async with asyncio.timeout(60):
         while not all(task.done() for task in started.values()):
-            seen |= {name: so_far for name, so_far in engine.under_way().items() if name in started}
+            new = engine.newly_sampled()
+            seen |= {name: seen[name].followed_by(more) if name in seen else more for name, more in new.items()}
+            looks += bool(new)
             await asyncio.sleep(0.01)
-    assert seen and max(len(so_far.token_ids) for so_far in seen.values()) > 3
+    assert looks > 3 and seen.keys() == started.keys()
     for name, so_far in seen.items():
-        done, count = await started[name], len(so_far.token_ids)
-        assert so_far.token_ids == done.token_ids[:count] and so_far.token_ids[:2] == [7, 8]
-        assert so_far.logprobs == done.logprobs[:count]
-        assert so_far.policy_versions == done.policy_versions[:count]
-    assert engine.under_way() == {}
+        done, end = await started[name], 2 + len(so_far.token_ids)
+        assert so_far.token_ids == done.token_ids[2:end] and done.token_ids[:2] == [7, 8]
+        assert so_far.logprobs == done.logprobs[2:end]
+        assert so_far.policy_versions == done.policy_versions[2:end] == [engine.policy_version] * (end - 2)
+    assert engine.newly_sampled() == {}
 
 
 async def test_an_engine_measures_what_its_steps_cost(engine: Engine):

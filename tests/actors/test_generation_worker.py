@@ -33,6 +33,7 @@ from rstar_ray.trajectory import (
 )
 from scheduler.picture import Activity
 from tests.fakes import (
+    END,
     AddingSandbox,
     CharChat,
     PlainTools,
@@ -88,7 +89,7 @@ class FakeEngine:
         self.policy_version = version
         return WeightUpdate(policy_version=version, checksum=7, shared_s=0.0, paused_s=0.0)
 
-    def under_way(self) -> dict[str, Completion]:
+    def newly_sampled(self) -> dict[str, Completion]:
         return {}
 
     def load(self) -> EngineLoad:
@@ -334,15 +335,18 @@ class DyingEngine(HeldEngine):
     """Dies in the middle of every first turn, of which it has sampled five tokens."""
 
     whole: dict[str, Completion] = field(default_factory=dict)
+    looks: int = 0
 
-    def under_way(self) -> dict[str, Completion]:
-        five = slice(0, 5)
+    def newly_sampled(self) -> dict[str, Completion]:
+        self.looks += len(self.whole) == 4
+        five = slice(2 * self.looks - 2, min(5, 2 * self.looks))
         return {
             name: Completion(
                 token_ids=one.token_ids[five], logprobs=one.logprobs[five], policy_versions=one.policy_versions[five],
                 ended=False,
             )
             for name, one in self.whole.items()
+            if 0 <= five.start < 5
         }  # fmt: skip
 
     async def generate(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
@@ -365,8 +369,9 @@ async def test_what_a_dead_engine_had_sampled_of_a_turn_is_handed_back_and_on_di
     await engine.holds(4)
     starts = [RolloutState.start(asked, CHAT.prompt_ids(asked.problem)) for asked in wanted]
     async with asyncio.timeout(10):
-        while len(kept := journaled(tmp_path, starts, weights=0)) < 4:
+        while engine.looks < 5:
             await asyncio.sleep(0.01)
+    kept = journaled(tmp_path, starts, weights=0)
     said = {name.rpartition("/")[0]: whole.token_ids for name, whole in engine.whole.items()}
     assert {name: state.begun.token_ids for name, state in kept.items() if state.begun} == {
         name: token_ids[:5] for name, token_ids in said.items()
@@ -390,6 +395,37 @@ async def test_what_a_dead_engine_had_sampled_of_a_turn_is_handed_back_and_on_di
     assert {name for name, end in found.items() if isinstance(end, TrajectorySummary)} == set(said)
     await one.close()
     await later.close()
+
+
+async def test_a_completion_whose_calls_are_still_answered_is_on_disk_to_its_last_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("actors.generation.worker.BEGUN_EVERY_S", 0.01)
+    go = asyncio.Event()
+
+    class HeldSandbox(AddingSandbox):
+        async def __call__(self, call: ToolCall) -> ToolResult:
+            await go.wait()
+            return await super().__call__(call)
+
+    balancer, journal = BalancerService(), TurnJournal(tmp_path, "generation/0-life")
+    one = worker(balancer, tools=PlainTools(HeldSandbox()), journal=journal)
+    await one.start()
+    await one.serve()
+    wanted = [replace(asked, rollout_id=f"stage1/3/{asked.rollout_id}") for asked in requests(3)]
+    await submit(balancer, wanted)
+    starts = [RolloutState.start(asked, CHAT.prompt_ids(asked.problem)) for asked in wanted]
+    async with asyncio.timeout(10):
+        while len(kept := journaled(tmp_path, starts, weights=0)) < 3:
+            await asyncio.sleep(0.01)
+    assert all(state.begun and state.begun.token_ids[-1] == END and not state.turns for state in kept.values())
+    go.set()
+    await collect(one, 3)
+    await one.close()
+    later = journaled(tmp_path, starts, weights=0)
+    for name, state in kept.items():
+        assert state.begun and later[name].begun is None
+        assert later[name].response_ids[: len(state.begun.token_ids)] == state.begun.token_ids
 
 
 async def test_an_engine_that_is_starting_is_none_the_worse_for_weights_that_the_one_before_it_was_sent():

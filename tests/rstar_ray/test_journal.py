@@ -1,5 +1,6 @@
 """Finished turns on disk: read again as they were, and only where they belong together."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,8 +155,10 @@ async def test_what_was_sampled_of_a_turn_under_way_is_read_again_behind_the_tur
     name, before = first.request.rollout_id, len(first.response_ids)
     journal = TurnJournal(tmp_path, "generation/0-a")
     journal.begin(start())
-    for count in (3, 7, 7, 9):
-        journal.add_begun({name: sampled(first, 0, count), "validation/0": sampled(first, 0, count)}, 7)
+    journal.begin(start("stage1/12/1-q/0"))
+    for known, count in ((0, 3), (3, 7), (7, 9)):
+        new = sampled(first, known, count)
+        journal.add_begun({"stage1/12/1-q/0": new, name: new, "validation/0": new}, 7)
         journal.flush()
         (found,) = journaled(tmp_path, [start()], 7).values()
         assert found == replace(start(), begun=sampled(first, 0, count))
@@ -170,7 +173,7 @@ async def test_what_was_sampled_of_a_turn_under_way_is_read_again_behind_the_tur
     (found,) = journaled(tmp_path, [start()], 7).values()
     assert found == second
     (file,) = tmp_path.rglob("*.turns")
-    parts = [record for _, record, _ in read(file) if isinstance(record, TurnPart)]
+    parts = [record for _, record, _ in read(file) if isinstance(record, TurnPart) and record.rollout_id == name]
     assert [(part.start, part.num_tokens) for part in parts] == [(0, 3), (3, 4), (7, 2), (before, 4)]
 
 
@@ -183,7 +186,7 @@ async def test_who_goes_on_within_a_turn_writes_what_came_after_alone(tmp_path: 
     lost.close()
     (found,) = journaled(tmp_path, [start()], 7).values()
     next_one.begin(found)
-    next_one.add_begun({name: sampled(first, 0, 8)}, 7)
+    next_one.add_begun({name: sampled(first, 5, 8)}, 7)
     next_one.close()
     (found,) = journaled(tmp_path, [start()], 7).values()
     assert found == replace(start(), begun=sampled(first, 0, 8))
@@ -199,8 +202,8 @@ async def test_of_two_beginnings_of_one_turn_none_is_mixed_with_the_other(tmp_pa
     for writer, state, counts in (("generation/0-a", first, (32, 36)), ("generation/1-b", other, (34,))):
         journal = TurnJournal(tmp_path, writer)
         journal.begin(start())
-        for count in counts:
-            journal.add_begun({name: sampled(state, 0, count)}, 7)
+        for known, count in itertools.pairwise((0, *counts)):
+            journal.add_begun({name: sampled(state, known, count)}, 7)
         journal.close()
     (found,) = journaled(tmp_path, [start()], 7).values()
     assert found.begun in (sampled(first, 0, 36), sampled(other, 0, 34))
