@@ -62,7 +62,7 @@ class TrainingActors:
         tools: Sequence[ToolSpec] = (PYTHON_TOOL,),
         run_dir: Path | None = None,
     ) -> None:
-        """`run_dir`: a folder that every node sees; it gets finished turns, and which processes are the run's."""
+        """`run_dir`: a folder that every node sees; it gets what was sampled, and which processes are the run's."""
         self._config = config
         self._model = model
         self._chat = chat

@@ -64,7 +64,7 @@ class WorkerSettings:
     environment: str
     run: str = ""  # the label of its metrics
     traces: str = ""  # a folder or a collector's address; none are made without
-    journal: str = ""  # the run's folder of finished turns; none are kept without
+    journal: str = ""  # the run's folder of what was sampled; nothing is kept without
     weights_deadline_s: float = FETCH_DEADLINE_S  # for those of a new version to come from the publisher's node
 
 

@@ -50,9 +50,9 @@ class Replicas:
         turn: Turn = ANYTIME,
     ) -> None:
         """`weights_deadline_s`: longest a worker may take for new weights. `silent_s`: how long it may leave `watch`
-        without an answer. `node_away_s`: how long all may be without a node. `journal`: where they keep turns.
-        `store_again`: what the learner holds, in the object store, for a worker that was not there when a version was
-        sent. In its `turn` an engine starts."""
+        without an answer. `node_away_s`: how long all may be without a node. `journal`: where they keep
+        what was sampled. `store_again`: what the learner holds, in the object store, for a worker that was not there
+        when a version was sent. In its `turn` an engine starts."""
         self._turn = turn
         self._node_away_s = node_away_s
         self._meter = meter
@@ -184,7 +184,7 @@ class Replicas:
             ray.kill(self.workers[name], no_restart=False)
         kept = await self.rollouts.recover()
         if kept:
-            self._show(f"{name}: of {len(kept)} unfinished rollouts the finished turns are kept")
+            self._show(f"{name}: of {len(kept)} unfinished rollouts what was sampled is kept")
             back = when_available(lambda: self._balancer.return_rollouts.remote(name, kept))
             await self._ask(back, "balancer", f"the turns of {name}")
         told = when_available(lambda: self._balancer.replica_lost.remote(name))

@@ -54,8 +54,8 @@ class RolloutClient:
         show: Callable[[str], None] = print,
         journal: Path | None = None,
     ) -> None:
-        """`journal`: where the workers keep finished turns. `on_worker_lost` hears of one that is gone, or of what one
-        met in its own loops, which have ended then."""
+        """`journal`: where the workers keep what was sampled. `on_worker_lost` hears of one that is gone, or of what
+        one met in its own loops, which have ended then."""
         self.weights = 0  # checksum of those that all workers serve; 0 for the model folder's
         self._journal = journal
         self._balancer = balancer

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from actors.generation.balancer_client import BalancerCalls, rollout_load
-from actors.generation.begun import BegunTurns
 from actors.generation.delivery import Deliveries, Delivery
 from actors.generation.engine import EngineFacts
+from actors.generation.kept_turns import KeptTurns
 from actors.generation.load_meter import EngineLoad
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.timeline_log import TimelineLog
@@ -42,9 +42,6 @@ REPORT_GATHER_S = 0.002
 """Turns that finish together are reported together."""
 REPORT_EVERY_S = 0.02
 """Shortest time between two reports: a call to the balancer costs as much as a decode step."""
-BEGUN_EVERY_S = 0.1
-BEGUN_SHARE = 0.01
-"""How often what was sampled of turns under way is written down, and what share of this process's time it may take."""
 MAX_ROLLOUT_RESTARTS = 3
 """How often a rollout begins again because a tool has lost its state."""
 CALL_DEADLINE_S = 60.0
@@ -121,9 +118,7 @@ class GenerationWorker:
         self._balancer = balancer
         self._tools = tools
         self._judge = judge
-        self._journal = journal
-        self._begun = BegunTurns(journal) if journal else None
-        self._weights = 0  # checksum of those that serve; 0 for the model folder's
+        self._kept = KeptTurns(journal)
         self._die = die
         self._facts: EngineFacts | None = None
         self._playing: dict[str, asyncio.Task[None]] = {}
@@ -150,9 +145,8 @@ class GenerationWorker:
         await self._register()
         if self._loops:  # it was taken for lost
             return
-        self._loops = [asyncio.create_task(self._take_grants()), asyncio.create_task(self._send_reports())]
-        if self._begun is not None:
-            self._loops.append(asyncio.create_task(self._keep_begun(self._begun)))
+        loops = (self._take_grants(), self._send_reports(), self._kept.keep(self._engine, self._states))
+        self._loops = [asyncio.create_task(loop) for loop in loops]
         for loop in self._loops:
             loop.add_done_callback(self._note_fault)
 
@@ -169,7 +163,7 @@ class GenerationWorker:
                 await self._end(died)
             raise
         if isinstance(done, WeightUpdate):
-            self._weights = done.checksum
+            self._kept.weights = done.checksum
         return done
 
     def timeline(self, rollouts: str) -> Timeline:
@@ -194,8 +188,7 @@ class GenerationWorker:
         for task in [*self._loops, *self._playing.values()]:
             task.cancel()
         await asyncio.gather(*self._loops, *self._playing.values(), return_exceptions=True)
-        if self._journal is not None:
-            self._journal.close()
+        self._kept.close()
         await self._engine.close()
 
     # -- work ---------------------------------------------------------------------------------------------------------
@@ -240,8 +233,7 @@ class GenerationWorker:
         if rollout_id in self._playing:  # a grant delivered twice
             return
         self._states[rollout_id] = state
-        if self._journal is not None:
-            self._journal.begin(state)
+        self._kept.begin(state)
         task = asyncio.create_task(self._play(state))
         task.add_done_callback(self._note_fault)
         self._playing[rollout_id] = task
@@ -251,7 +243,7 @@ class GenerationWorker:
             if task := self._playing.pop(rollout_id, None):
                 task.cancel()
             self._states.pop(rollout_id, None)
-            self._forget_turn(rollout_id)
+            self._kept.end(rollout_id)
 
     async def _play(self, state: RolloutState) -> None:
         rollout_id = state.request.rollout_id
@@ -259,8 +251,8 @@ class GenerationWorker:
         async def generate(prompt_ids: Sequence[int], **asked: Any) -> Completion:
             sampling = self._engine.generate(prompt_ids, **asked)
             done = await self._timeline.noted(Activity.GENERATE, rollout_id, sampling)
-            if self._begun is not None and (reached := self._states.get(rollout_id)):
-                self._begun.note_end(reached, done, self._engine.policy_version)
+            if reached := self._states.get(rollout_id):
+                self._kept.completed(reached, done, self._engine.policy_version)
             return done
 
         tools = self._tools.open(state)
@@ -285,7 +277,7 @@ class GenerationWorker:
                 moves = True
                 self._hand_back(state)
                 return
-            self._keep(state)
+            self._kept.finished(state)
             self._release(state)  # its KV cache is free; checking the answer holds nobody up
             self._deliveries.add(await score(state, self._judge))
         except ToolStateLost as lost:
@@ -315,7 +307,7 @@ class GenerationWorker:
     def _turn_finished(self, state: RolloutState) -> bool:
         rollout_id = state.request.rollout_id
         self._states[rollout_id] = state
-        self._keep(state)
+        self._kept.finished(state)
         if rollout_id in self._leaving:
             return False
         load = rollout_load(state)
@@ -329,32 +321,6 @@ class GenerationWorker:
         )
         self._reporting.set()
         return True
-
-    def _keep(self, state: RolloutState) -> None:
-        """On disk with the next report: until then a death of this process takes the turn along."""
-        self._forget_turn(state.request.rollout_id)
-        if self._journal is not None:
-            self._journal.add(state, self._weights)
-
-    def _forget_turn(self, rollout_id: str) -> None:
-        if self._begun is not None:
-            self._begun.finished(rollout_id)
-
-    async def _keep_begun(self, begun: BegunTurns) -> None:
-        """Now and then, so that it costs little: what was sampled of turns that have not finished."""
-        took_s = 0.0
-        while True:
-            await asyncio.sleep(max(BEGUN_EVERY_S, took_s / BEGUN_SHARE))
-            started_s = time.monotonic()
-            try:
-                sampled = self._engine.newly_sampled()
-            except EngineError:  # those that wait for its completions see to it
-                return
-            for request_id, more in sampled.items():
-                if state := self._states.get(request_id.rpartition("/turn-")[0]):
-                    begun.note(state, more, self._engine.policy_version)
-            begun.write(self._weights)
-            took_s = time.monotonic() - started_s
 
     def _release(self, state: RolloutState) -> None:
         load = rollout_load(state)
@@ -378,10 +344,8 @@ class GenerationWorker:
     def _forget(self, rollout_id: str) -> None:
         self._playing.pop(rollout_id, None)
         self._states.pop(rollout_id, None)
-        self._forget_turn(rollout_id)
+        self._kept.end(rollout_id)
         self._leaving.discard(rollout_id)
-        if self._journal is not None:
-            self._journal.end(rollout_id)
 
     def _note_fault(self, task: asyncio.Task[None]) -> None:
         """A task that raised would otherwise end in silence, and the run wait for it until its deadline."""
@@ -396,8 +360,7 @@ class GenerationWorker:
             next_s = time.monotonic() + REPORT_EVERY_S
             self._reporting.clear()
             outbox, self._outbox = self._outbox, _Outbox()
-            if self._journal is not None:
-                self._journal.flush()
+            self._kept.flush()
             try:
                 await self._report(outbox)
             except UnknownReplica:  # `_take_grants` registers again, with what is resident
@@ -418,10 +381,8 @@ class GenerationWorker:
         self._engine_died = died
         for task in self._loops:
             task.cancel()
-        if self._journal is not None:
-            self._journal.flush()
-        states = self._begun.reached(self._states) if self._begun else self._states.values()
-        items = [(rollout_load(state), state) for state in states]
+        self._kept.write()
+        items = [(rollout_load(state), state) for state in self._kept.reached(self._states)]
         with contextlib.suppress(Exception):  # the driver's `replica_lost` covers what does not arrive
             await self._ask(self._balancer.return_rollouts(self._replica_id, items), "rollouts handed back", 5.0)
         self._die()

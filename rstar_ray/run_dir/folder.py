@@ -116,7 +116,7 @@ class RunDir:
 
     @property
     def journal_path(self) -> Path:
-        """Finished turns of the steps that no checkpoint has yet."""
+        """What was sampled of the steps that no checkpoint has yet."""
         return self.path / "journal"
 
     @property

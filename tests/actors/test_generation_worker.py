@@ -358,7 +358,7 @@ class DyingEngine(HeldEngine):
 async def test_what_a_dead_engine_had_sampled_of_a_turn_is_handed_back_and_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("actors.generation.worker.BEGUN_EVERY_S", 0.01)
+    monkeypatch.setattr("actors.generation.kept_turns.KEEP_EVERY_S", 0.01)
     balancer, engine, ended = BalancerService(), DyingEngine(policy_version=3), asyncio.Event()
     engine.policy.policy_version = 3
     one = worker(balancer, engine=engine, journal=TurnJournal(tmp_path, "generation/0-life"), die=ended.set)
@@ -400,7 +400,7 @@ async def test_what_a_dead_engine_had_sampled_of_a_turn_is_handed_back_and_on_di
 async def test_a_completion_whose_calls_are_still_answered_is_on_disk_to_its_last_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("actors.generation.worker.BEGUN_EVERY_S", 0.01)
+    monkeypatch.setattr("actors.generation.kept_turns.KEEP_EVERY_S", 0.01)
     go = asyncio.Event()
 
     class HeldSandbox(AddingSandbox):

@@ -1,0 +1,140 @@
+"""What a worker keeps of the turns that it plays, finished or under way: on disk, and for who goes on with them."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from rstar_ray.agent.journal import TurnJournal
+from rstar_ray.agent.rollout import RolloutState
+from rstar_ray.errors import EngineError
+from rstar_ray.trajectory import Completion
+
+KEEP_EVERY_S = 0.1
+KEEP_SHARE = 0.01
+"""How often what was sampled of turns under way is written down, and the share of the process's time for it."""
+
+
+@dataclass(slots=True)
+class _Begun:
+    """Of one turn, by one version of the weights."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    policy_versions: list[int] = field(default_factory=list)
+    written: int = 0  # tokens that the journal has, or had when the rollout came here
+    goes_on: bool = True  # False where more was sampled than is here
+
+    @classmethod
+    def of(cls, before: Completion | None) -> "_Begun":
+        if before is None:
+            return cls()
+        return cls([*before.token_ids], [*before.logprobs], [*before.policy_versions], len(before.token_ids))
+
+    def completion(self, first: int = 0) -> Completion:
+        rest = slice(first, None)
+        return Completion(
+            token_ids=self.token_ids[rest],
+            logprobs=self.logprobs[rest],
+            policy_versions=self.policy_versions[rest],
+            ended=False,
+        )
+
+
+class SampledBits(Protocol):
+    """What is asked of an engine; see `actors.generation.engine.Engine`."""
+
+    @property
+    def policy_version(self) -> int: ...
+    def newly_sampled(self) -> dict[str, Completion]: ...
+
+
+class KeptTurns:
+    """Of the rollouts that one worker plays, each turn from its first token on.
+
+    Without a journal nothing survives the worker, and of a turn that has not finished nothing its engine.
+    """
+
+    def __init__(self, journal: TurnJournal | None) -> None:
+        self._journal = journal
+        self._begun: dict[str, _Begun] = {}
+        self.weights = 0  # checksum of those that serve; 0 for the model folder's
+
+    def begin(self, state: RolloutState) -> None:
+        """It is played here from now on."""
+        if self._journal is not None:
+            self._journal.begin(state)
+
+    def finished(self, state: RolloutState) -> None:
+        """A turn has: on disk with the next `flush`, until which a death of this process takes it along."""
+        self._begun.pop(state.request.rollout_id, None)
+        if self._journal is not None:
+            self._journal.add(state, self.weights)
+
+    def end(self, rollout_id: str) -> None:
+        """It is played here no longer."""
+        self._begun.pop(rollout_id, None)
+        if self._journal is not None:
+            self._journal.end(rollout_id)
+
+    def completed(self, state: RolloutState, done: Completion, version: int) -> None:
+        """The completion that comes after this state has ended; its calls are still to be answered."""
+        if self._journal is not None:
+            more = done.after(len(self._turn(state).token_ids))
+            if more.token_ids:
+                self._note(state, more, version)
+
+    def flush(self) -> None:
+        if self._journal is not None:
+            self._journal.flush()
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+
+    def reached(self, states: Mapping[str, RolloutState]) -> list[RolloutState]:
+        """States at their last finished turns, with what there is of the next."""
+        begun = {name: self._begun[name].completion() for name in states.keys() & self._begun.keys()}
+        return [replace(state, begun=begun.get(name, state.begun)) for name, state in states.items()]
+
+    async def keep(self, engine: SampledBits, states: Mapping[str, RolloutState]) -> None:
+        """Now and then, so that it costs little, write down what was sampled of turns that have not finished."""
+        took_s = 0.0
+        while self._journal is not None:
+            await asyncio.sleep(max(KEEP_EVERY_S, took_s / KEEP_SHARE))
+            started_s = time.monotonic()
+            try:
+                sampled = engine.newly_sampled()
+            except EngineError:  # those that wait for its completions see to it
+                return
+            for request_id, more in sampled.items():
+                if state := states.get(request_id.rpartition("/turn-")[0]):
+                    self._note(state, more, engine.policy_version)
+            self.write()
+            took_s = time.monotonic() - started_s
+
+    def write(self) -> None:
+        """All that was noted is on disk."""
+        if self._journal is None:
+            return
+        new = {name: turn for name, turn in self._begun.items() if len(turn.token_ids) > turn.written}
+        self._journal.add_begun({name: turn.completion(turn.written) for name, turn in new.items()}, self.weights)
+        self._journal.flush()
+        for turn in new.values():
+            turn.written = len(turn.token_ids)
+
+    def _note(self, state: RolloutState, more: Completion, version: int) -> None:
+        """What was sampled since, while weights of this version serve; a turn that a swap falls into, up to there."""
+        turn = self._turn(state)
+        turn.goes_on = turn.goes_on and more.policy_versions[0] == version == more.policy_versions[-1]
+        if turn.goes_on:
+            turn.token_ids += more.token_ids
+            turn.logprobs += more.logprobs
+            turn.policy_versions += more.policy_versions
+
+    def _turn(self, state: RolloutState) -> _Begun:
+        rollout_id = state.request.rollout_id
+        if rollout_id not in self._begun:
+            self._begun[rollout_id] = _Begun.of(state.begun)
+        return self._begun[rollout_id]
