@@ -290,6 +290,8 @@ class Crews:
         if verdict is Verdict.PING:
             cell.last_heard = now
             cell.ping()
+        elif verdict is Verdict.SUSPECT:
+            cell.channel.suspect()
         elif supervision.is_lost(verdict, cell.channel):
             self.lose(crew, cell, f"it said nothing for {silent_s:.1f} s")
 
@@ -303,6 +305,8 @@ class Crews:
         if verdict is Verdict.PING:
             server.last_heard = now
             server.ping()
+        elif verdict is Verdict.SUSPECT:
+            server.channel.suspect()
         elif supervision.is_lost(verdict, server.channel):
             server.kill()
             self._server_lost(crew, f"it said nothing for {now - server.last_heard:.1f} s")

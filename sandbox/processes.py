@@ -51,6 +51,7 @@ class Channel:
         self._filled = 0
         self._wants_pidfd = False
         self.pidfd = -1
+        self._noted_runs: int | None = None  # when its silence was first suspected
         self._loop.add_reader(self.ours.fileno(), self._read)
 
     def expect_pidfd(self) -> None:
@@ -104,6 +105,7 @@ class Channel:
                 return
             if end > self._filled:
                 break
+            self._noted_runs = None
             self._on_message(kind, view[at + wire.REPLY_BYTES : end])
             if self.ours.fileno() < 0:
                 return
@@ -125,6 +127,25 @@ class Channel:
             return error.errno in (errno.EMFILE, errno.ENFILE)
         except (StopIteration, IndexError):
             return False
+
+    def suspect(self) -> None:
+        """Note how often the process has run; forgotten once it speaks."""
+        self._noted_runs = self._runs()
+
+    def has_run(self) -> bool:
+        """True where it has since `suspect`, or was not suspected: then it is from now on."""
+        if self._noted_runs is None:
+            self.suspect()
+            return True
+        return self._runs() != self._noted_runs
+
+    def _runs(self) -> int:
+        """How often a core was taken from it, or given up by it; -1 where /proc does not tell."""
+        try:
+            status = Path(f"/proc/{self._pid()}/status").read_text("utf-8", "replace")
+        except (OSError, StopIteration, IndexError):
+            return -1
+        return sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches:" in line)
 
     def has_spoken(self) -> bool:
         """True where something has come that we have not read yet."""

@@ -4,8 +4,9 @@ from enum import Enum
 from typing import Protocol
 
 TICK_S = 0.25
+SUSPECT_S = 1.0  # after so long it is noted how often a silent process has run
 SILENCE_S = 1.5  # a process that says nothing for so long, although asked, is wedged ...
-STARVING_S = 15.0  # ... unless it is ready to run and merely gets no core
+STARVING_S = 15.0  # ... unless it has run since, or is ready to, and merely gets too little of a core
 PING_AFTER_S = 0.5
 START_S = 60.0  # for a warm server to import everything on a busy machine
 CELL_START_S = 10.0
@@ -16,7 +17,8 @@ class Verdict(Enum):
 
     WELL = "nothing"
     PING = "ask it whether it lives"
-    LOOK = "it is lost unless it waits for a core"
+    SUSPECT = "note how often it has run"
+    LOOK = "it is lost unless it waits for a core, or has run"
     LOST = "end it"
 
 
@@ -48,21 +50,24 @@ class Process(Protocol):
 
     def wants_to_run(self) -> bool: ...
 
+    def has_run(self) -> bool: ...
+
     def has_spoken(self) -> bool: ...
 
 
 def is_lost(verdict: Verdict, process: Process) -> bool:
     """Whether to end a process, after a look at it where the verdict asks for one.
 
-    What we have not read yet is looked for last: while we waited for a core ourselves, it may have run, spoken and
-    gone to sleep again.
+    One that has run since it was suspected is alive: after a second without a core it may be asleep for a moment,
+    waiting for its program, when we look. What we have not read yet is looked for last: while we waited for a core
+    ourselves, it may have run, spoken and gone to sleep again.
     """
-    if verdict is Verdict.LOOK and process.wants_to_run():
+    if verdict is Verdict.LOOK and (process.wants_to_run() or process.has_run()):
         return False
     return verdict in (Verdict.LOOK, Verdict.LOST) and not process.has_spoken()
 
 
 def _on_answer_due(silent_s: float) -> Verdict:
     if silent_s <= SILENCE_S:
-        return Verdict.WELL
+        return Verdict.WELL if silent_s <= SUSPECT_S else Verdict.SUSPECT
     return Verdict.LOST if silent_s > STARVING_S else Verdict.LOOK

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from actors.generation.cost_probe import measure_cost
 from actors.generation.load_meter import EngineLoad, LoadMeter
 from actors.generation.settings import EngineSettings
-from actors.generation.under_way import SAMPLED_BEFORE, UnderWay
+from actors.generation.under_way import SAMPLED_BEFORE, Sampled, UnderWay
 from actors.generation.vllm_process import VllmProcess
 from actors.generation.vllm_start import eos_token_ids
 from actors.generation.weight_swap import WeightSwap, WeightUpdate
@@ -49,7 +49,6 @@ class Engine:
         self.weights = WeightSwap(self._vllm, self._meter, Path(settings.model), settings.control_deadline_s)
         self._facts: EngineFacts | None = None
         self._under_way = UnderWay()
-        self._on_cpu = False
 
     @property
     def policy_version(self) -> int:
@@ -63,9 +62,6 @@ class Engine:
 
     async def start(self) -> EngineFacts:
         """Start vLLM's processes. Raises `EngineError` where they do not come up."""
-        from vllm.platforms import current_platform
-
-        self._on_cpu = current_platform.is_cpu()
         llm = await self._vllm.start(self._meter.observe)
         await self._vllm.ask(llm.update_weight_version("0"), "name its first weights")
         cache = llm.vllm_config.cache_config
@@ -116,12 +112,11 @@ class Engine:
         """Sample until the end-of-turn token, which the completion then includes, or until `max_tokens`.
 
         Log-probs are those of the distribution sampled from, temperature and top-p included. `begun` is how the
-        completion begins: what an engine that is gone had sampled with this seed. It counts among `max_tokens`; where
-        batch invariance is asked for on a GPU, whose generator could not go on exactly, the seed begins anew instead.
+        completion begins: what an engine that is gone had sampled with this seed. It counts among `max_tokens`.
 
         Raises `ValueError` for a request that can never run, `EngineError` when the engine is gone.
         """
-        if begun is not None and begun.token_ids and (self._on_cpu or not self.settings.batch_invariant):
+        if begun is not None and begun.token_ids:
             ended = begun.token_ids[-1] in self._stop_ids
             if ended or len(begun.token_ids) >= max_tokens:
                 return replace(begun, ended=ended)
@@ -157,7 +152,7 @@ class Engine:
         output = await self._vllm.ask(_last(outputs), f"complete {request_id}", self.settings.generate_deadline_s)
         return self._completion(output, request_id)
 
-    def newly_sampled(self) -> dict[str, Completion]:
+    def newly_sampled(self) -> dict[str, Sampled]:
         """Of each request that is being sampled, what came since this was last asked; by its id."""
         return self._under_way.new(self._vllm.alive())
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from actors.generation.under_way import Sampled
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import EngineError
@@ -13,12 +14,17 @@ from rstar_ray.trajectory import Completion
 
 KEEP_EVERY_S = 0.1
 KEEP_SHARE = 0.01
-"""How often what was sampled of turns under way is written down, and the share of the process's time for it."""
+KEEP_AT_LEAST_EVERY_S = 5.0
+"""How often what was sampled of turns under way is written down, and the share of the process's time for it; a moment
+in which a disk was slow, or all stood still, counts for no longer than this."""
 
 
 @dataclass(slots=True)
 class _Begun:
-    """Of one turn, by one version of the weights."""
+    """Of one turn, by the weights that its first token was sampled by."""
+
+    weights: int  # their checksum
+    before: int = 0  # tokens that were sampled by another engine
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -27,10 +33,17 @@ class _Begun:
     goes_on: bool = True  # False where more was sampled than is here
 
     @classmethod
-    def of(cls, before: Completion | None) -> "_Begun":
+    def of(cls, before: Completion | None, weights: int) -> "_Begun":
         if before is None:
-            return cls()
-        return cls([*before.token_ids], [*before.logprobs], [*before.policy_versions], len(before.token_ids))
+            return cls(weights)
+        count = len(before.token_ids)
+        columns = [*before.token_ids], [*before.logprobs], [*before.policy_versions]
+        return cls(weights, count, *columns, written=count)
+
+    @property
+    def is_longer(self) -> bool:
+        """Than what was written of it."""
+        return len(self.token_ids) > self.written
 
     def completion(self, first: int = 0) -> Completion:
         rest = slice(first, None)
@@ -47,7 +60,7 @@ class SampledBits(Protocol):
 
     @property
     def policy_version(self) -> int: ...
-    def newly_sampled(self) -> dict[str, Completion]: ...
+    def newly_sampled(self) -> dict[str, Sampled]: ...
 
 
 class KeptTurns:
@@ -81,9 +94,10 @@ class KeptTurns:
     def completed(self, state: RolloutState, done: Completion, version: int) -> None:
         """The completion that comes after this state has ended; its calls are still to be answered."""
         if self._journal is not None:
-            more = done.after(len(self._turn(state).token_ids))
-            if more.token_ids:
-                self._note(state, more, version)
+            turn = self._turn(state)
+            known = len(turn.token_ids)
+            if known < len(done.token_ids):
+                self._note(state, Sampled(known - turn.before, done.after(known)), version)
 
     def flush(self) -> None:
         if self._journal is not None:
@@ -102,15 +116,15 @@ class KeptTurns:
         """Now and then, so that it costs little, write down what was sampled of turns that have not finished."""
         took_s = 0.0
         while self._journal is not None:
-            await asyncio.sleep(max(KEEP_EVERY_S, took_s / KEEP_SHARE))
+            await asyncio.sleep(min(max(KEEP_EVERY_S, took_s / KEEP_SHARE), KEEP_AT_LEAST_EVERY_S))
             started_s = time.monotonic()
             try:
                 sampled = engine.newly_sampled()
             except EngineError:  # those that wait for its completions see to it
                 return
-            for request_id, more in sampled.items():
+            for request_id, bit in sampled.items():
                 if state := states.get(request_id.rpartition("/turn-")[0]):
-                    self._note(state, more, engine.policy_version)
+                    self._note(state, bit, engine.policy_version)
             self.write()
             took_s = time.monotonic() - started_s
 
@@ -118,23 +132,25 @@ class KeptTurns:
         """All that was noted is on disk."""
         if self._journal is None:
             return
-        new = {name: turn for name, turn in self._begun.items() if len(turn.token_ids) > turn.written}
+        new = {name: turn for name, turn in self._begun.items() if self.weights == turn.weights and turn.is_longer}
         self._journal.add_begun({name: turn.completion(turn.written) for name, turn in new.items()}, self.weights)
         self._journal.flush()
         for turn in new.values():
             turn.written = len(turn.token_ids)
 
-    def _note(self, state: RolloutState, more: Completion, version: int) -> None:
+    def _note(self, state: RolloutState, bit: Sampled, version: int) -> None:
         """What was sampled since, while weights of this version serve; a turn that a swap falls into, up to there."""
         turn = self._turn(state)
-        turn.goes_on = turn.goes_on and more.policy_versions[0] == version == more.policy_versions[-1]
+        follows = bit.start == len(turn.token_ids) - turn.before and turn.weights == self.weights
+        by_these = bit.more.policy_versions[0] == version == bit.more.policy_versions[-1]
+        turn.goes_on = turn.goes_on and follows and by_these
         if turn.goes_on:
-            turn.token_ids += more.token_ids
-            turn.logprobs += more.logprobs
-            turn.policy_versions += more.policy_versions
+            turn.token_ids += bit.more.token_ids
+            turn.logprobs += bit.more.logprobs
+            turn.policy_versions += bit.more.policy_versions
 
     def _turn(self, state: RolloutState) -> _Begun:
         rollout_id = state.request.rollout_id
         if rollout_id not in self._begun:
-            self._begun[rollout_id] = _Begun.of(state.begun)
+            self._begun[rollout_id] = _Begun.of(state.begun, self.weights)
         return self._begun[rollout_id]

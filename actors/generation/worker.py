@@ -19,6 +19,7 @@ from actors.generation.kept_turns import KeptTurns
 from actors.generation.load_meter import EngineLoad
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.timeline_log import TimelineLog
+from actors.generation.under_way import Sampled
 from actors.generation.weight_swap import WeightUpdate
 from actors.mailbox import Grant
 from rstar_ray.agent.journal import TurnJournal
@@ -64,7 +65,7 @@ class ServingEngine(Protocol):
         sampling: Sampling,
         begun: Completion | None = None,
     ) -> Completion: ...
-    def newly_sampled(self) -> dict[str, Completion]: ...
+    def newly_sampled(self) -> dict[str, Sampled]: ...
     def load(self) -> EngineLoad: ...
     async def close(self) -> None: ...
 

@@ -17,6 +17,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from actors.generation.owner import end_with_owner
+from actors.generation.resumed_sampling import go_on_with_seeds
 from actors.weights.arrivals import Arrivals
 from actors.weights.preparing import LoadedChecksum, Preparing
 from actors.weights.shared_memory import BY_HANDOVER
@@ -156,6 +157,6 @@ class WorkerExtension:
 
 WeightTransferEngineFactory.register_engine(BACKEND, Loading)
 end_with_owner()
-import_module("actors.generation.resumed_sampling")
+go_on_with_seeds()
 if current_platform.is_cpu():
     import_module("actors.generation.cpu_layers")

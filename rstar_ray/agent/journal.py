@@ -63,7 +63,7 @@ class _Reached:
     tokens: int
     turns: int
     crc: int  # of those tokens
-    begun: int = 0
+    begun_tokens: int = 0
     begun_crc: int = 0  # of all tokens before, and of these
 
 
@@ -82,7 +82,7 @@ class TurnJournal:
         crc = _crc(state.response_ids)
         reached = _Reached(len(state.response_ids), len(state.turns), crc, 0, crc)
         if state.begun is not None:
-            reached.begun, reached.begun_crc = len(state.begun.token_ids), _crc(state.begun.token_ids, crc)
+            reached.begun_tokens, reached.begun_crc = len(state.begun.token_ids), _crc(state.begun.token_ids, crc)
         self._reached[state.request.rollout_id] = reached
 
     def add(self, state: RolloutState, weights: int) -> None:
@@ -127,8 +127,8 @@ class TurnJournal:
             at = 0
             for rollout_id, reached, more in rows:
                 count = len(more.token_ids)
-                parts.append((rollout_id, reached.tokens + reached.begun, reached.begun_crc, count))
-                reached.begun += count
+                parts.append((rollout_id, reached.tokens + reached.begun_tokens, reached.begun_crc, count))
+                reached.begun_tokens += count
                 reached.begun_crc = zlib.crc32(columns[0][4 * at : 4 * (at + count)], reached.begun_crc)
                 at += count
             folder = step_folder(self._folder, step)
@@ -217,16 +217,15 @@ class _Chain:
 
     def _begun(self, state: RolloutState) -> Completion | None:
         at, crc = len(state.response_ids), _crc(state.response_ids)
-        found: Completion | None = None
+        lists: dict[str, list[Any]] = {name: [] for name, _ in _PART_COLUMNS}
         while (following := self._parts.get((at, crc))) is not None:
             part, columns = following
             values = [np.frombuffer(columns, kind, part.num_tokens, 4 * i * part.num_tokens)
                       for i, (_, kind) in enumerate(_PART_COLUMNS)]  # fmt: skip
-            lists = {name: column.tolist() for (name, _), column in zip(_PART_COLUMNS, values, strict=True)}
-            more = Completion(**lists, ended=False)
-            found = more if found is None else found.followed_by(more)
+            for (name, _), column in zip(_PART_COLUMNS, values, strict=True):
+                lists[name] += column.tolist()
             at, crc = at + part.num_tokens, zlib.crc32(columns[: 4 * part.num_tokens], crc)
-        return found
+        return Completion(**lists, ended=False) if lists["token_ids"] else None
 
 
 def _continued(state: RolloutState, record: TurnRecord, columns: bytes) -> RolloutState:

@@ -50,7 +50,8 @@ class _Live:
     state: Any
     holder: str
     calls: int = 0
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    running: int = 0  # of them not answered yet
+    answered: asyncio.Event = field(default_factory=asyncio.Event)  # all are
 
 
 class ToolHost:
@@ -87,6 +88,9 @@ class ToolHost:
 
     async def _with_state(self, call: HostCall) -> HostAnswer:
         calls = call.memory.calls if call.memory else 0
+        live = self._live.get(call.rollout_id)
+        if live is not None and live.holder != call.holder and live.running:
+            await live.answered.wait()  # who asked is gone, and its call counts
         live = self._live.pop(call.rollout_id, None)
         if live is not None and live.calls != calls:
             await _close(live.state)
@@ -103,8 +107,15 @@ class ToolHost:
         self._live[call.rollout_id] = live  # the latest used comes last
         await self._make_room()
         method = live.state.call if self._tool else live.state.reply
-        answer = await self._bounded(method, call.arguments)
-        live.calls += 1
+        live.running += 1
+        live.answered.clear()
+        try:
+            answer = await self._bounded(method, call.arguments)
+        finally:
+            live.calls += 1
+            live.running -= 1
+            if not live.running:
+                live.answered.set()
         return HostAnswer(
             outcome=answer.outcome,
             text=answer.text,

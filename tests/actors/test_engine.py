@@ -166,6 +166,7 @@ async def test_a_request_under_way_goes_on_under_the_new_weights(
 async def test_a_completion_goes_on_from_any_token_to_the_same_end(engine: Engine):
     """Tokens, log-probs and versions to the last bit: as if its engine had never been lost."""
     prompts_, sampling = prompts(6, seed=5), Sampling(temperature=0.9, top_p=0.95)
+    await engine.update_weights(29, weights(policy(seed=29)))
 
     async def sample(number: int, begun: Completion | None = None, max_tokens: int = 80) -> Completion:
         return await engine.generate(
@@ -182,7 +183,11 @@ async def test_a_completion_goes_on_from_any_token_to_the_same_end(engine: Engin
         return Completion(token_ids=whole.token_ids[:count], logprobs=whole.logprobs[:count],
                           policy_versions=whole.policy_versions[:count], ended=False)  # fmt: skip
 
-    again = await asyncio.gather(*(sample(number, first(number, count)) for number, count in places))
+    begun = {place: first(*place) for place in places}
+    others = weights(policy(seed=30))
+    await engine.update_weights(30, others)  # so that no block of the contexts is there any more
+    await engine.update_weights(29, weights(policy(seed=29)))
+    again = await asyncio.gather(*(sample(number, begun[number, count]) for number, count in places))
     assert len(places) > 12
     for (number, _), resumed in zip(places, again, strict=True):
         whole = wholes[number]
@@ -207,7 +212,8 @@ async def test_what_is_under_way_is_the_beginning_of_what_comes(engine: Engine):
     async with asyncio.timeout(60):
         while not all(task.done() for task in started.values()):
             new = engine.newly_sampled()
-            seen |= {name: seen[name].followed_by(more) if name in seen else more for name, more in new.items()}
+            assert all(bit.start == (len(seen[name].token_ids) if name in seen else 0) for name, bit in new.items())
+            seen |= {name: seen[name].followed_by(bit.more) if name in seen else bit.more for name, bit in new.items()}
             looks += bool(new)
             await asyncio.sleep(0.01)
     assert looks > 3 and seen.keys() == started.keys()

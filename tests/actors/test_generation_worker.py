@@ -14,6 +14,7 @@ from actors.generation.balancer_client import rollout_load
 from actors.generation.delivery import Deliveries, Delivery
 from actors.generation.engine import EngineFacts
 from actors.generation.load_meter import EngineLoad
+from actors.generation.under_way import Sampled
 from actors.generation.weight_swap import WeightUpdate
 from actors.generation.worker import GenerationWorker
 from rstar_ray.agent.journal import TurnJournal, journaled
@@ -89,7 +90,7 @@ class FakeEngine:
         self.policy_version = version
         return WeightUpdate(policy_version=version, checksum=7, shared_s=0.0, paused_s=0.0)
 
-    def newly_sampled(self) -> dict[str, Completion]:
+    def newly_sampled(self) -> dict[str, Sampled]:
         return {}
 
     def load(self) -> EngineLoad:
@@ -337,13 +338,16 @@ class DyingEngine(HeldEngine):
     whole: dict[str, Completion] = field(default_factory=dict)
     looks: int = 0
 
-    def newly_sampled(self) -> dict[str, Completion]:
+    def newly_sampled(self) -> dict[str, Sampled]:
         self.looks += len(self.whole) == 4
         five = slice(2 * self.looks - 2, min(5, 2 * self.looks))
         return {
-            name: Completion(
-                token_ids=one.token_ids[five], logprobs=one.logprobs[five], policy_versions=one.policy_versions[five],
-                ended=False,
+            name: Sampled(
+                five.start,
+                Completion(
+                    token_ids=one.token_ids[five], logprobs=one.logprobs[five],
+                    policy_versions=one.policy_versions[five], ended=False,
+                ),
             )
             for name, one in self.whole.items()
             if 0 <= five.start < 5

@@ -1,8 +1,8 @@
 """`python -m tests.chaos.healthy`: does the detector leave alone what is merely slow?
 
 `make train`'s command, several times at once, beside two busy loops; now and then all of a run's processes are stopped
-together for 10 s, as a laptop that sleeps does, and go on. Nothing may be killed or lost, and all runs, which have one
-seed, end with the same figures.
+together for 10 s, as a laptop that sleeps does, and go on. Nothing may be killed or lost, neither actors nor the
+sandbox's cells. All runs have one seed; a program whose time is over while it is stopped may make a figure differ.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from tests.chaos.run import Run
 
 BUSY = "import time\nwhile True: sum(range(100_000))"
 OVER_S = 7_200.0
+CELLS = "were lost, and others started"
 
 
 class Training(Run):
@@ -55,7 +56,7 @@ def found(run: Run, stops: int, seconds: float) -> dict[str, object]:
         "seconds": round(seconds),
         "stops": stops,
         "rows": len(rows),
-        "killed_or_lost": [line.line for line in run.said if LOST_WORDS.search(line.line)],
+        "killed_or_lost": [line.line for line in run.said if LOST_WORDS.search(line.line) or CELLS in line.line],
         "dropped": sum(row["dropped"] for row in fates),
         "rollouts": sum(row["rollouts"] for row in fates),
         "evaluations": [round(row["avg_at_k"], 4) for row in read_rows(RunDir(run.path).evaluations_path)],
@@ -97,11 +98,13 @@ def main() -> int:
             run.end()
         for process in busy:
             process.kill()
-    same = all(figures(run) == figures(runs[0]) for run in runs)
+    differ = sum(len({json.dumps(row) for row in same}) > 1 for same in zip(*map(figures, runs), strict=False))
     killed = sum(len(row["killed_or_lost"]) for row in rows.values())  # type: ignore[arg-type]
     ended_well = len(rows) == len(runs) and all(row["status"] == 0 for row in rows.values())
-    print(json.dumps({"runs": len(rows), "killed_or_lost": killed, "ended_well": ended_well, "same_figures": same}))
-    return 0 if ended_well and same and not killed else 1
+    print(
+        json.dumps({"runs": len(rows), "killed_or_lost": killed, "ended_well": ended_well, "rows_that_differ": differ})
+    )
+    return 0 if ended_well and not killed else 1
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Stage 1 at scale tiny, its steps as large as they are there. The driver is ended by SIGKILL once half, or nine tenths,
 of a step's rollouts have ended, and the same command started again. Engines note after every decode step how many
-tokens they have sampled; what the turns in the journal hold of them is not sampled again.
+tokens they have sampled: what all of them sampled for the step, before and after, beyond the tokens that it has in the
+end, was sampled again.
 """
 
 import argparse
@@ -11,46 +12,25 @@ import signal
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 
-from rstar_ray.agent.journal import TurnPart, read
+from rstar_ray.agent.journal import TurnRecord, read
 from rstar_ray.run_dir.folder import RunDir
 from tests.chaos.run import REPOSITORY, Run, make_policy
 from tests.chaos.seams import SAMPLED
 
 OPTIONS = (
     "--prompts-per-step 32 --rollout.max-response-tokens 256 --engine.replicas 1 --engine.cpus-per-replica 0.8"
-    " --evaluate.every-steps 100000 --data.num-train 2000"
+    " --evaluate.every-steps 100000 --data.num-train 2000 --balancer.risk 0.05"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What a step's files hold."""
-
-    ended: int  # rollouts
-    tokens: int  # sampled ones, of all rollouts
-
-
-def kept(run: Run, step: int) -> Kept:
-    ended: set[str] = set()
-    sampled: dict[str, dict[int, int]] = defaultdict(dict)  # of each rollout, by the first token of a record
-    reached: dict[str, int] = defaultdict(int)  # the end of its finished turns
-    parts: dict[str, dict[int, int]] = defaultdict(dict)
+def ended(run: Run, step: int) -> int:
+    """Rollouts of a step that have, as far as its turns on disk tell."""
+    found: set[str] = set()
     for path in (RunDir(run.path).journal_path / f"stage1-step-{step:06d}").glob("*.turns"):
-        for _, record, columns in read(path):
-            name = record.rollout_id
-            if isinstance(record, TurnPart):
-                parts[name][record.start] = record.num_tokens
-                continue
-            sampled[name][record.start] = sum(columns[4 * record.num_tokens : 5 * record.num_tokens])
-            reached[name] = max(reached[name], record.start + record.num_tokens)
-            ended |= {name} if record.stop_reason else set()
-    tokens = sum(sum(of_one.values()) for of_one in sampled.values())
-    tokens += sum(count for name in parts for start, count in parts[name].items() if start >= reached[name])
-    return Kept(len(ended), tokens)
+        found |= {one.rollout_id for _, one, _ in read(path) if isinstance(one, TurnRecord) and one.stop_reason}
+    return len(found)
 
 
 def sampled(run: Run, since_s: float) -> int:
@@ -65,7 +45,7 @@ def kill_at(run: Run, share: float, rollouts: int, over_s: float) -> dict[str, f
     if not run.wait(lambda: run.steps() == step - 1, over_s, every_s=0.005):
         raise TimeoutError(f"no step {step - 1}")
     began_s = time.monotonic()
-    if not run.wait(lambda: kept(run, step).ended >= share * rollouts, over_s, every_s=0.02):
+    if not run.wait(lambda: ended(run, step) >= share * rollouts, over_s, every_s=0.02):
         raise TimeoutError(f"step {step} did not get so far")
     assert run.driver is not None
     family = run.note_family()
@@ -74,20 +54,22 @@ def kill_at(run: Run, share: float, rollouts: int, over_s: float) -> dict[str, f
         if process.is_running():
             process.kill()
     time.sleep(1.0)
-    done, all_tokens = kept(run, step), sampled(run, began_s)
+    done, before = ended(run, step), sampled(run, began_s)
+    went_on_s = time.monotonic()
     run.keep_up()
-    if not run.wait(lambda: run.steps() >= step, over_s):
+    if not run.wait(lambda: run.steps() >= step, over_s, every_s=0.005):
         raise TimeoutError(f"the run did not come back to step {step}")
+    again = sampled(run, went_on_s) - sampled(run, time.monotonic())
     row = next(row for row in run.rows() if row["step"] == step)
     tokens = row["tokens_generated"]
     return {
         "step": step,
-        "rollouts_ended": round(done.ended / rollouts, 3),
+        "rollouts_ended": round(done / rollouts, 3),
         "tokens_of_the_step": tokens,
-        "sampled_before": all_tokens,
-        "kept": done.tokens,
-        "sampled_again": all_tokens - done.tokens,
-        "share": round((all_tokens - done.tokens) / tokens, 4),
+        "sampled_before": before,
+        "sampled_after": again,
+        "sampled_again": before + again - tokens,
+        "share": round((before + again - tokens) / tokens, 4),
     }
 
 

@@ -22,7 +22,7 @@ from sandbox.isolation import IsolationLevel
 from sandbox.limits import MIB, Limits, program_limits
 from sandbox.outcomes import judge
 from sandbox.request import MAX_CODE_CHARS, ExecutionRequest, ExecutionResult
-from sandbox.supervision import CELL_START_S, PING_AFTER_S, SILENCE_S, START_S, STARVING_S, Verdict
+from sandbox.supervision import CELL_START_S, PING_AFTER_S, SILENCE_S, START_S, STARVING_S, SUSPECT_S, Verdict
 from sandbox.tool_text import tool_text
 from tests import derived
 
@@ -98,7 +98,9 @@ def test_callers_are_served_in_turn_and_what_comes_back_goes_first():
         (0.0, True, False, False, Verdict.WELL),
         (PING_AFTER_S, True, False, False, Verdict.WELL),
         (PING_AFTER_S + 0.01, True, False, False, Verdict.PING),
-        (SILENCE_S, True, True, False, Verdict.WELL),
+        (SUSPECT_S, True, True, False, Verdict.WELL),
+        (SUSPECT_S + 0.01, True, True, False, Verdict.SUSPECT),
+        (SILENCE_S, True, True, False, Verdict.SUSPECT),
         (SILENCE_S + 0.01, True, True, False, Verdict.LOOK),
         (SILENCE_S + 0.01, True, False, True, Verdict.LOOK),
         (STARVING_S, True, True, False, Verdict.LOOK),
@@ -120,7 +122,8 @@ def test_silence_is_judged_by_what_a_cell_owes(
         (START_S + 0.01, False, False, Verdict.LOST),
         (PING_AFTER_S, True, False, Verdict.WELL),
         (PING_AFTER_S + 0.01, True, False, Verdict.PING),
-        (SILENCE_S, True, True, Verdict.WELL),
+        (SUSPECT_S, True, True, Verdict.WELL),
+        (SILENCE_S, True, True, Verdict.SUSPECT),
         (SILENCE_S + 0.01, True, True, Verdict.LOOK),
         (STARVING_S + 0.01, True, True, Verdict.LOST),
     ],
@@ -134,30 +137,37 @@ def test_a_server_may_import_for_a_minute_but_then_it_answers(
 class Seen:
     """A process as it looks from outside."""
 
-    def __init__(self, *, waits: bool, spoke: bool) -> None:
-        self.waits, self.spoke = waits, spoke
+    def __init__(self, *, waits: bool, spoke: bool, ran: bool) -> None:
+        self.waits, self.spoke, self.ran = waits, spoke, ran
 
     def wants_to_run(self) -> bool:
         return self.waits
+
+    def has_run(self) -> bool:
+        return self.ran
 
     def has_spoken(self) -> bool:
         return self.spoke
 
 
 @pytest.mark.parametrize(
-    ("verdict", "waits", "spoke", "lost"),
+    ("verdict", "waits", "ran", "spoke", "lost"),
     [
-        (Verdict.WELL, False, False, False),
-        (Verdict.PING, False, False, False),
-        (Verdict.LOOK, False, False, True),
-        (Verdict.LOOK, True, False, False),
-        (Verdict.LOOK, False, True, False),
-        (Verdict.LOST, True, False, True),
-        (Verdict.LOST, False, True, False),
+        (Verdict.WELL, False, False, False, False),
+        (Verdict.PING, False, False, False, False),
+        (Verdict.SUSPECT, False, False, False, False),
+        (Verdict.LOOK, False, False, False, True),
+        (Verdict.LOOK, True, False, False, False),
+        (Verdict.LOOK, False, True, False, False),
+        (Verdict.LOOK, False, False, True, False),
+        (Verdict.LOST, True, True, False, True),
+        (Verdict.LOST, False, False, True, False),
     ],
 )
-def test_who_waits_for_a_core_or_has_spoken_unheard_is_not_lost(verdict: Verdict, waits: bool, spoke: bool, lost: bool):
-    assert supervision.is_lost(verdict, Seen(waits=waits, spoke=spoke)) is lost
+def test_who_waits_for_a_core_has_run_or_has_spoken_unheard_is_not_lost(
+    verdict: Verdict, waits: bool, ran: bool, spoke: bool, lost: bool
+):
+    assert supervision.is_lost(verdict, Seen(waits=waits, ran=ran, spoke=spoke)) is lost
 
 
 async def test_a_supervisor_that_meets_a_fault_of_ours_says_so_and_goes_on(caplog: pytest.LogCaptureFixture):

@@ -149,6 +149,32 @@ async def test_only_who_plays_a_rollout_ends_its_state():
     assert host.num_states == 0
 
 
+class Slow(Tally):
+    async def call(self, text: str) -> str:
+        before = self.said
+        await asyncio.sleep(0.02)
+        self.said = before + text
+        return self.said
+
+
+async def test_a_call_of_a_worker_that_is_gone_is_over_before_another_worker_calls():
+    """The second goes on from the snapshot of then: the first changed the state, and nobody heard its answer."""
+    host = host_of(Slow)
+    then = (await say(host, "a")).memory
+    lost = asyncio.create_task(say(host, "lost", then))
+    await asyncio.sleep(0.005)
+    again = await say(host, "b", then, holder="b")
+    assert again.text == "ab" and (await lost).text == "alost"
+    assert Tally.made == [None, "a"]
+
+
+async def test_calls_of_one_turn_share_its_state():
+    host = host_of(Slow)
+    then = (await say(host, "a")).memory
+    answers = await asyncio.gather(say(host, "b", then), say(host, "c", then))
+    assert Tally.made == [None] and {answer.memory.calls for answer in answers if answer.memory} == {2, 3}
+
+
 async def test_a_call_that_raises_is_a_call_of_the_state_too():
     host = host_of(Tally)
     first = await say(host, "raise")
