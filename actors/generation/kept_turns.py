@@ -13,10 +13,9 @@ from rstar_ray.errors import EngineError
 from rstar_ray.trajectory import Completion
 
 KEEP_EVERY_S = 0.1
-KEEP_SHARE = 0.01
+KEEP_SHARE = 0.02
 KEEP_AT_LEAST_EVERY_S = 5.0
-"""How often what was sampled of turns under way is written down, and the share of the process's time for it; a moment
-in which a disk was slow, or all stood still, counts for no longer than this."""
+"""How often what was sampled of turns under way is written down, and the share of a core that this may take."""
 
 
 @dataclass(slots=True)
@@ -117,7 +116,7 @@ class KeptTurns:
         took_s = 0.0
         while self._journal is not None:
             await asyncio.sleep(min(max(KEEP_EVERY_S, took_s / KEEP_SHARE), KEEP_AT_LEAST_EVERY_S))
-            started_s = time.monotonic()
+            started_s = time.thread_time()
             try:
                 sampled = engine.newly_sampled()
             except EngineError:  # those that wait for its completions see to it
@@ -126,7 +125,7 @@ class KeptTurns:
                 if state := states.get(request_id.rpartition("/turn-")[0]):
                     self._note(state, bit, engine.policy_version)
             self.write()
-            took_s = time.monotonic() - started_s
+            took_s = time.thread_time() - started_s
 
     def write(self) -> None:
         """All that was noted is on disk."""
