@@ -85,7 +85,7 @@ class Books:
         )
 
     def hand_back(self, rollout: Rollout) -> None:
-        """It goes on elsewhere, from its last finished turn: its context is computed again there."""
+        """It goes on elsewhere, from where it is: its context is computed again there."""
         self.requeued += 1
         self.recomputed_tokens += rollout.load.context_tokens
 

@@ -22,7 +22,7 @@ def in_flight_limit(max_running: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLoad:
-    """One rollout as the scheduler sees it, at the end of its last finished turn."""
+    """One rollout as the scheduler sees it, as far as it is known: mostly at the end of a turn."""
 
     rollout_id: str
     group_id: str  # siblings of one prompt share it

@@ -1,7 +1,7 @@
 """One rollout: think, write Python, read what it did, go on (arXiv:2508.20722 section 2.1).
 
 A coroutine over two Protocols; it knows neither Ray nor vLLM. Its state is a record that any other replica can
-go on from after each finished turn.
+go on from after each turn, and from within one that was begun.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class ConverseFn(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutState:
-    """What a rollout is between two turns. Legend: T tokens after the prompt."""
+    """What a rollout is between two turns, and what there is of the next. Legend: T tokens after the prompt."""
 
     request: RolloutRequest
     prompt_ids: list[int]  # [P]

@@ -1,7 +1,8 @@
 """Where a tool runs: its deadline, its cap, and the state it keeps for each rollout. One event loop, no Ray.
 
-A state belongs to a rollout at a number of finished calls. A call that comes from another point (the rollout moved back
-to its last finished turn, or the host is a new one) gets the state of then from its snapshot, or hears that it is lost.
+A state belongs to a rollout at a number of finished calls. A call that comes from another point (the rollout went back
+to before a call whose answer was lost, or the host is a new one) gets the state of then from its snapshot, or hears
+that it is lost.
 """
 
 import asyncio

@@ -36,6 +36,8 @@ SHAPE = {
 }
 UNTIED = {"tie_word_embeddings": False}
 TIED = {"tie_word_embeddings": True}
+BIASED = {"attention_bias": True, "mlp_bias": True}
+EVEN = {"vocab_size": 128}
 
 
 def model_of(kind: str, seed: int, **changes: Any) -> Any:
@@ -53,24 +55,24 @@ def model_of(kind: str, seed: int, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes"),
+    ("kind", "changes", "ranks"),
     [
-        pytest.param("Qwen2", TIED, id="biases, a tied head"),
-        pytest.param(
-            "Llama", UNTIED | {"attention_bias": True, "mlp_bias": True}, id="a head of its own", marks=pytest.mark.slow
-        ),
-        pytest.param("Gemma3", TIED, id="other norms", marks=pytest.mark.slow),
-        pytest.param("Phi3", UNTIED, id="saved in one", marks=pytest.mark.slow),
-        pytest.param("Mistral", UNTIED, id="mistral", marks=pytest.mark.slow),
-        pytest.param("Olmo2", UNTIED, id="norms elsewhere", marks=pytest.mark.slow),
-        pytest.param("Granite", TIED, id="granite", marks=pytest.mark.slow),
+        pytest.param("Qwen2", TIED, 1, id="biases, a tied head"),
+        pytest.param("Qwen2", TIED, 2, id="split over two ranks", marks=pytest.mark.slow),
+        pytest.param("Llama", UNTIED | BIASED, 1, id="a head of its own", marks=pytest.mark.slow),
+        pytest.param("Llama", UNTIED | BIASED | EVEN, 2, id="a split head of its own", marks=pytest.mark.slow),
+        pytest.param("Gemma3", TIED, 1, id="other norms", marks=pytest.mark.slow),
+        pytest.param("Phi3", UNTIED, 1, id="saved in one", marks=pytest.mark.slow),
+        pytest.param("Mistral", UNTIED, 1, id="mistral", marks=pytest.mark.slow),
+        pytest.param("Olmo2", UNTIED, 1, id="norms elsewhere", marks=pytest.mark.slow),
+        pytest.param("Granite", TIED, 1, id="granite", marks=pytest.mark.slow),
     ],
 )
 async def test_each_version_answers_as_its_weights_do_however_it_came(
-    kind: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, changes: dict[str, Any], ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     model_of(kind, 0, **changes).save_pretrained(tmp_path)
-    engine = Engine(derived.engine(tmp_path, max_model_len=256, kv_tokens=4_096))
+    engine = Engine(derived.engine(tmp_path, max_model_len=256, kv_tokens=4_096, tensor_parallel_size=ranks))
     await engine.start()
     try:
         for version, from_bytes in enumerate([0, 0, 2**40, 0], start=1):

@@ -1,4 +1,4 @@
-"""Finished turns on disk: read again as they were, and only where they belong together."""
+"""Turns on disk, finished or begun: read again as they were, and only where they belong together."""
 
 import itertools
 from dataclasses import replace
