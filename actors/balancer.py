@@ -262,7 +262,7 @@ class BalancerService:
         return await self._mailboxes.next(replica_id, ack, wait_s)
 
     async def return_rollouts(self, replica_id: str, items: Sequence[tuple[RolloutLoad, Any]]) -> None:
-        """Between turns a worker hands back rollouts, to go on elsewhere from the payload it gives with them."""
+        """A worker hands back rollouts, to go on elsewhere from the payload it gives with them."""
         accepted = set(self._balancer.returned(replica_id, [load for load, _ in items]))
         for load, payload in items:
             if load.rollout_id in accepted:

@@ -281,6 +281,7 @@ class Crews:
         for crew in self.everyone():
             for each in [*crew.cells, *([crew.server] if crew.server is not None else [])]:
                 each.last_heard = max(each.last_heard, now - supervision.PING_AFTER_S)
+                each.channel.trust()
 
     def _check_cell(self, crew: Crew, cell: CellHandle, now: float) -> None:
         if self._shares_uid and cell.call is not None and cell.channel.num_threads_below() > MAX_THREADS:

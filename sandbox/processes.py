@@ -105,7 +105,7 @@ class Channel:
                 return
             if end > self._filled:
                 break
-            self._noted_runs = None
+            self.trust()
             self._on_message(kind, view[at + wire.REPLY_BYTES : end])
             if self.ours.fileno() < 0:
                 return
@@ -129,8 +129,13 @@ class Channel:
             return False
 
     def suspect(self) -> None:
-        """Note how often the process has run; forgotten once it speaks."""
-        self._noted_runs = self._runs()
+        """Note how often the process has run, unless it is noted."""
+        if self._noted_runs is None:
+            self._noted_runs = self._runs()
+
+    def trust(self) -> None:
+        """It has spoken, or nothing has been due until now."""
+        self._noted_runs = None
 
     def has_run(self) -> bool:
         """True where it has since `suspect`, or was not suspected: then it is from now on."""
@@ -248,6 +253,7 @@ class WarmServer:
 
     def ping(self) -> None:
         self.pinged = True
+        self.channel.trust()
         with contextlib.suppress(OSError):
             self.channel.ours.send(wire.SERVER_PING)
 
@@ -307,6 +313,7 @@ class CellHandle:
 
     def send(self, call: wire.Call, code: bytes, stdin: bytes) -> None:
         """Give an idle cell a program. Raises OSError where the cell does not take it."""
+        self.channel.trust()
         files: list[int] = []
         try:
             flags = call.flags
@@ -330,6 +337,7 @@ class CellHandle:
     def ping(self) -> None:
         """Ask whether it lives."""
         self.pinged = True
+        self.channel.trust()
         self.say(wire.PING)
 
     def say(self, kind: int) -> None:

@@ -222,7 +222,7 @@ class Balancer:
         return True
 
     def returned(self, replica_id: str, loads: Sequence[RolloutLoad]) -> list[str]:
-        """Handed back between turns: moved, or its engine died. They wait again; returns those accepted."""
+        """Handed back: moved between turns, or their engine died. They wait again; returns those accepted."""
         back: list[Rollout] = []
         for load in loads:
             rollout = self.books.held(replica_id, load.rollout_id)

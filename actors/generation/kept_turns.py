@@ -57,8 +57,6 @@ class _Begun:
 class SampledBits(Protocol):
     """What is asked of an engine; see `actors.generation.engine.Engine`."""
 
-    @property
-    def policy_version(self) -> int: ...
     def newly_sampled(self) -> dict[str, Sampled]: ...
 
 
@@ -71,7 +69,11 @@ class KeptTurns:
     def __init__(self, journal: TurnJournal | None) -> None:
         self._journal = journal
         self._begun: dict[str, _Begun] = {}
-        self.weights = 0  # checksum of those that serve; 0 for the model folder's
+        self._version, self._weights = 0, 0  # those of the model folder
+
+    def serve(self, version: int, weights: int) -> None:
+        """From now on turns are sampled by this version; `weights`: their checksum."""
+        self._version, self._weights = version, weights
 
     def begin(self, state: RolloutState) -> None:
         """It is played here from now on."""
@@ -82,7 +84,7 @@ class KeptTurns:
         """A turn has: on disk with the next `flush`, until which a death of this process takes it along."""
         self._begun.pop(state.request.rollout_id, None)
         if self._journal is not None:
-            self._journal.add(state, self.weights)
+            self._journal.add(state, self._weights)
 
     def end(self, rollout_id: str) -> None:
         """It is played here no longer."""
@@ -90,13 +92,13 @@ class KeptTurns:
         if self._journal is not None:
             self._journal.end(rollout_id)
 
-    def completed(self, state: RolloutState, done: Completion, version: int) -> None:
+    def completed(self, state: RolloutState, done: Completion) -> None:
         """The completion that comes after this state has ended; its calls are still to be answered."""
         if self._journal is not None:
             turn = self._turn(state)
             known = len(turn.token_ids)
             if known < len(done.token_ids):
-                self._note(state, Sampled(known - turn.before, done.after(known)), version)
+                self._note(state, Sampled(known - turn.before, done.after(known)))
 
     def flush(self) -> None:
         if self._journal is not None:
@@ -123,7 +125,7 @@ class KeptTurns:
                 return
             for request_id, bit in sampled.items():
                 if state := states.get(request_id.rpartition("/turn-")[0]):
-                    self._note(state, bit, engine.policy_version)
+                    self._note(state, bit)
             self.write()
             took_s = time.thread_time() - started_s
 
@@ -131,17 +133,17 @@ class KeptTurns:
         """All that was noted is on disk."""
         if self._journal is None:
             return
-        new = {name: turn for name, turn in self._begun.items() if self.weights == turn.weights and turn.is_longer}
-        self._journal.add_begun({name: turn.completion(turn.written) for name, turn in new.items()}, self.weights)
+        new = {name: turn for name, turn in self._begun.items() if self._weights == turn.weights and turn.is_longer}
+        self._journal.add_begun({name: turn.completion(turn.written) for name, turn in new.items()}, self._weights)
         self._journal.flush()
         for turn in new.values():
             turn.written = len(turn.token_ids)
 
-    def _note(self, state: RolloutState, bit: Sampled, version: int) -> None:
-        """What was sampled since, while weights of this version serve; a turn that a swap falls into, up to there."""
+    def _note(self, state: RolloutState, bit: Sampled) -> None:
+        """What was sampled since; of a turn that a swap falls into, up to there."""
         turn = self._turn(state)
-        follows = bit.start == len(turn.token_ids) - turn.before and turn.weights == self.weights
-        by_these = bit.more.policy_versions[0] == version == bit.more.policy_versions[-1]
+        follows = bit.start == len(turn.token_ids) - turn.before and turn.weights == self._weights
+        by_these = bit.more.policy_versions[0] == self._version == bit.more.policy_versions[-1]
         turn.goes_on = turn.goes_on and follows and by_these
         if turn.goes_on:
             turn.token_ids += bit.more.token_ids
@@ -151,5 +153,5 @@ class KeptTurns:
     def _turn(self, state: RolloutState) -> _Begun:
         rollout_id = state.request.rollout_id
         if rollout_id not in self._begun:
-            self._begun[rollout_id] = _Begun.of(state.begun, self.weights)
+            self._begun[rollout_id] = _Begun.of(state.begun, self._weights)
         return self._begun[rollout_id]

@@ -164,7 +164,7 @@ class GenerationWorker:
                 await self._end(died)
             raise
         if isinstance(done, WeightUpdate):
-            self._kept.weights = done.checksum
+            self._kept.serve(done.policy_version, done.checksum)
         return done
 
     def timeline(self, rollouts: str) -> Timeline:
@@ -253,7 +253,7 @@ class GenerationWorker:
             sampling = self._engine.generate(prompt_ids, **asked)
             done = await self._timeline.noted(Activity.GENERATE, rollout_id, sampling)
             if reached := self._states.get(rollout_id):
-                self._kept.completed(reached, done, self._engine.policy_version)
+                self._kept.completed(reached, done)
             return done
 
         tools = self._tools.open(state)

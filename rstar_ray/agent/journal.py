@@ -225,7 +225,14 @@ class _Chain:
             for (name, _), column in zip(_PART_COLUMNS, values, strict=True):
                 lists[name] += column.tolist()
             at, crc = at + part.num_tokens, zlib.crc32(columns[: 4 * part.num_tokens], crc)
-        return Completion(**lists, ended=False) if lists["token_ids"] else None
+        if not lists["token_ids"]:
+            return None
+        return Completion(
+            token_ids=lists["token_ids"],
+            logprobs=lists["logprobs"],
+            policy_versions=lists["policy_versions"],
+            ended=False,
+        )
 
 
 def _continued(state: RolloutState, record: TurnRecord, columns: bytes) -> RolloutState:

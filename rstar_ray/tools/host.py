@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rstar_ray.outcome import Outcome
@@ -52,7 +52,6 @@ class _Live:
     holder: str
     calls: int = 0
     running: int = 0  # of them not answered yet
-    answered: asyncio.Event = field(default_factory=asyncio.Event)  # all are
 
 
 class ToolHost:
@@ -89,11 +88,9 @@ class ToolHost:
 
     async def _with_state(self, call: HostCall) -> HostAnswer:
         calls = call.memory.calls if call.memory else 0
-        live = self._live.get(call.rollout_id)
-        if live is not None and live.holder != call.holder and live.running:
-            await live.answered.wait()  # who asked is gone, and its call counts
         live = self._live.pop(call.rollout_id, None)
-        if live is not None and live.calls != calls:
+        # One player calls once at a time: who asked for what still runs is gone, and nobody hears what it changes.
+        if live is not None and (live.calls != calls or live.running):
             await _close(live.state)
             live = None
         if live is None:
@@ -105,18 +102,15 @@ class ToolHost:
                 return made
             live = _Live(made, call.holder, calls)
         live.holder = call.holder
-        self._live[call.rollout_id] = live  # the latest used comes last
-        await self._make_room()
-        method = live.state.call if self._tool else live.state.reply
         live.running += 1
-        live.answered.clear()
+        self._live[call.rollout_id] = live  # the latest used comes last
+        method = live.state.call if self._tool else live.state.reply
         try:
+            await self._make_room()
             answer = await self._bounded(method, call.arguments)
         finally:
             live.calls += 1
             live.running -= 1
-            if not live.running:
-                live.answered.set()
         return HostAnswer(
             outcome=answer.outcome,
             text=answer.text,

@@ -363,8 +363,7 @@ async def test_what_a_dead_engine_had_sampled_of_a_turn_is_handed_back_and_on_di
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("actors.generation.kept_turns.KEEP_EVERY_S", 0.01)
-    balancer, engine, ended = BalancerService(), DyingEngine(policy_version=3), asyncio.Event()
-    engine.policy.policy_version = 3
+    balancer, engine, ended = BalancerService(), DyingEngine(), asyncio.Event()
     one = worker(balancer, engine=engine, journal=TurnJournal(tmp_path, "generation/0-life"), die=ended.set)
     await one.start()
     await one.serve()

@@ -33,9 +33,8 @@ def tokens(first: int, last: int, version: int = 3) -> Completion:
 class Engine:
     """Tells what it is given, look by look, then is gone."""
 
-    def __init__(self, *looks: dict[str, Sampled], version: int = 3) -> None:
+    def __init__(self, *looks: dict[str, Sampled]) -> None:
         self.looks: Iterator[dict[str, Sampled]] = iter(looks)
-        self.policy_version = version
 
     def newly_sampled(self) -> dict[str, Sampled]:
         try:
@@ -48,7 +47,7 @@ class Engine:
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptTurns]:
     monkeypatch.setattr(kept_turns, "KEEP_EVERY_S", 0.0)
     turns = KeptTurns(TurnJournal(tmp_path, "generation/0-a"))
-    turns.weights = 7
+    turns.serve(3, 7)
     yield turns
     turns.close()
 
@@ -69,7 +68,7 @@ async def test_bits_are_put_together_on_disk_and_for_who_goes_on(kept: KeptTurns
     assert on_disk(tmp_path) == tokens(0, 6)
     (reached,) = kept.reached({NAME: state})
     assert reached.begun == tokens(0, 6)
-    kept.completed(state, tokens(0, 9), 3)
+    kept.completed(state, tokens(0, 9))
     kept.write()
     assert on_disk(tmp_path) == tokens(0, 9)
     kept.end(NAME)
@@ -81,10 +80,10 @@ async def test_a_second_death_in_one_turn_loses_no_more_than_the_first(kept: Kep
     await kept.keep(Engine(*bits((0, tokens(0, 4)))), {NAME: start()})
     (again,) = journaled(tmp_path, [start()], 7).values()
     second = KeptTurns(TurnJournal(tmp_path, "generation/1-b"))
-    second.weights = 7
+    second.serve(3, 7)
     second.begin(again)
     await second.keep(Engine(*bits((0, tokens(4, 7)))), {NAME: again})
-    second.completed(again, tokens(0, 8), 3)
+    second.completed(again, tokens(0, 8))
     second.write()
     assert on_disk(tmp_path) == tokens(0, 8)
     assert second.reached({NAME: again})[0].begun == tokens(0, 8)
@@ -105,7 +104,7 @@ async def test_what_does_not_follow_ends_what_is_kept_of_a_turn(
     state = start()
     kept.begin(state)
     await kept.keep(Engine(*bits((0, tokens(0, 4)), later, (6, tokens(6, 8)))), {NAME: state})
-    kept.completed(state, tokens(0, 20), 3)
+    kept.completed(state, tokens(0, 20))
     kept.write()
     assert on_disk(tmp_path) == tokens(0, 4)
     assert kept.reached({NAME: state})[0].begun == tokens(0, 4)
@@ -115,8 +114,10 @@ async def test_a_swap_between_two_looks_ends_it_too(kept: KeptTurns, tmp_path: P
     state = start()
     kept.begin(state)
     await kept.keep(Engine(*bits((0, tokens(0, 4)))), {NAME: state})
-    kept.weights = 8
-    await kept.keep(Engine(*bits((4, tokens(4, 6, version=4))), version=4), {NAME: state})
+    await kept.keep(Engine(*bits((4, tokens(4, 5, version=4)))), {NAME: state})  # before its end is known
+    assert on_disk(tmp_path) == tokens(0, 4)
+    kept.serve(4, 8)
+    await kept.keep(Engine(*bits((5, tokens(5, 6, version=4)))), {NAME: state})
     assert on_disk(tmp_path) == tokens(0, 4) and on_disk(tmp_path, 8) is None
 
 
@@ -135,7 +136,7 @@ async def test_without_a_journal_nothing_is_kept():
     turns = KeptTurns(None)
     turns.begin(start())
     await turns.keep(Engine(), {})
-    turns.completed(start(), tokens(0, 4), 3)
+    turns.completed(start(), tokens(0, 4))
     turns.finished(start())
     turns.write()
     turns.flush()
