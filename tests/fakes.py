@@ -9,6 +9,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.algorithm.update import SftExample, UpdateResult
@@ -80,16 +81,7 @@ class ScriptedEngine:
     prompts: list[list[int]] = field(default_factory=list)
     fails_at: int | None = None
 
-    async def __call__(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        request_id: str,
-        max_tokens: int,
-        seed: int,
-        sampling: Sampling,
-        begun: Completion | None = None,
-    ) -> Completion:
+    async def __call__(self, prompt_ids: Sequence[int], *, max_tokens: int, **asked: Any) -> Completion:
         if self.fails_at == len(self.prompts):
             raise EngineError("the engine died")
         self.prompts.append(list(prompt_ids))
@@ -112,16 +104,7 @@ class SkilledPolicy:
     slip: float = 0.3
     policy_version: int = 0
 
-    async def __call__(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        request_id: str,
-        max_tokens: int,
-        seed: int,
-        sampling: Sampling,
-        begun: Completion | None = None,
-    ) -> Completion:
+    async def __call__(self, prompt_ids: Sequence[int], *, max_tokens: int, seed: int, **asked: Any) -> Completion:
         text, rng = CharChat().decode(prompt_ids), random.Random(seed)
         await asyncio.sleep(0)
         answers = text.split("\nT:")[1:]

@@ -23,7 +23,7 @@ from actors.generation.under_way import Sampled
 from actors.generation.weight_swap import WeightUpdate
 from actors.mailbox import Grant
 from rstar_ray.agent.journal import TurnJournal
-from rstar_ray.agent.rollout import RolloutState, run_rollout, score
+from rstar_ray.agent.rollout import GenerateFn, RolloutState, run_rollout, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
 from rstar_ray.errors import EngineError, SandboxError, ToolError, ToolStateLost
@@ -31,7 +31,7 @@ from rstar_ray.reward.judge import JudgeFn
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.meter import NO_METER
 from rstar_ray.tools.environment import Reply
-from rstar_ray.trajectory import Completion, Sampling, ToolCall, ToolMemory, ToolResult, Trajectory
+from rstar_ray.trajectory import Completion, ToolCall, ToolMemory, ToolResult, Trajectory
 from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica, in_flight_limit
 from scheduler.picture import Activity, Timeline
 
@@ -55,16 +55,8 @@ class ServingEngine(Protocol):
     @property
     def policy_version(self) -> int: ...
     async def start(self) -> EngineFacts: ...
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        request_id: str,
-        max_tokens: int,
-        seed: int,
-        sampling: Sampling,
-        begun: Completion | None = None,
-    ) -> Completion: ...
+    @property
+    def generate(self) -> GenerateFn: ...
     def newly_sampled(self) -> dict[str, Sampled]: ...
     def load(self) -> EngineLoad: ...
     async def close(self) -> None: ...

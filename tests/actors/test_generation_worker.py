@@ -27,7 +27,6 @@ from rstar_ray.trajectory import (
     Problem,
     RolloutLimits,
     RolloutRequest,
-    Sampling,
     ToolCall,
     ToolResult,
     TrajectorySummary,
@@ -69,22 +68,11 @@ class FakeEngine:
     async def start(self) -> EngineFacts:
         return EngineFacts(kv_capacity_tokens=100_000, block_size=16, max_model_len=1_000)
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        request_id: str,
-        max_tokens: int,
-        seed: int,
-        sampling: Sampling,
-        begun: Completion | None = None,
-    ) -> Completion:
+    async def generate(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
         self.lives -= 1
         if self.lives < 0:
             raise EngineError("the engine died")
-        return await self.policy(
-            prompt_ids, request_id=request_id, max_tokens=max_tokens, seed=seed, sampling=sampling, begun=begun
-        )
+        return await self.policy(prompt_ids, **asked)
 
     async def update_weights(self, version: int, buckets: Sequence[Any], name: str) -> WeightUpdate:
         self.policy_version = version
@@ -220,14 +208,7 @@ class Talker(SkilledPolicy):
     turns: int = 1
 
     async def __call__(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        request_id: str,
-        max_tokens: int,
-        seed: int,
-        sampling: Sampling,
-        begun: Completion | None = None,
+        self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, **asked: Any
     ) -> Completion:
         await asyncio.sleep(0.001)
         rollout, turn = request_id.rsplit("/turn-", 1)
