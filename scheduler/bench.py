@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scheduler.balancer import RULES, Balancer
+from scheduler.fleet import BLOCK_TOKENS
 from scheduler.load import RolloutLoad
 from scheduler.traces.kinds import NAMES, draw, kind_named
 from scheduler.traces.record import TraceRollout
@@ -71,7 +72,7 @@ def decisions_per_s(rule: str, *, replicas: int = 64, groups: int = 512) -> floa
     """Admissions a second of CPU time, from a queue of `groups` x 32 until nothing more fits."""
     balancer = Balancer(rule)
     for index in range(replicas):
-        balancer.add_replica(f"replica-{index}", 650_000, max_running=1_024, block_tokens=16)
+        balancer.add_replica(f"replica-{index}", 650_000, max_running=1_024, block_tokens=BLOCK_TOKENS)
     balancer.submit(
         [
             RolloutLoad(
@@ -118,7 +119,7 @@ def simulate(name: str, demand: float, *, replicas: int, groups: int, rules: Seq
     """A first and a later step at this multiple of KV capacity."""
     limits, rollouts, before = traces(name, groups=groups)
     least = max(r.prompt_tokens for r in rollouts) + 2 * limits.max_response_tokens
-    kv_tokens = max(int(demand_tokens(rollouts) / demand / replicas), least) // 16 * 16
+    kv_tokens = max(int(demand_tokens(rollouts) / demand / replicas), least) // BLOCK_TOKENS * BLOCK_TOKENS
     settings = replace(limits, replicas=replicas, shape=EngineShape(kv_tokens=kv_tokens))
 
     def timed(rule: str, history: Sequence[TraceRollout] = ()) -> tuple[TwinResult, float]:

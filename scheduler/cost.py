@@ -5,6 +5,9 @@
 
 A rollout that is preempted is computed again; a seat that stays empty saves only a part of its share of a step. Both
 are told in decode steps of a full batch, so that a tiny model on a CPU and a large one on a GPU can be compared.
+
+How much to leave free is the newsvendor's question (Arrow, Harris and Marschak, Econometrica 1951): stock until the
+chance of too little equals what one unit too many costs over what one too few does.
 """
 
 import json
@@ -69,6 +72,8 @@ class PlacementCost:
 
     preemption_steps: float  # decode steps of a full batch in which one rollout's context is computed again
     idle_share: float  # of its part of a decode step, what an empty seat does not save: 1 all of it, 0 nothing
+    running: float = inf  # rollouts that a full cache holds; inf: so many that one more or less is nothing
+    life_steps: float = 0.0  # decode steps for which a rollout keeps its seat
 
     def __post_init__(self) -> None:
         if not (isfinite(self.preemption_steps) and self.preemption_steps >= 0.0):
@@ -77,32 +82,49 @@ class PlacementCost:
             raise ValueError(f"'idle_share' is {self.idle_share}; give a share between 0 and 1")
 
 
-def placement_cost(cost: EngineCost, *, kv_tokens: int, max_running: int, context_tokens: float) -> PlacementCost:
-    """On an engine whose cache is full of rollouts of this length (prompt and response, at their end)."""
-    running = max(1.0, min(float(max_running), kv_tokens / context_tokens))
+def running_in(kv_tokens: int, max_running: int, context_tokens: float) -> float:
+    """Rollouts of this length (prompt and response, at their end) that fill an engine."""
+    return max(1.0, min(float(max_running), kv_tokens / context_tokens))
+
+
+def placement_cost(
+    cost: EngineCost, *, kv_tokens: int, max_running: int, context_tokens: float, life_steps: float = 0.0
+) -> PlacementCost:
+    """On an engine whose cache is full of rollouts of this length, which keep their seats for so long."""
+    running = running_in(kv_tokens, max_running, context_tokens)
     step_s = cost.step_s(running, running * context_tokens)
     return PlacementCost(
         preemption_steps=cost.prefill_s(context_tokens, 0) / step_s,
         idle_share=cost.fixed_s / step_s,
+        running=running,
+        life_steps=life_steps,
     )
 
 
 LEAST_RISK = 0.01  # where a preemption costs ten decode steps (at an idle share of 0.4) or more, or nobody knows
 USUAL_STEPS, USUAL_IDLE_SHARE = 10.0, 0.4
-MOST_RISK = 0.98
-"""A third of a deviation is left free: below a decode step or two, recomputing costs less than empty seats."""
+MOST_RISK = 0.9999
+"""Half a deviation more than is expected to fit: recomputing costs less than empty seats."""
+LOOKS = 8  # independent moments during a rollout's life at which its replica may overflow
+FEW = 16.0  # rollouts in a cache, up to which one preemption is over before the next is due
 
 
-def risk_of(cost: PlacementCost | None) -> float:
-    """The share of rollouts that an engine may have to preempt.
+def risk_of(cost: PlacementCost | None, *, taught: bool = True) -> float:
+    """The share of rollouts that an engine may have to preempt, at any of `LOOKS` moments of their lives.
 
-    What is gained by filling more grows with what an empty seat loses. What is lost grows with the square of what a
-    preemption costs: with what each costs, and with how many there are, since all others go on growing into the same
-    cache while one is computed again.
+    What is gained by filling more grows with what an empty seat loses. What is lost, where many share a cache, grows
+    with the square of what a preemption costs: with what each costs, and with how many there are, since all others go
+    on growing into the same cache while one is computed again. Where few do, what is left free for one of them is a
+    large part of the cache: there the share at a look is what an empty seat loses in a life over what the preemptions
+    of all looks cost. Between the two it falls with the third power of how many there are; in a step before which none
+    is known (not `taught`) with the first, since lengths that nobody has seen vary more, and more is left free.
     """
     if cost is None:
         return LEAST_RISK
     if cost.preemption_steps == 0.0:
         return MOST_RISK
-    wanted = LEAST_RISK * cost.idle_share / USUAL_IDLE_SHARE * (USUAL_STEPS / cost.preemption_steps) ** 2
-    return min(MOST_RISK, max(LEAST_RISK, wanted))
+    of_many = LEAST_RISK * cost.idle_share / USUAL_IDLE_SHARE * (USUAL_STEPS / cost.preemption_steps) ** 2
+    at_a_look = cost.idle_share * cost.life_steps / (cost.running * LOOKS * cost.preemption_steps)
+    at_a_look *= min(1.0, FEW / cost.running) ** (3 if taught else 1)
+    of_few = 1.0 - (1.0 - min(1.0, at_a_look)) ** LOOKS
+    return min(MOST_RISK, max(LEAST_RISK, of_many, of_few))

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from rstar_ray.config import EngineConfig
 from scheduler.cost import EngineCost
 from scheduler.load import ReplicaLoad, ReplicaSnapshot, RolloutLoad
 
-BLOCK_TOKENS = 16  # vLLM's default, while no replica has told its own
+BLOCK_TOKENS = EngineConfig().block_size
+"""As the engines have it, while no replica has told its own."""
 
 
 @dataclass(slots=True, eq=False)

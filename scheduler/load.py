@@ -2,7 +2,7 @@
 
 A rollout's *context* is its prompt and everything after it (sampled and tool text); its *response* is everything
 after the prompt. KV is counted in tokens; an engine holds it in blocks, so a few tokens per rollout are lost to
-rounding (`block_size`).
+rounding (`block_tokens`).
 """
 
 from dataclasses import dataclass, field

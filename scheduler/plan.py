@@ -17,7 +17,7 @@ from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import WeightWay
 from scheduler.cost import EngineCost
 from scheduler.traces.record import TraceRollout
-from scheduler.traces.stages import Stage, synthetic
+from scheduler.traces.stages import StageShape, synthetic
 from scheduler.twin.bound import lower_bound
 from scheduler.twin.engine_model import EngineShape
 
@@ -29,7 +29,7 @@ LEAST_MICRO_BATCH_TOKENS = 1_024  # smaller ones are not offered: a pass would b
 LORA_RANK = 32  # offered where the full model does not fit
 SAMPLE_GROUPS = 48  # prompt groups of the synthetic trace that lengths are taken from
 
-# What a run would do that sets nothing: the planner has no figures of its own for it.
+# What a run would do that sets nothing.
 RUN = RunConfig()
 STATE = state_bytes(RUN.learner.dtype)
 LOGITS_CHUNK_TOKENS = RUN.learner.logprob_chunk_tokens
@@ -240,7 +240,7 @@ def plan_pools(
     model: ModelShape,
     gpu: Gpu,
     *,
-    stage: Stage,
+    stage: StageShape,
     engine_gpus: int,
     learner_gpus: int,
     colocated: bool,
@@ -298,7 +298,7 @@ def plan_pools(
     )
 
 
-def _advised(problems: Sequence[str], model: ModelShape, gpu: Gpu, stage: Stage, pools: Pools) -> tuple[str, ...]:
+def _advised(problems: Sequence[str], model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> tuple[str, ...]:
     """With what would help."""
     if not problems:
         return ()
@@ -307,12 +307,12 @@ def _advised(problems: Sequence[str], model: ModelShape, gpu: Gpu, stage: Stage,
 
 
 @lru_cache(maxsize=8)
-def _sample(stage: Stage) -> tuple[TraceRollout, ...]:
+def _sample(stage: StageShape) -> tuple[TraceRollout, ...]:
     """A few groups that stand for all of a stage's; many ways to share GPUs are compared on the same ones."""
     return tuple(synthetic(stage, groups=SAMPLE_GROUPS, siblings=GROUP_ROLLOUTS, seed=0))
 
 
-def longest_tokens(stage: Stage) -> int:
+def longest_tokens(stage: StageShape) -> int:
     """KV of the longest rollout: a prompt may have 2,048 tokens."""
     return stage.max_response_tokens + 2_048
 
@@ -369,7 +369,7 @@ def kv_tokens_of(model: ModelShape, gpu: Gpu, pools: Pools) -> int:
     )
 
 
-def lacks(model: ModelShape, gpu: Gpu, stage: Stage, pools: Pools) -> list[str]:
+def lacks(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[str]:
     """What does not fit."""
     problems: list[str] = []
     kv_tokens, longest = kv_tokens_of(model, gpu, pools), longest_tokens(stage)
@@ -387,7 +387,7 @@ def lacks(model: ModelShape, gpu: Gpu, stage: Stage, pools: Pools) -> list[str]:
     return problems
 
 
-def remedies(model: ModelShape, gpu: Gpu, stage: Stage, pools: Pools) -> list[str]:
+def remedies(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[str]:
     """The least single changes after which all fits, one of each kind; where there is none, pairs of changes."""
     found: dict[str, str] = {}
     for kind, change, other_gpu, other in _changes(gpu, pools):
@@ -438,7 +438,7 @@ def best_separated(
     model: ModelShape,
     gpu: Gpu,
     *,
-    stage: Stage,
+    stage: StageShape,
     gpus: int,
     tensor_parallel: int,
     micro_batch_tokens: int,

@@ -9,7 +9,7 @@ from rstar_ray.algorithm.state_bytes import BYTES, rank_bytes, scores_bytes
 from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import weight_way
 from scheduler.plan import GB, Gpu, ModelShape, activations_gb, adapter_parameters, plan_pools, publish_seconds
-from scheduler.traces.stages import Stage
+from scheduler.traces.stages import StageShape
 
 BYTES_TOLERANCE = 0.05
 TIMES_FACTOR = 2.0  # the plan's times rest on assumed shares of peak: told where further off, and no fault
@@ -139,7 +139,7 @@ def _times(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: See
         plan = plan_pools(
             model,
             Gpu(memory_gb=gpu_memory_gb),
-            stage=Stage(
+            stage=StageShape(
                 max_response_tokens=budget, max_turns=config.rollout.max_turns, mean_response_tokens=budget
             ),
             engine_gpus=config.engine.replicas * config.engine.tensor_parallel,

@@ -4,15 +4,15 @@ from collections.abc import Iterable
 from statistics import NormalDist, median
 
 from rstar_ray.config import BalancerConfig
-from scheduler.cost import USUAL_IDLE_SHARE, PlacementCost, placement_cost, risk_of
+from scheduler.cost import LOOKS, USUAL_IDLE_SHARE, PlacementCost, placement_cost, risk_of, running_in
 from scheduler.fleet import Replica
 
-LOOKS = 8  # independent moments during a rollout's life at which its replica may overflow
 Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `risk` of it back with every end
 Z_SPAN = 1.5  # how far it may go above the normal quantile
 CLOSING_Z = 2.0  # where all that still wait are expected to fit: what is held back now only prolongs the step
 ROOMY_SHARE = 1.1  # of all caches, up to which that is as good as true
-SPARING_RISK = 0.1  # up to which contexts are spared: where a preemption costs more than three decode steps
+SPARING_STEPS = 3.0  # of a preemption, above which contexts are spared, and ...
+SPARING_RISK = 0.1  # ... the risk up to which they are where it alone is given
 ROOMY_Z = 0.5  # where all rollouts of the step are expected to fit at once, as good as, and are spread evenly
 
 
@@ -34,9 +34,11 @@ class Caution:
         self.risk = risk
         self._least = NormalDist().inv_cdf((1.0 - risk) ** (1.0 / LOOKS))
 
-    def weigh(self, replicas: Iterable[Replica], context_tokens: float) -> None:
-        """Derive the risk anew: what engines have measured, for rollouts that end at this length."""
-        given = self._given
+    def weigh(
+        self, replicas: Iterable[Replica], context_tokens: float, life_steps: float, *, taught: bool = True
+    ) -> None:
+        """Derive the risk anew: what engines have measured, for rollouts that end at this length after so long."""
+        given, replicas = self._given, list(replicas)
         found = [
             placement_cost(
                 replica.cost,
@@ -47,17 +49,15 @@ class Caution:
             for replica in replicas
             if replica.cost is not None
         ]
-        if found:
+        if found or given.preemption_steps:
             self.cost = PlacementCost(
                 preemption_steps=given.preemption_steps or median(one.preemption_steps for one in found),
-                idle_share=given.idle_share or median(one.idle_share for one in found),
-            )
-        elif given.preemption_steps:
-            self.cost = PlacementCost(
-                preemption_steps=given.preemption_steps, idle_share=given.idle_share or USUAL_IDLE_SHARE
+                idle_share=given.idle_share or (median(one.idle_share for one in found) if found else USUAL_IDLE_SHARE),
+                running=median(running_in(r.kv_capacity_tokens, r.max_running, context_tokens) for r in replicas),
+                life_steps=life_steps,
             )
         if not given.risk:
-            self._settle(risk_of(self.cost))
+            self._settle(risk_of(self.cost, taught=taught))
 
     @property
     def z(self) -> float:
@@ -77,7 +77,7 @@ class Caution:
     @property
     def spares_contexts(self) -> bool:
         """Whether computing a context again costs more than an empty seat."""
-        return self.risk <= SPARING_RISK
+        return self.risk <= SPARING_RISK if self.cost is None else self.cost.preemption_steps > SPARING_STEPS
 
     @property
     def roomy(self) -> bool:

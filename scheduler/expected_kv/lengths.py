@@ -233,11 +233,15 @@ class Lengths:
                 demand_H += budgets.fresh.demand_GH.mean(axis=0) * (budgets.seen + prompts_H)
         return float(demand_H.max())
 
-    def context_tokens(self) -> float:
-        """Prompt and response of a fresh rollout at its end, as expected, over all groups; 1 where there is none."""
+    def expected_life(self) -> tuple[float, float]:
+        """Of a fresh rollout, over all groups: tokens of prompt and response at its end, and those it samples; ones
+        where there is no group."""
         known = [(group, group.budgets.fresh_of(group)) for group in self.groups.values()]
-        lengths = [group.prompt_tokens + fresh.length_G[group.index] for group, fresh in known if fresh is not None]
-        return float(np.mean(lengths)) if lengths else 1.0
+        lives = [(group.prompt_tokens, fresh.length_G[group.index]) for group, fresh in known if fresh is not None]
+        if not lives:
+            return 1.0, 1.0
+        prompt, sampled = np.mean(lives, axis=0).tolist()
+        return prompt + sampled, sampled
 
     def _sizes(self, budgets: Budgets, response_N: Floats) -> Floats:
         """KV tokens [N, H] beside the prompt while it lives; half a block is lost to rounding by every rollout."""

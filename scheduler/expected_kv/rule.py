@@ -43,7 +43,9 @@ class ExpectedKV:
     def pick(self) -> tuple[Rollout, Replica] | None:
         if self._lengths.learn():
             self._order.rank()
-            self.caution.weigh(self._fleet.by_id.values(), self._lengths.context_tokens())
+            context_tokens, life_steps = self._lengths.expected_life()
+            replicas, taught = self._fleet.by_id.values(), self._lengths.taught
+            self.caution.weigh(replicas, context_tokens, life_steps, taught=taught)
             self._room.ease(self._enough())
         rollout = self._order.next()
         replica = None if rollout is None else self._room.place(rollout, self._order.taken)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from scheduler.traces.kinds import KINDS, NAMES, draw, kind_named
-from scheduler.traces.record import write_trace
+from scheduler.traces.record import stop_reason, write_trace
 
 
 def main() -> None:
@@ -35,5 +35,6 @@ def main() -> None:
     except OSError as error:
         parser.exit(2, f"scheduler.traces: --out: {error}\n")
     lengths = np.array([rollout.response_tokens for rollout in rollouts])
-    truncated = float((lengths >= kind.max_response_tokens).mean())
+    reasons = (stop_reason(rollout, kind.max_response_tokens, kind.max_turns) for rollout in rollouts)
+    truncated = sum(reason.truncated for reason in reasons) / len(rollouts)
     print(f"{args.out}: {len(rollouts)} rollouts, mean response {lengths.mean():.0f} tokens, {truncated:.1%} truncated")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.traces.record import TraceRollout, TraceTurn, cut
-from scheduler.traces.stages import STAGES, Stage, synthetic
+from scheduler.traces.stages import STAGES, StageShape, synthetic
 
 Floats = NDArray[np.float64]
 Random = np.random.Generator
@@ -129,7 +129,7 @@ def family(number: int) -> Kind:
     )
 
 
-def kind_named(name: str, number: int = 0) -> Kind | Stage:
+def kind_named(name: str, number: int = 0) -> Kind | StageShape:
     """By its name in `NAMES`; `number` chooses within the family."""
     if name == "family":
         return family(number)
@@ -137,7 +137,7 @@ def kind_named(name: str, number: int = 0) -> Kind | Stage:
 
 
 def draw(
-    kind: Kind | Stage, *, groups: int = 512, siblings: int = 32, seed: int = 0, earlier: bool = False
+    kind: Kind | StageShape, *, groups: int = 512, siblings: int = 32, seed: int = 0, earlier: bool = False
 ) -> list[TraceRollout]:
     """`groups` x `siblings` rollouts of a kind (or stage), or of the step before; the same arguments, the same trace.
 
@@ -145,7 +145,7 @@ def draw(
     """
     if groups < 1 or siblings < 1 or seed < 0:
         raise ValueError(f"groups {groups} and siblings {siblings} must be at least 1, and seed {seed} at least 0")
-    if isinstance(kind, Stage):
+    if isinstance(kind, StageShape):
         return synthetic(kind, groups=groups, siblings=siblings, seed=seed + 1_000_003 * earlier)
     rng = np.random.default_rng([seed, int(earlier)])
     lengths_GS = kind.lengths_GS(rng, (groups, siblings)) / (kind.shift if earlier else 1.0)

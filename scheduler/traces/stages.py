@@ -12,7 +12,7 @@ from scheduler.traces.record import TraceRollout, TraceTurn, cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class StageShape:
     """The shape of a stage's rollouts (arXiv:2508.20722, Table 2 and section 3.1)."""
 
     max_response_tokens: int
@@ -27,13 +27,13 @@ class Stage:
 
 
 STAGES = {
-    "stage1": Stage(max_response_tokens=8_192, max_turns=10, mean_response_tokens=4_000),
-    "stage2": Stage(max_response_tokens=12_288, max_turns=10, mean_response_tokens=6_000),
-    "stage3": Stage(max_response_tokens=12_288, max_turns=15, mean_response_tokens=7_500),
+    "stage1": StageShape(max_response_tokens=8_192, max_turns=10, mean_response_tokens=4_000),
+    "stage2": StageShape(max_response_tokens=12_288, max_turns=10, mean_response_tokens=6_000),
+    "stage3": StageShape(max_response_tokens=12_288, max_turns=15, mean_response_tokens=7_500),
 }
 
 
-def synthetic(stage: Stage, *, groups: int = 512, siblings: int = 32, seed: int = 0) -> list[TraceRollout]:
+def synthetic(stage: StageShape, *, groups: int = 512, siblings: int = 32, seed: int = 0) -> list[TraceRollout]:
     """`groups` x `siblings` rollouts of a stage; the same arguments give the same trace.
 
     Raises `ValueError` for no group or sibling, or a negative seed.
@@ -54,7 +54,7 @@ def synthetic(stage: Stage, *, groups: int = 512, siblings: int = 32, seed: int 
     return rollouts
 
 
-def _rollout(group: str, prompt: int, length: int, stage: Stage, rng: np.random.Generator) -> TraceRollout:
+def _rollout(group: str, prompt: int, length: int, stage: StageShape, rng: np.random.Generator) -> TraceRollout:
     """Split a response of `length` tokens into turns: more calls in longer ones."""
     rate = stage.calls_mean * min(2.0, length / stage.mean_response_tokens)
     calls = min(int(rng.poisson(rate)), stage.max_turns - 1, length // 32)

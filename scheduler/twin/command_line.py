@@ -11,11 +11,12 @@ from rstar_ray.config import BalancerConfig
 from rstar_ray.errors import ConfigError
 from scheduler.balancer import PLACEMENT, RULES
 from scheduler.cost import read_cost
+from scheduler.fleet import BLOCK_TOKENS
 from scheduler.load import NeverFits
 from scheduler.picture import KvSample, Span, draw_step
 from scheduler.traces.record import TraceRollout, read_trace
 from scheduler.traces.stages import STAGES
-from scheduler.twin.engine_model import BLOCK_TOKENS, EngineShape
+from scheduler.twin.engine_model import EngineShape
 from scheduler.twin.simulate import MI300X_14B, CannotHold, Twin, TwinResult, TwinSettings, limits_of
 
 

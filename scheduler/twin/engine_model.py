@@ -19,12 +19,9 @@ from collections import deque
 from dataclasses import dataclass
 from math import inf
 
-from rstar_ray.config import EngineConfig
 from scheduler.cost import EngineCost
+from scheduler.fleet import BLOCK_TOKENS
 from scheduler.twin.paged_cache import PagedCache, Request
-
-BLOCK_TOKENS = EngineConfig().block_size
-"""As the engines have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,7 @@ def test_a_new_replica_has_done_nothing():
 
 def test_a_fleet_keeps_places_and_reckons_with_the_largest_block():
     fleet = Fleet()
-    assert fleet.largest_capacity_tokens == 0 and fleet.whole_blocks(1) == 16
+    assert fleet.largest_capacity_tokens == 0 and fleet.whole_blocks(1) == 32
     for name, capacity, block in (("a", 100, 32), ("b", 300, 16), ("c", 200, 16)):
         fleet.add(name, capacity, max_running=1, block_tokens=block, policy_version=0)
     assert (len(fleet), fleet.largest_capacity_tokens, fleet.whole_blocks(33)) == (3, 300, 64)

@@ -31,13 +31,30 @@ def test_the_risk_is_one_percent_at_ten_steps_and_all_is_filled_where_computing_
 
     assert risk_of(None) == 0.01 and risk(10.0) == pytest.approx(0.01)
     assert risk(5.0) == pytest.approx(0.04) and risk(10.0, 0.8) == pytest.approx(0.02)
-    assert risk(0.5) == risk(0.0) == risk(0.0, 0.0) == 0.98
+    assert risk(0.5) == risk(0.0) == risk(0.0, 0.0) == 0.9999
     assert risk(100.0) == risk(5.0, 0.0) == 0.01
 
 
+def test_where_few_share_a_cache_what_is_left_free_for_one_of_them_costs_more_than_computing_it_again():
+    def risk(
+        running: float, *, steps: float = 50.0, idle: float = 0.5, life: float = 800.0, taught: bool = True
+    ) -> float:
+        cost = PlacementCost(preemption_steps=steps, idle_share=idle, running=running, life_steps=life)
+        return risk_of(cost, taught=taught)
+
+    at_a_look = 0.5 * 800 / (8 * 8 * 50)  # what an empty seat loses in a life, over eight looks' preemptions
+    assert risk(8.0) == pytest.approx(1 - (1 - at_a_look) ** 8)
+    assert risk(16.0) == pytest.approx(1 - (1 - at_a_look / 2) ** 8)
+    assert risk(32.0) == pytest.approx(1 - (1 - at_a_look / 4 / 8) ** 8)
+    assert risk(32.0, taught=False) == pytest.approx(1 - (1 - at_a_look / 4 / 2) ** 8)
+    assert risk(64.0) == risk(8.0, life=0.0) == risk(8.0, idle=0.0) == 0.01
+    assert risk(8.0, steps=1e4) == 0.01 and risk(2.0, steps=1.0) == 0.9999
+
+
 def test_the_simulated_gpu_has_the_usual_risk_where_its_rollouts_are_long():
-    cost = placement_cost(MI300X_14B, kv_tokens=400_000, max_running=1_024, context_tokens=5_000)
-    assert 8.0 < cost.preemption_steps < 12.0 and 0.01 <= risk_of(cost) <= 0.015
+    cost = placement_cost(MI300X_14B, kv_tokens=400_000, max_running=1_024, context_tokens=5_000, life_steps=4_500)
+    assert cost.running == 80.0
+    assert 8.0 < cost.preemption_steps < 12.0 and 0.01 <= risk_of(cost) <= 0.02
 
 
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf"), "1", None, True, [1]])

@@ -199,17 +199,20 @@ SLOW = EngineCost(fixed_s=0.01, per_sequence_s=0.0, per_context_s=0.0, per_prefi
 def test_the_risk_follows_from_what_engines_have_measured_and_from_how_long_rollouts_get():
     caution, replica = Caution(BalancerConfig()), Replica("r0", 0, 100_000, 1_000, cost=SLOW)
     assert (caution.risk, caution.cost) == (0.01, None)
-    caution.weigh([replica], 1_000.0)
-    assert caution.cost == PlacementCost(preemption_steps=1_000 * 1e-4 / 0.01, idle_share=1.0)
+    caution.weigh([replica], 1_000.0, 0.0)
+    steps = 1_000 * 1e-4 / 0.01
+    assert caution.cost == PlacementCost(preemption_steps=steps, idle_share=1.0, running=100.0)
     assert caution.risk == pytest.approx(0.025)  # 0.01 where 0.4 of a step is the same for any number
-    caution.weigh([replica], 500.0)
+    caution.weigh([replica], 500.0, 0.0)
     assert caution.risk == pytest.approx(0.1)  # half the steps, a quarter of the harm
-    caution.weigh([replica], 50.0)
-    assert (caution.risk, caution.z) == (0.98, pytest.approx(NormalDist().inv_cdf(0.02 ** (1 / 8))))
-    caution.weigh([replica], 10_000.0)
+    caution.weigh([replica], 50.0, 0.0)
+    assert (caution.risk, caution.z) == (0.9999, pytest.approx(NormalDist().inv_cdf(0.0001 ** (1 / 8))))
+    caution.weigh([replica], 10_000.0, 0.0)
     assert caution.risk == 0.01
+    caution.weigh([replica], 10_000.0, 5_000.0)  # ten in a cache: 5,000 / (10 * 8 * 100) at a look
+    assert caution.risk == pytest.approx(1 - (1 - 0.625) ** 8)
     unmeasured = [Replica(f"r{n}", n, 100_000, 1_000, cost=cost) for n, cost in ((1, None), (2, SLOW), (3, SLOW))]
-    caution.weigh(unmeasured, 1_000.0)
+    caution.weigh(unmeasured, 1_000.0, 0.0)
     assert caution.risk == pytest.approx(0.025)
 
 
@@ -221,14 +224,14 @@ def test_a_risk_or_costs_that_are_given_count_whatever_is_measured():
         (Caution(BalancerConfig(idle_share=0.4)), 0.01),
         (Caution(BalancerConfig(preemption_steps=5.0, idle_share=0.2)), 0.02),
     ):
-        caution.weigh([replica], 1_000.0)
+        caution.weigh([replica], 1_000.0, 0.0)
         assert caution.risk == pytest.approx(risk)
     for caution, risk in (
         (Caution(BalancerConfig(preemption_steps=5.0)), 0.04),
         (Caution(BalancerConfig(preemption_steps=5.0, idle_share=0.2)), 0.02),
         (Caution(BalancerConfig()), 0.01),
     ):
-        caution.weigh([bare], 1_000.0)
+        caution.weigh([bare], 1_000.0, 0.0)
         assert caution.risk == pytest.approx(risk)
 
 

@@ -51,6 +51,7 @@ def test_where_everything_fits_at_once_next_to_nothing_is_held_back(name: str, s
 
 @pytest.mark.long
 def test_where_kv_is_scarce_little_is_computed_again():
-    """On so few replicas one preemption is half a percent, and the other rule computes twice over what it samples."""
+    """Few share each of these caches, so some risk is taken; the other rule computes twice over what it samples."""
     assert seconds("log_normal", 1.5, later=True) < 1.0
-    assert recomputed("log_normal", 1.5, later=True) < 0.05
+    others = step("log_normal", 1.5, "least_requests")
+    assert recomputed("log_normal", 1.5, later=True) < 0.2 * others.recomputed_tokens / others.generated_tokens

@@ -28,7 +28,7 @@ from scheduler.plan import (
     trained_gb,
     way_of,
 )
-from scheduler.traces.stages import Stage, synthetic
+from scheduler.traces.stages import StageShape, synthetic
 from scheduler.twin.bound import lower_bound
 from scheduler.twin.engine_model import EngineShape
 
@@ -38,7 +38,7 @@ MODEL = ModelShape(
 )  # fmt: skip
 GPU = Gpu(memory_gb=50.0, bandwidth_tb_s=2.0, tflops=100.0)
 BUCKET = 0.4  # 1e8 gradients in float32
-STAGE = Stage(max_response_tokens=2_000, max_turns=5, mean_response_tokens=900)
+STAGE = StageShape(max_response_tokens=2_000, max_turns=5, mean_response_tokens=900)
 
 
 def pools(**more: Any) -> Pools:

@@ -11,7 +11,7 @@ from scheduler.expected_kv.order import OLDEST_EVERY, PROBES, Order
 from scheduler.load import RolloutLoad
 from scheduler.plan import Gpu, ModelShape, Pools, plan_pools, remedies
 from scheduler.traces.record import TraceRollout, TraceTurn, cut, stop_reason
-from scheduler.traces.stages import Stage
+from scheduler.traces.stages import StageShape
 from scheduler.twin import command_line
 from scheduler.twin.paged_cache import PagedCache, Request
 
@@ -173,7 +173,7 @@ MODEL = ModelShape(
     name="round", parameters=1e9, layers=10, hidden=1_000, intermediate=3_000, heads=10, kv_heads=5, head_dim=100,
     vocabulary=20_000,
 )  # fmt: skip
-STAGE = Stage(max_response_tokens=2_000, max_turns=5, mean_response_tokens=900)
+STAGE = StageShape(max_response_tokens=2_000, max_turns=5, mean_response_tokens=900)
 
 
 def test_a_pass_for_the_old_logprobs_is_counted_where_there_is_one(monkeypatch: pytest.MonkeyPatch):

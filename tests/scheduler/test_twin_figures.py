@@ -17,7 +17,7 @@ from scheduler.cost import EngineCost
 from scheduler.picture import KvSample, Span
 from scheduler.traces.kinds import KINDS, NAMES, draw, family, kind_named, log_normal
 from scheduler.traces.record import TraceRollout
-from scheduler.traces.stages import STAGES, Stage, synthetic
+from scheduler.traces.stages import STAGES, StageShape, synthetic
 from scheduler.twin.clairvoyant import clairvoyant_step
 from scheduler.twin.engine_model import EngineShape
 from scheduler.twin.simulate import MI300X_14B, Twin, TwinResult, TwinSettings, limits_of
@@ -142,7 +142,7 @@ def test_traces_are_what_they_were():
 
 def test_the_family_of_kinds_is_what_it_was():
     assert families() == recorded()["families"]
-    assert isinstance(kind_named("stage2"), Stage) and kind_named("bimodal") is KINDS["bimodal"]
+    assert isinstance(kind_named("stage2"), StageShape) and kind_named("bimodal") is KINDS["bimodal"]
 
 
 def test_a_trace_has_a_group_a_sibling_and_a_seed():
