@@ -10,6 +10,7 @@ from actors.generation.vllm_calls import VllmCalls
 from recipes.data import refuse_without_tiny
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.model_folder import configured_chat, load_chat
+from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.model import CONTEXT_TOKENS, TINY, make_tiny_model
@@ -23,8 +24,10 @@ def with_local_model(config: RunConfig, *, weights: bool = True) -> RunConfig:
     return with_values(config, {"model": str(local_folder(config.model, weights=weights))})
 
 
-def refuse_broken_model(config: RunConfig, folder: Path, tools: Sequence[ToolSpec]) -> None:
-    """Raise `ConfigError` for a folder without the weights of the model it describes, or whose chat does not fit.
+def checked_chat(config: RunConfig, folder: Path, tools: Sequence[ToolSpec]) -> TokenizerChat:
+    """How one talks with the model in `folder`.
+
+    Raises `ConfigError` for a folder without the weights of the model it describes, or whose chat does not fit.
 
     A folder that is not made yet is the tiny world's: its weights fit.
     """
@@ -32,15 +35,16 @@ def refuse_broken_model(config: RunConfig, folder: Path, tools: Sequence[ToolSpe
         from rstar_ray.tiny.tokenizer import make_tokenizer
 
         instruct = config.rollout.instruct
-        configured_chat(
+        return configured_chat(
             make_tokenizer(), config.chat, generation={}, instruct=instruct, tools=tools, syntax_of=VllmCalls
         )
-        return
-    load_chat(folder, config.chat, instruct=config.rollout.instruct, tools=tools, syntax_of=VllmCalls)
+    chat = load_chat(folder, config.chat, instruct=config.rollout.instruct, tools=tools, syntax_of=VllmCalls)
     if config.model:
-        from actors.weights.model_folder import refuse_misfit
+        from actors.weights.model_folder import refuse_misfit, refuse_unpacked
 
         refuse_misfit(folder)
+        refuse_unpacked(folder, config.learner.attention)
+    return chat
 
 
 def start_model(config: RunConfig, run_path: Path, finished: Path | None) -> Path:

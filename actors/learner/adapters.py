@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from actors.learner.settings import LearnerSettings
 
 ADAPTER = "default"  # PEFT's name for the only one
-_BASE, _A, _B = ".base_layer.weight", f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight"
+_OWN = ".base_layer"  # PEFT puts the layer that was there under this name, its bias too
+_BASE, _A, _B = f"{_OWN}.weight", f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,12 @@ def adapted_weights(model: nn.Module) -> dict[str, Adapted]:
             scale = float(modules[layer].scaling[ADAPTER])  # type: ignore[index,union-attr]
             found[f"{layer}.weight"] = Adapted(name, layer + _A, layer + _B, scale)
     return found
+
+
+def frozen_biases(model: nn.Module) -> dict[str, str]:
+    """The biases of adapted layers, which no adapter changes: by the name that a folder and an engine know."""
+    names = (name for name, _ in model.named_parameters() if name.endswith(f"{_OWN}.bias"))
+    return {name.removesuffix(f"{_OWN}.bias") + ".bias": name for name in names}
 
 
 def is_adapters(name: str) -> bool:

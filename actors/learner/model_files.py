@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 GATHERED_BYTES = 2 * 2**30
 """Of weights that ZeRO-3 brings together at a time."""
-NOT_WEIGHTS = ("tokenizer*", "*.jinja", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
+NOT_WEIGHTS = (
+    *("tokenizer*", "*.jinja", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    "generation_config.json",
+)
 
 
 def export(folder: Path, policy: Policy, state: "LearnerState", *, source: Path) -> Callable[[], Sequence[Path]] | None:
@@ -26,8 +29,14 @@ def export(folder: Path, policy: Policy, state: "LearnerState", *, source: Path)
 
 
 def _write(folder: Path, policy: Policy, tensors: dict[str, Any], source: Path) -> list[Path]:
-    """Safetensors, config and generation config, and the tokenizer of `source`."""
+    """Safetensors and config, and the tokenizer and the generation config of `source`, byte by byte.
+
+    transformers loads generation configs that it refuses to save (a temperature where nothing is sampled).
+    """
+    from transformers import GenerationConfig
+
     folder.mkdir(parents=True, exist_ok=True)
+    policy.language_model.generation_config = GenerationConfig()
     policy.language_model.save_pretrained(folder, state_dict=tensors)
     for pattern in NOT_WEIGHTS:
         for file in sorted(source.glob(pattern)):

@@ -119,19 +119,33 @@ def load_language_model(folder: str, settings: LearnerSettings) -> Any:
     return model
 
 
-def refuse_changed_logits(policy: Policy, engine: Any, device: torch.device) -> None:
-    """Refuse a model that does more to its logits than its output layer (scales or caps them)."""
-    row = TokenRow("probe", np.arange(1, 9, dtype=np.int32), np.ones(8, np.bool_))
-    batch = collate([row]).to(device)
+def refuse_changed_logits(policy: Policy, engine: Any, device: torch.device, *, attention: str) -> None:
+    """Refuse a model that does more to its logits than its output layer (scales or caps them), and one in which a row
+    changes what follows it in a packed line."""
+    rows = [
+        TokenRow(f"probe-{first}", np.arange(first, first + 8, dtype=np.int32), np.ones(8, np.bool_))
+        for first in (1, 9)
+    ]
+    packed = attention != "sdpa"
+    batch = collate(rows, packed=packed).to(device)
+    alone = [collate([row], packed=packed).to(device) for row in rows]
     engine.eval()
     with torch.no_grad():
-        ours_N, _ = policy(batch, 1.0)
-        logits_NV = policy.language_model(input_ids=batch.input_ids_BT, use_cache=False).logits[0].float()
+        both_N, _ = policy(batch, 1.0)
+        alone_N = torch.cat([policy(one, 1.0)[0] for one in alone])
+        logits_NV = policy.language_model(input_ids=alone[0].input_ids_BT, use_cache=False).logits[0].float()
     engine.train()
-    theirs_N = logits_NV.log_softmax(-1).gather(-1, batch.targets_N[:, None])
-    if not torch.allclose(ours_N, theirs_N[:, 0], atol=1e-3 if logits_NV.dtype == torch.float32 else 0.1):
+    theirs_N = logits_NV.log_softmax(-1).gather(-1, alone[0].targets_N[:, None])[:, 0]
+    whole = policy.language_model.dtype == torch.float32
+    if not torch.allclose(alone_N[: len(theirs_N)], theirs_N, atol=1e-3 if whole else 0.1):
         raise ConfigError(
             "--model",
             f"{policy.architecture} changes its logits after its output layer",
             "use a model whose logits are hidden @ weight",
+        )
+    if not torch.allclose(both_N, alone_N, atol=1e-5 if whole else 0.1):
+        raise ConfigError(
+            "--learner.attention",
+            f"{attention} packs rows end to end, and {policy.architecture} does not keep them apart",
+            "give sdpa",
         )

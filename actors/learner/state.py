@@ -14,7 +14,7 @@ import torch.distributed as dist
 from deepspeed import utils as deepspeed_utils
 from torch import Tensor, nn
 
-from actors.learner.adapters import adapted_weights, is_adapters, merged
+from actors.learner.adapters import adapted_weights, frozen_biases, is_adapters, merged
 from actors.learner.optimizer import MOMENTS, RefusingAdamW
 from actors.weights.buckets import WeightEntry
 
@@ -30,6 +30,7 @@ class LearnerState:
         self._zero = zero
         self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         self._adapted = adapted_weights(model)
+        self._biases = frozen_biases(model)
         self._rank = dist.get_rank()
         self._device = torch.device(engine.device)
 
@@ -42,6 +43,7 @@ class LearnerState:
     def served_shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the weights as folders and engines know them, adapters merged."""
         own = {adapted.base: name for name, adapted in self._adapted.items()}
+        own |= {bias: name for name, bias in self._biases.items()}
         return {own.get(name, name): shape for name, shape in self.shapes.items() if not is_adapters(name)}
 
     def parts(self, name: str) -> tuple[Part, ...]:
@@ -172,7 +174,7 @@ class LearnerState:
     def set_served(self, name: str, value: Tensor | None) -> None:
         """Take over a weight as `served` names it; its adapter adds nothing then."""
         adapted = self._adapted.get(name)
-        self.set(adapted.base if adapted else name, value)
+        self.set(self._behind(name)[0], value)
         if adapted:
             self.set(adapted.b, torch.zeros(self.shapes[adapted.b]) if self._rank == 0 else None)
 
@@ -212,12 +214,12 @@ class LearnerState:
     def _behind(self, name: str) -> tuple[str, ...]:
         """The parameters that make a served weight."""
         adapted = self._adapted.get(name)
-        return (adapted.base, adapted.a, adapted.b) if adapted else (name,)
+        return (adapted.base, adapted.a, adapted.b) if adapted else (self._biases.get(name, name),)
 
     def _served_weight(self, name: str) -> Tensor:
         adapted = self._adapted.get(name)
         if adapted is None:
-            return self._parameters[name]
+            return self._parameters[self._behind(name)[0]]
         base, a, b = (self._parameters[each] for each in self._behind(name))
         return merged(base, a, b, adapted.scale)
 

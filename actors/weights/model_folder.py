@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from actors.weights.buckets import WeightEntry
 from rstar_ray.errors import ConfigError, EngineError
@@ -54,8 +54,16 @@ class SavedWeights:
             return saved.get_tensor(name)
 
 
+CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+"""Of config.json: what is done to logits after the output layer, in Gemma 2, Cohere, Granite, Falcon-H1."""
+PACKED = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers that keep rows apart that lie end to end."""
+
+
 def refuse_misfit(folder: Path) -> None:
-    """Raise `ConfigError` where the folder's safetensors do not hold the parameters of the model it describes."""
+    """Raise `ConfigError` where the folder's safetensors do not hold the parameters of the model it describes, or
+    where a learner cannot train that model."""
+    _refuse_untrainable(folder)
     saved = _whole(folder, "the safetensors", lambda: SavedWeights(folder).shapes())
     if not saved:
         raise ConfigError("--model", f"{folder} has no safetensors", "save its weights as safetensors")
@@ -75,6 +83,41 @@ def refuse_misfit(folder: Path) -> None:
             "make config.json agree with the weights (a padded vocabulary is vocab_size's business)",
         )
     _refuse_another_head(folder, parameters.keys(), saved.keys())
+
+
+def refuse_unpacked(folder: Path, attention: str) -> None:
+    """Raise `ConfigError` for layers through which a row's state would flow into the next, where rows are packed."""
+    kinds = cast(list[str], _config(folder).get("layer_types") or [])
+    if attention != "sdpa" and (others := sorted(set(kinds) - PACKED)):
+        raise ConfigError(
+            "--learner.attention",
+            f"{attention} packs rows end to end, and {folder} has layers ({', '.join(others)}) that would not keep "
+            "them apart",
+            "give sdpa",
+        )
+
+
+def _refuse_untrainable(folder: Path) -> None:
+    config = _config(folder)
+    if config.get("quantization_config"):
+        raise ConfigError("--model", f"the weights of {folder} are quantised", "name the model they were made of")
+    for name in CHANGES_LOGITS:
+        if config.get(name) not in (None, 0, 1):
+            raise ConfigError(
+                "--model",
+                f"{folder} changes its logits after its output layer ({name} is {config[name]})",
+                "use a model whose logits are hidden @ weight",
+            )
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """config.json, of a model of several parts that of its language; empty where it cannot be read."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        part = config.get("text_config")
+        return config | part if isinstance(part, dict) else config
+    except (OSError, ValueError, AttributeError):
+        return {}  # whoever loads it says why
 
 
 def _whole(folder: Path, part: str, read: Callable[[], Shapes]) -> Shapes:

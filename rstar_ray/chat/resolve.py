@@ -59,6 +59,13 @@ def resolve(tokenizer: Any, generation: Mapping[str, Any], choices: ChatChoices)
     """
     if choices.template:
         tokenizer.chat_template = choices.template
+    named = getattr(tokenizer, "chat_template", None)
+    if isinstance(named, dict):  # several, by what they are for: transformers takes these two by itself
+        several = cast(dict[str, str], named)
+        tokenizer.chat_template = several.get("tool_use") or several.get("default")
+        if not tokenizer.chat_template:
+            problem = f"the tokenizer has the templates {', '.join(several)}, and none called tool_use or default"
+            raise ConfigError("--chat.template", problem, "give one, a file in jinja")
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError("--chat.template", "the tokenizer has no chat template", "give one, a file in jinja")
     return _Probe(tokenizer, generation, choices).profile()

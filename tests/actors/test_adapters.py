@@ -67,11 +67,11 @@ def saved(folder: Path) -> dict[str, Any]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("stage", [0, 1, 3])
-def test_a_step_moves_the_served_policy_by_its_adapters_alone(start: Start, folder: Path, tmp_path: Path, stage: int):
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_a_step_moves_the_served_policy_by_its_adapters_alone(start: Start, folder: Path, tmp_path: Path, zero: int):
     import torch
 
-    rank, base = start(zero=stage), saved(folder)
+    rank, base = start(zero=zero), saved(folder)
     fresh = published(rank)
     assert fresh.keys() == base.keys() and all(torch.equal(fresh[name], base[name]) for name in base)
     assert update(rank).applied and update(rank).applied
@@ -105,16 +105,16 @@ def _logprobs(folder: Path, row: Any) -> Any:
     return logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0][torch.from_numpy(row.loss_mask[1:])]
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_run_on_adapters_goes_on_from_its_checkpoint(start: Start, tmp_path: Path, stage: int):
+@pytest.mark.parametrize("zero", [1, 3])
+def test_a_run_on_adapters_goes_on_from_its_checkpoint(start: Start, tmp_path: Path, zero: int):
     import torch
 
-    whole, first = start(zero=stage), start(zero=stage)
+    whole, first = start(zero=zero), start(zero=zero)
     for rank in (whole, first):
         update(rank)
     first.save_checkpoint(tmp_path, {})
     first.written()
-    again = start(zero=stage)
+    again = start(zero=zero)
     again.load_checkpoint(tmp_path)
     for rank in (whole, again):
         update(rank)
@@ -134,6 +134,31 @@ def test_a_policy_taken_over_is_served_as_it_is(start: Start, tmp_path: Path):
     second.set_policy(tmp_path)
     served = published(second)
     assert all(torch.equal(served[name], value) for name, value in saved(tmp_path).items())
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_biases_of_adapted_layers_leave_and_come_back_under_their_own_names(start: Start, tmp_path: Path, zero: int):
+    """As Qwen2 has them."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    biased = save_policy(tmp_path / "biased", attention_bias=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(biased)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".bias"):
+                parameter.normal_()
+    model.save_pretrained(biased)
+    rank = start(model=str(biased), zero=zero)
+    rank.set_policy(biased)
+    assert update(rank).applied
+    served, base = published(rank), saved(biased)
+    biases = [name for name in base if name.endswith(".bias")]
+    assert biases and served.keys() == base.keys()
+    assert all(torch.equal(served[name], base[name]) for name in biases)
+    rank.export(tmp_path / "out")
+    rank.written()
+    assert all(torch.equal(served[name], value) for name, value in saved(tmp_path / "out").items())
 
 
 def test_only_adapters_have_moments_and_masters(start: Start):

@@ -10,7 +10,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from actors.weights.buckets import NamedArray, WeightBucket, pack
-from actors.weights.model_folder import INDEX, SavedWeights, parameter_shapes, refuse_misfit, refuse_other_parameters
+from actors.weights.model_folder import (
+    INDEX,
+    SavedWeights,
+    parameter_shapes,
+    refuse_misfit,
+    refuse_other_parameters,
+    refuse_unpacked,
+)
 from rstar_ray.errors import ConfigError, EngineError
 from tests.actors.policies import save_policy
 
@@ -23,6 +30,11 @@ def saved_with(folder: Path, change: Change, **shape: Any) -> Path:
     save_policy(folder, num_hidden_layers=1, **shape)
     save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+def write_config(folder: Path, told: dict[str, Any]) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.is_file() else {}) | told))
 
 
 def entries(folder: Path, change: Change = dict) -> list[WeightBucket]:
@@ -60,6 +72,34 @@ def test_what_the_file_lacks_is_refused_before_it_is_drawn_at_random(tmp_path: P
     folder = saved_with(tmp_path / "other", lambda saved: {f"transformer.{n}": a for n, a in saved.items()})
     with pytest.raises(ConfigError, match=r"\[model\.embed_tokens\.weight, .*\] and \d+ more"):
         refuse_misfit(folder)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, r"--model: the weights of .* are quantised; name the model"),
+        ({"final_logit_softcapping": 30.0}, r"--model: .* \(final_logit_softcapping is 30\.0\); use a model"),
+        ({"text_config": {"logit_scale": 0.0625}}, r"--model: .* \(logit_scale is 0\.0625\); use a model"),
+    ],
+)
+def test_what_a_learner_cannot_train_is_refused_from_its_config(told: dict[str, Any], said: str, tmp_path: Path):
+    write_config(save_policy(tmp_path, num_hidden_layers=1), told)
+    with pytest.raises(ConfigError, match=said):
+        refuse_misfit(tmp_path)
+
+
+def test_a_scale_of_one_changes_no_logits(tmp_path: Path):
+    write_config(save_policy(tmp_path, num_hidden_layers=1), {"logit_scale": 1.0, "final_logit_softcapping": None})
+    refuse_misfit(tmp_path)
+
+
+def test_rows_are_not_packed_through_layers_that_carry_a_state(tmp_path: Path):
+    write_config(tmp_path, {"layer_types": ["full_attention", "sliding_attention"]})
+    refuse_unpacked(tmp_path, "rows")
+    write_config(tmp_path, {"layer_types": ["conv", "full_attention"]})
+    refuse_unpacked(tmp_path, "sdpa")
+    with pytest.raises(ConfigError, match=r"--learner\.attention: rows packs rows .* layers \(conv\) .*; give sdpa"):
+        refuse_unpacked(tmp_path, "rows")
 
 
 def test_a_vocabulary_padded_in_the_file_alone_is_refused_with_both_shapes(tmp_path: Path):

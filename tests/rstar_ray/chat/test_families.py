@@ -221,6 +221,18 @@ def test_what_does_not_fit_is_refused_with_the_mend(template: str, choices: Chat
 QWEN_SPECIAL = FAMILIES["qwen3"].special
 
 
+def test_of_several_templates_the_one_for_tools_is_taken_and_leaves_with_the_policy():
+    tokenizer = copy(tokenizer_of(FAMILIES["qwen3"]))
+    own = tokenizer.chat_template
+    for named in ({"default": "no tools", "tool_use": own}, {"rag": "documents", "default": own}):
+        tokenizer.chat_template = named
+        resolve(tokenizer, {}, ChatChoices())
+        assert tokenizer.chat_template == own
+    tokenizer.chat_template = {"rag": "documents"}
+    with pytest.raises(ConfigError, match=r"--chat.template: the tokenizer has the templates rag, and none .*; give"):
+        resolve(tokenizer, {}, ChatChoices())
+
+
 def test_a_template_without_an_end_of_its_own_takes_the_token_that_is_given():
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     plain += "{% if add_generation_prompt %}assistant:{% endif %}"
