@@ -24,6 +24,8 @@ GRACE_S = 5.0
 START_S = 60.0
 """For a host that Ray starts, or starts again."""
 MAX_TRIES = 3
+REST_S = 5.0
+"""Before a call is made again that failed because what its tool needs was gone: most come back."""
 ENVIRONMENT_DEADLINE_S = 60.0
 
 
@@ -54,19 +56,24 @@ class Tools:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, state: RolloutState) -> "RolloutTools":
-        """The tools of one rollout, from where it stands."""
-        return RolloutTools(self, state)
+        """The tools of one rollout, from where it stands: the states it has are its player's from now on."""
+        tools = RolloutTools(self, state)
+        for entry in sorted(tools.entries):
+            self._tell(entry, state.request.rollout_id, "take_over")
+        return tools
 
     async def ask(self, entry: str, tool: str, call: HostCall, deadline_s: float) -> HostAnswer:
         """One call at a host. Raises `ToolError` where our side failed on every try, or `ToolStateLost`."""
         handles = self.handles[entry]
         reason = ""
+        # A state may be made before its first call, each within the deadline.
+        bound_s = (2 * deadline_s if call.rollout_id else deadline_s) + GRACE_S
         for tried in range(MAX_TRIES):
             handle = handles[(zlib.crc32(call.rollout_id.encode()) + (0 if call.rollout_id else tried)) % len(handles)]
             asking = handle.call.remote(tool, call)
             try:
                 answer = await within(
-                    asking, deadline_s + GRACE_S, waiter=self.caller, owner=entry, reason=f"a call of {tool or entry}"
+                    asking, bound_s, waiter=self.caller, owner=entry, reason=f"a call of {tool or entry}"
                 )
             except DeadlineExceeded:
                 await self._start_again(handle, entry)
@@ -77,26 +84,33 @@ class Tools:
                 continue
             if answer.lost:
                 raise ToolStateLost(f"{tool or entry} has lost its state")
-            return answer
+            if not answer.fault:
+                return answer
+            reason = answer.fault
+            if tried + 1 < MAX_TRIES:
+                await asyncio.sleep(REST_S)
         raise ToolError(f"{tool or entry}: failed {MAX_TRIES} times, last: {reason}")
 
     def end(self, rollout_id: str, entries: Sequence[str]) -> None:
         """Have the hosts close a rollout's states; nobody waits for it."""
         for entry in entries:
-            handles = self.handles[entry]
-            handle = handles[zlib.crc32(rollout_id.encode()) % len(handles)]
-            task = asyncio.ensure_future(self._end(handle, rollout_id))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tell(entry, rollout_id, "end")
+
+    def _tell(self, entry: str, rollout_id: str, method: str) -> None:
+        handles = self.handles[entry]
+        handle = handles[zlib.crc32(rollout_id.encode()) % len(handles)]
+        task = asyncio.ensure_future(self._told(handle, rollout_id, method))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def settled(self) -> None:
-        """Wait until every state that was ended is closed."""
+        """Wait until every state that was ended is closed, and every new player known."""
         await asyncio.gather(*self._tasks)
 
-    async def _end(self, handle: Any, rollout_id: str) -> None:
+    async def _told(self, handle: Any, rollout_id: str, method: str) -> None:
         with contextlib.suppress(RayActorError, DeadlineExceeded):  # a host that is gone holds no state
-            ended = handle.end.remote(rollout_id, self.caller)
-            await within(ended, START_S, waiter=self.caller, owner="tools", reason=f"the end of {rollout_id}")
+            heard = getattr(handle, method).remote(rollout_id, self.caller)
+            await within(heard, START_S, waiter=self.caller, owner="tools", reason=f"the {method} of {rollout_id}")
 
     async def _start_again(self, handle: Any, entry: str) -> None:
         """A host that blocks is killed; Ray starts it again."""
@@ -129,7 +143,7 @@ class RolloutTools:
         self._problem = state.request.problem
         self._memories = dict(state.memories)
         self._locks: dict[str, asyncio.Lock] = {}
-        self._entries = {self._entry(name) for name in state.memories}
+        self.entries = {self._entry(name) for name in state.memories}
 
     async def execute(self, call: ToolCall) -> ToolResult:
         """Raises `SandboxError` or `ToolError` for our own failures only."""
@@ -160,11 +174,11 @@ class RolloutTools:
 
     def close(self) -> None:
         """The rollout is over here: its states are closed, unless it is played elsewhere by now."""
-        self._tools.end(self._rollout_id, sorted(self._entries))
+        self._tools.end(self._rollout_id, sorted(self.entries))
 
     async def _with_memory(self, name: str, entry: str, arguments: Mapping[str, Any], deadline_s: float) -> HostAnswer:
         async with self._locks.setdefault(name, asyncio.Lock()):
-            self._entries.add(entry)
+            self.entries.add(entry)
             call = HostCall(
                 arguments=arguments,
                 rollout_id=self._rollout_id,

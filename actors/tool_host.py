@@ -33,6 +33,10 @@ class ToolHostActor:
     async def call(self, tool: str, call: HostCall) -> HostAnswer:
         return await self._hosts[tool].call(call)
 
+    async def take_over(self, rollout_id: str, holder: str) -> None:
+        for host in self._hosts.values():
+            host.take_over(rollout_id, holder)
+
     async def end(self, rollout_id: str, holder: str) -> None:
         for host in self._hosts.values():
             await host.end(rollout_id, holder)

@@ -55,7 +55,7 @@ class PrepareConfig:
     answers: Path | None = None
     """a file of {"id", "ground_truth"}, for sets that keep their answers apart (BFCL)"""
     integer_answers: bool = False
-    """keep only integer answers, as the paper does, written plainly"""
+    """keep only integer answers, as the paper does, written plainly; what is not judged by math stays as it is"""
     english: bool = False
     """drop problems in other scripts, such as the Chinese half of DAPO-Math-17k"""
     max_chars: int = 0

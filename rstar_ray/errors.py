@@ -27,7 +27,7 @@ class JudgeError(RStarError):
 
 
 class ToolError(RStarError):
-    """A tool's host failed; says nothing about the call."""
+    """A tool's host failed, or what a tool needs is gone and it raises this; says nothing about the call."""
 
 
 class ToolStateLost(ToolError):
@@ -43,8 +43,8 @@ class LearnerError(RStarError):
 
 
 class RankLost(LearnerError):
-    """A learner rank died, was ended for being silent, or what it was to train on is gone: the gang can start again
-    from its newest checkpoint."""
+    """A learner rank died, was ended for being silent, met what may pass, or what it was to train on is gone: the gang
+    can start again from its newest checkpoint."""
 
 
 class TransferError(RStarError):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from rstar_ray.config.own import REWARDS
 from rstar_ray.errors import ConfigError
 from rstar_ray.reward.find import last_boxed
 
@@ -18,6 +19,8 @@ ANSWER_COLUMNS = ("answer", "expected_answer", "final_answer", "reward_model.gro
 ID_COLUMNS = ("id", "unique_id", "uuid", "problem_id", "problem_idx", "extra_info.index", "index", "idx")
 FAMILY_COLUMNS = ("family", "subject", "topic", "problem_source")
 DIFFICULTY_COLUMNS = ("difficulty", "level")
+MATHEMATICS = ("", "math")
+"""What a row names as its reward where its answer is one of mathematics, such as every row of the sets above."""
 _DAPO_FRAME = re.compile(
     r"\s*Solve the following math problem step by step\..*?\(without quotes\)[^\n]*\n+(.*?)"
     r"\s*Remember to put your answer on its own line after .Answer:.\.?\s*",
@@ -83,17 +86,31 @@ def find_columns(row: Any, *, where: str, problem: str = "", answer: str = "", i
 
 
 def raw_problem(row: Any, columns: Columns, *, where: str) -> RawProblem:
-    """One row by its columns. Raises `ConfigError` for a row that is no object, or holds a list where text belongs."""
+    """One row by its columns, and the `reward` that it names.
+
+    Raises `ConfigError` for a row that is no object, holds a list where text belongs, or names an unknown rule.
+    """
     if not isinstance(row, Mapping):
         raise ConfigError(where, "is not an object", "write one object per row")
     fields = cast(Mapping[str, Any], row)
+    named = _value(fields, "reward")  # looked for in every row: of sets of several kinds only some name one
+    reward = known_reward(named.strip(), where) if isinstance(named, str) else ""  # a number is some set's score
+    answer = _value(fields, columns.answer)
     return RawProblem(
         problem=_problem_text(_value(fields, columns.problem), f"{where}, {columns.problem}"),
-        answer=_answer_text(_value(fields, columns.answer), columns.answer, f"{where}, {columns.answer}"),
+        answer=_answer_text(answer, columns.answer, f"{where}, {columns.answer}", reward=reward),
         id=_plain(_value(fields, columns.id), f"{where}, {columns.id}") if columns.id else "",
         family=str(_value(fields, columns.family) or "") if columns.family else "",
         difficulty=_difficulty(_value(fields, columns.difficulty)) if columns.difficulty else 0.0,
+        reward=reward,
     )
+
+
+def known_reward(named: str, where: str) -> str:
+    """The rule that a row names, which may be none. Raises `ConfigError` for an unknown one."""
+    if named and named not in REWARDS:
+        raise ConfigError(where, f"reward {named!r} is none", f"give {', '.join(REWARDS)}, or leave it out")
+    return named
 
 
 def plain_text(value: object) -> str | None:
@@ -128,10 +145,12 @@ def _problem_text(value: object, where: str) -> str:
     return framed[1].strip() if framed else text
 
 
-def _answer_text(value: object, column: str, where: str) -> str:
+def _answer_text(value: object, column: str, where: str, *, reward: str) -> str:
     text = _plain(value, where)
     if column == "solution":
         return last_boxed(text) or ""
+    if reward not in MATHEMATICS:  # a program's cases may have any marks in them
+        return text
     before, marked, after = text.rpartition("####")  # GSM8K's
     return after.strip().replace(",", "") if marked and "\n" in before else text
 

@@ -9,13 +9,22 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import combinations
 
-from rstar_ray.data.columns import RawProblem
+from rstar_ray.data.columns import MATHEMATICS, RawProblem
 from rstar_ray.data.overlap import NGRAM_WORDS, near_duplicates, numbers_of, shared_with, tokens
 from rstar_ray.reward.find import as_integer
+from rstar_ray.reward.latex import one_spelling
+from rstar_ray.reward.maths import same_by_rules
+from rstar_ray.reward.numbers import written_number
 from rstar_ray.trajectory import Problem
 
 _OTHER_SCRIPTS = re.compile(r"[\u0400-\u06ff\u0900-\u0dff\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+_MAY_BE_A_NUMBER = re.compile(
+    r"(?=.*\d)(?:[\d\s.,/+\-{}^*()!]|\\(?:[dt]?frac|times|cdot|text|mathrm|left|right|[,;! ])){1,60}", re.DOTALL
+)
+"""A cheap look at which answers are worth a dear one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +98,14 @@ def _refusal(row: RawProblem, rules: Rules) -> str:
         return f"longer than {rules.max_chars} characters"
     if rules.english and _OTHER_SCRIPTS.search(row.problem):
         return "not English"
-    if rules.integer_answers and not row.reward and as_integer(row.answer.strip("$ ")) is None:
+    if rules.integer_answers and row.reward in MATHEMATICS and as_integer(row.answer.strip("$ ")) is None:
         return "answer is no integer"
     return ""
 
 
 def _problem(row: RawProblem, rules: Rules) -> Problem:
     answer = row.answer.strip()
-    integer = as_integer(answer.strip("$ ")) if rules.integer_answers and not row.reward else None
+    integer = as_integer(answer.strip("$ ")) if rules.integer_answers and row.reward in MATHEMATICS else None
     return Problem(
         id=row.id,
         problem=row.problem,
@@ -110,14 +119,16 @@ def _problem(row: RawProblem, rules: Rules) -> Problem:
 def _without_duplicates(rows: Sequence[RawProblem], dropped: Counter[str]) -> list[RawProblem]:
     """The first of every problem; none of those that are asked twice with different answers, since one is wrong."""
     texts = [tokens(row.problem) for row in rows]
-    answers: dict[tuple[str, ...], set[str]] = {}
-    for text, row in zip(texts, rows, strict=True):
-        answers.setdefault(tuple(text), set()).add(" ".join(tokens(row.answer)))
+    meant = [_meant(row) for row in rows]
+    answers: dict[tuple[str, ...], dict[Fraction | str, RawProblem]] = {}
+    for text, answer, row in zip(texts, meant, rows, strict=True):
+        answers.setdefault(tuple(text), {}).setdefault(answer, row)
+    contested = {key for key, found in answers.items() if len(found) > 1 and not _same_answers(list(found.values()))}
     once: list[int] = []
     seen: set[tuple[str, ...]] = set()
     for index, text in enumerate(texts):
         key = tuple(text)
-        if len(answers[key]) > 1:
+        if key in contested:
             dropped["asked twice with different answers"] += 1
         elif key in seen:
             dropped["exact duplicate"] += 1
@@ -125,11 +136,33 @@ def _without_duplicates(rows: Sequence[RawProblem], dropped: Counter[str]) -> li
             seen.add(key)
             once.append(index)
     split = [texts[index] for index in once]
-    groups = [(numbers_of(text), *tokens(rows[index].answer)) for text, index in zip(split, once, strict=True)]
+    groups = [(numbers_of(text), meant[index]) for text, index in zip(split, once, strict=True)]
     first = near_duplicates(split, groups)
     kept = [index for position, index in enumerate(once) if first[position] == position]
     dropped["near duplicate"] += len(once) - len(kept)
     return [rows[index] for index in kept]
+
+
+def _meant(row: RawProblem) -> Fraction | str:
+    """What equal answers share, as far as that is cheap for every row: the number where it is one, else its words."""
+    if row.reward in MATHEMATICS:
+        text = row.answer.strip("$ \n")
+        integer = as_integer(text)
+        if integer is not None:
+            return Fraction(integer)
+        number = written_number(text)
+        if number is None and _MAY_BE_A_NUMBER.fullmatch(text):
+            number = written_number(one_spelling(text))
+        if number is not None:
+            return number.value
+    return " ".join(tokens(row.answer))
+
+
+def _same_answers(rows: Sequence[RawProblem]) -> bool:
+    """Whether all say the same by the rules of mathematical answers; computer algebra would take too long here."""
+    if any(row.reward not in MATHEMATICS for row in rows):
+        return False
+    return all(same_by_rules(one.answer, other.answer) for one, other in combinations(rows, 2))
 
 
 def _with_own_ids(rows: Sequence[RawProblem]) -> list[RawProblem]:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rstar_ray.config.own import REWARDS
-from rstar_ray.data.columns import plain_text
+from rstar_ray.data.columns import known_reward, plain_text
 from rstar_ray.data.tables import read_table
 from rstar_ray.errors import ConfigError
 from rstar_ray.trajectory import Problem
@@ -50,12 +49,8 @@ def _problem_of(row: Any, *, where: str, integer_answers: bool) -> Problem:
         raise ConfigError(where, f"family {family!r} is not a string", "write it in quotes")
     if isinstance(difficulty, bool) or not isinstance(difficulty, (int, float)) or not math.isfinite(difficulty):
         raise ConfigError(where, f"difficulty {difficulty!r} is not a number", "write a number or leave it out")
-    reward = fields.get("reward") or ""
-    if reward and reward not in REWARDS:
-        raise ConfigError(where, f"reward {reward!r} is none", f"give {', '.join(REWARDS)}, or leave it out")
-    return Problem(
-        id=id_, problem=problem, answer=answer, family=family, difficulty=float(difficulty), reward=str(reward)
-    )
+    reward = known_reward(fields.get("reward") or "", where)
+    return Problem(id=id_, problem=problem, answer=answer, family=family, difficulty=float(difficulty), reward=reward)
 
 
 def _text(row: Mapping[str, Any], name: str, where: str) -> str:

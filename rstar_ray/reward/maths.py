@@ -83,6 +83,18 @@ async def same_mathematics(answer: str, truth: str, compare: Compare) -> bool:
     return equal_nodes(given, wanted, lambda ours, theirs: known[(ours, theirs)])
 
 
+def same_by_rules(one: str, other: str) -> bool:
+    """Whether two truths say the same, whichever is taken for the answer; no where the rules leave it open."""
+    if max(len(one), len(other)) > MAX_CHARS:
+        return False
+    ours, theirs = structure(one_spelling(one)), structure(one_spelling(other))
+    return equal_nodes(ours, theirs, _never) or equal_nodes(theirs, ours, _never)
+
+
+def _never(_ours: str, _theirs: str) -> bool:
+    return False
+
+
 def equal_nodes(given: Node, wanted: Node, decide: Decide) -> bool:
     """Compare part by part; `decide` judges leaves that the rules leave open. Every open pair is asked for."""
     given, wanted = named_as(given, wanted), named_as(wanted, given)

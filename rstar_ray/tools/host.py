@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any, cast
 
+from rstar_ray.errors import ToolError
 from rstar_ray.outcome import Outcome
 from rstar_ray.tools.environment import Reply
 from rstar_ray.tools.tool import Tool, ToolFailed
@@ -35,13 +37,17 @@ class HostCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAnswer:
-    """What came of a call. `lost`: there is no state to go on from, and nothing was called."""
+    """What came of a call. `lost`: there is no state to go on from, and nothing was called.
+
+    `fault`: why the call failed for our reasons; where there is one, nothing else here counts.
+    """
 
     outcome: Outcome = Outcome.OK
     text: str = ""
     reward: float | None = None  # an environment's last reply has one
     memory: ToolMemory | None = None
     lost: bool = False
+    fault: str = ""
 
 
 @dataclass(slots=True)
@@ -64,12 +70,18 @@ class ToolHost:
         self._environment = environment
         self._deadline_s = tool.deadline_s if tool else deadline_s
         self._live: dict[str, _Live] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def call(self, call: HostCall) -> HostAnswer:
         """Never raises for what the tool does: that is an outcome."""
         if self._tool is not None and self._tool.function is not None:
             return await self._bounded(self._tool.function, call.arguments)
         return await self._with_state(call)
+
+    def take_over(self, rollout_id: str, holder: str) -> None:
+        """From now on `holder` plays the rollout, and it alone may end its state."""
+        if live := self._live.get(rollout_id):
+            live.holder = holder
 
     async def end(self, rollout_id: str, holder: str) -> None:
         """Close a rollout's state, unless somebody else plays it by now."""
@@ -80,7 +92,7 @@ class ToolHost:
 
     async def close(self) -> None:
         states, self._live = list(self._live.values()), {}
-        await asyncio.gather(*(_close(live.state) for live in states))
+        await asyncio.gather(*(_close(live.state) for live in states), *self._closing)
 
     @property
     def num_states(self) -> int:
@@ -91,32 +103,58 @@ class ToolHost:
         live = self._live.pop(call.rollout_id, None)
         # One player calls once at a time: who asked for what still runs is gone, and nobody hears what it changes.
         if live is not None and (live.calls != calls or live.running):
-            await _close(live.state)
+            self._close_soon(live.state)
             live = None
         if live is None:
             snapshot = call.memory.snapshot if call.memory else None
             if calls and snapshot is None:
                 return HostAnswer(lost=True)
-            made = await self._made(call, snapshot)
-            if isinstance(made, HostAnswer):
-                return made
-            live = _Live(made, call.holder, calls)
+            live = _Live(None, call.holder, calls)
+            if (failed := await self._make(live, call, snapshot)) is not None:
+                return failed
         live.holder = call.holder
         live.running += 1
         self._live[call.rollout_id] = live  # the latest used comes last
-        method = live.state.call if self._tool else live.state.reply
+
+        async def ask(**arguments: Any) -> Any:
+            return await (live.state.call if self._tool else live.state.reply)(**arguments)
+
         try:
             await self._make_room()
-            answer = await self._bounded(method, call.arguments)
+            answer = await self._bounded(ask, call.arguments)
         finally:
             live.calls += 1
             live.running -= 1
-        return HostAnswer(
-            outcome=answer.outcome,
-            text=answer.text,
-            reward=answer.reward,
-            memory=ToolMemory(calls=live.calls, snapshot=_snapshot(live.state)),
-        )
+        if self._live.get(call.rollout_id) is not live:  # it was closed meanwhile, which may be all that this tells
+            return HostAnswer(lost=True)
+        return replace(answer, memory=ToolMemory(calls=live.calls, snapshot=_snapshot(live.state)))
+
+    async def _make(self, live: _Live, call: HostCall, snapshot: str | None) -> HostAnswer | None:
+        """Give `live` its state, or say why it has none. It stands in its place from the start, so that whoever comes
+        after it, and who ends the rollout, finds it."""
+        self._live[call.rollout_id] = live
+        live.running += 1
+        made: Any = None
+        try:
+            made = await self._made(call, snapshot)
+        finally:
+            live.running -= 1
+            latest = self._live.get(call.rollout_id) is live
+            if latest and (made is None or isinstance(made, HostAnswer)):
+                del self._live[call.rollout_id]
+        if isinstance(made, HostAnswer):
+            return made
+        if not latest:  # somebody else plays the rollout by now, and nobody hears this answer
+            self._close_soon(made)
+            return HostAnswer(lost=True)
+        live.state = made
+        return None
+
+    def _close_soon(self, state: Any) -> None:
+        """Nobody waits: who comes after it has a deadline of its own."""
+        closing = asyncio.ensure_future(_close(state))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def _made(self, call: HostCall, snapshot: str | None) -> Any:
         """The state, or the answer where it cannot be made."""
@@ -129,13 +167,19 @@ class ToolHost:
                 return await made if inspect.isawaitable(made) else made
             assert self._environment is not None
             environment = self._environment()
-            await environment.start(problem)
-            if snapshot is not None:
-                await environment.restore(snapshot)
+            try:
+                await environment.start(problem)
+                if snapshot is not None:
+                    await environment.restore(snapshot)
+            except BaseException:  # a deadline too
+                self._close_soon(environment)
+                raise
             return environment
 
         try:
             return await asyncio.wait_for(make(), self._deadline_s)
+        except ToolError as ours:
+            return HostAnswer(outcome=Outcome.ERROR, fault=str(ours) or "it says that it failed")
         except Exception as raised:
             return HostAnswer(outcome=Outcome.ERROR, text=_in_one_line(raised))
 
@@ -162,6 +206,8 @@ class ToolHost:
         if task.cancelled():
             return HostAnswer(outcome=Outcome.ERROR, text="Error: the call was cancelled.")
         error = task.exception()
+        if isinstance(error, ToolError):
+            return HostAnswer(outcome=Outcome.ERROR, fault=str(error) or "it says that it failed")
         if isinstance(error, ToolFailed):
             return HostAnswer(outcome=Outcome.ERROR, text=self._short(str(error) or "Error."))
         if error is not None:
@@ -170,11 +216,15 @@ class ToolHost:
 
     def _as_answer(self, answer: Any) -> HostAnswer:
         if self._tool is None:
-            return _of_reply(answer)
+            return _of_reply(answer, self._environment)
         if not isinstance(answer, str):
             said = f"Error: the tool gave {type(answer).__name__}, not text."
             return HostAnswer(outcome=Outcome.ERROR, text=said)
-        failed = self._tool.failed is not None and self._tool.failed(answer)
+        try:
+            failed = self._tool.failed is not None and bool(self._tool.failed(answer))
+        except Exception as raised:
+            said = f"Error: the tool's `failed` ({_named(self._tool.failed)}) raised {_in_one_line(raised, '')}"
+            return HostAnswer(outcome=Outcome.ERROR, text=self._short(said))
         return HostAnswer(outcome=Outcome.ERROR if failed else Outcome.OK, text=self._short(answer))
 
     def _short(self, text: str) -> str:
@@ -190,13 +240,25 @@ def shortened(text: str, max_chars: int) -> str:
     return f"{text[:head]}\n... [{len(text) - max_chars} characters left out] ...\n{text[-tail:]}"
 
 
-def _of_reply(answer: Any) -> HostAnswer:
+def _of_reply(answer: Any, environment: type[Any] | None) -> HostAnswer:
     """An environment's reply; one that is none is our user's fault, and ends the rollout as a failure of ours."""
+    given = f"the environment {getattr(environment, '__name__', environment)} gave"
     if not isinstance(answer, Reply):
-        return HostAnswer(outcome=Outcome.ERROR, text=f"the environment gave {type(answer).__name__}, not a Reply")
-    if answer.reward is not None and not 0 <= answer.reward <= 1:
-        return HostAnswer(outcome=Outcome.ERROR, text=f"the environment gave the reward {answer.reward}, not 0 to 1")
-    return HostAnswer(text=answer.text, reward=answer.reward)
+        return HostAnswer(outcome=Outcome.ERROR, text=f"{given} {type(answer).__name__}, not a Reply")
+    text, reward = cast(Any, answer.text), cast(Any, answer.reward)  # whatever its author put there
+    if not isinstance(text, str):
+        said = f"{given} the text {text!r:.80}, which is {type(text).__name__}"
+        return HostAnswer(outcome=Outcome.ERROR, text=said)
+    if reward is None:
+        return HostAnswer(text=text)
+    if isinstance(reward, bool) or not isinstance(reward, Real) or not 0 <= float(reward) <= 1:
+        return HostAnswer(outcome=Outcome.ERROR, text=f"{given} the reward {reward!r:.80}, not a number from 0 to 1")
+    return HostAnswer(text=text, reward=float(reward))
+
+
+def _named(function: Any) -> str:
+    """As a person finds it."""
+    return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__name__)}"
 
 
 def _snapshot(state: Any) -> str | None:
@@ -220,6 +282,6 @@ async def _close(state: Any) -> None:
             await asyncio.wait_for(closing, END_DEADLINE_S)
 
 
-def _in_one_line(error: BaseException) -> str:
+def _in_one_line(error: BaseException, begin: str = "Error: ") -> str:
     lines = str(error).strip().splitlines()
-    return f"Error: {type(error).__name__}: {lines[-1] if lines else ''}".rstrip(": ")
+    return f"{begin}{type(error).__name__}: {lines[-1] if lines else ''}".rstrip(": ")

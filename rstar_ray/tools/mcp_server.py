@@ -1,54 +1,186 @@
 """The tools of a Model Context Protocol server, through the official client (the optional package `mcp`)."""
 
 import asyncio
+import re
+import sys
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from rstar_ray.errors import ConfigError
-from rstar_ray.tools.tool import DEADLINE_S, MAX_CHARS, Tool, ToolFailed
+from rstar_ray.errors import ConfigError, ToolError
+from rstar_ray.tools.tool import DEADLINE_S, MAX_CHARS, NAME, Tool, ToolFailed
 
 CONNECT_S = 30.0
+WAIT_SHARE = 0.5
+"""Of a call's deadline, how long it may wait for the connection; the rest is the server's."""
+GONE = ("Session terminated", "Server returned an error response")
+"""What the client says where the server has forgotten it, and of a status that is no answer, such as 401 or 503."""
 
 
-def mcp_tools(server: str | Sequence[str], *, deadline_s: float = DEADLINE_S, max_chars: int = MAX_CHARS) -> list[Tool]:
+def mcp_tools(
+    server: str | Sequence[str],
+    *,
+    only: Collection[str] = (),
+    rename: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
+    deadline_s: float = DEADLINE_S,
+    max_chars: int = MAX_CHARS,
+) -> list[Tool]:
     """Every tool of a server, a URL or the words of a command; one connection serves all calls of a process.
 
-    What the server marks as an error counts as failed. Raises `ConfigError` where it cannot be asked.
+    `only`: those to take, by the server's names. `rename`: the server's names to those that the model knows them by.
+    `headers` go to a URL with every request, `env` is added to the environment of a command. What the server marks as
+    an error counts as failed; a server that is gone does not. Raises `ConfigError` where it cannot be asked.
     """
-    connection = _Connection(server)
+    address = _Address(server=server, headers=dict(headers or {}), env=dict(env or {}))
+    address.check()
+    connection = _Connection(address)
+    found = _found(address, connection)
+    names = dict(rename or {})
+    there = [tool.name for tool in found]
+    for option, named in (("only", only), ("rename", names)):
+        if unknown := [name for name in named if name not in there]:
+            wrong = f"there is no tool {unknown[0]!r}"
+            raise ConfigError(f"{address}, {option}", wrong, f"name some of {', '.join(there) or 'none'}")
+
+    def made(tool: Any) -> Tool:
+        name: str = names.get(tool.name) or tool.name
+        where = f"{address}, tool {tool.name!r}"
+        others = "or take others alone with only=[...]"
+        if not NAME.fullmatch(name):
+            another = {tool.name: re.sub(r"\W+", "_", name)}
+            raise ConfigError(where, f"{name!r} is no name for a tool", f"give it one with rename={another}, {others}")
+        try:
+            return Tool(
+                name=name,
+                description=tool.description or name,
+                parameters={"type": "object", "properties": {}, **tool.input_schema},
+                function=connection.caller(tool.name, deadline_s),
+                deadline_s=deadline_s,
+                max_chars=max_chars,
+            )
+        except ConfigError as misfit:
+            raise ConfigError(where, misfit.problem, f"{misfit.mend}, {others}") from None
+
+    return [made(tool) for tool in found if not only or tool.name in only]
+
+
+def _found(address: "_Address", connection: "_Connection") -> list[Any]:
+    """What a server has, as it describes it."""
     try:
-        found = _in_a_loop_of_its_own(connection.list_tools)
+        return _in_a_loop_of_its_own(connection.list_tools)
     except Exception as error:
-        raise ConfigError(f"MCP server {server!r}", _root(error), "start it, or mend its address") from None
-    return [
-        Tool(
-            name=tool.name,
-            description=tool.description or tool.name,
-            parameters={"type": "object", "properties": {}, **tool.input_schema},
-            function=connection.caller(tool.name),
-            deadline_s=deadline_s,
-            max_chars=max_chars,
-        )
-        for tool in found
-    ]
+        wrong = f"it does not answer within {CONNECT_S:g} s" if isinstance(error, TimeoutError) else _root(error)
+        raise ConfigError(str(address), wrong, "start it, or mend its address") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Address:
+    """Where a server is, or how it is started."""
+
+    server: str | Sequence[str]
+    headers: Mapping[str, str]  # of a URL
+    env: Mapping[str, str]  # of a command
+
+    def __str__(self) -> str:
+        return f"MCP server {self.server!r}"
+
+    def check(self) -> None:
+        """Refuse what cannot work, before anything is started."""
+        if not self.server:
+            raise ConfigError("MCP server", "it is empty", "give a URL, or the words of a command")
+        if self.headers and not isinstance(self.server, str):
+            raise ConfigError(f"{self}, headers", "a command has none", "give env=, or the URL of a server")
+        if self.env and isinstance(self.server, str):
+            raise ConfigError(f"{self}, env", "a server at a URL has its own", "give headers=, or a command as a list")
+        if absent := _absent():
+            raise ConfigError(str(self), f"the package mcp is {absent}", "run: python -m pip install 'mcp>=2,<3'")
+
+    @asynccontextmanager
+    async def client(self) -> AsyncGenerator[Any, None]:
+        """A client that is connected within the context."""
+        from mcp import Client, StdioServerParameters
+        from mcp.client.stdio import stdio_client
+
+        if not isinstance(self.server, str):
+            command, *arguments = self.server
+            started = StdioServerParameters(command=command, args=arguments, env=dict(self.env))
+            errors = sys.__stderr__ or sys.stderr  # what has taken its place may be no file
+            async with Client(stdio_client(started, errlog=errors)) as client:
+                yield client
+            return
+        import httpx2
+        from mcp.client.streamable_http import streamable_http_client
+
+        patience = httpx2.Timeout(CONNECT_S, read=None)  # a call has a deadline of its own
+        async with (
+            httpx2.AsyncClient(headers=dict(self.headers), timeout=patience) as web,
+            Client(streamable_http_client(self.server, http_client=web)) as client,
+        ):
+            yield client
+
+
+def _absent() -> str:
+    """What is wrong with the package; empty where it is there."""
+    try:
+        import mcp
+    except ImportError:
+        return "not installed here"
+    return "" if hasattr(mcp, "Client") else "older than version 2"
+
+
+class _Lost(Exception):
+    """The server, or the way to it, is gone."""
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A client that a task holds open until it is given up and nobody asks it any more."""
+
+    opened: asyncio.Future[Any]
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    asking: int = 0
+    given_up: bool = False
+
+    def close_if_left(self) -> None:
+        if self.given_up and not self.asking:
+            self.left.set()
 
 
 class _Connection:
-    """One client, opened by the first call and held by a task of its own."""
+    """One client, opened by the first call and held by a task of its own; opened anew where the server was lost."""
 
-    def __init__(self, server: str | Sequence[str]) -> None:
-        self._server = server
-        self._holder: asyncio.Task[None] | None = None
-        self._client: asyncio.Future[Any] | None = None
+    def __init__(self, address: _Address, *, show: Callable[[str], None] = print) -> None:
+        """`show` takes what people should read."""
+        self._address = address
+        self._show = show
+        self._held: _Held | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._second_tries = asyncio.Lock()
 
     async def list_tools(self) -> list[Any]:
-        async with asyncio.timeout(CONNECT_S), self._connected() as client:
-            return list((await client.list_tools()).tools)
+        found: list[Any] = []
+        async with asyncio.timeout(CONNECT_S), self._address.client() as client:
+            page = await client.list_tools()
+            found += page.tools
+            while page.next_cursor:
+                page = await client.list_tools(cursor=page.next_cursor)
+                found += page.tools
+        return found
 
-    def caller(self, name: str) -> Callable[..., Awaitable[str]]:
+    def caller(self, name: str, deadline_s: float) -> Callable[..., Awaitable[str]]:
+        """What calls a tool. Raises `ToolFailed` for what the server marks, `ToolError` where it is gone."""
+
         async def call(**arguments: Any) -> str:
-            result = await (await self._shared()).call_tool(name, arguments)
+            by_s = asyncio.get_running_loop().time() + deadline_s * WAIT_SHARE
+            try:
+                result = await self._ask(name, arguments, by_s)
+            except _Lost as lost:
+                self._show(f"{self._address} was lost ({lost}): it is connected anew, and the call made again")
+                result = await self._ask_again(name, arguments, by_s)
             text = "\n".join(part.text for part in result.content if hasattr(part, "text"))
             if result.is_error:
                 raise ToolFailed(text)
@@ -56,28 +188,82 @@ class _Connection:
 
         return call
 
-    async def _shared(self) -> Any:
-        if self._holder is None or self._holder.done() or self._client is None:
-            self._client = asyncio.get_running_loop().create_future()
-            self._holder = asyncio.create_task(self._hold(self._client))
-        return await asyncio.shield(self._client)
-
-    async def _hold(self, opened: asyncio.Future[Any]) -> None:
+    async def _ask_again(self, name: str, arguments: dict[str, Any], by_s: float) -> Any:
+        """Alone among those that are made again: a call that ends the server ends no other's second try."""
         try:
-            async with self._connected() as client:
-                opened.set_result(client)
-                await asyncio.Event().wait()
+            async with asyncio.timeout_at(by_s):
+                await self._second_tries.acquire()
+        except TimeoutError:
+            raise ToolError(f"{self._address} was lost, and no time was left to ask it again") from None
+        try:
+            return await self._ask(name, arguments, by_s)
+        except _Lost as lost:
+            raise ToolError(f"{self._address} was lost twice ({lost})") from lost
+        finally:
+            self._second_tries.release()
+
+    async def _ask(self, name: str, arguments: dict[str, Any], by_s: float) -> Any:
+        """Raises `_Lost`, and the connection is given up; those who ask over it still are not cut off."""
+        held = self._open()
+        held.asking += 1
+        try:
+            client = await self._opened(held, by_s)
+            return await client.call_tool(name, arguments)
         except Exception as error:
-            if not opened.done():
-                opened.set_exception(ToolFailed(f"Error: the server does not answer ({_root(error)})"))
+            if not _is_lost(error):
+                raise
+            self._give_up(held)
+            raise _Lost(_root(error)) from error
+        finally:
+            held.asking -= 1
+            held.close_if_left()
 
-    def _connected(self) -> Any:
-        from mcp import Client, StdioServerParameters
+    async def _opened(self, held: _Held, by_s: float) -> Any:
+        try:
+            async with asyncio.timeout_at(by_s):
+                return await asyncio.shield(held.opened)
+        except TimeoutError:
+            raise ToolError(f"{self._address} is not connected yet, and the call's deadline half gone") from None
 
-        if isinstance(self._server, str):
-            return Client(self._server)
-        command, *arguments = self._server
-        return Client(StdioServerParameters(command=command, args=arguments))
+    def _open(self) -> _Held:
+        if self._held is None:
+            self._held = _Held(asyncio.get_running_loop().create_future())
+            task = asyncio.create_task(self._hold(self._held))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return self._held
+
+    async def _hold(self, held: _Held) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_S) as opening, self._address.client() as client:
+                opening.reschedule(None)
+                held.opened.set_result(client)
+                try:
+                    await held.left.wait()
+                finally:
+                    self._give_up(held)  # where the transport ended by itself, nobody begins to ask it
+        except Exception as error:
+            self._give_up(held)
+            if not held.opened.done():
+                held.opened.set_exception(_Lost(_root(error)))
+                held.opened.exception()  # it may be that nobody waits for it any more
+
+    def _give_up(self, held: _Held) -> None:
+        held.given_up = True
+        held.close_if_left()
+        if self._held is held:
+            self._held = None
+
+
+def _is_lost(error: Exception) -> bool:
+    """Whether it says that the server is gone; what a server itself says of a call is no such error."""
+    import anyio
+    from mcp import MCPError
+    from mcp_types import CONNECTION_CLOSED
+
+    if isinstance(error, MCPError):
+        return error.code == CONNECTION_CLOSED or error.message in GONE
+    return isinstance(error, _Lost | OSError | anyio.ClosedResourceError | anyio.BrokenResourceError)
 
 
 def _in_a_loop_of_its_own(work: Callable[[], Awaitable[Any]]) -> Any:
@@ -102,5 +288,7 @@ def _root(error: BaseException) -> str:
     """What is inside of the groups that task groups raise, in one line."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
+    if isinstance(error, _Lost):
+        return str(error)
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[-1] if lines else ''}".rstrip(": ")

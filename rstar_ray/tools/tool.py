@@ -12,6 +12,7 @@ from rstar_ray.trajectory import Problem
 
 DEADLINE_S = 10.0
 MAX_CHARS = 2_000
+NAME = re.compile(r"[A-Za-z_][\w-]{0,63}")
 
 
 class ToolFailed(Exception):
@@ -37,7 +38,8 @@ class Tool:
     """One tool. Give exactly one of `function` (no state), `state` (one per rollout) and `program` (in the sandbox).
 
     The model sees what is returned, or the text of a raised `ToolFailed`; anything else that is raised, an answer after
-    the deadline and one that `failed` says so of count as failed too.
+    the deadline and one that `failed` says so of count as failed too. A raised `ToolError` says that what the tool
+    needs is gone: the call is made again, and never held against the policy.
     """
 
     name: str
@@ -46,14 +48,14 @@ class Tool:
     function: Callable[..., Awaitable[str]] | None = None
     state: StartState | None = None
     program: str | None = None  # Python source: arguments as JSON on its stdin, what it prints is the answer
-    failed: Callable[[str], bool] | None = None  # which answers count as failed
+    failed: Callable[[str], bool] | None = None  # which answers of a function or a state count as failed
     deadline_s: float = DEADLINE_S  # of one call [s]
     max_chars: int = MAX_CHARS  # of one answer; the middle of a longer one goes
     where: str = field(default="", compare=False)  # the module and object it came from
 
     def __post_init__(self) -> None:
         name = f"tool {self.name!r}"
-        if not re.fullmatch(r"[A-Za-z_][\w-]{0,63}", self.name):
+        if not NAME.fullmatch(self.name):
             raise ConfigError(name, "it is no name", "take letters, digits and _")
         if faults := schema_faults(self.parameters):
             raise ConfigError(f"{name}, parameters", faults[0], 'write {"type": "object", "properties": {...}}')
@@ -64,6 +66,9 @@ class Tool:
                 name, "its deadline or its cap is too small", "give deadline_s above 0, max_chars from 16"
             )
         if self.program is not None:
+            if self.failed is not None:  # who reads the answer there has none of its maker's functions
+                mend = "have the program exit with another status than 0 where it failed"
+                raise ConfigError(name, "`failed` is not asked where a program answers", mend)
             _refuse_program(name, self.program)
         if self.function is not None:
             _refuse_misfit(name, self.function, self.parameters)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,6 +87,9 @@ class FakeHost:
     async def _end(self, rollout_id: str, holder: str) -> None:
         await self.host.end(rollout_id, holder)
 
+    async def _take_over(self, rollout_id: str, holder: str) -> None:
+        self.host.take_over(rollout_id, holder)
+
     async def _pid(self) -> int:
         return 1
 
@@ -132,6 +136,19 @@ async def test_calls_of_one_turn_reach_a_state_in_their_order():
     assert [result.text for result in said] == ["a", "a b", "a b c"]
 
 
+async def test_a_rollout_that_goes_on_elsewhere_and_calls_nothing_there_leaves_no_state():
+    here, hosts = tools_of(WORDS)
+    there = Tools(list(here.specs.values()), Sandbox(), here.handles, caller="generation/1")
+    first = await here.open(start()).execute(ToolCall(tool="words", arguments={"text": "a"}))
+    assert first.memory is not None
+    moved = replace(start(), memories=dict([first.memory]))
+    goes_on = there.open(moved)
+    await there.settled()
+    goes_on.close()
+    await there.settled()
+    assert hosts["mine:words"].host.num_states == 0
+
+
 async def test_a_host_that_dies_is_asked_again_and_the_state_restored_or_said_to_be_lost():
     tools, hosts = tools_of(SHOUT, KEPT, WORDS)
     one = tools.open(start())
@@ -146,6 +163,24 @@ async def test_a_host_that_dies_is_asked_again_and_the_state_restored_or_said_to
     hosts["mine:shout"].deaths = 99
     with pytest.raises(ToolError, match="shout: failed 3 times"):
         await one.execute(ToolCall(tool="shout", arguments={"text": "b"}))
+
+
+async def test_a_call_that_failed_for_our_reasons_is_made_again_and_is_no_result(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tool_client, "REST_S", 0.0)
+    reached: list[str] = []
+
+    async def sometimes(text: str) -> str:
+        reached.append(text)
+        if text == "never" or len(reached) < 3:
+            raise ToolError("the service is gone")
+        return text
+
+    tools, _ = tools_of(Tool(name="far", description="?", parameters=TEXT, function=sometimes))
+    one = tools.open(start())
+    assert (await one.execute(ToolCall(tool="far", arguments={"text": "a"}))).text == "a" and len(reached) == 3
+    with pytest.raises(ToolError, match="far: failed 3 times, last: the service is gone"):
+        await one.execute(ToolCall(tool="far", arguments={"text": "never"}))
+    assert len(reached) == 6
 
 
 async def test_a_tool_that_blocks_its_host_is_a_time_out_and_its_host_is_killed(monkeypatch: pytest.MonkeyPatch):
@@ -179,6 +214,6 @@ async def test_an_environment_answers_and_one_that_fails_is_our_error():
     one = tools.open(start())
     reply, memory = await one.converse("hello")
     assert (reply.text, memory.calls) == ("turn 1", 1)
-    with pytest.raises(ToolError, match=r"--tools.environment mine:Counting: the environment gave str"):
+    with pytest.raises(ToolError, match=r"--tools.environment mine:Counting: the environment Counting gave str"):
         await one.converse("bad")
     assert (await tools.open(start()).converse("done"))[0].reward == 1.0

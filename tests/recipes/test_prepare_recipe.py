@@ -60,6 +60,31 @@ def test_several_sources_are_one_set_whose_columns_may_differ(tmp_path: Path):
     ]
 
 
+def test_a_rows_own_reward_is_kept_and_integers_are_asked_of_mathematics_alone(tmp_path: Path):
+    cases = json.dumps([{"input": "1\n", "output": "####\n1,000"}], indent=1)
+    source = write(
+        tmp_path / "mixed.jsonl",
+        {"problem": "first", "answer": "1,000"},
+        {"problem": "second", "answer": "B", "reward": "choice"},
+        {"problem": "third", "answer": cases, "reward": "code"},
+        {"problem": "fourth", "answer": "1,000", "reward": "exact"},
+        {"problem": "fifth", "answer": "1,000", "reward": "math"},
+        {"problem": "sixth", "answer": "1/2", "reward": "math"},
+        {"problem": "seventh", "answer": "7", "reward": 0.5},
+    )
+    for suffix in ("jsonl", "parquet"):
+        main([source, "--out", str(tmp_path / f"out.{suffix}"), "--integer-answers"])
+        problems = load_problems(tmp_path / f"out.{suffix}", integer_answers=True)
+        assert [(problem.problem, problem.answer, problem.reward) for problem in problems] == [
+            ("first", "1000", ""),
+            ("second", "B", "choice"),
+            ("third", cases, "code"),
+            ("fourth", "1,000", "exact"),
+            ("fifth", "1000", "math"),
+            ("seventh", "7", ""),
+        ]
+
+
 def test_pass_rates_are_read_as_an_evaluation_writes_them(tmp_path: Path):
     source = write(tmp_path / "p.jsonl", *({"id": name, "problem": name, "answer": "1"} for name in ("a", "b", "c")))
     rows = [{"id": name, "num_correct": solved, "k": 16} for name, solved in (("a", 1), ("b", 2), ("c", 16))]
@@ -89,6 +114,10 @@ def test_pass_rates_are_read_as_an_evaluation_writes_them(tmp_path: Path):
         (["{list}", "--check"], "list.jsonl, row 2, answer: is a list, not text"),
         (["{empty}", "--check"], "empty.jsonl: holds no row"),
         (
+            ["{odd}", "--check"],
+            "odd.jsonl, row 2: reward 'choices' is none; give math, exact, choice, code, instructions, calls, or leave",
+        ),
+        (
             ["{half}", "--out", "{folder}/x.jsonl"],
             "half.jsonl, row 2: holds half a character (\\ud83d); write the text whole",
         ),
@@ -103,6 +132,11 @@ def test_what_cannot_be_prepared_is_refused_in_one_line_and_leaves_nothing(
         "good": write(tmp_path / "good.jsonl", {"problem": "What is 1 + 1?", "answer": "2"}),
         "list": write(tmp_path / "list.jsonl", {"problem": "?", "answer": "2"}, {"problem": "!", "answer": [1]}),
         "empty": write(tmp_path / "empty.jsonl"),
+        "odd": write(
+            tmp_path / "odd.jsonl",
+            {"problem": "?", "answer": "2"},
+            {"problem": "!", "answer": "B", "reward": "choices"},
+        ),
         "half": write(
             tmp_path / "half.jsonl", {"problem": "\U0001f600", "answer": 1}, {"problem": "\ud83d", "answer": 1}
         ),

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as arrow
@@ -133,6 +134,48 @@ def test_a_problem_with_two_answers_is_dropped_altogether():
     assert (ids, dropped) == (["set-3"], {"asked twice with different answers": 2})
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("1,000", "1000"),
+        ("$1,000$", "+1000"),
+        ("1/2", r"\frac{1}{2}"),
+        (r"\dfrac12", "$0.5$"),
+        (r"\frac{10}{2}", "5"),
+        ("1{,}000", r"1\,000"),
+        (r"\text{12}", "12"),
+        ("x = 5", "5"),
+        ("5", r"5\text{ cm}"),
+        (r"\{1, 2\}", "2,1"),
+        ("(2,\\infty)", "x > 2"),
+    ],
+)
+def test_one_answer_in_two_spellings_is_one_answer(ours: str, theirs: str):
+    for first, second in ((ours, theirs), (theirs, ours)):
+        assert kept(row("Find x", first), row("Find x.", second)) == (["set-1"], {"exact duplicate": 1})
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [("1,000", "1,001"), ("1/2", "0.51"), (".5", "5"), ("5!", "5"), ("1,2", "(1,2)"), ("5%", "0.05")],
+)
+def test_answers_that_are_not_equal_as_mathematics_are_different_ones(ours: str, theirs: str):
+    assert kept(row("Find x", ours), row("Find x.", theirs))[1] == {"asked twice with different answers": 2}
+
+
+def test_of_several_spellings_each_must_say_the_same_as_each():
+    rows = [row("Find x", answer) for answer in ("5", r"5\text{ cm}", r"5\text{ m}")]
+    assert kept(*rows)[1] == {"asked twice with different answers": 3}
+    assert kept(*rows[:2], row("Find x", "$5$"))[1] == {"exact duplicate": 2}
+
+
+def test_answers_that_are_not_judged_as_mathematics_are_compared_by_their_words():
+    asked = [replace(row("Say it", answer), reward="exact") for answer in ("1,000", "1000")]
+    assert kept(*asked)[1] == {"asked twice with different answers": 2}
+    same = [replace(row("Say it", answer), reward="exact") for answer in ("one  two", "One two")]
+    assert kept(*same)[1] == {"exact duplicate": 1}
+
+
 LONG = (
     "Let ABC be a triangle with sides of length 13 , 14 and 15 , and let D be the foot of the altitude from A . Find AD"
 )
@@ -145,8 +188,9 @@ def test_near_duplicates_have_the_same_numbers_and_the_same_answer():
         row(reworded, "12", "reworded"),
         row(LONG.replace("15", "16"), "12", "another number"),
         row(LONG.replace("Find AD", "Determine AD"), "11", "another answer"),
+        row(LONG.replace("Find AD", "Obtain AD"), "12.0", "another spelling"),
     )
-    assert ids == ["first", "another number", "another answer"] and dropped == {"near duplicate": 1}
+    assert ids == ["first", "another number", "another answer"] and dropped == {"near duplicate": 2}
 
 
 def test_duplicates_are_kept_where_that_is_asked_for():

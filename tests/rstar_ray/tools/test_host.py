@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rstar_ray.errors import ToolError
 from rstar_ray.outcome import Outcome
 from rstar_ray.tools.environment import Reply
 from rstar_ray.tools.host import HostAnswer, HostCall, ToolHost, shortened
@@ -56,6 +57,28 @@ async def test_whatever_a_tool_does_is_an_outcome_that_the_model_reads(text: str
     )
     got = await ToolHost(tool).call(HostCall(arguments={"text": text}))
     assert (got.outcome, got.text) == (outcome, answer)
+
+
+def no_bool(said: str) -> Any:
+    class Neither:
+        def __bool__(self) -> bool:
+            raise ValueError("neither true nor false")
+
+    return Neither()
+
+
+@pytest.mark.parametrize(
+    ("failed", "fault"),
+    [
+        (lambda said: said["code"], "TypeError: string indices must be integers, not 'str'"),
+        (no_bool, "ValueError: neither true nor false"),
+    ],
+)
+async def test_a_failed_that_raises_is_an_outcome_that_names_it(failed: Any, fault: str):
+    tool = Tool(name="odd", description="?", parameters=TEXT, function=odd, failed=failed)
+    got = await ToolHost(tool).call(HostCall(arguments={"text": "hello"}))
+    name = f"{__name__}:{failed.__qualname__}"
+    assert (got.outcome, got.text) == (Outcome.ERROR, f"Error: the tool's `failed` ({name}) raised {fault}")
 
 
 async def test_a_megabyte_is_cut_at_its_middle():
@@ -149,6 +172,17 @@ async def test_only_who_plays_a_rollout_ends_its_state():
     assert host.num_states == 0
 
 
+async def test_who_goes_on_with_a_rollout_ends_its_state_though_it_never_calls():
+    host = host_of(Tally)
+    await say(host, "a", holder="a")
+    host.take_over("r", "b")
+    host.take_over("unknown", "b")
+    await host.end("r", "a")
+    assert host.num_states == 1
+    await host.end("r", "b")
+    assert (host.num_states, Tally.closed) == (0, ["a"])
+
+
 class Slow(Tally):
     async def call(self, text: str) -> str:
         before = self.said
@@ -165,8 +199,40 @@ async def test_a_call_that_still_runs_for_a_worker_that_is_gone_changes_a_state_
     lost = asyncio.create_task(say(host, "lost", then))
     await asyncio.sleep(0.005)
     again = await say(host, "b", then, holder=holder)
-    assert again.text == "ab" and (await lost).text == "alost"
+    assert again.text == "ab" and (await lost).lost
     assert Tally.made == [None, "a"] and host.num_states == 1
+
+
+@pytest.mark.parametrize(("lost_s", "again_s"), [(0.04, 0.01), (0.01, 0.04)])
+async def test_of_two_states_that_are_being_made_the_later_players_is_kept(lost_s: float, again_s: float):
+    seconds = iter((lost_s, again_s))
+
+    async def slowly(problem: Problem, snapshot: str | None) -> Tally:
+        await asyncio.sleep(next(seconds))
+        return Tally(problem, snapshot)
+
+    host = host_of(slowly)
+    lost = asyncio.create_task(say(host, "lost"))
+    await asyncio.sleep(0.005)
+    again = await say(host, "a", holder="b")
+    assert (await lost).lost
+    await asyncio.sleep(0)  # nobody waits for it to be closed
+    assert (again.text, Tally.closed) == ("a", [""])
+    assert (await say(host, "b", again.memory, holder="b")).text == "ab" and host.num_states == 1
+
+
+async def test_a_rollout_that_ends_while_its_state_is_made_leaves_none():
+    async def slowly(problem: Problem, snapshot: str | None) -> Tally:
+        await asyncio.sleep(0.01)
+        return Tally(problem, snapshot)
+
+    host = host_of(slowly)
+    given_up = asyncio.create_task(say(host, "a"))
+    await asyncio.sleep(0)
+    await host.end("r", "a")
+    assert (await given_up).lost
+    await asyncio.sleep(0)
+    assert host.num_states == 0 and Tally.closed == [""]
 
 
 async def test_a_call_that_raises_is_a_call_of_the_state_too():
@@ -182,6 +248,42 @@ async def test_a_state_that_cannot_be_made_is_an_outcome():
 
     answer = await say(host_of(broken), "a")
     assert (answer.outcome, answer.text, answer.memory) == (Outcome.ERROR, "Error: OSError: no database", None)
+
+
+async def test_a_state_without_a_call_is_an_outcome():
+    answer = await say(host_of(lambda problem, snapshot: object()), "a")
+    assert (answer.outcome, answer.text) == (
+        Outcome.ERROR,
+        "Error: AttributeError: 'object' object has no attribute 'call'",
+    )
+
+
+class Unreachable(Tally):
+    """Of a service that is gone, now and then."""
+
+    async def call(self, text: str) -> str:
+        self.said += text
+        if text == "gone":
+            raise ToolError("the service is gone")
+        return self.said
+
+
+async def test_what_a_tool_says_is_our_failure_is_no_outcome_and_the_state_of_then_comes_back():
+    async def gone(text: str) -> str:
+        raise ToolError("the service is gone")
+
+    tool = Tool(name="odd", description="?", parameters=TEXT, function=gone)
+    assert (await ToolHost(tool).call(HostCall(arguments={"text": "a"}))).fault == "the service is gone"
+
+    host = host_of(Unreachable)
+    first = await say(host, "a")
+    assert (await say(host, "gone", first.memory)).fault == "the service is gone"
+    assert (await say(host, "b", first.memory)).text == "ab"
+
+    def unmade(problem: Problem, snapshot: str | None) -> Any:
+        raise ToolError("no service")
+
+    assert (await say(host_of(unmade), "a")).fault == "no service"
 
 
 class Game:
@@ -213,10 +315,42 @@ async def test_an_environment_is_a_state_that_answers_with_replies():
     assert (await ToolHost(environment=Game).call(HostCall(arguments={"said": "x"}, memory=second.memory))).lost
 
 
+class Odd:
+    async def start(self, problem: Problem) -> None: ...
+
+    async def reply(self, said: str) -> Any:
+        return {
+            "text": Reply(text=None),  # type: ignore[arg-type]
+            "reward": Reply(reward="1"),  # type: ignore[arg-type]
+            "bool": Reply(reward=True),
+            "nan": Reply(reward=float("nan")),
+            "list": Reply(reward=[1]),  # type: ignore[arg-type]
+        }[said]
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ("text", "the text None, which is NoneType"),
+        ("reward", "the reward '1', not a number from 0 to 1"),
+        ("bool", "the reward True, not a number from 0 to 1"),
+        ("nan", "the reward nan, not a number from 0 to 1"),
+        ("list", "the reward [1], not a number from 0 to 1"),
+    ],
+)
+async def test_a_reply_with_something_odd_in_it_is_an_outcome_that_names_the_environment(said: str, fault: str):
+    call = HostCall(arguments={"said": said}, rollout_id="r", holder="a", problem=PROBLEM)
+    answer = await ToolHost(environment=Odd).call(call)
+    assert (answer.outcome, answer.text) == (Outcome.ERROR, f"the environment Odd gave {fault}")
+    assert answer.reward is None
+
+
 async def test_an_environment_that_gives_no_reply_or_no_reward_is_no_outcome_of_the_policys():
     host = ToolHost(environment=Game)
     call = HostCall(arguments={"said": "bad"}, rollout_id="r", holder="a", problem=PROBLEM)
-    assert (await host.call(call)).text == "the environment gave str, not a Reply"
+    assert (await host.call(call)).text == "the environment Game gave str, not a Reply"
     one = Problem(id="p", problem="?", answer="1")
     greedy = HostCall(arguments={"said": "greedy"}, rollout_id="s", holder="a", problem=one)
-    assert (await host.call(greedy)).text == "the environment gave the reward 2.0, not 0 to 1"
+    assert (await host.call(greedy)).text == "the environment Game gave the reward 2.0, not a number from 0 to 1"

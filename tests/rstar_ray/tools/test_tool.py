@@ -60,6 +60,10 @@ def test_a_tool_that_fits_together_is_one():
         ({"parameters": {"type": "object", "properties": {"q": {"type": "string"}}}}, "its function takes no 'q'"),
         ({"function": None, "state": State}, "its function takes no 'query'"),
         ({"function": None, "program": "print("}, "its program cannot be read"),
+        (
+            {"function": None, "program": "print(1)", "failed": bool},
+            "`failed` is not asked where a program answers; have the program exit with another status than 0",
+        ),
         ({"deadline_s": 0.0}, "its deadline or its cap is too small"),
     ],
 )
