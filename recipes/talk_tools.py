@@ -109,7 +109,7 @@ def begun(name: str, messages: Sequence[Message]) -> RolloutState:
         group_id=name,
         problem=Problem(id=name, problem=question, answer=""),
         seed=0,
-        limits=RolloutLimits(max_response_tokens=1, max_turns=1, max_context_tokens=1),
+        limits=RolloutLimits(max_response_tokens=1, max_turns=1, max_context_tokens=1, max_calls_per_turn=1),
         sampling=Sampling(),
     )
     return RolloutState.start(request, [])

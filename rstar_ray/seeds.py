@@ -1,4 +1,4 @@
-"""Named randomness: every draw in a run comes from a generator that has a name and a saved state."""
+"""Named randomness: every draw in a run comes from a generator made for it from a name."""
 
 import hashlib
 

@@ -38,7 +38,7 @@ class RolloutLimits:
     max_response_tokens: int
     max_turns: int
     max_context_tokens: int  # the engine's context: prompt and response together
-    max_calls_per_turn: int = 16  # what is called beyond is told so, and counts as failed
+    max_calls_per_turn: int  # what is called beyond is told so, and counts as failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

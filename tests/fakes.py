@@ -22,7 +22,7 @@ from rstar_ray.reward.find import boxed_answer
 from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
 from rstar_ray.run_dir.durable import read_json, write_json
-from rstar_ray.run_dir.manifest import WrittenFile
+from rstar_ray.run_dir.manifest import WrittenFile, own_file
 from rstar_ray.telemetry.declared import Kind, Metric
 from rstar_ray.telemetry.meter import Meter
 from rstar_ray.tools.environment import Reply
@@ -212,6 +212,7 @@ class SkillLearner:
     rate: float = 0.05
     steps: int = 0
     batches: list[list[TrainingRow]] = field(default_factory=list)
+    wrote: list[Path] = field(default_factory=list)  # since `written` was asked last
 
     async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult:
         self.batches.append(list(rows))
@@ -241,6 +242,7 @@ class SkillLearner:
 
     async def save_checkpoint(self, folder: Path) -> None:
         write_json(folder / "skill.json", [self.policy.skill, self.policy.slip, self.steps])
+        self.wrote.append(folder / "skill.json")
 
     async def load_checkpoint(self, folder: Path) -> None:
         self.policy.skill, self.policy.slip, self.steps = read_json(folder / "skill.json")
@@ -248,9 +250,11 @@ class SkillLearner:
     async def export(self, folder: Path) -> None:
         folder.mkdir()
         write_json(folder / "config.json", {})
+        self.wrote.append(folder / "config.json")
 
     async def written(self) -> dict[Path, WrittenFile]:
-        return {}
+        wrote, self.wrote = self.wrote, []
+        return {path: own_file(path) for path in wrote}
 
 
 Published = tuple[int, float, float, int]
@@ -296,7 +300,7 @@ def adding_problems(count: int, seed: int = 0) -> list[Problem]:
     return [Problem(id=f"add-{i}", problem=f"{a}+{b}", answer=str(a + b)) for i, (a, b) in enumerate(drawn)]
 
 
-LIMITS = RolloutLimits(max_response_tokens=400, max_turns=4, max_context_tokens=1_000)
+LIMITS = RolloutLimits(max_response_tokens=400, max_turns=4, max_context_tokens=1_000, max_calls_per_turn=16)
 
 
 def request(problem: Problem | None = None, *, limits: RolloutLimits = LIMITS, rollout_id: str = "r") -> RolloutRequest:

@@ -56,7 +56,12 @@ class CostlySize:
     def limits(self) -> RolloutLimits:
         """The engines' context is a whole number of blocks."""
         context = -(-(int(PROMPT_TOKENS[1]) + self.response_tokens + 1) // 64) * 64
-        return RolloutLimits(max_response_tokens=self.response_tokens + 1, max_turns=TURNS, max_context_tokens=context)
+        return RolloutLimits(
+            max_response_tokens=self.response_tokens + 1,
+            max_turns=TURNS,
+            max_context_tokens=context,
+            max_calls_per_turn=1,
+        )
 
 
 def rollouts(name: str, size: CostlySize, seed: int) -> list[TraceRollout]:

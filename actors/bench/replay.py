@@ -39,7 +39,7 @@ from rstar_ray.trajectory import (
     ToolResult,
 )
 from scheduler.traces.record import TraceRollout, TraceTurn
-from scheduler.traces.stages import Stage, synthetic
+from scheduler.traces.stages import StageShape, synthetic
 from scheduler.twin.simulate import limits_of
 
 CALL, ANSWER, FILLER = 5, 6, 7
@@ -51,7 +51,7 @@ DRAIN_S = 10.0
 LONGEST_S = 600.0
 """A replay."""
 LEAST_COMPLETION, MOST_TOOL_TOKENS = 2, 40
-MIXED = Stage(
+MIXED = StageShape(
     max_response_tokens=480,
     max_turns=3,
     mean_response_tokens=120,
@@ -59,7 +59,7 @@ MIXED = Stage(
     tool_tokens_mean=20,
     prompt_tokens_mean=80,
 )
-MIXED_LIMITS = RolloutLimits(max_response_tokens=481, max_turns=3, max_context_tokens=2_048)
+MIXED_LIMITS = RolloutLimits(max_response_tokens=481, max_turns=3, max_context_tokens=2_048, max_calls_per_turn=1)
 
 _ids = itertools.count()
 
@@ -328,6 +328,7 @@ def request_limits(rollouts: Sequence[TraceRollout]) -> RolloutLimits:
         max_response_tokens=budget + 1,
         max_turns=turns,
         max_context_tokens=max(rollout.prompt_tokens + rollout.response_tokens for rollout in rollouts) + 1,
+        max_calls_per_turn=1,
     )
 
 

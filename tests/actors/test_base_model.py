@@ -49,7 +49,7 @@ def request(number: int) -> RolloutRequest:
         group_id="g",
         problem=Problem(id="p", problem="What is 1+1?", answer="2"),
         seed=number,
-        limits=RolloutLimits(max_response_tokens=700, max_turns=2, max_context_tokens=2_000),
+        limits=RolloutLimits(max_response_tokens=700, max_turns=2, max_context_tokens=2_000, max_calls_per_turn=16),
         sampling=Sampling(),
     )
 

@@ -1,4 +1,4 @@
-"""What a learner's rank holds, counted tensor by tensor, against the planner's lines: two ranks, every ZeRO stage."""
+"""What a learner's rank holds, counted tensor by tensor, against the planner's lines: two ranks, every ZeRO setting."""
 
 import gc
 import json

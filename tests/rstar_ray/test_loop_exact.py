@@ -50,7 +50,9 @@ PROMPT = len(CHAT.prompt_ids(request().problem))
 
 
 def limits(response: int = 400, turns: int = 4, context: int = 1_000) -> RolloutLimits:
-    return RolloutLimits(max_response_tokens=response, max_turns=turns, max_context_tokens=context)
+    return RolloutLimits(
+        max_response_tokens=response, max_turns=turns, max_context_tokens=context, max_calls_per_turn=16
+    )
 
 
 def begin(**more: int) -> RolloutState:

@@ -104,7 +104,7 @@ async def test_several_calls_of_one_turn_are_all_answered():
 
 
 async def test_a_completion_cut_by_the_budget_truncates_the_rollout_and_scores_zero():
-    limits = RolloutLimits(max_response_tokens=10, max_turns=4, max_context_tokens=1_000)
+    limits = RolloutLimits(max_response_tokens=10, max_turns=4, max_context_tokens=1_000, max_calls_per_turn=16)
     trajectory = await score(await play([answer("3")], limits), same_text)
     assert trajectory.summary.truncated and trajectory.summary.reward == 0.0
     assert trajectory.summary.num_response_tokens == 10
@@ -112,7 +112,7 @@ async def test_a_completion_cut_by_the_budget_truncates_the_rollout_and_scores_z
 
 async def test_tool_text_that_would_overflow_the_budget_is_not_appended():
     budget = len(call("1+2")) + 1 + 3
-    limits = RolloutLimits(max_response_tokens=budget, max_turns=4, max_context_tokens=1_000)
+    limits = RolloutLimits(max_response_tokens=budget, max_turns=4, max_context_tokens=1_000, max_calls_per_turn=16)
     state = await play([call("1+2"), answer("3")], limits)
     assert state.stop_reason is StopReason.TRUNCATED
     assert all(state.loss_mask)
@@ -120,13 +120,13 @@ async def test_tool_text_that_would_overflow_the_budget_is_not_appended():
 
 
 async def test_the_last_turn_may_answer_but_not_call():
-    limits = RolloutLimits(max_response_tokens=400, max_turns=1, max_context_tokens=1_000)
+    limits = RolloutLimits(max_response_tokens=400, max_turns=1, max_context_tokens=1_000, max_calls_per_turn=16)
     assert (await play([answer("3")], limits)).stop_reason is StopReason.ANSWERED
     assert (await play([call("1+2")], limits)).stop_reason is StopReason.MAX_TURNS
 
 
 async def test_a_prompt_above_the_context_is_refused_without_a_token():
-    limits = RolloutLimits(max_response_tokens=400, max_turns=1, max_context_tokens=4)
+    limits = RolloutLimits(max_response_tokens=400, max_turns=1, max_context_tokens=4, max_calls_per_turn=16)
     trajectory = await score(await play([], limits), same_text)
     assert trajectory.summary.stop_reason is StopReason.REFUSED
     assert trajectory.summary.num_response_tokens == 0 and trajectory.summary.reward == 0.0
