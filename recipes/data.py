@@ -1,17 +1,18 @@
 """What a run trains and is measured on: files the user names, or the tiny world's own, made from the seed."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rstar_ray.agent.rollout import ExecuteFn
 from rstar_ray.algorithm.update import SftExample
-from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.chat.template import ChatFormat, TokenizerChat
 from rstar_ray.config import RunConfig
 from rstar_ray.data.conversation import Conversation
 from rstar_ray.data.problems import load_problems
 from rstar_ray.data.sft import encode
-from rstar_ray.data.sft_plan import ChatSource, SftPlan, plan_sft
+from rstar_ray.data.sft_plan import ChatSource, SftPlan, plan_sft, refuse_many_epochs
+from rstar_ray.data.too_long import too_long
 from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.run import HELD_OUT
 from rstar_ray.reward.judge import refuse_truths
@@ -21,6 +22,8 @@ from rstar_ray.trajectory import Problem
 
 SFT_VALIDATION = 256
 """Conversations held back for the validation loss; at most a tenth of all."""
+MOST_TOO_LONG = 0.05
+"""Share of the training problems that may not fit the context and are left out."""
 
 
 def training_problems(config: RunConfig) -> list[Problem]:
@@ -76,10 +79,40 @@ def problem_sets(config: RunConfig) -> dict[str, list[Problem]]:
     }
 
 
-def sft_plan(config: RunConfig, folder: Path, show: Callable[[str], None]) -> SftPlan | None:
+def that_fit(
+    config: RunConfig, problems: list[Problem], chat: ChatFormat, show: Callable[[str], None]
+) -> list[Problem]:
+    """Training problems without those whose prompts do not fit the context; a line counts these.
+
+    Raises `ConfigError` where they are more than a small share: the context is too short then, not a prompt too long.
+    """
+    found = too_long(problems, chat, config.engine.max_context_tokens)
+    if found is None:
+        return problems
+    if len(found.num_tokens) > MOST_TOO_LONG * len(problems):
+        name = Path(config.data.train).name
+        mend = "raise it, or take them out of the file"
+        raise ConfigError("--engine.max-context-tokens", f"{found} in {name or 'the tiny world'}", mend)
+    show(f"{config.stage}: {found}; they are left out")
+    return [problem for problem in problems if problem.id not in found.num_tokens]
+
+
+def tell_too_long(
+    config: RunConfig, sets: Mapping[str, Sequence[Problem]], chat: ChatFormat, show: Callable[[str], None]
+) -> None:
+    """A line for each set to be evaluated on that has some: it stays whole, so that its figures can be compared."""
+    for name, problems in sets.items():
+        if found := too_long(problems, chat, config.engine.max_context_tokens):
+            show(f"{name}: {found}; they count as wrong; a larger --engine.max-context-tokens asks them too")
+
+
+def sft_plan(
+    config: RunConfig, folder: Path, show: Callable[[str], None], *, steps_given: bool = True
+) -> SftPlan | None:
     """The file of conversations as tokens of the model in `folder`; None where the tiny world makes its own.
 
-    Raises `ConfigError` for a file of which too much does not fit, before anything starts.
+    Raises `ConfigError` for a file of which too much does not fit, and for one that is small beside a number of steps
+    that was not given, before anything starts.
     """
     if not config.sft.data:
         refuse_without_tiny(config, "--sft.data", "give a file of conversations")
@@ -92,7 +125,10 @@ def sft_plan(config: RunConfig, folder: Path, show: Callable[[str], None]) -> Sf
         max_left_out=config.sft.max_left_out,
         show=show,
     )
-    for line in plan.lines():
+    num_rows = len(split(plan.examples, config.seed)[0])
+    if not steps_given:
+        refuse_many_epochs(config.sft, num_rows)
+    for line in plan.lines(config.sft, num_rows):
         show(line)
     return plan
 

@@ -20,13 +20,7 @@ from typing import Any
 
 from recipes.command_line import parse
 from recipes.ending import status_of
-from recipes.model import (
-    refuse_beyond_context,
-    refuse_broken_model,
-    refuse_uneven_split,
-    start_folder,
-    with_local_model,
-)
+from recipes.model import checked_chat, refuse_beyond_context, refuse_uneven_split, start_folder, with_local_model
 from recipes.recipe import Recipe
 from recipes.scales import MACHINES
 from recipes.session import brought, run, run_path, say
@@ -143,7 +137,7 @@ def refuse_unfit(config: RunConfig, tools: Sequence[ToolSpec]) -> None:
     folder = Path(config.model)
     refuse_beyond_context(config, folder)
     refuse_uneven_split(config, folder)
-    refuse_broken_model(with_values(config, {"model": ""}), folder, tools)  # its weights are not read
+    checked_chat(with_values(config, {"model": ""}), folder, tools)  # its weights are not read
 
 
 def random_model(config: RunConfig, path: Path) -> Path:

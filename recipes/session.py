@@ -11,14 +11,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recipes.as_before import asked_otherwise
 from recipes.checkpoints import checkpoint_lines
-from recipes.command_line import parse
+from recipes.command_line import given, parse
 from recipes.connect import connect
-from recipes.data import heldout_problems, problem_sets, sft_examples, sft_plan, training_problems
+from recipes.data import (
+    heldout_problems,
+    problem_sets,
+    sft_examples,
+    sft_plan,
+    split,
+    tell_too_long,
+    that_fit,
+    training_problems,
+)
 from recipes.ending import status_of
 from recipes.model import (
+    checked_chat,
     refuse_beyond_context,
-    refuse_broken_model,
     refuse_uneven_split,
     start_folder,
     start_model,
@@ -29,15 +39,17 @@ from recipes.scales import at_scale
 from recipes.stop import StopSignals
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import RunConfig, differences, may_change, with_values
+from rstar_ray.data.order import digest_of_problems, digest_of_rows
 from rstar_ray.data.sft_plan import SftPlan
 from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.run import HELD_OUT, evaluated, run_evaluation
+from rstar_ray.hard_set import kept_hard_set
 from rstar_ray.reward.own import check_own_reward
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import read_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.sinks import refuse_missing_sink
-from rstar_ray.stage_progress import StageProgress
+from rstar_ray.stage_progress import StageProgress, refuse_other_data
 from rstar_ray.stages import STAGES, previous_checkpoint, run_rl, run_sft
 from rstar_ray.tools.load import check_environment, tool_specs
 from rstar_ray.tools.spec import ToolSpec
@@ -55,7 +67,8 @@ def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None, *, sft:
     argv = sys.argv[1:] if argv is None else argv
 
     def act() -> None:
-        run(with_sft_before(parse(recipes, argv, show=say), recipes[0], sft))
+        configs = with_sft_before(parse(recipes, argv, show=say), recipes[0], sft)
+        run(configs, steps_given="--sft.steps" in given(argv))
 
     _end(status_of(act, interrupted="stopped; the same command goes on from the newest checkpoint"))
 
@@ -78,7 +91,9 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
         model = _policy_to_evaluate(config, path)
         refuse_beyond_context(config, model)
         refuse_uneven_split(config, model)
-        refuse_broken_model(config, model, tools)
+        tell_too_long(config, sets, checked_chat(config, model, tools), say)
+        for line in asked_otherwise(model, config):
+            say(line)
         connect()
         asyncio.run(_evaluate(config, sets, model, path, tools))
 
@@ -96,8 +111,11 @@ def say(line: str) -> None:
         print(line, flush=True)
 
 
-def run(configs: Sequence[RunConfig]) -> None:
-    """Check everything that can be checked, then start and go through the stages that are not done."""
+def run(configs: Sequence[RunConfig], *, steps_given: bool = True) -> None:
+    """Check everything that can be checked, then start and go through the stages that are not done.
+
+    `steps_given`: a person chose how long SFT is.
+    """
     path = run_path(configs[0])
     tools, problems, heldout = brought(configs)
     configs = [with_local_model(config) for config in configs]
@@ -108,14 +126,23 @@ def run(configs: Sequence[RunConfig]) -> None:
     for config in ahead:  # all of them run on the engines of the first
         refuse_beyond_context(config, model)
         refuse_uneven_split(config, model)
-    for config in ahead[:1]:
-        _refuse_other_adapters(config, path)
-        refuse_broken_model(config, model, tools)
-    plan = _plan_sft(ahead, path)
+    if ahead:
+        _refuse_other_adapters(ahead[0], path)
+        chat = checked_chat(ahead[0], model, tools)
+        tell_too_long(ahead[0], {HELD_OUT: heldout}, chat, say)
+        problems = {
+            config.stage: that_fit(config, problems[config.stage], chat, say)
+            for config in ahead
+            if config.stage in problems
+        }
+    for config in ahead:
+        if config.stage in problems:
+            _refuse_other_problems(config, problems[config.stage], path)
+    plan = _plan_sft(ahead, path, steps_given=steps_given)
     with RunDir(path).held():
         _claim(path, configs)
         say(f"run directory: {path}")
-        for line in checkpoint_lines(ahead, model, path):
+        for line in (*checkpoint_lines(ahead, model, path), *(asked_otherwise(model, ahead[0]) if ahead else ())):
             say(line)
         if not ahead:
             say("every stage is done already")
@@ -186,12 +213,35 @@ def tools_of(config: RunConfig) -> list[ToolSpec]:
     return tool_specs(config.tools.use, str(Path(config.own_folder).absolute()))
 
 
-def _plan_sft(ahead: Sequence[RunConfig], path: Path) -> SftPlan | None:
+def _plan_sft(ahead: Sequence[RunConfig], path: Path, *, steps_given: bool) -> SftPlan | None:
     """What SFT will train on, where it is still ahead and its policy is not there already."""
     for config in ahead:
         if config.stage == "sft" and RunDir(path).finished_checkpoint("sft") is None:
-            return sft_plan(config, start_folder(config, path, _finished_before(config, path)), say)
+            folder = start_folder(config, path, _finished_before(config, path))
+            plan = sft_plan(config, folder, say, steps_given=steps_given)
+            if plan is not None:
+                train, _ = split(plan.examples, config.seed)
+                _refuse_other_data(config, digest_of_rows(train, plan.source), path)
+            return plan
     return None
+
+
+def _refuse_other_problems(config: RunConfig, problems: Sequence[Problem], path: Path) -> None:
+    """Raise `ConfigError` where the stage would go on with problems that it was not begun with."""
+    kept = kept_hard_set(problems, config, RunDir(path)) if config.drop_solved else None
+    _refuse_other_data(config, digest_of_problems(problems if kept is None else kept), path)
+
+
+def _refuse_other_data(config: RunConfig, data: str, path: Path) -> None:
+    """Before anything starts; the stage looks again, once it knows which checkpoint is whole."""
+    newest = RunDir(path).newest_checkpoint(config.stage)
+    if newest is None or RunDir(path).finished_checkpoint(config.stage) is not None:
+        return
+    try:
+        progress = StageProgress.from_json(read_json(newest.path / "progress.json"))
+    except (OSError, ValueError):  # damaged: the stage sets it aside, and goes on from the one before
+        return
+    refuse_other_data(config, progress, data)
 
 
 def run_path(config: RunConfig) -> Path:
@@ -298,7 +348,7 @@ async def _run_stage(
     elif config.stage == "sft":
         train, validation = await sft_examples(config, plan, actors.chat, actors.tools.execute)
         say(f"sft: {len(train):,} rows to train on, {len(validation):,} held back")
-        checkpoint = await run_sft(config, train, validation, crew, run_dir)
+        checkpoint = await run_sft(config, train, validation, crew, run_dir, source=plan.source if plan else "")
     else:
         checkpoint = await run_rl(config, problems, crew, run_dir, heldout=heldout)
         picture = run_dir.path / "plots" / f"step-{config.stage}.png"

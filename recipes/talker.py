@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ import aiohttp
 from aiohttp.http import HttpProcessingError
 
 from actors.generation.vllm_calls import VllmCalls
+from recipes.as_before import asked_otherwise
 from recipes.model import model_context_tokens
 from recipes.scales import at_scale, detect_scale, local_resources
 from recipes.talk_tools import AnswerTools, TalkTools, begun, specs_of, talk_tools
@@ -156,6 +158,8 @@ async def own_talker(model: str, config: TalkConfig) -> AsyncGenerator[OwnTalker
     if not (folder / "config.json").is_file():
         raise ConfigError("--model", f"{folder / 'config.json'} does not exist", "give a model's folder or a hub's id")
     chat, settings = chat_in(folder, config.chat, specs), run_config(folder)
+    for line in asked_otherwise(folder, config, but=("tools.environment",)):  # in a talk the person is there for it
+        print(line, file=sys.stderr, flush=True)  # what is said to the policy's own words is no part of them
     from actors.generation.engine import Engine
     from actors.generation.settings import engine_settings
 

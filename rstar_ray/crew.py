@@ -1,7 +1,7 @@
 """All that a run acts through, as Protocols: `actors/` has the real ones, the tests have fakes."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -53,6 +53,7 @@ class Crew:
     rollouts: Rollouts
     publish: Publish
     record: RecordTrajectories
+    brought: Mapping[str, object] = field(default_factory=dict[str, object])  # own code, tools, template: by contents
     placed: Callable[[], Awaitable[PlacementFigures]] | None = None  # since it was asked last
     published: Callable[[], PublishFigures | None] = lambda: None  # the newest publish
     memory_bytes: Callable[[], Mapping[str, int]] = dict  # of the run's processes now, by what they are

@@ -1,6 +1,7 @@
 """The hard set of stage 3: problems that the latest policy does not always solve (arXiv:2508.20722 section 4.3)."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
@@ -53,14 +54,25 @@ async def hard_set(
     problems: Sequence[Problem], system: TrainingSystem, config: RunConfig, crew: Crew, run_dir: RunDir
 ) -> Sequence[Problem]:
     """The hard set of stage 3, chosen once by the policy that the stage starts from and kept in the run directory."""
-    kept_path = run_dir.path / f"{config.stage}-problems.json"
-    if kept_path.exists():
-        kept_ids = set(read_json(kept_path))
-        return [problem for problem in problems if problem.id in kept_ids]
+    if (kept := kept_hard_set(problems, config, run_dir)) is not None:
+        return kept
     looked_at = problems[: config.data.num_filtered] if config.data.num_filtered else problems
     hard = await unsolved(looked_at, system, config, show=crew.show)
     crew.show(f"{config.stage}: {len(hard)} of {len(looked_at)} problems are not solved in 8 of 8 rollouts")
     if not hard:
         raise ConfigError("--drop-solved", "the policy solves every problem", "add harder problems, or stop here")
-    write_json(kept_path, [problem.id for problem in hard])
+    write_json(_kept_path(config, run_dir), [problem.id for problem in hard])
     return hard
+
+
+def kept_hard_set(problems: Sequence[Problem], config: RunConfig, run_dir: RunDir) -> list[Problem] | None:
+    """Those of an earlier start's choice; None where there is none."""
+    path = _kept_path(config, run_dir)
+    if not path.exists():
+        return None
+    kept_ids = set(read_json(path))
+    return [problem for problem in problems if problem.id in kept_ids]
+
+
+def _kept_path(config: RunConfig, run_dir: RunDir) -> Path:
+    return run_dir.path / f"{config.stage}-problems.json"

@@ -4,7 +4,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rstar_ray.algorithm.stage_end import REMEMBERED, StepSigns, Until, reached
+from rstar_ray.config import RunConfig
 from rstar_ray.data.order import DataPosition
+from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.metrics import StepMetrics
 
 
@@ -21,6 +23,7 @@ class StageProgress:
     signs: tuple[StepSigns, ...] = ()  # of the latest steps, for the stage's end
     empty_steps: int = 0  # the latest steps that had nothing to learn from, in a row
     ended: str = ""  # why the stage has reached its end before its steps are done
+    data: str = ""  # digest of what it draws from, as data/order.py has it; empty where that was not kept
 
     def after(self, metrics: StepMetrics, position: DataPosition, until: Until) -> "StageProgress":
         """Where the stage stands once this step is done."""
@@ -37,6 +40,7 @@ class StageProgress:
             signs=signs,
             empty_steps=0 if metrics.groups_kept else self.empty_steps + 1,
             ended=reached(until, signs),
+            data=self.data,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -51,7 +55,26 @@ class StageProgress:
             signs=tuple(StepSigns(**signs) for signs in saved["signs"]),
             empty_steps=saved["empty_steps"],
             ended=saved["ended"],
+            data=saved.get("data", ""),
         )
+
+
+def refuse_other_data(config: RunConfig, progress: StageProgress, data: str) -> None:
+    """Raise `ConfigError` where a stage that goes on would draw from something else: its position means nothing there.
+
+    `data` is the digest of what there is now.
+    """
+    if progress.data in ("", data):
+        return
+    option, path, kind = "--data.train", config.data.train, "problems"
+    if config.stage == "sft":
+        option, path, kind = "--sft.data", config.sft.data, "conversations"
+    raise ConfigError(
+        option,
+        f"{config.stage} stands at step {progress.step} of other {kind} than {path or 'the tiny world'} has now, and "
+        "would draw some twice and others never",
+        "bring the file back as it was, or name a new --run-dir, with a policy of this one as its --model",
+    )
 
 
 def nothing_to_learn(metrics: StepMetrics, empty_steps: int) -> str:

@@ -13,7 +13,7 @@ from rstar_ray.algorithm.lr_schedule import sft_schedule
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
-from rstar_ray.data.order import DataPosition, draw
+from rstar_ray.data.order import DataPosition, digest_of_problems, digest_of_rows, draw
 from rstar_ray.errors import RStarError, Stopped
 from rstar_ray.evaluation.run import HELD_OUT, evaluated, forget_evaluations, run_evaluation
 from rstar_ray.hard_set import hard_set
@@ -24,7 +24,7 @@ from rstar_ray.run_dir.ledger import LEDGER, forget_fates, write_fates
 from rstar_ray.run_dir.manifest import damage
 from rstar_ray.run_dir.metrics import MetricsLog, PlacementFigures, SftMetrics, StepMetrics
 from rstar_ray.saving import saving
-from rstar_ray.stage_progress import StageProgress
+from rstar_ray.stage_progress import StageProgress, refuse_other_data
 from rstar_ray.telemetry.steps import meter_fates, meter_step, under_way
 from rstar_ray.train_loop import StepRecord, TrainingSystem, train_steps
 from rstar_ray.trajectory import Problem
@@ -33,11 +33,20 @@ STAGES = ("sft", "stage1", "stage2", "stage3")
 
 
 async def run_sft(
-    config: RunConfig, train: Sequence[SftExample], validation: Sequence[SftExample], crew: Crew, run_dir: RunDir
+    config: RunConfig,
+    train: Sequence[SftExample],
+    validation: Sequence[SftExample],
+    crew: Crew,
+    run_dir: RunDir,
+    *,
+    source: str = "",
 ) -> Checkpoint:
-    """Supervised steps, then the stage's checkpoint; goes on where a stopped run left off."""
+    """Supervised steps, then the stage's checkpoint; goes on where a stopped run left off.
+
+    `source` is the digest of the file that the rows are of.
+    """
     sft, stage = config.sft, config.stage
-    progress = await _start(config, crew, run_dir)
+    progress = _on(config, await _start(config, crew, run_dir), digest_of_rows(train, source))
     schedule = sft_schedule(sft)
     log = MetricsLog(
         run_dir.path,
@@ -58,7 +67,8 @@ async def run_sft(
                 update = await crew.learner.train_sft(batch, lr)
                 if not update.applied:
                     raise RStarError(f"{stage} step {step} was not applied: {update.reason}")
-                progress = StageProgress(step=step, policy_version=progress.policy_version + 1, position=position)
+                version = progress.policy_version + 1
+                progress = replace(progress, step=step, policy_version=version, position=position)
                 due = step % config.checkpoint.every_steps == 0 or step == sft.steps
                 val_loss = await crew.learner.evaluate_sft(validation) if due and validation else None
                 seconds = time.monotonic() - started_s
@@ -93,6 +103,7 @@ async def run_rl(
     system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
     if config.drop_solved:
         problems = await hard_set(problems, system, config, crew, run_dir)
+    progress = _on(config, progress, digest_of_problems(problems))
     await _placed(crew)  # what came before the first step is none of its own
     with decoration(f"what {LEDGER} has of {config.stage}", crew.show):
         forget_fates(run_dir.path, stage=config.stage, after_step=progress.step, show=crew.show)
@@ -174,6 +185,12 @@ async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> StageProgres
     if config.reset_optimizer:
         await crew.learner.reset_optimizer()
     return StageProgress(policy_version=policy_version, position=DataPosition())
+
+
+def _on(config: RunConfig, progress: StageProgress, data: str) -> StageProgress:
+    """Raises `ConfigError` for data that the stage was not begun on."""
+    refuse_other_data(config, progress, data)
+    return replace(progress, data=data)
 
 
 def previous_checkpoint(run_dir: RunDir, stage: str) -> Checkpoint | None:

@@ -2,8 +2,8 @@
 
 Each worker appends to a file of its own, one record a finished turn, and now and then one for what was sampled of
 turns under way: the length and checksum of what follows, a line of JSON, and arrays. A record says which weights
-sampled it and what it continues; read again, only a chain of the same weights from the first turn on counts. A record
-that was torn by a crash ends its file.
+sampled it and what it continues, the prompt's tokens first of all; read again, only a chain of the same weights from
+the first turn on counts, and only behind the same prompt. A record that was torn by a crash ends its file.
 """
 
 import json
@@ -34,7 +34,7 @@ class TurnRecord:
     rollout_id: str
     weights: int  # checksum of the weights that sampled it
     start: int
-    continues: int  # CRC-32 of the response's tokens before `start`
+    continues: int  # CRC-32 of the prompt's tokens and of the response's before `start`
     num_tokens: int
     turns: list[dict[str, Any]]  # those that these tokens hold
     final_text: str
@@ -62,7 +62,7 @@ class _Reached:
 
     tokens: int
     turns: int
-    crc: int  # of those tokens
+    crc: int  # of the prompt's tokens and of those
     begun_tokens: int = 0
     begun_crc: int = 0  # of all tokens before, and of these
 
@@ -79,7 +79,7 @@ class TurnJournal:
 
     def begin(self, state: RolloutState) -> None:
         """A rollout goes on here; what it has already is in another's file, or came with the request."""
-        crc = _crc(state.response_ids)
+        crc = _context_crc(state)
         reached = _Reached(len(state.response_ids), len(state.turns), crc, 0, crc)
         if state.begun is not None:
             reached.begun_tokens, reached.begun_crc = len(state.begun.token_ids), _crc(state.begun.token_ids, crc)
@@ -90,7 +90,7 @@ class TurnJournal:
         path = step_folder(self._folder, state.request.rollout_id)
         if path is None:
             return
-        reached = self._reached.get(state.request.rollout_id) or _Reached(0, 0, _crc([]))
+        reached = self._reached.get(state.request.rollout_id) or _Reached(0, 0, _crc(state.prompt_ids))
         start, turns = reached.tokens, reached.turns
         record = TurnRecord(
             rollout_id=state.request.rollout_id,
@@ -209,14 +209,14 @@ class _Chain:
         """From its start turn by turn, each continuing the tokens of the one before, and into the next."""
         state = replace(state, response_ids=[], loss_mask=[], logprobs=[], policy_versions=[], turns=(), begun=None)
         while state.stop_reason is None:
-            turn = self._turns.get((len(state.response_ids), _crc(state.response_ids)))
+            turn = self._turns.get((len(state.response_ids), _context_crc(state)))
             if turn is None:
                 return replace(state, begun=self._begun(state))
             state = _continued(state, *turn)
         return state
 
     def _begun(self, state: RolloutState) -> Completion | None:
-        at, crc = len(state.response_ids), _crc(state.response_ids)
+        at, crc = len(state.response_ids), _context_crc(state)
         lists: dict[str, list[Any]] = {name: [] for name, _ in _PART_COLUMNS}
         while (following := self._parts.get((at, crc))) is not None:
             part, columns = following
@@ -290,6 +290,10 @@ def read(path: Path) -> Iterator[tuple[int, TurnRecord | TurnPart, bytes]]:
             yield head["weights"], part, b"".join(columns[place : place + 4 * part.num_tokens] for place in places)
             at += 4 * part.num_tokens
         position += _FRAME.size + length
+
+
+def _context_crc(state: RolloutState) -> int:
+    return _crc(state.response_ids, _crc(state.prompt_ids))
 
 
 def _crc(token_ids: list[int], before: int = 0) -> int:

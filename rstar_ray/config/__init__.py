@@ -14,7 +14,15 @@ from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfi
 from rstar_ray.config.run import CheckpointConfig, RunConfig
 from rstar_ray.config.telemetry import TelemetryConfig
 from rstar_ray.config.tiny import TinyConfig
-from rstar_ray.config.tree import MayChange, differences, leaves, may_change, with_values
+from rstar_ray.config.tree import (
+    MayChange,
+    SameAnswers,
+    differences,
+    leaves,
+    may_change,
+    same_answers,
+    with_values,
+)
 
 __all__ = [
     "REWARDS",
@@ -32,6 +40,7 @@ __all__ = [
     "RewardConfig",
     "RolloutConfig",
     "RunConfig",
+    "SameAnswers",
     "SandboxConfig",
     "SftConfig",
     "TelemetryConfig",
@@ -40,5 +49,6 @@ __all__ = [
     "differences",
     "leaves",
     "may_change",
+    "same_answers",
     "with_values",
 ]

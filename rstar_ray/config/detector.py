@@ -13,7 +13,8 @@ class DetectorConfig:
     probe_every_s: MayChange[float] = 2.0
     """between two probes of a process [s]"""
     silent_s: MayChange[float] = 60.0
-    """longest an actor may leave a probe unanswered before it is killed and fails over [s]"""
+    """longest an actor may leave a probe unanswered before it is killed and fails over, three times that while its
+    engine starts; who waits for its answer to something else waits two minutes longer [s]"""
     learner_silent_s: MayChange[float] = 600.0
     """the same of a learner rank, whose checkpoint or compilation may hold it up [s]"""
     engine_step_s: MayChange[float] = 300.0

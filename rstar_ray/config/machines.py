@@ -1,5 +1,6 @@
 """What it runs on: engines, the balancer between them, the learner's ranks, the sandbox."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,9 @@ MOST_PROGRAM_MB = 2**22
 MOST_OUTPUT_MB = 4_096
 MOST_OUTPUT_CHARS = 2**24
 """What one program may be given at most, by the clock, of memory, and of output that is read and kept of a stream."""
+CALL_ROOM = 1.1
+"""Times a program's time by the clock: what a call of it has at least until somebody gives it up, for its start and the
+way of its result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +108,10 @@ class BalancerConfig:
 
     def __post_init__(self) -> None:
         require(
-            0 <= self.risk <= 0.98,
+            0 <= self.risk <= 0.9999,
             "--balancer.risk",
             f"{self.risk} is no share of rollouts that an engine may preempt",
-            "give one up to 0.98, or 0 to derive it from what a preemption costs",
+            "give one up to 0.9999, or 0 to derive it from what a preemption costs",
         )
         at_least(0, balancer__preemption_steps=self.preemption_steps)
         require(
@@ -272,8 +276,14 @@ class SandboxConfig:
         at_most(MOST_PROGRAM_S, sandbox__time_limit_s=self.time_limit_s, sandbox__wall_limit_s=self.wall_limit_s)
         at_least(0.05, sandbox__time_limit_s=self.time_limit_s, sandbox__deadline_s=self.deadline_s)
         require(
-            self.deadline_s > self.time_limit_s,
+            self.deadline_s >= self.wall_s * CALL_ROOM,
             "--sandbox.deadline-s",
-            f"{self.deadline_s} leaves no room above the program's own {self.time_limit_s} s",
-            "raise it above --sandbox.time-limit-s",
+            f"{self.deadline_s} leaves no room above the {self.wall_s:g} s by the clock that a program may take",
+            f"give {math.ceil(self.wall_s * CALL_ROOM)} or more, or lower --sandbox.wall-limit-s or "
+            "--sandbox.time-limit-s",
         )
+
+    @property
+    def wall_s(self) -> float:
+        """One program's time by the clock, given or derived [s]."""
+        return self.wall_limit_s or min(self.time_limit_s * 1.5 + 1.0, MOST_PROGRAM_S)

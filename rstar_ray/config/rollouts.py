@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rstar_ray.config.checks import at_least, require
-from rstar_ray.config.tree import MayChange
+from rstar_ray.config.tree import MayChange, SameAnswers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class EvaluationConfig:
     """samples, temperature, top-p and budgets together: own, the stage's; paper, arXiv:2508.20722 section 5 (16 samples
     at 0.6, 30K tokens, 30 turns); release, the authors' code's (temperature 0, 5 turns); rstar2-agent-14b, the paper's
     with that model's prompt and tool; other options go over them"""
-    num_problems: int = 0
+    num_problems: SameAnswers[int] = 0
     """problems of a set used, at most; 0 uses all"""
     samples: int = 16
     """k: rollouts per problem"""

@@ -14,7 +14,7 @@ from rstar_ray.config.own import RewardConfig, ToolsConfig
 from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfig
 from rstar_ray.config.telemetry import TelemetryConfig
 from rstar_ray.config.tiny import TinyConfig
-from rstar_ray.config.tree import MayChange
+from rstar_ray.config.tree import MayChange, SameAnswers
 
 MOST_SEED = 2**32 - 1
 """What numpy, and so vLLM, seeds its generators with."""
@@ -43,9 +43,9 @@ class CheckpointConfig:
 class RunConfig:
     """One stage of a run."""
 
-    stage: str = "stage1"
+    stage: SameAnswers[str] = "stage1"
     """name of the stage in the run directory"""
-    scale: Literal["auto", "tiny", "gpu", "gpu-8", "mi300x-64"] = "auto"
+    scale: SameAnswers[Literal["auto", "tiny", "gpu", "gpu-8", "mi300x-64"]] = "auto"
     """model, placement and budgets together; auto picks by what the Ray cluster offers and says what it picked"""
     run_dir: MayChange[str] = ""
     """where the run's results go; empty is runs/<scale> below the folder of the command"""
@@ -56,36 +56,36 @@ class RunConfig:
     """fixes data order, sampling and resampling"""
     deterministic: bool = False
     """on GPUs, compute what does not depend on what else is computed beside it (docs/determinism.md): slower"""
-    model: str = ""
+    model: SameAnswers[str] = ""
     """policy to start from, a Hugging Face folder or a hub's id; empty takes the stage before in the run directory"""
-    steps: int = 300
+    steps: SameAnswers[int] = 300
     """training steps, at most"""
-    until: Literal["steps", "settled", "solved"] = "steps"
+    until: SameAnswers[Literal["steps", "settled", "solved"]] = "steps"
     """when the stage ends: after --steps; settled: once truncation stays near 10 % and the reward on a plateau (the
     paper's end of stage 1); solved: once over 70 % of the problems are all right (its end of stage 2)"""
     max_empty_steps: MayChange[int] = 10
     """steps in a row without a group whose rewards differ, after which the run ends with the reason"""
-    prompts_per_step: int = 512
+    prompts_per_step: SameAnswers[int] = 512
     """prompt groups of one step"""
-    drop_solved: bool = False
+    drop_solved: SameAnswers[bool] = False
     """first roll out every problem 8 times with the latest policy and drop those solved 8/8 (stage 3)"""
     own_folder: MayChange[str] = ""
     """folder of the modules that hold your own reward and tools; empty is the folder of the command"""
-    reset_optimizer: bool = False
+    reset_optimizer: SameAnswers[bool] = False
     """start with fresh optimizer state and a warm-up (stages 1 and 3)"""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
-    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    algorithm: SameAnswers[AlgorithmConfig] = field(default_factory=AlgorithmConfig)
+    optimizer: SameAnswers[OptimizerConfig] = field(default_factory=OptimizerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     balancer: BalancerConfig = field(default_factory=BalancerConfig)
-    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    learner: SameAnswers[LearnerConfig] = field(default_factory=LearnerConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     tools: ToolsConfig = field(default_factory=ToolsConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    sft: SftConfig = field(default_factory=SftConfig)
-    tiny: TinyConfig = field(default_factory=TinyConfig)
+    data: SameAnswers[DataConfig] = field(default_factory=DataConfig)
+    sft: SameAnswers[SftConfig] = field(default_factory=SftConfig)
+    tiny: SameAnswers[TinyConfig] = field(default_factory=TinyConfig)
     evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     detector: DetectorConfig = field(default_factory=DetectorConfig)

@@ -16,6 +16,15 @@ MayChange = Annotated[T, _GoesOn()]
 """The type of a setting that does not change what a run computes, so that a run may go on with another value of it."""
 
 
+@dataclass(frozen=True)
+class _SameAnswers:
+    """Which weights there are, or which problems, may hang on it; how these answer those does not."""
+
+
+SameAnswers = Annotated[T, _SameAnswers()]
+"""The type of a setting, or of a whole branch, that changes nothing of how a given policy answers a given problem."""
+
+
 def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
     """Every setting by its dotted name."""
     found: dict[str, Any] = {}
@@ -25,14 +34,24 @@ def leaves(config: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def may_change(config: Any, prefix: str = "") -> frozenset[str]:
+def may_change(config: Any) -> frozenset[str]:
     """The dotted names of the settings that are `MayChange`."""
+    return _marked(config, _GoesOn())
+
+
+def same_answers(config: Any) -> frozenset[str]:
+    """The dotted names of the settings that are `SameAnswers`, or stand in a branch that is."""
+    return _marked(config, _SameAnswers())
+
+
+def _marked(config: Any, mark: object, prefix: str = "", *, whole: bool = False) -> frozenset[str]:
     found: set[str] = set()
     for item in fields(config):
         value, declared = getattr(config, item.name), cast(Any, item.type)
+        marked = whole or (get_origin(declared) is Annotated and mark in declared.__metadata__)
         if is_dataclass(value):
-            found |= may_change(value, f"{prefix}{item.name}.")
-        elif get_origin(declared) is Annotated and _GoesOn() in declared.__metadata__:
+            found |= _marked(value, mark, f"{prefix}{item.name}.", whole=marked)
+        elif marked:
             found.add(prefix + item.name)
     return frozenset(found)
 

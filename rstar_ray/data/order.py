@@ -1,10 +1,14 @@
 """What a step draws from its data: each item once per epoch, in an order fixed by the seed."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import TypeVar
 
+from rstar_ray.algorithm.update import SftExample
 from rstar_ray.seeds import named_generator
+from rstar_ray.trajectory import Problem
 
 T = TypeVar("T")
 
@@ -36,3 +40,23 @@ def draw(
         drawn += [items[int(i)] for i in taken]
         start += len(taken)
     return drawn, DataPosition(epoch, start)
+
+
+def digest_of_problems(problems: Iterable[Problem]) -> str:
+    """Which are drawn from, and in which order they stand: a position among others would be one among nothing."""
+    return _digest(json.dumps(asdict(problem)) for problem in problems)
+
+
+def digest_of_rows(rows: Iterable[SftExample], source: str = "") -> str:
+    """As `digest_of_problems`, of conversations by their names and the digest of their file.
+
+    Not of their tokens: a template may write the day's date.
+    """
+    return _digest([source, *(row.name for row in rows)])
+
+
+def _digest(texts: Iterable[str]) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for text in texts:
+        digest.update(text.encode("utf-8", "surrogateescape") + b"\0")
+    return digest.hexdigest()

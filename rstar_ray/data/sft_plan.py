@@ -4,6 +4,7 @@ The rows come in the file's order whatever the number of processes. Which were l
 share of all is no longer an accident and refused.
 """
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -20,7 +21,7 @@ from typing import Any, cast
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.chat.model_folder import configured_chat, load_chat
 from rstar_ray.chat.template import TokenizerChat
-from rstar_ray.config import ChatConfig
+from rstar_ray.config import ChatConfig, SftConfig
 from rstar_ray.data.conversation import Conversation, RowError, conversation
 from rstar_ray.data.sft import RowProblem, encode
 from rstar_ray.data.tables import half_character, read_table
@@ -31,6 +32,12 @@ CHUNK = 128
 SERIAL_ROWS = 2 * CHUNK
 """A smaller file is not worth a process."""
 MAX_PROCESSES = 16
+PAPER_EPOCHS = 3
+"""Of the paper's SFT (arXiv:2508.20722 section 4.1)."""
+HANDFUL = 5
+"""More epochs than that are named with what makes fewer."""
+MANY_EPOCHS = 10
+"""More are somebody's wish, or a number of steps that was meant for a larger file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +64,17 @@ class SftPlan:
     left_out: list[RowProblem]
     seconds: float
     num_processes: int
+    source: str  # digest of the file
 
     @property
     def num_tokens(self) -> int:
         return sum(len(example.token_ids) for example in self.examples)
 
-    def lines(self) -> list[str]:
-        """For people: how much, how fast, and what was left out by reason, each with an example."""
+    def lines(self, sft: SftConfig, num_rows: int) -> list[str]:
+        """For people: how much, how fast, how often, and what was left out by reason, each with an example.
+
+        `num_rows` are those that are trained on, without those held back.
+        """
         used = self.num_conversations - len(self.left_out)
         trained = sum(int(example.loss_mask.sum()) for example in self.examples)
         rate = self.num_tokens / max(self.seconds, 1e-9)
@@ -71,12 +82,43 @@ class SftPlan:
         lines = [
             f"sft: {used:,} of {self.num_conversations:,} conversations as {len(self.examples):,} rows, "
             f"{self.num_tokens:,} tokens ({trained:,} trained on), in {self.seconds:.1f} s "
-            f"({rate:,.0f} tokens/s, {processes})"
+            f"({rate:,.0f} tokens/s, {processes})",
+            _epochs_line(sft, num_rows),
         ]
         counted = Counter(problem.kind for problem in self.left_out)
         first = {problem.kind: problem for problem in reversed(self.left_out)}
         lines += [f"sft: left out {count:,}: such as {first[kind]}" for kind, count in counted.most_common(10)]
         return lines
+
+
+def epochs(sft: SftConfig, num_rows: int) -> float:
+    """How often each row is trained on."""
+    return sft.steps * sft.batch_size / num_rows
+
+
+def steps_of_paper(sft: SftConfig, num_rows: int) -> int:
+    """Steps that make as many epochs as the paper's."""
+    return max(1, round(PAPER_EPOCHS * num_rows / sft.batch_size))
+
+
+def refuse_many_epochs(sft: SftConfig, num_rows: int) -> None:
+    """Raise `ConfigError` for a number of steps that nobody chose and that would show this file over and over."""
+    count = epochs(sft, num_rows)
+    if count > MANY_EPOCHS:
+        raise ConfigError(
+            "--sft.steps",
+            f"it is not given, and {sft.steps} steps of {sft.batch_size} are {count:,.0f} epochs of the {num_rows} "
+            f"rows of {Path(sft.data).name}",
+            f"give --sft.steps {steps_of_paper(sft, num_rows)} for {PAPER_EPOCHS}, as the paper's has, or "
+            f"--sft.steps {sft.steps} for so many",
+        )
+
+
+def _epochs_line(sft: SftConfig, num_rows: int) -> str:
+    count = epochs(sft, num_rows)
+    line = f"sft: {sft.steps:,} steps of {sft.batch_size} are {count:,.1f} epochs of the {num_rows:,} rows to train on"
+    fewer = f"; --sft.steps {steps_of_paper(sft, num_rows)} makes {PAPER_EPOCHS}, as the paper's has"
+    return line + fewer * (count > HANDFUL)
 
 
 def plan_sft(
@@ -117,7 +159,19 @@ def plan_sft(
         raise ConfigError("--sft.data", f"{path.name} has no row", "name a file with conversations")
     _refuse_too_many(path, left_out, total, max_left_out)
     seconds = time.perf_counter() - started_s
-    return SftPlan(examples=examples, num_conversations=total, left_out=left_out, seconds=seconds, num_processes=count)
+    return SftPlan(
+        examples=examples,
+        num_conversations=total,
+        left_out=left_out,
+        seconds=seconds,
+        num_processes=count,
+        source=_file_digest(path),
+    )
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
 def _refuse_too_many(path: Path, left_out: list[RowProblem], total: int, limit: float) -> None:

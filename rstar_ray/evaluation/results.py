@@ -1,7 +1,5 @@
 """What became of one problem's k rollouts: a row of jsonl, written when the last of them ends."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from rstar_ray.config.own import READ_LOOSELY
+from rstar_ray.evaluation.asked import digest_of
 from rstar_ray.run_dir.durable import mend_rows, read_rows, to_row
 from rstar_ray.run_dir.metrics import is_correct
 from rstar_ray.trajectory import Problem, StopReason, TrajectorySummary
@@ -143,11 +142,6 @@ class ResultLog:
         self._file.write(to_row({**result.as_row(), "problem_digest": _digest(problem)}))
         self._file.flush()
         return result
-
-
-def digest_of(asked: Mapping[str, object]) -> str:
-    """Names an evaluation by all that decides its rollouts; 12 hexadecimal digits."""
-    return hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
 
 
 def _digest(problem: Problem) -> str:

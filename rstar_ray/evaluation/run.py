@@ -10,27 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from rstar_ray.config import RunConfig
-from rstar_ray.config.tree import leaves, may_change
 from rstar_ray.crew import Crew
 from rstar_ray.errors import RStarError
+from rstar_ray.evaluation.asked import asked_by
 from rstar_ray.evaluation.figures import EvaluationResult, evaluate
-from rstar_ray.evaluation.results import ResultLog, digest_of
+from rstar_ray.evaluation.results import ResultLog
 from rstar_ray.progress import Progress
 from rstar_ray.rollouts import MOST_REPEATS, DroppedRollout, TrajectoryRef, sibling_requests, whole_groups
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import append_row, cut_rows, read_rows
 from rstar_ray.run_dir.folder import RunDir, checkpoint_name
-from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling
+from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling, StopReason
 
 HELD_OUT = "held-out"
 """Name of the set that a run is watched on."""
-TRAINS_ALONE = frozenset(
-    {
-        *("stage", "scale", "model", "steps", "until", "prompts_per_step", "drop_solved", "reset_optimizer"),
-        *("algorithm", "optimizer", "learner", "sft", "tiny", "data", "evaluate.num_problems"),
-    }
-)
-"""Settings, or branches of them, that change nothing of how a given policy answers a given problem."""
 MOST_UNJUDGED = 0.5
 """Share of a set's answers that may not be judged; above it the figures would be the judge's and not the policy's."""
 RECORDED = 64
@@ -51,13 +44,16 @@ async def run_evaluation(
     `step` is the stage's; `model` is a folder whose policy is not of this run. Problems that an earlier start of the
     same evaluation finished are not asked for again. Raises `RStarError` where a rollout failed every time.
     """
+    asked = asked_by(config, crew.brought, model)
     logs: dict[str, ResultLog] = {}
     requests: list[RolloutRequest] = []
     set_of: dict[str, str] = {}  # by group
     with ExitStack() as open_logs:
         for name, problems in sets.items():
-            log = ResultLog(_rows_path(config, run_dir, name, step, model), problems)
+            of = name if model is not None else f"{checkpoint_name(config.stage, step)}-{name}"
+            log = ResultLog(run_dir.results_path / f"{of}-{asked}.jsonl", problems)
             logs[name] = open_logs.enter_context(log)
+            _tell_taken(config, log, name, crew)
             missing = _requests(config, problems, {problem.id for problem in log.missing}, name=name, step=step)
             set_of |= {request.group_id: name for request in missing}
             requests += missing
@@ -130,6 +126,15 @@ async def _collect(
     return refs
 
 
+def _tell_taken(config: RunConfig, log: ResultLog, name: str, crew: Crew) -> None:
+    """Of problems that are not played, for an earlier start of the same evaluation has their rows."""
+    if taken := len(log.results):
+        crew.show(
+            f"{config.stage} {name}: {taken} of {taken + len(log.missing)} problems taken from {log.path}, where they "
+            "were asked in the same way; delete it to play them again"
+        )
+
+
 def _conclude(
     config: RunConfig, log: ResultLog, *, crew: Crew, run_dir: RunDir, name: str, step: int, model: Path | None
 ) -> EvaluationResult:
@@ -137,6 +142,11 @@ def _conclude(
     result = evaluate(log.results, stage=config.stage, step=step, problem_set=name, seed=config.seed)
     if result.num_unjudged:
         _tell_unjudged(log, result, crew)
+    if refused := sum(StopReason.REFUSED in one.stop_reasons for one in log.results):
+        crew.show(
+            f"{config.stage} {name}: {refused} of {result.num_problems} prompts do not fit into a context of "
+            f"{config.engine.max_context_tokens} tokens (--engine.max-context-tokens); they count as wrong"
+        )
     rows = str(log.path.relative_to(run_dir.path))
     asked = protocol(config, str(model) if model else "")
     append_row(run_dir.evaluations_path, {**result.as_row(), **asked, "problems": rows})
@@ -160,21 +170,6 @@ def _tell_unjudged(log: ResultLog, result: EvaluationResult, crew: Crew) -> None
     if result.num_unjudged > MOST_UNJUDGED * result.num_problems * result.k:
         raise RStarError(f"evaluation: {said}; mend the reward, delete {log.path}, and evaluate again")
     crew.show(f"{said}; they count as not right")
-
-
-def _rows_path(config: RunConfig, run_dir: RunDir, name: str, step: int, model: Path | None) -> Path:
-    """One file for each evaluation that may differ in its rollouts."""
-    alike = may_change(config) | TRAINS_ALONE
-    asked = {name: value for name, value in leaves(config).items() if not {name, name.partition(".")[0]} & alike}
-    asked["weights"] = None if model is None else [str(model.absolute()), *_weights(model)]
-    of = name if model is not None else f"{checkpoint_name(config.stage, step)}-{name}"
-    return run_dir.results_path / f"{of}-{digest_of(asked)}.jsonl"
-
-
-def _weights(model: Path) -> list[tuple[str, int, int]]:
-    """Name, size and time of the folder's files: other weights under the same path are another policy."""
-    stats = [(path.name, path.stat()) for path in sorted(model.iterdir()) if path.is_file()]
-    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
 
 def _requests(

@@ -9,24 +9,32 @@ from pathlib import Path
 import psutil
 import pytest
 
-from recipes.again import MOST_SOON, SOON_S, Deaths, main
+from recipes.again import MOST_SOON, SOON_S, Deaths, Life, main
 
 COUNTS = "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text((p.read_text() if p.exists() else '') + 'x')"
 
 
 @pytest.mark.parametrize("status", [0, 2, 130])
 def test_what_has_ended_was_refused_or_was_stopped_stays_so(status: int):
-    assert not Deaths().again(status, SOON_S)
+    assert not Deaths().again(died(status), SOON_S)
+
+
+def test_what_was_asked_to_stop_stays_so_whatever_its_status():
+    assert not Deaths().again(Life(status=1, stopped=True), SOON_S)
+
+
+def died(status: int) -> Life:
+    return Life(status=status, stopped=False)
 
 
 def test_what_dies_late_is_started_for_ever_and_what_dies_soon_again_and_again_is_left_dead():
     deaths = Deaths()
     for _ in range(MOST_SOON - 1):
-        assert deaths.again(-9, 1.0)
-    assert deaths.again(1, SOON_S)
+        assert deaths.again(died(-9), 1.0)
+    assert deaths.again(died(1), SOON_S)
     for _ in range(MOST_SOON - 1):
-        assert deaths.again(-9, 1.0)
-    assert not deaths.again(-9, 1.0)
+        assert deaths.again(died(-9), 1.0)
+    assert not deaths.again(died(-9), 1.0)
 
 
 def test_a_command_that_was_killed_runs_until_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -44,6 +52,20 @@ def test_a_signal_reaches_the_command_once_and_its_status_is_that_of_the_whole(t
     again = started(program, lives)
     again.send_signal(signal.SIGTERM)
     assert again.wait(30) == 130
+    assert lives.read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("handler", "status"), [("pass", 143), ("import signal; signal.signal(15, lambda *_: sys.exit(1))", 1)]
+)
+def test_one_that_is_stopped_before_it_can_say_so_or_while_it_closes_is_not_started_again(
+    tmp_path: Path, handler: str, status: int
+):
+    lives, program = tmp_path / "lives", tmp_path / "program.py"
+    program.write_text(f"{COUNTS}\n{handler}\nimport time; time.sleep(60)")
+    again = started(program, lives)
+    again.send_signal(signal.SIGTERM)
+    assert again.wait(30) == status
     assert lives.read_text() == "x"
 
 

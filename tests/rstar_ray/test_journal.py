@@ -67,6 +67,21 @@ async def test_turns_of_other_weights_steps_and_rollouts_do_not_count(tmp_path: 
     assert journaled(tmp_path, [start("stage1/13/0-p/3")], 7) == {}
 
 
+@pytest.mark.parametrize("begun", [False, True])
+async def test_turns_that_were_sampled_behind_another_prompt_do_not_count(tmp_path: Path, begun: bool):
+    """The problem was edited, or the template has another day's date."""
+    states = await played(start())
+    journal = TurnJournal(tmp_path, "generation/0-a")
+    journal.begin(start())
+    if begun:
+        journal.add_begun({start().request.rollout_id: sampled(states[0], 0, 5)}, 7)
+    else:
+        journal.add(states[0], 7)
+    journal.close()
+    other = replace(start(), prompt_ids=[*start().prompt_ids, ord("!")])
+    assert journaled(tmp_path, [start()], 7) and journaled(tmp_path, [other], 7) == {}
+
+
 async def test_a_turn_that_continues_other_tokens_is_not_put_behind_them(tmp_path: Path):
     states, others = await played(start()), await played(start(), (call("2+5"), call("3+3"), answer("9")))
     assert len(states[0].response_ids) == len(others[0].response_ids)

@@ -1,11 +1,13 @@
 import errno
 import fcntl
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,8 @@ from rstar_ray.run_dir.__main__ import main as verify
 from rstar_ray.run_dir.durable import append_row
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.ledger import Fate, forget_fates, ledger_faults, write_fates
-from rstar_ray.run_dir.manifest import WrittenFile
+from rstar_ray.run_dir.manifest import Unreadable, WrittenFile
+from rstar_ray.run_dir.verify import faults
 
 CONFIG = {"seed": 1, "rollout": {"max_turns": 4, "temperature": 1.0}, "stages": ("sft", "stage1")}
 
@@ -168,10 +171,18 @@ def test_what_a_rank_of_a_killed_run_still_writes_is_in_nobodys_way(tmp_path: Pa
 def test_a_checkpoint_without_a_file_that_a_rank_wrote_is_none_and_takes_no_room(tmp_path: Path):
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         written = dict[Path, WrittenFile]()
-        missing = pytest.raises(FileNotFoundError, match="state-1 of learner/rank-1 is not in")
+        missing = pytest.raises(RStarError, match="state-1 of learner/rank-1 is not in")
         with missing, run_dir.write_checkpoint("stage1", 10, written=written) as folder:
             (folder / "state-0").write_text("weights")
             written[folder / "state-1"] = WrittenFile(num_bytes=1, sha256="0", by="learner/rank-1")
+        assert names(run_dir.checkpoints_path) == []
+
+
+def test_a_file_that_nobody_said_to_be_whole_is_no_part_of_a_checkpoint(tmp_path: Path):
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        untold = pytest.raises(RStarError, match=r"state-1 lies in .*, and nobody has said that it is whole")
+        with untold, run_dir.write_checkpoint("stage1", 10, written={}) as folder:
+            (folder / "state-1").write_text("wei")
         assert names(run_dir.checkpoints_path) == []
 
 
@@ -241,6 +252,55 @@ def test_one_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_path: P
         assert run_dir.newest_whole_checkpoint("sft", shown.append) is None
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+@pytest.mark.parametrize("name", ["manifest.json", "state.pt"])
+def test_a_checkpoint_that_cannot_be_read_is_said_so_and_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+):
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        write(run_dir, "stage1", 10)
+        write(run_dir, "stage1", 20)
+        with monkeypatch.context() as broken:
+            unreadable(broken, f"stage1-step-000020/{name}", f"stage1-step-000020/rank0/{name}", number=number)
+            with pytest.raises(Unreadable, match=rf"{name} cannot be read \({os.strerror(number)}\).*same command"):
+                run_dir.newest_whole_checkpoint("stage1", print)
+            assert any(f"{name} cannot be read" in fault for fault in faults(tmp_path, show=print))
+        newest = run_dir.newest_whole_checkpoint("stage1", print)
+        assert newest is not None and newest.step == 20
+        assert names(run_dir.checkpoints_path) == ["stage1-step-000010", "stage1-step-000020"]
+
+
+def unreadable(patched: pytest.MonkeyPatch, *ends: str, number: int) -> None:
+    """Files whose paths end so refuse to be opened."""
+    real = io.open
+
+    def opened(path: Any, *given: Any, **named: Any) -> Any:
+        if str(path).endswith(ends):
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *given, **named)
+
+    patched.setattr(io, "open", opened)  # which pathlib calls
+
+
+def test_a_stage_whose_checkpoints_are_all_damaged_does_not_begin_anew_by_itself(tmp_path: Path):
+    folders = tmp_path / "checkpoints"
+    refused = r"no whole .*000020: rank0/state.pt is missing; .*000010: .*move these"
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        for step in (10, 20):
+            write(run_dir, "stage1", step)
+            (folders / f"stage1-step-0000{step}" / "rank0" / "state.pt").unlink()
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=refused):
+                run_dir.newest_whole_checkpoint("stage1", print)
+        shutil.rmtree(folders / "stage1-step-000010")
+        (folders / "stage1-step-000020").rename(folders / "damaged-stage1-step-000020")
+        with pytest.raises(ConfigError, match="damaged-stage1-step-000020"):
+            run_dir.newest_whole_checkpoint("stage1", print)
+        assert run_dir.newest_whole_checkpoint("stage2", print) is None
+        shutil.rmtree(folders)
+        assert run_dir.newest_whole_checkpoint("stage1", print) is None
+
+
 def test_turns_of_steps_that_a_checkpoint_has_are_forgotten(tmp_path: Path):
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         for name in ("stage1-step-000003", "stage1-step-000004", "stage1-step-000005", "stage2-step-000001"):
@@ -258,6 +318,8 @@ def test_a_run_directory_is_verified_from_the_command_line(tmp_path: Path, capsy
     (tmp_path / "metrics.jsonl").write_text(
         "".join(json.dumps({"stage": "stage1", "step": step}) + "\n" for step in (1, 2))
     )
+    for step in (1, 2):
+        write_fates(tmp_path, {f"stage1/{step}/a": Fate.TRAINED}, stage="stage1", step=step, reasons={}, advantages={})
     assert verify(["verify", str(tmp_path)]) == 0
     assert f"{tmp_path}: whole" in capsys.readouterr().out
     (tmp_path / "checkpoints" / "stage1-step-000001" / "rank0" / "state.pt").write_text("weighty")
@@ -298,6 +360,32 @@ def test_a_ledger_that_does_not_add_up_is_named_by_its_step_and_rollout(tmp_path
     ]
     forget_fates(tmp_path, stage="stage1", after_step=1, show=shown.append)
     assert ledger_faults(tmp_path, show=shown.append) == []
+
+
+def test_rows_that_are_gone_are_missed_by_the_checkpoints_and_the_rows_beside_them(tmp_path: Path):
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        write(run_dir, "stage1", 3)
+    metrics, ledger = tmp_path / "metrics.jsonl", tmp_path / "ledger.jsonl"
+
+    def found(*, in_metrics: int, in_ledger: int) -> list[str]:
+        for path in (metrics, ledger):
+            path.unlink(missing_ok=True)
+        for step in range(1, in_metrics + 1):
+            append_row(metrics, {"stage": "stage1", "step": step})
+        for step in range(1, in_ledger + 1):
+            fates = {f"stage1/{step}/a": Fate.TRAINED}
+            write_fates(tmp_path, fates, stage="stage1", step=step, reasons={}, advantages={})
+        return faults(tmp_path, show=print)
+
+    assert found(in_metrics=3, in_ledger=3) == []
+    assert found(in_metrics=4, in_ledger=3) == []  # killed between the two
+    gone = "ledger.jsonl: stage1 has no row of step {}, which the run has gone through"
+    assert found(in_metrics=3, in_ledger=2) == [gone.format("3")]
+    assert found(in_metrics=12, in_ledger=3) == [gone.format("4, 5, 6, 7, 8 and 3 more")]
+    assert found(in_metrics=3, in_ledger=0) == [gone.format("1, 2, 3")]
+    short = "metrics.jsonl: stage1 has {} steps, and has gone through 3"
+    assert found(in_metrics=2, in_ledger=3) == [short.format(2)]
+    assert found(in_metrics=0, in_ledger=3) == [short.format(0)]
 
 
 def test_a_row_that_must_not_be_lost_is_synced_and_so_is_the_name_of_a_new_file(

@@ -9,10 +9,10 @@ import pytest
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.chat.resolve import ChatChoices
 from rstar_ray.chat.template import TokenizerChat, chat_of
-from rstar_ray.config import ChatConfig
+from rstar_ray.config import ChatConfig, SftConfig
 from rstar_ray.data.conversation import Conversation, conversation
 from rstar_ray.data.sft import RowProblem, encode, render
-from rstar_ray.data.sft_plan import ChatSource, plan_sft
+from rstar_ray.data.sft_plan import ChatSource, plan_sft, refuse_many_epochs
 from rstar_ray.errors import ConfigError
 from rstar_ray.outcome import Outcome
 from rstar_ray.tiny.tokenizer import CHAT_TEMPLATE, make_tokenizer
@@ -222,9 +222,45 @@ def test_rows_that_do_not_fit_are_left_out_and_counted_by_reason(tmp_path: Path,
         "rows.jsonl:5: no JSON",
         "rows.jsonl:6: message 1 has the role 'alien', not one of system, user, assistant, tool",
     ]
-    summary, first, second = made.lines()
+    summary, epochs, first, second = made.lines(SftConfig(steps=3, batch_size=2), 4)
     assert summary.startswith("sft: 4 of 7 conversations as 4 rows, ") and "tokens/s, 1 process)" in summary
+    assert epochs == "sft: 3 steps of 2 are 1.5 epochs of the 4 rows to train on"
     assert first.startswith("sft: left out 2: such as rows.jsonl:3:") and "left out 1:" in second
+
+
+def test_more_than_a_handful_of_epochs_is_said_with_the_steps_that_make_as_many_as_the_papers(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text((json.dumps({"messages": MESSAGES}) + "\n") * 4)
+    made = plan(path)
+    _, five = made.lines(SftConfig(steps=10, batch_size=2), 4)
+    assert five == "sft: 10 steps of 2 are 5.0 epochs of the 4 rows to train on"
+    _, more = made.lines(SftConfig(steps=5_200, batch_size=128), 2_000)
+    assert more == (
+        "sft: 5,200 steps of 128 are 332.8 epochs of the 2,000 rows to train on; --sft.steps 47 makes 3, as the "
+        "paper's has"
+    )
+
+
+def test_many_epochs_that_nobody_asked_for_are_refused_with_both_mends():
+    asked = SftConfig(steps=5_200, data="here/mine.jsonl")
+    refuse_many_epochs(asked, 66_560)
+    with pytest.raises(ConfigError) as refused:
+        refuse_many_epochs(asked, 66_559)
+    assert str(refused.value) == (
+        "--sft.steps: it is not given, and 5200 steps of 128 are 10 epochs of the 66559 rows of mine.jsonl; give "
+        "--sft.steps 1560 for 3, as the paper's has, or --sft.steps 5200 for so many"
+    )
+    with pytest.raises(ConfigError, match=r"give --sft\.steps 1 for 3"):
+        refuse_many_epochs(asked, 1)
+
+
+def test_a_file_is_known_by_its_bytes(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"messages": MESSAGES}) + "\n")
+    before = plan(path).source
+    assert plan(path).source == before
+    path.write_text(json.dumps({"messages": MESSAGES}) + "\n\n")
+    assert plan(path).source != before
 
 
 def test_a_row_with_half_a_character_is_left_out(tmp_path: Path):

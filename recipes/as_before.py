@@ -1,0 +1,61 @@
+"""Whether a policy is asked as it was in the stage that made it: what differs is told, for it may be meant."""
+
+import shlex
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, cast
+
+from rstar_ray.config import leaves, may_change
+from rstar_ray.run_dir.durable import read_object
+from rstar_ray.run_dir.folder import RunDir, flatten
+
+ASKED = ("chat.", "rollout.instruct", "tools.", "reward.")
+"""How the settings begin that make the prompt, answer its calls, and say what an answer is worth."""
+MAX_CHARS = 200
+"""Of an option that a line spells out."""
+
+
+def asked_otherwise(model: Path, now: Any, *, but: Collection[str] = ()) -> list[str]:
+    """A line for each such setting of `now` that the stage which wrote `model` had otherwise, with the option for it.
+
+    `now` is a tree of settings that has some of a run's; those in `but` do not count. Empty for a folder that no run
+    wrote, or that was taken out of its run directory.
+    """
+    made = stage_of(model)
+    if made is None:
+        return []
+    run_dir, stage = made
+    then = flatten(cast(dict[str, Any], read_object(run_dir.config_path).get(stage, {})))
+    there = {name: tuple(cast(list[Any], value)) if isinstance(value, list) else value for name, value in then.items()}
+    skipped = {*but, *may_change(now)}
+    lines: list[str] = []
+    for name, ours in leaves(now).items():
+        if name.startswith(ASKED) and name not in skipped and there.get(name, ours) != ours:
+            option = spelled(name, there[name])
+            if len(option) > MAX_CHARS:
+                option = f"{option.partition(' ')[0]} as {run_dir.config_path} has it"
+            lines.append(
+                f"this asks otherwise than {stage} of {run_dir.path} did, with {spelled(name, ours)[:MAX_CHARS]}; "
+                f"to ask as it did give {option}"
+            )
+    return lines
+
+
+def stage_of(model: Path) -> tuple[RunDir, str] | None:
+    """The run directory and the stage that wrote a policy's folder."""
+    folder = model.absolute()
+    stage, step, _ = folder.parent.name.rpartition("-step-")
+    if folder.name != "model" or not step or folder.parents[1].name != "checkpoints":
+        return None
+    run_dir = RunDir(folder.parents[2])
+    return (run_dir, stage) if run_dir.config_path.is_file() else None
+
+
+def spelled(name: str, value: Any) -> str:
+    """A setting as the command line has it."""
+    option = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool):
+        branch, _, leaf = option.rpartition(".")
+        return option if value else f"{branch}.no-{leaf}"
+    values = cast(tuple[Any, ...], value) if isinstance(value, tuple) else (value,)
+    return shlex.join([option, *map(str, values)])

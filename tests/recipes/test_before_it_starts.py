@@ -1,0 +1,183 @@
+"""What can be known of the files that a person brings is said, or refused, before Ray starts."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.command_line import parse
+from recipes.data import training_problems
+from recipes.evaluate import EVALUATE
+from recipes.session import launch, launch_evaluation, run
+from recipes.sft import SFT
+from recipes.stage1 import STAGE_1
+from rstar_ray.config import may_change
+from rstar_ray.data.order import digest_of_problems, digest_of_rows
+from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.run_dir.durable import write_json
+from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.stage_progress import StageProgress
+from rstar_ray.tiny.tokenizer import make_tokenizer
+
+pytestmark = pytest.mark.usefixtures("without_fsync", "goes_no_further")
+TINY = ["--scale", "tiny"]
+SAID = {"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}
+
+
+class Enough(RStarError): ...
+
+
+@pytest.fixture
+def goes_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connected() -> None:
+        raise Enough("that will do")
+
+    monkeypatch.setattr("recipes.session.connect", connected)
+
+
+def rows(path: Path, all_rows: Sequence[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in all_rows))
+    return path
+
+
+def problems(count: int, *lengths: int) -> list[dict[str, str]]:
+    """The first of them as long as is said."""
+    texts = ["7" * length for length in lengths] + ["1 + 1?"] * (count - len(lengths))
+    return [{"id": f"p{number}", "problem": text, "answer": "2"} for number, text in enumerate(texts)]
+
+
+def stage_1(tmp_path: Path, all_rows: Sequence[Any], *more: str) -> list[str]:
+    """Options of a stage that trains on these."""
+    return [
+        *TINY,
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--data.train",
+        str(rows(tmp_path / "mine.jsonl", all_rows)),
+        *more,
+    ]
+
+
+def test_a_few_prompts_beyond_the_context_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(Enough):
+        run(parse([STAGE_1], stage_1(tmp_path, problems(60, 9, 5_000, 1_000, 3_000))))
+    said = capsys.readouterr().out
+    assert (
+        "stage1: 2 of 60 prompts do not fit into a context of 2048 tokens, such as that of problem 'p1' with " in said
+    )
+    assert "; they are left out\n" in said
+
+
+def test_a_context_too_short_for_more_than_a_few_is_refused(tmp_path: Path):
+    options = stage_1(tmp_path, problems(60, 5_000, 3_000, 4_000, 5_000))
+    with pytest.raises(
+        ConfigError, match=r"^--engine\.max-context-tokens: 4 of 60 prompts .* in mine\.jsonl; raise it, or"
+    ):
+        run(parse([STAGE_1], options))
+    assert not (tmp_path / "run").exists()
+
+
+def none_wrong(*_: object) -> None:
+    """Of a model's weights: it has none here."""
+
+
+def test_of_what_is_evaluated_on_nothing_is_left_out_and_a_line_says_what_counts_as_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    exam = str(rows(tmp_path / "exam.jsonl", problems(3, 5_000)))
+    with pytest.raises(Enough):
+        run(parse([STAGE_1], stage_1(tmp_path, problems(3), "--data.heldout", exam)))
+    line = ": 1 of 3 prompts do not fit into a context of 2048 tokens, such as that of problem 'p0' with "
+    assert f"held-out{line}" in (said := capsys.readouterr().out) and "they count as wrong" in said
+    model = tmp_path / "model"
+    make_tokenizer().save_pretrained(str(model))
+    (model / "config.json").write_text('{"max_position_embeddings": 2048, "vocab_size": 4096}')
+    place = ["--run-dir", str(tmp_path / "run"), "--model", str(model)]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit, match="1"):
+        for name in ("refuse_misfit", "refuse_unpacked"):
+            patch.setattr(f"actors.weights.model_folder.{name}", none_wrong, raising=False)
+        launch_evaluation(EVALUATE, [*TINY, *place, "--evaluate.files", exam])
+    assert f"exam{line}" in capsys.readouterr().out
+
+
+def begun(config: Any, data: str) -> None:
+    """As a stage that was stopped after its second step leaves it."""
+    with (
+        RunDir.open(config.run_dir, config.stage, asdict(config), may_differ=may_change(config)) as run_dir,
+        run_dir.write_checkpoint(config.stage, 2) as folder,
+    ):
+        write_json(folder / "progress.json", StageProgress(step=2, data=data).as_json())
+
+
+def test_a_stage_is_not_gone_on_with_after_its_file_was_edited(tmp_path: Path):
+    options = stage_1(tmp_path, problems(60, 9, 5_000))
+    (config,) = parse([STAGE_1], options)
+    begun(config, digest_of_problems(one for one in training_problems(config) if one.id != "p1"))
+    with pytest.raises(Enough):
+        run([config])
+    edited = problems(60, 9, 5_000)
+    edited[0]["answer"] = "3"
+    rows(tmp_path / "mine.jsonl", edited)
+    with pytest.raises(ConfigError, match=r"^--data\.train: stage1 stands at step 2 of other problems than .*mine"):
+        run([config])
+    edited = problems(60, 9, 6_000)  # of those that are left out nobody draws
+    rows(tmp_path / "mine.jsonl", edited)
+    with pytest.raises(Enough):
+        run([config])
+
+
+def test_the_hard_set_that_was_chosen_is_what_has_to_be_the_same(tmp_path: Path):
+    options = stage_1(tmp_path, problems(9), "--drop-solved")
+    (config,) = parse([STAGE_1], options)
+    chosen = [one for one in training_problems(config) if one.id in ("p2", "p5")]
+    begun(config, digest_of_problems(chosen))
+    write_json(tmp_path / "run" / "stage1-problems.json", ["p2", "p5"])
+    rows(tmp_path / "mine.jsonl", problems(12))
+    with pytest.raises(Enough):
+        run([config])
+    rows(tmp_path / "mine.jsonl", problems(4))
+    with pytest.raises(ConfigError, match=r"^--data\.train: stage1 stands at step 2 of other problems"):
+        run([config])
+
+
+def test_a_damaged_note_of_where_a_stage_stands_is_left_to_the_stage(tmp_path: Path):
+    (config,) = parse([STAGE_1], stage_1(tmp_path, problems(9)))
+    begun(config, "other")
+    note = tmp_path / "run" / "checkpoints" / "stage1-step-000002" / "progress.json"
+    note.write_text("{" + " " * (note.stat().st_size - 1))  # of the same size
+    with pytest.raises(Enough):
+        run([config])
+
+
+def taught(tmp_path: Path, count: int, *more: str) -> list[str]:
+    said = rows(tmp_path / "said.jsonl", [SAID] * count)
+    return [*TINY, "--run-dir", str(tmp_path / "run"), "--sft.data", str(said), "--sft.batch-size", "8", *more]
+
+
+def test_sft_is_as_long_as_somebody_chose_or_no_longer_than_its_file_bears(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit, match="2"):
+        launch([SFT], taught(tmp_path, 40))
+    refused = (
+        "--sft.steps: it is not given, and 1000 steps of 8 are 222 epochs of the 36 rows of said.jsonl; give --sft"
+    )
+    assert refused in capsys.readouterr().err and not (tmp_path / "run").exists()
+    for steps in (["--sft.steps", "1000"], ["--sft.steps=1000"]):
+        with pytest.raises(SystemExit, match="1"):
+            launch([SFT], taught(tmp_path, 40, *steps))
+        assert (
+            "1,000 steps of 8 are 222.2 epochs of the 36 rows to train on; --sft.steps 14 makes 3"
+            in capsys.readouterr().out
+        )
+
+
+def test_sft_is_not_gone_on_with_after_its_file_was_edited(tmp_path: Path):
+    options = taught(tmp_path, 8, "--sft.steps", "4")
+    (config,) = parse([SFT], options)
+    begun(config, digest_of_rows([], ""))
+    with pytest.raises(ConfigError, match=r"^--sft\.data: sft stands at step 2 of other conversations than .*said"):
+        run([config])

@@ -1,0 +1,116 @@
+"""A stage goes on with what it was begun on, or not at all: its position is one in that."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rstar_ray.algorithm.update import SftExample
+from rstar_ray.config import RunConfig, with_values
+from rstar_ray.data.order import digest_of_problems, digest_of_rows
+from rstar_ray.errors import ConfigError, Stopped
+from rstar_ray.run_dir.durable import read_json, write_json
+from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.stage_progress import StageProgress, refuse_other_data
+from rstar_ray.stages import run_rl, run_sft
+from rstar_ray.trajectory import Problem
+from tests.fakes import SkilledPolicy, adding_problems, fake_crew
+
+pytestmark = pytest.mark.usefixtures("without_fsync")
+SMALL = with_values(
+    RunConfig(),
+    {
+        "steps": 4, "prompts_per_step": 3, "engine.max_context_tokens": 2_000, "rollout.max_response_tokens": 400,
+        "algorithm.rollouts_per_prompt": 6, "algorithm.keep": 3, "algorithm.least_failures": 1,
+        "evaluate.max_response_tokens": 400, "checkpoint.every_steps": 1, "max_empty_steps": 60, "sft.steps": 4,
+        "sft.batch_size": 2, "data.train": "mine.jsonl", "sft.data": "said.jsonl",
+    },
+)  # fmt: skip
+PROBLEMS = adding_problems(8)
+
+
+async def trained(config: RunConfig, problems: Sequence[Problem], path: Path, *, stops_after: int = 0) -> None:
+    crew = fake_crew(SkilledPolicy())
+    with RunDir.open(path, config.stage, asdict(config)) as run_dir:
+        if stops_after:
+            crew = replace(crew, stopping=lambda: run_dir.newest_checkpoint(config.stage) is not None)
+            with pytest.raises(Stopped):
+                await run_rl(config, problems, crew, run_dir)
+        else:
+            await run_rl(config, problems, crew, run_dir)
+
+
+OTHERS = {
+    "edited": [replace(PROBLEMS[0], problem="1+1"), *PROBLEMS[1:]],
+    "with another answer": [*PROBLEMS[:-1], replace(PROBLEMS[-1], answer="7")],
+    "appended to": [*PROBLEMS, replace(PROBLEMS[0], id="more")],
+    "shorter": PROBLEMS[:-1],
+    "in another order": PROBLEMS[::-1],
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+async def test_a_stage_does_not_go_on_with_other_problems(what: str, tmp_path: Path):
+    await trained(SMALL, PROBLEMS, tmp_path, stops_after=1)
+    before = read_json(tmp_path / "checkpoints" / "stage1-step-000002" / "progress.json")
+    with pytest.raises(ConfigError) as refused:
+        await trained(SMALL, OTHERS[what], tmp_path)
+    assert str(refused.value) == (
+        "--data.train: stage1 stands at step 2 of other problems than mine.jsonl has now, and would draw some twice "
+        "and others never; bring the file back as it was, or name a new --run-dir, with a policy of this one as its "
+        "--model"
+    )
+    await trained(SMALL, [replace(problem) for problem in PROBLEMS], tmp_path)
+    ended = read_json(tmp_path / "checkpoints" / "stage1-step-000004" / "progress.json")
+    assert ended["data"] == before["data"] == digest_of_problems(PROBLEMS)
+
+
+async def test_a_hard_set_goes_on_where_only_what_was_not_chosen_changed(tmp_path: Path):
+    config = with_values(SMALL, {"stage": "stage3", "drop_solved": True})
+    await trained(config, PROBLEMS, tmp_path, stops_after=1)
+    chosen = set(read_json(tmp_path / "stage3-problems.json"))
+    write_json(tmp_path / "stage3-problems.json", sorted(chosen - {"add-7"}))  # as if it was always solved
+    with pytest.raises(ConfigError, match="stage3 stands at step 2 of other problems"):
+        await trained(config, PROBLEMS, tmp_path)
+    write_json(tmp_path / "stage3-problems.json", sorted(chosen))
+    (kept,) = [problem for problem in PROBLEMS if problem.id == min(chosen)]
+    edited = [replace(problem, problem="1+1") if problem == kept else problem for problem in PROBLEMS]
+    with pytest.raises(ConfigError, match="stage3 stands at step 2 of other problems"):
+        await trained(config, edited, tmp_path)
+    others = [problem for problem in PROBLEMS if problem.id in chosen]
+    await trained(config, [*others, replace(kept, id="more")], tmp_path)
+
+
+async def test_sft_does_not_go_on_with_other_conversations(tmp_path: Path):
+    config = with_values(SMALL, {"stage": "sft"})
+    rows = [SftExample(np.arange(9), np.ones(9, dtype=bool), name=f"said.jsonl:{n}") for n in range(1, 8)]
+
+    async def taught(train: Sequence[SftExample], source: str, *, stops: bool = False) -> None:
+        crew = replace(fake_crew(SkilledPolicy()), stopping=lambda: stops)
+        with RunDir.open(tmp_path, "sft", asdict(config)) as run_dir:
+            await run_sft(config, train, [], crew, run_dir, source=source)
+
+    with pytest.raises(Stopped):
+        await taught(rows, "a", stops=True)
+    for train, source in ((rows[1:], "a"), (rows, "b"), ([*rows, replace(rows[0], name="said.jsonl:8")], "a")):
+        with pytest.raises(ConfigError, match=r"--sft\.data: sft stands at step 1 of other conversations than said"):
+            await taught(train, source)
+    await taught([replace(row, token_ids=np.arange(9) + 1) for row in rows], "a")  # as on another day
+    assert read_json(tmp_path / "checkpoints" / "sft-step-000004" / "progress.json")["data"] == digest_of_rows(
+        rows, "a"
+    )
+
+
+def test_a_position_of_which_nobody_kept_what_it_is_in_is_taken_as_it_is():
+    saved = StageProgress(step=3).as_json()
+    del saved["data"]
+    refuse_other_data(SMALL, StageProgress.from_json(saved), "a")
+    with pytest.raises(ConfigError, match="than the tiny world has now"):
+        refuse_other_data(RunConfig(), StageProgress(step=3, data="b"), "a")
+
+
+def test_what_stands_beside_each_other_is_told_apart():
+    rows = [SftExample(np.arange(1), np.ones(1, dtype=bool), name=name) for name in ("a", "b", "ab")]
+    assert len({digest_of_rows(rows[:2]), digest_of_rows(rows[2:]), digest_of_rows(rows[:1], "b")}) == 3
