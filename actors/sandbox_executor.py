@@ -23,24 +23,27 @@ from rstar_ray.reward.programs import ProgramRun
 from rstar_ray.telemetry.declared import Kind
 from rstar_ray.trajectory import ToolCall, ToolResult
 from sandbox.errors import ComparisonFailed
-from sandbox.limits import program_limits, tool_limits
+from sandbox.limits import Limits, patience_s, program_limits, tool_limits
 from sandbox.pool import PoolConfig, SandboxPool
 from sandbox.pool_config import PoolStats
 from sandbox.pool_metrics import lost_since, pool_figures
 from sandbox.request import ExecutionRequest, ExecutionResult
 from sandbox.tool_text import tool_text
-from sandbox.verify import equal_expressions
+from sandbox.verify import VERIFY_LIMITS, equal_expressions
 
 MAX_BATCH_CALLS = 64
 GATHER_S = 0.002
 MAX_TRIES = 3
 """On how many executors a call is tried before our failure becomes the rollout's end."""
 STREAM_SHARE = 0.5
-"""Of a call's deadline: an executor that answers nothing for so long leaves time to try another."""
+"""Of a call's deadline: an executor that answers nothing for so long, and longer than any of its programs may take,
+leaves time to try another."""
 JUDGED_OUTPUT_CHARS = 65_536
 """Kept of what a judged program prints; a truth that is longer cannot be met."""
 REST_S = 5.0
-"""How long an executor that failed is passed over."""
+REST_SHARE = 0.1
+"""How long an executor that failed, or failed a call, is passed over; of a call's deadline at most, so that there is
+time for every try."""
 ASK_AGAIN_S = 0.5
 
 
@@ -77,6 +80,7 @@ class SandboxExecutor:
         self._name = name
         self._meter = ray_meter(run)
         self._pool = SandboxPool(pool)
+        self._deadline_s = pool.deadline_s
         self._starting: asyncio.Task[Any] | None = None
         self._alive: Alive | None = None
         self._num_answered = 0
@@ -132,7 +136,7 @@ class SandboxExecutor:
         try:
             if isinstance(work, Comparison):
                 return await self._compared(work)
-            return await self._pool.run(work, caller=caller)
+            return await self._pool.run(work, caller=caller, deadline_s=patience_s(work.limits, self._deadline_s))
         except Exception as failed:  # whatever it was, it was ours, and the caller is owed an answer
             return Failure(f"{type(failed).__name__}: {failed}")
 
@@ -178,6 +182,7 @@ class SandboxClient:
         self._config = config
         self._caller = caller
         self._limits = program_limits(config)
+        self._rest_s = min(REST_S, config.deadline_s * REST_SHARE)
         self._gathering: list[_Call] = []
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -222,7 +227,7 @@ class SandboxClient:
         try:
             return await within(
                 call.done,
-                self._config.deadline_s,
+                patience_s(limits_of(work), self._config.deadline_s),
                 waiter=self._caller,
                 owner="sandbox",
                 reason=type(work).__name__,
@@ -267,9 +272,10 @@ class SandboxClient:
         try:
             stream = executor.handle.run.options(num_returns="streaming").remote(batch, self._caller)
             while waiting:
+                share_s = self._config.deadline_s * STREAM_SHARE
                 answers = await within(
                     _next_answers(stream),
-                    self._config.deadline_s * STREAM_SHARE,
+                    max(patience_s(limits_of(call.work), share_s) for call in waiting.values()),
                     waiter=self._caller,
                     owner=executor.name,
                     reason=f"{len(waiting)} calls",
@@ -282,14 +288,16 @@ class SandboxClient:
                     if answers_to(call.work, answer):
                         _settle(call.done, answer)
                     else:
+                        # Who fails at once is soon the least loaded, and would draw all calls.
+                        executor.rests_until_s = time.monotonic() + self._rest_s
                         reason = answer.reason if isinstance(answer, Failure) else f"no answer but {answer!r:.80}"
                         self._again(call, f"{executor.name}: {reason}")
         except Exception as lost:  # the actor died, or took too long: each is a reason to go elsewhere
             if isinstance(lost, DeadlineExceeded):  # alive, so nobody else will say it
                 self._show(f"{executor.name} left {len(waiting)} calls unanswered for {lost.seconds:g} s: made again")
-            executor.rests_until_s = time.monotonic() + REST_S
+            executor.rests_until_s = time.monotonic() + self._rest_s
             executor.outstanding -= len(waiting)
-            if all(other.rests_until_s > time.monotonic() for other in self._executors):
+            if self._all_rest_s() > 0:
                 await self._until_there(executor)  # nowhere else to go: Ray may be starting it again
             for call in waiting.values():
                 self._again(call, f"{executor.name}: {_told(lost)}")
@@ -309,11 +317,27 @@ class SandboxClient:
             await within(there(), self._config.deadline_s, waiter=self._caller, owner=executor.name, reason="its start")
             executor.rests_until_s = 0.0
 
+    def _all_rest_s(self) -> float:
+        """How long until one of them has not failed lately; 0 where one has not."""
+        return max(0.0, min(executor.rests_until_s for executor in self._executors) - time.monotonic())
+
     def _again(self, call: _Call, reason: str) -> None:
+        """Elsewhere at once; where all have failed lately, in a moment, and the last time after a rest: what they met
+        may pass."""
         if call.tries < MAX_TRIES:
-            self._add(call)
+            last = call.tries == MAX_TRIES - 1
+            wait_s = min(self._all_rest_s(), self._rest_s if last else ASK_AGAIN_S)
+            asyncio.get_running_loop().call_later(wait_s, self._add_unless_ended, call)
         elif not call.done.done():
             call.done.set_exception(SandboxError(f"failed {MAX_TRIES} times, last on {reason}"))
+
+    def _add_unless_ended(self, call: _Call) -> None:
+        if not call.done.done():
+            self._add(call)
+
+
+def limits_of(work: Work) -> Limits:
+    return VERIFY_LIMITS if isinstance(work, Comparison) else work.limits
 
 
 def answers_to(work: Work, answer: object) -> bool:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from recipes.stop import SIGNALS
 
@@ -21,31 +22,45 @@ MOST_SOON = 5
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """How a command ended."""
+
+    status: int  # a negative one is a signal's
+    stopped: bool  # it was asked to; while it starts, or is closing, it may end with any status then
+
+
 class Deaths:
     """Whether a command is worth another start."""
 
     def __init__(self) -> None:
         self._soon = 0  # in a row
 
-    def again(self, status: int, lasted_s: float) -> bool:
-        """After a life that ended so; a negative status is a signal's."""
+    def again(self, life: Life, lasted_s: float) -> bool:
+        """After a life that ended so."""
         self._soon = self._soon + 1 if lasted_s < SOON_S else 0
-        return status not in MEANT and self._soon < MOST_SOON
+        return not life.stopped and life.status not in MEANT and self._soon < MOST_SOON
 
 
-def lived(command: Sequence[str]) -> int:
-    """Run it to its end, and hand on what this process is asked to stop by; the status.
+def lived(command: Sequence[str]) -> Life:
+    """Run it to its end, and hand on what this process is asked to stop by.
 
     It has a process group of its own, so that what is sent to a whole group, as by Ctrl-C, reaches it once; where this
     process is killed it ends too.
     """
     prctl = ctypes.CDLL(None).prctl
+    asked: list[int] = []
+
+    def hand_on(number: int, _: object) -> None:
+        asked.append(number)
+        child.send_signal(number)
+
     with subprocess.Popen(
         command, start_new_session=True, preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     ) as child:
-        before = {number: signal.signal(number, lambda number, _: child.send_signal(number)) for number in SIGNALS}
+        before = {number: signal.signal(number, hand_on) for number in SIGNALS}
         try:
-            return child.wait()
+            return Life(status=child.wait(), stopped=bool(asked))
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -58,10 +73,10 @@ def main(command: Sequence[str]) -> int:
     deaths = Deaths()
     while True:
         began_s = time.monotonic()
-        status = lived([sys.executable, *command])
-        if not deaths.again(status, time.monotonic() - began_s):
-            return status if status >= 0 else 128 - status
-        print(f"{command[0]} died ({status}) and is started again", flush=True)
+        life = lived([sys.executable, *command])
+        if not deaths.again(life, time.monotonic() - began_s):
+            return life.status if life.status >= 0 else 128 - life.status
+        print(f"{command[0]} died ({life.status}) and is started again", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from rstar_ray.crew import Crew
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import write_json
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.run_dir.manifest import WrittenFile
+from rstar_ray.run_dir.manifest import WrittenFile, own_file
 from rstar_ray.stage_progress import StageProgress
 
 
@@ -85,9 +85,9 @@ class Saving:
             await learner.export(folder / "model")
             taken.set()
             written.update(await learner.written())
-            for changed in self._crew.exported(folder / "model"):
-                written.pop(changed, None)
             write_json(folder / "progress.json", progress.as_json())
+            for own in (*self._crew.exported(folder / "model"), folder / "progress.json"):
+                written[own] = own_file(own)
         self._crew.meter.set("rstar_checkpoint_seconds", time.monotonic() - began_s, stage=stage)
         with decoration("the removal of older checkpoints", self._crew.show):
             await _to_its_end(asyncio.to_thread(self._run_dir.prune, stage, self._config.checkpoint.keep))

@@ -253,6 +253,11 @@ class Crews:
             lean.queue.push(call.caller, call)
         self._tell_idle()
 
+    def try_again(self, crew: Crew) -> None:
+        """One more server where none came up, for a call that wants it: what killed the others may have passed."""
+        crew.failures = MAX_FAILURES - 1
+        self._start_server(crew)
+
     # Supervision
 
     async def supervise(self) -> None:

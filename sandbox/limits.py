@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields, replace
 
 from rstar_ray.config import SandboxConfig
-from rstar_ray.config.machines import MOST_OUTPUT_CHARS, MOST_OUTPUT_MB, MOST_PROGRAM_MB, MOST_PROGRAM_S
+from rstar_ray.config.machines import CALL_ROOM, MOST_OUTPUT_CHARS, MOST_OUTPUT_MB, MOST_PROGRAM_MB, MOST_PROGRAM_S
 
 MIB = 1024 * 1024
 
@@ -50,7 +50,7 @@ def program_limits(config: SandboxConfig) -> Limits:
     """Of the model's programs; by default those of the paper's released code (arXiv:2508.20722), but for the clock."""
     return Limits(
         cpu_s=config.time_limit_s,
-        wall_s=config.wall_limit_s or min(config.time_limit_s * 1.5 + 1.0, MOST_PROGRAM_S),
+        wall_s=config.wall_s,
         memory_bytes=config.memory_mb * MIB,
         stdout_chars=config.max_output_chars,
         stderr_chars=config.max_output_chars,
@@ -61,6 +61,11 @@ def program_limits(config: SandboxConfig) -> Limits:
 def tool_limits(limits: Limits, deadline_s: float, max_chars: int) -> Limits:
     """Of a program that is a tool, with a deadline and a cap of its own."""
     return replace(limits, cpu_s=deadline_s, wall_s=deadline_s + 1.0, stdout_chars=max_chars, stderr_chars=max_chars)
+
+
+def patience_s(limits: Limits, usual_s: float) -> float:
+    """How long to wait for a program where so long is usual: one that may take more ends by its own limit."""
+    return max(usual_s, limits.wall_s * CALL_ROOM)
 
 
 def standard_limits() -> Limits:

@@ -188,7 +188,7 @@ class SandboxPool:
             return answer
         crew = self._crews[flavor_for(request)]
         if crew.given_up:
-            raise SandboxError(f"no {crew.name} server: {crew.reason}")
+            self._crews.try_again(crew)
         self._next_call += 1
         call = Call(request, caller, self._next_call, answer, time.monotonic())
         limit = self.config.deadline_s if deadline_s is None else deadline_s

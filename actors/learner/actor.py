@@ -8,6 +8,7 @@ import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError
 
 from actors.devices import see_own_gpu_first
+from actors.learner.calls import KeptAnswer
 from actors.learner.settings import LearnerSettings
 from actors.learner.shares import RlShare, RlWork, SftWork
 from actors.meter import ray_meter
@@ -38,6 +39,7 @@ class LearnerActor:
         self._rank = LearnerRank(settings, rank)
         self._name = rank_name(rank)
         self._alive = Alive()
+        self._answered, self._told = KeptAnswer(), KeptAnswer()  # of calls, and of what was written beside them
         self._transfers: dict[WeightWay, Transfer] = {}
         self._meter = ray_meter(run)
 
@@ -52,6 +54,10 @@ class LearnerActor:
             for kind, num_bytes in held.items():
                 self._meter.set("rstar_learner_memory_bytes", num_bytes, rank=str(self._rank.rank), of=kind)
         return self._alive.sign(progress=self._rank.calls, device_bytes=held.get("device", 0))
+
+    def call(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        """What a method answers; what it answered, where the newest call had this number."""
+        return self._answered.of(number, lambda: getattr(self, method)(*arguments))
 
     def address(self) -> tuple[str, int]:
         """Where the ranks meet: a port of this node that listens from now on."""
@@ -117,9 +123,9 @@ class LearnerActor:
         self._rank.save_checkpoint(Path(folder), extra)
 
     @ray.method(concurrency_group="files")
-    def written(self) -> dict[Path, WrittenFile]:
-        """In a thread of its own: the rank trains meanwhile."""
-        return self._rank.written()
+    def written(self, number: int) -> dict[Path, WrittenFile]:
+        """In a thread of its own: the rank trains meanwhile. The same number, the same answer."""
+        return self._told.of(number, self._rank.written)
 
     def load_checkpoint(self, folder: str) -> tuple[dict[str, Any], int]:
         return self._rank.load_checkpoint(Path(folder)), self._rank.step

@@ -37,6 +37,7 @@ class Position:
 
     step: int  # optimizer steps applied
     calls: int  # of train_rl
+    bad_updates: int  # the latest ones that were not applied, in a row
     extra: dict[str, Any]  # what the caller wants back
 
 
@@ -75,6 +76,7 @@ def snapshot(state: "LearnerState", position: Position, *, architecture: str) ->
         "architecture": architecture,
         "step": position.step,
         "calls": position.calls,
+        "bad_updates": position.bad_updates,
         "world_size": dist.get_world_size(),
         "shapes": {name: list(shape) for name, shape in state.shapes.items()},
         "extra": position.extra,
@@ -113,7 +115,12 @@ def load(folder: Path, state: "LearnerState", *, architecture: str) -> Position:
         state.restore(lambda name, part, held: files.read(_key(name, part), held))
     if generators is not None:
         _set_generators(generators)
-    return Position(step=facts["step"], calls=facts["calls"], extra=facts["extra"])
+    return Position(
+        step=facts["step"],
+        calls=facts["calls"],
+        bad_updates=facts.get("bad_updates", 0),  # a checkpoint without it is none the worse
+        extra=facts["extra"],
+    )
 
 
 class RankFiles:

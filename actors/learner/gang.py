@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
 
 from actors.gpu_turns import ANYTIME, Turn
 from actors.learner.actor import LearnerActor, rank_name
+from actors.learner.calls import CalledRank, RankDied
 from actors.learner.settings import LearnerSettings
-from actors.learner.shares import rl_shares, sft_shares, usable_rows
+from actors.learner.shares import rl_shares, rows_refused, sft_shares, usable_rows
 from actors.watch import Follow
 from actors.weights.transfer import EngineSeat, Pulled, Sent
 from rstar_ray.algorithm.batch_plan import BatchLimits
@@ -55,7 +55,7 @@ class Publication:
 
 
 class Learner:
-    """Drives the ranks; the `Learner` of `rstar_ray.train_loop`."""
+    """Drives the ranks; the `Learner` of `rstar_ray.crew`."""
 
     def __init__(
         self,
@@ -85,7 +85,8 @@ class Learner:
         self._watch = watch
         self._silent_s = silent_s
         self._lost: asyncio.Future[str] | None = None  # why, once a rank of this life is
-        self._ranks: list[Any] = []
+        self._ranks: list[CalledRank] = []
+        self._saved: list[Path] = []  # checkpoints whose parts the ranks of this life have not said to be on disk
         self._facts: Any = None
         self._step = 0
 
@@ -105,21 +106,27 @@ class Learner:
     async def start(self) -> None:
         """Create the ranks, let them meet, load the model."""
         env = self.settings.environment
+        self._saved = []
         self._ranks = [
-            LearnerActor.options(  # type: ignore[attr-defined]
-                name=rank_name(rank), runtime_env={"env_vars": env}, **options
-            ).remote(self.settings, rank, self._meter.run)
+            CalledRank(
+                LearnerActor.options(  # type: ignore[attr-defined]
+                    name=rank_name(rank), runtime_env={"env_vars": env}, **options
+                ).remote(self.settings, rank, self._meter.run),
+                rank_name(rank),
+                self._waiter,
+            )
             for rank, options in enumerate(self._options)
         ]
         seconds = self.settings.start_deadline_s
-        host, port = await self._one(self._ranks[0].address.remote(), 0, seconds, "its address")
+        host, port = await self._ranks[0].call("address", seconds=seconds, reason="its address")
         async with self._turn():
             facts = await self._all("start", [(host, port)] * len(self._ranks), seconds, "loading the model")
         self._facts = facts[0]
+        await asyncio.gather(*(rank.meet() for rank in self._ranks))
         self._lost = asyncio.get_running_loop().create_future()
         if self._watch is not None:
-            for rank, handle in enumerate(self._ranks):
-                self._watch.follow(rank_name(rank), handle, silent_s=self._silent_s, on_death=self._rank_died)
+            for rank in self._ranks:
+                self._watch.follow(rank.name, rank.handle, silent_s=self._silent_s, on_death=self._rank_died)
 
     async def restart(self) -> None:
         """New ranks, as after `start`: what they had learned is in checkpoints."""
@@ -155,16 +162,16 @@ class Learner:
     async def close(self) -> None:
         """End the ranks; safe to call twice, and after a failure."""
         if self._ranks:
-            goodbyes = [rank.close.remote() for rank in self._ranks]
+            goodbyes = [rank.handle.close.remote() for rank in self._ranks]
             await asyncio.wait([asyncio.ensure_future(_settled(ref)) for ref in goodbyes], timeout=CLOSE_DEADLINE_S)
         self._end_ranks()
 
     def _end_ranks(self) -> None:
         ranks, self._ranks = self._ranks, []
-        for rank, handle in enumerate(ranks):
+        for rank in ranks:
             if self._watch is not None:
-                self._watch.leave(rank_name(rank))
-            ray.kill(handle)
+                self._watch.leave(rank.name)
+            ray.kill(rank.handle)
 
     # ------------------------------------------------------------ training
 
@@ -184,11 +191,11 @@ class Learner:
             usable, settings.loss, self.limits, world_size=settings.world_size, num_updates=settings.updates_per_step
         )
         result = await self._train("train_rl", [(share, lr) for share in work], f"an update of {len(usable)} rows")
-        return replace(result, left_out=left_out)
+        return replace(result, left_out=(*left_out, *rows_refused(usable, settings.updates_per_step, result)))
 
     def seen_tokens(self) -> list[Any]:
         """Refs of what each rank saw of its rows' tokens in the newest update: `SeenTokens` by rollout id."""
-        return [rank.seen_tokens.remote() for rank in self._ranks]
+        return [rank.handle.seen_tokens.remote() for rank in self._ranks]
 
     async def train_sft(self, examples: Sequence[SftExample], lr: float) -> UpdateResult:
         """One optimizer step of cross-entropy."""
@@ -209,7 +216,7 @@ class Learner:
         async with self._turn():
             results = await self._all(method, arguments, self.settings.step_deadline_s, reason)
         self._step = results[0].step
-        if not results[0].applied:
+        if results[0].reason:
             log.warning("update not applied: %s", results[0].reason)
         self._export(results[0])
         return results[0]
@@ -220,7 +227,7 @@ class Learner:
         meter.set("rstar_update_tokens_per_second", update.input_tokens / max(update.seconds, 1e-9))
         meter.set("rstar_update_padding_ratio", update.padding_waste)
         meter.add("rstar_trained_tokens_total", update.tokens if update.applied else 0)
-        meter.add("rstar_updates_refused_total", 0 if update.applied else 1)
+        meter.add("rstar_updates_refused_total", len(update.refused) or (0 if update.applied else 1))
 
     def _nothing(self, reason: str, lr: float) -> UpdateResult:
         log.warning("no update: %s", reason)
@@ -259,18 +266,21 @@ class Learner:
     async def save_checkpoint(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
         """Everything the learner needs to go on, as it is now; each rank writes its part beside what comes next."""
         await self._everywhere("save_checkpoint", (str(folder), dict(extra or {})), "a copy for a checkpoint")
+        self._saved.append(folder)
 
     async def written(self) -> dict[Path, WrittenFile]:
         """What the ranks wrote of checkpoints and model folders since this was asked last, once all of it is on disk.
 
-        Raises `LearnerError` where a rank could not write, or this process does not see what it wrote. The ranks may
-        train meanwhile, and go on in any case.
+        Raises `LearnerError` where a rank could not write, or this process does not see what it wrote, and `RankLost`
+        where the ranks that took the copies are gone. They may train meanwhile, and go on in any case.
         """
-        seconds = self.settings.step_deadline_s
-        waits = [self._one(r.written.remote(), n, seconds, "writing a checkpoint") for n, r in enumerate(self._ranks)]
+        ranks, seconds = self._running(), self.settings.step_deadline_s
+        folders, self._saved = self._saved, []
+        waits = [rank.written(seconds=seconds, reason="writing a checkpoint") for rank in ranks]
         files: dict[Path, WrittenFile] = {}
         for of_rank in await asyncio.gather(*waits):
             files |= of_rank
+        refuse_missing(files, folders, [rank.name for rank in ranks])
         refuse_unseen(files)
         return files
 
@@ -299,11 +309,10 @@ class Learner:
 
     async def _all(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float, reason: str) -> list[Any]:
         """Call every rank and wait for all; the first failure ends them all, since the others wait for it."""
-        if not self._ranks:
-            raise LearnerError("the learner is not running")
+        ranks = self._running()
         calls = [
-            asyncio.ensure_future(self._one(getattr(actor, method).remote(*args), rank, seconds, reason))
-            for rank, (actor, args) in enumerate(zip(self._ranks, arguments, strict=True))
+            asyncio.ensure_future(rank.call(method, *args, seconds=seconds, reason=reason))
+            for rank, args in zip(ranks, arguments, strict=True)
         ]
         try:
             return list(await asyncio.gather(*calls))
@@ -321,26 +330,12 @@ class Learner:
             for call in calls:
                 call.cancel()
 
-    async def _one(self, ref: Awaitable[Any], rank: int, seconds: float, reason: str) -> Any:
-        name = rank_name(rank)
-        try:
-            return await within(ref, seconds, waiter=self._waiter, owner=name, reason=reason)
-        except RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, (ConfigError, LearnerError, DeadlineExceeded)):
-                raise cause from error
-            kind = RankLost if ran_out_of_memory(cause) else LearnerError
-            raise kind(f"{name} failed in {reason}: {type(cause).__name__}: {cause}") from error
-        except RayActorError as error:
-            raise RankLost(f"{name} died during {reason}") from error
-
-
-def ran_out_of_memory(cause: BaseException) -> bool:
-    """Whether a rank met an end of memory, on a GPU or beside it: begun again it may find room, that others took."""
-    said = str(cause).lower()
-    return isinstance(cause, MemoryError) or (
-        isinstance(cause, RuntimeError) and any(words in said for words in ("out of memory", "can't allocate memory"))
-    )
+    def _running(self) -> list[CalledRank]:
+        """All ranks, of which none is known to be lost: with one they all end."""
+        if not self._ranks:
+            why = f": {self._lost.result()}" if self._lost is not None and self._lost.done() else ""
+            raise RankLost(f"the learner is not running{why}")
+        return self._ranks
 
 
 def publication_of(sent: Sequence[Sent], policy_version: int, *, way: WeightWay, seconds: float) -> Publication:
@@ -362,19 +357,28 @@ def publication_of(sent: Sequence[Sent], policy_version: int, *, way: WeightWay,
 
 async def _loss_behind(failed: Exception, calls: "Sequence[asyncio.Future[Any]]") -> RankLost | None:
     """When a rank dies, another may be the first to say that its peer closed the connection."""
-    if isinstance(failed, RankLost):
+    if isinstance(failed, RankDied):
         return failed
     if isinstance(failed, DeadlineExceeded):
         return RankLost(str(failed))
     await asyncio.wait(calls, timeout=DEATH_NOTICE_S)
     ended = [call.exception() for call in calls if call.done() and not call.cancelled()]
-    return next((error for error in ended if isinstance(error, RankLost)), None)
+    losses = [error for error in (failed, *ended) if isinstance(error, RankLost)]
+    return next((lost for lost in losses if isinstance(lost, RankDied)), losses[0] if losses else None)
 
 
 async def _until_unnamed(names: set[str]) -> None:
     """Ray frees an actor's name once its process is gone."""
     while names & set(ray.util.list_named_actors()):
         await asyncio.sleep(0.1)
+
+
+def refuse_missing(written: Mapping[Path, WrittenFile], folders: Sequence[Path], ranks: Sequence[str]) -> None:
+    """Raises `RankLost` where a rank does not say that its part of one of these checkpoints is on disk."""
+    for folder in folders:
+        told = {file.by for path, file in written.items() if path.parent == folder}
+        if missing := [name for name in ranks if name not in told]:
+            raise RankLost(f"{missing[0]} has not written its part of {folder.name}")
 
 
 def refuse_unseen(written: Mapping[Path, WrittenFile]) -> None:

@@ -47,7 +47,7 @@ class OptimizerSteps:
         self._engine = engine
         self._optimizer = optimizer
         self._device = torch.device(engine.device)
-        self._bad_updates = 0  # in a row
+        self.bad_updates = 0  # not applied, in a row
         self.step = 0  # applied
 
     def take(
@@ -69,7 +69,7 @@ class OptimizerSteps:
         reason = "" if applied else self._bad_update(micro_batches, losses, figures["loss"], grad_norm)
         if applied:
             self.step += 1
-            self._bad_updates = 0
+            self.bad_updates = 0
         tokens = max(float(counts.tokens), 1.0)
         return UpdateResult(
             applied=applied,
@@ -114,7 +114,7 @@ class OptimizerSteps:
 
     def _bad_update(self, micro_batches: MicroBatches, losses: Sequence[Tensor], loss: float, grad_norm: float) -> str:
         """Say where it broke, save the batch, and stop the run when it happens too often."""
-        self._bad_updates += 1
+        self.bad_updates += 1
         by_rank: list[Any] = [None] * self._settings.world_size
         dist.all_gather_object(by_rank, suspects(micro_batches, losses))
         named = "; ".join(f"rank {rank}: {', '.join(names[:4])}" for rank, names in enumerate(by_rank) if names)
@@ -123,34 +123,36 @@ class OptimizerSteps:
             path = Path(self._settings.save_bad_updates) / f"update-{self.step + 1:06d}-rank-{self._rank}.npz"
             with decoration(path.name, print):
                 save_rows([row for rows in micro_batches for row in rows], path)
-        if self._bad_updates >= self._settings.max_bad_updates:
+        if self.bad_updates >= self._settings.max_bad_updates:
             raise LearnerError(
-                f"{self._bad_updates} updates in a row not finite at optimizer step {self.step + 1}, "
+                f"{self.bad_updates} updates in a row not finite at optimizer step {self.step + 1}, "
                 f"rank {self._rank}: {reason}"
             )
         return reason
 
 
 def combined(results: Sequence[UpdateResult]) -> UpdateResult:
-    """Several optimizer steps as one result: means by tokens, the last one's position."""
+    """Several optimizer steps as one result: what was applied of them, means by tokens, the last one's position."""
     last = results[-1]
     if len(results) == 1:
         return last
-    tokens = sum(result.tokens for result in results)
+    told = [result for result in results if result.applied] or results
+    tokens = sum(result.tokens for result in told)
 
     def mean(name: str) -> float:
-        return sum(getattr(result, name) * result.tokens for result in results) / max(tokens, 1)
+        return sum(getattr(result, name) * result.tokens for result in told) / max(tokens, 1)
 
     means = ("loss", "grad_norm", "entropy", "clip_share", "ratio_mean", "kl", "logprob_diff_mean", "correction_mean")
     return replace(
         last,
-        applied=all(result.applied for result in results),
+        applied=any(result.applied for result in results),
         reason="; ".join(result.reason for result in results if result.reason),
+        refused=tuple(number for number, result in enumerate(results) if not result.applied),
         tokens=tokens,
-        input_tokens=sum(result.input_tokens for result in results),
+        input_tokens=sum(result.input_tokens for result in told),
         seconds=sum(result.seconds for result in results),
-        ratio_max=max(result.ratio_max for result in results),
-        logprob_diff_max=max(result.logprob_diff_max for result in results),
+        ratio_max=max(result.ratio_max for result in told),
+        logprob_diff_max=max(result.logprob_diff_max for result in told),
         **{name: mean(name) for name in (*means, "padding_waste")},
     )
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class LearnerRank:
-    """Trains one policy together with the other ranks; see `actors.learner.gang` for its Ray shell."""
+    """Trains one policy together with the other ranks; see `actors.learner.actor` for its Ray shell."""
 
     policy: Policy
     reference: Policy | None  # of a KL term, whole on every rank in the forward pass's type
@@ -71,7 +71,7 @@ class LearnerRank:
         self.reference = None
         if settings.loss.kl_coefficient:
             self.reference = self._load(settings.reference_model).to(self.device).requires_grad_(False).eval()
-        refuse_changed_logits(self.policy, self.engine, self.device)
+        refuse_changed_logits(self.policy, self.engine, self.device, attention=settings.attention)
 
     def _load(self, folder: str, *, trained: bool = False) -> Policy:
         language_model = load_language_model(folder, self.settings)
@@ -217,7 +217,9 @@ class LearnerRank:
     def save_checkpoint(self, folder: Path, extra: dict[str, Any]) -> None:
         """All that a learner needs to go on, and what the caller adds, as it is now; it is there once `written`
         returns, on every rank."""
-        position = checkpoint.Position(step=self.step, calls=self.calls, extra=extra)
+        position = checkpoint.Position(
+            step=self.step, calls=self.calls, bad_updates=self._steps.bad_updates, extra=extra
+        )
         taken = checkpoint.snapshot(self.state, position, architecture=self.policy.architecture)
         self._files.hand(lambda: taken.write(folder))
 
@@ -231,6 +233,7 @@ class LearnerRank:
     def load_checkpoint(self, folder: Path) -> dict[str, Any]:
         """Go on from a checkpoint of any number of ranks; returns its `extra`."""
         position = checkpoint.load(folder, self.state, architecture=self.policy.architecture)
-        self._steps.step, self.calls = position.step, position.calls
+        self._steps.step, self._steps.bad_updates = position.step, position.bad_updates
+        self.calls = position.calls
         self.optimizer.set_steps(position.step)
         return position.extra

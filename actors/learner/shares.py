@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rstar_ray.algorithm.batch_plan import BatchLimits, plan_ranks
 from rstar_ray.algorithm.loss_settings import LossSettings, Normalisation
 from rstar_ray.algorithm.normalisation import token_weights
-from rstar_ray.algorithm.update import LeftOut, SftExample
+from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
 from rstar_ray.train_loop import TrainingRow
 
 
@@ -45,13 +45,24 @@ def usable_rows(rows: Sequence[TrainingRow], max_context_tokens: int) -> tuple[l
     return usable, tuple(left_out)
 
 
+def dealt(rows: Sequence[TrainingRow], num_updates: int) -> list[Sequence[TrainingRow]]:
+    """The rows of each of at most `num_updates` updates, one after another in turn."""
+    parts = min(num_updates, len(rows))
+    return [rows[start::parts] for start in range(parts)]
+
+
+def rows_refused(rows: Sequence[TrainingRow], num_updates: int, result: UpdateResult) -> tuple[LeftOut, ...]:
+    """Of rows so dealt out those whose update was not applied, though others of the call were."""
+    updates = dealt(rows, num_updates)
+    return tuple(LeftOut(row.rollout_id, result.reason) for number in result.refused for row in updates[number])
+
+
 def rl_shares(
     rows: Sequence[TrainingRow], loss: LossSettings, limits: BatchLimits, *, world_size: int, num_updates: int
 ) -> list[RlWork]:
-    """Each rank's work: the rows dealt out to at most `num_updates` updates in turn, each normalised by itself."""
-    parts = min(num_updates, len(rows))
+    """Each rank's work: the rows dealt out to at most `num_updates` updates, each normalised by itself."""
     by_rank: list[RlWork] = [[] for _ in range(world_size)]
-    for part in (rows[start::parts] for start in range(parts)):
+    for part in dealt(rows, num_updates):
         sampled = [row.num_sampled_tokens for row in part]
         groups = [row.group_id for row in part]
         weights = token_weights(sampled, groups, loss.normalisation, constant_tokens=loss.constant_tokens)

@@ -57,10 +57,11 @@ class UpdateResult(UpdateFigures):
     """What one update did, over all ranks; means are over the tokens trained on."""
 
     applied: bool  # False: nothing to train on, or a loss or gradient that is not finite; the weights are unchanged
-    reason: str  # why it was not applied
+    reason: str  # why it was not applied, or not all of it
     step: int  # optimizer steps applied so far
     tokens: int  # tokens trained on: sampled, or the assistant's
     input_tokens: int  # tokens that went through the model, padding apart
     padding_waste: float  # share of the model's input that was padding
     seconds: float
+    refused: tuple[int, ...] = ()  # those not applied, of a call's several updates by number; the others were
     left_out: tuple[LeftOut, ...] = ()  # of the rows handed in

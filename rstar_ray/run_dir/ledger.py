@@ -3,7 +3,7 @@
 Every count leads to the rollouts behind it: their ids are in the row, and where our own side failed the reason.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -62,16 +62,24 @@ def forget_fates(run_path: Path, *, stage: str, after_step: int, show: Callable[
         cut_rows(run_path / LEDGER, stage=stage, after_step=after_step)
     known = {row["step"] for row in read_rows(run_path / LEDGER) if row["stage"] == stage}
     if lost := sorted(set(range(1, after_step + 1)) - known):
-        named = ", ".join(map(str, lost[:5])) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
-        show(f"{LEDGER}: {stage} step {named}: the row is gone, and what became of its rollouts with it")
+        show(f"{LEDGER}: {stage} step {_named(lost)}: the row is gone, and what became of its rollouts with it")
 
 
-def ledger_faults(run_path: Path, *, show: Callable[[str], None]) -> list[str]:
-    """Steps missing or twice, sums that do not add up, and rollouts in two states or none, a line each."""
+def _named(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps[:5])) + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
+
+
+def ledger_faults(
+    run_path: Path, *, show: Callable[[str], None], reached: Mapping[str, int] | None = None
+) -> list[str]:
+    """Steps missing or twice, sums that do not add up, and rollouts in two states or none, a line each.
+
+    `reached`: by stage, the step up to which all rows must be there.
+    """
     table = GrowingRows(run_path / LEDGER, "stage", "step", "rollouts", "ids", "reasons", *Fate)
     table.read()
     rows, found = table.rows, list(table.faults)
-    steps: dict[str, list[int]] = {}
+    steps: dict[str, list[int]] = {stage: [] for stage in reached or {}}
     for row in rows:
         name = f"{LEDGER}: {row['stage']} step {row['step']}"
         steps.setdefault(row["stage"], []).append(row["step"])
@@ -86,6 +94,9 @@ def ledger_faults(run_path: Path, *, show: Callable[[str], None]) -> list[str]:
     for stage, logged in steps.items():
         if logged != list(range(1, len(logged) + 1)):
             found.append(f"{LEDGER}: the steps of {stage} are not 1, 2, 3, ...")
+        elif reached and len(logged) < reached.get(stage, 0):
+            lost = range(len(logged) + 1, reached[stage] + 1)
+            found.append(f"{LEDGER}: {stage} has no row of step {_named(lost)}, which the run has gone through")
     if rows and not found:
         totals = ", ".join(f"{sum(row[fate] for row in rows):,} {fate}" for fate in Fate)
         show(f"ledger: {sum(row['rollouts'] for row in rows):,} rollouts in {len(rows)} steps: {totals}")

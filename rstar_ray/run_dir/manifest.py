@@ -1,13 +1,16 @@
 """What a checkpoint's folder must hold: every file with its size and checksum, checked before it is gone on from."""
 
 import hashlib
+import json
 import os
+import stat
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rstar_ray.errors import RStarError
 from rstar_ray.run_dir.durable import read_json, write_json
 
 MANIFEST = "manifest.json"
@@ -15,6 +18,8 @@ DRIVER = "driver"
 MOST_READERS = 8
 """Threads that read a checkpoint's files when it is checked: a storage of many nodes wants more than one."""
 _READ_BYTES = 2**20
+_NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""Of the errors of an operating system those that say what lies there; any other says that nobody can tell now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,16 +31,36 @@ class WrittenFile:
     by: str = DRIVER  # who wrote it
 
 
-def write_manifest(folder: Path, *, stage: str, step: int, written: Mapping[str, WrittenFile]) -> None:
-    """List all that lies in the folder; what is not in `written`, by its name below the folder, is the driver's own."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    files: dict[str, dict[str, Any]] = {}
-    for path in paths:
-        name = str(path.relative_to(folder))
-        file = written.get(name) or WrittenFile(num_bytes=path.stat().st_size, sha256=checksum(path))
-        files[name] = {"bytes": file.num_bytes, "sha256": file.sha256, "by": file.by}
-    if missing := sorted(written.keys() - files.keys()):
-        raise FileNotFoundError(f"{missing[0]} of {written[missing[0]].by} is not in {folder}")
+class Unreadable(RStarError):
+    """A checkpoint is there and cannot be read now, which says nothing of what it holds."""
+
+
+def unreadable(path: Path, refused: OSError) -> Unreadable:
+    return Unreadable(
+        f"{refused.filename or path} cannot be read ({refused.strerror or refused}), and the checkpoint may be whole: "
+        "see that its file system is there and lets this account read it, and the same command goes on"
+    )
+
+
+def own_file(path: Path) -> WrittenFile:
+    """A file that this process wrote itself, as it lies there."""
+    return WrittenFile(num_bytes=path.stat().st_size, sha256=checksum(path))
+
+
+def write_manifest(folder: Path, *, stage: str, step: int, written: Mapping[str, WrittenFile] | None = None) -> None:
+    """List all that lies in the folder, as those said who wrote it, by its name below the folder.
+
+    Without `written` all of it is the driver's own. Raises `RStarError` for a file that nobody said to be whole, and
+    for one that is not there.
+    """
+    there = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    if written is None:
+        written = {name: own_file(path) for name, path in there.items()}
+    if missing := sorted(written.keys() - there.keys()):
+        raise RStarError(f"{missing[0]} of {written[missing[0]].by} is not in {folder}")
+    if untold := sorted(there.keys() - written.keys()):
+        raise RStarError(f"{untold[0]} lies in {folder}, and nobody has said that it is whole")
+    files = {name: {"bytes": w.num_bytes, "sha256": w.sha256, "by": w.by} for name, w in sorted(written.items())}
     write_json(folder / MANIFEST, {"stage": stage, "step": step, "files": files})
 
 
@@ -48,25 +73,54 @@ def writers(folder: Path) -> dict[str, int]:
 
 
 def damage(folder: Path, *, sizes_only: bool = False) -> str | None:
-    """What is wrong with the folder, naming the file and who wrote it; None where it is whole."""
+    """What is wrong with the folder, naming the file and who wrote it; None where it is whole.
+
+    Raises `Unreadable` where that cannot be told now: a file that is there does not let itself be read.
+    """
     try:
-        listed: dict[str, dict[str, Any]] = read_json(folder / MANIFEST)["files"]
-        for name, expected in listed.items():
-            path, of = folder / name, _of(expected["by"])
-            if not path.is_file():
+        return _damage(folder, sizes_only=sizes_only)
+    except OSError as refused:
+        raise unreadable(folder, refused) from refused
+
+
+def _damage(folder: Path, *, sizes_only: bool) -> str | None:
+    try:
+        listed: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_bytes())["files"]
+        expected = {name: (entry["bytes"], entry["sha256"], _of(entry["by"])) for name, entry in listed.items()}
+        for name, (num_bytes, _, of) in expected.items():
+            size = _size(folder / name)
+            if size is None:
                 return f"{name}{of} is missing"
-            if (size := path.stat().st_size) != expected["bytes"]:
-                return f"{name}{of} has {size:,} bytes, not {expected['bytes']:,}"
-        if sizes_only:
-            return None
-        with ThreadPoolExecutor(min(MOST_READERS, os.cpu_count() or 1)) as readers:
-            found = readers.map(checksum, [folder / name for name in listed])
-            for (name, expected), sha256 in zip(listed.items(), found, strict=True):
-                if sha256 != expected["sha256"]:
-                    return f"{name}{_of(expected['by'])} is not what was written: its checksum differs"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as unreadable:
-        return f"its {MANIFEST} cannot be read: {unreadable}"
+            if size != num_bytes:
+                return f"{name}{of} has {size:,} bytes, not {num_bytes:,}"
+    except _NO_FILE as gone:
+        return f"its {MANIFEST} cannot be read: {gone.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError) as nonsense:
+        return f"its {MANIFEST} cannot be read: {nonsense}"
+    if sizes_only:
+        return None
+    with ThreadPoolExecutor(min(MOST_READERS, os.cpu_count() or 1)) as readers:
+        found = readers.map(_checksum_if_there, [folder / name for name in expected])
+        for (name, (_, sha256, of)), seen in zip(expected.items(), found, strict=True):
+            if seen != sha256:
+                return f"{name}{of} is " + ("missing" if seen is None else "not what was written: its checksum differs")
     return None
+
+
+def _size(path: Path) -> int | None:
+    """None where there is no such file."""
+    try:
+        status = path.stat()
+    except _NO_FILE:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _checksum_if_there(path: Path) -> str | None:
+    try:
+        return checksum(path)
+    except _NO_FILE:
+        return None
 
 
 def checksum(path: Path) -> str:

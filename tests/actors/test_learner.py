@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.learner.calls import CalledRank
 from actors.learner.gang import Learner, Publication
 from actors.watch import Watch
 from actors.weights.buckets import checksum
@@ -283,6 +284,11 @@ async def test_what_a_rank_refuses_or_cannot_finish_reaches_the_driver_by_name(
         wrong = [replace(rows[0], num_sampled_tokens=1), *rows[1:]]
         with pytest.raises(LearnerError, match="rollout-0 has"):
             await learner.train_rl(wrong, 1e-3)
+    async with learning(folder, updates_per_step=2) as learner:
+        result = await learner.train_rl([replace(rows[0], advantage=math.nan), *rows[1:]], 1e-3)
+        assert result.applied and result.step == 1
+        assert [row.rollout_id for row in result.left_out] == [row.rollout_id for row in rows[::2]]
+        assert all("rollout-0" in row.reason for row in result.left_out)
     async with learning(folder, max_bad_updates=1, step_deadline_s=30.0) as learner:
         with pytest.raises(LearnerError, match="rollout-0"):
             await learner.train_rl([replace(rows[0], advantage=math.nan), *rows[1:]], 1e-3)
@@ -291,11 +297,11 @@ async def test_what_a_rank_refuses_or_cannot_finish_reaches_the_driver_by_name(
 async def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_the_deadline(cluster: Any, folder: Path):
     @cluster.remote(num_cpus=0)
     class Silent:
-        async def publish(self, policy_version: int, way: str, engines: Sequence[Any]) -> None:
+        async def call(self, number: int, method: str, arguments: Sequence[Any]) -> None:
             await asyncio.sleep(60)
 
     learner = Learner(derived.learner(folder, step_deadline_s=0.3))
-    learner._ranks = [Silent.remote()]
+    learner._ranks = [CalledRank(Silent.remote(), "learner/rank-0", "driver")]
     with pytest.raises(RankLost, match=r"driver waited 0\.3 s for learner/rank-0 \(the weights\)"):
         await learner.publish(1)
 

@@ -20,7 +20,7 @@ from tests.actors.unpacked import unpack
 
 pytestmark = pytest.mark.real
 
-STAGES = (0, 1, 2, 3)
+ZERO = (0, 1, 2, 3)
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +98,9 @@ def plain_gradients(folder: Path, rows: list[TokenRow]) -> dict[str, Any]:
 # ---------------------------------------------------------------- gradients
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_gradient_is_that_of_plain_torch_in_float64(start: Start, folder: Path, stage: int):
-    rank = start(zero=stage)
+@pytest.mark.parametrize("zero", ZERO)
+def test_the_gradient_is_that_of_plain_torch_in_float64(start: Start, folder: Path, zero: int):
+    rank = start(zero=zero)
     assert update(rank).applied
     assert largest_difference(gradients(rank), plain_gradients(folder, ROWS)) < 1e-6
 
@@ -132,8 +132,8 @@ def test_the_gradient_does_not_depend_on_micro_batches_packing_checkpointing_or_
 def test_clipping_by_zero_and_by_us_agree(start: Start):
     norms = []
     results = []
-    for stage in STAGES:
-        rank = start(zero=stage, grad_clip=0.05)
+    for zero in ZERO:
+        rank = start(zero=zero, grad_clip=0.05)
         norms.append(update(rank).grad_norm)
         results.append(gradients(rank))
     assert norms == pytest.approx([norms[0]] * 4, rel=1e-5)
@@ -144,6 +144,19 @@ def test_clipping_by_zero_and_by_us_agree(start: Start):
 
 
 # ---------------------------------------------------------------- log-probs and the ratio
+
+
+def test_a_model_that_would_carry_one_row_into_the_next_is_refused_where_rows_are_packed(start: Start, tmp_path: Path):
+    import transformers
+
+    config = transformers.Lfm2Config(
+        vocab_size=200, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, layer_types=["conv", "full_attention"], bos_token_id=0, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    transformers.Lfm2ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"--learner\.attention: rows packs rows .* Lfm2.*; give sdpa"):
+        start(model=str(tmp_path), attention="rows")
+    start(model=str(tmp_path), attention="sdpa")
 
 
 def test_log_probs_are_those_of_transformers(start: Start, folder: Path):
@@ -172,6 +185,18 @@ def test_with_several_updates_the_ratio_is_taken_to_the_policy_before_the_first(
     assert rank.step == together.step == 2
     assert together.ratio_max > 1.0
     assert together.tokens == num_sampled(ROWS)
+
+
+def test_of_several_updates_one_that_is_not_finite_is_told_apart_from_those_that_were_applied(start: Start):
+    good, bad = ROWS[::2], [replace(ROWS[1], advantage=math.nan), *ROWS[3::2]]
+    rank, alone = start(max_bad_updates=9), start()
+    both = rank.train_rl([micro_batches(weighted(good)), micro_batches(weighted(bad))], 1e-3)
+    update(alone, good)
+    assert (both.applied, both.refused, both.step, both.tokens) == (True, (1,), 1, num_sampled(good))
+    assert ROWS[1].name in both.reason and math.isfinite(both.loss) and math.isfinite(both.grad_norm)
+    assert largest_difference(weights(rank), weights(alone)) == 0.0
+    neither = rank.train_rl([micro_batches(weighted(bad))] * 2, 1e-3)
+    assert (neither.applied, neither.refused) == (False, (0, 1))
 
 
 def test_the_gap_between_engine_and_learner_is_reported(start: Start):
@@ -265,11 +290,11 @@ def test_the_temperature_of_rollouts_does_not_touch_sft(start: Start):
 # ---------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("zero", ZERO)
 def test_an_update_that_is_not_finite_leaves_the_weights_and_says_which_rollout(
-    start: Start, stage: int, tmp_path: Path
+    start: Start, zero: int, tmp_path: Path
 ):
-    rank = start(zero=stage, max_bad_updates=2, save_bad_updates=str(tmp_path))
+    rank = start(zero=zero, max_bad_updates=2, save_bad_updates=str(tmp_path))
     update(rank)
     before, moments = weights(rank), gradients(rank)
     bad = [replace(row, advantage=math.nan) if row.name == "rollout-3" else row for row in ROWS]
@@ -295,6 +320,18 @@ def test_rows_of_an_update_that_cannot_be_saved_are_a_line_and_end_nothing(
     assert update(rank).applied
 
 
+def test_such_updates_in_a_row_are_counted_over_a_resume(start: Start, tmp_path: Path):
+    bad = [replace(row, advantage=math.nan) for row in ROWS]
+    first, second = start(max_bad_updates=3), start(max_bad_updates=3)
+    for _ in range(2):
+        assert not update(first, bad).applied
+    first.save_checkpoint(tmp_path, {})
+    first.written()
+    second.load_checkpoint(tmp_path)
+    with pytest.raises(LearnerError, match="3 updates in a row not finite"):
+        update(second, bad)
+
+
 def test_the_run_stops_after_several_such_updates_in_a_row(start: Start):
     rank = start(zero=1, max_bad_updates=2)
     bad = [replace(ROWS[0], advantage=math.inf), *ROWS[1:]]
@@ -303,9 +340,9 @@ def test_the_run_stops_after_several_such_updates_in_a_row(start: Start):
         update(rank, bad)
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_micro_batches_without_a_token_to_train_on_take_part_and_add_nothing(start: Start, stage: int):
-    plain, padded = start(zero=stage), start(zero=stage)
+@pytest.mark.parametrize("zero", [0, 3])
+def test_micro_batches_without_a_token_to_train_on_take_part_and_add_nothing(start: Start, zero: int):
+    plain, padded = start(zero=zero), start(zero=zero)
     masked = TokenRow("masked", np.arange(5, dtype=np.int32), np.zeros(5, np.bool_))
     rows = weighted(ROWS)
     plain.train_rl([[rows]], 1e-3)
@@ -384,30 +421,34 @@ def test_a_checkpoint_of_another_architecture_is_refused_with_both_names(start: 
     assert largest_difference(before, weights(rank)) == 0.0
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("zero", [0, 3])
 def test_the_exported_folder_is_one_that_transformers_loads_with_equal_weights(
-    start: Start, stage: int, folder: Path, tmp_path: Path
+    start: Start, zero: int, folder: Path, tmp_path: Path
 ):
     import torch
     import transformers
 
     (folder / "tokenizer_config.json").write_text("{}")
-    rank = start(zero=stage)
+    generation = folder / "generation_config.json"
+    usual, odd = generation.read_text(), '{"eos_token_id": [1, 2], "temperature": 0.6}'  # loaded, but refused if saved
+    generation.write_text(odd)
+    rank = start(zero=zero)
     update(rank)
     rank.export(tmp_path / "model")
     assert tmp_path / "model" / "config.json" in rank.written()
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.detach(), rank.state.get(name), rtol=0, atol=0)
-    assert (tmp_path / "model" / "generation_config.json").is_file()
+    assert (tmp_path / "model" / "generation_config.json").read_text() == odd
     assert (tmp_path / "model" / "tokenizer_config.json").is_file()
+    generation.write_text(usual)
     (folder / "tokenizer_config.json").unlink()
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_weights_taken_over_and_a_fresh_optimizer_make_a_fresh_learner(start: Start, stage: int, tmp_path: Path):
+@pytest.mark.parametrize("zero", ZERO)
+def test_weights_taken_over_and_a_fresh_optimizer_make_a_fresh_learner(start: Start, zero: int, tmp_path: Path):
     other = save_policy(tmp_path / "other", seed=5)
-    rank, fresh = start(zero=stage), start(zero=stage, model=str(other))
+    rank, fresh = start(zero=zero), start(zero=zero, model=str(other))
     update(rank)
     rank.set_policy(other)
     rank.reset_optimizer()
@@ -417,9 +458,9 @@ def test_weights_taken_over_and_a_fresh_optimizer_make_a_fresh_learner(start: St
     assert largest_difference(weights(rank), weights(fresh)) == 0.0
 
 
-@pytest.mark.parametrize(("stage", "bucket_bytes"), [(0, 2**28), (1, 300_000), (3, 1), (3, 300_000)])
-def test_what_is_published_is_every_weight_once_in_buckets(start: Start, stage: int, bucket_bytes: int):
-    rank = start(zero=stage, bucket_bytes=bucket_bytes)
+@pytest.mark.parametrize(("zero", "bucket_bytes"), [(0, 2**28), (1, 300_000), (3, 1), (3, 300_000)])
+def test_what_is_published_is_every_weight_once_in_buckets(start: Start, zero: int, bucket_bytes: int):
+    rank = start(zero=zero, bucket_bytes=bucket_bytes)
     buckets = list(rank.weight_buckets())
     assert all(bucket.num_bytes <= bucket_bytes or len(bucket.entries) == 1 for bucket in buckets)
     published = {parameter.name: parameter.array for parameter in unpack(buckets)}
@@ -431,33 +472,33 @@ def test_what_is_published_is_every_weight_once_in_buckets(start: Start, stage: 
 # ---------------------------------------------------------------- precision, memory
 
 
-@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
-def test_bfloat16_keeps_float32_master_weights_and_publishes_bfloat16(start: Start, stage: int, tmp_path: Path):
-    rank = start(zero=stage, dtype="bfloat16")
+@pytest.mark.parametrize("zero", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
+def test_bfloat16_keeps_float32_master_weights_and_publishes_bfloat16(start: Start, zero: int, tmp_path: Path):
+    rank = start(zero=zero, dtype="bfloat16")
     before = weights(rank)
     assert update(rank, lr=1e-6).applied
     assert 0 < largest_difference(before, weights(rank)) < 2e-6  # finer than bfloat16 can hold
     assert {entry.dtype for bucket in rank.weight_buckets() for entry in bucket.entries} == {"bfloat16"}
     rank.save_checkpoint(tmp_path, {})
     rank.written()
-    second = start(zero=stage, dtype="bfloat16")
+    second = start(zero=zero, dtype="bfloat16")
     second.load_checkpoint(tmp_path)
     assert largest_difference(weights(rank), weights(second)) == 0.0
     assert checksum(rank.weight_buckets()) == checksum(second.weight_buckets())
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_offloaded_optimizer_state_gives_the_same_update(start: Start, stage: int):
-    plain, offloaded = start(zero=stage), start(zero=stage, offload=True)
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_offloaded_optimizer_state_gives_the_same_update(start: Start, zero: int):
+    plain, offloaded = start(zero=zero), start(zero=zero, offload=True)
     update(plain)
     update(offloaded)
     assert largest_difference(weights(plain), weights(offloaded)) < 1e-7
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1, 3])
-def test_memory_stays_flat_over_a_thousand_steps(start: Start, stage: int):
-    rank = start(zero=stage)
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_memory_stays_flat_over_a_thousand_steps(start: Start, zero: int):
+    rank = start(zero=zero)
     rows = draw_rows(4, low=8, high=24)
     page = os.sysconf("SC_PAGE_SIZE")
 

@@ -2,16 +2,18 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from actors.learner.shares import RlWork, rl_shares, sft_shares, usable_rows
+from actors.learner.shares import RlWork, rl_shares, rows_refused, sft_shares, usable_rows
 from rstar_ray.algorithm.loss_settings import Normalisation
 from rstar_ray.algorithm.update import LeftOut, SftExample
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.train_loop import TrainingRow
 from tests import derived
+from tests.fakes import update_result
 
 LIMITS = derived.limits(micro_batch_tokens=40, packed=True)
 
@@ -86,6 +88,14 @@ def test_several_updates_take_the_rows_in_turn_and_each_is_normalised_by_itself(
     assert weights(work, 0) == pytest.approx(dict.fromkeys(("r0", "r2", "r4"), 1 / 9))
     assert weights(work, 1) == pytest.approx(dict.fromkeys(("r1", "r3"), 1 / 6))
     assert {len(rank) for rank in rl_shares(rows[:1], derived.loss(), LIMITS, world_size=2, num_updates=3)} == {1}
+
+
+def test_the_rows_of_an_update_that_was_refused_are_those_that_were_dealt_to_it():
+    rows = [training_row(f"r{i}", sampled=i + 1) for i in range(5)]
+    applied = update_result(1, tokens=9, lr=1e-3)
+    result = replace(applied, reason="not finite", refused=(1,))
+    assert rows_refused(rows, 2, result) == (LeftOut("r1", "not finite"), LeftOut("r3", "not finite"))
+    assert rows_refused(rows, 2, applied) == ()
 
 
 def test_conversations_share_one_weight_by_their_tokens_with_a_loss():

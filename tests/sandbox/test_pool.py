@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,23 @@ async def test_a_dead_server_is_started_again_and_its_cells_serve_on():
         os.kill(server.pid, signal.SIGKILL)
         assert (await pool.run(ExecutionRequest(code="print(1)"))).stdout == "1\n"
         await until(lambda: pool.stats().servers_lost == 1 and pool._crews["lean"].server not in (None, server))
+
+
+async def test_servers_that_were_killed_before_they_could_serve_are_no_end_of_the_pool():
+    async with SandboxPool(derived.pool(slots=1, flavors=LEAN)) as pool:
+        crews = pool._crews
+        assert crews is not None
+        config, crew = crews._config, crews["lean"]
+        crews._config = replace(config, python="/bin/false")
+        os.kill(pool.server_ids[0], signal.SIGKILL)
+        await until(lambda: crew.given_up)
+        for cell in list(crew.cells):
+            crews.lose(crew, cell, "the kernel wanted its memory")
+        with pytest.raises(SandboxError, match="no lean server: it ended without a word"):
+            await pool.run(ExecutionRequest(code="print(1)"))
+        crews._config = config
+        assert (await pool.run(ExecutionRequest(code="print(1)"))).stdout == "1\n"
+        assert pool.stats().servers_lost == 4 and not crew.failures
 
 
 async def test_a_call_that_loses_every_cell_is_our_error_not_the_programs():
