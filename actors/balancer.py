@@ -84,6 +84,8 @@ class BalancerService:
         self._empty = asyncio.Event()
         self._draining = False
         self._admit_from = clock() + settle_s
+        if settle_s:
+            self._registered.set()  # in the life before this; the only replica may have died along, and take minutes
         self._tick: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -93,8 +95,8 @@ class BalancerService:
     async def submit(self, items: Sequence[tuple[RolloutLoad, Any]], wait_s: float = 60.0) -> None:
         """Queue these rollouts with what their worker will need; known ones are left alone.
 
-        Waits for a first replica to register, so that one that can never fit is refused here: raises `NeverFits`
-        with the numbers, `DeadlineExceeded` without a replica, `ValueError` while draining.
+        Waits for a first replica to register, in this life of the actor or an earlier, so that one that can never fit
+        is refused here: raises `NeverFits` with the numbers, `DeadlineExceeded` without, `ValueError` while draining.
         """
         if self._draining:
             raise ValueError("the balancer is draining and takes no more rollouts")
@@ -133,6 +135,19 @@ class BalancerService:
         """False: nothing new goes to the replica."""
         self._balancer.set_serving(replica_id, serving)
         self._wake()
+
+    async def missing(self, rollout_ids: Sequence[str]) -> list[str]:
+        """Those of these rollouts that it could not give a worker."""
+        return [name for name in rollout_ids if name not in self._payloads]
+
+    async def held_by_lost(self, replica_id: str, unfinished: Sequence[str]) -> list[str]:
+        """What a replica that is gone held, which gets nothing more; where this life of the actor does not know it,
+        what of these no other holds, once those that live have had the time to register."""
+        if self._balancer.knows(replica_id):
+            self._balancer.set_serving(replica_id, False)
+            return self._balancer.residents(replica_id)
+        await asyncio.sleep(max(0.0, self._admit_from - self._clock()))
+        return [name for name in unfinished if self._balancer.replica_of(name) is None]
 
     async def replica_lost(self, replica_id: str) -> list[str]:
         """The replica is dead: its rollouts wait again, from their last reported turn. Returns their ids.
@@ -177,20 +192,7 @@ class BalancerService:
 
     def export(self) -> None:
         """What people watch, as it is now."""
-        now, meter = self._balancer.snapshot(), self._meter
-        meter.set("rstar_balancer_waiting", now.waiting)
-        meter.set("rstar_balancer_in_flight", now.in_flight)
-        if capacity := sum(replica.kv_capacity_tokens for replica in now.replicas):
-            used = sum(replica.kv_used_tokens for replica in now.replicas)
-            reserved = sum(replica.kv_reserved_tokens for replica in now.replicas)
-            meter.set("rstar_balancer_kv_used_ratio", used / capacity)
-            meter.set("rstar_balancer_kv_reserved_ratio", reserved / capacity)
-        meter.set("rstar_balancer_replicas", len(now.replicas))
-        set_aside = [replica for replica in now.replicas if replica.set_aside is not None]
-        meter.set("rstar_balancer_replicas_set_aside", len(set_aside))
-        meter.reached("rstar_balancer_moves_total", now.moves)
-        meter.reached("rstar_balancer_preemptions_total", now.preemptions)
-        meter.reached("rstar_balancer_recomputed_tokens_total", now.recomputed_tokens)
+        export(self._balancer.snapshot(), self._meter)
 
     # -- the workers' side ----------------------------------------------------------------------------------------
     async def register(
@@ -352,6 +354,23 @@ class BalancerService:
             self._empty.set()
         else:
             self._empty.clear()
+
+
+def export(now: BalancerSnapshot, meter: Meter) -> None:
+    """What people watch of the balancer."""
+    meter.set("rstar_balancer_waiting", now.waiting)
+    meter.set("rstar_balancer_in_flight", now.in_flight)
+    if capacity := sum(replica.kv_capacity_tokens for replica in now.replicas):
+        used = sum(replica.kv_used_tokens for replica in now.replicas)
+        reserved = sum(replica.kv_reserved_tokens for replica in now.replicas)
+        meter.set("rstar_balancer_kv_used_ratio", used / capacity)
+        meter.set("rstar_balancer_kv_reserved_ratio", reserved / capacity)
+    meter.set("rstar_balancer_replicas", len(now.replicas))
+    set_aside = [replica for replica in now.replicas if replica.set_aside is not None]
+    meter.set("rstar_balancer_replicas_set_aside", len(set_aside))
+    meter.reached("rstar_balancer_moves_total", now.moves)
+    meter.reached("rstar_balancer_preemptions_total", now.preemptions)
+    meter.reached("rstar_balancer_recomputed_tokens_total", now.recomputed_tokens)
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=4096)  # pyright: ignore[reportCallIssue]

@@ -31,6 +31,7 @@ from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import WeightWay, shares_gpus
 from rstar_ray.crew import Crew
 from rstar_ray.deadline import within
+from rstar_ray.evaluation.asked import brought_along
 from rstar_ray.repeat import repeated
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
@@ -78,6 +79,7 @@ class TrainingActors:
         self._group: Any = None
         self._executors: dict[str, Any] = {}
         self.specs = tuple(tools)
+        self._brought = brought_along(config, self.specs)
         self._own_folder = str(Path(config.own_folder).absolute())
         self._hosts: dict[str, Any] = {}
         self._balancer: Any = None
@@ -104,6 +106,7 @@ class TrainingActors:
         self._balancer = BalancerActor.options(name="balancer", runtime_env={"env_vars": NO_GPU}, **head).remote(  # type: ignore[attr-defined]
             self._config.balancer.rule, placement=self._config.balancer, run=self.meter.run
         )
+        self.watch.follow_start("balancer", self._balancer, silent_s=self._config.detector.silent_s)
         self.tools = SandboxClient(self._executors, self._config.sandbox, caller="driver", show=self._show)
         self._replicas = Replicas(
             self._balancer,
@@ -161,6 +164,7 @@ class TrainingActors:
             rollouts=self.replicas.rollouts,
             publish=self._publish_once,
             record=self.record,
+            brought=self._brought,
             placed=self.placed,
             published=lambda: self.replicas.figures,
             memory_bytes=self.watch.memory_bytes,

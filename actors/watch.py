@@ -46,11 +46,19 @@ class Follow(Protocol):
     def leave(self, name: str) -> None: ...
 
 
+class Guard(Follow, Protocol):
+    """And of those for whom a run may have to end before it waits for them."""
+
+    def follow_start(self, name: str, handle: Any, *, silent_s: float) -> None: ...
+    def end_run(self, fault: Exception) -> None: ...
+
+
 @dataclass(slots=True)
 class _Followed:
     handle: Any
     limit: Limit
     on_death: DeathFn | None
+    starts: bool = False  # it may not be there yet, and is none of the run's processes before it is up
     asking: asyncio.Task[None] | None = None
     sign: Sign | None = None  # the latest
     fault: str = ""  # of its probe, as it was shown
@@ -104,16 +112,24 @@ class Watch:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._over is not None:
-            self._over.cancel()
+        if self._over is not None and not self._over.cancel() and not self._over.cancelled():
+            self._over.exception()  # whoever waited was told by other means
 
     def follow(self, name: str, handle: Any, *, silent_s: float, on_death: DeathFn | None = None) -> None:
         """Probe this actor, which answers now, from now on; `on_death` hears when it is gone for good."""
-        self.leave(name)
-        one = self._followed[name] = _Followed(handle, Limit(silent_s=silent_s), on_death)
+        one = self._begin(name, _Followed(handle, Limit(silent_s=silent_s), on_death))
         self._detector.watch(name, one.limit)
+
+    def follow_start(self, name: str, handle: Any, *, silent_s: float) -> None:
+        """Probe this actor, which may not be there yet, from its first answer on, until it is up: then `follow` it."""
+        self._begin(name, _Followed(handle, Limit(silent_s=silent_s), None, starts=True))
+
+    def _begin(self, name: str, one: _Followed) -> _Followed:
+        self.leave(name)
+        self._followed[name] = one
         one.asking = asyncio.create_task(self._ask(name, one))
         one.asking.add_done_callback(self._end_if_failed)
+        return one
 
     def leave(self, name: str) -> None:
         """It is not waited for any more, or starts again."""
@@ -206,7 +222,8 @@ class Watch:
         """None of a run's decisions depends on it."""
         if self._record is None:
             return
-        signs = {name: asdict(one.sign) for name, one in sorted(self._followed.items()) if one.sign}
+        up = {name: one.sign for name, one in sorted(self._followed.items()) if not one.starts}
+        signs = {name: asdict(sign) for name, sign in up.items() if sign}
         for sign in signs.values():
             del sign["work"], sign["progress"], sign["memory_bytes"], sign["device_bytes"], sign["lines"]
         with decoration(self._record.name, self._show):
@@ -225,9 +242,13 @@ class Watch:
         if not task.cancelled() and (fault := task.exception()) is not None:
             self._end_run(f"the detector has failed: {type(fault).__name__}: {fault}")
 
-    def _end_run(self, why: str) -> None:
+    def end_run(self, fault: Exception) -> None:
+        """With this, whatever is waited for now."""
         if self._over is not None and not self._over.done():
-            self._over.set_exception(RStarError(why))
+            self._over.set_exception(fault)
+
+    def _end_run(self, why: str) -> None:
+        self.end_run(RStarError(why))
 
     def tick(self) -> list[Wedged]:
         """Judge once; the actors to end. What concerns the whole run is dealt with here."""

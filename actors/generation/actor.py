@@ -13,6 +13,7 @@ from actors.devices import see_own_gpu_first
 from actors.generation.balancer_client import BalancerClient
 from actors.generation.delivery import Delivery, in_parts
 from actors.generation.engine import Engine, EngineFacts
+from actors.generation.kept_turns import KeptTurns
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.rollout_traces import RolloutTraces
 from actors.generation.settings import EngineSettings
@@ -98,6 +99,8 @@ class GenerationActor:
             syntax_of=VllmCalls,
         )
         self._engine = Engine(settings.engine, stop_token_ids=self._chat.profile.stop_token_ids)
+        writer = f"{self._name}-{self._alive.life}"
+        journal = TurnJournal(Path(settings.journal), writer) if settings.journal else None
         self._worker = GenerationWorker(
             settings.replica_id,
             engine=self._engine,
@@ -107,9 +110,7 @@ class GenerationActor:
             tools=tools,
             judge=make_judge(settings.reward, sandbox, own_folder=settings.own_folder),
             metrics=self._metrics,
-            journal=TurnJournal(Path(settings.journal), f"{self._name}-{self._alive.life}")
-            if settings.journal
-            else None,
+            kept=KeptTurns(journal, where=settings.journal, show=self._lines.append),
         )
 
     def __repr__(self) -> str:

@@ -1,7 +1,6 @@
 """The balancer as a worker sees it: what it is told, and how it is asked while it restarts."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
@@ -12,9 +11,8 @@ from rstar_ray.agent.rollout import RolloutState
 from scheduler.cost import EngineCost
 from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport
 
-RESTART_PATIENCE_S = 45.0
-"""How long a balancer that restarts is asked again."""
 ASK_AGAIN_S = 0.5
+"""Of a balancer that restarts."""
 
 
 class BalancerCalls(Protocol):
@@ -39,7 +37,7 @@ class BalancerCalls(Protocol):
 
 
 class BalancerClient:
-    """The balancer's address as `BalancerCalls`; while it restarts, calls are repeated for a while."""
+    """The balancer's address as `BalancerCalls`; while it restarts, calls are repeated: bound them with `within`."""
 
     def __init__(self, balancer: Any, granted: Callable[[Grants], None] = lambda grants: None) -> None:
         """`granted` hears of all grants, before the worker does."""
@@ -82,13 +80,10 @@ class BalancerClient:
         return await self._call("return_rollouts", replica_id, items)
 
     async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        give_up_s = time.monotonic() + RESTART_PATIENCE_S
         while True:
             try:
                 return await getattr(self._balancer, method).remote(*arguments, **named)
             except ActorUnavailableError:
-                if time.monotonic() > give_up_s:
-                    raise
                 await asyncio.sleep(ASK_AGAIN_S)
 
 

@@ -149,7 +149,9 @@ class Engine:
         params = self._sampling_params(max_tokens, seed, sampling)
         params.extra_args = {SAMPLED_BEFORE: after} if after else None
         outputs = llm.generate(prompt, params, request_id)
-        output = await self._vllm.ask(_last(outputs), f"complete {request_id}", self.settings.generate_deadline_s)
+        output = await self._vllm.ask(
+            _last(outputs), f"complete {request_id}", self.settings.generate_deadline_s, may_refuse=True
+        )
         return self._completion(output, request_id)
 
     def newly_sampled(self) -> dict[str, Sampled]:

@@ -1,8 +1,9 @@
 """What a worker keeps of the turns that it plays, finished or under way: on disk, and for who goes on with them."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -63,17 +64,27 @@ class SampledBits(Protocol):
 class KeptTurns:
     """Of the rollouts that one worker plays, each turn from its first token on.
 
-    Without a journal nothing survives the worker, and of a turn that has not finished nothing its engine.
+    Without a journal nothing survives the worker, and of a turn that has not finished nothing its engine. A journal
+    that cannot be written ends nothing: a line says so, and it is tried again with the next weights, when a step's
+    file begins.
     """
 
-    def __init__(self, journal: TurnJournal | None) -> None:
+    def __init__(
+        self, journal: TurnJournal | None, *, where: str = "the journal", show: Callable[[str], None] = print
+    ) -> None:
+        """`where`: what the journal is called where it cannot be written."""
         self._journal = journal
+        self._where = where
+        self._show = show
+        self._fails = False  # the journal, under these weights
+        self._said = False  # that it does
         self._begun: dict[str, _Begun] = {}
         self._version, self._weights = 0, 0  # those of the model folder
 
     def serve(self, version: int, weights: int) -> None:
         """From now on turns are sampled by this version; `weights`: their checksum."""
         self._version, self._weights = version, weights
+        self._fails = False
 
     def begin(self, state: RolloutState) -> None:
         """It is played here from now on."""
@@ -83,8 +94,11 @@ class KeptTurns:
     def finished(self, state: RolloutState) -> None:
         """A turn has: on disk with the next `flush`, until which a death of this process takes it along."""
         self._begun.pop(state.request.rollout_id, None)
-        if self._journal is not None:
-            self._journal.add(state, self._weights)
+        if self._journal is None:
+            return
+        journal, weights = self._journal, self._weights
+        if not self._written(lambda: journal.add(state, weights)):
+            journal.begin(state)  # what is written later continues these tokens, and not those before
 
     def end(self, rollout_id: str) -> None:
         """It is played here no longer."""
@@ -101,12 +115,30 @@ class KeptTurns:
                 self._note(state, Sampled(known - turn.before, done.after(known)))
 
     def flush(self) -> None:
-        if self._journal is not None:
-            self._journal.flush()
+        if self._journal is not None and self._written(self._journal.flush) and self._said:
+            self._said = False
+            self._show(f"{self._where} is written again")
 
     def close(self) -> None:
         if self._journal is not None:
-            self._journal.close()
+            with contextlib.suppress(OSError, ValueError):  # the latest is on disk by now, or was said not to be
+                self._journal.close()
+
+    def _written(self, write: Callable[[], None]) -> bool:
+        """Whether it is, as far as can be told before the file is flushed."""
+        if self._fails:
+            return False
+        try:
+            write()
+        except (OSError, ValueError) as failed:  # the second: a file that could not be flushed is closed all the same
+            self._fails = True
+            if not self._said:
+                self._said = True
+                self._show(
+                    f"{self._where} cannot be written ({failed}): what is sampled here is not kept, and where this "
+                    "worker dies it is sampled again"
+                )
+        return not self._fails
 
     def reached(self, states: Mapping[str, RolloutState]) -> list[RolloutState]:
         """States at their last finished turns, with what there is of the next."""
@@ -133,11 +165,13 @@ class KeptTurns:
         """All that was noted is on disk."""
         if self._journal is None:
             return
-        new = {name: turn for name, turn in self._begun.items() if self._weights == turn.weights and turn.is_longer}
-        self._journal.add_begun({name: turn.completion(turn.written) for name, turn in new.items()}, self._weights)
-        self._journal.flush()
-        for turn in new.values():
-            turn.written = len(turn.token_ids)
+        journal, weights = self._journal, self._weights
+        new = {name: turn for name, turn in self._begun.items() if weights == turn.weights and turn.is_longer}
+        parts = {name: turn.completion(turn.written) for name, turn in new.items()}
+        if self._written(lambda: journal.add_begun(parts, weights)):
+            self.flush()
+            for turn in new.values():
+                turn.written = len(turn.token_ids)
 
     def _note(self, state: RolloutState, bit: Sampled) -> None:
         """What was sampled since; of a turn that a swap falls into, up to there."""

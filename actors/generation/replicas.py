@@ -10,12 +10,19 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from actors.generation.rollout_client import BLIP_PATIENCE_S, RolloutClient, last_line, life_of, when_available
+from actors.generation.rollout_client import (
+    BLIP_PATIENCE_S,
+    CALL_DEADLINE_S,
+    RolloutClient,
+    last_line,
+    life_of,
+    when_available,
+)
 from actors.generation.weight_swap import publish_figures
 from actors.gpu_turns import ANYTIME, Turn
 from actors.learner.gang import Publication
 from actors.lost_nodes import no_node
-from actors.watch import Follow
+from actors.watch import Guard
 from actors.weights.transfer import EngineSeat, Pulled
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
@@ -23,10 +30,13 @@ from rstar_ray.errors import DeadlineExceeded, LearnerError, RankLost, RStarErro
 from rstar_ray.run_dir.metrics import PlacementFigures, PublishFigures
 from rstar_ray.telemetry.meter import NO_METER, Meter
 
-CALL_DEADLINE_S = 120.0
 ASK_AGAIN_S = 0.2
 MAX_LOSSES_IN_A_ROW = 4
-"""Of one worker, without a single rollout that ended in between, before the run does: a node takes many at once."""
+"""Of one worker, without anything that got on in between, before the run ends: a node takes many at once."""
+SERVED_WELL_S = 60.0
+"""A worker that served for so long before it was lost does not die of its start, nor of its first work."""
+START_PATIENCE = 3.0
+"""While its engine starts, an actor may be silent for so many times its limit: a library that is loaded holds it up."""
 SAY_AFTER_S = 10.0
 LOOK_AGAIN_S = 0.5
 
@@ -40,7 +50,7 @@ class Replicas:
         chat: ChatFormat,
         *,
         show: Callable[[str], None],
-        watch: Follow,
+        watch: Guard,
         silent_s: float,
         node_away_s: float = math.inf,
         weights_deadline_s: float = CALL_DEADLINE_S,
@@ -58,7 +68,9 @@ class Replicas:
         self._meter = meter
         self._weights_deadline_s = weights_deadline_s
         self.workers: dict[str, Any] = {}
-        self.rollouts = RolloutClient(balancer, chat, on_worker_lost=self._lost, show=show, journal=journal)
+        self.rollouts = RolloutClient(
+            balancer, chat, on_worker_lost=self._lost, show=show, journal=journal, silent_s=silent_s
+        )
         self._balancer = balancer
         self._show = show
         self._start_deadlines_s: dict[str, float] = {}
@@ -67,6 +79,7 @@ class Replicas:
         self._silent_s = silent_s
         self._losses_in_a_row: dict[str, int] = {}  # of each
         self._ended_at_loss: dict[str, int] = {}  # rollouts, at its latest loss
+        self._serves_since_s: dict[str, float] = {}  # each that does
         self._coming_back: set[str] = set()  # lost workers; they take the newest weights before they serve
         self._back: set[str] = set()  # since seats were given out: what they took from there, they have no more
         self._starting: asyncio.Task[None] | None = None
@@ -86,13 +99,30 @@ class Replicas:
         self._start_deadlines_s[name] = start_deadline_s
 
     def start(self) -> None:
-        """Start every engine; `serving` says when they are up."""
+        """Start every engine; `serving` says when they are up. One that cannot ends the run, whatever it waits for."""
         self._starting = asyncio.create_task(self._start(list(self.workers)))
+        self._starting.add_done_callback(self._end_run_if_failed)
 
     async def serving(self) -> None:
-        """Wait until every engine is up; raises what kept one from it."""
+        """Wait until every engine is up that is not lost, and one at least; raises what kept one from it."""
+        seconds = (1 + MAX_LOSSES_IN_A_ROW) * (max(self._start_deadlines_s.values()) + self._node_away_s)
+        await within(self._until_up(), seconds, waiter="driver", owner="generation", reason=self._not_up)
+
+    def _not_up(self) -> str:
+        return f"engines of {', '.join(sorted(self.workers.keys() - self._serves_since_s.keys()))}"
+
+    async def _until_up(self) -> None:
         assert self._starting is not None
-        await self._starting
+        while not self._starting.done():
+            if self.there and self.there.keys() <= self._serves_since_s.keys():
+                return
+            await asyncio.wait({self._starting}, timeout=LOOK_AGAIN_S)
+        self._starting.result()
+
+    def _end_run_if_failed(self, starting: "asyncio.Task[None]") -> None:
+        """Nobody may wait for engines for hours yet: supervised fine-tuning needs none."""
+        if not starting.cancelled() and isinstance(fault := starting.exception(), Exception):
+            self._watch.end_run(fault)
 
     def seats(self, senders: Mapping[int, int], *, ranks: int) -> list[EngineSeat]:
         """Who is there to be sent weights, by the numbers of their senders. `ranks`: that an engine is split over."""
@@ -147,6 +177,7 @@ class Replicas:
                     return await self._bring_up(name)
                 except (RayActorError, RayTaskError, DeadlineExceeded) as lost:
                     if _waited_for_another(lost, name) or (_lives(lost) and name not in self._coming_back):
+                        self._show(f"{name} did not come up: {last_line(lost)}")
                         raise  # one that has never served is the run's to refuse
                     self._coming_back.add(name)
                     self._count_loss(name, lost)  # once more: it, or its engine, may have been killed in its start
@@ -158,10 +189,9 @@ class Replicas:
 
     async def _bring_up(self, name: str) -> None:
         worker, deadline_s = self.workers[name], self._start_deadlines_s[name]
+        self._watch.follow_start(name, worker, silent_s=START_PATIENCE * self._silent_s)
         async with self._turn():
-            facts = await within(
-                when_available(worker.start.remote), deadline_s, waiter="driver", owner=name, reason="its engine"
-            )
+            facts = await within(worker.start.remote(), deadline_s, waiter="driver", owner=name, reason="its engine")
         # Before it is among those who are there: a publish seats it by its life.
         self._lives[name] = (await self._ask(worker.probe.remote(), name, "a sign")).life
         await self._pull_newest(name, deadline_s)
@@ -170,6 +200,7 @@ class Replicas:
         await self._ask(worker.serve.remote(), name, "its loops")
         self.rollouts.follow(name, worker, self._lives[name])
         self._watch.follow(name, worker, silent_s=self._silent_s)
+        self._serves_since_s[name] = time.monotonic()
         self._show(f"{name}: {facts.kv_capacity_tokens:,} KV tokens")
 
     async def _lost(self, name: str, lost: Exception) -> None:
@@ -182,14 +213,8 @@ class Replicas:
         self._count_loss(name, lost)
         if not _is_gone(lost):
             ray.kill(self.workers[name], no_restart=False)
-        kept = await self.rollouts.recover()
-        if kept:
-            self._show(f"{name}: of {len(kept)} unfinished rollouts what was sampled is kept")
-            back = when_available(lambda: self._balancer.return_rollouts.remote(name, kept))
-            await self._ask(back, "balancer", f"the turns of {name}")
-        told = when_available(lambda: self._balancer.replica_lost.remote(name))
-        await self._ask(told, "balancer", f"the rollouts of {name}")
-        await self.rollouts.resubmit()
+        if num_kept := await self.rollouts.go_on_without(name):
+            self._show(f"{name}: of {num_kept} unfinished rollouts what was sampled is kept")
         await self._up_again(name)
         await self._start([name])
 
@@ -199,33 +224,43 @@ class Replicas:
         Raises `RStarError` where none does for `node_away_s`.
         """
         up = asyncio.ensure_future(when_available(self.workers[name].probe.remote))
-        began_s = alone_s = time.monotonic()
-        said = False
+        saying = asyncio.get_running_loop().call_later(SAY_AFTER_S, self._say_it_waits, name)
         try:
-            while not (await asyncio.wait({up}, timeout=LOOK_AGAIN_S))[0]:
-                now_s = time.monotonic()
-                if self.there:
-                    alone_s = now_s
-                if now_s > alone_s + self._node_away_s:
-                    raise no_node(name, self._node_away_s)
-                if not said and now_s > began_s + SAY_AFTER_S:
-                    said = True
-                    self._show(f"{name} waits for a node: {len(self.there)} of {len(self.workers)} replicas serve")
+            while not up.done():
+                if self.there:  # nothing waits for this one
+                    await asyncio.wait({up}, timeout=LOOK_AGAIN_S)
+                else:
+                    nobody = self._until_up_or_another(up)
+                    await within(nobody, self._node_away_s, waiter="driver", owner="Ray", reason=f"a node for {name}")
             await up
+        except DeadlineExceeded as late:
+            raise no_node(name, self._node_away_s) from late
         finally:
+            saying.cancel()
             up.cancel()
 
+    async def _until_up_or_another(self, up: "asyncio.Future[Any]") -> None:
+        while not self.there and not up.done():
+            await asyncio.wait({up}, timeout=LOOK_AGAIN_S)
+
+    def _say_it_waits(self, name: str) -> None:
+        serve = self.there.keys() & self._serves_since_s.keys()
+        self._show(f"{name} waits for a node: {len(serve)} of {len(self.workers)} replicas serve")
+
     def _count_loss(self, name: str, lost: Exception) -> None:
-        """Any number over a run, as long as rollouts end in between. Raises `RStarError` where none does."""
+        """Any number over a run, as long as rollouts end in between, or it serves for a while: in supervised
+        fine-tuning and in an update there are none. Raises `RStarError` otherwise."""
         ended, row = self.rollouts.num_ended, self._losses_in_a_row.get(name, 0)
-        row = self._losses_in_a_row[name] = 1 if ended > self._ended_at_loss.get(name, 0) else row + 1
+        served_s = time.monotonic() - self._serves_since_s.pop(name, math.inf)
+        got_on = ended > self._ended_at_loss.get(name, 0) or served_s >= SERVED_WELL_S
+        row = self._losses_in_a_row[name] = 1 if got_on else row + 1
         self._ended_at_loss[name] = ended
         self._show(f"{name} was lost ({type(lost).__name__ if _is_gone(lost) else last_line(lost)}) and starts again")
         self._meter.add("rstar_losses_total", 1, part="replica")
         if row > MAX_LOSSES_IN_A_ROW:
             raise RStarError(
-                f"{name} was lost: {row} of its losses without a rollout that ended in between, the last "
-                f"{type(lost).__name__}: {lost}"
+                f"{name} was lost: {row} of its losses without a rollout that ended in between, or "
+                f"{SERVED_WELL_S:g} s in which it served, the last {type(lost).__name__}: {lost}"
             )
 
     async def _pull_unless_lost(self, name: str, weights: Publication) -> Pulled | None:
@@ -299,7 +334,8 @@ class Replicas:
         return pulled
 
     async def _ask(self, answer: Awaitable[Any], owner: str, reason: str) -> Any:
-        return await within(answer, CALL_DEADLINE_S, waiter="driver", owner=owner, reason=reason)
+        seconds = CALL_DEADLINE_S + self._silent_s  # who is stopped is ended first, and starts again
+        return await within(answer, seconds, waiter="driver", owner=owner, reason=reason)
 
 
 def _is_gone(lost: Exception) -> bool:

@@ -33,7 +33,10 @@ ATTEMPT = "~"
 """Between a rollout's id and the number of its attempt, where all that was handed in before was given up."""
 _ATTEMPT = re.compile(rf"{ATTEMPT}\d+")
 SUBMIT_BATCH = 256
+RETURN_BATCH = 32
+"""Of rollouts that have begun: one of 16K tokens takes a quarter of a megabyte, and others are served in between."""
 CALL_DEADLINE_S = 120.0
+"""Longest wait for what is there. One that is stopped is ended first, by the detector, and starts again."""
 BALANCER_PING_S = 2.0
 BLIP_PATIENCE_S = 3.0
 """How long a worker that could not be reached may take to answer again before it is taken for lost."""
@@ -53,9 +56,11 @@ class RolloutClient:
         on_worker_lost: Callable[[str, Exception], Any],
         show: Callable[[str], None] = print,
         journal: Path | None = None,
+        silent_s: float = 0.0,
     ) -> None:
         """`journal`: where the workers keep what was sampled. `on_worker_lost` hears of one that is gone, or of what
-        one met in its own loops, which have ended then."""
+        one met in its own loops, which have ended then. `silent_s`: how long who is asked may be silent before the
+        detector ends it."""
         self.weights = 0  # checksum of those that all workers serve; 0 for the model folder's
         self._journal = journal
         self._balancer = balancer
@@ -67,6 +72,10 @@ class RolloutClient:
         self._latest: frozenset[str] = frozenset()  # ids of the latest run
         self._attempt = 0  # grows when what was handed in is given up
         self.num_ended = 0  # over the whole run
+        self._deadline_s = CALL_DEADLINE_S + silent_s
+        self._num_recovering = 0  # losses whose rollouts are being read from the journal
+        self._recovered = asyncio.Event()  # none is
+        self._recovered.set()
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
 
@@ -108,9 +117,29 @@ class RolloutClient:
                 raise done
             yield self._as_asked(done)
 
-    async def recover(self) -> list[_Submission]:
-        """Of what is not finished, that of which the journal has some: it goes on from there."""
-        kept = await self._journaled([state for _, state in self._waiting.values()])
+    async def go_on_without(self, replica_id: str) -> int:
+        """A replica is gone: what it held goes on elsewhere. Returns of how many the journal has what was sampled."""
+        self._num_recovering += 1
+        self._recovered.clear()
+        try:
+            kept = await self._recover(replica_id)
+        finally:
+            self._num_recovering -= 1
+            if not self._num_recovering:
+                self._recovered.set()
+        for first in range(0, len(kept), RETURN_BATCH):
+            items = kept[first : first + RETURN_BATCH]
+            await self._tell("return_rollouts", replica_id, items, reason=f"the turns of {replica_id}")
+        await self._tell("replica_lost", replica_id, reason=f"the rollouts of {replica_id}")
+        await self.resubmit()
+        return len(kept)
+
+    async def _recover(self, replica_id: str) -> list[_Submission]:
+        """Of what this replica held, that of which the journal has some: it goes on from there."""
+        held = await self._tell(
+            "held_by_lost", replica_id, [*self._waiting], reason=f"which rollouts {replica_id} held"
+        )
+        kept = await self._journaled([self._waiting[name][1] for name in held if name in self._waiting])
         longer = {
             name: (rollout_load(state), state)
             for name, state in kept.items()
@@ -137,9 +166,7 @@ class RolloutClient:
         for fault in ended:
             if isinstance(fault, BaseException):
                 self._finished.put_nowait(fault)
-        cancelled = when_available(lambda: self._balancer.cancel.remote(given_up))
-        reason = f"taking back {len(given_up)} rollouts"
-        await within(cancelled, CALL_DEADLINE_S, waiter="driver", owner="balancer", reason=reason)
+        await self._tell("cancel", given_up, reason=f"taking back {len(given_up)} rollouts")
 
     def _named_apart(self, request: RolloutRequest) -> RolloutRequest:
         if not self._attempt:
@@ -154,8 +181,14 @@ class RolloutClient:
         return replace(done, summary=summary)
 
     async def resubmit(self) -> None:
-        """Hand every unfinished request in again; those the balancer knows are left alone there."""
-        await self._submit(list(self._waiting.values()))
+        """Hand in again what is not finished and what the balancer, or its life before, has lost."""
+        with contextlib.suppress(DeadlineExceeded):  # then that begins at its prompt
+            reason = "what lost replicas had sampled"
+            await within(self._recovered.wait(), self._deadline_s, waiter="driver", owner="journal", reason=reason)
+        if not self._waiting:
+            return
+        missing = await self._tell("missing", [*self._waiting], reason="which rollouts it lacks")
+        await self._submit([self._waiting[name] for name in missing if name in self._waiting])
 
     async def close(self) -> None:
         tasks = [*self._readers.values(), *([self._watch] if self._watch else [])]
@@ -171,7 +204,7 @@ class RolloutClient:
                 with contextlib.suppress(ActorUnavailableError):
                     sign = await within(
                         self._balancer.sign.remote(),
-                        CALL_DEADLINE_S,
+                        self._deadline_s,
                         waiter="driver",
                         owner="balancer",
                         reason="a sign",
@@ -189,13 +222,12 @@ class RolloutClient:
     async def _submit(self, submissions: Sequence[_Submission]) -> None:
         for first in range(0, len(submissions), SUBMIT_BATCH):
             items = submissions[first : first + SUBMIT_BATCH]
-            await within(
-                when_available(lambda items=items: self._balancer.submit.remote(items)),
-                CALL_DEADLINE_S,
-                waiter="driver",
-                owner="balancer",
-                reason=f"submitting {len(items)} rollouts",
-            )
+            await self._tell("submit", items, reason=f"submitting {len(items)} rollouts")
+
+    async def _tell(self, method: str, *arguments: Any, reason: str) -> Any:
+        """The balancer's answer; while it starts again it is asked again."""
+        answer = when_available(lambda: getattr(self._balancer, method).remote(*arguments))
+        return await within(answer, self._deadline_s, waiter="driver", owner="balancer", reason=reason)
 
     async def _read(self, replica_id: str, worker: Any, life: str) -> None:
         try:
@@ -211,7 +243,7 @@ class RolloutClient:
             try:
                 delivery = await within(
                     asked,
-                    DELIVERY_WAIT_S + CALL_DEADLINE_S,
+                    DELIVERY_WAIT_S + self._deadline_s,
                     waiter="driver",
                     owner=replica_id,
                     reason="what it finished",

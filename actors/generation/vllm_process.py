@@ -103,8 +103,13 @@ class VllmProcess:
         if not self._death.done():
             self._death.set_result(why)
 
-    async def ask(self, awaitable: Awaitable[T], what: str, seconds: float | None = None) -> T:
-        """Wait for an answer, by default as long as for any but a completion; a death becomes an `EngineError`."""
+    async def ask(
+        self, awaitable: Awaitable[T], what: str, seconds: float | None = None, *, may_refuse: bool = False
+    ) -> T:
+        """Wait for an answer, by default as long as for any but a completion; a death becomes an `EngineError`.
+
+        `may_refuse`: raises `ValueError` for what an engine that serves on finds wrong with this request alone.
+        """
         self._num_asked += 1
         try:
             return await self._within(self._or_death(awaitable), seconds or self._settings.control_deadline_s, what)
@@ -112,6 +117,9 @@ class VllmProcess:
             raise
         except Exception as failed:
             self._notice_death()
+            assert self._death is not None
+            if may_refuse and not self._death.done() and _is_refusal(failed):
+                raise ValueError(f"the engine refused to {what}: {failed.__cause__ or failed}") from failed
             raise EngineError(f"the engine could not {what}: {failed}") from failed
         finally:
             self._num_asked -= 1
@@ -148,6 +156,15 @@ class VllmProcess:
 
     async def _within(self, awaitable: Awaitable[T], seconds: float, what: str) -> T:
         return await within(awaitable, seconds, waiter="engine", owner=ENGINE, reason=what)
+
+
+def _is_refusal(failed: Exception) -> bool:
+    """Whether vLLM refused a request: it says so itself, or a `ValueError` is what it met before it took it."""
+    from vllm.exceptions import VLLMClientError
+    from vllm.v1.engine.exceptions import EngineGenerateError
+
+    met = failed.__cause__ if isinstance(failed, EngineGenerateError) else failed
+    return isinstance(met, (VLLMClientError, ValueError))
 
 
 async def _note_shared(folder: EngineFolder, others: set[int | None]) -> None:

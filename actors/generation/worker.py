@@ -9,30 +9,32 @@ import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
+
+from ray.exceptions import RayError, RayTaskError
 
 from actors.generation.balancer_client import BalancerCalls, rollout_load
 from actors.generation.delivery import Deliveries, Delivery
 from actors.generation.engine import EngineFacts
 from actors.generation.kept_turns import KeptTurns
 from actors.generation.load_meter import EngineLoad
+from actors.generation.outbox import Outbox
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.timeline_log import TimelineLog
 from actors.generation.under_way import Sampled
 from actors.generation.weight_swap import WeightUpdate
 from actors.mailbox import Grant
-from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.agent.rollout import GenerateFn, RolloutState, run_rollout, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
-from rstar_ray.errors import EngineError, SandboxError, ToolError, ToolStateLost
+from rstar_ray.errors import DeadlineExceeded, EngineError, SandboxError, ToolError, ToolStateLost
 from rstar_ray.reward.judge import JudgeFn
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.meter import NO_METER
 from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import Completion, ToolCall, ToolMemory, ToolResult, Trajectory
-from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica, in_flight_limit
+from scheduler.load import ReplicaLoad, UnknownReplica, in_flight_limit
 from scheduler.picture import Activity, Timeline
 
 T = TypeVar("T")
@@ -46,7 +48,11 @@ REPORT_EVERY_S = 0.02
 MAX_ROLLOUT_RESTARTS = 3
 """How often a rollout begins again because a tool has lost its state."""
 CALL_DEADLINE_S = 60.0
-"""Longest wait for any answer of the balancer."""
+"""Longest wait for any answer of the balancer; what runs on asks it again."""
+BROKEN = (MemoryError, OSError, DeadlineExceeded, RayError)
+"""What the worker itself is at its end by, or what all of its rollouts stand on; anything else is one rollout's."""
+NO_THREAD = "can't start new thread"
+"""A want of memory too, which Python says in a `RuntimeError`."""
 
 
 class ServingEngine(Protocol):
@@ -78,15 +84,6 @@ class WorkerTools(Protocol):
     def open(self, state: RolloutState) -> PlayedTools: ...
 
 
-@dataclass(slots=True)
-class _Outbox:
-    """What has happened since the last report."""
-
-    turns: list[TurnReport] = field(default_factory=list)
-    finished: list[Finished] = field(default_factory=list)
-    returned: list[tuple[RolloutLoad, RolloutState]] = field(default_factory=list)
-
-
 class GenerationWorker:
     """Plays the rollouts it is granted. One event loop; every rollout is one task."""
 
@@ -100,7 +97,7 @@ class GenerationWorker:
         balancer: BalancerCalls,
         tools: WorkerTools,
         judge: JudgeFn,
-        journal: TurnJournal | None = None,
+        kept: KeptTurns | None = None,
         metrics: ReplicaMetrics | None = None,
         die: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
@@ -111,13 +108,14 @@ class GenerationWorker:
         self._balancer = balancer
         self._tools = tools
         self._judge = judge
-        self._kept = KeptTurns(journal)
+        self._kept = kept or KeptTurns(None)
         self._die = die
+        self._coming_up: asyncio.Future[EngineFacts] | None = None
         self._facts: EngineFacts | None = None
         self._playing: dict[str, asyncio.Task[None]] = {}
         self._states: dict[str, RolloutState] = {}  # of what is playing, at its last finished turn
         self._leaving: set[str] = set()  # to be handed back at their next turn boundary
-        self._outbox = _Outbox()
+        self._outbox = Outbox()
         self._reporting = asyncio.Event()
         metrics = metrics or ReplicaMetrics(replica_id, NO_METER)
         self._deliveries = Deliveries(metrics.ended)
@@ -128,14 +126,16 @@ class GenerationWorker:
         return self._replica_id
 
     async def start(self) -> EngineFacts:
-        """Start the engine, once; rollouts come once `serve` is called."""
-        if self._facts is None:
-            self._facts = await self._engine.start()
-        return self._facts
+        """Start the engine, once, though this is asked again; rollouts come once `serve` is called."""
+        self._coming_up = self._coming_up or asyncio.ensure_future(self._engine.start())
+        facts = await asyncio.shield(self._coming_up)
+        self._facts = facts
+        return facts
 
     async def serve(self) -> None:
         """Register with the balancer, with what is resident, and take work until closed."""
-        await self._register()
+        with contextlib.suppress(DeadlineExceeded):  # then once it answers: it asks who wants work to register
+            await self._register()
         if self._loops:  # it was taken for lost
             return
         loops = (self._take_grants(), self._send_reports(), self._kept.keep(self._engine, self._states))
@@ -210,7 +210,11 @@ class GenerationWorker:
                     self._balancer.next_grants(self._replica_id, acknowledged, GRANT_WAIT_S), "grants", GRANT_WAIT_S
                 )
             except UnknownReplica:  # the balancer came back empty
-                acknowledged = (await self._register()).number
+                acknowledged = 0
+                with contextlib.suppress(DeadlineExceeded):
+                    acknowledged = (await self._register()).number
+                continue
+            except DeadlineExceeded:  # it is wedged, which is the detector's to end, and no reason to end an engine
                 continue
             acknowledged = grants.number
             self._leaving |= {move.rollout_id for move in grants.moves} & self._playing.keys()
@@ -239,6 +243,17 @@ class GenerationWorker:
             self._kept.end(rollout_id)
 
     async def _play(self, state: RolloutState) -> None:
+        """One rollout here. What is wrong with it alone ends it, and not the engine under all the others."""
+        rollout_id = state.request.rollout_id
+        try:
+            await self._played(state)
+        except Exception as failed:
+            met = failed.cause if isinstance(failed, RayTaskError) else failed
+            if isinstance(met, BROKEN) or NO_THREAD in str(met):
+                raise
+            self._drop(self._states.get(rollout_id, state), _named(rollout_id, met))
+
+    async def _played(self, state: RolloutState) -> None:
         rollout_id = state.request.rollout_id
 
         async def generate(prompt_ids: Sequence[int], **asked: Any) -> Completion:
@@ -303,35 +318,18 @@ class GenerationWorker:
         self._kept.finished(state)
         if rollout_id in self._leaving:
             return False
-        load = rollout_load(state)
-        self._outbox.turns.append(
-            TurnReport(
-                rollout_id=rollout_id,
-                context_tokens=load.context_tokens,
-                generated_tokens=load.generated_tokens,
-                turn=load.turn,
-            )
-        )
+        self._outbox.turn_finished(state)
         self._reporting.set()
         return True
 
     def _release(self, state: RolloutState) -> None:
-        load = rollout_load(state)
-        self._forget(load.rollout_id)
-        self._outbox.finished.append(
-            Finished(
-                rollout_id=load.rollout_id,
-                context_tokens=load.context_tokens,
-                generated_tokens=load.generated_tokens,
-                turn=load.turn,
-                truncated=state.stop_reason is None or state.stop_reason.truncated,  # None: a failure of ours cut it
-            )
-        )
+        self._forget(state.request.rollout_id)
+        self._outbox.ended(state)
         self._reporting.set()
 
     def _hand_back(self, state: RolloutState) -> None:
         self._forget(state.request.rollout_id)
-        self._outbox.returned.append((rollout_load(state), state))
+        self._outbox.hand_back(state)
         self._reporting.set()
 
     def _forget(self, rollout_id: str) -> None:
@@ -352,20 +350,24 @@ class GenerationWorker:
             await asyncio.sleep(max(REPORT_GATHER_S, next_s - time.monotonic()))
             next_s = time.monotonic() + REPORT_EVERY_S
             self._reporting.clear()
-            outbox, self._outbox = self._outbox, _Outbox()
+            outbox, self._outbox = self._outbox, Outbox()
             self._kept.flush()
             try:
                 await self._report(outbox)
             except UnknownReplica:  # `_take_grants` registers again, with what is resident
                 continue
+            except DeadlineExceeded:  # as there
+                self._outbox = self._outbox.after(outbox)
+                self._reporting.set()
 
-    async def _report(self, outbox: _Outbox) -> None:
+    async def _report(self, outbox: Outbox) -> None:
         if outbox.turns or outbox.finished:
             await self._ask(
                 self._balancer.report(self._replica_id, outbox.turns, outbox.finished, self.load()), "a report"
             )
-        if outbox.returned:
-            await self._ask(self._balancer.return_rollouts(self._replica_id, outbox.returned), "rollouts handed back")
+            outbox.turns, outbox.finished = [], []
+        if back := [both for name, both in outbox.returned.items() if name not in self._playing]:  # nor granted again
+            await self._ask(self._balancer.return_rollouts(self._replica_id, back), "rollouts handed back")
 
     async def _end(self, died: EngineError) -> None:
         """The engine is gone: hand back every rollout with what there is of its turn, then end, to be started anew."""
@@ -382,3 +384,9 @@ class GenerationWorker:
 
     async def _ask(self, answer: Awaitable[Any], what: str, extra_s: float = 0.0) -> Any:
         return await within(answer, CALL_DEADLINE_S + extra_s, waiter=self._replica_id, owner="balancer", reason=what)
+
+
+def _named(rollout_id: str, failed: BaseException) -> str:
+    """Why a rollout is dropped that something of ours could not play."""
+    said = str(failed).strip().rpartition("\n")[2]
+    return f"rollout {rollout_id}: {type(failed).__name__}: {said}"

@@ -271,3 +271,40 @@ async def test_a_rollout_that_goes_on_elsewhere_waits_from_when_it_came_back():
     assert grant.placement is not None and grant.waited_s == 7.0
     assert (grant.placement.turn, grant.placement.waited_s) == (1, 2.0)
     assert grant.placement.held_s == {Held.REPLICA: 2.0}
+
+
+async def test_a_reborn_balancer_takes_rollouts_while_its_only_replica_still_starts():
+    service = BalancerService(settle_s=0.01)
+    await asyncio.wait_for(service.submit([(load("a"), "payload"), (load("huge", prompt=5_000), None)]), 5)
+    await asyncio.sleep(0.05)  # so that it has tried to place them
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    grants = await service.next_grants("r0", 0, 1.0)
+    assert [(grant.load.rollout_id, grant.payload) for grant in grants.admissions] == [("a", "payload")]
+
+
+async def test_what_a_lost_replica_held_is_told_and_none_of_it_goes_back_there_before_the_loss_is_complete():
+    service = BalancerService()
+    for name in ("r0", "r1"):
+        await service.register(name, 100_000, max_running=8, block_tokens=16)
+    await service.submit([(load(f"x{number}"), None) for number in range(8)])
+    held = {name: (await granted(service, name))[1] for name in ("r0", "r1")}
+    assert await service.held_by_lost("r0", [f"x{number}" for number in range(8)]) == held["r0"] != []
+    await service.return_rollouts("r0", [(load(name), "with its turns") for name in held["r0"]])
+    grants = await service.next_grants("r1", 1, 1.0)
+    assert [grant.load.rollout_id for grant in grants.admissions] == held["r0"]
+    assert {grant.payload for grant in grants.admissions} == {"with its turns"}
+
+
+async def test_a_reborn_balancer_says_of_a_lost_replica_what_no_other_holds_once_those_that_live_are_back():
+    service = BalancerService(settle_s=0.05)
+    asked = asyncio.create_task(service.held_by_lost("r0", ["a", "b", "c"]))
+    await turn_of_the_loop(asked)
+    await service.register("r1", 1000, max_running=8, block_tokens=16, resident=[load("b")])
+    assert await asked == ["a", "c"]
+
+
+async def test_rollouts_that_it_could_not_give_a_worker_are_missing():
+    service = BalancerService()
+    await service.register("r0", 1000, max_running=8, block_tokens=16, resident=[load("a")])
+    await service.submit([(load("b"), None)])
+    assert await service.missing(["a", "b", "c"]) == ["a", "c"]

@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -254,6 +255,17 @@ async def test_a_completion_ends_with_the_end_of_turn_token_or_is_cut(engine: En
 async def test_a_request_that_can_never_run_is_refused(engine: Engine):
     with pytest.raises(ValueError, match="leave nothing to sample"):
         await complete(engine, [2] * 1024)
+
+
+async def test_a_request_that_vllm_itself_refuses_ends_nothing_but_itself(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    assert engine._facts is not None
+    with monkeypatch.context() as unaware:  # of how much there is room for
+        unaware.setattr(engine, "_facts", replace(engine._facts, max_model_len=10**6))
+        with pytest.raises(ValueError, match=r"the engine refused to complete request-\d+: .*1024"):
+            await complete(engine, [2] * 1500)
+    assert (await complete(engine, prompts(1)[0])).token_ids
 
 
 async def test_weights_of_another_model_are_refused_and_the_old_ones_serve_on(engine: Engine):

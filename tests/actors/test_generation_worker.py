@@ -13,6 +13,7 @@ from actors.balancer import BalancerService
 from actors.generation.balancer_client import rollout_load
 from actors.generation.delivery import Deliveries, Delivery
 from actors.generation.engine import EngineFacts
+from actors.generation.kept_turns import KeptTurns
 from actors.generation.load_meter import EngineLoad
 from actors.generation.under_way import Sampled
 from actors.generation.weight_swap import WeightUpdate
@@ -113,9 +114,8 @@ def worker(balancer: BalancerService, name: str = "generation/0", **parts: Any) 
     return GenerationWorker(
         name,
         max_running=64,
-        chat=WorkerChat(),
         balancer=balancer,
-        **{"engine": FakeEngine(), "tools": PlainTools(), "judge": same_text, **parts},
+        **{"engine": FakeEngine(), "chat": WorkerChat(), "tools": PlainTools(), "judge": same_text, **parts},
     )
 
 
@@ -224,7 +224,7 @@ async def test_the_balancers_own_move_takes_a_rollout_from_a_full_worker_to_an_i
         await one.start()
         await one.serve()
     problems = adding_problems(300)
-    limits = RolloutLimits(max_response_tokens=2_000, max_turns=10, max_context_tokens=4_000)
+    limits = RolloutLimits(max_response_tokens=2_000, max_turns=10, max_context_tokens=4_000, max_calls_per_turn=16)
 
     async def play(step: str, count: int) -> dict[str, TrajectorySummary]:
         wanted = [replace(request(problems[n], rollout_id=f"{step}-{n}"), limits=limits) for n in range(count)]
@@ -296,7 +296,7 @@ async def test_a_worker_that_was_taken_for_lost_is_not_started_again_and_registe
 
 async def test_every_finished_turn_is_on_disk_by_the_time_the_balancer_hears_of_it(tmp_path: Path):
     balancer, engine = BalancerService(), FakeEngine()
-    one = worker(balancer, engine=engine, journal=TurnJournal(tmp_path, "generation/0-life"))
+    one = worker(balancer, engine=engine, kept=KeptTurns(TurnJournal(tmp_path, "generation/0-life")))
     await one.start()
     await one.swap(engine.update_weights(1, [], ""))
     await one.serve()
@@ -345,7 +345,7 @@ async def test_what_a_dead_engine_had_sampled_of_a_turn_is_handed_back_and_on_di
 ):
     monkeypatch.setattr("actors.generation.kept_turns.KEEP_EVERY_S", 0.01)
     balancer, engine, ended = BalancerService(), DyingEngine(), asyncio.Event()
-    one = worker(balancer, engine=engine, journal=TurnJournal(tmp_path, "generation/0-life"), die=ended.set)
+    one = worker(balancer, engine=engine, kept=KeptTurns(TurnJournal(tmp_path, "generation/0-life")), die=ended.set)
     await one.start()
     await one.serve()
     wanted = [replace(asked, rollout_id=f"stage1/3/{asked.rollout_id}") for asked in requests(4)]
@@ -363,7 +363,7 @@ async def test_what_a_dead_engine_had_sampled_of_a_turn_is_handed_back_and_on_di
     engine.go.set()
     await asyncio.wait_for(ended.wait(), 10)
     await balancer.replica_lost("generation/0")
-    later = worker(balancer, "generation/1", journal=TurnJournal(tmp_path, "generation/1-life"))
+    later = worker(balancer, "generation/1", kept=KeptTurns(TurnJournal(tmp_path, "generation/1-life")))
     asked: list[Completion | None] = []
     policy = later._engine.generate
 
@@ -392,8 +392,8 @@ async def test_a_completion_whose_calls_are_still_answered_is_on_disk_to_its_las
             await go.wait()
             return await super().__call__(call)
 
-    balancer, journal = BalancerService(), TurnJournal(tmp_path, "generation/0-life")
-    one = worker(balancer, tools=PlainTools(HeldSandbox()), journal=journal)
+    balancer, writing = BalancerService(), KeptTurns(TurnJournal(tmp_path, "generation/0-life"))
+    one = worker(balancer, tools=PlainTools(HeldSandbox()), kept=writing)
     await one.start()
     await one.serve()
     wanted = [replace(asked, rollout_id=f"stage1/3/{asked.rollout_id}") for asked in requests(3)]
@@ -463,14 +463,14 @@ async def test_a_sandbox_that_fails_ends_a_rollout_as_dropped_with_its_reason():
 async def test_a_fault_of_our_own_ends_the_stream_instead_of_the_run_waiting_for_ever():
     class Buggy(AddingSandbox):
         async def __call__(self, call: object) -> Any:
-            raise ZeroDivisionError("a bug")
+            raise MemoryError("no room")
 
     balancer = BalancerService()
     one = worker(balancer, tools=PlainTools(Buggy()))
     await one.start()
     await one.serve()
     await submit(balancer, requests(1))
-    with pytest.raises(ZeroDivisionError, match="a bug"):
+    with pytest.raises(MemoryError, match="no room"):
         await collect(one, 1)
     await one.close()
 

@@ -12,11 +12,13 @@ from actors.balancer import Sign as BalancerSign
 from actors.generation import replicas, rollout_client
 from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.engine import EngineFacts
-from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, Replicas
+from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, START_PATIENCE, Replicas
 from actors.gpu_turns import GpuTurns
 from actors.learner.gang import Publication
 from actors.probe import Sign
 from actors.weights.transfer import EngineSeat, Pulled
+from rstar_ray.agent.rollout import RolloutState
+from rstar_ray.deadline import waits
 from rstar_ray.errors import DeadlineExceeded, EngineError, RankLost, RStarError
 from rstar_ray.run_dir.metrics import PublishFigures
 from tests.fakes import CharChat, adding_problems, request
@@ -67,7 +69,12 @@ class Worker:
         self.pull, self.take_finished = Method(self._pull), Method(self._take_finished)
 
     async def _start(self) -> EngineFacts:
-        await self.hold.wait()
+        going = [asyncio.ensure_future(event.wait()) for event in (self.hold, self._killed)]
+        await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
+        for each in going:
+            each.cancel()
+        if self._killed.is_set():
+            raise ActorUnavailableError("it restarts", None)
         self.told.append("start")
         if self.no_start:
             self.no_start -= 1
@@ -141,12 +148,25 @@ class Balancer:
         self.changed = asyncio.Event()
         self.sign, self.submit = Method(self._sign), Method(self._submit)
         self.replica_lost, self.set_policy_version = Method(self._tell), Method(self._tell)
+        self.held_by_lost, self.missing = Method(self._held_by_lost), Method(self._missing)
+        self.return_rollouts = Method(self._return_rollouts)
+        self.held: dict[str, list[str]] = {}  # by replica
+        self.returned: list[list[RolloutState]] = []  # message by message
 
     async def _sign(self) -> BalancerSign:
         return BalancerSign(epoch="epoch")
 
     async def _submit(self, items: Any) -> None:
         await self._tell(len(items))
+
+    async def _held_by_lost(self, replica_id: str, unfinished: list[str]) -> list[str]:
+        return self.held.get(replica_id, [])
+
+    async def _missing(self, rollout_ids: list[str]) -> list[str]:
+        return []
+
+    async def _return_rollouts(self, replica_id: str, items: Any) -> None:
+        self.returned.append([state for _, state in items])
 
     async def _tell(self, what: Any) -> None:
         self.told.append(what)
@@ -160,16 +180,27 @@ class Balancer:
 
 
 class Followed:
-    """Whom the detector probes."""
+    """Whom the detector probes, and what ended the run."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
+        self.starting: dict[str, float] = {}  # and how long they may be silent
+        self.fault: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     def follow(self, name: str, handle: Any, *, silent_s: float, on_death: Any = None) -> None:
+        self.leave(name)
         self.names.add(name)
+
+    def follow_start(self, name: str, handle: Any, *, silent_s: float) -> None:
+        self.leave(name)
+        self.starting[name] = silent_s
 
     def leave(self, name: str) -> None:
         self.names.discard(name)
+        self.starting.pop(name, None)
+
+    def end_run(self, fault: Exception) -> None:
+        self.fault.set_result(fault)
 
 
 class Run:
@@ -318,6 +349,77 @@ async def test_an_engine_that_has_never_come_up_ends_the_run_at_once():
     with pytest.raises(EngineError):
         await started.replicas.serving()
     assert started.second.told == ["start"]
+    await started.replicas.close()
+
+
+async def test_an_engine_that_has_never_come_up_ends_the_run_though_nobody_waits_for_it_yet():
+    """As in supervised fine-tuning, before the first publish."""
+    started = Run()
+    started.second.no_start = 1
+    started.replicas.start()
+    assert isinstance(await asyncio.wait_for(started.followed.fault, 10), EngineError)
+    assert "generation/1 did not come up: EngineError: its engine process was killed" in started.shown
+    await started.replicas.close()
+
+
+async def test_a_node_that_is_lost_in_a_first_start_does_not_hold_up_the_replicas_that_serve(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(replicas, "SAY_AFTER_S", 0.05)
+    started = Run()
+    started.second.hold.clear()
+    started.replicas.start()
+    await started.shows("generation/0: 1,000 KV tokens")
+    serving = asyncio.ensure_future(started.replicas.serving())
+    await asyncio.sleep(0.05)
+    assert not serving.done()
+    assert "driver has waited 0 s for generation (engines of generation/1)" in [
+        wait.line(wait.since_s) for wait in waits._open.values()
+    ]
+    started.second.node.clear()
+    started.second.kill()
+    await asyncio.wait_for(serving, 10)
+    await started.shows("generation/1 waits for a node: 1 of 2 replicas serve")
+    await started.replicas.publish(FIRST)
+    started.second.hold.set()
+    started.second.node.set()
+    await started.shows("generation/1: 1,000 KV tokens")
+    assert started.second.told == ["start", 1, "serve"]
+    await started.replicas.close()
+
+
+async def test_nodes_that_are_lost_in_a_first_start_and_do_not_return_end_the_run_by_a_named_wait():
+    started = Run()
+    for worker in (started.first, started.second):
+        worker.hold.clear()
+        worker.node.clear()
+    started.replicas.start()
+    await asyncio.sleep(0)
+    for worker in (started.first, started.second):
+        worker.kill()
+    await asyncio.sleep(0.1)
+    assert "driver has waited 0 s for Ray (a node for generation/1)" in [
+        wait.line(wait.since_s) for wait in waits._open.values()
+    ]
+    with pytest.raises(RStarError, match=r"had no node for 0\.3 s \(--detector\.node-away-s\): theirs was lost"):
+        await asyncio.wait_for(started.replicas.serving(), 10)
+    assert isinstance(await started.followed.fault, RStarError)
+    await started.replicas.close()
+
+
+async def test_an_actor_is_followed_from_its_start_on_and_may_be_silent_for_longer_in_it():
+    started = Run()
+    started.second.hold.clear()
+    started.replicas.start()
+    await started.shows("generation/0: 1,000 KV tokens")
+    assert started.followed.names == {"generation/0"}
+    assert started.followed.starting == {"generation/1": START_PATIENCE * 10}
+    started.second.kill()  # as the detector does, where it is stopped
+    started.second.hold.set()
+    await started.replicas.serving()
+    assert "generation/1 was lost (ActorUnavailableError) and starts again" in started.shown
+    await started.shows("generation/1: 1,000 KV tokens")
+    assert started.followed.names == {"generation/0", "generation/1"}
     await started.replicas.close()
 
 
@@ -500,6 +602,18 @@ async def test_losses_without_a_rollout_that_ends_in_between_end_the_run_through
 async def test_any_number_of_losses_is_borne_as_long_as_rollouts_end_in_between(run: Run):
     for time in range(3 * MAX_LOSSES_IN_A_ROW):
         run.replicas.rollouts.num_ended += 1
+        run.second.kill()
+        await run.shows("generation/1: 1,000 KV tokens", times=2 + time)
+    assert run.replicas.there.keys() == {"generation/0", "generation/1"}
+
+
+async def test_any_number_of_losses_is_borne_of_a_worker_that_serves_for_a_while_in_between(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    """No rollout ends in supervised fine-tuning, nor in a long update."""
+    monkeypatch.setattr(replicas, "SERVED_WELL_S", 0.02)
+    for time in range(2 * MAX_LOSSES_IN_A_ROW):
+        await asyncio.sleep(0.03)
         run.second.kill()
         await run.shows("generation/1: 1,000 KV tokens", times=2 + time)
     assert run.replicas.there.keys() == {"generation/0", "generation/1"}

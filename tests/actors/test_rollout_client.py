@@ -1,17 +1,21 @@
 """The driver's client with fakes in place of the balancer and the workers; no Ray."""
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from actors.balancer import Sign
+from actors.balancer import BalancerService, Sign
 from actors.generation import rollout_client
 from actors.generation.delivery import NUM_PARTS, Delivery, FinishedAt, in_parts
 from actors.generation.rollout_client import RolloutClient
+from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.agent.rollout import RolloutState
+from rstar_ray.errors import DeadlineExceeded
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
-from rstar_ray.trajectory import Problem
+from rstar_ray.trajectory import Problem, RolloutRequest, Turn
 from tests.fakes import CharChat, adding_problems, request, summary
 
 
@@ -34,6 +38,7 @@ class ForgetfulBalancer:
         self.submit = Remote(self._submit)
         self.cancelled: list[str] = []
         self.cancel = Remote(self._cancel)
+        self.missing = Remote(self._missing)
 
     async def _sign(self) -> Sign:
         self.signs += 1
@@ -44,6 +49,9 @@ class ForgetfulBalancer:
         self.submitted.append([load.rollout_id for load, _ in items])
         self.payloads += [payload for _, payload in items]
         self.came_in.set()
+
+    async def _missing(self, rollout_ids: list[str]) -> list[str]:
+        return rollout_ids
 
     async def _cancel(self, rollout_ids: list[str]) -> None:
         self.cancelled += rollout_ids
@@ -188,4 +196,111 @@ async def test_a_delivery_is_taken_apart_into_ends_and_a_rollout_ends_once():
         FinishedRollout(summary=summary("r2"), ref=TrajectoryRef("part 1", 0)),
         lost,
     ]
+    await client.close()
+
+
+class RemoteBalancer:
+    """A real one behind a handle; keeps what it was told, message by message."""
+
+    def __init__(self) -> None:
+        self.now = BalancerService()
+        self.told: list[tuple[str, Any]] = []
+        self.held_up = asyncio.Event()  # questions about lost replicas wait for this
+        self.held_up.set()
+
+    def __getattr__(self, name: str) -> Remote:
+        async def called(*arguments: Any) -> Any:
+            if name == "held_by_lost":
+                await self.held_up.wait()
+            self.told.append((name, arguments[-1] if arguments else None))
+            return await getattr(self.now, name)(*arguments)
+
+        return Remote(called)
+
+    def sizes(self, name: str) -> list[int]:
+        return [len(what) for method, what in self.told if method == name]
+
+
+def training_requests(count: int) -> list[RolloutRequest]:
+    return [request(problem, rollout_id=f"stage1/1/{i}") for i, problem in enumerate(adding_problems(count))]
+
+
+def write_turns(folder: Path, requests: list[RolloutRequest]) -> None:
+    """One turn of each has finished."""
+    journal = TurnJournal(folder, "generation/0-life")
+    for one in requests:
+        start = RolloutState.start(one, CharChat().prompt_ids(one.problem))
+        journal.begin(start)
+        played = replace(
+            start, response_ids=[7] * 9, loss_mask=[True] * 9, logprobs=[0.0] * 9, policy_versions=[0] * 9,
+            turns=(Turn(num_tokens=9),),
+        )  # fmt: skip
+        journal.add(played, 0)
+    journal.close()
+
+
+async def test_of_a_lost_replica_what_it_held_is_read_again_and_nothing_else_and_in_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rollout_client, "RETURN_BATCH", 2)
+    balancer = RemoteBalancer()
+    for name in ("generation/0", "generation/1"):
+        await balancer.now.register(name, 100_000, max_running=64, block_tokens=16)
+    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None, journal=tmp_path)
+    requests = training_requests(10)
+    first = asyncio.ensure_future(anext(client.run(requests)))
+    held = {
+        name: {grant.load.rollout_id for grant in (await balancer.now.next_grants(name, 0, 5)).admissions}
+        for name in ("generation/0", "generation/1")
+    }
+    assert all(len(names) == 5 for names in held.values())
+    write_turns(tmp_path, requests)  # of both, as far as the other lives and goes on
+    assert await client.go_on_without("generation/0") == 5
+    assert balancer.sizes("return_rollouts") == [2, 2, 1]
+    assert balancer.sizes("submit") == [10]  # and nothing again
+    again = (await balancer.now.next_grants("generation/1", 1, 5)).admissions
+    assert {grant.load.rollout_id for grant in again} == held["generation/0"]
+    assert {len(grant.payload.turns) for grant in again} == {1}
+    first.cancel()
+    await client.close()
+
+
+async def test_a_balancer_that_died_with_a_replica_is_told_of_its_turns_first(tmp_path: Path):
+    balancer = RemoteBalancer()
+    await balancer.now.register("generation/0", 100_000, max_running=64, block_tokens=16)
+    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None, journal=tmp_path)
+    requests = training_requests(4)
+    first = asyncio.ensure_future(anext(client.run(requests)))
+    await balancer.now.next_grants("generation/0", 0, 5)
+    write_turns(tmp_path, requests[:3])
+    balancer.now = BalancerService(settle_s=0.05)
+    balancer.held_up.clear()
+    losing = asyncio.ensure_future(client.go_on_without("generation/0"))
+    again = asyncio.ensure_future(client.resubmit())  # as when its new epoch is seen
+    await asyncio.sleep(0.05)
+    assert not again.done() and balancer.sizes("submit") == [4]
+    balancer.held_up.set()
+    assert await losing == 3
+    await again
+    await balancer.now.register("generation/0", 100_000, max_running=64, block_tokens=16)
+    grants = (await balancer.now.next_grants("generation/0", 0, 5)).admissions
+    assert sorted(len(grant.payload.turns) for grant in grants) == [0, 1, 1, 1]
+    first.cancel()
+    await client.close()
+
+
+@pytest.mark.parametrize(("silent_s", "ends"), [(0.0, True), (10.0, False)])
+async def test_a_stopped_balancer_is_waited_for_until_the_detector_has_ended_it(
+    monkeypatch: pytest.MonkeyPatch, silent_s: float, ends: bool
+):
+    monkeypatch.setattr(rollout_client, "CALL_DEADLINE_S", 0.05)
+    balancer = RemoteBalancer()  # its first replica registers late
+    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None, silent_s=silent_s)
+    first = asyncio.ensure_future(anext(client.run(training_requests(1))))
+    await asyncio.wait({first}, timeout=0.3)
+    assert first.done() == ends
+    if ends:
+        with pytest.raises(DeadlineExceeded, match=r"driver waited 0\.05 s for balancer"):
+            await first
+    first.cancel()
     await client.close()

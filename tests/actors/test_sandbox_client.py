@@ -14,11 +14,17 @@ from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import JudgeError, SandboxError
 from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import ToolCall
+from sandbox.limits import standard_limits
 from sandbox.pool_config import pool_config
 from sandbox.request import ExecutionRequest, ExecutionResult
 from tests import derived
 
 CONFIG = SandboxConfig(time_limit_s=0.1, deadline_s=5.0)
+
+
+@pytest.fixture(autouse=True)
+def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_executor, "REST_S", 0.05)
 
 
 class Starts:
@@ -105,14 +111,74 @@ async def test_a_call_whose_executor_fails_is_repeated_on_another_and_the_model_
     assert all(result.outcome is Outcome.OK for result in results)
 
 
+async def test_an_executor_that_fails_every_call_at_once_does_not_draw_them_all():
+    bad, good = FakeExecutor(broken=True), FakeExecutor()
+    tools = SandboxClient({"a": bad, "b": good}, replace(CONFIG, deadline_s=60), caller="generation/0")
+    tools._rest_s = 60.0
+    for number in range(8):
+        assert (await tools.execute(ToolCall(code=str(number)))).text == str(number)
+    assert len(bad.batches) == 1
+
+
+async def test_what_the_only_executor_cannot_run_for_a_moment_is_run_when_it_can():
+    class Short(FakeExecutor):
+        async def _stream(self, batch: Sequence[tuple[int, Work]]) -> AsyncIterator[Any]:
+            self.broken = asyncio.get_running_loop().time() < mended_s
+            async for ready in super()._stream(batch):
+                yield ready
+
+    mended_s = asyncio.get_running_loop().time() + 0.08
+    assert (await client(a=Short()).execute(ToolCall(code="1 + 1"))).text == "1 + 1"
+
+
 async def test_an_executor_that_lives_and_does_not_answer_is_named_and_the_call_goes_elsewhere():
     shown: list[str] = []
-    config = SandboxConfig(time_limit_s=0.05, deadline_s=0.6)
+    config = SandboxConfig(time_limit_s=0.05, wall_limit_s=0.05, deadline_s=0.6)
     executors = {"a": FakeExecutor(), "b": FakeExecutor()}
     tools = SandboxClient(executors, config, caller="generation/0", show=shown.append)
     executors["b"].let_go.set()
     assert (await tools.execute(ToolCall(code="slow"))).text == "slow"
     assert shown == ["a left 1 calls unanswered for 0.3 s: made again"]
+
+
+class Sleeping(FakeExecutor):
+    """Every program sleeps until its time by the clock is over."""
+
+    async def _stream(self, batch: Sequence[tuple[int, Work]]) -> AsyncIterator[Any]:
+        for number, work in batch:
+            assert isinstance(work, ExecutionRequest)
+            await asyncio.sleep(work.limits.wall_s)
+            yield _ready([(number, ExecutionResult(outcome=Outcome.TIMEOUT))])
+
+
+async def test_a_program_that_takes_all_its_time_is_waited_for_and_ends_by_its_own_limit():
+    shown: list[str] = []
+    config = SandboxConfig(time_limit_s=0.2, wall_limit_s=0.4, deadline_s=0.5)  # its half is less than a program has
+    executors = {"a": Sleeping(), "b": Sleeping()}
+    tools = SandboxClient(executors, config, caller="generation/0", show=shown.append)
+    assert (await tools.execute(ToolCall(code="sleep"))).outcome is Outcome.TIMEOUT
+    assert shown == [] and sum(len(executor.batches) for executor in executors.values()) == 1
+
+
+async def test_a_tool_that_may_take_longer_than_other_calls_has_its_time():
+    config = SandboxConfig(time_limit_s=0.05, wall_limit_s=0.05, deadline_s=0.2)
+    tools = SandboxClient({"a": Sleeping()}, config, caller="generation/0")
+    assert (await tools.run_tool("sleep", "", deadline_s=0.2, max_chars=16)).outcome is Outcome.TIMEOUT
+
+
+async def test_an_executor_gives_its_pool_as_much_time_as_a_program_may_take():
+    given: list[float] = []
+
+    class Pool:
+        async def run(self, request: ExecutionRequest, caller: str, deadline_s: float) -> ExecutionResult:
+            given.append(deadline_s)
+            return ExecutionResult(outcome=Outcome.OK)
+
+    executor = sandbox_executor.SandboxExecutor("sandbox/0", derived.pool(deadline_s=120.0))
+    executor._pool = Pool()  # type: ignore[assignment]
+    for wall_s in (7.0, 300.0):
+        await executor._answer(ExecutionRequest(code="1", limits=replace(standard_limits(), wall_s=wall_s)), "g")
+    assert given == [120.0, pytest.approx(330.0)]
 
 
 class OddExecutor(FakeExecutor):
@@ -195,7 +261,8 @@ async def test_a_call_that_fails_everywhere_is_our_error_and_no_outcome():
 
 
 async def test_a_call_without_an_answer_ends_at_its_deadline_as_our_error():
-    tools = SandboxClient({"a": FakeExecutor()}, SandboxConfig(time_limit_s=0.05, deadline_s=0.1), caller="g")
+    config = SandboxConfig(time_limit_s=0.05, wall_limit_s=0.05, deadline_s=0.1)
+    tools = SandboxClient({"a": FakeExecutor()}, config, caller="g")
     with pytest.raises(SandboxError, match="waited"):
         await tools.execute(ToolCall(code="slow"))
 
@@ -232,7 +299,7 @@ async def test_every_call_of_an_executor_gets_one_answer_whatever_goes_wrong_ins
         async def start(self) -> "Pool":
             return self
 
-        async def run(self, request: ExecutionRequest, caller: str) -> ExecutionResult:
+        async def run(self, request: ExecutionRequest, caller: str, deadline_s: float) -> ExecutionResult:
             if request.code == "bug":
                 raise KeyError("a bug")
             return ExecutionResult(outcome=Outcome.OK, stdout=request.code)

@@ -342,3 +342,36 @@ def test_a_process_that_gets_no_core_is_told_from_one_that_is_stopped():
 def test_a_process_that_is_gone_waited_for_nothing():
     assert waits_for_cores_s(2**22 + 1) == {}
     assert starved_s({}, {}) == 0
+
+
+async def test_what_starts_is_judged_from_its_first_answer_on_and_is_none_of_the_runs_processes_yet(tmp_path: Path):
+    run = Run()
+    run.watch._record = tmp_path / "processes.json"
+    up, starting = Actor(), Actor()
+    starting.silent = True  # it is not there yet
+    run.watch.follow("up", up, silent_s=0.3)
+    run.watch.follow_start("starting", starting, silent_s=0.3)
+    await asyncio.sleep(0.6)
+    assert not run.ended
+    run.watch.leave("starting")
+    starting.silent = False
+    run.watch.follow_start("starting", starting, silent_s=0.3)
+    while starting.asked < 4:
+        await asyncio.sleep(0.01)
+    up.sign = replace(SIGN, children=(7,))
+    while read_json(tmp_path / "processes.json")["up"]["children"] != [7]:
+        await asyncio.sleep(0.01)
+    assert read_json(tmp_path / "processes.json").keys() == {"up"}
+    starting.silent = True
+    while not run.ended:
+        await run.happens()
+    assert [handle for handle, _ in run.ended] == [starting]
+    await run.watch.close()
+
+
+async def test_a_run_is_ended_by_what_failed_beside_that_which_it_waits_for(run: Run):
+    waiting = asyncio.ensure_future(run.watch.guard(asyncio.Event().wait()))
+    await asyncio.sleep(0)
+    run.watch.end_run(MemoryError("an engine did not come up"))
+    with pytest.raises(MemoryError, match="did not come up"):
+        await asyncio.wait_for(waiting, 10)

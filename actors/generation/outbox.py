@@ -1,0 +1,48 @@
+"""What has happened at a worker since it last reported to the balancer."""
+
+from dataclasses import dataclass, field
+
+from actors.generation.balancer_client import rollout_load
+from rstar_ray.agent.rollout import RolloutState
+from scheduler.load import Finished, RolloutLoad, TurnReport
+
+
+@dataclass(slots=True)
+class Outbox:
+    """In the order in which the balancer hears of it. What is delivered twice changes nothing there."""
+
+    turns: list[TurnReport] = field(default_factory=list)
+    finished: list[Finished] = field(default_factory=list)
+    returned: dict[str, tuple[RolloutLoad, RolloutState]] = field(default_factory=dict)  # by id, the latest
+
+    def after(self, earlier: "Outbox") -> "Outbox":
+        """With what has happened before, and was not delivered."""
+        return Outbox(
+            [*earlier.turns, *self.turns], [*earlier.finished, *self.finished], {**earlier.returned, **self.returned}
+        )
+
+    def turn_finished(self, state: RolloutState) -> None:
+        load = rollout_load(state)
+        self.turns.append(
+            TurnReport(
+                rollout_id=load.rollout_id,
+                context_tokens=load.context_tokens,
+                generated_tokens=load.generated_tokens,
+                turn=load.turn,
+            )
+        )
+
+    def ended(self, state: RolloutState) -> None:
+        load = rollout_load(state)
+        self.finished.append(
+            Finished(
+                rollout_id=load.rollout_id,
+                context_tokens=load.context_tokens,
+                generated_tokens=load.generated_tokens,
+                turn=load.turn,
+                truncated=state.stop_reason is None or state.stop_reason.truncated,  # None: a failure of ours cut it
+            )
+        )
+
+    def hand_back(self, state: RolloutState) -> None:
+        self.returned[state.request.rollout_id] = rollout_load(state), state

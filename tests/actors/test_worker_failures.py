@@ -1,0 +1,269 @@
+"""What a worker bears and goes on: a balancer that is wedged, a rollout that cannot be played, a disk that is full."""
+
+import asyncio
+import errno
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorUnavailableError, RayTaskError
+
+from actors.balancer import BalancerService
+from actors.generation import worker as worker_module
+from actors.generation.balancer_client import rollout_load
+from actors.generation.engine import EngineFacts
+from actors.generation.kept_turns import KeptTurns
+from actors.generation.outbox import Outbox
+from rstar_ray.agent.journal import TurnJournal
+from rstar_ray.agent.rollout import RolloutState
+from rstar_ray.chat.template import Reading
+from rstar_ray.errors import DeadlineExceeded
+from rstar_ray.reward.judge import Judgement
+from rstar_ray.rollouts import DroppedRollout
+from rstar_ray.trajectory import Completion, Problem, ToolCall, ToolResult, TrajectorySummary
+from tests.actors.test_generation_worker import FakeEngine, WorkerChat, collect, requests, submit, worker
+from tests.fakes import AddingSandbox, PlainTools, adding_problems, request
+
+
+class Stopped:
+    """A balancer that is stopped as by SIGSTOP: calls of these methods wait until it goes on, if it ever does."""
+
+    def __init__(self, *methods: str) -> None:
+        self.now = BalancerService()
+        self.methods = methods
+        self.goes_on = asyncio.Event()
+        self.given_up = 0  # calls
+        self.changed = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.now, name)
+        return self._later(method) if name in self.methods and not self.goes_on.is_set() else method
+
+    def _later(self, method: Any) -> Any:
+        async def called(*arguments: Any, **named: Any) -> Any:
+            try:
+                await self.goes_on.wait()
+            except asyncio.CancelledError:
+                self.given_up += 1
+                self.changed.set()
+                raise
+            return await method(*arguments, **named)
+
+        return called
+
+    async def is_given_up(self, times: int) -> None:
+        async with asyncio.timeout(10):
+            while self.given_up < times:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@pytest.mark.parametrize("method", ["report", "next_grants"])
+async def test_a_balancer_that_is_stopped_for_longer_than_any_call_waits_ends_no_engine(
+    monkeypatch: pytest.MonkeyPatch, method: str
+):
+    monkeypatch.setattr(worker_module, "CALL_DEADLINE_S", 0.02)
+    monkeypatch.setattr(worker_module, "GRANT_WAIT_S", 0.02)
+    balancer = Stopped(method)
+    one = worker(balancer)  # type: ignore[arg-type]
+    await one.start()
+    await one.serve()
+    if method == "next_grants":  # else it would have no work to report
+        await balancer.is_given_up(2)
+        balancer.goes_on.set()
+    await submit(balancer, requests(20))  # type: ignore[arg-type]
+    found = await collect(one, 20)
+    if method == "report":
+        await balancer.is_given_up(2)
+        balancer.goes_on.set()
+    assert found.keys() == {f"r{i}" for i in range(20)}
+    assert await balancer.now.drain(10), "what was not reported in time is reported once the balancer answers"
+    snapshot = await balancer.now.snapshot()
+    assert (snapshot.finished, snapshot.waiting, snapshot.in_flight) == (20, 0, 0)
+    assert not [load for load in snapshot.replicas if load.set_aside]
+    await one.close()
+
+
+async def test_a_balancer_that_is_stopped_while_a_worker_registers_is_asked_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker_module, "CALL_DEADLINE_S", 0.02)
+    balancer = Stopped("register")
+    one = worker(balancer)  # type: ignore[arg-type]
+    await one.start()
+    await one.serve()
+    await balancer.is_given_up(3)
+    balancer.goes_on.set()
+    await submit(balancer, requests(3))  # type: ignore[arg-type]
+    assert len(await collect(one, 3)) == 3
+    await one.close()
+
+
+def state(name: str, turn_tokens: int) -> RolloutState:
+    (problem,) = adding_problems(1)
+    return replace(RolloutState.start(request(problem, rollout_id=name), [5] * 10), response_ids=[7] * turn_tokens)
+
+
+async def test_what_is_reported_twice_changes_nothing_at_the_balancer():
+    """A call that was given up may have arrived all the same."""
+    balancer = BalancerService()
+    await balancer.register("r0", 10_000, max_running=8, block_tokens=16)
+    await balancer.submit([(rollout_load(state(name, 0)), name) for name in ("a", "b", "c")])
+    await balancer.next_grants("r0", 0, 1.0)
+    first = Outbox()
+    first.turn_finished(state("a", 5))
+    first.ended(state("b", 6))
+    first.hand_back(state("c", 7))
+    second = Outbox()
+    second.turn_finished(state("a", 9))
+    second.hand_back(state("c", 8))
+    for outbox in (first, second.after(first)):
+        await balancer.report("r0", outbox.turns, outbox.finished)
+    await balancer.return_rollouts("r0", [*second.after(first).returned.values()])
+    await balancer.return_rollouts("r0", [*first.returned.values()])
+    load_a, load_c = (balancer._balancer.load_of(name) for name in "ac")
+    assert load_a and load_c and (load_a.context_tokens, load_c.context_tokens) == (19, 18)
+    snapshot = await balancer.snapshot()
+    assert (snapshot.finished, snapshot.in_flight, snapshot.waiting) == (1, 1, 1)
+    assert snapshot.replicas[0].set_aside is None
+
+
+class OddEngine(FakeEngine):
+    """Finds something wrong with one rollout."""
+
+    async def generate(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
+        if asked["request_id"].startswith("r1/"):
+            raise ValueError("the engine refused to complete r1/turn-0: token id 9 is none of the vocabulary")
+        return await super().generate(prompt_ids, **asked)
+
+
+class OddChat(WorkerChat):
+    """Cannot read what the second rollout says."""
+
+    def read(self, token_ids: Sequence[int], *, after_tools: bool) -> Reading:
+        if adding_problems(2)[1].problem in self.decode(token_ids).replace("-", "+"):
+            raise IndexError("a parser of vLLM's\nmet odd text")
+        return super().read(token_ids, after_tools=after_tools)
+
+
+class OddSandbox(AddingSandbox):
+    """An actor that could not answer the second rollout's call."""
+
+    async def __call__(self, call: ToolCall) -> ToolResult:
+        if call.code.replace("-", "+") == adding_problems(2)[1].problem:
+            failed = UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+            raise RayTaskError("call", f"Traceback\n{failed}", failed).as_instanceof_cause()
+        return await super().__call__(call)
+
+
+async def odd_judge(completion: str, problem: Problem) -> Judgement:
+    if problem.id == "add-1":
+        raise RecursionError("an odd answer")
+    return Judgement(1.0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        pytest.param({"engine": OddEngine()}, "ValueError: the engine refused to complete r1/turn-0", id="refused"),
+        pytest.param({"chat": OddChat()}, "IndexError: met odd text", id="unread"),
+        pytest.param({"tools": PlainTools(OddSandbox())}, "UnicodeEncodeError: 'utf-8' codec", id="uncalled"),
+        pytest.param({"judge": odd_judge}, "RecursionError: an odd answer", id="unjudged"),
+    ],
+)
+async def test_a_rollout_that_cannot_be_played_is_dropped_by_name_and_the_others_go_on(
+    parts: dict[str, Any], reason: str
+):
+    balancer = BalancerService()
+    one = worker(balancer, **parts)
+    await one.start()
+    await one.serve()
+    await submit(balancer, requests(5))
+    found = await collect(one, 5)
+    dropped = [end for end in found.values() if isinstance(end, DroppedRollout)]
+    assert [end.rollout_id for end in dropped] == ["r1"]
+    assert dropped[0].reason.startswith(f"rollout r1: {reason}")
+    assert await balancer.drain(10)
+    assert (await balancer.snapshot()).in_flight == 0
+    await balancer.resume()
+    await submit(balancer, [request(adding_problems(1)[0], rollout_id="later")])
+    assert isinstance((await collect(one, 1))["later"], TrajectorySummary)
+    await one.close()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        MemoryError("no room"),
+        RuntimeError("can't start new thread"),
+        OSError(errno.EMFILE, "Too many open files"),
+        DeadlineExceeded("engine", "vLLM's engine process", "complete r0/turn-0", 600),
+        ActorUnavailableError("its host", None),
+        RayTaskError("call", "Traceback\nMemoryError: no room", MemoryError("no room")).as_instanceof_cause(),
+    ],
+    ids=lambda fault: type(fault).__name__,
+)
+async def test_what_the_worker_itself_is_at_its_end_by_ends_it(fault: Exception):
+    class Broken(FakeEngine):
+        async def generate(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
+            raise fault
+
+    balancer = BalancerService()
+    one = worker(balancer, engine=Broken())
+    await one.start()
+    await one.serve()
+    await submit(balancer, requests(1))
+    with pytest.raises(type(fault)):
+        await collect(one, 1)
+    await one.close()
+
+
+class FullDisk(TurnJournal):
+    """Has no room while it is told so."""
+
+    full = True
+
+    def flush(self) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().flush()
+
+
+async def test_a_disk_that_is_full_ends_no_worker_and_is_said_once(tmp_path: Path):
+    balancer, engine, shown = BalancerService(), FakeEngine(), list[str]()
+    journal = FullDisk(tmp_path, "generation/0-life")
+    one = worker(balancer, engine=engine, kept=KeptTurns(journal, where="runs/x/journal", show=shown.append))
+    await one.start()
+    await one.serve()
+    for version in range(3):
+        journal.full = version < 2
+        await one.swap(engine.update_weights(version, [], ""))
+        wanted = [replace(asked, rollout_id=f"stage1/{version}/{asked.rollout_id}") for asked in requests(8)]
+        await submit(balancer, wanted)
+        found = await collect(one, 8)
+        assert all(isinstance(end, TrajectorySummary) for end in found.values())
+        assert await balancer.drain(10)
+        await balancer.resume()
+    assert shown == [
+        "runs/x/journal cannot be written ([Errno 28] No space left on device): what is sampled here is not kept, "
+        "and where this worker dies it is sampled again",
+        "runs/x/journal is written again",
+    ]
+    await one.close()
+
+
+async def test_an_engine_that_is_asked_to_start_again_while_it_does_is_started_once():
+    """The driver asks again where it could not reach the actor for a moment."""
+
+    class Counted(FakeEngine):
+        starts = 0
+
+        async def start(self) -> EngineFacts:
+            self.starts += 1
+            await asyncio.sleep(0.01)
+            return await super().start()
+
+    engine = Counted()
+    one = worker(BalancerService(), engine=engine)
+    first, second = await asyncio.gather(one.start(), one.start())
+    assert first is second and engine.starts == 1
