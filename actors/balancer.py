@@ -5,8 +5,9 @@ tick; the driver submits payloads (opaque here) that come out again with the gra
 again until acknowledged, so a cancelled long-poll loses nothing; a worker skips the rollouts it knows.
 
 When the actor dies Ray starts an empty one. Callers see a new `epoch` in the grants (or `UnknownReplica`): workers
-register again with what is resident, the driver submits everything unfinished again (known rollouts are left alone).
-Until `settle_s` have passed after such a start nothing is admitted, so that nothing resident is granted twice.
+register again with what is resident, the driver teaches it what had been learned and submits everything unfinished
+again (known rollouts are left alone). Until `settle_s` have passed after such a start nothing is admitted, so that
+nothing resident is granted twice.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from rstar_ray.run_dir.metrics import PlacementFigures
 from rstar_ray.telemetry.meter import NO_METER, Meter
 from scheduler.balancer import PLACEMENT, Balancer
 from scheduler.cost import EngineCost
+from scheduler.learned import Learned
 from scheduler.load import (
     Admission,
     BalancerSnapshot,
@@ -56,6 +58,35 @@ class Sign:
     lines: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the balancer has learned that outlives a step."""
+
+    epoch: str  # of the balancer's life
+    learned: Learned | None  # None: its rule learns nothing
+
+
+class Lines:
+    """What people are to be shown, once each."""
+
+    def __init__(self) -> None:
+        self._waiting: list[str] = []
+        self._set_aside: dict[str, str | None] = {}  # as told
+
+    def take(self) -> tuple[str, ...]:
+        taken, self._waiting = self._waiting, []
+        return tuple(taken)
+
+    def add(self, line: str) -> None:
+        self._waiting.append(line)
+
+    def note_set_aside(self, replica_id: str, reason: str | None) -> None:
+        """Why the replica gets no more work; None: it does."""
+        if reason is not None and reason != self._set_aside.get(replica_id):
+            self.add(f"balancer: {replica_id} is set aside and gets no more work: it {reason}")
+        self._set_aside[replica_id] = reason
+
+
 class BalancerService:
     """The plain logic behind the actor; one event loop, no threads."""
 
@@ -78,8 +109,7 @@ class BalancerService:
         self._waits = Waits()
         self._tally = Tally(self._balancer.snapshot())
         self._sampled_s = clock()
-        self._lines: list[str] = []  # to show with the next sign
-        self._set_aside: dict[str, str | None] = {}  # shown already
+        self._lines = Lines()
         self._registered = asyncio.Event()
         self._empty = asyncio.Event()
         self._draining = False
@@ -130,6 +160,14 @@ class BalancerService:
     async def withdraw_versions(self) -> None:
         """The learner goes back to a checkpoint: versions lower than those told before are no lies."""
         self._balancer.withdraw_versions()
+
+    async def learned(self) -> Known:
+        return Known(epoch=self._epoch, learned=self._balancer.learned())
+
+    async def know_again(self, learned: Learned) -> Known:
+        """As the life before did, or the run that this one goes on with; what is known then."""
+        self._balancer.know_again(learned)
+        return await self.learned()
 
     async def set_serving(self, replica_id: str, serving: bool) -> None:
         """False: nothing new goes to the replica."""
@@ -187,8 +225,7 @@ class BalancerService:
 
     async def sign(self) -> Sign:
         """The epoch, for liveness; and once each, why a replica was set aside and what the idle books lack."""
-        lines, self._lines = self._lines, []
-        return Sign(epoch=self._epoch, lines=tuple(lines))
+        return Sign(epoch=self._epoch, lines=self._lines.take())
 
     def export(self) -> None:
         """What people watch, as it is now."""
@@ -210,7 +247,7 @@ class BalancerService:
 
         Returns the number to acknowledge first, and in `cancels` what the replica must stop.
         """
-        self._set_aside.pop(replica_id, None)
+        self._lines.note_set_aside(replica_id, None)
         lost = self._balancer.add_replica(
             replica_id,
             kv_capacity_tokens,
@@ -250,7 +287,7 @@ class BalancerService:
                 self._forget(end.rollout_id)
         if load is not None:
             self._balancer.replica_report(replica_id, load)
-        self._show_set_aside(replica_id)
+        self._lines.note_set_aside(replica_id, self._balancer.set_aside(replica_id))
         moves = self._decide()
         self._sample()
         self._note_if_empty()
@@ -330,12 +367,6 @@ class BalancerService:
             self._sampled_s = now
             self._tally.sample(self._balancer.snapshot())
 
-    def _show_set_aside(self, replica_id: str) -> None:
-        reason = self._balancer.set_aside(replica_id)
-        if reason != self._set_aside.get(replica_id):
-            self._set_aside[replica_id] = reason
-            self._lines.append(f"balancer: {replica_id} is set aside and gets no more work: it {reason}")
-
     def _drop_unknown(self, rollout_ids: Sequence[str]) -> None:
         """Waiting again without a payload: only whoever submitted it can bring it back."""
         for rollout_id in rollout_ids:
@@ -350,7 +381,8 @@ class BalancerService:
     def _note_if_empty(self) -> None:
         if not self._payloads and self._balancer.books.in_flight == 0:
             if not self._empty.is_set():  # idle from now on
-                self._lines += [f"balancer: nothing is left to run, but {fault}" for fault in self._balancer.faults()]
+                for fault in self._balancer.faults():
+                    self._lines.add(f"balancer: nothing is left to run, but {fault}")
             self._empty.set()
         else:
             self._empty.clear()

@@ -24,6 +24,7 @@ class Sign:
     progress: int = 0  # another number than before where it got on
     children: tuple[int, ...] = ()  # processes of its own that it waits for, by their ids
     lines: tuple[str, ...] = ()  # what people should be shown since the last one
+    loses: str = ""  # what is gone with it where it dies
     memory_bytes: int = 0  # of the process and its children, see `own_memory_bytes`
     device_bytes: int = 0  # the most that it has held on its GPU
 
@@ -43,6 +44,7 @@ class Alive:
         progress: int = 0,
         children: tuple[int, ...] = (),
         lines: tuple[str, ...] = (),
+        loses: str = "",
         device_bytes: int = 0,
     ) -> Sign:
         return Sign(
@@ -54,6 +56,7 @@ class Alive:
             progress=progress,
             children=children,
             lines=lines,
+            loses=loses,
             memory_bytes=own_memory_bytes(os.getpid(), *children),
             device_bytes=device_bytes,
         )

@@ -20,10 +20,11 @@ from actors.learner.gang import Learner
 from actors.learner.settings import learner_settings
 from actors.lost_nodes import NodesSeen, until_placed
 from actors.meter import ray_meter
+from actors.paths import with_absolute_paths
 from actors.placement import Layout, fitted, in_bundle, place, plan_layout, refuse_misfit, sending_ranks
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from actors.seating import executor_nodes, nodes_in_order, on_node, seated
-from actors.tool_host import host_names, start_hosts
+from actors.tool_host import host_names, hosts_up, start_hosts
 from actors.watch import Watch
 from rstar_ray.chat.model_folder import write_chat_files
 from rstar_ray.chat.template import TokenizerChat
@@ -64,8 +65,8 @@ class TrainingActors:
         run_dir: Path | None = None,
     ) -> None:
         """`run_dir`: a folder that every node sees; it gets what was sampled, and which processes are the run's."""
-        self._config = config
-        self._model = model
+        self._config = config = with_absolute_paths(config)
+        self._model = model.absolute()
         self._chat = chat
         self._show = show
         self.meter = ray_meter(run_dir.name if run_dir else config.stage, show)
@@ -106,7 +107,8 @@ class TrainingActors:
         self._balancer = BalancerActor.options(name="balancer", runtime_env={"env_vars": NO_GPU}, **head).remote(  # type: ignore[attr-defined]
             self._config.balancer.rule, placement=self._config.balancer, run=self.meter.run
         )
-        self.watch.follow_start("balancer", self._balancer, silent_s=self._config.detector.silent_s)
+        for name, handle in {"balancer": self._balancer, **self._hosts}.items():
+            self.watch.follow_start(name, handle, silent_s=self._config.detector.silent_s)
         self.tools = SandboxClient(self._executors, self._config.sandbox, caller="driver", show=self._show)
         self._replicas = Replicas(
             self._balancer,
@@ -121,7 +123,8 @@ class TrainingActors:
             store_again=lambda version: self.learner.publish(version),
             turn=self._turns.engine if self._turns else ANYTIME,
         )
-        levels, _ = await asyncio.gather(self._executors_up(), self._start_learner() if learner else _nothing())
+        started = self._start_learner() if learner else _nothing()
+        levels, *_ = await asyncio.gather(self._executors_up(), hosts_up(self._hosts), started)
         self._show(f"sandbox: isolation level {levels[0]}, {len(levels)} executors")
         self._follow_all()
         self._create_workers(self._replicas)
@@ -141,7 +144,7 @@ class TrainingActors:
 
     def _follow_all(self) -> None:
         """Probe everything that is up by now; a replica is followed when it serves."""
-        for name, handle in {"balancer": self._balancer, **self._executors}.items():
+        for name, handle in {"balancer": self._balancer, **self._executors, **self._hosts}.items():
             self.watch.follow(name, handle, silent_s=self._config.detector.silent_s)
 
     @property
@@ -166,6 +169,8 @@ class TrainingActors:
             record=self.record,
             brought=self._brought,
             placed=self.placed,
+            learned=self.replicas.rollouts.memory.learned,
+            teach=self.replicas.rollouts.memory.teach,
             published=lambda: self.replicas.figures,
             memory_bytes=self.watch.memory_bytes,
             meter=self.meter,

@@ -6,10 +6,12 @@ import json
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from typing import Any, Protocol
 
 from ray.exceptions import ActorUnavailableError, RayActorError
 
+from actors.tool_host import HELD_UP_S, START_S
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, ToolError, ToolStateLost
@@ -20,13 +22,21 @@ from rstar_ray.tools.spec import ToolSpec
 from rstar_ray.trajectory import ToolCall, ToolMemory, ToolResult
 
 GRACE_S = 5.0
-"""Above a call's deadline, which its host keeps itself: a host that is still silent is blocked."""
-START_S = 60.0
-"""For a host that Ray starts, or starts again."""
+"""Above a call's deadline, which its host keeps itself: a host that is still silent is looked at."""
+LOOK_S = HELD_UP_S + 4.0
+"""For a host to say whether a call holds it up; which it does in a thread of its own."""
 MAX_TRIES = 3
 REST_S = 5.0
 """Before a call is made again that failed because what its tool needs was gone: most come back."""
 ENVIRONMENT_DEADLINE_S = 60.0
+
+
+class Found(Enum):
+    """What a host is found to be that has left a call unanswered."""
+
+    TURNS = auto()  # as it should: the answer comes too late, or is lost
+    HELD_UP = auto()  # by a call that blocks it
+    SILENT = auto()  # altogether
 
 
 class SandboxCalls(Protocol):
@@ -65,31 +75,49 @@ class Tools:
     async def ask(self, entry: str, tool: str, call: HostCall, deadline_s: float) -> HostAnswer:
         """One call at a host. Raises `ToolError` where our side failed on every try, or `ToolStateLost`."""
         handles = self.handles[entry]
-        reason = ""
-        # A state may be made before its first call, each within the deadline.
-        bound_s = (2 * deadline_s if call.rollout_id else deadline_s) + GRACE_S
+        reason, gone, silences = "", False, 0
         for tried in range(MAX_TRIES):
             handle = handles[(zlib.crc32(call.rollout_id.encode()) + (0 if call.rollout_id else tried)) % len(handles)]
-            asking = handle.call.remote(tool, call)
-            try:
-                answer = await within(
-                    asking, bound_s, waiter=self.caller, owner=entry, reason=f"a call of {tool or entry}"
-                )
-            except DeadlineExceeded:
-                await self._start_again(handle, entry)
-                return HostAnswer(outcome=Outcome.TIMEOUT, text=f"Error: no answer within {deadline_s:g} s.")
-            except RayActorError as lost:
-                reason = str(lost).splitlines()[0]
+            if gone:  # maybe this one
                 await self._wait_for(handle, entry)
+            try:
+                answer = await self._asked(handle, entry, tool, call, deadline_s)
+            except RayActorError as lost:
+                reason, gone = str(lost).splitlines()[0], True
+                continue
+            if isinstance(answer, Found):
+                if answer is not Found.TURNS:
+                    self._kill(handle)
+                silences += answer is Found.SILENT
+                if answer is not Found.SILENT or silences > 1:  # twice at one call: it is silent for that
+                    return HostAnswer(outcome=Outcome.TIMEOUT, text=f"Error: no answer within {deadline_s:g} s.")
+                reason, gone = "its host was silent", True
                 continue
             if answer.lost:
                 raise ToolStateLost(f"{tool or entry} has lost its state")
             if not answer.fault:
                 return answer
-            reason = answer.fault
+            reason, gone = answer.fault, False
             if tried + 1 < MAX_TRIES:
                 await asyncio.sleep(REST_S)
         raise ToolError(f"{tool or entry}: failed {MAX_TRIES} times, last: {reason}")
+
+    async def _asked(self, handle: Any, entry: str, tool: str, call: HostCall, deadline_s: float) -> HostAnswer | Found:
+        """The answer, or why there is none. Raises `RayActorError` for a host that is gone."""
+        # A state may be made before its first call, each within the deadline.
+        bound_s = (2 * deadline_s if call.rollout_id else deadline_s) + GRACE_S
+        asking = handle.call.remote(tool, call)
+        try:
+            reason = f"a call of {tool or entry}"
+            return await within(asking, bound_s, waiter=self.caller, owner=entry, reason=reason)
+        except DeadlineExceeded:
+            looking = handle.held_up.remote()
+        try:
+            reason = "whether a call holds it up"
+            held_up = await within(looking, LOOK_S, waiter=self.caller, owner=entry, reason=reason)
+        except DeadlineExceeded:
+            return Found.SILENT
+        return Found.HELD_UP if held_up else Found.TURNS
 
     def end(self, rollout_id: str, entries: Sequence[str]) -> None:
         """Have the hosts close a rollout's states; nobody waits for it."""
@@ -112,12 +140,11 @@ class Tools:
             heard = getattr(handle, method).remote(rollout_id, self.caller)
             await within(heard, START_S, waiter=self.caller, owner="tools", reason=f"the {method} of {rollout_id}")
 
-    async def _start_again(self, handle: Any, entry: str) -> None:
-        """A host that blocks is killed; Ray starts it again."""
+    def _kill(self, handle: Any) -> None:
+        """Ray starts it again; one that is stopped too, which Ray ends by a signal some seconds later."""
         import ray
 
         ray.kill(handle, no_restart=False)
-        await self._wait_for(handle, entry)
 
     async def _wait_for(self, handle: Any, entry: str) -> None:
         async def up() -> None:

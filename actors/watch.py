@@ -34,6 +34,8 @@ T = TypeVar("T")
 THE_RUN, FIRST_WORD = "the run", "the run, as far as a first word"
 FIRST_WORD_SHARE = 0.25
 """Of `still_s`: after so long without anything getting on, a line names the oldest wait."""
+BACK_S = 120.0
+"""An actor that served and cannot be reached may take so much longer to answer: Ray starts another process for it."""
 
 EndFn = Callable[[Any, Sign | None], Awaitable[None]]
 DeathFn = Callable[[str, Exception], None]
@@ -59,6 +61,7 @@ class _Followed:
     limit: Limit
     on_death: DeathFn | None
     starts: bool = False  # it may not be there yet, and is none of the run's processes before it is up
+    away: bool = False  # it cannot be reached
     asking: asyncio.Task[None] | None = None
     sign: Sign | None = None  # the latest
     fault: str = ""  # of its probe, as it was shown
@@ -169,8 +172,7 @@ class Watch:
         return held
 
     async def _ask(self, name: str, one: _Followed) -> None:
-        """An actor that Ray says is unavailable starts again, or is cut off: that is no silence, and not judged."""
-        away = False
+        """An actor that Ray says is unavailable starts again, or is cut off: that is no silence."""
         while True:
             try:
                 sign: Sign = await one.handle.probe.remote()
@@ -182,26 +184,34 @@ class Watch:
                     self.leave(name)
                     if one.on_death is not None:
                         one.on_death(name, lost)
+                    elif not one.starts:
+                        self._show(f"{name} is gone for good: {_last_line(lost)}")
                     return
-                self._detector.forget(name)
-                if not away:
+                if not one.away:
+                    one.away = True
                     self._show(f"{name} cannot be reached: it starts again, or is cut off")
-                away = True
+                    self._let_come_back(name, one)
             else:
                 before, one.sign, one.waits_s = one.sign, sign, None
-                self._tell(name, before, sign, away=away)
-                away = False
+                self._tell(name, before, sign, away=one.away)
                 self._heard(name, one, work=sign.work, progress=sign.progress)
             await asyncio.sleep(self._config.probe_every_s)
 
     def _heard(self, name: str, one: _Followed, *, work: int = 0, progress: int = 0) -> None:
-        if not self._detector.watches(name):
+        if one.away or not self._detector.watches(name):
+            one.away = False
             self._detector.watch(name, one.limit)
         self._detector.heard(name, work=work, progress=progress)
 
+    def _let_come_back(self, name: str, one: _Followed) -> None:
+        """What starts may be wedged before its first answer; whoever started an actor bounds its first start."""
+        self._detector.forget(name)
+        if not one.starts:
+            self._detector.watch(name, Limit(silent_s=one.limit.silent_s + BACK_S))
+
     def _tell_fault(self, name: str, one: _Followed, failed: Exception) -> None:
         """Once: it is asked again and again."""
-        fault = str(failed).strip().rpartition("\n")[2]
+        fault = _last_line(failed)
         if fault != one.fault:
             one.fault = fault
             self._show(f"{name} answers, and cannot say how it is: {fault}")
@@ -212,7 +222,8 @@ class Watch:
         if before is None or (before.life, before.children) != (sign.life, sign.children):
             self._write_record()
         if before is not None and before.life != sign.life:
-            self._show(f"{name} died: process {before.pid} is gone, and process {sign.pid} in its place")
+            with_it = f"; with it went {before.loses}" if before.loses else ""
+            self._show(f"{name} died: process {before.pid} is gone, and process {sign.pid} in its place{with_it}")
         elif away:
             self._show(f"{name} answers again")
         for line in sign.lines:
@@ -225,7 +236,8 @@ class Watch:
         up = {name: one.sign for name, one in sorted(self._followed.items()) if not one.starts}
         signs = {name: asdict(sign) for name, sign in up.items() if sign}
         for sign in signs.values():
-            del sign["work"], sign["progress"], sign["memory_bytes"], sign["device_bytes"], sign["lines"]
+            for of_now in ("work", "progress", "memory_bytes", "device_bytes", "lines", "loses"):
+                del sign[of_now]
         with decoration(self._record.name, self._show):
             write_json(self._record, signs)
 
@@ -301,11 +313,16 @@ class Watch:
         one = self._followed.get(wedged.name)
         if one is None:
             return
-        where = f"process {one.sign.pid}" if one.sign else "its process"
-        self._show(f"{wedged.name} was {wedged.seen}: {where} is killed, and fails over")
+        sign = None if one.away else one.sign  # that of a process that is gone, or cannot be reached
+        if one.away:
+            self._show(f"{wedged.name} did not come back, {wedged.seen}: what starts in its place is killed")
+            self._let_come_back(wedged.name, one)
+        else:
+            where = f"process {sign.pid}" if sign else "its process"
+            self._show(f"{wedged.name} was {wedged.seen}: {where} is killed, and fails over")
         self._meter.add("rstar_detector_killed_total", 1)
         try:
-            await self._end_process(one.handle, one.sign)
+            await self._end_process(one.handle, sign)
         except Exception as failed:  # nobody awaits this: it is judged, and tried, once more
             self._show(f"{wedged.name} could not be killed: {type(failed).__name__}: {failed}")
             self._detector.watch(wedged.name, one.limit)
@@ -329,6 +346,11 @@ def kill_here(sign: Sign) -> None:
         process = psutil.Process(sign.pid)
         if birth(sign.pid) == sign.birth:
             process.kill()
+
+
+def _last_line(fault: Exception) -> str:
+    """Where Ray tells of a failure elsewhere, it says there what it was."""
+    return str(fault).strip().rpartition("\n")[2]
 
 
 def _current_task() -> "asyncio.Task[Any] | None":

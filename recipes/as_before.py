@@ -1,11 +1,11 @@
 """Whether a policy is asked as it was in the stage that made it: what differs is told, for it may be meant."""
 
-import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, cast
 
 from rstar_ray.config import leaves, may_change
+from rstar_ray.config.options import spelled
 from rstar_ray.run_dir.durable import read_object
 from rstar_ray.run_dir.folder import RunDir, flatten
 
@@ -49,13 +49,3 @@ def stage_of(model: Path) -> tuple[RunDir, str] | None:
         return None
     run_dir = RunDir(folder.parents[2])
     return (run_dir, stage) if run_dir.config_path.is_file() else None
-
-
-def spelled(name: str, value: Any) -> str:
-    """A setting as the command line has it."""
-    option = f"--{name.replace('_', '-')}"
-    if isinstance(value, bool):
-        branch, _, leaf = option.rpartition(".")
-        return option if value else f"{branch}.no-{leaf}"
-    values = cast(tuple[Any, ...], value) if isinstance(value, tuple) else (value,)
-    return shlex.join([option, *map(str, values)])

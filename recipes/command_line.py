@@ -10,8 +10,8 @@ from recipes.connect import connect
 from recipes.protocols import PROTOCOLS
 from recipes.recipe import Recipe
 from recipes.scales import SCALES, at_scale, detect_scale, local_resources
-from rstar_ray.config import RunConfig, with_values
-from rstar_ray.config.options import options_of
+from rstar_ray.config import Condition, RunConfig, idle, with_values
+from rstar_ray.config.options import options_of, spelled
 from rstar_ray.errors import ConfigError
 from rstar_ray.stages import STAGES
 
@@ -55,7 +55,9 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str], *, show: Callable[[str
         values: dict[str, Any] = {"scale": scale, **({"model": ""} if configs else {})}
         configs.append(with_values(parsed, values))
     if len(recipes) == 1:
-        _refuse_idle(recipes[0].stage, argv)
+        _refuse_other_stages(recipes[0].stage, argv)
+    for line in idle_lines(configs, argv):
+        show(line)
     return configs
 
 
@@ -73,12 +75,41 @@ def given(argv: Sequence[str]) -> set[str]:
     return {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
 
 
-def _refuse_idle(stage: str, argv: Sequence[str]) -> None:
+def _refuse_other_stages(stage: str, argv: Sequence[str]) -> None:
     """Raise `ConfigError` for what is given in place of a stage's own setting; given beside it, it is another's."""
     asked = given(argv)
     for option, meant in INSTEAD.get(stage, {}).items():
         if option in asked and meant not in asked:
             raise ConfigError(option, f"it means nothing to {stage} by itself", f"give {meant}")
+
+
+def idle_lines(configs: Sequence[RunConfig], argv: Sequence[str]) -> list[str]:
+    """A line for each option given that changes nothing in any of these stages, and that commands may share.
+
+    Raises `ConfigError` for one that the mode asked for has no use for.
+    """
+    asked, in_each = given(argv), [idle(config) for config in configs]
+    lines: list[str] = []
+    for name in in_each[0]:
+        option = next((way for way in (spelled(name), spelled(name, False)) if way in asked), "")
+        if not option or not all(name in lacking for lacking in in_each):
+            continue
+        refused = [one for one in zip(configs, in_each, strict=True) if not any(lack.told for lack in one[1][name])]
+        if refused:
+            config, lacking = refused[0]
+            lack = lacking[name][0]
+            raise ConfigError(option, f"it {lack.problem(config)}", lack.mend)
+        if not _sft_may_come_first(configs, in_each[0][name]):
+            lack = next(lack for lack in in_each[0][name] if lack.told)
+            lines.append(f"{option} {lack.problem(configs[0])}: it changes nothing here")
+    return lines
+
+
+def _sft_may_come_first(configs: Sequence[RunConfig], lacking: Sequence[Condition]) -> bool:
+    """And would be what is lacking: in the tiny world a stage brings the policy that it needs."""
+    first = configs[0]
+    before = replace(first, stage="sft")
+    return first.scale == "tiny" and first.stage in STAGES[1:] and all(lack.holds(before) for lack in lacking)
 
 
 def _scale(argv: Sequence[str], show: Callable[[str], None]) -> str:

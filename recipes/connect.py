@@ -4,18 +4,23 @@ import os
 from pathlib import Path
 from uuid import uuid4
 
-from actors.door import shut_door
+from actors.door import MODE_VARIABLE, PATH_VARIABLE, TOKEN_VARIABLE, default_token_path, shut_door
 from actors.environment import accelerator, gpu_environment, missing
 from recipes.scales import local_resources
-from rstar_ray.errors import RStarError
+from rstar_ray.errors import ConfigError, RStarError
 
 SLOW_START = "timed out during startup"
 """What Ray says where its own deadline for a node's start, which cannot be set, was too short for a busy machine."""
+NOT_LET_IN = "authenticat"
+"""What is said, in some case, by each error that Ray has for a token that is not the cluster's, or by its cause."""
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def connect() -> None:
-    """Join the cluster a job runs on, or start a Ray of our own; both talk to those who have the token alone."""
+    """Join the cluster a job runs on, or start a Ray of our own; both talk to those who have the token alone.
+
+    Raises `ConfigError` where the cluster has another token.
+    """
     shut_door(lambda line: print(line, flush=True))
     import ray
 
@@ -28,8 +33,13 @@ def connect() -> None:
 
     namespace = f"rstar_ray-{uuid4().hex[:8]}"  # actor names are a run's own
     runtime = {"env_vars": quiet_environment()}
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(namespace=namespace, runtime_env=runtime, log_to_driver=False)
+    if address := os.environ.get("RAY_ADDRESS"):
+        try:
+            ray.init(namespace=namespace, runtime_env=runtime, log_to_driver=False)
+        except Exception as failed:
+            if NOT_LET_IN not in f"{failed} {failed.__cause__}".lower():
+                raise
+            raise _another_token(address) from None
         return
     runtime["env_vars"]["PYTHONPATH"] = str(REPOSITORY)
     try:
@@ -48,3 +58,18 @@ def connect() -> None:
         raise RStarError(
             f"Ray did not start in its 30 s: {failed} Give the command again with less beside it"
         ) from None
+
+
+def _another_token(address: str) -> ConfigError:
+    """By what this process took its token from."""
+    if os.environ.get(MODE_VARIABLE, "").lower() == "disabled":
+        return ConfigError(
+            MODE_VARIABLE, f"it is disabled, and the cluster at {address} asks for its token", "unset it"
+        )
+    mend = f"bring here what the cluster's head has in ~/.ray/auth_token, mode 600, or name the file by {PATH_VARIABLE}"
+    ours, field = os.environ.get(PATH_VARIABLE) or default_token_path(), "token"
+    if TOKEN_VARIABLE in os.environ:
+        ours, field, mend = "it", TOKEN_VARIABLE, f"unset it, and {mend}"
+    elif PATH_VARIABLE in os.environ:
+        field = PATH_VARIABLE
+    return ConfigError(field, f"{ours} is not the token of the cluster at {address}", mend)

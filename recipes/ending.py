@@ -27,8 +27,18 @@ def status_of(act: Callable[[], int | None], *, interrupted: str = "") -> int:
         if failed.errno not in NO_ROOM:
             raise
         return _complain(f"{failed}; make room, and the same command goes on", 1)
+    except Exception as failed:
+        if not _of_a_lost_actor(failed):
+            raise
+        return _complain(f"{type(failed).__name__}: {' '.join(str(failed).split())}", 1)
     except KeyboardInterrupt:
         return _complain(interrupted, 130) if interrupted else 130
+
+
+def _of_a_lost_actor(failed: Exception) -> bool:
+    """Ray's own error for an actor that died; where Ray is not imported there is none."""
+    known = sys.modules.get("ray.exceptions")
+    return known is not None and isinstance(failed, known.RayActorError)
 
 
 def _complain(what: object, status: int) -> int:

@@ -32,13 +32,16 @@ from scheduler.plan import (
     QWEN3_14B,
     RUN,
     Gpu,
+    Memory,
     ModelShape,
     PoolPlan,
+    Pools,
     adapter_parameters,
     best_separated,
     plan_pools,
     publish_seconds,
     read_model,
+    score_tokens,
 )
 from scheduler.traces.stages import STAGES
 
@@ -57,7 +60,7 @@ class PlanConfig:
     """Start a cluster of fake nodes here, and see who sits where at --scale."""
     nodes: int = 0
     """Nodes of the dry run; 0 takes the scale's, fewer show what happens when some are missing."""
-    when_short: Literal["refuse", "smaller"] = "refuse"
+    when_short: Literal["refuse", "smaller"] = RUN.when_short
     """As the setting of a run: refuse a cluster that is too small, or make the plan smaller."""
     picture: Path | None = None
     """Where the dry run draws its picture; beside where you are as placement.png by default."""
@@ -68,6 +71,10 @@ class PlanConfig:
     """A model's folder, or its config.json; the paper's Qwen3-14B by default."""
     tensor_parallel: int = RUN.engine.tensor_parallel
     """--engine.tensor-parallel of the run"""
+    gpu_memory_share: float = 0.0
+    """--engine.gpu-memory-share of the run; 0 gives an engine all that is left, and says which share that is"""
+    max_running: int = RUN.engine.max_running
+    """--engine.max-running of the run"""
     micro_batch_tokens: int = RUN.learner.micro_batch_tokens
     """--learner.micro-batch-tokens of the run"""
     offload: bool = RUN.learner.offload
@@ -91,12 +98,15 @@ class PlanConfig:
             raise ValueError("--dry-run needs a --scale, whose actors it places")
         if self.lora_rank < 0:
             raise ValueError(f"--lora-rank is {self.lora_rank}, below 0")
+        if not 0 <= self.gpu_memory_share <= 1:
+            raise ValueError(f"--gpu-memory-share is {self.gpu_memory_share}, no share")
         if self.nodes < 0:
             raise ValueError(f"--nodes is {self.nodes}, not a number of nodes")
         for name in (
             "gpus",
             "gpu_memory_gb",
             "tensor_parallel",
+            "max_running",
             "micro_batch_tokens",
             "prompts",
             "bandwidth_tb_s",
@@ -137,6 +147,8 @@ def of_scale(scale: str) -> PlanConfig:
         "scale": scale,
         "gpus": machines.nodes * machines.gpus,
         "gpu_memory_gb": machines.gpu_memory_gb,
+        "gpu_memory_share": run.engine.gpu_memory_share,
+        "max_running": run.engine.max_running,
         "micro_batch_tokens": run.learner.micro_batch_tokens,
         "offload": run.learner.offload,
         "attention_kernel": run.learner.attention_kernel,
@@ -176,34 +188,21 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
     model = shape_of(config.model)
     gpu = Gpu(memory_gb=config.gpu_memory_gb, bandwidth_tb_s=config.bandwidth_tb_s, tflops=config.tflops)
     stage, rollouts = STAGES[config.stage], config.prompts * GROUP_ROLLOUTS
-    colocated = plan_pools(
-        model,
-        gpu,
-        stage=stage,
+    pools = Pools(
         engine_gpus=config.gpus,
         learner_gpus=config.gpus,
         colocated=True,
         tensor_parallel=config.tensor_parallel,
         micro_batch_tokens=config.micro_batch_tokens,
-        rollouts=rollouts,
         offload=config.offload,
         lora_rank=config.lora_rank,
         zero=config.zero,
-        attention_kernel=config.attention_kernel,
+        score_tokens=score_tokens(config.attention_kernel, stage),
+        memory_share=config.gpu_memory_share,
+        max_running=config.max_running,
     )
-    separated = best_separated(
-        model,
-        gpu,
-        stage=stage,
-        gpus=config.gpus,
-        tensor_parallel=config.tensor_parallel,
-        micro_batch_tokens=config.micro_batch_tokens,
-        rollouts=rollouts,
-        offload=config.offload,
-        lora_rank=config.lora_rank,
-        zero=config.zero,
-        attention_kernel=config.attention_kernel,
-    )
+    colocated = plan_pools(model, gpu, pools, stage=stage, rollouts=rollouts)
+    separated = best_separated(model, gpu, pools, stage=stage, rollouts=rollouts)
     return model, colocated, separated
 
 
@@ -214,6 +213,7 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
     billions = f"{model.parameters / 1e9:.1f}e9"
     state = _state(config, model, colocated.learner_gpus)
     inputs_gb = config.micro_batch_tokens * model.hidden * 2 * model.layers / GB
+    left = "KV of its share" if config.gpu_memory_share else "left for KV    "
     scores = " and its attention's scores" if config.attention_kernel == "eager" else ""
     return "\n".join(
         [
@@ -224,11 +224,18 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
             f"  activations      {activations:7.1f} GB   {config.micro_batch_tokens} tokens at once, checkpointed:"
             f" layers' inputs {inputs_gb:.1f} GB, one layer's inside{scores}, a chunk of logits, gathered weights",
             f"  runtime          {memory.runtime:7.1f} GB   8 %: graphs, buffers, fragmentation (assumed)",
-            f"  left for KV      {memory.kv:7.1f} GB / {model.kv_bytes_per_token / 1024:g} KiB per token"
+            f"  {left}  {memory.kv:7.1f} GB / {model.kv_bytes_per_token / 1024:g} KiB per token"
             f" ({model.layers} layers x {model.kv_heads} heads x {model.head_dim} x 2 x 2 bytes)"
             f" = {colocated.kv_tokens_per_replica:,} tokens per replica",
+            f"  engine's share   {_share(memory, config.gpu_memory_gb):7.2f}      of the GPU, for its weights and KV"
+            " (--engine.gpu-memory-share)",
         ]
     )
+
+
+def _share(memory: Memory, gpu_memory_gb: float) -> float:
+    """Rounded down: an engine that asks for more than is free does not start."""
+    return math.floor(100 * (memory.engine_weights + max(0.0, memory.kv)) / gpu_memory_gb) / 100
 
 
 def checkpoints(config: PlanConfig, model: ModelShape, ranks: int) -> CheckpointPlan:

@@ -5,7 +5,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -36,18 +36,20 @@ from recipes.model import (
 )
 from recipes.recipe import Recipe
 from recipes.scales import at_scale
-from recipes.stop import StopSignals
+from recipes.stop import GRACE_OF_EVALUATION, StopSignals, grace_of_run
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import RunConfig, differences, may_change, with_values
 from rstar_ray.data.order import digest_of_problems, digest_of_rows
 from rstar_ray.data.sft_plan import SftPlan
 from rstar_ray.errors import ConfigError
-from rstar_ray.evaluation.run import HELD_OUT, evaluated, run_evaluation
+from rstar_ray.evaluation.asked import brought_along
+from rstar_ray.evaluation.run import HELD_OUT, evaluated, result_files, run_evaluation
 from rstar_ray.hard_set import kept_hard_set
 from rstar_ray.reward.own import check_own_reward
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import read_json
-from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.folder import RunDir, refuse_damaged_end
+from rstar_ray.run_dir.lock import written_alone
 from rstar_ray.run_dir.sinks import refuse_missing_sink
 from rstar_ray.stage_progress import StageProgress, refuse_other_data
 from rstar_ray.stages import STAGES, previous_checkpoint, run_rl, run_sft
@@ -94,8 +96,13 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
         tell_too_long(config, sets, checked_chat(config, model, tools), say)
         for line in asked_otherwise(model, config):
             say(line)
-        connect()
-        asyncio.run(_evaluate(config, sets, model, path, tools))
+        files = result_files(config, sets, RunDir(path), brought_along(config, tools), step=0, model=model)
+        with ExitStack() as alone:  # in this directory a run may train meanwhile, and others may be evaluated
+            for file in files.values():
+                alone.enter_context(written_alone(file, by="another evaluation that asks the same"))
+            connect()
+            _refuse_unseen(None, config, model)
+            asyncio.run(_evaluate(config, sets, model, path, tools))
 
     _end(status_of(act, interrupted="stopped; the same command goes on with the problems that are left"))
 
@@ -147,8 +154,11 @@ def run(configs: Sequence[RunConfig], *, steps_given: bool = True) -> None:
         if not ahead:
             say("every stage is done already")
         else:
+            for config in ahead:  # finished, and not evaluated
+                if (end := RunDir(path).finished_checkpoint(config.stage)) is not None:
+                    refuse_damaged_end(end)
             connect()
-            _refuse_unseen(path)
+            _refuse_unseen(path, ahead[0], model)
             asyncio.run(_run_stages(configs, problems, heldout, path, plan))
     with decoration("the report", say):
         from rstar_ray.report.write import write_report
@@ -192,11 +202,13 @@ def _refuse_other_adapters(config: RunConfig, path: Path) -> None:
             )
 
 
-def _refuse_unseen(path: Path) -> None:
-    """Raise `ConfigError` where a node of the cluster does not see the run directory."""
+def _refuse_unseen(path: Path | None, config: RunConfig, model: Path) -> None:
+    """Raise `ConfigError` where a node of the cluster does not see the run directory, or what the run reads beside
+    it."""
+    from actors.paths import needed_paths
     from actors.preflight.nodes import refuse_unseen
 
-    refuse_unseen(path)
+    refuse_unseen(path, needed_paths(config, model))
 
 
 def refuse_own_code(config: RunConfig) -> None:
@@ -307,7 +319,7 @@ async def _run_stages(
     model = start_model(first, path, _finished_before(first, path))
     tools = tools_of(first)
     chat = load_chat(model, first.chat, instruct=first.rollout.instruct, tools=tools)
-    stop = StopSignals(first.checkpoint.grace_s, say)
+    stop = StopSignals(grace_of_run(first.checkpoint.grace_s), say)
     actors = TrainingActors(first, model, chat, say, tools=tools, run_dir=path)
     actors.stopping = stop.asked
     try:
@@ -375,14 +387,23 @@ def _policy_to_evaluate(config: RunConfig, path: Path) -> Path:
 async def _evaluate(
     config: RunConfig, sets: dict[str, list[Problem]], model: Path, path: Path, tools: Sequence[ToolSpec]
 ) -> None:
+    """Replicas that are lost come back by themselves; where nothing gets on any more it ends with what was waited for.
+
+    The first signal ends it too: what is finished is kept, and there is no checkpoint to wait for.
+    """
     from actors.system import TrainingActors
 
     chat = load_chat(model, config.chat, instruct=config.rollout.instruct, tools=tools)
+    stop = StopSignals(GRACE_OF_EVALUATION, say)
     actors = TrainingActors(config, model, chat, say, tools=tools)
-    path.mkdir(parents=True, exist_ok=True)
-    try:
-        await actors.start(learner=False)
+
+    async def evaluate() -> None:
         await actors.serving()
         await run_evaluation(config, sets, actors.crew(), RunDir(path), step=0, model=model)
+
+    try:
+        with stop.handled():
+            await actors.start(learner=False)
+            await actors.watch.guard(evaluate())
     finally:
         await actors.close()

@@ -1,20 +1,46 @@
-"""Ctrl-C, or a cluster's SIGTERM: the first asks for a checkpoint and a clean end, the second ends at once."""
+"""Ctrl-C, or a cluster's SIGTERM: the first asks for a clean end, the second ends at once."""
 
 import asyncio
 import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rstar_ray.errors import Stopped
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class StopSignals:
-    """Whether the run has been asked to stop; within `handled` the signals come here."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grace:
+    """What the first signal leaves time for."""
 
-    def __init__(self, grace_s: float, show: Callable[[str], None]) -> None:
-        self._grace_s = grace_s
+    seconds: float  # until what is under way is ended
+    told: str  # at the signal
+    ended: str  # of what was not done by then
+
+
+def grace_of_run(seconds: float) -> Grace:
+    """The step under way ends, and its checkpoint."""
+    return Grace(
+        seconds=seconds,
+        told=f"the run ends after the step under way, with a checkpoint, in {seconds:g} s at most",
+        ended="stopped in the middle of a step, without a new checkpoint",
+    )
+
+
+GRACE_OF_EVALUATION = Grace(
+    seconds=0.0,
+    told="the evaluation ends here; the problems that are finished are kept",
+    ended="stopped, and the problems that were finished are kept",
+)
+
+
+class StopSignals:
+    """Whether a command has been asked to stop; within `handled` the signals come here."""
+
+    def __init__(self, grace: Grace, show: Callable[[str], None]) -> None:
+        self._grace = grace
         self._show = show
         self._asked = 0
 
@@ -31,11 +57,8 @@ class StopSignals:
         def received(name: str) -> None:
             self._asked += 1
             if self._asked == 1:
-                self._show(
-                    f"{name}: the run ends after the step under way, with a checkpoint, in {self._grace_s:g} s at most"
-                    "; once more ends it at once"
-                )
-                timers.append(loop.call_later(self._grace_s, task.cancel))
+                self._show(f"{name}: {self._grace.told}; once more ends it at once")
+                timers.append(loop.call_later(self._grace.seconds, task.cancel))
             else:
                 task.cancel()
 
@@ -47,7 +70,7 @@ class StopSignals:
             if not self._asked:
                 raise
             task.uncancel()
-            raise Stopped("stopped in the middle of a step, without a new checkpoint") from None
+            raise Stopped(self._grace.ended) from None
         finally:
             for timer in timers:
                 timer.cancel()

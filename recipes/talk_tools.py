@@ -13,7 +13,7 @@ from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.config import RunConfig, ToolsConfig
 from rstar_ray.tools.load import tool_specs
 from rstar_ray.tools.spec import ToolSpec, python_tool
-from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling, ToolCall, ToolResult
+from rstar_ray.trajectory import MODELS_OWN, Problem, RolloutLimits, RolloutRequest, ToolCall, ToolResult
 from sandbox.limits import Limits, program_limits, tool_limits
 from sandbox.pool import SandboxPool
 from sandbox.pool_config import pool_config
@@ -110,6 +110,6 @@ def begun(name: str, messages: Sequence[Message]) -> RolloutState:
         problem=Problem(id=name, problem=question, answer=""),
         seed=0,
         limits=RolloutLimits(max_response_tokens=1, max_turns=1, max_context_tokens=1, max_calls_per_turn=1),
-        sampling=Sampling(),
+        sampling=MODELS_OWN,
     )
     return RolloutState.start(request, [])

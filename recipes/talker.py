@@ -28,7 +28,7 @@ from rstar_ray.chat.resolve import thinking_switches
 from rstar_ray.chat.streamed import Streamed
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.chat.tool_calls import parse_tool_calls
-from rstar_ray.config import ChatConfig, RunConfig, ToolsConfig, with_values
+from rstar_ray.config import ChatConfig, EvaluationConfig, RunConfig, ToolsConfig, with_values
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.tiny.tokenizer import CHAT_TEMPLATE
 from rstar_ray.tools.spec import ToolSpec
@@ -38,6 +38,8 @@ SERVER_SILENCE_S = 600.0
 """Longest a server may send nothing while it answers."""
 MAX_EVENT_BYTES = 2**22
 """Of one line that a server sends."""
+EVALUATION = EvaluationConfig()
+"""As an evaluation asks, where a talk says nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +48,11 @@ class TalkConfig:
 
     max_tokens: int = 8_192
     """of one answer, results of tools included; from a server, of what it sends [tokens]"""
-    max_turns: int = 30
+    max_turns: int = EVALUATION.max_turns
     """completions of one answer [turns]"""
-    temperature: float = 0.6
+    temperature: float = EVALUATION.temperature
     """softmax temperature"""
-    top_p: float = 1.0
+    top_p: float = EVALUATION.top_p
     """nucleus mass"""
     own_folder: str = ""
     """folder of the modules that hold your own tools; empty is the folder of the command"""

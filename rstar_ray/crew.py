@@ -55,6 +55,8 @@ class Crew:
     record: RecordTrajectories
     brought: Mapping[str, object] = field(default_factory=dict[str, object])  # own code, tools, template: by contents
     placed: Callable[[], Awaitable[PlacementFigures]] | None = None  # since it was asked last
+    learned: Callable[[], Awaitable[Mapping[str, object] | None]] | None = None  # by the balancer, as JSON has it
+    teach: Callable[[Mapping[str, object]], Awaitable[None]] | None = None  # it that again; `ValueError` for nonsense
     published: Callable[[], PublishFigures | None] = lambda: None  # the newest publish
     memory_bytes: Callable[[], Mapping[str, int]] = dict  # of the run's processes now, by what they are
     exported: Callable[[Path], Sequence[Path]] = lambda folder: ()  # told of a model folder; which files it changed

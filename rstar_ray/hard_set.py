@@ -1,63 +1,79 @@
-"""The hard set of stage 3: problems that the latest policy does not always solve (arXiv:2508.20722 section 4.3)."""
+"""The hard set of stage 3: problems that the latest policy does not always solve (arXiv:2508.20722 section 4.3).
 
-from collections.abc import Callable, Sequence
+Each problem's row is written when the last of its rollouts ends, and a choice that was interrupted goes on from those.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
 
 from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
-from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.errors import ConfigError, RStarError, Stopped
+from rstar_ray.evaluation.asked import asked_by
+from rstar_ray.evaluation.results import ProblemResult, ResultLog
 from rstar_ray.progress import Progress
 from rstar_ray.rollouts import MOST_REPEATS, DroppedRollout, rollout_requests, whole_groups
 from rstar_ray.run_dir.durable import read_json, write_json
-from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.run_dir.metrics import is_correct
+from rstar_ray.run_dir.folder import RunDir, stage_ends
+from rstar_ray.run_dir.manifest import MANIFEST, checksum
 from rstar_ray.train_loop import TrainingSystem
 from rstar_ray.trajectory import Problem
 
+SIBLINGS = 8
+"""Rollouts that a problem gets."""
 MOST_LOST = 0.05
 """Share of its rollouts that the choice may lack."""
 
 
-async def unsolved(
-    problems: Sequence[Problem],
-    system: TrainingSystem,
-    config: RunConfig,
-    *,
-    siblings: int = 8,
-    show: Callable[[str], None] = print,
-) -> list[Problem]:
-    """Problems the latest policy does not solve in all of 8 rollouts (arXiv:2508.20722 section 4.3).
+async def unsolved(log: ResultLog, system: TrainingSystem, config: RunConfig, crew: Crew) -> list[Problem]:
+    """Those of the log's problems that the latest policy does not solve in all of 8 rollouts (arXiv:2508.20722 section
+    4.3); the ones that the log has results of are not asked for again.
 
     Rollouts that our own failures end are repeated. A problem that still lacks one is not known to be solved, and
     stays; with more than a small share of them the choice would be ours and not the policy's: `RStarError`.
     """
-    requests = rollout_requests(problems, config, name="filter", siblings=siblings)
-    solved: set[str] = set()
+    missing = {problem.id for problem in log.missing}
+    asked = rollout_requests(log.problems, config, name="filter", siblings=SIBLINGS)
+    requests = [request for request in asked if request.problem.id in missing]
     dropped: list[DroppedRollout] = []
-    progress = Progress(f"{config.stage}: choosing the hard set", len(problems), show)
+    num_solved = sum(map(_always_solved, log.results))
+    what = f"{config.stage}: choosing the hard set"
+    progress = Progress(what, len(log.problems), crew.show, done=len(log.results))
     async for group in whole_groups(requests, system.rollouts, deadline_s=config.rollout.deadline_s):
         if isinstance(group, DroppedRollout):
             dropped.append(group)
             continue
-        if all(is_correct(rollout.summary) for rollout in group):
-            solved.add(group[0].summary.problem_id)
-        progress.ended(note=f"{len(solved)} always solved")
-    if len(dropped) > MOST_LOST * len(requests):
+        num_solved += _always_solved(log.add([rollout.summary for rollout in group]))
+        progress.ended(note=f"{num_solved} always solved")
+        if crew.stopping():  # all that is known lies in the log
+            raise Stopped(f"stopped while choosing the hard set, {len(log.results)} of {len(log.problems)} problems in")
+    if len(dropped) > MOST_LOST * len(asked):
         raise RStarError(
-            f"choosing the hard set: {len(dropped)} of {len(requests)} rollouts failed {1 + MOST_REPEATS} times: "
-            f"{dropped[0].reason}"
+            f"choosing the hard set: {len(dropped)} of {len(asked)} rollouts failed {1 + MOST_REPEATS} times: "
+            f"{dropped[0].reason}; the same command asks for the problems that lack some again"
         )
-    return [problem for problem in problems if problem.id not in solved]
+    solved = {result.problem_id for result in log.results if _always_solved(result)}
+    return [problem for problem in log.problems if problem.id not in solved]
+
+
+def _always_solved(result: ProblemResult) -> bool:
+    return result.num_correct == result.k
 
 
 async def hard_set(
     problems: Sequence[Problem], system: TrainingSystem, config: RunConfig, crew: Crew, run_dir: RunDir
 ) -> Sequence[Problem]:
-    """The hard set of stage 3, chosen once by the policy that the stage starts from and kept in the run directory."""
+    """The hard set of stage 3, chosen once by the policy that the stage starts from and kept in the run directory.
+
+    The rows that it was chosen by stay beside those of evaluations, for whoever wants to look at them.
+    """
     if (kept := kept_hard_set(problems, config, run_dir)) is not None:
         return kept
     looked_at = problems[: config.data.num_filtered] if config.data.num_filtered else problems
-    hard = await unsolved(looked_at, system, config, show=crew.show)
+    with ResultLog(_log_path(config, crew, run_dir), looked_at) as log:
+        if taken := log.taken(f"{config.stage}: choosing the hard set"):
+            crew.show(taken)
+        hard = await unsolved(log, system, config, crew)
     crew.show(f"{config.stage}: {len(hard)} of {len(looked_at)} problems are not solved in 8 of 8 rollouts")
     if not hard:
         raise ConfigError("--drop-solved", "the policy solves every problem", "add harder problems, or stop here")
@@ -76,3 +92,19 @@ def kept_hard_set(problems: Sequence[Problem], config: RunConfig, run_dir: RunDi
 
 def _kept_path(config: RunConfig, run_dir: RunDir) -> Path:
     return run_dir.path / f"{config.stage}-problems.json"
+
+
+def _log_path(config: RunConfig, crew: Crew, run_dir: RunDir) -> Path:
+    """One choice's own: by whom it is made, and how that is asked."""
+    newest = run_dir.newest_checkpoint(config.stage)
+    model = Path(config.model) if config.model and newest is None else None
+    left_by = {config.stage: newest.path} if newest is not None else stage_ends(run_dir)
+    policy = {stage: _contents(folder) for stage, folder in left_by.items()}
+    asked = asked_by(config, {**crew.brought, "siblings": SIBLINGS, "policy": policy}, model)
+    return run_dir.results_path / f"{config.stage}-filter-{asked}.jsonl"
+
+
+def _contents(checkpoint: Path) -> str:
+    """Of every file, by one checksum; empty for a checkpoint that a person removed, as later stages need it no more."""
+    manifest = checkpoint / MANIFEST
+    return checksum(manifest) if manifest.exists() else ""

@@ -16,12 +16,14 @@ class Progress:
         total: int,
         show: Callable[[str], None],
         *,
+        done: int = 0,
         unit: str = "problems",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`done`: so many of the total had ended before this began."""
         self._what, self._total, self._unit = what, total, unit
         self._show, self._clock = show, clock
-        self._ended = 0
+        self._ended = done
         self._began_s = self._said_s = clock()
 
     def ended(self, count: int = 1, note: str = "") -> None:

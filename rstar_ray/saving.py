@@ -2,17 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
+from rstar_ray.deadline import within
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.manifest import WrittenFile, own_file
 from rstar_ray.stage_progress import StageProgress
+
+LEARNED = "balancer.json"
+"""In a checkpoint: what the balancer had learned by then."""
+LEARNED_WITHIN_S = 10.0
+"""A checkpoint is not kept waiting for longer than this by what it can do without."""
 
 
 class Saving:
@@ -77,20 +83,37 @@ class Saving:
         self._crew.show(f"the checkpoint after step {self._step} of {self._config.stage} is not written: {failed}")
 
     async def _write(self, progress: StageProgress, taken: asyncio.Event) -> None:
-        """Learner state, progress, and the policy as a Hugging Face folder: a whole checkpoint, or none."""
+        """Learner state, progress, what the balancer has learned, and the policy as a Hugging Face folder: a whole
+        checkpoint, or none."""
         began_s, stage, learner = time.monotonic(), self._config.stage, self._crew.learner
         written = dict[Path, WrittenFile]()
         with self._run_dir.write_checkpoint(stage, progress.step, written=written) as folder:
-            await learner.save_checkpoint(folder)
-            await learner.export(folder / "model")
+            asking = asyncio.ensure_future(self._learned())
+            try:
+                await learner.save_checkpoint(folder)
+                await learner.export(folder / "model")
+                learned = await asking
+            finally:
+                asking.cancel()
             taken.set()
             written.update(await learner.written())
             write_json(folder / "progress.json", progress.as_json())
-            for own in (*self._crew.exported(folder / "model"), folder / "progress.json"):
-                written[own] = own_file(own)
+            own = [*self._crew.exported(folder / "model"), folder / "progress.json"]
+            if learned is not None:
+                write_json(folder / LEARNED, learned)
+                own.append(folder / LEARNED)
+            written.update((path, own_file(path)) for path in own)
         self._crew.meter.set("rstar_checkpoint_seconds", time.monotonic() - began_s, stage=stage)
         with decoration("the removal of older checkpoints", self._crew.show):
             await _to_its_end(asyncio.to_thread(self._run_dir.prune, stage, self._config.checkpoint.keep))
+
+    async def _learned(self) -> Mapping[str, object] | None:
+        """What the balancer has learned; a checkpoint is whole without it."""
+        if self._crew.learned is not None:
+            with decoration(f"{LEARNED} of the checkpoint after step {self._step}", self._crew.show):
+                asked = self._crew.learned()
+                return await within(asked, LEARNED_WITHIN_S, waiter="driver", owner="balancer", reason="what it knows")
+        return None
 
 
 async def _to_its_end(work: Awaitable[None]) -> None:

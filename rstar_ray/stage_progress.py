@@ -4,10 +4,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rstar_ray.algorithm.stage_end import REMEMBERED, StepSigns, Until, reached
-from rstar_ray.config import RunConfig
+from rstar_ray.config import AlgorithmConfig, RunConfig
 from rstar_ray.data.order import DataPosition
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.metrics import StepMetrics
+
+_MORE = "draw more rollouts (--algorithm.rollouts-per-prompt)"
+LARGER_GROUPS = {
+    "paper": f"{_MORE}, or keep more failures (--algorithm.least-failures)",
+    "release": f"{_MORE}, or keep more failures (--algorithm.min-zero-reward-trace-num)",
+    "random": "or keep more rollouts (--algorithm.keep)",
+    "none": "or draw more rollouts (--algorithm.keep)",
+}
+"""What each way of resampling has to make it likelier that the rewards of a kept group differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +82,12 @@ def refuse_other_data(config: RunConfig, progress: StageProgress, data: str) -> 
         option,
         f"{config.stage} stands at step {progress.step} of other {kind} than {path or 'the tiny world'} has now, and "
         "would draw some twice and others never",
-        "bring the file back as it was, or name a new --run-dir, with a policy of this one as its --model",
+        f"bring the file back as it was, throw {config.stage} away (python -m rstar_ray.run_dir forget), or name a new "
+        "--run-dir, with a policy of this one as its --model",
     )
 
 
-def nothing_to_learn(metrics: StepMetrics, empty_steps: int) -> str:
+def nothing_to_learn(metrics: StepMetrics, empty_steps: int, algorithm: AlgorithmConfig) -> str:
     """Why a run whose batches stay empty ends, and what can be done about it."""
     right, wrong = (f"{100 * share:.0f} %" for share in (metrics.share_all_right, metrics.share_all_wrong))
     mend = "give harder problems (--drop-solved)"
@@ -85,6 +95,6 @@ def nothing_to_learn(metrics: StepMetrics, empty_steps: int) -> str:
         mend = "give easier problems or larger budgets (--rollout.max-response-tokens, --rollout.max-turns)"
     return (
         f"{metrics.stage}: {empty_steps} steps in a row, to step {metrics.step}, had no group whose kept rewards "
-        f"differ; in the last one {right} of the groups are all right, {wrong} all wrong; {mend}, draw more rollouts "
-        "(--algorithm.rollouts-per-prompt), or keep more failures (--algorithm.least-failures)"
+        f"differ; in the last one {right} of the groups are all right, {wrong} all wrong; {mend}, "
+        f"{LARGER_GROUPS[algorithm.resample]}"
     )

@@ -6,6 +6,7 @@ saved, and where a stopped run goes on.
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +19,11 @@ from rstar_ray.errors import RStarError, Stopped
 from rstar_ray.evaluation.run import HELD_OUT, evaluated, forget_evaluations, run_evaluation
 from rstar_ray.hard_set import hard_set
 from rstar_ray.run_dir.decoration import decoration
-from rstar_ray.run_dir.durable import read_json
-from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name
+from rstar_ray.run_dir.durable import read_json, read_object
+from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name, refuse_damaged_end
 from rstar_ray.run_dir.ledger import LEDGER, forget_fates, write_fates
-from rstar_ray.run_dir.manifest import damage
 from rstar_ray.run_dir.metrics import MetricsLog, PlacementFigures, SftMetrics, StepMetrics
-from rstar_ray.saving import saving
+from rstar_ray.saving import LEARNED, saving
 from rstar_ray.stage_progress import StageProgress, refuse_other_data
 from rstar_ray.telemetry.steps import meter_fates, meter_step, under_way
 from rstar_ray.train_loop import StepRecord, TrainingSystem, train_steps
@@ -46,7 +46,8 @@ async def run_sft(
     `source` is the digest of the file that the rows are of.
     """
     sft, stage = config.sft, config.stage
-    progress = _on(config, await _start(config, crew, run_dir), digest_of_rows(train, source))
+    progress, _ = await _start(config, crew, run_dir)
+    progress = _on(config, progress, digest_of_rows(train, source))
     schedule = sft_schedule(sft)
     log = MetricsLog(
         run_dir.path,
@@ -97,16 +98,16 @@ async def run_rl(
     config: RunConfig, problems: Sequence[Problem], crew: Crew, run_dir: RunDir, *, heldout: Sequence[Problem] = ()
 ) -> Checkpoint:
     """GRPO-RoC steps, logged, evaluated and saved around; goes on where a stopped run left off."""
-    progress = await _start(config, crew, run_dir)
+    progress, before = await _start(config, crew, run_dir)
     await crew.publish(progress.policy_version)
+    await _teach(before, crew)
     await _evaluate_if_due(config, progress, heldout, crew, run_dir)
     system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
     if config.drop_solved:
         problems = await hard_set(problems, system, config, crew, run_dir)
     progress = _on(config, progress, digest_of_problems(problems))
     await _placed(crew)  # what came before the first step is none of its own
-    with decoration(f"what {LEDGER} has of {config.stage}", crew.show):
-        forget_fates(run_dir.path, stage=config.stage, after_step=progress.step, show=crew.show)
+    forget_fates(run_dir.path, stage=config.stage, after_step=progress.step, show=crew.show)
     log = MetricsLog(
         run_dir.path,
         stage=config.stage,
@@ -126,7 +127,7 @@ async def run_rl(
                 log.write(replace(await _with_placement(record.metrics, crew), before_s=max(0.0, before_s)))
                 meter_step(crew.meter, record.metrics, run_dir.path)
                 meter_fates(crew.meter, record.fates.values(), config.stage)
-                _write_fates(record, config.stage, crew, run_dir)
+                _write_fates(record, config.stage, run_dir)
                 _show_odd(record, crew)
                 await _record(record, config, crew, run_dir)
                 saves.refuse_failed()
@@ -161,8 +162,11 @@ def _start_was_evaluated(config: RunConfig, run_dir: RunDir) -> bool:
     return before is not None and evaluated(run_dir, before.stage, before.step)
 
 
-async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> StageProgress:
-    """Bring the learner to where this stage stands: its own newest checkpoint, or what the stage before left."""
+async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> tuple[StageProgress, Path | None]:
+    """Bring the learner to where this stage stands: its own newest checkpoint, or what the stage before left.
+
+    Returns the folder that it was brought from too; None for a policy from elsewhere, or none.
+    """
     newest = run_dir.newest_whole_checkpoint(config.stage, crew.show)
     forget_evaluations(run_dir, config.stage, newest.step if newest else 0)
     if newest is not None:
@@ -172,19 +176,25 @@ async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> StageProgres
             run_dir.finish_stage(config.stage, newest.step)  # stopped between the two
         await crew.learner.load_checkpoint(newest.path)
         crew.show(f"{config.stage}: going on after step {newest.step}")
-        return progress
-    before = previous_checkpoint(run_dir, config.stage)
+        return progress, newest.path
+    before = None if config.model else previous_checkpoint(run_dir, config.stage)
     policy_version = 0
     if config.model:
         await crew.learner.set_policy(Path(config.model))
     elif before is not None:
-        if wrong := damage(before.path):
-            raise RStarError(f"{before.path}, where {before.stage} ended, is not whole: {wrong}")
+        refuse_damaged_end(before)
         await crew.learner.load_checkpoint(before.path)
         policy_version = StageProgress.from_json(read_json(before.path / "progress.json")).policy_version
     if config.reset_optimizer:
         await crew.learner.reset_optimizer()
-    return StageProgress(policy_version=policy_version, position=DataPosition())
+    return StageProgress(policy_version=policy_version, position=DataPosition()), before and before.path
+
+
+async def _teach(folder: Path | None, crew: Crew) -> None:
+    """Have the balancer know again what it had learned by this checkpoint; without that it learns anew."""
+    if crew.teach is not None and folder is not None:
+        with decoration(f"{LEARNED} of {folder.name}", crew.show), suppress(FileNotFoundError):  # nobody could say then
+            await crew.teach(read_object(folder / LEARNED))
 
 
 def _on(config: RunConfig, progress: StageProgress, data: str) -> StageProgress:
@@ -226,18 +236,20 @@ async def _placed(crew: Crew) -> PlacementFigures | None:
     return None
 
 
-def _write_fates(record: StepRecord, stage: str, crew: Crew, run_dir: RunDir) -> None:
-    """The step's row of the ledger. What adds up was checked before: of a row that is lost a line is shown."""
-    step = record.metrics.step
-    with decoration(f"step {step} in {LEDGER}", crew.show):
+def _write_fates(record: StepRecord, stage: str, run_dir: RunDir) -> None:
+    """The step's row of the ledger, which is a promise: without it the run ends, and goes on with this step undone."""
+    try:
         write_fates(
             run_dir.path,
             record.fates,
             stage=stage,
-            step=step,
+            step=record.metrics.step,
             reasons={one.rollout_id: one.reason for one in (*record.dropped, *record.left_out)},
             advantages=record.advantages,
         )
+    except OSError as failed:
+        failed.filename = failed.filename or str(run_dir.path / LEDGER)  # a write does not say of what
+        raise
 
 
 def _show_odd(record: StepRecord, crew: Crew) -> None:

@@ -248,4 +248,4 @@ async def train_steps(
         progress = progress.after(record.metrics, position, config.until)
         yield record, progress
         if progress.empty_steps >= config.max_empty_steps:
-            raise RStarError(nothing_to_learn(record.metrics, progress.empty_steps))
+            raise RStarError(nothing_to_learn(record.metrics, progress.empty_steps, config.algorithm))

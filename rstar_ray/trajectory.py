@@ -27,8 +27,12 @@ class Problem:
 class Sampling:
     """How tokens are drawn; frozen, so that no rollout can change it for another."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float
+    top_p: float
+
+
+MODELS_OWN = Sampling(temperature=1.0, top_p=1.0)
+"""From the whole of the model's own distribution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +117,7 @@ class Completion:
     policy_versions: list[int]  # [C] weights that sampled the token; they change inside a turn where a swap fell
     ended: bool  # True at the end-of-turn token, False where max_tokens cut it
     times: EngineTimes | None = None  # where the engine tells them
+    spent_s: float = 0.0  # on one that has not ended, where another engine goes on with it
 
     def __post_init__(self) -> None:
         assert len(self.logprobs) == len(self.policy_versions) == len(self.token_ids)

@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sandbox", description=__doc__)
     level = argparse.ArgumentParser(add_help=False)
     level.add_argument(
-        "--level", default=str(IsolationLevel.NAMESPACES), choices=[str(each) for each in IsolationLevel]
+        "--level", default=pool_config(SandboxConfig()).level, choices=[str(each) for each in IsolationLevel]
     )
     level.add_argument("--allow-landlock", action="store_true", help="accept `landlock` where namespaces are refused")
     common = argparse.ArgumentParser(add_help=False, parents=[level])

@@ -32,7 +32,6 @@ class IsolationReport:
     level: IsolationLevel
     facts: dict[str, Any] = field(default_factory=dict[str, Any])  # as the first cell reported them
     contained: int = 0  # probes of the self-test that were refused, all of them
-    declined: tuple[str, ...] = ()  # better levels that did not work here, and why
 
 
 def interpreter_trees() -> list[str]:

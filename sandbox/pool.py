@@ -84,7 +84,7 @@ class SandboxPool:
         for level in wanted:
             crews = self._crews_at(level, homes)
             try:
-                self._report = await self._try_level(crews, homes, tuple(declined))
+                self._report = await self._try_level(crews, homes)
             except SandboxSlow as error:
                 self._stop_everything()
                 await homes.close()
@@ -107,7 +107,7 @@ class SandboxPool:
         if level is not IsolationLevel.NAMESPACES:
             return IsolationLevel.PROCESS
         try:
-            return (await self._try_level(self._crews_at(IsolationLevel.LANDLOCK, homes), homes, ())).level
+            return (await self._try_level(self._crews_at(IsolationLevel.LANDLOCK, homes), homes)).level
         except SandboxError:
             return IsolationLevel.PROCESS
         finally:
@@ -119,14 +119,14 @@ class SandboxPool:
         crews.report_to(self)
         return crews
 
-    async def _try_level(self, crews: Crews, homes: Homes, declined: tuple[str, ...]) -> IsolationReport:
+    async def _try_level(self, crews: Crews, homes: Homes) -> IsolationReport:
         """Bring up the lean server and attack its cage. Raises SandboxError with the reason."""
         first = await crews.first_cell()
         self._open = True
         facts = {"cgroup": homes.groups.told} | first.facts
         if crews.level is IsolationLevel.PROCESS:
-            return IsolationReport(level=crews.level, facts=facts, declined=declined)
-        return IsolationReport(level=crews.level, facts=facts, contained=await attack(self), declined=declined)
+            return IsolationReport(level=crews.level, facts=facts)
+        return IsolationReport(level=crews.level, facts=facts, contained=await attack(self))
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Take no more calls, wait up to `drain_s` for those accepted, end everything."""

@@ -137,7 +137,9 @@ def main() -> int:
     """Parse the command line, run, print; exit status 1 where something was wrong."""
     parser = argparse.ArgumentParser(prog="python -m sandbox.soak", description=__doc__)
     parser.add_argument("--calls", type=int, default=200_000)
-    parser.add_argument("--level", default="namespaces", choices=[str(level) for level in IsolationLevel])
+    parser.add_argument(
+        "--level", default=pool_config(SandboxConfig()).level, choices=[str(level) for level in IsolationLevel]
+    )
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     found = asyncio.run(soak(parser.parse_args()))

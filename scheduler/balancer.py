@@ -9,6 +9,7 @@ from scheduler.cost import EngineCost
 from scheduler.expected_kv.caution import Caution
 from scheduler.expected_kv.rule import ExpectedKV
 from scheduler.fleet import Fleet, Replica, Rollout, check_engine
+from scheduler.learned import Learned
 from scheduler.load import (
     Admission,
     BalancerSnapshot,
@@ -139,11 +140,15 @@ class Balancer:
     def remember(
         self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float = 1.0
     ) -> None:
-        """Teach the estimate lengths of an earlier step or run: (group, sampled tokens, truncated by its budget).
-
-        `growth`: response tokens for each sampled one, tools' text included.
-        """
+        """Teach the rule lengths of an earlier step or run, as `PlacementRule` has them."""
         self._rule.remember(max_response_tokens, max_turns, ended, growth=growth)
+
+    def learned(self) -> Learned | None:
+        """What outlives a step, for another life to `know_again`; None where the rule learns nothing."""
+        return self._rule.learned()
+
+    def know_again(self, learned: Learned) -> None:
+        self._rule.know_again(learned)
 
     def adopt(self, replica_id: str, loads: Iterable[RolloutLoad]) -> list[str]:
         """These run on the replica already: after our own death. Returns those it must stop: another holds them."""

@@ -28,6 +28,7 @@ from scheduler.twin.simulate import MI300X_14B, Twin, TwinResult, TwinSettings
 OTHERS = [name for name in RULES if name != "expected_kv"]
 KINDS = ["bimodal", "heavy_tail", "slow_tools", "hard_last", *(f"family:{number}" for number in range(101, 105))]
 SIBLINGS = 32
+SEATS = 1_024  # more than the KV ever fills: it is what replicas are short of
 LIMITS = {"first": (1.10, 0.02), "later": (1.02, 0.01)}
 """Of a run's first step and of a later one: most time over the best other rule's, and most recomputed, as a share."""
 
@@ -72,7 +73,7 @@ def decisions_per_s(rule: str, *, replicas: int = 64, groups: int = 512) -> floa
     """Admissions a second of CPU time, from a queue of `groups` x 32 until nothing more fits."""
     balancer = Balancer(rule)
     for index in range(replicas):
-        balancer.add_replica(f"replica-{index}", 650_000, max_running=1_024, block_tokens=BLOCK_TOKENS)
+        balancer.add_replica(f"replica-{index}", 650_000, max_running=SEATS, block_tokens=BLOCK_TOKENS)
     balancer.submit(
         [
             RolloutLoad(
@@ -107,7 +108,7 @@ def traces(name: str, *, groups: int) -> tuple[TwinSettings, list[TraceRollout],
     now, before = (draw(kind, groups=groups, siblings=SIBLINGS, earlier=earlier) for earlier in (False, True))
     settings = TwinSettings(
         replicas=1,
-        shape=EngineShape(kv_tokens=1),
+        shape=EngineShape(kv_tokens=1, max_running=SEATS),
         cost=MI300X_14B,
         max_response_tokens=kind.max_response_tokens,
         max_turns=kind.max_turns,
@@ -120,7 +121,7 @@ def simulate(name: str, demand: float, *, replicas: int, groups: int, rules: Seq
     limits, rollouts, before = traces(name, groups=groups)
     least = max(r.prompt_tokens for r in rollouts) + 2 * limits.max_response_tokens
     kv_tokens = max(int(demand_tokens(rollouts) / demand / replicas), least) // BLOCK_TOKENS * BLOCK_TOKENS
-    settings = replace(limits, replicas=replicas, shape=EngineShape(kv_tokens=kv_tokens))
+    settings = replace(limits, replicas=replicas, shape=EngineShape(kv_tokens=kv_tokens, max_running=SEATS))
 
     def timed(rule: str, history: Sequence[TraceRollout] = ()) -> tuple[TwinResult, float]:
         started = time.process_time()

@@ -67,14 +67,14 @@ def plan_checkpoint(
     dtype: Dtype,
     every_steps: int,
     keep: int,
-    lora_rank: int = 0,
+    lora_rank: int,
     storage: Storage = Storage(),
     gather_gb_s: float = Gpu().gather_gb_s,
 ) -> CheckpointPlan:
     """Every parameter's float32 weight, and two moments of those that are trained, are dealt to the ranks."""
     trained = adapter_parameters(model, lora_rank) if lora_rank else model.parameters
     frozen = model.parameters if lora_rank else 0.0
-    rank_gb = (trained * (FLOAT32 + state_bytes(dtype).moments) + frozen * FLOAT32) / ranks / GB
+    rank_gb = (trained * (FLOAT32 + state_bytes(dtype, zero=1).moments) + frozen * FLOAT32) / ranks / GB
     model_gb = model.parameters * BYTES[dtype] / GB
     total_gb = rank_gb * ranks + model_gb
     return CheckpointPlan(

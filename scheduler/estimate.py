@@ -14,6 +14,7 @@ posterior on a grid, from ends and from survival; `r^2` is the likeliest of a fe
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,29 @@ FIRST_ALIKENESS = 0.35  # until enough has ended to tell
 FACTOR_U: Floats = np.linspace(-2.8, 2.8, 17)
 PRIOR_U: Floats = np.exp(-0.5 * FACTOR_U**2) / np.exp(-0.5 * FACTOR_U**2).sum()
 LEAST_LOG = -60.0  # a survival this small is none
+MOST_COUNTED = 2.0**53  # a float counts one by one up to here, and nothing that was counted is more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """All that an estimate knows of rollouts that have ended: another under the same budget goes on from it."""
+
+    deaths_B: tuple[float, ...]  # faded, ...
+    tokens_B: tuple[float, ...]  # ... and at risk, as the deaths are
+    alikeness: float  # r^2
+    fit_at: float  # deaths seen when it is fitted next
+
+    def __post_init__(self) -> None:
+        for name, counts in (("deaths_B", self.deaths_B), ("tokens_B", self.tokens_B)):
+            if len(counts) != NUM_BINS:
+                raise ValueError(f"{name} has {len(counts)} bins, not {NUM_BINS}")
+            for count in counts:
+                if not 0.0 <= count <= MOST_COUNTED:  # refuses NaN as well
+                    raise ValueError(f"{name} has {count}, which is no count")
+        if not 0.0 <= self.alikeness < 1.0:
+            raise ValueError(f"alikeness is {self.alikeness}, not from 0 to below 1")
+        if not 0.0 < self.fit_at <= MOST_COUNTED:
+            raise ValueError(f"fit_at is {self.fit_at}, which is no number of deaths")
 
 
 class LengthEstimate:
@@ -112,22 +136,49 @@ class LengthEstimate:
 
     def forget_finished(self, keep: float = 0.5) -> None:
         """A new policy version: fold groups without a live rollout into the past, which counts `keep` from now on."""
-        done = np.array([count == 0 for count in self._members], dtype=bool)
-        group_R = self._group_R[: self._size]
-        gone_R = (group_R >= 0) & done[group_R] if len(done) else np.zeros(self._size, dtype=bool)
-        deaths_B, tokens_B = self._evidence(gone_R)
-        self._past_deaths_B = keep * (self._past_deaths_B + deaths_B)
-        self._past_tokens_B = keep * (self._past_tokens_B + tokens_B)
-        names = [name for name, group in self._groups.items() if not done[group]]
+        deaths_B, tokens_B = self._known_of_ended()
+        self._past_deaths_B, self._past_tokens_B = keep * deaths_B, keep * tokens_B
+        names = [name for name, group in self._groups.items() if self._members[group]]
         renumbered = np.full(len(self._members) + 1, -1)
         renumbered[[self._groups[name] for name in names]] = np.arange(len(names))
         self._members = [self._members[self._groups[name]] for name in names]
         self._groups = {name: index for index, name in enumerate(names)}
+        group_R = self._group_R[: self._size]
         self._group_R[: self._size] = np.where(group_R >= 0, renumbered[group_R], -1)
+        if not names:
+            self._size = 0  # rows are given out anew: sums of floats hang on their order
         self._free = [int(row) for row in np.flatnonzero(self._group_R[: self._size] < 0)]
         self.refresh()
 
+    def past(self) -> Past:
+        """What is known of groups without a live rollout, for another estimate (`take_past`).
+
+        It has not faded: that is for the policy version that comes next, there as here.
+        """
+        deaths_B, tokens_B = self._known_of_ended()
+        return Past(
+            deaths_B=tuple(deaths_B.tolist()),
+            tokens_B=tuple(tokens_B.tolist()),
+            alikeness=self.alikeness,
+            fit_at=self._fit_at,
+        )
+
+    def take_past(self, past: Past) -> None:
+        """From now on this alone is known of groups without a live rollout."""
+        self.forget_finished()
+        self._past_deaths_B, self._past_tokens_B = np.array(past.deaths_B), np.array(past.tokens_B)
+        self.alikeness, self._fit_at = past.alikeness, past.fit_at
+        self.refresh()
+
     # -- what is learned ------------------------------------------------------------------------------------------
+    def _known_of_ended(self) -> tuple[Floats, Floats]:
+        """Deaths and tokens at risk per bin: those of the past, and of groups without a live rollout."""
+        done_G = np.array([count == 0 for count in self._members], dtype=bool)
+        group_R = self._group_R[: self._size]
+        gone_R = (group_R >= 0) & done_G[group_R] if len(done_G) else np.zeros(self._size, dtype=bool)
+        deaths_B, tokens_B = self._evidence(gone_R)
+        return self._past_deaths_B + deaths_B, self._past_tokens_B + tokens_B
+
     def _evidence(self, mask_R: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """Deaths and tokens at risk per bin, of the rollouts in the mask."""
         age_R = self._age_R[: self._size][mask_R]
@@ -194,8 +245,9 @@ class LengthEstimate:
     # -- what is asked --------------------------------------------------------------------------------------------
     @property
     def taught(self) -> bool:
-        """An earlier step is known."""
-        return bool(self._past_tokens_B.any())
+        """An earlier step is known, and has not faded to less than one rollout."""
+        began = self._past_deaths_B.sum() + self._past_tokens_B[-1] / self._widths_B[-1]
+        return bool(began >= 1.0)
 
     @property
     def num_groups(self) -> int:

@@ -23,6 +23,7 @@ MOST_UNTAUGHT = 8.0  # the largest weight where no earlier step vouches for the 
 DECAY = 0.8  # per bin, of what the bins before say
 FAITH = 0.7  # per bin that nobody has reached: how much of an excess is believed to go on
 PRIOR_ENDS = 1.0  # weight of a centre's own level against the bins before it
+LEAST_SHARE = 1e-300  # of the tokens at risk: none has no logarithm
 CAUTION = 0.85  # of the centre is assumed where nothing has been seen: lives may prove longer
 
 
@@ -32,7 +33,7 @@ def hazard_rates(deaths_B: Floats, tokens_B: Floats, expected_B: Floats, *, taug
     weight_A1 = WEIGHTS[:, None] if taught else WEIGHTS[WEIGHTS <= MOST_UNTAUGHT, None]
     tokens_AB = weight_A1 / centre_B
     share_AB = tokens_B / (tokens_AB + tokens_B)
-    seen_AB = np.where(tokens_B > 0.0, share_AB, 0.5)
+    seen_AB = np.clip(np.where(tokens_B > 0.0, share_AB, 0.5), LEAST_SHARE, 1.0 - 2.0**-53)  # its logarithms are finite
     evidence_AB = gammaln(weight_A1 + deaths_B) - gammaln(weight_A1) + deaths_B * np.log(seen_AB)
     evidence_A = np.where(tokens_B > 0.0, evidence_AB + weight_A1 * np.log1p(-seen_AB), 0.0).sum(axis=1)
     belief_A = np.exp(evidence_A - evidence_A.max())

@@ -52,6 +52,11 @@ class RolloutLoad:
         return self.context_tokens - self.prompt_tokens
 
     @property
+    def least_tokens(self) -> int:
+        """KV with which it can go on: its context and, where it may have one, one more."""
+        return min(self.context_tokens + 1, self.worst_case_tokens)
+
+    @property
     def worst_case_tokens(self) -> int:
         """Context at the end of the longest life this rollout may have."""
         return self.prompt_tokens + self.max_response_tokens

@@ -27,11 +27,12 @@ EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_in
 GPU_SIZES_GB = (80.0, 96.0, 141.0, 192.0, 256.0, 288.0)
 LEAST_MICRO_BATCH_TOKENS = 1_024  # smaller ones are not offered: a pass would be mostly overhead
 LORA_RANK = 32  # offered where the full model does not fit
+MEMORY_SHARES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of an engine; offered where the one given does not do
 SAMPLE_GROUPS = 48  # prompt groups of the synthetic trace that lengths are taken from
 
 # What a run would do that sets nothing.
 RUN = RunConfig()
-STATE = state_bytes(RUN.learner.dtype)
+STATE = state_bytes(RUN.learner.dtype, RUN.learner.zero)
 LOGITS_CHUNK_TOKENS = RUN.learner.logprob_chunk_tokens
 GROUP_ROLLOUTS = RUN.algorithm.rollouts_per_prompt
 TRAINED_SHARE = RUN.algorithm.keep / GROUP_ROLLOUTS  # of the rollouts
@@ -96,17 +97,19 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """Who gets which GPUs, and how much of the model and of a batch one of them holds."""
+    """Who gets which GPUs, and how much of the model and of a batch one of them holds; `pools_of` has a run's."""
 
     engine_gpus: int
     learner_gpus: int
     colocated: bool  # an engine and a learner rank share every GPU
     tensor_parallel: int
     micro_batch_tokens: int
-    offload: bool = False  # the optimizer's state in host memory
-    lora_rank: int = 0  # of adapters that are trained in place of the weights
-    zero: int = RUN.learner.zero
-    score_tokens: int = 0  # of the longest row, where attention holds its scores; 0: its kernels are fused
+    offload: bool  # the optimizer's state in host memory
+    lora_rank: int  # of adapters that are trained in place of the weights; 0: the weights
+    zero: int
+    score_tokens: int  # of the longest row, where attention holds its scores; 0: its kernels are fused
+    memory_share: float  # of a GPU, that its engine takes for weights and KV; 0: all that is left
+    max_running: int  # rollouts that one engine decodes at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,42 +239,39 @@ def way_of(pools: Pools) -> WeightWay:
     return "ipc" if pools.tensor_parallel == 1 else "object_store"
 
 
-def plan_pools(
-    model: ModelShape,
-    gpu: Gpu,
-    *,
-    stage: StageShape,
-    engine_gpus: int,
-    learner_gpus: int,
-    colocated: bool,
-    tensor_parallel: int,
-    micro_batch_tokens: int,
-    rollouts: int,
-    offload: bool = False,
-    lora_rank: int = 0,
-    zero: int = RUN.learner.zero,
-    attention_kernel: str = RUN.learner.attention_kernel,
-) -> PoolPlan:
-    """Memory, KV, and the times of one step. `rollouts` are generated, a share of them trained on (GRPO-RoC)."""
-    pools = Pools(
+def pools_of(config: RunConfig, stage: StageShape, *, engine_gpus: int, learner_gpus: int, colocated: bool) -> Pools:
+    """What a run sets, on so many GPUs."""
+    learner, engine = config.learner, config.engine
+    return Pools(
         engine_gpus=engine_gpus,
         learner_gpus=learner_gpus,
         colocated=colocated,
-        tensor_parallel=tensor_parallel,
-        micro_batch_tokens=micro_batch_tokens,
-        offload=offload,
-        lora_rank=lora_rank,
-        zero=zero,
-        score_tokens=longest_tokens(stage) if attention_kernel == "eager" else 0,
+        tensor_parallel=engine.tensor_parallel,
+        micro_batch_tokens=learner.micro_batch_tokens,
+        offload=learner.offload,
+        lora_rank=learner.lora_rank,
+        zero=learner.zero,
+        score_tokens=score_tokens(learner.attention_kernel, stage),
+        memory_share=engine.gpu_memory_share,
+        max_running=engine.max_running,
     )
+
+
+def score_tokens(attention_kernel: str, stage: StageShape) -> int:
+    """Of the longest row whose scores attention holds; 0 for fused kernels, which hold none."""
+    return longest_tokens(stage) if attention_kernel == "eager" else 0
+
+
+def plan_pools(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageShape, rollouts: int) -> PoolPlan:
+    """Memory, KV, and the times of one step. `rollouts` are generated, a share of them trained on (GRPO-RoC)."""
     memory = engine_memory(model, gpu, pools)
     kv_tokens = kv_tokens_of(model, gpu, pools)
-    replicas, sample = max(1, engine_gpus // tensor_parallel), _sample(stage)
+    replicas, sample = max(1, pools.engine_gpus // pools.tensor_parallel), _sample(stage)
     mean_prompt = sum(rollout.prompt_tokens for rollout in sample) / len(sample)
     mean_response = sum(rollout.response_tokens for rollout in sample) / len(sample)
-    cost = engine_cost(model, gpu, tensor_parallel)
+    cost = engine_cost(model, gpu, pools.tensor_parallel)
     share = rollouts / len(sample)  # the sample stands for all of them
-    shape = EngineShape(kv_tokens=max(kv_tokens, longest_tokens(stage)))
+    shape = EngineShape(kv_tokens=max(kv_tokens, longest_tokens(stage)), max_running=pools.max_running)
     bound = lower_bound(sample, replicas=1, cost=cost, shape=shape)
     work_s, area_s = bound.work_s * share / replicas, bound.kv_area_s * share / replicas
     steps_s = cost.fixed_s * max(rollout.generated_tokens for rollout in sample)
@@ -279,12 +279,13 @@ def plan_pools(
     tools_s = sum(turn.tool_seconds for rollout in sample for turn in rollout.turns) / len(sample)
     tokens = rollouts * TRAINED_SHARE * (mean_prompt + mean_response)
     flops_per_parameter = 2 * (PASSES + ANCHOR_PASSES)
-    learn_s = flops_per_parameter * model.parameters * tokens / (learner_gpus * gpu.tflops * 1e12 * gpu.train_share)
+    flops = pools.learner_gpus * gpu.tflops * 1e12 * gpu.train_share
+    learn_s = flops_per_parameter * model.parameters * tokens / flops
     publish_s = sum(publish_seconds(model, gpu, way_of(pools)).values())
     return PoolPlan(
-        name="colocated" if colocated else "separated",
-        engine_gpus=engine_gpus,
-        learner_gpus=learner_gpus,
+        name="colocated" if pools.colocated else "separated",
+        engine_gpus=pools.engine_gpus,
+        learner_gpus=pools.learner_gpus,
         memory=memory,
         kv_tokens_per_replica=kv_tokens,
         in_flight=min(rollouts, int(replicas * kv_tokens / (mean_prompt + mean_response / 2))),
@@ -292,7 +293,7 @@ def plan_pools(
         tools_s=tools_s,
         learn_s=learn_s,
         publish_s=publish_s,
-        step_s=generate_s + learn_s + publish_s if colocated else max(generate_s, learn_s) + publish_s,
+        step_s=generate_s + learn_s + publish_s if pools.colocated else max(generate_s, learn_s) + publish_s,
         problems=_advised(lacks(model, gpu, stage, pools), model, gpu, stage, pools),
         weight_way=way_of(pools),
     )
@@ -349,13 +350,14 @@ def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools) -> Memory:
     buckets = buckets_gb(model, pools) if pools.colocated else 0.0
     weights = model.weights_gb / pools.tensor_parallel
     runtime = gpu.memory_gb * gpu.runtime_share
+    left = gpu.memory_gb - weights - trained - buckets - activations - runtime
     return Memory(
         engine_weights=weights,
         trained_state=trained,
         buckets=buckets,
         activations=activations,
         runtime=runtime,
-        kv=gpu.memory_gb - weights - trained - buckets - activations - runtime,
+        kv=min(left, pools.memory_share * gpu.memory_gb - weights) if pools.memory_share else left,
     )
 
 
@@ -380,6 +382,11 @@ def lacks(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[
     runtime = gpu.memory_gb * gpu.runtime_share
     if learner_gb + runtime > gpu.memory_gb:
         problems.append(f"a learner rank needs {learner_gb:.1f} GB and {runtime:.1f} GB of runtime")
+    elif pools.colocated and pools.memory_share * gpu.memory_gb + learner_gb + runtime > gpu.memory_gb:
+        problems.append(
+            f"an engine's share of {pools.memory_share:g} is {pools.memory_share * gpu.memory_gb:.1f} GB, and beside a "
+            f"learner rank {gpu.memory_gb - learner_gb - runtime:.1f} GB are left"
+        )
     if (scores := scores_gb(model, pools)) and problems:
         tokens = max(pools.micro_batch_tokens, pools.score_tokens)
         sides = f"{model.heads} heads x {tokens} x {pools.score_tokens} tokens x {SCORE_BYTES} bytes"
@@ -415,6 +422,9 @@ def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
         words = f"--learner.micro-batch-tokens {tokens} instead of {pools.micro_batch_tokens}"
         yield "micro", words, gpu, replace(pools, micro_batch_tokens=tokens)
         tokens //= 2
+    for share in MEMORY_SHARES if pools.memory_share else ():
+        words = f"--engine.gpu-memory-share {share:g} instead of {pools.memory_share:g}"
+        yield "share", words, gpu, replace(pools, memory_share=share)
     if not pools.offload:
         yield "offload", "--learner.offload (optimizer state in host memory)", gpu, replace(pools, offload=True)
     if pools.score_tokens:
@@ -424,7 +434,7 @@ def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
         yield "lora", words, gpu, replace(pools, lora_rank=LORA_RANK)
     if pools.colocated:
         for engines in range(pools.tensor_parallel, gpus, pools.tensor_parallel):
-            split = replace(pools, colocated=False, engine_gpus=engines, learner_gpus=gpus - engines)
+            split = apart(pools, engines, gpus - engines)
             yield "separated", "separated pools", gpu, split
     for times in (2, 4, 8, 16, 32, 64):
         more = replace(pools, engine_gpus=times * pools.engine_gpus, learner_gpus=times * pools.learner_gpus)
@@ -434,38 +444,17 @@ def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
             yield "memory", f"GPUs of {size_gb:g} GB", replace(gpu, memory_gb=size_gb), pools
 
 
-def best_separated(
-    model: ModelShape,
-    gpu: Gpu,
-    *,
-    stage: StageShape,
-    gpus: int,
-    tensor_parallel: int,
-    micro_batch_tokens: int,
-    rollouts: int,
-    offload: bool = False,
-    lora_rank: int = 0,
-    zero: int = RUN.learner.zero,
-    attention_kernel: str = RUN.learner.attention_kernel,
-) -> PoolPlan | None:
-    """The split of `gpus` into two pools with the shortest step; None where there are too few to split."""
-    step = max(1, gpus // 16 // tensor_parallel) * tensor_parallel  # engines are whole
+def apart(pools: Pools, engine_gpus: int, learner_gpus: int) -> Pools:
+    """Engines and ranks on GPUs of their own, of which an engine takes all that there is."""
+    return replace(pools, colocated=False, engine_gpus=engine_gpus, learner_gpus=learner_gpus, memory_share=0.0)
+
+
+def best_separated(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageShape, rollouts: int) -> PoolPlan | None:
+    """The split of these engines' GPUs into two pools with the shortest step; None where there are too few to split."""
+    gpus = pools.engine_gpus
+    step = max(1, gpus // 16 // pools.tensor_parallel) * pools.tensor_parallel  # engines are whole
     splits = [
-        plan_pools(
-            model,
-            gpu,
-            stage=stage,
-            engine_gpus=engine_gpus,
-            learner_gpus=gpus - engine_gpus,
-            colocated=False,
-            tensor_parallel=tensor_parallel,
-            micro_batch_tokens=micro_batch_tokens,
-            rollouts=rollouts,
-            offload=offload,
-            lora_rank=lora_rank,
-            zero=zero,
-            attention_kernel=attention_kernel,
-        )
+        plan_pools(model, gpu, apart(pools, engine_gpus, gpus - engine_gpus), stage=stage, rollouts=rollouts)
         for engine_gpus in range(step, gpus, step)
     ]
     return min(splits, key=lambda split: (len(split.problems), split.step_s), default=None)

@@ -8,7 +8,16 @@ from typing import Any
 from rstar_ray.algorithm.state_bytes import BYTES, rank_bytes, scores_bytes
 from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import weight_way
-from scheduler.plan import GB, Gpu, ModelShape, activations_gb, adapter_parameters, plan_pools, publish_seconds
+from scheduler.plan import (
+    GB,
+    Gpu,
+    ModelShape,
+    activations_gb,
+    adapter_parameters,
+    plan_pools,
+    pools_of,
+    publish_seconds,
+)
 from scheduler.traces.stages import StageShape
 
 BYTES_TOLERANCE = 0.05
@@ -136,23 +145,16 @@ def _times(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: See
     planned: dict[str, float] = {}
     if config.engine.gpus_per_replica:
         budget = config.rollout.max_response_tokens
-        plan = plan_pools(
-            model,
-            Gpu(memory_gb=gpu_memory_gb),
-            stage=StageShape(
-                max_response_tokens=budget, max_turns=config.rollout.max_turns, mean_response_tokens=budget
-            ),
+        stage = StageShape(max_response_tokens=budget, max_turns=config.rollout.max_turns, mean_response_tokens=budget)
+        pools = pools_of(
+            config,
+            stage,
             engine_gpus=config.engine.replicas * config.engine.tensor_parallel,
             learner_gpus=config.learner.ranks,
             colocated=not config.learner.own_gpus,
-            tensor_parallel=config.engine.tensor_parallel,
-            micro_batch_tokens=config.learner.micro_batch_tokens,
-            rollouts=config.prompts_per_step * config.algorithm.num_rollouts,
-            offload=config.learner.offload,
-            lora_rank=config.learner.lora_rank,
-            zero=config.learner.zero,
-            attention_kernel=config.learner.attention_kernel,
-        )  # fmt: skip
+        )
+        rollouts = config.prompts_per_step * config.algorithm.num_rollouts
+        plan = plan_pools(model, Gpu(memory_gb=gpu_memory_gb), pools, stage=stage, rollouts=rollouts)
         planned = {
             "generate": plan.generate_s, "learn": plan.learn_s, "publish": plan.publish_s, "step": plan.step_s
         }  # fmt: skip

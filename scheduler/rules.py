@@ -11,6 +11,7 @@ from typing import Protocol
 from zlib import crc32
 
 from scheduler.fleet import Fleet, Replica, Rollout
+from scheduler.learned import Learned
 from scheduler.load import Move, RolloutLoad
 
 
@@ -82,6 +83,14 @@ class PlacementRule(Protocol):
         """Lengths of an earlier step or run: (group, sampled tokens, truncated), and response tokens for each."""
         ...
 
+    def learned(self) -> Learned | None:
+        """What outlives a step, as it is now; None where the rule learns nothing."""
+        ...
+
+    def know_again(self, learned: Learned) -> None:
+        """From now on it has learned this, and of budgets that are not named in it what it had."""
+        ...
+
 
 class QueueRule:
     """First come, first served; a subclass says where in `choose`."""
@@ -141,7 +150,7 @@ class QueueRule:
         return ()
 
     def needed_tokens(self, load: RolloutLoad) -> int:
-        return load.context_tokens + 1
+        return load.least_tokens
 
     def reserved_tokens(self, replica: Replica) -> int:
         return replica.reserved_tokens
@@ -159,6 +168,12 @@ class QueueRule:
     def remember(
         self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float
     ) -> None:
+        pass
+
+    def learned(self) -> None:
+        return None
+
+    def know_again(self, learned: Learned) -> None:
         pass
 
 

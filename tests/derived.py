@@ -12,6 +12,8 @@ from rstar_ray.algorithm.resample import ResampleRule, resample_rule
 from rstar_ray.config import AlgorithmConfig, LearnerConfig, RunConfig, SandboxConfig, with_values
 from sandbox.limits import Limits, standard_limits
 from sandbox.pool_config import PoolConfig, pool_config
+from scheduler.plan import Pools, pools_of
+from scheduler.traces.stages import STAGES
 
 
 def small_config(**values: Any) -> RunConfig:
@@ -58,3 +60,9 @@ def program(**changes: Any) -> Limits:
 
 def pool(**changes: Any) -> PoolConfig:
     return replace(pool_config(SandboxConfig()), **changes)
+
+
+def pools(**changes: Any) -> Pools:
+    """GPUs that engines and ranks share, where an engine takes all that is left."""
+    found = pools_of(RunConfig(), STAGES["stage1"], engine_gpus=1, learner_gpus=1, colocated=True)
+    return replace(found, **{"memory_share": 0.0, **changes})

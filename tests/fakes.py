@@ -28,11 +28,11 @@ from rstar_ray.telemetry.meter import Meter
 from rstar_ray.tools.environment import Reply
 from rstar_ray.train_loop import PublishOnce, TrainingRow
 from rstar_ray.trajectory import (
+    MODELS_OWN,
     Completion,
     Problem,
     RolloutLimits,
     RolloutRequest,
-    Sampling,
     StopReason,
     ToolCall,
     ToolMemory,
@@ -306,7 +306,7 @@ LIMITS = RolloutLimits(max_response_tokens=400, max_turns=4, max_context_tokens=
 def request(problem: Problem | None = None, *, limits: RolloutLimits = LIMITS, rollout_id: str = "r") -> RolloutRequest:
     problem = problem or Problem(id="p", problem="1+2", answer="3")
     return RolloutRequest(
-        rollout_id=rollout_id, group_id="g", problem=problem, seed=7, limits=limits, sampling=Sampling()
+        rollout_id=rollout_id, group_id="g", problem=problem, seed=7, limits=limits, sampling=MODELS_OWN
     )
 
 

@@ -82,6 +82,18 @@ def test_a_room_keeps_to_its_packages(room: str):
                 assert where in TORCH_ALLOWED, f"{where} imports torch"
 
 
+NETWORK = {"urllib.request", "http.client", "http.server", "requests", "httpx", "httpx2", "huggingface_hub", "ssl"}
+SPEAK = {"rstar_ray/telemetry/traces.py", "rstar_ray/chat/hub.py", "rstar_ray/tools/mcp_server.py"}
+"""Of the words, the maths and the loop: those who speak to a network, as CONTRIBUTING.md names them."""
+
+
+def test_who_speaks_to_a_network_is_named():
+    speak = {str(path.relative_to(REPOSITORY)) for path in modules("rstar_ray") if NETWORK & set(imports(path))}
+    assert speak == SPEAK
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    assert all(f"`{name}`" in text for name in SPEAK)
+
+
 def dependencies() -> dict[str, set[str]]:
     """Every module of the project, and those of the project that it imports, inside functions too."""
     files = [path for room in ROOMS for path in modules(room)]

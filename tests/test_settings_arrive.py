@@ -18,14 +18,11 @@ import pytest
 import torch
 from torch import nn
 
-from actors.generation.settings import EngineSettings, engine_settings
-from actors.generation.vllm_start import engine_arguments, engine_environment
+from actors.generation.settings import EngineSettings
 from actors.learner.deepspeed_start import deepspeed_config, optimizer_arguments, parameter_groups
 from actors.learner.settings import LearnerSettings, learner_settings
 from actors.placement import fitted, plan_layout
-from actors.system import traces_of
 from actors.tool_host import planned_hosts
-from actors.watch import Watch
 from recipes.data import heldout_problems, problem_sets, sft_examples, training_problems
 from recipes.session import run_path, tools_of
 from rstar_ray.algorithm.batch_plan import BatchLimits, batch_limits, plan_ranks
@@ -35,7 +32,7 @@ from rstar_ray.algorithm.lr_schedule import sft_schedule
 from rstar_ray.algorithm.normalisation import token_weights
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.chat.model_folder import load_chat
-from rstar_ray.config import RunConfig, leaves, with_values
+from rstar_ray.config import RunConfig, conditions, idle, leaves, with_values
 from rstar_ray.data.sft_plan import ChatSource
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.reward.judge import make_judge
@@ -43,7 +40,7 @@ from rstar_ray.reward.own import OwnReward
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.stages import run_rl, run_sft
-from rstar_ray.train_loop import TrainingRow
+from rstar_ray.train_loop import TrainingRow, TrainingSystem, train_step
 from rstar_ray.trajectory import Problem, RolloutRequest
 from sandbox.limits import Limits, program_limits
 from sandbox.pool import SandboxPool
@@ -51,6 +48,20 @@ from sandbox.pool_config import PoolConfig, pool_config
 from scheduler.balancer import Balancer
 from scheduler.cost import EngineCost
 from scheduler.load import RolloutLoad
+from tests.arrivals import (
+    actors,
+    anchored,
+    buckets,
+    deterministic,
+    engine_waits,
+    gang_calls,
+    refused_updates,
+    seconds_until_given_up,
+    started_rank,
+    stop_grace,
+    vllm,
+    watched,
+)
 from tests.fakes import InProcess, LocalRollouts, SkilledPolicy, SkillLearner, adding_problems, fake_crew
 from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
 
@@ -78,30 +89,11 @@ Seam = Callable[[RunConfig, Path], Any]
 # ---------------------------------------------------------------- where settings are seen
 
 
-def vllm(config: RunConfig, folder: Path) -> Any:
-    """What vLLM's arguments and its environment are made of."""
-    (folder / "config.json").write_text(
-        json.dumps({"num_attention_heads": 2, "head_dim": 8, "num_hidden_layers": 1, "hidden_size": 16})
-    )
-    settings = engine_settings(config, folder)
-    return engine_arguments(settings), engine_environment(settings)
-
-
-def engine(config: RunConfig, folder: Path) -> Any:
-    """What an engine waits by; that each field is read is a test of its own."""
-    return engine_settings(config, folder)
-
-
 def deepspeed(config: RunConfig, folder: Path) -> Any:
     """What `deepspeed.initialize` and its optimizer are given."""
     settings = learner_settings(config, folder)
     decays = [group["weight_decay"] for group in parameter_groups(nn.Linear(2, 2), settings.weight_decay)]
     return deepspeed_config(settings), optimizer_arguments(settings), decays
-
-
-def rank(config: RunConfig, folder: Path) -> Any:
-    """What a learner rank is built from; that each field is read is a test of its own."""
-    return learner_settings(config, folder)
 
 
 def ray_resources(config: RunConfig, _: Path) -> Any:
@@ -154,10 +146,10 @@ def balancer(config: RunConfig, _: Path) -> Any:
 
 def problems(config: RunConfig, folder: Path) -> Any:
     """What is trained and evaluated on, or why nothing is."""
-    if config.data.train:
-        path = folder / "set.jsonl"
-        path.write_text('{"id": "a", "problem": "1 / 2?", "answer": "0.5"}\n')
-        config = with_values(config, {"data.train": str(path)})
+    path = folder / "set.jsonl"
+    path.write_text('{"id": "a", "problem": "1 / 2?", "answer": "0.5"}\n')
+    named = [name for name in ("data.train", "data.heldout") if leaves(config)[name] == "FILE"]
+    config = with_values(config, dict.fromkeys(named, str(path)))
     try:
         return training_problems(config), heldout_problems(config), problem_sets(config)
     except (ConfigError, RStarError) as refused:
@@ -230,7 +222,10 @@ def run(config: RunConfig, folder: Path) -> Any:
             asyncio.run(run_rl(config, adding_problems(12), crew, run_dir, heldout=adding_problems(4, seed=1)))
         except (ConfigError, RStarError) as refused:
             ended = str(refused)
-    written = {str(path.relative_to(folder)) for path in (folder / "run").rglob("*") if path.is_file()}
+    files = (
+        path for path in (folder / "run").rglob("*") if path.is_file() and path.parent.parent.name != "tensorboard"
+    )
+    written = {re.sub(r"-[0-9a-f]{12}(?=\.jsonl$)", "", str(path.relative_to(folder))) for path in files}  # no digests
     return rollouts.asked, learner.told, written, ended
 
 
@@ -275,14 +270,18 @@ def prompt(config: RunConfig, folder: Path) -> Any:
     return chat.decode(chat.prompt_ids(Problem(id="p", problem="q", answer="")))
 
 
-def traces(config: RunConfig, _: Path) -> Any:
-    """Where workers are told to write their traces; that they do is a test of their own."""
-    return traces_of(config)
+def unfinished(config: RunConfig, _: Path) -> float:
+    """How long a step waits for rollouts of which none ends [s]."""
 
+    class Endless(LocalRollouts):
+        async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
+            await asyncio.Event().wait()
+            yield DroppedRollout(requests[0].rollout_id, "never")
 
-def watch(config: RunConfig, _: Path) -> Any:
-    """How often the detector probes."""
-    return Watch(config.detector, show=print)._detector.tick_s
+    crew = fake_crew(SkilledPolicy())
+    system = TrainingSystem(rollouts=Endless(SkilledPolicy()), learner=crew.learner, publish=crew.publish)
+    step = train_step(adding_problems(1), system, config, step=1, policy_version=0)
+    return seconds_until_given_up(lambda: step)
 
 
 # ---------------------------------------------------------------- which setting is seen where
@@ -315,7 +314,7 @@ WAYS: dict[str, Way | Elsewhere] = {
     "scale": Way("gpu", problems),
     "run_dir": Way("elsewhere", place),
     "seed": Way(7, run),
-    "deterministic": Way(True, engine),
+    "deterministic": Way(True, deterministic, GPUS),
     "model": Way("/no/such/folder", paths),
     "steps": Way(3, run),
     "until": Elsewhere("tests/rstar_ray/test_stages.py::test_a_stage_ends_when_it_has_taught_what_it_can", "until="),
@@ -333,9 +332,7 @@ WAYS: dict[str, Way | Elsewhere] = {
     "rollout.temperature": Way(0.7, run),
     "rollout.top_p": Way(0.9, run),
     "rollout.instruct": Way(False, prompt),
-    "rollout.deadline_s": Elsewhere(
-        "tests/rstar_ray/test_stages.py::test_a_wait_for_rollouts_that_never_finish_ends_with_their_names", "deadline_s"
-    ),
+    "rollout.deadline_s": Way(9.0, unfinished),
     "chat.template": Elsewhere(f"{CHAT}::test_what_is_exported_names_every_stop_token", "template="),
     "chat.system": Way("Be kind.", prompt),
     "chat.before": Way("Think well.", prompt),
@@ -352,7 +349,9 @@ WAYS: dict[str, Way | Elsewhere] = {
         "tests/rstar_ray/test_resample.py::test_each_part_of_the_penalty_can_be_switched_off", "roc_answer_format"
     ),
     "algorithm.min_zero_reward_trace_num": Way(3, run, {"algorithm.resample": "release"}),
-    "algorithm.min_non_zero_reward_trace_num": Way(4, run, {"algorithm.resample": "release"}),
+    "algorithm.min_non_zero_reward_trace_num": Way(
+        4, run, {"algorithm.resample": "release", "algorithm.min_zero_reward_trace_num": 0}
+    ),
     "algorithm.reject_equal_reward": Way(False, run, {"algorithm.keep": 2}),
     "algorithm.advantage_std": Way("none", run),
     "algorithm.clip_low": Way(0.5, loss),
@@ -361,7 +360,7 @@ WAYS: dict[str, Way | Elsewhere] = {
     "algorithm.normalisation": Way("group", loss),
     "algorithm.entropy_coefficient": Way(0.1, loss),
     "algorithm.kl_coefficient": Way(0.2, loss, KL),
-    "algorithm.reference_model": Way("another", rank, KL),
+    "algorithm.reference_model": Way("another", started_rank, KL),
     "algorithm.correction": Way("token", loss),
     "algorithm.correction_cap": Way(1.1, loss, {"algorithm.correction": "token"}),
     "algorithm.correction_low": Way(0.1, loss, {"algorithm.correction": "icepop"}),
@@ -372,9 +371,9 @@ WAYS: dict[str, Way | Elsewhere] = {
     "optimizer.epsilon": Way(1e-6, deepspeed),
     "optimizer.weight_decay": Way(0.1, deepspeed),
     "optimizer.grad_clip": Way(0.5, deepspeed),
-    "optimizer.updates_per_step": Way(2, rank),
-    "optimizer.max_bad_updates": Way(1, rank),
-    "optimizer.save_bad_updates": Way("bad", rank),
+    "optimizer.updates_per_step": Way(2, gang_calls),
+    "optimizer.max_bad_updates": Way(1, refused_updates),
+    "optimizer.save_bad_updates": Way("bad", refused_updates),
     "engine.replicas": Way(3, ray_resources),
     "engine.gpus_per_replica": Way(0.4, ray_resources, GPUS),
     "engine.cpus_per_replica": Way(2.0, ray_resources),
@@ -387,10 +386,10 @@ WAYS: dict[str, Way | Elsewhere] = {
     "engine.compile": Way(False, vllm, GPUS),
     "engine.block_size": Way(64, vllm),
     "engine.num_threads": Way(2, vllm),
-    "engine.vllm_metrics": Way(True, engine),
-    "engine.start_deadline_s": Way(9.0, engine),
-    "engine.completion_deadline_s": Way(9.0, engine),
-    "engine.answer_deadline_s": Way(9.0, engine),
+    "engine.vllm_metrics": Way(True, vllm),
+    "engine.start_deadline_s": Way(9.0, engine_waits),
+    "engine.completion_deadline_s": Way(9.0, engine_waits),
+    "engine.answer_deadline_s": Way(9.0, engine_waits),
     "balancer.rule": Way("static", balancer),
     "balancer.risk": Way(0.2, balancer),
     "balancer.preemption_steps": Way(4.0, balancer),
@@ -401,22 +400,22 @@ WAYS: dict[str, Way | Elsewhere] = {
     "learner.own_gpus": Way(True, ray_resources),
     "learner.zero": Way(1, deepspeed),
     "learner.offload": Way(True, deepspeed),
-    "learner.lora_rank": Way(4, rank),
-    "learner.lora_alpha": Way(8, rank),
-    "learner.attention_kernel": Way("eager", rank),
+    "learner.lora_rank": Way(4, started_rank),
+    "learner.lora_alpha": Way(8, started_rank, {"learner.lora_rank": 4}),
+    "learner.attention_kernel": Way("eager", started_rank),
     "learner.attention": Way("sdpa", micro_batches),
     "learner.dtype": Way("float32", deepspeed),
     "learner.micro_batch_tokens": Way(900, micro_batches),
     "learner.max_padding": Way(0.5, micro_batches, {"learner.attention": "sdpa"}),
     "learner.pass_tokens": Way(0, micro_batches, {"learner.attention": "sdpa", "learner.max_padding": 0.9}),
-    "learner.logprob_chunk_tokens": Way(7, rank),
-    "learner.activation_checkpointing": Way(False, rank),
-    "learner.num_threads": Way(2, rank),
-    "learner.bucket_mb": Way(1, rank),
-    "learner.weights_by": Way("object_store", rank, GPUS),
-    "learner.check_old_logprobs_every": Way(5, rank),
-    "learner.start_deadline_s": Way(9.0, rank),
-    "learner.step_deadline_s": Way(9.0, rank),
+    "learner.logprob_chunk_tokens": Way(7, started_rank),
+    "learner.activation_checkpointing": Way(False, started_rank),
+    "learner.num_threads": Way(2, started_rank),
+    "learner.bucket_mb": Way(1, buckets),
+    "learner.weights_by": Way("object_store", gang_calls, GPUS),
+    "learner.check_old_logprobs_every": Way(5, anchored),
+    "learner.start_deadline_s": Way(9.0, gang_calls),
+    "learner.step_deadline_s": Way(9.0, gang_calls),
     "sandbox.executors": Way(2, ray_resources),
     "sandbox.slots": Way(3, pool),
     "sandbox.level": Way("process", pool),
@@ -443,8 +442,8 @@ WAYS: dict[str, Way | Elsewhere] = {
     "tools.environment": Way("mine:Game", called),
     "tools.hosts": Way(2, called, {"tools.use": ("mine:mine",)}),
     "tools.max_calls_per_turn": Way(2, run),
-    "data.train": Way("/no/such/file", paths),
-    "data.heldout": Way("/no/such/file", paths),
+    "data.train": Way("FILE", problems),
+    "data.heldout": Way("FILE", problems),
     "data.integer_answers": Way(False, problems, {"data.train": "FILE"}),
     "data.num_train": Way(21, problems),
     "data.num_heldout": Way(5, problems),
@@ -479,29 +478,70 @@ WAYS: dict[str, Way | Elsewhere] = {
     "evaluate.files": Way(("/no/such/file",), paths),
     "checkpoint.every_steps": Way(1, run),
     "checkpoint.keep": Way(1, run, {"checkpoint.every_steps": 1, "steps": 3}),
-    "checkpoint.grace_s": Elsewhere(
-        "tests/recipes/test_stop.py::test_when_grace_runs_out_it_ends_in_the_middle_of_a_step", "StopSignals(0.05"
-    ),
+    "checkpoint.grace_s": Way(9.0, stop_grace),
     "checkpoint.trajectories_every_steps": Way(0, run),
-    "telemetry.traces": Way("traces", traces),
+    "telemetry.traces": Way("traces", actors),
     "telemetry.wandb": Elsewhere(
         "tests/rstar_ray/test_sinks.py::test_a_stage_hands_its_numbers_on_with_its_settings", "telemetry.wandb"
     ),
-    "detector.probe_every_s": Way(1.0, watch),
-    "detector.silent_s": Elsewhere(
-        "tests/actors/test_watch.py::test_a_silent_actor_is_ended_by_its_process", "silent_s="
-    ),
-    "detector.learner_silent_s": Elsewhere(
-        "tests/actors/test_learner.py::test_a_rank_that_dies_or_stops_is_noticed_while_nobody_asks_it_and_new_ones_go_on_from_a_checkpoint",
-        "silent_s",
-    ),
-    "detector.engine_step_s": Way(9.0, engine),
-    "detector.node_away_s": Elsewhere(
-        "tests/actors/test_replicas.py::test_replicas_of_which_none_has_a_node_end_the_run_through_its_rollouts",
-        "node_away_s=",
-    ),
-    "detector.still_s": Elsewhere("tests/actors/test_watch.py::test_a_run_in_which_nothing_gets_on", "still_s"),
+    "detector.probe_every_s": Way(1.0, watched),
+    "detector.silent_s": Way(9.0, actors),
+    "detector.learner_silent_s": Way(9.0, actors),
+    "detector.engine_step_s": Way(9.0, engine_waits),
+    "detector.node_away_s": Way(9.0, actors),
+    "detector.still_s": Way(90.0, watched),
 }
+IDLE_IN: dict[str, dict[str, Any]] = {
+    "algorithm.rollouts_per_prompt": {"algorithm.resample": "none"},
+    "algorithm.least_failures": {"algorithm.resample": "release"},
+    "algorithm.roc_error_ratio": {"algorithm.resample": "random"},
+    "algorithm.min_zero_reward_trace_num": {},
+    "algorithm.min_non_zero_reward_trace_num": {},
+    "algorithm.reference_model": {},
+    "algorithm.correction_cap": {},
+    "algorithm.correction_low": {"algorithm.correction": "token"},
+    "optimizer.warmup_steps": {},
+    "engine.compile": {},
+    "engine.num_threads": GPUS,
+    "balancer.risk": {"balancer.rule": "static"},
+    "balancer.preemption_steps": {"balancer.risk": 0.1},
+    "balancer.idle_share": {"balancer.risk": 0.1},
+    "learner.lora_alpha": {},
+    "learner.max_padding": {},
+    "learner.pass_tokens": {},
+    "learner.check_old_logprobs_every": {"optimizer.updates_per_step": 2},
+    "tools.hosts": {},
+    "data.heldout": {"evaluate.files": ("/no/such/file",)},
+    "data.integer_answers": {"data.train": "FILE", "reward.name": "exact"},
+    "data.num_train": {"data.train": "FILE"},
+    "data.num_heldout": {"scale": "gpu", "data.train": "FILE"},
+    "data.num_filtered": {},
+    "sft.stable_share": {},
+}
+"""Of what means something in some mode alone: another mode."""
+WHERE_ITS_WAY_BEGINS = {
+    "reward.processes": "the processes are asked for by a reward of one's own",
+    "sft.num_conversations": "conversations are generated where no file is named",
+    "learner.attention_kernel": "torch's own switch, which flash_attention_2 does not look at",
+    **dict.fromkeys(("tiny.drills", "tiny.slips", "tiny.failures", "tiny.wasted", "tiny.coupling"), "the same"),
+}
+"""Of the others: the mode decides before what their way shows."""
+SHOWN_THE_BETTER = {
+    "deterministic": "what a GPU's libraries find in their environment",
+    "algorithm.reject_equal_reward": "groups of two are often equal",
+    "algorithm.kl_coefficient": "a policy to take it to",
+    "engine.gpus_per_replica": "a share with a rank", "learner.gpus_per_rank": "a share with a replica",
+    "when_short": "more replicas than there is room for", "learner.weights_by": "placements that have several ways",
+    "checkpoint.keep": "checkpoints to choose from", "sft.steps": "few steps", "sft.batch_size": "few steps",
+    "reward.name": "another rule for the same answer", "reward.place": "the same",
+}  # fmt: skip
+"""Settings that act without what stands beside them as well."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all, so that no two are told apart by where they wrote."""
+    return tmp_path_factory.mktemp("arrive")
 
 
 @pytest.fixture(scope="module")
@@ -514,12 +554,36 @@ def test_every_setting_has_a_way():
 
 
 @pytest.mark.parametrize("name", [name for name, way in WAYS.items() if isinstance(way, Way)])
-def test_another_value_is_seen_where_it_acts(name: str, base: RunConfig, tmp_path: Path):
+def test_another_value_is_seen_where_it_acts(name: str, base: RunConfig, folders: Path):
     way = WAYS[name]
     assert isinstance(way, Way)
     plain = with_values(base, way.beside or {})
     other = with_values(plain, {name: way.value})
-    assert _seen(way.seam, plain, tmp_path) != _seen(way.seam, other, tmp_path)
+    assert _seen(way.seam, plain, folders) != _seen(way.seam, other, folders)
+
+
+IN_SOME_MODE = {
+    name for name, needed in conditions(RunConfig()).items() if any(one.setting != "stage" for one in needed)
+}
+
+
+def test_what_means_something_in_some_mode_alone_has_another_here():
+    elsewhere = {name for name in IN_SOME_MODE if isinstance(WAYS[name], Elsewhere)}
+    assert IDLE_IN.keys() | WHERE_ITS_WAY_BEGINS.keys() | elsewhere == IN_SOME_MODE
+
+
+@pytest.mark.parametrize("name", IDLE_IN)
+def test_in_a_mode_that_has_no_use_for_a_setting_it_changes_nothing(name: str, base: RunConfig, folders: Path):
+    way = WAYS[name]
+    assert isinstance(way, Way)
+    plain = with_values(base, IDLE_IN[name])
+    assert name in idle(plain)
+    assert _seen(way.seam, plain, folders) == _seen(way.seam, with_values(plain, {name: way.value}), folders)
+
+
+@pytest.mark.parametrize("name", [name for name, way in WAYS.items() if isinstance(way, Way) and way.beside])
+def test_a_setting_that_needs_another_beside_it_says_so(name: str, base: RunConfig):
+    assert name in SHOWN_THE_BETTER or name in idle(base)
 
 
 _seen_before: dict[tuple[Seam, RunConfig], Any] = {}
@@ -530,8 +594,10 @@ def _seen(seam: Seam, config: RunConfig, folder: Path) -> Any:
     if (seam, config) not in _seen_before:
         place = folder / "folder"
         place.mkdir()
-        _seen_before[seam, config] = seam(config, place)
-        place.rename(folder / str(len(_seen_before)))
+        try:
+            _seen_before[seam, config] = seam(config, place)
+        finally:
+            place.rename(folder / str(len(list(folder.iterdir()))))
     return _seen_before[seam, config]
 
 
@@ -554,6 +620,48 @@ def test_no_field_is_derived_and_then_read_by_nobody(record: type):
         assert not re.search(rf"^    {field.name}: [^#\n]* = ", _source(record), re.M), field.name
 
 
+OWN_MEANING = {
+    "recipes/roc_vs_grpo.py": "an experiment says what differs, as a recipe does",
+    "recipes/plan.py": "the stage that is planned for",
+    "rstar_ray/run_dir/metrics.py": "the only stage that has such rows",
+    "rstar_ray/chat/call_syntax.py": "the name of a way of writing calls",
+    "rstar_ray/tools/host.py": "of a tool's own start",
+    "sandbox/http/": "of a network between hosts, which no run has",
+    "scheduler/estimate.py": "a share of what is remembered",
+    "scheduler/traces/": "of the steps that schedulers are tried on",
+    "scheduler/bench.py": "likewise",
+}
+"""Files in which something of a setting's name means something else."""
+
+
+def test_no_setting_has_a_second_default_below_the_settings():
+    """A field or parameter of a setting's name takes its value from `RunConfig`, or is told it."""
+    names = {name.rpartition(".")[2] for name in leaves(RunConfig())}
+    found: list[str] = []
+    for room in ("rstar_ray", "sandbox", "scheduler", "actors", "recipes"):
+        for path in sorted((REPOSITORY / room).rglob("*.py")):
+            where = str(path.relative_to(REPOSITORY))
+            if "bench" not in path.parts and "config" not in path.parts and not where.startswith(tuple(OWN_MEANING)):
+                found += [f"{where}: {name}" for name in _stated(ast.parse(path.read_text("utf-8"))) if name in names]
+    assert found == []
+
+
+def _stated(tree: ast.Module) -> list[str]:
+    """Fields and parameters with a number or a word of their own; nothing, no and 0 say that there is none."""
+    pairs: list[tuple[str, ast.expr | None]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            given = [*node.args.posonlyargs, *node.args.args]
+            pairs += [(one.arg, value) for one, value in zip(reversed(given), reversed(node.args.defaults))]  # noqa: B905
+            pairs += [(one.arg, value) for one, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
+        elif isinstance(node, ast.ClassDef):
+            fields_ = [
+                one for one in node.body if isinstance(one, ast.AnnAssign) and "ClassVar" not in ast.unparse(one)
+            ]
+            pairs += [(one.target.id, one.value) for one in fields_ if isinstance(one.target, ast.Name)]
+    return [name for name, value in pairs if isinstance(value, ast.Constant) and value.value]
+
+
 def _source(record: type) -> str:
     return (REPOSITORY / (record.__module__.replace(".", "/") + ".py")).read_text("utf-8")
 
@@ -563,7 +671,7 @@ def _attributes_read() -> set[str]:
     found: set[str] = set()
     for room in ("rstar_ray", "actors", "sandbox"):
         for path in (REPOSITORY / room).rglob("*.py"):
-            if path.name not in ("settings.py",) and path.parent.name != "config":
+            if path.name != "settings.py" and path.parent.name != "config":
                 tree = ast.parse(path.read_text("utf-8"))
                 found |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return found

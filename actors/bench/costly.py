@@ -1,10 +1,12 @@
 """Where a preemption costs tens of decode steps: three placement rules on real engines (`--costly`).
 
-A model of 24M random weights, prompts of 100 to 1,000 tokens and responses of up to 3,000 whose lengths are forced, two
+A model of 24M random weights, prompts of 100 to 1,000 tokens and responses of up to 2,000 whose lengths are forced, two
 engines whose caches hold a fraction of all contexts together. Every repeat takes another distribution, and runs it
-under every rule; `expected_kv` has seen one step of each distribution before, whose lengths were others.
+under every rule; `expected_kv` has seen one step of each distribution before, whose lengths were others. Beside each
+run stands what the twin makes of it, with the costs that the engines measured.
 """
 
+import asyncio
 import statistics
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -21,9 +23,11 @@ from actors.generation.settings import EngineSettings, engine_settings
 from rstar_ray.config import with_values
 from rstar_ray.tiny.model import make_random_model
 from rstar_ray.trajectory import RolloutLimits
-from scheduler.cost import placement_cost
+from scheduler.cost import EngineCost, placement_cost
 from scheduler.traces.kinds import KINDS, Floats, Kind, Random, draw
 from scheduler.traces.record import TraceRollout
+from scheduler.twin.engine_model import EngineShape
+from scheduler.twin.simulate import Twin, TwinResult, TwinSettings
 
 MEDIUM = {
     "hidden_size": 512,
@@ -34,22 +38,25 @@ MEDIUM = {
     "head_dim": 64,
     "max_position_embeddings": 8_192,
 }
-"""24M weights: a context of 3,000 tokens takes tens of decode steps to compute again."""
+"""24M weights: a context of 2,000 tokens takes tens of decode steps to compute again."""
 SIBLINGS, TURNS = 4, 4
+MAX_RUNNING = 64
 PROMPT_TOKENS = (100.0, 1_000.0)
+EARLIER_SEED = 1_000
 DISTRIBUTIONS = ("bimodal", "heavy_tail", "log_normal")
 RULES = ("expected_kv", "least_requests", "least_sessions")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostlySize:
-    """How much is run; both grow with the machine."""
+    """How much is run; it grows with the machine. Where a cache holds but two or three of the longest rollouts, or a
+    run is but a few times what fits at once, the last of them decide how long it takes, and no rule can help it."""
 
-    tokens: int = 48_000
+    tokens: int = 72_000
     """sampled in one run, about"""
-    kv_tokens: int = 8_192
+    kv_tokens: int = 12_288
     """KV cache of each of two engines [tokens]"""
-    response_tokens: int = 3_000
+    response_tokens: int = 2_000
     """of the longest rollout; fewer for a trial, at which a preemption costs less"""
 
     @property
@@ -97,7 +104,7 @@ def settings_of(size: CostlySize, folder: Path) -> EngineSettings:
             "engine.dtype": "bfloat16",
             "engine.max_context_tokens": size.limits.max_context_tokens,
             "engine.kv_tokens": size.kv_tokens,
-            "engine.max_running": 64,
+            "engine.max_running": MAX_RUNNING,
             "engine.gpus_per_replica": 0.5 if on_gpu else 0.0,
             "engine.gpu_memory_share": 0.3,
         },
@@ -116,19 +123,29 @@ async def _balancers() -> AsyncGenerator[dict[tuple[str, str], Any]]:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One trace under every rule."""
+
+    name: str
+    trace: list[TraceRollout]
+    done: dict[str, ReplayResult]
+
+
 async def compare(size: CostlySize, folder: Path, repeats: int) -> dict[str, Any]:
     """Tokens/s of `expected_kv` over those of the others, run by run."""
     settings = settings_of(size, folder)
     engines = [ReplayEngine(settings), ReplayEngine(settings)]
-    runs: list[tuple[str, int, dict[str, ReplayResult]]] = []
+    runs: list[Run] = []
     try:
-        facts = [await engine.start() for engine in engines]
+        await asyncio.gather(*(engine.start() for engine in engines))
+        cost = (await asyncio.gather(*(engine.measured_again() for engine in engines)))[0]  # side by side, as they run
         async with _balancers() as balancers:
             names = [DISTRIBUTIONS[number % len(DISTRIBUTIONS)] for number in range(repeats)]
             for place, name in enumerate(dict.fromkeys(names)):
-                earlier = rollouts(name, size, seed=1_000)
+                earlier = rollouts(name, size, seed=EARLIER_SEED)
                 seen = await replay(
-                    engines, earlier, balancers[name, "expected_kv"], salt=1_000 + place, limits=size.limits
+                    engines, earlier, balancers[name, "expected_kv"], salt=EARLIER_SEED + place, limits=size.limits
                 )
                 _show(f"{name}, the step before", seen)
             for number, name in enumerate(names):
@@ -138,24 +155,22 @@ async def compare(size: CostlySize, folder: Path, repeats: int) -> dict[str, Any
                     salt = len(RULES) * number + place
                     done[rule] = await replay(engines, trace, balancers[name, rule], salt=salt, limits=size.limits)
                     _show(f"{salt + 1} of {len(names) * len(RULES)}: {name}, {rule}", done[rule])
-                runs.append((name, _contexts(trace), done))
+                runs.append(Run(name, trace, done))
             risks = {name: (await balancers[name, "expected_kv"].snapshot.remote()).risk for name in set(names)}
     finally:
         for engine in engines:
             await engine.shut_down()
-    cost = facts[0].cost
-    assert cost is not None
-    contexts = round(statistics.mean(tokens for _, tokens, _ in runs))
-    whole = placement_cost(cost, kv_tokens=size.kv_tokens, max_running=64, context_tokens=3_000)
+    contexts = round(statistics.mean(_contexts(run.trace) for run in runs))
+    again = placement_cost(cost, kv_tokens=size.kv_tokens, max_running=MAX_RUNNING, context_tokens=size.response_tokens)
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "cost_s": asdict(cost),
-        "steps_to_compute_3000_tokens_again": round(whole.preemption_steps, 1),
+        "steps_to_compute_the_longest_response_again": round(again.preemption_steps, 1),
         "kv_tokens": size.kv_tokens,
         "all_contexts_over_all_caches": round(contexts / (2 * size.kv_tokens), 1),
         "risk": risks,
-        **{f"over_{rule}": _ratios([done for _, _, done in runs], rule) for rule in RULES[1:]},
-        "runs": [_row(name, done) for name, _, done in runs],
+        **{f"over_{rule}": _ratios(runs, rule) for rule in RULES[1:]},
+        "runs": [_row(run, size, cost) for run in runs],
     }
 
 
@@ -170,15 +185,37 @@ def _contexts(trace: Sequence[TraceRollout]) -> int:
     return sum(prompts.values()) + sum(rollout.response_tokens for rollout in trace)
 
 
-def _ratios(runs: Sequence[dict[str, ReplayResult]], rule: str) -> dict[str, float]:
-    found = [done["expected_kv"].tokens_per_s / done[rule].tokens_per_s for done in runs]
+def _ratios(runs: Sequence[Run], rule: str) -> dict[str, float]:
+    found = [run.done["expected_kv"].tokens_per_s / run.done[rule].tokens_per_s for run in runs]
     return {"median": round(statistics.median(found), 3), "min": round(min(found), 3), "max": round(max(found), 3)}
 
 
-def _row(name: str, done: dict[str, ReplayResult]) -> dict[str, Any]:
+def _row(run: Run, size: CostlySize, cost: EngineCost) -> dict[str, Any]:
+    twins = {rule: simulated(run.name, run.trace, rule, size, cost) for rule in RULES}
     return {
-        "distribution": name,
-        "tokens": done["expected_kv"].generated_tokens,
-        "tokens_per_s": {rule: round(done[rule].tokens_per_s) for rule in RULES},
-        "preemptions": {rule: done[rule].preemptions for rule in RULES},
+        "distribution": run.name,
+        "tokens": run.done["expected_kv"].generated_tokens,
+        "tokens_per_s": {rule: round(run.done[rule].tokens_per_s) for rule in RULES},
+        "preemptions": {rule: run.done[rule].preemptions for rule in RULES},
+        "simulated_tokens_per_s": {
+            rule: round(twin.generated_tokens / twin.makespan_s) for rule, twin in twins.items()
+        },
+        "simulated_preemptions": {rule: twin.preemptions for rule, twin in twins.items()},
     }
+
+
+def simulated(name: str, trace: Sequence[TraceRollout], rule: str, size: CostlySize, cost: EngineCost) -> TwinResult:
+    """The same run in the twin; `expected_kv` knows the same step before it."""
+    settings = TwinSettings(
+        replicas=2,
+        shape=EngineShape(
+            kv_tokens=size.kv_tokens,
+            max_running=MAX_RUNNING,
+            max_batched_tokens=size.limits.max_context_tokens + MAX_RUNNING,
+        ),
+        cost=cost,
+        max_response_tokens=size.limits.max_response_tokens,
+        max_turns=size.limits.max_turns,
+    )
+    earlier = rollouts(name, size, seed=EARLIER_SEED) if rule == "expected_kv" else ()
+    return Twin(trace, rule, settings, history=earlier).run()

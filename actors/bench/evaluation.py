@@ -37,7 +37,7 @@ from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.seeds import derive_seed
 from rstar_ray.tiny.model import make_tiny_model
 from rstar_ray.tiny.problems import Split, generate_problems
-from rstar_ray.trajectory import RolloutRequest, Sampling, ToolCall, ToolResult
+from rstar_ray.trajectory import MODELS_OWN, RolloutRequest, ToolCall, ToolResult
 
 SHARE = 0.9
 """Of the rollouts, whose tokens are counted until the last of them ends."""
@@ -166,7 +166,7 @@ async def first_words(bench: BenchSettings, engine: Engine, chat: TokenizerChat)
 def _stream(
     engine: Engine, prompt_ids: Sequence[int], *, name: str, max_tokens: int
 ) -> AsyncGenerator[list[int], None]:
-    return engine.stream(prompt_ids, request_id=name, max_tokens=max_tokens, seed=0, sampling=Sampling())
+    return engine.stream(prompt_ids, request_id=name, max_tokens=max_tokens, seed=0, sampling=MODELS_OWN)
 
 
 async def _first(pieces: AsyncGenerator[Any, None]) -> float:

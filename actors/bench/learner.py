@@ -144,14 +144,14 @@ def publish(rank: LearnerRank, repeats: int) -> dict[str, Any]:
     made, copied = [], []
     for _ in range(repeats):
         started = time.perf_counter()
-        buckets = list(rank.weight_buckets())
+        buckets = list(rank.served_weights().on_host())
         checksum(buckets)
         made.append(time.perf_counter() - started)
         started = time.perf_counter()
         for bucket in buckets:
             bucket.data.copy()
         copied.append(time.perf_counter() - started)
-    num_bytes = sum(bucket.num_bytes for bucket in rank.weight_buckets())
+    num_bytes = sum(bucket.num_bytes for bucket in rank.served_weights().on_host())
     return {
         "bytes": num_bytes,
         "pack_and_checksum_ms": round(1e3 * statistics.median(made), 2),

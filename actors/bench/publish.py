@@ -33,7 +33,7 @@ from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.config import with_values
 from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.model import make_tiny_model
-from rstar_ray.trajectory import Sampling
+from rstar_ray.trajectory import MODELS_OWN
 
 MICRO_BATCH_TOKENS = 2_048
 
@@ -132,7 +132,7 @@ async def _rounds(bench: BenchSettings, rank: LearnerRank, engines: Sequence[Eng
         "device": "cpu",
         "publishes": bench.publishes,
         "engines": bench.engines,
-        "bytes": sum(bucket.num_bytes for bucket in rank.weight_buckets()),
+        "bytes": sum(bucket.num_bytes for bucket in rank.served_weights().on_host()),
         "pause_ms": _spread(pauses),
         "total_ms": _spread(totals),
         "copy_ms": _spread(copies),
@@ -150,7 +150,7 @@ async def _publish(rank: LearnerRank, engine: Engine, version: int) -> tuple[Wei
     others = [asyncio.create_task(_complete(engine, [5, 6, 7], 1_000 * version + i, 400)) for i in range(16)]
     await asyncio.sleep(0.2)
     started = time.perf_counter()
-    buckets = list(rank.weight_buckets())
+    buckets = list(rank.served_weights().on_host())
     update = await engine.update_weights(version, buckets)
     total = time.perf_counter() - started
     assert update.checksum == checksum(buckets)
@@ -164,7 +164,7 @@ async def _publish(rank: LearnerRank, engine: Engine, version: int) -> tuple[Wei
 
 async def _complete(engine: Engine, prompt: Sequence[int], seed: int, tokens: int) -> Any:
     return await engine.generate(
-        prompt, request_id=f"bench-{next(_ids)}", max_tokens=tokens, seed=seed, sampling=Sampling()
+        prompt, request_id=f"bench-{next(_ids)}", max_tokens=tokens, seed=seed, sampling=MODELS_OWN
     )
 
 

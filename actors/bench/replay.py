@@ -29,6 +29,7 @@ from rstar_ray.reward.find import boxed_answer
 from rstar_ray.reward.judge import Judgement
 from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import (
+    MODELS_OWN,
     Completion,
     Problem,
     RolloutLimits,
@@ -38,6 +39,7 @@ from rstar_ray.trajectory import (
     ToolMemory,
     ToolResult,
 )
+from scheduler.cost import EngineCost
 from scheduler.traces.record import TraceRollout, TraceTurn
 from scheduler.traces.stages import StageShape, synthetic
 from scheduler.twin.simulate import limits_of
@@ -102,6 +104,13 @@ class ReplayEngine(Engine):
     async def start(self) -> EngineFacts:
         return self._facts or await super().start()
 
+    async def measured_again(self) -> EngineCost:
+        """What its steps cost while others run beside it; a worker tells the balancer so from now on."""
+        assert self._facts is not None
+        cost = await self.measure_cost()
+        self._facts = replace(self._facts, cost=cost)
+        return cost
+
     async def close(self) -> None:
         """A worker's close leaves the engine up."""
 
@@ -134,7 +143,7 @@ class ReplayEngine(Engine):
     async def bare(self, prompt_ids: Sequence[int], tokens: int, seed: int) -> list[int]:
         """`AsyncLLM.generate` and nothing else."""
         prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
-        params = self._sampling_params(tokens, seed, Sampling())
+        params = self._sampling_params(tokens, seed, MODELS_OWN)
         output: Any = None
         async for part in self._vllm.alive().generate(prompt, params, f"{next(_ids)}"):
             output = part
@@ -334,7 +343,7 @@ def request_limits(rollouts: Sequence[TraceRollout]) -> RolloutLimits:
 
 def _request(name: str, group: str, rollout: TraceRollout, limits: RolloutLimits) -> RolloutRequest:
     problem = Problem(id=name, problem=rollout.group, answer="0")
-    return RolloutRequest(rollout_id=name, group_id=group, problem=problem, seed=0, limits=limits, sampling=Sampling())
+    return RolloutRequest(rollout_id=name, group_id=group, problem=problem, seed=0, limits=limits, sampling=MODELS_OWN)
 
 
 async def _all_done(workers: Sequence[GenerationWorker], count: int) -> None:

@@ -19,7 +19,7 @@ from actors.generation.vllm_start import eos_token_ids
 from actors.generation.weight_swap import WeightSwap, WeightUpdate
 from actors.weights.buckets import WeightBucket
 from rstar_ray.errors import EngineError
-from rstar_ray.trajectory import Completion, EngineTimes, Sampling
+from rstar_ray.trajectory import MODELS_OWN, Completion, EngineTimes, Sampling
 from scheduler.cost import EngineCost
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Engine:
         count = itertools.count()
 
         async def sample(prompt_ids: Sequence[int], tokens: int) -> None:
-            params = self._sampling_params(tokens, 0, Sampling())
+            params = self._sampling_params(tokens, 0, MODELS_OWN)
             params.stop_token_ids, params.ignore_eos = [], True
             prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
             outputs = self._vllm.alive().generate(prompt, params, f"cost/{next(count)}")

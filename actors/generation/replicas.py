@@ -148,8 +148,10 @@ class Replicas:
         self.figures = publish_figures(weights.seconds, weights.num_bytes, took)
         self._meter.set("rstar_publish_move_seconds", self.figures.move_s)
         self._meter.set("rstar_publish_load_seconds", self.figures.load_s)
+        await self.rollouts.memory.note()  # so that one which began empty has what the new version lets fade
         told = when_available(lambda: self._balancer.set_policy_version.remote(weights.policy_version))
         await self._ask(told, "balancer", "the policy version")
+        await self.rollouts.memory.note()  # of the step that is over
 
     async def withdraw(self) -> None:
         """Give up what was handed in and not finished: the learner goes back to a checkpoint, and so do versions."""

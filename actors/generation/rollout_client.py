@@ -16,6 +16,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
 
 from actors.generation.balancer_client import rollout_load
+from actors.generation.balancer_memory import BalancerMemory
 from actors.generation.delivery import NUM_PARTS, Delivery
 from rstar_ray.agent.journal import journaled
 from rstar_ray.agent.rollout import RolloutState, score
@@ -32,6 +33,8 @@ _Submission = tuple[RolloutLoad, RolloutState]
 ATTEMPT = "~"
 """Between a rollout's id and the number of its attempt, where all that was handed in before was given up."""
 _ATTEMPT = re.compile(rf"{ATTEMPT}\d+")
+NOBODY = ""
+"""A replica that the balancer does not know."""
 SUBMIT_BATCH = 256
 RETURN_BATCH = 32
 """Of rollouts that have begun: one of 16K tokens takes a quarter of a megabyte, and others are served in between."""
@@ -73,6 +76,7 @@ class RolloutClient:
         self._attempt = 0  # grows when what was handed in is given up
         self.num_ended = 0  # over the whole run
         self._deadline_s = CALL_DEADLINE_S + silent_s
+        self.memory = BalancerMemory(self._tell, show)
         self._num_recovering = 0  # losses whose rollouts are being read from the journal
         self._recovered = asyncio.Event()  # none is
         self._recovered.set()
@@ -130,7 +134,9 @@ class RolloutClient:
         for first in range(0, len(kept), RETURN_BATCH):
             items = kept[first : first + RETURN_BATCH]
             await self._tell("return_rollouts", replica_id, items, reason=f"the turns of {replica_id}")
-        await self._tell("replica_lost", replica_id, reason=f"the rollouts of {replica_id}")
+        lost = await self._tell("replica_lost", replica_id, reason=f"the rollouts of {replica_id}")
+        if ended := [name for name in lost if name not in self._waiting]:
+            await self._tell("cancel", ended, reason=f"rollouts that had ended on {replica_id}")
         await self.resubmit()
         return len(kept)
 
@@ -139,19 +145,24 @@ class RolloutClient:
         held = await self._tell(
             "held_by_lost", replica_id, [*self._waiting], reason=f"which rollouts {replica_id} held"
         )
-        kept = await self._journaled([self._waiting[name][1] for name in held if name in self._waiting])
-        longer = {
-            name: (rollout_load(state), state)
-            for name, state in kept.items()
-            if name in self._waiting and rollout_load(state).context_tokens > self._waiting[name][0].context_tokens
-        }
-        self._waiting |= longer
-        return [self._waiting[name] for name in kept.keys() & self._waiting.keys()]
+        return [self._waiting[name] for name in await self._read_again(held) if name in self._waiting]
+
+    async def _read_again(self, names: Sequence[str]) -> list[str]:
+        """From now on these are handed in as far as the journal has them; returns those of which it has some."""
+        kept = await self._journaled([self._waiting[name][1] for name in names if name in self._waiting])
+        for name, state in kept.items():
+            if name in self._waiting and _reach(state) > _reach(self._waiting[name][1]):
+                self._waiting[name] = rollout_load(state), state
+        return [*kept]
 
     async def _journaled(self, states: Sequence[RolloutState]) -> dict[str, RolloutState]:
         if self._journal is None:
             return {}
-        return await asyncio.to_thread(journaled, self._journal, states, self.weights, same=_ATTEMPT)
+        lines: list[str] = []
+        kept = await asyncio.to_thread(journaled, self._journal, states, self.weights, same=_ATTEMPT, show=lines.append)
+        for line in lines:
+            self._show(line)
+        return kept
 
     async def abandon(self) -> None:
         """Give up everything handed in and not finished: `run` may be asked for the same rollouts again.
@@ -181,13 +192,19 @@ class RolloutClient:
         return replace(done, summary=summary)
 
     async def resubmit(self) -> None:
-        """Hand in again what is not finished and what the balancer, or its life before, has lost."""
+        """Hand in again what is not finished and what the balancer, or its life before, has lost.
+
+        What no replica holds is among it: what was handed back to that life, and what a lost worker was judging.
+        """
         with contextlib.suppress(DeadlineExceeded):  # then that begins at its prompt
             reason = "what lost replicas had sampled"
             await within(self._recovered.wait(), self._deadline_s, waiter="driver", owner="journal", reason=reason)
         if not self._waiting:
             return
         missing = await self._tell("missing", [*self._waiting], reason="which rollouts it lacks")
+        if missing and self._journal is not None:
+            nobodys = await self._tell("held_by_lost", NOBODY, missing, reason="which rollouts no replica holds")
+            await self._read_again(nobodys)
         await self._submit([self._waiting[name] for name in missing if name in self._waiting])
 
     async def close(self) -> None:
@@ -197,7 +214,7 @@ class RolloutClient:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch_balancer(self) -> None:
-        """Show what it says. One that Ray has started again is empty: what waited there is handed in once more."""
+        """Show what it says. One that Ray has started again is empty: it is taught, and what waited is handed in."""
         epoch = ""
         try:
             while True:
@@ -213,6 +230,7 @@ class RolloutClient:
                     for line in sign.lines:
                         self._show(line)
                     if epoch not in ("", sign.epoch):
+                        await self.memory.note()
                         await self.resubmit()
                     epoch = sign.epoch
                 await asyncio.sleep(BALANCER_PING_S)
@@ -276,6 +294,11 @@ class RolloutClient:
         known = self._waiting.pop(rollout_id, None) is not None
         self.num_ended += known
         return known
+
+
+def _reach(state: RolloutState) -> tuple[int, int]:
+    """How far a rollout is: one that began again is beyond all that it had before."""
+    return state.restarts, rollout_load(state).context_tokens
 
 
 def _without_attempt(rollout_id: str) -> str:

@@ -49,6 +49,8 @@ MAX_ROLLOUT_RESTARTS = 3
 """How often a rollout begins again because a tool has lost its state."""
 CALL_DEADLINE_S = 60.0
 """Longest wait for any answer of the balancer; what runs on asks it again."""
+LAST_WORDS_S = 5.0
+"""Longest wait for it where the engine is gone: the driver waits for this process to end."""
 BROKEN = (MemoryError, OSError, DeadlineExceeded, RayError)
 """What the worker itself is at its end by, or what all of its rollouts stand on; anything else is one rollout's."""
 NO_THREAD = "can't start new thread"
@@ -115,7 +117,7 @@ class GenerationWorker:
         self._playing: dict[str, asyncio.Task[None]] = {}
         self._states: dict[str, RolloutState] = {}  # of what is playing, at its last finished turn
         self._leaving: set[str] = set()  # to be handed back at their next turn boundary
-        self._outbox = Outbox()
+        self._outbox, self._unsent = Outbox(), Outbox()  # the second: what is being sent, or was
         self._reporting = asyncio.Event()
         metrics = metrics or ReplicaMetrics(replica_id, NO_METER)
         self._deliveries = Deliveries(metrics.ended)
@@ -138,7 +140,7 @@ class GenerationWorker:
             await self._register()
         if self._loops:  # it was taken for lost
             return
-        loops = (self._take_grants(), self._send_reports(), self._kept.keep(self._engine, self._states))
+        loops = (self._take_grants(), self._send_reports(), self._kept.keep(self._engine))
         self._loops = [asyncio.create_task(loop) for loop in loops]
         for loop in self._loops:
             loop.add_done_callback(self._note_fault)
@@ -181,7 +183,7 @@ class GenerationWorker:
         for task in [*self._loops, *self._playing.values()]:
             task.cancel()
         await asyncio.gather(*self._loops, *self._playing.values(), return_exceptions=True)
-        self._kept.close()
+        await self._kept.close()
         await self._engine.close()
 
     # -- work ---------------------------------------------------------------------------------------------------------
@@ -237,10 +239,9 @@ class GenerationWorker:
 
     def _cancel(self, rollout_ids: Sequence[str]) -> None:
         for rollout_id in rollout_ids:
-            if task := self._playing.pop(rollout_id, None):
+            if task := self._playing.get(rollout_id):
                 task.cancel()
-            self._states.pop(rollout_id, None)
-            self._kept.end(rollout_id)
+            self._forget(rollout_id)
 
     async def _play(self, state: RolloutState) -> None:
         """One rollout here. What is wrong with it alone ends it, and not the engine under all the others."""
@@ -259,8 +260,7 @@ class GenerationWorker:
         async def generate(prompt_ids: Sequence[int], **asked: Any) -> Completion:
             sampling = self._engine.generate(prompt_ids, **asked)
             done = await self._timeline.noted(Activity.GENERATE, rollout_id, sampling)
-            if reached := self._states.get(rollout_id):
-                self._kept.completed(reached, done)
+            self._kept.completed(rollout_id, done)
             return done
 
         tools = self._tools.open(state)
@@ -293,7 +293,7 @@ class GenerationWorker:
             if reached.restarts >= MAX_ROLLOUT_RESTARTS:
                 self._drop(reached, f"tools: {lost}, {reached.restarts + 1} times")
             else:
-                self._hand_back(reached.begun_again())
+                self._hand_back(self._kept.begun_again(reached))
         except (SandboxError, ToolError) as failed:
             part = "sandbox" if isinstance(failed, SandboxError) else "tools"
             self._drop(self._states.get(rollout_id, state), f"{part}: {failed}")
@@ -350,9 +350,9 @@ class GenerationWorker:
             await asyncio.sleep(max(REPORT_GATHER_S, next_s - time.monotonic()))
             next_s = time.monotonic() + REPORT_EVERY_S
             self._reporting.clear()
-            outbox, self._outbox = self._outbox, Outbox()
-            self._kept.flush()
+            outbox, self._outbox, self._unsent = self._outbox, Outbox(), self._outbox
             try:
+                await self._kept.flush()
                 await self._report(outbox)
             except UnknownReplica:  # `_take_grants` registers again, with what is resident
                 continue
@@ -362,9 +362,8 @@ class GenerationWorker:
 
     async def _report(self, outbox: Outbox) -> None:
         if outbox.turns or outbox.finished:
-            await self._ask(
-                self._balancer.report(self._replica_id, outbox.turns, outbox.finished, self.load()), "a report"
-            )
+            told = self._balancer.report(self._replica_id, outbox.turns, outbox.finished, self.load())
+            await self._ask(told, "a report")
             outbox.turns, outbox.finished = [], []
         if back := [both for name, both in outbox.returned.items() if name not in self._playing]:  # nor granted again
             await self._ask(self._balancer.return_rollouts(self._replica_id, back), "rollouts handed back")
@@ -376,10 +375,12 @@ class GenerationWorker:
         self._engine_died = died
         for task in self._loops:
             task.cancel()
-        self._kept.write()
-        items = [(rollout_load(state), state) for state in self._kept.reached(self._states)]
+        await self._kept.write()
+        for state in self._kept.reached(self._states):
+            self._hand_back(state)
         with contextlib.suppress(Exception):  # the driver's `replica_lost` covers what does not arrive
-            await self._ask(self._balancer.return_rollouts(self._replica_id, items), "rollouts handed back", 5.0)
+            words = self._report(self._outbox.after(self._unsent))  # with what has ended: it is not to be played again
+            await within(words, LAST_WORDS_S, waiter=self._replica_id, owner="balancer", reason="its last words")
         self._die()
 
     async def _ask(self, answer: Awaitable[Any], what: str, extra_s: float = 0.0) -> Any:

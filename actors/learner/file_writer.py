@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rstar_ray.run_dir.durable import sync_folder
@@ -13,22 +13,27 @@ Write = Callable[[], Sequence[Path]]
 
 
 class FileWriter:
-    """One job after another; what goes wrong in one is told to whoever asks for what was written."""
+    """One job after another, from when it is asked for what was written: what is handed in before is copied meanwhile,
+    which a step waits for, and a thread that writes would take the interpreter and the memory's bandwidth from it.
+    """
 
     def __init__(self, by: str) -> None:
         """`by`: whose files they are."""
         self._by = by
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
-        self._jobs: list[Future[dict[Path, WrittenFile]]] = []
+        self._handed: list[Write] = []
 
     def hand(self, write: Write) -> None:
         """Return at once."""
-        self._jobs.append(self._thread.submit(self._written, write))
+        self._handed.append(write)
 
     def written(self) -> dict[Path, WrittenFile]:
-        """Wait for all that was handed in since this was asked last; raises what kept the first from being written."""
-        jobs, self._jobs = self._jobs, []
+        """Write all that was handed in since this was asked last, and wait for it; raises what kept the first that
+        failed from being written."""
+        handed, self._handed = self._handed, []
         files: dict[Path, WrittenFile] = {}
+        jobs = [self._thread.submit(self._written, write) for write in handed]
+        handed.clear()  # a copy goes as soon as it is written
         for job in jobs:
             files |= job.result()
         return files

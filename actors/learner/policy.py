@@ -57,9 +57,9 @@ class LogprobHead(nn.Module):
         self.weight = cast(nn.Parameter, weight_VH)
         self.chunk_tokens = chunk_tokens
 
-    def forward(self, hidden: Tensor, targets_N: Tensor | None = None, temperature: float = 1.0) -> Any:
-        """Logits as the model's own layer gives them, or with targets their log-probabilities and entropies."""
-        if targets_N is None:
+    def forward(self, hidden: Tensor, targets_N: Tensor | None = None, temperature: float | None = None) -> Any:
+        """Logits as the model's own layer gives them; at a temperature log-probabilities and entropies of targets."""
+        if targets_N is None or temperature is None:
             return nn.functional.linear(hidden, self.weight)
         return token_logprobs(hidden, self.weight, targets_N, chunk_tokens=self.chunk_tokens, temperature=temperature)
 
@@ -68,25 +68,21 @@ class LogprobHead(nn.Module):
 class RankFacts:
     """What a started rank says of itself."""
 
-    architecture: str
     num_parameters: int
     max_context_tokens: int
     attention_tokens: float  # length at which attention costs as much as the rest of the model
-    device: str
 
 
-def rank_facts(policy: Policy, num_parameters: int, device: torch.device) -> RankFacts:
+def rank_facts(policy: Policy, num_parameters: int) -> RankFacts:
     """What the front plans with."""
     config = policy.language_model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     width = config.num_attention_heads * head_dim * config.num_hidden_layers
     return RankFacts(
-        architecture=policy.architecture,
         num_parameters=num_parameters,
         max_context_tokens=int(getattr(config, "max_position_embeddings", 2**31)),
         # 2 flops a parameter and token, and on average half a length of keys: 2 * width flops each.
         attention_tokens=num_parameters / width,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
     )
 
 

@@ -3,7 +3,7 @@
 Every public method but the constructor and `close` is a collective: all ranks call it with work of the same shape.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ from actors.learner.optimizer_step import MicroBatches, OptimizerSteps, combined
 from actors.learner.policy import Policy, RankFacts, load_language_model, rank_facts, refuse_changed_logits
 from actors.learner.served import ServedWeights
 from actors.learner.settings import LearnerSettings
-from actors.weights.buckets import WeightBucket
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow, collate
 from rstar_ray.algorithm.update import SeenTokens, UpdateResult
 from rstar_ray.run_dir.manifest import WrittenFile
@@ -101,7 +100,7 @@ class LearnerRank:
     def facts(self) -> RankFacts:
         """What the front plans with."""
         num_parameters = sum(torch.Size(shape).numel() for shape in self.state.shapes.values())
-        return rank_facts(self.policy, num_parameters, self.device)
+        return rank_facts(self.policy, num_parameters)
 
     def memory_bytes(self) -> dict[str, int]:
         """Of this process on the host, and the most that it has held on its device; safe from any thread."""
@@ -191,12 +190,8 @@ class LearnerRank:
 
     # ------------------------------------------------------------ weights out and in
 
-    def weight_buckets(self) -> Iterator[WeightBucket]:
-        """The weights as an engine serves them, on rank 0; the other ranks only take part."""
-        return self.served_weights().on_host()
-
     def served_weights(self) -> ServedWeights:
-        """The same, for whoever sends them (`actors.weights.transfer.Weights`)."""
+        """The weights as an engine serves them, for whoever sends them (`actors.weights.transfer.Weights`)."""
         return ServedWeights(self.state, self.settings.bucket_bytes, everywhere=self.settings.weight_way == "ipc")
 
     def export(self, folder: Path) -> None:

@@ -27,9 +27,9 @@ def parse(arguments: Sequence[str] | None = None) -> Asked:
     )
     parser.add_argument("--run-dir", default=os.environ.get("RSTAR_RAY_RUNS", ""), help="must be seen by every node")
     parser.add_argument("--model", default="", help="a Hugging Face folder that every node must read")
-    parser.add_argument("--level", default="namespaces", choices=["namespaces", "landlock", "process"])
+    parser.add_argument("--level", default=Asked().level, choices=["namespaces", "landlock", "process"])
     parser.add_argument(
-        "--checkpoints", type=int, default=3, help="on the disk at once: --checkpoint.keep and one more"
+        "--checkpoints", type=int, default=Asked().checkpoints, help="at once: --checkpoint.keep and one more"
     )
     parser.add_argument("--gpus", type=int, default=0, help="every node must show as many (default: what it has)")
     parser.add_argument("--no-probes", action="store_true", help="read only: no pair of processes, no sandbox")

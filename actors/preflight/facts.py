@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Literal
 
 from actors.environment import Accelerator
+from rstar_ray.config import CheckpointConfig, SandboxConfig
 
 Level = Literal["namespaces", "landlock", "process"]
 
@@ -37,8 +38,8 @@ class Asked:
 
     run_dir: str = ""
     model: str = ""  # a Hugging Face folder
-    level: Level = "namespaces"  # of the sandbox
-    checkpoints: int = 3  # on the disk at once: those kept, and the one being written
+    level: Level = SandboxConfig().level
+    checkpoints: int = CheckpointConfig().keep + 1  # on the disk at once: those kept, and the one being written
     mark: str = ""  # what the asker wrote into the run directory, for every node to find
     gpus: int = 0  # every node must show as many; 0: as many as it has
     probe: bool = True  # pairs of processes, and a sandbox

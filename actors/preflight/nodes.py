@@ -13,8 +13,9 @@ import ray
 from ray.exceptions import GetTimeoutError
 
 from actors.door import shut_door
+from actors.paths import Needed
 from actors.preflight.facts import Asked, Folder, NodeFacts
-from actors.preflight.read import look_at_run_dir, read_facts
+from actors.preflight.read import look_at_needed, look_at_run_dir, read_facts
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 START_DEADLINE_S = 120.0
@@ -33,6 +34,9 @@ class NodeReader:
     def look(self, run_dir: str, mark: str) -> Folder:
         return look_at_run_dir(Path(run_dir), mark)
 
+    def find(self, needed: Needed) -> Folder:
+        return look_at_needed(needed)
+
 
 def every_node(asked: Asked) -> list[NodeFacts]:
     """Head first. Raises `DeadlineExceeded` naming the first node that does not answer."""
@@ -46,37 +50,77 @@ def every_node(asked: Asked) -> list[NodeFacts]:
     return [replace(facts[name], clock_offset_s=offsets[name]) for name in readers]
 
 
-def refuse_unseen(run_dir: Path) -> None:
-    """Raise `ConfigError` naming the nodes that see no such folder, or another one: checkpoints would have holes.
+def refuse_unseen(run_dir: Path | None, needed: Sequence[Needed] = ()) -> None:
+    """Raise `ConfigError` naming the nodes that do not see the run directory, or another one: checkpoints would have
+    holes. And where they lack something else that a run needs, or have another in its place.
 
     A cluster of one node is not asked.
     """
-    if sum(node["Alive"] for node in ray.nodes()) > 1:
-        refuse_folders(seen_by_all(run_dir), run_dir)
+    if sum(node["Alive"] for node in ray.nodes()) < 2:
+        return
+    apart = [one for one in needed if run_dir is None or run_dir not in one.path.parents]
+    with _readers() as readers:
+        if run_dir is not None:
+            refuse_folders(_seen_by(readers, run_dir), run_dir)
+        refuse_absent(_found_by(readers, apart))
 
 
 def seen_by_all(run_dir: Path) -> dict[str, str]:
     """By node: what is wrong with the folder there, or nothing."""
+    with _readers() as readers:
+        return _seen_by(readers, run_dir)
+
+
+def _seen_by(readers: Mapping[str, Any], run_dir: Path) -> dict[str, str]:
     mark = run_dir / f".seen-{secrets.token_hex(8)}"
     run_dir.mkdir(parents=True, exist_ok=True)
     mark.write_text(mark.name)
     try:
-        with _readers() as readers:
-            looking = {name: reader.look.remote(str(run_dir), mark.name) for name, reader in readers.items()}
-            folders: dict[str, Folder] = {name: _got(ref, name, READ_DEADLINE_S) for name, ref in looking.items()}
+        looking = {name: reader.look.remote(str(run_dir), mark.name) for name, reader in readers.items()}
+        folders: dict[str, Folder] = {name: _got(ref, name, READ_DEADLINE_S) for name, ref in looking.items()}
     finally:
         mark.unlink(missing_ok=True)
     other = f"{run_dir} there is another folder"
     return {name: folder.problem or ("" if folder.mark == mark.name else other) for name, folder in folders.items()}
 
 
+def _found_by(readers: Mapping[str, Any], needed: Sequence[Needed]) -> dict[Needed, dict[str, str]]:
+    """By what is needed and by node: what is wrong with it there, or nothing."""
+    looking = {one: {name: reader.find.remote(one) for name, reader in readers.items()} for one in needed}
+    found: dict[Needed, dict[str, str]] = {}
+    for one, refs in looking.items():
+        ours = look_at_needed(one)
+        found[one] = {name: wrong_with(_got(ref, name, READ_DEADLINE_S), ours) for name, ref in refs.items()}
+    return found
+
+
+def wrong_with(theirs: Folder, ours: Folder) -> str:
+    """What keeps a node's from being what the driver has; nothing where it is."""
+    return theirs.problem or ("" if theirs.content == ours.content else "what is there differs from what is here")
+
+
 def refuse_folders(seen: Mapping[str, str], run_dir: Path) -> None:
     """One line for all nodes that do not see it."""
     if wrong := {name: problem for name, problem in seen.items() if problem}:
-        first = next(iter(wrong.values()))
-        told = ", ".join(list(wrong)[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         mend = "give a folder on storage that all nodes mount under one path"
-        raise ConfigError("--run-dir", f"{told} do not see {run_dir} ({first})", mend)
+        raise ConfigError("--run-dir", _unseen(wrong, run_dir), mend)
+
+
+def refuse_absent(found: Mapping[Needed, Mapping[str, str]]) -> None:
+    """One line for all that is needed, and not on every node."""
+    lacking = {one: {name: problem for name, problem in by_node.items() if problem} for one, by_node in found.items()}
+    absent = [one for one, wrong in lacking.items() if wrong]
+    if absent:
+        first, *others = absent
+        said = [_unseen(lacking[first], first.path)]
+        said += [f"{other.option}: {_unseen(lacking[other], other.path)}" for other in others]
+        mend = "copy it there under the same path, or give one on storage that all nodes mount"
+        raise ConfigError(first.option, "; ".join(said), mend)
+
+
+def _unseen(wrong: Mapping[str, str], path: Path) -> str:
+    told = ", ".join(list(wrong)[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+    return f"{told} do not see {path} ({next(iter(wrong.values()))})"
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import os
 import platform
 import re
@@ -13,10 +14,12 @@ from pathlib import Path
 import psutil
 
 from actors.environment import Accelerator, accelerator, gpu_environment
+from actors.paths import Needed
 from actors.preflight.facts import Asked, Folder, Level, NodeFacts, Probe
 from actors.preflight.pair import probe_pair
 from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import RStarError
+from rstar_ray.evaluation.own_code import own_code
 from sandbox.pool_config import pool_config
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -111,6 +114,21 @@ def look_at_model(path: Path) -> Folder:
     if not weights:
         return Folder(problem=f"{path} has no *.safetensors here")
     return Folder(content=digest.hexdigest()[:16], weight_bytes=sum(file.stat().st_size for file in weights))
+
+
+def look_at_needed(needed: Needed) -> Folder:
+    """What is there by that path; two nodes with the same have the same `content`."""
+    path = needed.path
+    if needed.holds == "model":
+        return look_at_model(path)
+    try:
+        if needed.holds == "file":
+            return Folder(content=hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+        if not path.is_dir():
+            return Folder(problem=f"{path} does not exist here")
+        return Folder(content=json.dumps(own_code(needed.entries, path), sort_keys=True))
+    except OSError as error:
+        return Folder(problem=f"{path}: {error.strerror}")
 
 
 def _versions() -> dict[str, str]:

@@ -145,7 +145,7 @@ async def play_turn(
     if state.room_tokens <= 0:
         return replace(state, stop_reason=StopReason.TRUNCATED)
     request, turn_number = state.request, len(state.turns)
-    started_s = time.monotonic()
+    started_s = time.monotonic() - (state.begun.spent_s if state.begun else 0.0)
     completion = await generate(
         [*state.prompt_ids, *state.response_ids],
         request_id=f"{request.rollout_id}/turn-{turn_number}",

@@ -20,7 +20,7 @@ MOST_LOG_RATIO = 20.0  # exp overflows float32 at 88, and inf times an advantage
 
 
 def token_logprobs(
-    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, *, chunk_tokens: int, temperature: float = 1.0
+    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, *, chunk_tokens: int, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target, and the entropy of its distribution in nats: two float32 [N].
 

@@ -62,10 +62,10 @@ class RankBytes:
         return self.gradients + self.master + self.moments
 
 
-def state_bytes(dtype: Dtype, zero: int = 3) -> StateBytes:
+def state_bytes(dtype: Dtype, zero: int) -> StateBytes:
     """Under `--learner.dtype` and `--learner.zero`.
 
-    >>> state_bytes("bfloat16").total, state_bytes("bfloat16").offloaded
+    >>> state_bytes("bfloat16", 3).total, state_bytes("bfloat16", 3).offloaded
     (18, 16)
     """
     master = BYTES["float32"] if zero else 0

@@ -9,6 +9,7 @@ from rstar_ray.config.algorithm import AlgorithmConfig, OptimizerConfig, SftConf
 from rstar_ray.config.chat import ChatConfig
 from rstar_ray.config.detector import DetectorConfig
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
+from rstar_ray.config.modes import Condition, conditions, idle
 from rstar_ray.config.own import REWARDS, RewardConfig, ToolsConfig
 from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfig
 from rstar_ray.config.run import CheckpointConfig, RunConfig
@@ -30,6 +31,7 @@ __all__ = [
     "BalancerConfig",
     "ChatConfig",
     "CheckpointConfig",
+    "Condition",
     "DataConfig",
     "DetectorConfig",
     "EngineConfig",
@@ -46,7 +48,9 @@ __all__ = [
     "TelemetryConfig",
     "TinyConfig",
     "ToolsConfig",
+    "conditions",
     "differences",
+    "idle",
     "leaves",
     "may_change",
     "same_answers",

@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass
 from math import inf, isfinite
-from typing import Literal
+from typing import Annotated, Literal
 
 from rstar_ray.config.checks import at_least, require, share
+from rstar_ray.config.modes import OF_RL, not_with, only_with
 from rstar_ray.config.tree import MayChange
+
+BY_PENALTY = only_with("algorithm.resample", "paper", "release")
+AS_RELEASED = only_with("algorithm.resample", "release")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,23 +19,23 @@ class AlgorithmConfig:
     A group is its own baseline: there is no critic, so there is neither a value loss nor a gamma or lambda of GAE.
     """
 
-    rollouts_per_prompt: int = 32
+    rollouts_per_prompt: Annotated[int, not_with("algorithm.resample", "none")] = 32
     """2G rollouts drawn per prompt; with `--algorithm.resample none` only `keep` are drawn"""
     keep: int = 16
     """G trajectories kept per prompt by resampling on correct, and trained on (down_sample_to_n)"""
     resample: Literal["paper", "release", "random", "none"] = "paper"
     """paper: sampled by penalty; release: the released code's top-k rule; random: as many drawn and kept, by lot, to
     compare with; none: plain GRPO"""
-    least_failures: int = 0
+    least_failures: Annotated[int, only_with("algorithm.resample", "paper")] = 0
     """with `--algorithm.resample paper`: failures kept of a group at least, where it has them; 0 is the paper's
     floor(n_neg / 2), which keeps none of one failure, so that the group has no signal (release: 2)"""
-    roc_error_ratio: bool = True
+    roc_error_ratio: Annotated[bool, BY_PENALTY] = True
     """count failed tool calls in the penalty of correct rollouts (p_err, Eq. 4; the release's name)"""
-    roc_answer_format: bool = True
+    roc_answer_format: Annotated[bool, BY_PENALTY] = True
     """count missing and repeated <answer> in the penalty of correct rollouts (p_format, Eq. 5; the release's name)"""
-    min_zero_reward_trace_num: int = 2
+    min_zero_reward_trace_num: Annotated[int, AS_RELEASED] = 2
     """failures kept of a group at least, where it has them (resample release, whose name it is)"""
-    min_non_zero_reward_trace_num: int = 2
+    min_non_zero_reward_trace_num: Annotated[int, AS_RELEASED] = 2
     """correct rollouts kept of a group at least, where it has them (resample release, whose name it is)"""
     reject_equal_reward: bool = True
     """leave out groups whose kept rewards are all equal; their advantages are 0, but with --algorithm.normalisation
@@ -55,15 +59,15 @@ class AlgorithmConfig:
     kl_coefficient: float = 0.0
     """weight of the KL term (beta, kl_loss_coef): Schulman's k3 estimate, to --algorithm.reference-model; the paper has
     none (kl in metrics.jsonl)"""
-    reference_model: str = ""
+    reference_model: Annotated[str, not_with("algorithm.kl_coefficient", 0.0)] = ""
     """policy that the KL term is taken to, a Hugging Face folder; needed where --algorithm.kl-coefficient is above 0"""
     correction: Literal["none", "token", "sequence", "icepop"] = "none"
     """weight for the gap between the engine's probabilities and the learner's. token: truncated importance sampling
     (TIS) of each token; sequence: of the whole row; icepop: the token's weight inside a band, 0 outside (IcePop,
     arXiv:2510.18855); worth while where --engine.dtype and --learner.dtype differ"""
-    correction_cap: float = 2.0
+    correction_cap: Annotated[float, not_with("algorithm.correction", "none")] = 2.0
     """largest weight of a correction: TIS's cap (tis_imp_ratio_cap), the upper end of IcePop's band"""
-    correction_low: float = 0.5
+    correction_low: Annotated[float, only_with("algorithm.correction", "icepop")] = 0.5
     """lower end of IcePop's band"""
 
     def __post_init__(self) -> None:
@@ -122,9 +126,9 @@ class AlgorithmConfig:
 class OptimizerConfig:
     """AdamW with linear warm-up (arXiv:2508.20722 section 5.1)."""
 
-    learning_rate: float = 1e-6
+    learning_rate: Annotated[float, OF_RL] = 1e-6
     """peak learning rate"""
-    warmup_steps: int = 20
+    warmup_steps: Annotated[int, OF_RL, only_with("reset_optimizer", True, told=True)] = 20
     """linear warm-up [optimizer steps]"""
     beta1: float = 0.9
     """AdamW's decay of the first moment; not published, torch's default here"""
@@ -136,7 +140,7 @@ class OptimizerConfig:
     """decoupled weight decay, of all but norms and biases; not published, 0 here"""
     grad_clip: float = 1.0
     """largest global gradient norm (max_grad_norm); 0 clips nothing; not published, 1 here"""
-    updates_per_step: int = 1
+    updates_per_step: Annotated[int, OF_RL] = 1
     """updates that a step's rows are split into (mini-batches); 1 is strictly on policy, as the paper"""
     max_bad_updates: MayChange[int] = 3
     """updates in a row whose loss or gradient is not finite, and which are not applied, before the run stops"""
@@ -166,15 +170,15 @@ class SftConfig:
     """after warm-up: half a cosine down, or constant for --sft.stable-share, then linearly down (arXiv:2404.06395)"""
     warmup_share: float = 0.04
     """share of the steps that warm up"""
-    stable_share: float = 0.6
+    stable_share: Annotated[float, only_with("sft.schedule", "wsd")] = 0.6
     """share of the steps after the warm-up that are constant (schedule wsd)"""
     final_share: float = 0.0
     """share of the peak that the schedule ends at"""
     data: str = ""
     """conversations, jsonl or parquet: `messages` with `tools`, ShareGPT or Glaive; empty generates the tiny world's"""
-    max_left_out: float = 0.05
+    max_left_out: Annotated[float, not_with("sft.data", "")] = 0.05
     """share of the conversations that may not fit and are left out; above it the run does not start"""
-    num_conversations: int = 6_000
+    num_conversations: Annotated[int, only_with("sft.data", "")] = 6_000
     """conversations generated where no path is given"""
 
     def __post_init__(self) -> None:

@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from rstar_ray.config.checks import at_least, at_most, require, share
+from rstar_ray.config.modes import not_with, only_with
 from rstar_ray.config.tree import MayChange
 
 MOST_PROGRAM_S = 3_600.0
@@ -15,6 +16,12 @@ MOST_OUTPUT_CHARS = 2**24
 CALL_ROOM = 1.1
 """Times a program's time by the clock: what a call of it has at least until somebody gives it up, for its start and the
 way of its result."""
+
+ON_GPUS = not_with("engine.gpus_per_replica", 0.0)
+ON_CPUS = only_with("engine.gpus_per_replica", 0.0)
+LEARNED = only_with("balancer.rule", "expected_kv")
+DERIVED_RISK = only_with("balancer.risk", 0.0)
+PADDED = only_with("learner.attention", "sdpa")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +46,11 @@ class EngineConfig:
     """rollouts one engine decodes at once"""
     gpu_memory_share: MayChange[float] = 0.6
     """share of the GPU's memory the engine may take"""
-    compile: MayChange[bool] = True
+    compile: Annotated[MayChange[bool], ON_GPUS] = True
     """torch.compile and graphs, on GPUs (enforce_eager is its opposite); the CPU never compiles"""
     block_size: MayChange[int] = 32
     """tokens in a block of KV; vLLM's kernels want a multiple of 16, those for CPUs of 32"""
-    num_threads: MayChange[int] = 1
+    num_threads: Annotated[MayChange[int], ON_CPUS] = 1
     """CPU threads of an engine's rank; unused on GPUs"""
     vllm_metrics: MayChange[bool] = False
     """export vLLM's own statistics too, as ray_vllm_*; they cost a few percent of a decode step, and 70 MB"""
@@ -97,12 +104,12 @@ class BalancerConfig:
         ]
     ] = "expected_kv"
     """placement rule"""
-    risk: MayChange[float] = 0.0
+    risk: Annotated[MayChange[float], LEARNED] = 0.0
     """share of rollouts that an engine may have to preempt (rule expected_kv); 0 derives it from the two costs below"""
-    preemption_steps: MayChange[float] = 0.0
+    preemption_steps: Annotated[MayChange[float], LEARNED, DERIVED_RISK] = 0.0
     """decode steps of a full batch in which a preempted rollout's context is computed again; 0 has each engine
     measure it when it starts"""
-    idle_share: MayChange[float] = 0.0
+    idle_share: Annotated[MayChange[float], LEARNED, DERIVED_RISK] = 0.0
     """share of its part of a decode step that an empty seat does not save: 1 where a step takes as long without it;
     0 has each engine measure it when it starts"""
 
@@ -147,11 +154,13 @@ class LearnerConfig:
     lora_rank: int = 0
     """train LoRA adapters of this rank (arXiv:2106.09685), through PEFT, in place of the weights, and serve the two
     merged: little state to hold; wants some ten times the learning rate; 0 trains the weights"""
-    lora_alpha: int = 32
+    lora_alpha: Annotated[int, not_with("learner.lora_rank", 0)] = 32
     """LoRA's strength: an adapter counts alpha / rank times"""
     attention: Literal["rows", "sdpa", "flash_attention_2"] = "rows"
     """rows and flash_attention_2 pack the rows of a micro batch end to end; sdpa pads them"""
-    attention_kernel: MayChange[Literal["fused", "aiter", "eager"]] = "fused"
+    attention_kernel: Annotated[
+        MayChange[Literal["fused", "aiter", "eager"]], not_with("learner.attention", "flash_attention_2")
+    ] = "fused"
     """what PyTorch computes attention by (rows and sdpa): fused, flash and memory-efficient kernels, refused on a GPU
     that has none of them; aiter, ROCm's CK kernels in place of AOTriton's; eager, the mathematical path, which holds
     a score for every head and pair of tokens"""
@@ -159,9 +168,9 @@ class LearnerConfig:
     """precision of the forward pass; master weights are float32"""
     micro_batch_tokens: MayChange[int] = 32_768
     """padded tokens of one forward and backward pass [tokens]"""
-    max_padding: MayChange[float] = 0.05
+    max_padding: Annotated[MayChange[float], PADDED] = 0.05
     """share of padded tokens that may be padding, where rows are padded at all (attention sdpa)"""
-    pass_tokens: MayChange[int] = 1_024
+    pass_tokens: Annotated[MayChange[int], PADDED] = 1_024
     """what one more pass costs (launches, ZeRO's gathers), in tokens of padding that are worth saving it (attention
     sdpa)"""
     logprob_chunk_tokens: MayChange[int] = 4_096
@@ -176,7 +185,7 @@ class LearnerConfig:
     """how new weights reach the engines. ipc: every rank hands them to the engine on its GPU; nccl: a broadcast to
     engines on GPUs of their own (RCCL on ROCm); object_store: through Ray's, on CPUs, and for an engine that missed
     a version. auto takes the first of these that the placement allows"""
-    check_old_logprobs_every: MayChange[int] = 0
+    check_old_logprobs_every: Annotated[MayChange[int], only_with("optimizer.updates_per_step", 1)] = 0
     """steps between those in which the old log-probs are computed by a pass of their own and compared with the
     update's (old_logprobs_drift in metrics.jsonl); 0 never"""
     start_deadline_s: MayChange[float] = 900.0

@@ -3,12 +3,27 @@
 import contextlib
 import io
 import re
+import shlex
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from rstar_ray.errors import ConfigError
 
 Options = TypeVar("Options")
+
+
+def spelled(name: str, *value: Any) -> str:
+    """A setting as the command line has it, by its dotted name: the option alone, or with a value.
+
+    >>> spelled("rollout.max_turns", 3), spelled("rollout.instruct", False), spelled("tools.use")
+    ('--rollout.max-turns 3', '--rollout.no-instruct', '--tools.use')
+    """
+    branch, dot, leaf = name.replace("_", "-").rpartition(".")
+    option = f"--{branch}{dot}{leaf}"
+    if value and isinstance(value[0], bool):
+        return option if value[0] else f"--{branch}{dot}no-{leaf}"
+    words = cast(tuple[Any, ...], value[0]) if value and isinstance(value[0], tuple) else value
+    return shlex.join([option, *map(str, words)])
 
 
 def options_of(

@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from rstar_ray.config.checks import at_least, require
+from rstar_ray.config.modes import where
 from rstar_ray.config.tree import MayChange
 
 REWARDS = ("math", "exact", "choice", "code", "instructions", "calls")
@@ -12,6 +13,19 @@ REWARDS = ("math", "exact", "choice", "code", "instructions", "calls")
 READ_LOOSELY = ("instructions",)
 """Of these, what a problem that names it is also judged by loosely, for evaluations."""
 _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def has_own(config: Any) -> bool:
+    """Whether a run brings a reward, a tool or an environment of a person's own."""
+    return ":" in config.reward.name or has_own_tools(config)
+
+
+def has_own_tools(config: Any) -> bool:
+    return bool(config.tools.environment) or any(":" in entry for entry in config.tools.use)
+
+
+OWN_REWARD = where("reward.name", lambda config: ":" in config.reward.name, "give module:function", told=True)
+OWN_TOOL = where("tools.use", has_own_tools, "give module:object", told=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +42,9 @@ class RewardConfig:
     thought; anywhere: that, the last <answer>, or what is declared as the answer"""
     partial: bool = False
     """code, instructions: the share of what passed in place of all or nothing"""
-    deadline_s: MayChange[float] = 10.0
+    deadline_s: Annotated[MayChange[float], OWN_REWARD] = 10.0
     """longest a function of your own may take for one completion; after that its process is killed [s]"""
-    processes: MayChange[int] = 2
+    processes: Annotated[MayChange[int], OWN_REWARD] = 2
     """processes per generation worker that run a function of your own"""
 
     def __post_init__(self) -> None:
@@ -55,7 +69,7 @@ class ToolsConfig:
     the last"""
     max_calls_per_turn: int = 16
     """calls of one turn that are run; those beyond are told so and count as failed"""
-    hosts: MayChange[int] = 1
+    hosts: Annotated[MayChange[int], OWN_TOOL] = 1
     """actors for each tool of your own"""
 
     def __post_init__(self) -> None:

@@ -1,23 +1,26 @@
 """What is asked: budgets and sampling of rollouts, the problems, and what an evaluation is."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from rstar_ray.config.checks import at_least, require
+from rstar_ray.config.modes import OF_RL, not_with, only_with
 from rstar_ray.config.tree import MayChange, SameAnswers
+
+NO_FILES = only_with("evaluate.files", (), told=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
     """Budgets and sampling of training rollouts (arXiv:2508.20722, Table 2)."""
 
-    max_response_tokens: int = 8_192
+    max_response_tokens: Annotated[int, OF_RL] = 8_192
     """everything after the prompt, tool answers included [tokens]"""
-    max_turns: int = 10
+    max_turns: Annotated[int, OF_RL] = 10
     """completions per rollout [turns]"""
-    temperature: float = 1.0
+    temperature: Annotated[float, OF_RL] = 1.0
     """softmax temperature of training rollouts"""
-    top_p: float = 1.0
+    top_p: Annotated[float, OF_RL] = 1.0
     """nucleus mass; 1 samples from the whole distribution, which the loss assumes"""
     instruct: bool = True
     """put the tool's schema and the answer format before the problem; off in the tiny world, where SFT teaches them"""
@@ -35,17 +38,17 @@ class RolloutConfig:
 class DataConfig:
     """Problems to train on: jsonl or parquet of {"id", "problem", "answer"}; empty means the tiny world's own."""
 
-    train: str = ""
+    train: Annotated[str, OF_RL] = ""
     """training problems, a path; empty generates the tiny world's"""
-    heldout: str = ""
+    heldout: Annotated[str, NO_FILES] = ""
     """held-out problems, a path; empty generates the tiny world's"""
-    integer_answers: bool = True
+    integer_answers: Annotated[bool, OF_RL, not_with("data.train", ""), only_with("reward.name", "math")] = True
     """refuse training problems whose answer is no integer (arXiv:2508.20722 section 4.2); for the reward math"""
-    num_train: int = 4_000
+    num_train: Annotated[int, OF_RL, only_with("data.train", "")] = 4_000
     """problems generated where no path is given"""
-    num_heldout: int = 240
+    num_heldout: Annotated[int, NO_FILES, only_with("data.heldout", ""), only_with("scale", "tiny")] = 240
     """held-out problems generated where no path is given"""
-    num_filtered: int = 0
+    num_filtered: Annotated[int, OF_RL, only_with("drop_solved", True, told=True)] = 0
     """problems looked at where solved ones are dropped (--drop-solved); 0 looks at all"""
 
     def __post_init__(self) -> None:
@@ -73,7 +76,7 @@ class EvaluationConfig:
     """length budget [tokens]"""
     max_turns: int = 30
     """turn budget"""
-    every_steps: MayChange[int] = 0
+    every_steps: Annotated[MayChange[int], OF_RL] = 0
     """RL steps between evaluations on the held-out problems; 0 evaluates before the first and after the last alone"""
     files: MayChange[tuple[str, ...]] = ()
     """for recipes/evaluate.py: problem files to evaluate on; none evaluates on the held-out problems"""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from rstar_ray.config.algorithm import AlgorithmConfig, OptimizerConfig, SftConfig
 from rstar_ray.config.chat import ChatConfig
@@ -10,7 +10,8 @@ from rstar_ray.config.checks import at_least, at_most, require
 from rstar_ray.config.detector import DetectorConfig
 from rstar_ray.config.gpus import check_gpus
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
-from rstar_ray.config.own import RewardConfig, ToolsConfig
+from rstar_ray.config.modes import OF_RL, OF_SFT, OF_TRAINING, only_with, where
+from rstar_ray.config.own import RewardConfig, ToolsConfig, has_own
 from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfig
 from rstar_ray.config.telemetry import TelemetryConfig
 from rstar_ray.config.tiny import TinyConfig
@@ -30,7 +31,7 @@ class CheckpointConfig:
     """checkpoints kept per stage"""
     grace_s: MayChange[float] = 120.0
     """after Ctrl-C or SIGTERM, longest until the step under way has ended in a checkpoint; a second ends at once [s]"""
-    trajectories_every_steps: MayChange[int] = 10
+    trajectories_every_steps: Annotated[MayChange[int], OF_RL] = 10
     """steps between those whose trajectories are all kept as readable jsonl, from the first on; 0 keeps none"""
 
     def __post_init__(self) -> None:
@@ -58,36 +59,36 @@ class RunConfig:
     """on GPUs, compute what does not depend on what else is computed beside it (docs/determinism.md): slower"""
     model: SameAnswers[str] = ""
     """policy to start from, a Hugging Face folder or a hub's id; empty takes the stage before in the run directory"""
-    steps: SameAnswers[int] = 300
+    steps: Annotated[SameAnswers[int], OF_RL] = 300
     """training steps, at most"""
-    until: SameAnswers[Literal["steps", "settled", "solved"]] = "steps"
+    until: Annotated[SameAnswers[Literal["steps", "settled", "solved"]], OF_RL] = "steps"
     """when the stage ends: after --steps; settled: once truncation stays near 10 % and the reward on a plateau (the
     paper's end of stage 1); solved: once over 70 % of the problems are all right (its end of stage 2)"""
-    max_empty_steps: MayChange[int] = 10
+    max_empty_steps: Annotated[MayChange[int], OF_RL] = 10
     """steps in a row without a group whose rewards differ, after which the run ends with the reason"""
-    prompts_per_step: SameAnswers[int] = 512
+    prompts_per_step: Annotated[SameAnswers[int], OF_RL] = 512
     """prompt groups of one step"""
-    drop_solved: SameAnswers[bool] = False
+    drop_solved: Annotated[SameAnswers[bool], OF_RL] = False
     """first roll out every problem 8 times with the latest policy and drop those solved 8/8 (stage 3)"""
-    own_folder: MayChange[str] = ""
+    own_folder: Annotated[MayChange[str], where("reward.name", has_own, "name something of your own", told=True)] = ""
     """folder of the modules that hold your own reward and tools; empty is the folder of the command"""
-    reset_optimizer: SameAnswers[bool] = False
+    reset_optimizer: Annotated[SameAnswers[bool], OF_TRAINING] = False
     """start with fresh optimizer state and a warm-up (stages 1 and 3)"""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
-    algorithm: SameAnswers[AlgorithmConfig] = field(default_factory=AlgorithmConfig)
-    optimizer: SameAnswers[OptimizerConfig] = field(default_factory=OptimizerConfig)
+    algorithm: Annotated[SameAnswers[AlgorithmConfig], OF_RL] = field(default_factory=AlgorithmConfig)
+    optimizer: Annotated[SameAnswers[OptimizerConfig], OF_TRAINING] = field(default_factory=OptimizerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     balancer: BalancerConfig = field(default_factory=BalancerConfig)
-    learner: SameAnswers[LearnerConfig] = field(default_factory=LearnerConfig)
+    learner: Annotated[SameAnswers[LearnerConfig], OF_TRAINING] = field(default_factory=LearnerConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     tools: ToolsConfig = field(default_factory=ToolsConfig)
     data: SameAnswers[DataConfig] = field(default_factory=DataConfig)
-    sft: SameAnswers[SftConfig] = field(default_factory=SftConfig)
-    tiny: SameAnswers[TinyConfig] = field(default_factory=TinyConfig)
+    sft: Annotated[SameAnswers[SftConfig], OF_SFT] = field(default_factory=SftConfig)
+    tiny: Annotated[SameAnswers[TinyConfig], OF_SFT, only_with("sft.data", "")] = field(default_factory=TinyConfig)
     evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    checkpoint: Annotated[CheckpointConfig, OF_TRAINING] = field(default_factory=CheckpointConfig)
     detector: DetectorConfig = field(default_factory=DetectorConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
 

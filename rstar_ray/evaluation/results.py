@@ -124,6 +124,11 @@ class ResultLog:
         self._file.close()
 
     @property
+    def problems(self) -> list[Problem]:
+        """The whole set."""
+        return list(self._problems.values())
+
+    @property
     def missing(self) -> list[Problem]:
         """Problems without a result, in the order of the set."""
         return [problem for problem in self._problems.values() if problem.id not in self._found]
@@ -132,6 +137,15 @@ class ResultLog:
     def results(self) -> list[ProblemResult]:
         """Of all problems that have one, in the order of the set."""
         return [self._found[problem_id] for problem_id in self._problems if problem_id in self._found]
+
+    def taken(self, what: str) -> str:
+        """A line on the problems of `what` that are not played again; empty where none was there."""
+        if not self._found:
+            return ""
+        return (
+            f"{what}: {len(self._found)} of {len(self._problems)} problems taken from {self.path}, where they "
+            "were asked in the same way; delete it to play them again"
+        )
 
     def add(self, summaries: Sequence[TrajectorySummary]) -> ProblemResult:
         """Keep a problem's rollouts; its row is on disk when this returns."""

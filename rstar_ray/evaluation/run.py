@@ -4,7 +4,7 @@ All sets of one evaluation are asked for at once, so that replicas have work unt
 is written when it ends, and an evaluation that was interrupted goes on from those rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -44,16 +44,15 @@ async def run_evaluation(
     `step` is the stage's; `model` is a folder whose policy is not of this run. Problems that an earlier start of the
     same evaluation finished are not asked for again. Raises `RStarError` where a rollout failed every time.
     """
-    asked = asked_by(config, crew.brought, model)
+    files = result_files(config, sets, run_dir, crew.brought, step=step, model=model)
     logs: dict[str, ResultLog] = {}
     requests: list[RolloutRequest] = []
     set_of: dict[str, str] = {}  # by group
     with ExitStack() as open_logs:
         for name, problems in sets.items():
-            of = name if model is not None else f"{checkpoint_name(config.stage, step)}-{name}"
-            log = ResultLog(run_dir.results_path / f"{of}-{asked}.jsonl", problems)
-            logs[name] = open_logs.enter_context(log)
-            _tell_taken(config, log, name, crew)
+            log = logs[name] = open_logs.enter_context(ResultLog(files[name], problems))
+            if taken := log.taken(f"{config.stage} {name}"):
+                crew.show(taken)
             missing = _requests(config, problems, {problem.id for problem in log.missing}, name=name, step=step)
             set_of |= {request.group_id: name for request in missing}
             requests += missing
@@ -67,6 +66,21 @@ async def run_evaluation(
         _conclude(config, log, crew=crew, run_dir=run_dir, name=name, step=step, model=model)
         for name, log in logs.items()
     ]
+
+
+def result_files(
+    config: RunConfig,
+    sets: Collection[str],
+    run_dir: RunDir,
+    brought: Mapping[str, object],
+    *,
+    step: int,
+    model: Path | None = None,
+) -> dict[str, Path]:
+    """Where an evaluation of these sets keeps its rows, by set: a file is of one policy, asked in one way."""
+    asked = asked_by(config, brought, model)
+    of = "" if model is not None else f"{checkpoint_name(config.stage, step)}-"
+    return {name: run_dir.results_path / f"{of}{name}-{asked}.jsonl" for name in sets}
 
 
 def protocol(config: RunConfig, model: str = "") -> dict[str, Any]:
@@ -124,15 +138,6 @@ async def _collect(
             "the same command asks for the problems that lack some again"
         )
     return refs
-
-
-def _tell_taken(config: RunConfig, log: ResultLog, name: str, crew: Crew) -> None:
-    """Of problems that are not played, for an earlier start of the same evaluation has their rows."""
-    if taken := len(log.results):
-        crew.show(
-            f"{config.stage} {name}: {taken} of {taken + len(log.missing)} problems taken from {log.path}, where they "
-            "were asked in the same way; delete it to play them again"
-        )
 
 
 def _conclude(

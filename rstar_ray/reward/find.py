@@ -19,7 +19,7 @@ def count_answers(policy_text: str) -> int:
     return policy_text.count("<answer>")
 
 
-def find_answer(completion: str, place: Place = "answer") -> str | None:
+def find_answer(completion: str, place: Place) -> str | None:
     """The answer as it was written, or None where it does not stand in that place."""
     if place == "answer":
         return boxed_answer(completion)

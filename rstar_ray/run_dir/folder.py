@@ -1,6 +1,5 @@
 """A run's directory: who it belongs to, who is using it, and its checkpoints, each whole or absent."""
 
-import fcntl
 import json
 import os
 import re
@@ -15,11 +14,12 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import platform, python_version
-from typing import Any
+from typing import IO, Any
 
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.durable import append_row, read_json, read_object, sync_folder, sync_tree, write_json
 from rstar_ray.run_dir.growing import GrowingRows
+from rstar_ray.run_dir.lock import lock
 from rstar_ray.run_dir.manifest import MANIFEST, WrittenFile, damage, unreadable, write_manifest
 
 SET_ASIDE = "damaged-"
@@ -287,44 +287,35 @@ class RunDir:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("a+")
+            holds = (self.path / ".lock").open("a+")
         except OSError as refused:
             mend = "name a directory that can be written"
             raise ConfigError("--run-dir", f"{self.path}: {refused.strerror}", mend) from refused
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.seek(0)
-                holder = lock.read().strip() or "another process"
-                mend = "wait for it to end or name another directory"
-                raise ConfigError("--run-dir", f"{self.path} is in use by {holder}", mend) from None
-            except OSError as refused:  # Lustre without its option, and some of FUSE
-                mend = "mount its file system with locks (Lustre: -o flock), or name a directory on another"
-                problem = f"{self.path} cannot be locked against a second run ({refused.strerror})"
-                raise ConfigError("--run-dir", problem, mend) from refused
-            lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            lock.flush()
+        with holds:
+            lock(holds, self.path, lambda: f"{self.path} is in use by {_written_in(holds) or 'another process'}")
+            holds.truncate(0)
+            holds.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            holds.flush()
             yield
 
     def _claim(self, stage: str, config: dict[str, Any], may_differ: Collection[str], shared: Collection[str]) -> None:
         stages: dict[str, dict[str, Any]] = read_object(self.config_path) if self.config_path.exists() else {}
         for other, there in stages.items():
             self._refuse_other_tree(other, there, config)
-        found = [
-            f"{'' if other == stage else f'{other} '}{name}: {_shown(theirs)} there, {_shown(ours)} now"
+        differ = [
+            (other, f"{'' if other == stage else f'{other} '}{name}: {_shown(theirs)} there, {_shown(ours)} now")
             for other, there in stages.items()
             for name, theirs, ours in differing_fields(there, config)
             if not _is_under(name, may_differ) and (other == stage or _is_under(name, shared))
         ]
-        if found:
+        if differ:
+            found = [said for _, said in differ]
             more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
-            raise ConfigError(
-                "--run-dir",
-                f"{self.path} belongs to another configuration ({'; '.join(found[:5])}{more})",
-                "give the same settings to go on with it, or name a new directory",
-            )
+            mend = "give the same settings to go on with it, or name a new directory"
+            if {other for other, _ in differ} == {stage}:
+                mend += f"; to throw {stage} away: python -m rstar_ray.run_dir forget {self.path} --stage {stage}"
+            problem = f"{self.path} belongs to another configuration ({'; '.join(found[:5])}{more})"
+            raise ConfigError("--run-dir", problem, mend)
         if stage not in stages:
             write_json(self.config_path, {**stages, stage: config})
 
@@ -346,6 +337,21 @@ class RunDir:
         shutil.rmtree(doomed, ignore_errors=True)
         folder.rename(doomed)
         shutil.rmtree(doomed)
+
+
+def stage_ends(run_dir: RunDir) -> dict[str, Path]:
+    """The folder of the checkpoint that each finished stage ended with, whether or not it is there still."""
+    steps = {mark.stem: read_object(mark, "step")["step"] for mark in (run_dir.path / "finished").glob("*.json")}
+    return {stage: run_dir.checkpoints_path / checkpoint_name(stage, step) for stage, step in sorted(steps.items())}
+
+
+def refuse_damaged_end(end: Checkpoint) -> None:
+    """Raise `ConfigError` where what a finished stage left is not, to the last byte, what was written; `Unreadable` as
+    `damage`."""
+    if wrong := damage(end.path):
+        mark = end.path.parents[1] / "finished" / f"{end.stage}.json"
+        mend = f"bring it back from a copy, or delete {mark}, and the stage's rest is trained again"
+        raise ConfigError("--run-dir", f"{end.path}, where {end.stage} ended, is not whole: {wrong}", mend)
 
 
 def checkpoint_name(stage: str, step: int) -> str:
@@ -371,6 +377,11 @@ def differing_fields(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[t
     names = sorted(flat_there.keys() | flat_now.keys())
     pairs = [(name, flat_there.get(name, ...), flat_now.get(name, ...)) for name in names]
     return [(name, theirs, ours) for name, theirs, ours in pairs if theirs != ours]
+
+
+def _written_in(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read().strip()
 
 
 def _folders(parent: Path, start: str) -> list[Path]:

@@ -58,6 +58,27 @@ class _Live:
     holder: str
     calls: int = 0
     running: int = 0  # of them not answered yet
+    kept: bool = False  # as it was after its latest call: a snapshot has it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtStake:
+    """States of rollouts that have been called: what dies with a host. One that has none yet is made like the first."""
+
+    states: int = 0
+    without_snapshot: int = 0  # of them: their rollouts start again
+
+    def __add__(self, other: "AtStake") -> "AtStake":
+        return AtStake(
+            states=self.states + other.states, without_snapshot=self.without_snapshot + other.without_snapshot
+        )
+
+    def line(self) -> str:
+        """Nothing where there is none."""
+        if not self.states:
+            return ""
+        without = f"of which {self.without_snapshot} had no snapshot: those rollouts start again"
+        return f"the states of {self.states} rollouts, {without if self.without_snapshot else 'all with a snapshot'}"
 
 
 class ToolHost:
@@ -98,6 +119,11 @@ class ToolHost:
     def num_states(self) -> int:
         return len(self._live)
 
+    def at_stake(self) -> "AtStake":
+        """What would be lost with this host now; from any thread, since a list is made of the states at one stroke."""
+        called = [live for live in list(self._live.values()) if live.calls]
+        return AtStake(states=len(called), without_snapshot=sum(not live.kept for live in called))
+
     async def _with_state(self, call: HostCall) -> HostAnswer:
         calls = call.memory.calls if call.memory else 0
         live = self._live.pop(call.rollout_id, None)
@@ -109,7 +135,7 @@ class ToolHost:
             snapshot = call.memory.snapshot if call.memory else None
             if calls and snapshot is None:
                 return HostAnswer(lost=True)
-            live = _Live(None, call.holder, calls)
+            live = _Live(None, call.holder, calls, kept=snapshot is not None)
             if (failed := await self._make(live, call, snapshot)) is not None:
                 return failed
         live.holder = call.holder
@@ -127,7 +153,9 @@ class ToolHost:
             live.running -= 1
         if self._live.get(call.rollout_id) is not live:  # it was closed meanwhile, which may be all that this tells
             return HostAnswer(lost=True)
-        return replace(answer, memory=ToolMemory(calls=live.calls, snapshot=_snapshot(live.state)))
+        snapshot = _snapshot(live.state)
+        live.kept = snapshot is not None
+        return replace(answer, memory=ToolMemory(calls=live.calls, snapshot=snapshot))
 
     async def _make(self, live: _Live, call: HostCall, snapshot: str | None) -> HostAnswer | None:
         """Give `live` its state, or say why it has none. It stands in its place from the start, so that whoever comes

@@ -27,7 +27,7 @@ class Caution:
         self._given = given
         self.cost: PlacementCost | None = None  # None: nobody has measured it
         self._enough: float | None = None  # deviations, where fewer than the risk's are
-        self._raised = 0.0
+        self.raised_z = 0.0  # deviations, by preemptions
         self._settle(given.risk or risk_of(None))
 
     def _settle(self, risk: float) -> None:
@@ -62,12 +62,12 @@ class Caution:
     @property
     def z(self) -> float:
         """How many deviations an admission leaves free."""
-        return self._raised + (self._least if self._enough is None else min(self._enough, self._least))
+        return self.raised_z + (self._least if self._enough is None else min(self._enough, self._least))
 
     @property
     def apart(self) -> float:
         """How many count of what siblings add in one place: they are kept apart, however much is left free."""
-        return self._raised + self._least
+        return self.raised_z + self._least
 
     def ease(self, enough: float | None) -> bool:
         """So many deviations suffice from now on, or (None) no fewer than the risk asks for; False: as before."""
@@ -84,7 +84,7 @@ class Caution:
         return self._enough == ROOMY_Z
 
     def preempted(self) -> None:
-        self._raised = min(self._raised + Z_STEP, Z_SPAN)
+        self.raised_z = min(self.raised_z + Z_STEP, Z_SPAN)
 
     def ended(self) -> None:
-        self._raised = max(0.0, self._raised - Z_STEP * self.risk)
+        self.raised_z = max(0.0, self.raised_z - Z_STEP * self.risk)

@@ -15,6 +15,7 @@ import numpy as np
 
 from scheduler.estimate import Floats, LengthEstimate
 from scheduler.fleet import Fleet, Rollout
+from scheduler.learned import LearnedLengths
 
 NUM_HORIZONS = 20
 LEARN_EVERY = 128  # observations between two refreshes of the estimate, fewer with few groups
@@ -95,7 +96,7 @@ class Lengths:
         self.horizons_H: Floats = np.zeros(NUM_HORIZONS)
         self._budgets: dict[tuple[int, int], Budgets] = {}
         self._learnt_at = -1
-        self._observed = 0
+        self._observed = 0  # of this step
 
     # -- what happens ---------------------------------------------------------------------------------------------
     def know(self, rollout: Rollout) -> Group:
@@ -103,6 +104,9 @@ class Lengths:
         load = rollout.load
         group = self.groups.get(load.group_id)
         if group is None:
+            if not self.groups:  # a step begins: what was observed before it is no reason to learn any later in it
+                self._observed = 0
+                self.stale()
             budgets = self._budgets_of(load.max_response_tokens, load.max_turns)
             index = budgets.estimate.add_group(load.group_id)
             group = self.groups[load.group_id] = Group(budgets, index, load.prompt_tokens)
@@ -143,10 +147,38 @@ class Lengths:
         budgets.ended(sampled_tokens, growth * sampled_tokens)
         self._renumber()
 
+    def learned(self) -> tuple[LearnedLengths, ...]:
+        """Of every pair of budgets."""
+        return tuple(
+            LearnedLengths(
+                max_response_tokens=max_response_tokens,
+                max_turns=max_turns,
+                sampled_tokens=budgets.sampled_tokens,
+                response_tokens=budgets.response_tokens,
+                past=budgets.estimate.past(),
+            )
+            for (max_response_tokens, max_turns), budgets in self._budgets.items()
+        )
+
+    def know_again(self, learned: Sequence[LearnedLengths]) -> None:
+        """From now on this alone is known of rollouts that have ended."""
+        named = {(one.max_response_tokens, one.max_turns) for one in learned}
+        self._budgets = {pair: budgets for pair, budgets in self._budgets.items() if budgets.live or pair in named}
+        self._reach()
+        for one in learned:
+            budgets = self._budgets_of(one.max_response_tokens, one.max_turns)
+            budgets.estimate.take_past(one.past)
+            budgets.sampled_tokens, budgets.response_tokens = one.sampled_tokens, one.response_tokens
+        self._renumber()
+
     def new_policy_version(self) -> None:
         """The weights changed: what was learned of lengths fades."""
         for budgets in self._budgets.values():
             budgets.estimate.forget_finished()
+        known = {pair: budgets for pair, budgets in self._budgets.items() if budgets.live or budgets.estimate.taught}
+        if len(known) < len(self._budgets):
+            self._budgets = known
+            self._reach()
         self._renumber()
 
     def stale(self) -> None:
@@ -159,10 +191,15 @@ class Lengths:
             # One rollout without a tool's text is believed in: the first that end are short, and may hold little else.
             most, estimate = float(max_response_tokens), LengthEstimate(max_response_tokens)
             budgets = self._budgets[max_response_tokens, max_turns] = Budgets(estimate, most, most)
-            if max_response_tokens > self.horizons_H[-1]:  # they reach to the longest life, dense where most is certain
-                self.horizons_H = max_response_tokens * (np.arange(NUM_HORIZONS) / (NUM_HORIZONS - 1)) ** 1.5
-                self.stale()
+            if max_response_tokens > self.horizons_H[-1]:
+                self._reach()
         return budgets
+
+    def _reach(self) -> None:
+        """The horizons reach to the longest life, dense where most is certain."""
+        longest = max((most for most, _ in self._budgets), default=0)
+        self.horizons_H = longest * (np.arange(NUM_HORIZONS) / (NUM_HORIZONS - 1)) ** 1.5
+        self.stale()
 
     def _forget(self, rollout: Rollout) -> None:
         group = self.group_of(rollout)
@@ -190,6 +227,8 @@ class Lengths:
         self._learnt_at = self._observed
         self._note_survivors()
         for budgets in self._budgets.values():
+            if not budgets.live:
+                continue
             estimate = budgets.estimate
             estimate.refresh()
             groups_G = np.arange(estimate.num_groups)

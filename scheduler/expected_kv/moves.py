@@ -11,6 +11,7 @@ from scheduler.expected_kv.caution import Caution
 from scheduler.expected_kv.lengths import Lengths
 from scheduler.expected_kv.room import Room
 from scheduler.fleet import Fleet, Replica, Rollout
+from scheduler.learned import MoveCounts
 from scheduler.load import Move
 
 MOVE_SHARE = 0.003  # tokens computed again because of moves, at most, of all generated
@@ -37,6 +38,7 @@ class Moves:
         self._turns = 0
         self._moved_tokens = 0
         self._preempted_tokens = 0
+        self._generated_before = 0  # beside what this fleet has
 
     def turn_ended(self, rollout: Rollout) -> None:
         self._turned.append(rollout)
@@ -46,6 +48,24 @@ class Moves:
         """An engine throws contexts away: as much may be spent on relief, which costs each rollout its context once."""
         contexts = sum(rollout.load.context_tokens for rollout in replica.residents.values())
         self._preempted_tokens += times * contexts // max(1, len(replica.residents))
+
+    @property
+    def _generated_tokens(self) -> int:
+        return self._generated_before + self.fleet.generated_tokens
+
+    def counts(self) -> MoveCounts:
+        return MoveCounts(
+            generated_tokens=self._generated_tokens,
+            turns=self._turns,
+            moved_tokens=self._moved_tokens,
+            preempted_tokens=self._preempted_tokens,
+        )
+
+    def count_from(self, before: MoveCounts) -> None:
+        """Go on from here."""
+        self._generated_before = before.generated_tokens - self.fleet.generated_tokens
+        self._turns, self._moved_tokens = before.turns, before.moved_tokens
+        self._preempted_tokens = before.preempted_tokens
 
     def decide(self, *, some_wait: bool) -> Sequence[Move]:
         """Away from a replica about to overflow, and, once nothing waits, from a full one to one less than half as
@@ -66,7 +86,7 @@ class Moves:
             elif some_wait:
                 continue
             share = PRESSED_SHARE if pressed else MOVE_SHARE
-            allowed = share * self.fleet.generated_tokens + (self._preempted_tokens if pressed else 0)
+            allowed = share * self._generated_tokens + (self._preempted_tokens if pressed else 0)
             if self._moved_tokens + context > allowed:
                 continue
             used = used or {replica.replica_id: self._room.used_tokens(replica) for replica in self.fleet.open()}
@@ -93,7 +113,7 @@ class Moves:
         An engine out of blocks takes them from contexts whose rollouts are at a tool, and computes those again at every
         turn; whoever waits elsewhere is computed once.
         """
-        turn_tokens = self.fleet.generated_tokens / max(1, self._turns)
+        turn_tokens = self._generated_tokens / max(1, self._turns)
         stay = [rollout for rollout in source.residents.values() if not rollout.leaving]
         leaving = [rollout for rollout in source.residents.values() if rollout.leaving]
         stay.sort(key=lambda rollout: rollout.load.context_tokens, reverse=True)

@@ -46,7 +46,7 @@ class Room:
     def place(self, rollout: Rollout, turn: int) -> Replica | None:
         """The replica with most room after admission, counting a cached prompt as room; ties rotate with `turn`."""
         group = self._lengths.group_of(rollout)
-        needed = rollout.load.context_tokens + 1
+        needed = rollout.load.least_tokens
         preferred = self.fleet.by_id.get(rollout.prefer) if rollout.prefer is not None else None
         if preferred is not None and preferred.open and preferred.has_seat and preferred.kv_capacity_tokens >= needed:
             self.why = rollout.why
@@ -116,7 +116,7 @@ class Room:
 
     def fits(self, replica: Replica, rollout: Rollout) -> bool:
         """Exactly, against the replica's profile; an empty replica takes whatever its cache can hold."""
-        if not replica.has_seat or replica.kv_capacity_tokens < rollout.load.context_tokens + 1:
+        if not replica.has_seat or replica.kv_capacity_tokens < rollout.load.least_tokens:
             return False
         return not replica.residents or self.peak(replica, self._caution.z, rollout) <= replica.kv_capacity_tokens
 

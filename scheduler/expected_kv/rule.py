@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from math import inf
 
-from scheduler.expected_kv.caution import CLOSING_Z, ROOMY_SHARE, ROOMY_Z, Caution
+from scheduler.expected_kv.caution import CLOSING_Z, ROOMY_SHARE, ROOMY_Z, Z_SPAN, Caution
 from scheduler.expected_kv.lengths import Lengths
 from scheduler.expected_kv.moves import Moves
 from scheduler.expected_kv.order import Order
 from scheduler.expected_kv.room import Room
 from scheduler.fleet import Fleet, Replica, Rollout
+from scheduler.learned import Learned
 from scheduler.load import Move, RolloutLoad
 
 
@@ -97,7 +98,7 @@ class ExpectedKV:
         return self._moves.decide(some_wait=bool(self._order))
 
     def needed_tokens(self, load: RolloutLoad) -> int:
-        return load.context_tokens + 1
+        return load.least_tokens
 
     def reserved_tokens(self, replica: Replica) -> int:
         return self._room.reserved_tokens(replica)
@@ -116,3 +117,17 @@ class ExpectedKV:
         self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float
     ) -> None:
         self._lengths.remember(max_response_tokens, max_turns, ended, growth=growth)
+
+    def learned(self) -> Learned:
+        return Learned(
+            lengths=self._lengths.learned(),
+            raised_z=self.caution.raised_z,
+            admissions=self._order.taken,
+            moves=self._moves.counts(),
+        )
+
+    def know_again(self, learned: Learned) -> None:
+        self._lengths.know_again(learned.lengths)
+        self.caution.raised_z = min(learned.raised_z, Z_SPAN)
+        self._order.taken = learned.admissions
+        self._moves.count_from(learned.moves)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rstar_ray.config import BalancerConfig
+from rstar_ray.config import BalancerConfig, EngineConfig
 from rstar_ray.errors import ConfigError
 from scheduler.balancer import PLACEMENT, RULES
 from scheduler.cost import read_cost
@@ -56,7 +56,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kv-tokens", type=int, default=650_000, help="KV capacity of one replica")
     parser.add_argument("--rule", choices=[*RULES, "all"], default="expected_kv")
     parser.add_argument("--stage", choices=STAGES, help="take the budgets from this stage, not from the trace")
-    parser.add_argument("--max-running", type=int, default=1_024)
+    parser.add_argument("--max-running", type=int, default=EngineConfig().max_running)
     parser.add_argument("--block-tokens", type=int, default=BLOCK_TOKENS)
     parser.add_argument("--risk", type=float, default=PLACEMENT.risk)
     parser.add_argument("--preemption-steps", type=float, default=PLACEMENT.preemption_steps)

@@ -30,7 +30,7 @@ class EngineShape:
 
     kv_tokens: int
     block_tokens: int = BLOCK_TOKENS
-    max_running: int = 1_024
+    max_running: int
     max_batched_tokens: int = 8_192  # decode and prefill tokens of one step
 
     def __post_init__(self) -> None:

@@ -57,7 +57,7 @@ def published(rank: Any) -> dict[str, Any]:
     """By name, as an engine would get them."""
     from tests.actors.unpacked import as_tensor
 
-    return {one.name: as_tensor(one).clone() for one in unpack(list(rank.weight_buckets()))}
+    return {one.name: as_tensor(one).clone() for one in unpack(list(rank.served_weights().on_host()))}
 
 
 def saved(folder: Path) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def test_a_step_moves_the_served_policy_by_its_adapters_alone(start: Start, fold
     assert fresh.keys() == base.keys() and all(torch.equal(fresh[name], base[name]) for name in base)
     assert update(rank).applied and update(rank).applied
     served = published(rank)
-    entries = [entry for bucket in rank.weight_buckets() for entry in bucket.entries]
+    entries = [entry for bucket in rank.served_weights().on_host() for entry in bucket.entries]
     refuse_other_parameters(folder, entries)  # what an engine looks at first
     for name, weight in base.items():
         layer = name.removesuffix(".weight")

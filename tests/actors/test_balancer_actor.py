@@ -56,9 +56,11 @@ def test_a_burst_of_16384_submissions_is_accepted_and_granted(cluster: None):
 async def test_after_its_death_the_actor_is_rebuilt_from_what_is_resident(cluster: None):
     balancer = BalancerActor.options(name="balancer-reborn").remote(settle_s=0.5)
     await balancer.register.remote("r0", 100_000, max_running=64, block_tokens=16)
-    await balancer.submit.remote([(load("g/a"), "payload"), (load("g/b"), "payload")])
+    await balancer.submit.remote([(load(name), "payload") for name in ("g/a", "g/b", "h/c")])
     grants = await balancer.next_grants.remote("r0", 0, 10.0)
-    assert {grant.load.rollout_id for grant in grants.admissions} == {"g/a", "g/b"}
+    assert {grant.load.rollout_id for grant in grants.admissions} == {"g/a", "g/b", "h/c"}
+    await balancer.report.remote("r0", [], [end("h/c")])
+    before = await balancer.learned.remote()
     ray.kill(balancer, no_restart=False)
     deadline = time.monotonic() + 60
     while True:
@@ -69,6 +71,9 @@ async def test_after_its_death_the_actor_is_rebuilt_from_what_is_resident(cluste
         except ray.exceptions.RayActorError:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.2)
+    assert (empty := await balancer.learned.remote()).learned.lengths == ()
+    again = await balancer.know_again.remote(before.learned)
+    assert again.learned == before.learned and again.epoch == empty.epoch != before.epoch
     await balancer.register.remote(
         "r0", 100_000, max_running=64, block_tokens=16, policy_version=0, resident=[load("g/a")]
     )

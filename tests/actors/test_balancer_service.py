@@ -308,3 +308,31 @@ async def test_rollouts_that_it_could_not_give_a_worker_are_missing():
     await service.register("r0", 1000, max_running=8, block_tokens=16, resident=[load("a")])
     await service.submit([(load("b"), None)])
     assert await service.missing(["a", "b", "c"]) == ["a", "c"]
+
+
+async def ended(service: BalancerService, count: int) -> None:
+    """So many rollouts, and a new version after them."""
+    names = [f"x{number}" for number in range(count)]
+    await service.submit([(load(name, group=name), None) for name in names])
+    await granted(service, "r0")
+    await service.report("r0", [], [end(name) for name in names])
+    await service.set_policy_version(1)
+
+
+async def test_what_one_life_has_learned_another_is_taught_under_its_own_epoch():
+    services = [BalancerService(), BalancerService()]
+    for service in services:
+        await service.register("r0", 100_000, max_running=64, block_tokens=16)
+    await ended(services[0], 20)
+    before, empty = [await service.learned() for service in services]
+    assert before.learned is not None and empty.learned is not None
+    assert before.learned.lengths[0].past.deaths_B != () == empty.learned.lengths
+    after = await services[1].know_again(before.learned)
+    assert after == await services[1].learned() and after.learned == before.learned
+    assert after.epoch == empty.epoch != before.epoch
+    await ended(services[1], 20)  # and it goes on
+    assert (await services[1].step_figures()).faults == ()
+
+
+async def test_of_a_rule_that_learns_nothing_nothing_is_told():
+    assert (await BalancerService("worst_case").learned()).learned is None

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from actors.bench.balancer import BenchSettings
-from actors.bench.costly import DISTRIBUTIONS, SIBLINGS, CostlySize, rollouts
+from actors.bench.costly import DISTRIBUTIONS, SIBLINGS, CostlySize, rollouts, simulated
 from actors.bench.publish import BenchSettings as PublishSettings
 from actors.bench.replay import LEAST_COMPLETION, MOST_TOOL_TOKENS
 from rstar_ray.errors import ConfigError
+from scheduler.cost import EngineCost
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
@@ -24,6 +25,17 @@ def test_a_trace_is_whole_groups_of_about_so_many_tokens_within_its_limits(name:
         assert all(turn.tool_seconds == 0.0 and turn.tool_tokens <= MOST_TOOL_TOKENS for turn in rollout.turns)
         assert rollout.prompt_tokens + rollout.response_tokens < size.limits.max_context_tokens <= size.kv_tokens
     assert max(rollout.response_tokens for rollout in trace) > 0.8 * size.response_tokens
+
+
+def test_the_twin_runs_the_same_trace_with_the_same_caches():
+    cost = EngineCost(fixed_s=0.01, per_sequence_s=3e-4, per_context_s=5e-7, per_prefill_s=5e-4)
+    size = CostlySize(tokens=12_000, kv_tokens=4_096, response_tokens=1_000)
+    trace = rollouts("bimodal", size, seed=0)
+    ours, theirs = (simulated("bimodal", trace, rule, size, cost) for rule in ("expected_kv", "least_requests"))
+    assert ours.generated_tokens == theirs.generated_tokens == sum(rollout.generated_tokens for rollout in trace)
+    assert ours.preemptions < theirs.preemptions
+    roomy = CostlySize(tokens=12_000, kv_tokens=400_000, response_tokens=1_000)
+    assert simulated("bimodal", trace, "least_requests", roomy, cost).preemptions == 0
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from actors.generation import weight_swap
 from actors.generation.engine import Engine
 from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack
 from rstar_ray.errors import EngineError
-from rstar_ray.trajectory import Completion, Sampling
+from rstar_ray.trajectory import MODELS_OWN, Completion, Sampling
 from scheduler.cost import placement_cost
 from tests import derived
 
@@ -66,7 +66,7 @@ def logprobs_of(model: torch.nn.Module, prompt: Sequence[int], completion: Seque
 
 async def complete(engine: Engine, prompt: Sequence[int], *, seed: int = 0, max_tokens: int = 64) -> Completion:
     return await engine.generate(
-        prompt, request_id=f"request-{next(ids)}", max_tokens=max_tokens, seed=seed, sampling=Sampling()
+        prompt, request_id=f"request-{next(ids)}", max_tokens=max_tokens, seed=seed, sampling=MODELS_OWN
     )
 
 
@@ -202,7 +202,7 @@ async def test_what_is_under_way_is_the_beginning_of_what_comes(engine: Engine):
     asked = {f"way-{number}": prompt for number, prompt in enumerate(prompts(4, seed=6))}
     started = {
         name: asyncio.create_task(
-            engine.generate(prompt, request_id=name, max_tokens=600, seed=1, sampling=Sampling(),
+            engine.generate(prompt, request_id=name, max_tokens=600, seed=1, sampling=MODELS_OWN,
                             begun=Completion(token_ids=[7, 8], logprobs=[-1.0, -2.0], policy_versions=[0, 0],
                                              ended=False))
         )

@@ -9,7 +9,7 @@ from ray.util import placement_group
 from actors.generation.engine import Engine
 from actors.placement import in_bundle
 from rstar_ray.tiny.model import make_tiny_model
-from rstar_ray.trajectory import Sampling
+from rstar_ray.trajectory import MODELS_OWN
 from tests import derived
 
 pytestmark = pytest.mark.real
@@ -23,7 +23,7 @@ class Replica:
         engine = Engine(derived.engine(model, kv_tokens=4_096, tensor_parallel_size=2))
         await engine.start()
         try:
-            done = await engine.generate([5, 6, 7], request_id="r", max_tokens=8, seed=0, sampling=Sampling())
+            done = await engine.generate([5, 6, 7], request_id="r", max_tokens=8, seed=0, sampling=MODELS_OWN)
         finally:
             await engine.close()
         return done.token_ids

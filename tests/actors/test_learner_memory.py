@@ -165,7 +165,7 @@ def test_a_chunk_of_logits_takes_what_the_planner_counts(vocabulary: int, dtype:
     hidden = torch.randn(tokens, 1, dtype=dtype, requires_grad=True)
     weight = torch.randn(vocabulary, 1, dtype=dtype, requires_grad=True)
     with Live() as live:
-        logprobs, entropy = token_logprobs(hidden, weight, torch.arange(tokens), chunk_tokens=chunk)
+        logprobs, entropy = token_logprobs(hidden, weight, torch.arange(tokens), chunk_tokens=chunk, temperature=1.0)
         (logprobs.sum() + 0.1 * entropy.sum()).backward()
     planned = logits_gb(vocabulary, chunk) * GB
     assert chunk < LOGITS_CHUNK_TOKENS

@@ -129,6 +129,26 @@ def test_the_gradient_does_not_depend_on_micro_batches_packing_checkpointing_or_
     assert largest_difference(gradients(whole), gradients(other)) < 1e-6
 
 
+@pytest.mark.parametrize("zero", ZERO)
+def test_deepspeed_reads_what_it_is_told_as_it_is_meant(folder: Path, zero: int):
+    """By its own parser: a name that it does not know it passes over."""
+    from actors.learner.deepspeed_start import _quiet_deepspeed, deepspeed_config
+
+    _quiet_deepspeed()
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    told = deepspeed_config(
+        derived.learner(folder, zero=zero, offload=zero > 0, grad_clip=0.7, dtype="bfloat16" if zero else "float32")
+    )
+    read: Any = DeepSpeedConfig(told)
+    offload = read.zero_config.offload_optimizer
+    assert (read.zero_optimization_stage, offload and offload.device) == (zero, "cpu" if zero else None)
+    assert read.gradient_clipping == (0.7 if zero else 0.0)
+    assert read.bfloat16_config.enabled == (zero > 0)
+    assert read.grad_accum_dtype == ("fp32" if zero else None)
+    assert read.zero_config.reduce_bucket_size == 100_000_000
+
+
 def test_clipping_by_zero_and_by_us_agree(start: Start):
     norms = []
     results = []
@@ -452,7 +472,7 @@ def test_weights_taken_over_and_a_fresh_optimizer_make_a_fresh_learner(start: St
     update(rank)
     rank.set_policy(other)
     rank.reset_optimizer()
-    assert checksum(rank.weight_buckets()) == checksum(fresh.weight_buckets())
+    assert checksum(rank.served_weights().on_host()) == checksum(fresh.served_weights().on_host())
     update(rank)
     update(fresh)
     assert largest_difference(weights(rank), weights(fresh)) == 0.0
@@ -461,7 +481,7 @@ def test_weights_taken_over_and_a_fresh_optimizer_make_a_fresh_learner(start: St
 @pytest.mark.parametrize(("zero", "bucket_bytes"), [(0, 2**28), (1, 300_000), (3, 1), (3, 300_000)])
 def test_what_is_published_is_every_weight_once_in_buckets(start: Start, zero: int, bucket_bytes: int):
     rank = start(zero=zero, bucket_bytes=bucket_bytes)
-    buckets = list(rank.weight_buckets())
+    buckets = list(rank.served_weights().on_host())
     assert all(bucket.num_bytes <= bucket_bytes or len(bucket.entries) == 1 for bucket in buckets)
     published = {parameter.name: parameter.array for parameter in unpack(buckets)}
     assert published.keys() == rank.state.shapes.keys()
@@ -478,13 +498,13 @@ def test_bfloat16_keeps_float32_master_weights_and_publishes_bfloat16(start: Sta
     before = weights(rank)
     assert update(rank, lr=1e-6).applied
     assert 0 < largest_difference(before, weights(rank)) < 2e-6  # finer than bfloat16 can hold
-    assert {entry.dtype for bucket in rank.weight_buckets() for entry in bucket.entries} == {"bfloat16"}
+    assert {entry.dtype for bucket in rank.served_weights().on_host() for entry in bucket.entries} == {"bfloat16"}
     rank.save_checkpoint(tmp_path, {})
     rank.written()
     second = start(zero=zero, dtype="bfloat16")
     second.load_checkpoint(tmp_path)
     assert largest_difference(weights(rank), weights(second)) == 0.0
-    assert checksum(rank.weight_buckets()) == checksum(second.weight_buckets())
+    assert checksum(rank.served_weights().on_host()) == checksum(second.served_weights().on_host())
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])

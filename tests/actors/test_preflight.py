@@ -9,15 +9,32 @@ import pytest
 import ray
 
 from actors.environment import gpu_environment
+from actors.paths import needed_paths, with_absolute_paths
 from actors.preflight import node_checks, read
 from actors.preflight.__main__ import findings, main, parse
 from actors.preflight.cluster_checks import check_cluster
 from actors.preflight.facts import Asked, Finding, Folder, NodeFacts, Probe, Verdict
 from actors.preflight.node_checks import check_node
-from actors.preflight.nodes import every_node, named, refuse_folders, refuse_unseen, seen_by_all
+from actors.preflight.nodes import (
+    every_node,
+    named,
+    refuse_absent,
+    refuse_folders,
+    refuse_unseen,
+    seen_by_all,
+    wrong_with,
+)
 from actors.preflight.pair import judge_pair
-from actors.preflight.read import count_gpus, look_at_model, look_at_run_dir, read_driver, read_facts
+from actors.preflight.read import (
+    count_gpus,
+    look_at_model,
+    look_at_needed,
+    look_at_run_dir,
+    read_driver,
+    read_facts,
+)
 from actors.preflight.table import table
+from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
 
 GOOD = Probe(worked=True, said="did")
@@ -253,6 +270,66 @@ def test_a_run_is_refused_where_nodes_do_not_see_its_directory():
     seen = {"n1": "", **{f"n{number}": "/runs does not exist here" for number in range(2, 7)}}
     with pytest.raises(ConfigError, match=r"--run-dir: n2, n3, n4 and 2 more do not see /runs .*; give a folder on"):
         refuse_folders(seen, Path("/runs"))
+
+
+def own_files(folder: Path) -> RunConfig:
+    """A run that needs each kind of path, and these paths."""
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"12345678rest")
+    (folder / "chat.jinja").write_text("{{ messages }}")
+    (folder / "mine.py").write_text("import beside")
+    (folder / "beside.py").write_text("")
+    values = {"chat.template": str(folder / "chat.jinja"), "own_folder": str(folder), "reward.name": "mine:reward"}
+    kl = {"algorithm.kl_coefficient": 0.1, "algorithm.reference_model": str(model)}
+    return with_values(RunConfig(), values | kl)
+
+
+def test_all_that_actors_read_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = own_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert [(one.option, one.path) for one in needed_paths(config, Path("model"))] == [
+        ("--model", tmp_path / "model"), ("--algorithm.reference-model", tmp_path / "model"),
+        ("--chat.template", tmp_path / "chat.jinja"), ("--own-folder", tmp_path),
+    ]  # fmt: skip
+    assert [one.option for one in needed_paths(RunConfig(), Path("model"))] == ["--model"]
+
+
+def test_actors_are_handed_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = own_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    relative = with_values(config, {"chat.template": "chat.jinja", "algorithm.reference_model": "model"})
+    assert with_absolute_paths(relative) == config
+    assert with_absolute_paths(RunConfig()) == RunConfig()
+
+
+@pytest.mark.parametrize("option, name, text", [
+    ("--model", "model/model.safetensors", "12345678more of it"), ("--chat.template", "chat.jinja", "other"),
+    ("--own-folder", "beside.py", "x = 1"),
+])  # fmt: skip
+def test_what_a_node_has_is_held_against_what_is_here(tmp_path: Path, option: str, name: str, text: str):
+    config = own_files(tmp_path)
+    (needed,) = [one for one in needed_paths(config, tmp_path / "model") if one.option == option]
+    here = look_at_needed(needed)
+    assert wrong_with(look_at_needed(needed), here) == ""
+    (tmp_path / name).write_text(text)
+    assert wrong_with(look_at_needed(needed), here) == "what is there differs from what is here"
+    gone = replace(needed, path=tmp_path / "elsewhere")
+    assert "elsewhere" in wrong_with(look_at_needed(gone), here)
+
+
+def test_a_run_is_refused_where_nodes_lack_what_it_needs(tmp_path: Path):
+    model, _, template, code = needed_paths(own_files(tmp_path), tmp_path / "model")
+    refuse_absent({model: {"n1": "", "n2": ""}})
+    found = {model: {"n1": "", "n2": ""}, template: {"n1": "", "n2": "no such file"}, code: {"n1": "", "n2": "other"}}
+    with pytest.raises(ConfigError) as refused:
+        refuse_absent(found)
+    assert str(refused.value) == (
+        f"--chat.template: n2 do not see {template.path} (no such file); "
+        f"--own-folder: n2 do not see {tmp_path} (other); "
+        "copy it there under the same path, or give one on storage that all nodes mount"
+    )
 
 
 def test_relative_paths_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -25,6 +25,13 @@ import sys
 from ray.job_submission import JobSubmissionClient
 print("submitted", JobSubmissionClient(f"http://{sys.argv[1]}").submit_job(entrypoint="true"))
 """
+AS_A_RECIPE = """
+import os, sys
+os.environ["RAY_ADDRESS"] = sys.argv[1]
+from recipes.connect import connect
+from recipes.ending import status_of
+sys.exit(status_of(connect))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +76,24 @@ def test_a_stranger_is_refused_and_who_has_the_token_is_not(place: str, program:
         assert "uthenticat" in stranger.stderr, stranger.stderr[-1_000:]
     friend = ask(program, address, tmp_path / "home", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=door.the_token())
     assert friend.returncode == 0, friend.stderr[-1_000:]
+
+
+@pytest.mark.parametrize(
+    ("environment", "field"),
+    [
+        ({"RAY_AUTH_TOKEN": "0" * 64}, "RAY_AUTH_TOKEN"),
+        ({}, "token"),  # one that is made in its home
+        ({"RAY_AUTH_MODE": "disabled"}, "RAY_AUTH_MODE"),
+    ],
+)
+def test_a_recipe_with_another_token_is_refused_in_one_line(
+    environment: dict[str, str], field: str, cluster, tmp_path: Path
+):  # type: ignore[no-untyped-def]
+    address = cluster.address_info["gcs_address"]
+    refused = ask(AS_A_RECIPE, address, tmp_path / "home", **environment)
+    line = refused.stderr.strip().splitlines()[-1]
+    assert refused.returncode == 2 and line.startswith(f"error: {field}: "), refused.stderr[-1_000:]
+    assert f"the cluster at {address}" in line and "Traceback" not in refused.stderr
 
 
 @pytest.mark.parametrize("path", ["/api/version", "/api/jobs/", "/nodes?view=summary", "/api/v0/actors"])

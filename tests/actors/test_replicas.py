@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorUnavailableError, ObjectLostError, OwnerDiedError, RayTaskError
 
+from actors.balancer import Known
 from actors.balancer import Sign as BalancerSign
 from actors.generation import replicas, rollout_client
 from actors.generation.delivery import NUM_PARTS, Delivery
@@ -21,6 +22,7 @@ from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.deadline import waits
 from rstar_ray.errors import DeadlineExceeded, EngineError, RankLost, RStarError
 from rstar_ray.run_dir.metrics import PublishFigures
+from scheduler.learned import Learned, MoveCounts
 from tests.fakes import CharChat, adding_problems, request
 
 FIRST, SECOND = (
@@ -140,6 +142,12 @@ class Worker:
         self._lives += 1
 
 
+def learned_by(admissions: int) -> Learned:
+    """After so many rollouts."""
+    moves = MoveCounts(generated_tokens=0, turns=0, moved_tokens=0, preempted_tokens=0)
+    return Learned(lengths=(), raised_z=0.0, admissions=admissions, moves=moves)
+
+
 class Balancer:
     """Remembers what it was told."""
 
@@ -147,20 +155,34 @@ class Balancer:
         self.told: list[Any] = []
         self.changed = asyncio.Event()
         self.sign, self.submit = Method(self._sign), Method(self._submit)
-        self.replica_lost, self.set_policy_version = Method(self._tell), Method(self._tell)
+        self.replica_lost, self.set_policy_version = Method(self._replica_lost), Method(self._tell)
         self.held_by_lost, self.missing = Method(self._held_by_lost), Method(self._missing)
         self.return_rollouts = Method(self._return_rollouts)
+        self.learned, self.know_again = Method(self._learned), Method(self._know_again)
+        self.epoch = "epoch"
+        self.knows: Learned | None = learned_by(0)
         self.held: dict[str, list[str]] = {}  # by replica
         self.returned: list[list[RolloutState]] = []  # message by message
 
     async def _sign(self) -> BalancerSign:
-        return BalancerSign(epoch="epoch")
+        return BalancerSign(epoch=self.epoch)
+
+    async def _learned(self) -> Known:
+        return Known(epoch=self.epoch, learned=self.knows)
+
+    async def _know_again(self, learned: Learned) -> Known:
+        self.knows = learned
+        return await self._learned()
 
     async def _submit(self, items: Any) -> None:
         await self._tell(len(items))
 
     async def _held_by_lost(self, replica_id: str, unfinished: list[str]) -> list[str]:
         return self.held.get(replica_id, [])
+
+    async def _replica_lost(self, replica_id: str) -> list[str]:
+        await self._tell(replica_id)
+        return []
 
     async def _missing(self, rollout_ids: list[str]) -> list[str]:
         return []
@@ -260,6 +282,29 @@ async def test_a_publish_reaches_every_replica_and_then_the_balancer(run: Run):
     await run.replicas.publish(FIRST)
     assert run.first.told == run.second.told == ["start", "serve", 1]
     assert run.balancer.told == [1]
+
+
+async def test_a_balancer_that_began_empty_is_taught_what_was_known_when_the_newest_version_was_published(run: Run):
+    for version, admissions in ((FIRST, 40), (SECOND, 80)):
+        run.balancer.knows = learned_by(admissions)
+        await run.replicas.publish(version)
+    run.balancer.epoch, run.balancer.knows = "reborn", learned_by(3)
+    memory = run.replicas.rollouts.memory
+    assert await memory.learned() == learned_by(80).as_json()  # for a checkpoint that is written before it is noticed
+    assert run.balancer.knows == learned_by(80)
+
+
+async def test_a_publish_does_not_end_with_a_balancer_that_cannot_say_what_it_has_learned(run: Run):
+    run.balancer.knows = None
+    await run.replicas.publish(FIRST)  # its rule learns nothing
+    assert await run.replicas.rollouts.memory.learned() is None
+
+    async def fail() -> Known:
+        raise RuntimeError("no such call")
+
+    run.balancer.learned = Method(fail)
+    await run.replicas.publish(SECOND)
+    assert run.shown[-1] == "what the balancer has learned is left out: RuntimeError: no such call"
 
 
 async def test_where_the_time_of_a_publish_went_is_told_and_the_slowest_replica_counts(run: Run):

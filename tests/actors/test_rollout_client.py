@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from actors.balancer import BalancerService, Sign
+from actors.balancer import BalancerService, Known, Sign
 from actors.generation import rollout_client
+from actors.generation.balancer_client import rollout_load
 from actors.generation.delivery import NUM_PARTS, Delivery, FinishedAt, in_parts
 from actors.generation.rollout_client import RolloutClient
 from rstar_ray.agent.journal import TurnJournal
@@ -31,6 +32,7 @@ class ForgetfulBalancer:
 
     def __init__(self) -> None:
         self.signs = 0
+        self.asked: list[str] = []  # what it has learned, and rollouts, in their order
         self.submitted: list[list[str]] = []
         self.payloads: list[RolloutState] = []
         self.came_in = asyncio.Event()
@@ -39,6 +41,11 @@ class ForgetfulBalancer:
         self.cancelled: list[str] = []
         self.cancel = Remote(self._cancel)
         self.missing = Remote(self._missing)
+        self.learned = Remote(self._learned)
+
+    async def _learned(self) -> Known:
+        self.asked.append("learned")
+        return Known(epoch="first" if self.signs < 3 else "second", learned=None)
 
     async def _sign(self) -> Sign:
         self.signs += 1
@@ -46,6 +53,7 @@ class ForgetfulBalancer:
         return Sign(epoch="first" if self.signs < 3 else "second", lines=lines)
 
     async def _submit(self, items: list[tuple[Any, Any]]) -> None:
+        self.asked.append("submit")
         self.submitted.append([load.rollout_id for load, _ in items])
         self.payloads += [payload for _, payload in items]
         self.came_in.set()
@@ -79,6 +87,7 @@ async def test_what_waited_in_a_balancer_that_died_is_handed_in_again(monkeypatc
     while balancer.signs < signs + 3:  # and it is asked for a sign again and again
         await asyncio.sleep(0)
     assert balancer.submitted == [["r0", "r1", "r2"]] * 2  # once more, and only once
+    assert balancer.asked == ["submit", "learned", "submit"]  # what it has learned comes first, and is made up for
     assert shown == ["r0 is set aside"]
     running.cancel()
     await client.close()
@@ -265,6 +274,23 @@ async def test_of_a_lost_replica_what_it_held_is_read_again_and_nothing_else_and
     await client.close()
 
 
+async def test_what_had_ended_on_a_lost_replica_before_the_balancer_heard_of_it_is_not_played_again():
+    balancer = RemoteBalancer()
+    for name in ("generation/0", "generation/1"):
+        await balancer.now.register(name, 100_000, max_running=64, block_tokens=16)
+    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None)
+    first = asyncio.ensure_future(anext(client.run(training_requests(4))))
+    held = [grant.load.rollout_id for grant in (await balancer.now.next_grants("generation/0", 0, 5)).admissions]
+    await balancer.now.next_grants("generation/1", 0, 5)
+    client._take(Delivery(dropped=(DroppedRollout(rollout_id=held[0], group_id="g", reason="as any end"),)), [])
+    await client.go_on_without("generation/0")
+    again = await balancer.now.next_grants("generation/1", 1, 5)
+    played = {grant.load.rollout_id for grant in again.admissions} - {*again.cancels}
+    assert played == {*held[1:]} and (await balancer.now.snapshot()).in_flight == 3
+    await first
+    await client.close()
+
+
 async def test_a_balancer_that_died_with_a_replica_is_told_of_its_turns_first(tmp_path: Path):
     balancer = RemoteBalancer()
     await balancer.now.register("generation/0", 100_000, max_running=64, block_tokens=16)
@@ -285,6 +311,51 @@ async def test_a_balancer_that_died_with_a_replica_is_told_of_its_turns_first(tm
     await balancer.now.register("generation/0", 100_000, max_running=64, block_tokens=16)
     grants = (await balancer.now.next_grants("generation/0", 0, 5)).admissions
     assert sorted(len(grant.payload.turns) for grant in grants) == [0, 1, 1, 1]
+    first.cancel()
+    await client.close()
+
+
+async def test_what_no_replica_holds_is_handed_in_again_as_far_as_the_journal_has_it(tmp_path: Path):
+    """It was handed back to the balancer's life before, or had ended where it was being judged."""
+    balancer = RemoteBalancer()
+    await balancer.now.register("generation/0", 100_000, max_running=64, block_tokens=16)
+    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None, journal=tmp_path)
+    requests = training_requests(4)
+    first = asyncio.ensure_future(anext(client.run(requests)))
+    await balancer.now.next_grants("generation/0", 0, 5)
+    write_turns(tmp_path, requests)
+    balancer.now = BalancerService(settle_s=0.2)
+    held = RolloutState.start(requests[0], CharChat().prompt_ids(requests[0].problem))
+    resubmitted = asyncio.ensure_future(client.resubmit())
+    await balancer.now.register("generation/0", 100_000, max_running=64, block_tokens=16, resident=[rollout_load(held)])
+    await resubmitted
+    grants = (await balancer.now.next_grants("generation/0", 0, 5)).admissions
+    assert sorted((grant.load.rollout_id, len(grant.payload.turns)) for grant in grants) == [
+        (one.rollout_id, 1) for one in requests[1:]
+    ]
+    assert not client._waiting[requests[0].rollout_id][1].turns, "the driver holds no tokens of what goes on by itself"
+    first.cancel()
+    await client.close()
+
+
+async def test_a_rollout_that_began_again_does_not_go_back_to_a_longer_beginning(tmp_path: Path):
+    balancer, shown = RemoteBalancer(), list[str]()
+    await balancer.now.register("generation/0", 100_000, max_running=64, block_tokens=16)
+    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None, journal=tmp_path, show=shown.append)
+    requests = training_requests(1)
+    write_turns(tmp_path, requests)
+    first = asyncio.ensure_future(anext(client.run(requests)))
+    (grant,) = (await balancer.now.next_grants("generation/0", 0, 5)).admissions
+    assert grant.payload.turns
+    journal = TurnJournal(tmp_path, "generation/0-later")
+    journal.begin_again(grant.payload.begun_again(), 0)
+    journal.close()
+    (tmp_path / "stage1-step-000001" / "odd.turns").mkdir()
+    assert await client.go_on_without("generation/0") == 1
+    await balancer.now.register("generation/1", 100_000, max_running=64, block_tokens=16)
+    (grant,) = (await balancer.now.next_grants("generation/1", 0, 5)).admissions
+    assert (grant.payload.restarts, grant.payload.turns) == (1, ())
+    assert "odd.turns cannot be read" in shown[0]
     first.cancel()
     await client.close()
 

@@ -1,6 +1,7 @@
 """All actors of a run, real: Ray, vLLM, two DeepSpeed ranks under ZeRO-3, the caged sandbox, the balancer."""
 
 import asyncio
+import json
 import os
 import signal
 from collections import Counter
@@ -189,6 +190,20 @@ async def test_trajectories_stay_behind_refs_and_are_whole(system: TrainingActor
     trajectory = batch[rollouts[0].ref.index]
     assert trajectory.summary == rollouts[0].summary
     assert trajectory.loss_mask.sum() == trajectory.summary.num_sampled_tokens
+
+
+async def test_what_the_balancer_has_learned_is_told_for_a_checkpoint_and_taught_again(system: TrainingActors):
+    crew = system.crew()
+    assert crew.learned is not None and crew.teach is not None
+    await roll_out(system, "learned", prompts=2, siblings=2)
+    told = json.loads(json.dumps(await crew.learned()))
+    assert told["admissions"] >= 4 and all(sum(one["past"]["tokens_B"]) > 0 for one in told["lengths"])
+    await roll_out(system, "forgotten", prompts=2, siblings=2)
+    assert json.loads(json.dumps(await crew.learned())) != told
+    await crew.teach(told)
+    assert json.loads(json.dumps(await crew.learned())) == told
+    with pytest.raises(ValueError, match="lengths is missing"):
+        await crew.teach({name: value for name, value in told.items() if name != "lengths"})
 
 
 async def test_the_same_seeds_sample_the_same_tokens(system: TrainingActors):

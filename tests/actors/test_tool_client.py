@@ -1,7 +1,7 @@
 """All tools of a rollout, with fakes in place of hosts and sandbox."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -63,20 +63,33 @@ CAGED = Tool(name="caged", description="?", parameters=TEXT, program="print(1)")
 
 
 class FakeHost:
-    """An actor that holds a host; it dies where told to, and comes back empty."""
+    """An actor that holds a host; it dies where told to, and comes back empty.
+
+    `silent`: its calls are not answered, and none of its methods where it is `stopped`, until it is killed.
+    """
 
     def __init__(self, make: Callable[[], ToolHost]) -> None:
         self._make = make
         self.host = make()
         self.deaths = 0
         self.silent = False
-        self.killed = 0
+        self.stopped = False
+        self.asked = 0
 
     def __getattr__(self, name: str) -> Any:
         return _Method(getattr(self, f"_{name}"))
 
+    def killed(self) -> None:
+        self.silent = self.stopped = False
+        self.host = self._make()
+
+    async def _answers(self) -> None:
+        while self.stopped:
+            await asyncio.sleep(0.01)
+
     async def _call(self, tool: str, call: HostCall) -> HostAnswer:
-        if self.silent:
+        self.asked += 1
+        if self.silent or self.stopped:
             await asyncio.Event().wait()
         if self.deaths:
             self.deaths -= 1
@@ -91,7 +104,12 @@ class FakeHost:
         self.host.take_over(rollout_id, holder)
 
     async def _pid(self) -> int:
+        await self._answers()
         return 1
+
+    async def _held_up(self) -> bool:
+        await self._answers()
+        return self.silent
 
 
 class _Method:
@@ -183,15 +201,116 @@ async def test_a_call_that_failed_for_our_reasons_is_made_again_and_is_no_result
     assert len(reached) == 6
 
 
-async def test_a_tool_that_blocks_its_host_is_a_time_out_and_its_host_is_killed(monkeypatch: pytest.MonkeyPatch):
-    tools, hosts = tools_of(SHOUT)
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The hosts that were, each of which is there again at once. A host is looked at after a twentieth of a second."""
     killed: list[Any] = []
+
+    def kill(handle: FakeHost, no_restart: bool) -> None:
+        assert not no_restart
+        killed.append(handle)
+        handle.killed()
+
+    monkeypatch.setattr("ray.kill", kill)
     monkeypatch.setattr(tool_client, "GRACE_S", -9.95)
-    monkeypatch.setattr("ray.kill", lambda handle, no_restart: killed.append((handle, no_restart)))
+    monkeypatch.setattr(tool_client, "LOOK_S", 0.05)
+    return killed
+
+
+def shouted(tools: Tools, text: str = "b") -> Awaitable[ToolResult]:
+    return tools.open(start()).execute(ToolCall(tool="shout", arguments={"text": text}))
+
+
+async def test_a_tool_that_blocks_its_host_is_a_time_out_and_its_host_is_killed(killed: list[Any]):
+    tools, hosts = tools_of(SHOUT)
     hosts["mine:shout"].silent = True
-    result = await tools.open(start()).execute(ToolCall(tool="shout", arguments={"text": "b"}))
-    assert result.outcome is Outcome.TIMEOUT
-    assert killed == [(hosts["mine:shout"], False)]
+    assert (await shouted(tools)).outcome is Outcome.TIMEOUT
+    assert killed == [hosts["mine:shout"]]
+
+
+async def test_an_answer_that_is_late_or_lost_is_a_time_out_and_costs_no_host(
+    killed: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    tools, hosts = tools_of(SHOUT)
+    host = hosts["mine:shout"]
+    host.silent = True
+    monkeypatch.setattr(host, "_held_up", lambda: asyncio.sleep(0, False))
+    assert (await shouted(tools)).outcome is Outcome.TIMEOUT
+    assert killed == [] and host.asked == 1
+
+
+async def test_a_host_that_is_silent_altogether_is_no_time_out_of_the_tools(killed: list[Any]):
+    """As where its process is stopped: the call is made again."""
+    tools, hosts = tools_of(SHOUT, *(replace(tool, deadline_s=5.0) for tool in (WORDS, KEPT)))
+    one = tools.open(start())
+    for name in ("words", "kept"):
+        await one.execute(ToolCall(tool=name, arguments={"text": "a"}))
+        hosts[f"mine:{name}"].stopped = True
+    hosts["mine:shout"].stopped = True
+    assert (await shouted(tools)).text == "B"
+    assert killed == [hosts["mine:shout"]]
+    assert (await one.execute(ToolCall(tool="kept", arguments={"text": "b"}))).text == "a b"
+    with pytest.raises(ToolStateLost):
+        await one.execute(ToolCall(tool="words", arguments={"text": "b"}))
+
+
+async def test_a_host_that_is_silent_twice_at_one_call_is_so_for_the_call(
+    killed: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    """As where C code keeps the interpreter's lock."""
+    tools, hosts = tools_of(SHOUT)
+    host = hosts["mine:shout"]
+
+    async def keeps_the_lock(tool: str, call: HostCall) -> HostAnswer:
+        host.stopped = True
+        return await FakeHost._call(host, tool, call)
+
+    monkeypatch.setattr(host, "_call", keeps_the_lock)
+    assert (await shouted(tools)).outcome is Outcome.TIMEOUT
+    assert killed == [host, host] and host.asked == 2
+
+
+async def test_a_host_that_is_gone_when_it_is_looked_at_is_not_killed_once_more(
+    killed: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    tools, hosts = tools_of(SHOUT)
+    host = hosts["mine:shout"]
+    host.silent = True
+
+    async def gone() -> bool:
+        host.killed()
+        raise ActorDiedError()
+
+    monkeypatch.setattr(host, "_held_up", gone)
+    assert (await shouted(tools)).text == "B"
+    assert killed == []
+
+
+async def test_a_call_goes_to_another_host_where_there_is_one_and_does_not_wait_for_the_silent(
+    killed: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(FakeHost, "killed", lambda self: None)  # Ray cannot end it
+    tools, hosts = tools_of(SHOUT)
+    silent, other = hosts["mine:shout"], FakeHost(lambda: ToolHost(SHOUT))
+    silent.stopped = True
+    tools.handles = {"mine:shout": [silent, other]}
+    assert (await shouted(tools)).text == "B"
+    assert (silent.asked, other.asked) == (1, 1)
+
+
+async def test_a_silent_host_is_waited_for_until_ray_has_started_another_and_no_longer_than_a_start_takes(
+    killed: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(FakeHost, "killed", lambda self: None)
+    monkeypatch.setattr(tool_client, "START_S", 0.3)
+    tools, hosts = tools_of(SHOUT)
+    host = hosts["mine:shout"]
+    host.stopped = True
+    asyncio.get_running_loop().call_later(0.25, setattr, host, "stopped", False)
+    assert (await shouted(tools)).text == "B"
+    host.stopped = True
+    with pytest.raises(ToolError, match="mine:shout: its host does not come back"):
+        await shouted(tools)
 
 
 async def test_the_end_of_a_rollout_ends_its_states_alone():

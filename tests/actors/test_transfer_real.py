@@ -15,7 +15,7 @@ from actors.weights.buckets import checksum
 from actors.weights.collective_sender import CollectiveTransfer
 from actors.weights.transfer import Sent
 from rstar_ray.errors import EngineError
-from rstar_ray.trajectory import Completion, Sampling
+from rstar_ray.trajectory import MODELS_OWN, Completion
 from tests import derived
 from tests.actors.engine_line import Line
 from tests.actors.policies import draw_rows, micro_batches, save_policy, weighted
@@ -58,7 +58,7 @@ async def send(transfer: CollectiveTransfer, rank: Any, engines: list[Engine], v
 
 
 async def complete(engine: Engine, prompt: list[int], seed: int) -> Completion:
-    return await engine.generate(prompt, request_id=f"r{seed}", max_tokens=40, seed=seed, sampling=Sampling())
+    return await engine.generate(prompt, request_id=f"r{seed}", max_tokens=40, seed=seed, sampling=MODELS_OWN)
 
 
 async def test_a_broadcast_reaches_every_engine_whole_version_by_version_and_its_death_ends_it(
@@ -71,7 +71,7 @@ async def test_a_broadcast_reaches_every_engine_whole_version_by_version_and_its
         under_way = asyncio.create_task(complete(engines[0], [5, 6, 7], next(seeds)))
         sent = await send(transfer, rank, engines, version)
         assert sent.failed == {}
-        assert sent.checksum == checksum(rank.weight_buckets())
+        assert sent.checksum == checksum(rank.served_weights().on_host())
         assert {name: pulled.checksum for name, pulled in sent.took.items()} == {
             "generation/0": sent.checksum, "generation/1": sent.checksum,
         }  # fmt: skip
@@ -84,7 +84,7 @@ async def test_a_broadcast_reaches_every_engine_whole_version_by_version_and_its
             assert np.abs(theirs.numpy() - np.array(done.logprobs)).max() <= TOLERANCE
 
     # Through the object store meanwhile, as a replica that comes back takes them.
-    buckets = list(rank.weight_buckets())
+    buckets = list(rank.served_weights().on_host())
     assert (await engines[1].update_weights(3, buckets)).checksum == checksum(buckets)
 
     (core,) = engines[1]._vllm.processes

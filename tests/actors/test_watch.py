@@ -16,6 +16,7 @@ import psutil
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayTaskError
 
+from actors import watch
 from actors.birth import birth
 from actors.probe import Sign, own_memory_bytes, starved_s, waits_for_cores_s
 from actors.watch import Watch, kill_here
@@ -111,6 +112,32 @@ async def test_what_ray_says_is_unavailable_is_not_judged_and_is_watched_again_w
     assert len(run.ended) == 1
 
 
+async def test_an_actor_that_served_and_does_not_come_back_is_ended_again_and_again_whatever_its_process_is(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    """As where the process that Ray starts in its place is stopped before its first answer."""
+    monkeypatch.setattr(watch, "BACK_S", 0.3)
+    actor, starts = Actor(), Actor()
+    starts.fault = ActorUnavailableError("it starts", None)
+    run.watch.follow("actor", actor, silent_s=0.3)
+    run.watch.follow_start("starts", starts, silent_s=0.3)
+    while actor.asked < 2:
+        await asyncio.sleep(0.01)
+    actor.fault = ActorUnavailableError("it restarts", None)
+    while len(run.ended) < 2:
+        await run.happens()
+    assert run.ended == [(actor, None)] * 2
+    lines = [line for line in run.shown if "did not come back" in line]
+    assert len(lines) == 2 and lines[0].startswith("actor did not come back, silent for 0.")
+    actor.fault = None
+    while "actor answers again" not in run.shown:
+        await run.happens()
+    actor.silent = True
+    while len(run.ended) < 3:
+        await run.happens()
+    assert run.ended[2][1] is not None and "(limit 0.3 s)" in run.shown[-1]
+
+
 async def test_an_actor_whose_probe_fails_answers_all_the_same_and_is_not_killed_for_silence(run: Run):
     actor = Actor()
     actor.fault = RayTaskError("probe", "Traceback\nKeyError: 'memory'", KeyError("memory")).as_instanceof_cause()
@@ -169,6 +196,17 @@ async def test_a_death_for_good_is_told_while_nobody_waits_for_the_actor(run: Ru
     run.watch.follow("rank", actor, silent_s=0.3, on_death=lambda *death: told.put_nowait(death))
     name, death = await asyncio.wait_for(told.get(), 10)
     assert name == "rank" and isinstance(death, ActorDiedError) and not run.ended
+
+
+async def test_a_death_for_good_that_nobody_is_told_of_is_shown(run: Run):
+    actor = Actor()
+    actor.fault = ActorDiedError()
+    run.watch.follow("tools/a:b/0", actor, silent_s=0.3)
+    await run.happens()
+    assert len(run.shown) == 1 and run.shown[0].startswith("tools/a:b/0 is gone for good: ")
+    run.watch.follow_start("balancer", actor, silent_s=0.3)  # who starts it says so
+    await asyncio.sleep(0.1)
+    assert len(run.shown) == 1
 
 
 async def test_which_processes_are_the_runs_is_written_down(tmp_path: Path):
@@ -233,6 +271,19 @@ async def test_another_process_in_the_place_of_one_that_died_is_shown_and_so_is_
         "balancer died: process 1 is gone, and process 2 in its place", "balancer: 1 servers of its pool were lost"
     ]  # fmt: skip
     assert not run.ended
+
+
+async def test_what_went_with_a_process_that_died_is_said(run: Run):
+    actor = Actor()
+    actor.sign = replace(SIGN, loses="the states of 2 rollouts")
+    run.watch.follow("tools/a:b/0", actor, silent_s=0.4)
+    while actor.asked < 2:
+        await asyncio.sleep(0.01)
+    actor.sign = replace(SIGN, life="another", pid=2)
+    await run.happens()
+    assert run.shown == [
+        "tools/a:b/0 died: process 1 is gone, and process 2 in its place; with it went the states of 2 rollouts"
+    ]
 
 
 async def test_what_it_has_left_is_not_judged(run: Run):

@@ -87,6 +87,7 @@ class Campaign:
             undo,
             lambda: self._said(kind, first_line) and (not kind.ends or len(run.statuses) > first_status),
             patience_s=self._over_within_s if kind.ends else UNDO_S,
+            parts=self._parts - set(kind.without),
         )
         outcome = "hang" if over_s is None else "goes on"
         if len(run.statuses) > first_status:
@@ -120,7 +121,7 @@ class Campaign:
         return not kind.says or any(word in line.line for line in lines for word in kind.says)
 
     def _wait_until_over(
-        self, put_in_s: float, undo: Undo | None, told: Callable[[], bool], *, patience_s: float
+        self, put_in_s: float, undo: Undo | None, told: Callable[[], bool], *, patience_s: float, parts: set[str]
     ) -> float | None:
         """Seconds until the first step at full speed began; None for a hang.
 
@@ -136,7 +137,7 @@ class Campaign:
                 complete_s, undo = None, None
             run.note_family()
             now = time.monotonic()
-            if self._run.missing(self._parts):
+            if run.missing(parts):
                 complete_s = None
             elif complete_s is None:
                 complete_s = now
@@ -166,7 +167,7 @@ class Campaign:
         (self._run.folder / f"hang {kind.name} {seed}".replace("/", "-")).write_text(tail)
         self._run.end()
         self._run.start()
-        self._run.wait(lambda: not self._run.missing(self._parts), START_S)
+        self._run.wait(lambda: not self._run.missing(self._parts - set(kind.without)), START_S)
 
     def _dropped(self, after_step: int, expected: str) -> tuple[int, int]:
         """Rollouts that were dropped since that step: for the reason expected, and for another."""

@@ -37,6 +37,7 @@ class Kind:
     drops: str = ""  # what stands in the reasons of rollouts that this fault may end
     harmless: bool = False  # nothing may be killed for it
     may_pass: bool = False  # it may meet nobody: then nothing is said, and nothing is lost
+    without: tuple[str, ...] = ()  # parts that the run goes on without
 
 
 def found(run: Run, name: str) -> psutil.Process:
@@ -220,7 +221,7 @@ def silent_child(run: Run) -> None:
 
 
 NEWEST = "checkpoints/stage1-step-*"
-PARTS = ("generation/0", "sandbox/0", "balancer", "learner/rank-0", "learner/rank-1")
+PARTS = ("generation/0", "sandbox/0", "balancer", "learner/rank-0", "learner/rank-1", "tools/own:echo/0")
 CHILDREN = {"generation/1 engine": "generation/1", "sandbox/0 child": "sandbox/0"}
 HARD = signal.SIGKILL
 PAIRS = (

@@ -2,7 +2,7 @@
 
 With a rank and a replica on each, the node's parts find room on another node, or it comes back, or neither, and then
 the run ends and says so. With one rank the node without it is lost, and with it a replica alone and the trajectories
-that lie there.
+that lie there. With `--smaller` the command is given with `--when-short smaller`, and goes on with what is left.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def _raylet(node: Any) -> int:
     return raylet.process.pid
 
 
-def kinds(nodes: Nodes, ranks: int) -> list[Kind]:
+def kinds(nodes: Nodes, ranks: int, *, smaller: bool) -> list[Kind]:
     """What becomes of a node under a run with so many ranks."""
 
     def elsewhere(run: Run) -> None:
@@ -131,7 +131,8 @@ def kinds(nodes: Nodes, ranks: int) -> list[Kind]:
         nodes.lose()
         assert run.driver is not None
         run.driver.wait(ENDS_S)
-        nodes.join()  # and the same command goes on
+        if not smaller:
+            nodes.join()  # and the same command goes on
 
     said = ("was lost, with",)
     if ranks == 1:
@@ -141,6 +142,10 @@ def kinds(nodes: Nodes, ranks: int) -> list[Kind]:
             Kind(name="node of a replica lost, and comes back", fault=lose_a_replica, says=said),
         ]
     ended = (*said, "no node for", "had no node for", "going on after step")
+    if smaller:
+        fewer = (*ended, "smaller plan: 1 replicas and 1 ranks fit, instead of 2 and 2")
+        name, without = "node lost for good, and a smaller plan", ("generation/1", "learner/rank-1")
+        return [Kind(name=name, fault=for_good, says=fewer, ends=True, without=without)]
     return [
         Kind(name="node lost, another has room", fault=elsewhere, says=said),
         Kind(name="node lost, and comes back", fault=returns, says=said),
@@ -148,9 +153,12 @@ def kinds(nodes: Nodes, ranks: int) -> list[Kind]:
     ]
 
 
-def play(folder: Path, policy: Path, *, ranks: int, seeds: int) -> tuple[list[Case], list[str]]:
-    """The cases, and what was wrong at the end of them."""
+def play(
+    folder: Path, policy: Path, *, ranks: int, seeds: int, smaller: bool = False, over_s: float = OVER_S
+) -> tuple[list[Case], list[str]]:
+    """The cases, and what was wrong at the end of them. With a `smaller` plan there is one: what is lost is."""
     options = ("--detector.node-away-s", f"{AWAY_S:g}", "--learner.ranks", str(ranks))
+    options += ("--when-short", "smaller") if smaller else ()
     control = folder / "control"
     control.mkdir(parents=True, exist_ok=True)
     nodes = Nodes(control, head_cpus=int(ranks == 2))
@@ -158,12 +166,12 @@ def play(folder: Path, policy: Path, *, ranks: int, seeds: int) -> tuple[list[Ca
         for _ in range(3 - ranks):
             nodes.join()
         run = Run(folder, policy, options=options, ray=nodes.address)
-        campaign = Campaign(run, OVER_S)
+        campaign = Campaign(run, over_s)
         cases: list[Case] = []
         try:
             campaign.begin()
-            for seed in range(seeds):
-                for kind in kinds(nodes, ranks):
+            for seed in range(1 if smaller else seeds):
+                for kind in kinds(nodes, ranks, smaller=smaller):
                     cases.append(campaign.play(kind, seed))
                     print(json.dumps(asdict(cases[-1])), flush=True)
         finally:
@@ -178,12 +186,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=2, choices=(1, 2))
+    parser.add_argument(
+        "--smaller", action="store_true", help="two ranks, of which one goes on with --when-short smaller"
+    )
+    parser.add_argument("--over-s", type=float, default=OVER_S, help="a fault that is not over then is a hang [s]")
     parser.add_argument("--folder", default="", help="where the run and its log go; a temporary folder")
     parser.add_argument("--policy", default=str(REPOSITORY / "runs" / "chaos"), help="where the policy is kept")
     options = parser.parse_args()
     folder = Path(options.folder or tempfile.mkdtemp(prefix="chaos-")).absolute()
     policy = make_policy(Path(options.policy))
-    cases, wrong = play(folder, policy, ranks=options.ranks, seeds=options.seeds)
+    ranks = 2 if options.smaller else options.ranks
+    cases, wrong = play(
+        folder, policy, ranks=ranks, seeds=options.seeds, smaller=options.smaller, over_s=options.over_s
+    )
     print("\n".join(wrong))
     print(json.dumps(summary(cases)), flush=True)
     return 0 if all(case.well for case in cases) and not wrong else 1

@@ -1,4 +1,5 @@
-"""The run's reward: groups differ whatever the policy has learned, and the harness can have it fail."""
+"""The run's reward: groups differ whatever the policy has learned, and the harness can have it fail. And a tool, which
+the policy knows nothing of: its host is there to be lost."""
 
 import asyncio
 import os
@@ -6,7 +7,16 @@ import sys
 import zlib
 from pathlib import Path
 
+from rstar_ray.tools.tool import Tool
 from rstar_ray.trajectory import Problem
+
+
+async def _echo(text: str) -> str:
+    return text
+
+
+TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+echo = Tool(name="echo", description="Says it again.", parameters=TEXT, function=_echo)
 
 
 async def reward(completion: str, problem: Problem) -> float:

@@ -28,8 +28,8 @@ OPTIONS = (
     "--scale tiny --prompts-per-step 2 --max-empty-steps 100000 --checkpoint.every-steps 1"
     " --checkpoint.trajectories-every-steps 20 --learner.ranks 2 --engine.replicas 2 --engine.cpus-per-replica 0.4"
     " --rollout.max-response-tokens 96 --rollout.deadline-s 90 --data.num-train 64 --reward.name own:reward"
-    " --reward.deadline-s 3 --evaluate.every-steps 4 --evaluate.num-problems 4 --evaluate.samples 2"
-    " --evaluate.max-response-tokens 96 --sandbox.deadline-s 60"
+    " --reward.deadline-s 3 --tools.use python own:echo --evaluate.every-steps 4 --evaluate.num-problems 4"
+    " --evaluate.samples 2 --evaluate.max-response-tokens 96 --sandbox.deadline-s 60"
 )
 SFT_OPTIONS = (
     "--sft.steps 200 --checkpoint.every-steps 200 --sft.num-conversations 1000"

@@ -19,7 +19,7 @@ from actors.weights.buckets import checksum
 from actors.weights.tensors import TensorBucket
 from recipes.scales import local_resources
 from rstar_ray.algorithm.state_bytes import rank_bytes
-from rstar_ray.trajectory import Completion, Sampling
+from rstar_ray.trajectory import MODELS_OWN, Completion
 from scheduler.plan import GB, logits_gb
 from tests import derived
 from tests.actors.engine_line import Line
@@ -74,7 +74,7 @@ def rank(folder: Path, engine: Engine) -> Iterator[Any]:
 
 async def complete(engine: Engine, prompt: list[int], number: int, tokens: int = 200) -> Completion:
     return await engine.generate(
-        prompt, request_id=f"gpu-{number}", max_tokens=tokens, seed=number, sampling=Sampling()
+        prompt, request_id=f"gpu-{number}", max_tokens=tokens, seed=number, sampling=MODELS_OWN
     )
 
 
@@ -89,7 +89,7 @@ async def test_a_rank_learns_in_bfloat16_within_what_the_planner_counts(rank: An
     torch.cuda.reset_peak_memory_stats()
     results = [rank.train_rl([micro_batches(rows)], 1e-4) for _ in range(3)]
     assert all(result.applied and np.isfinite(result.grad_norm) for result in results)
-    assert rank.facts().device != "cpu"
+    assert rank.device.type != "cpu"
     state = rank_bytes(rank.facts().num_parameters, dtype="bfloat16", zero=3, ranks=1)
     held = torch.cuda.memory_allocated()
     assert held == pytest.approx(state.state + state.bucket, rel=0.05)
@@ -107,7 +107,7 @@ async def test_chunked_log_probs_hold_what_the_planner_counts():
     targets = torch.arange(tokens, device="cuda")
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    logprobs, entropy = token_logprobs(hidden, weight, targets, chunk_tokens=chunk)
+    logprobs, entropy = token_logprobs(hidden, weight, targets, chunk_tokens=chunk, temperature=1.0)
     (logprobs.sum() + 0.1 * entropy.sum()).backward()
     assert torch.cuda.max_memory_allocated() - before < 1.1 * logits_gb(vocabulary, chunk) * GB
 
@@ -116,7 +116,7 @@ async def test_new_weights_are_served_under_load_and_log_probs_agree_with_the_le
     under_load = [asyncio.create_task(complete(engine, prompt, n, 600)) for n, prompt in enumerate(prompts(32))]
     await asyncio.sleep(0.5)
     rank.train_rl([micro_batches(weighted(draw_rows(24)))], 1e-4)
-    buckets = list(rank.weight_buckets())
+    buckets = list(rank.served_weights().on_host())
     update = await engine.update_weights(1, buckets)
     assert update.checksum == checksum(buckets)
     await asyncio.gather(*under_load)
@@ -149,7 +149,7 @@ async def test_by_ipc_the_engine_beside_a_rank_reads_its_weights_in_place_and_no
         rank.train_rl([micro_batches(weighted(draw_rows(8)))], 1e-4)
         sent = await asyncio.to_thread(transfer.send, weights, version, [Line(engine, 0)])
         assert sent.failed == {}
-        assert sent.checksum == sent.took["generation/0"].checksum == checksum(rank.weight_buckets())
+        assert sent.checksum == sent.took["generation/0"].checksum == checksum(rank.served_weights().on_host())
         assert set((await complete(engine, prompts(1)[0], version, 8)).policy_versions) == {version}
         torch.cuda.empty_cache()
         if version == 3:  # the first ones' contexts stay
@@ -174,7 +174,7 @@ async def test_by_broadcast_an_engine_on_another_gpu_has_the_ranks_weights(engin
 
     sent = await asyncio.to_thread(send, 30)
     assert sent.failed == {}
-    assert sent.checksum == sent.took["generation/0"].checksum == checksum(rank.weight_buckets())
+    assert sent.checksum == sent.took["generation/0"].checksum == checksum(rank.served_weights().on_host())
 
 
 class OnAnotherGpu:

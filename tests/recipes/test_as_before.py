@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.as_before import asked_otherwise, spelled, stage_of
+from recipes.as_before import asked_otherwise, stage_of
 from recipes.command_line import parse
 from recipes.evaluate import EVALUATE
 from recipes.session import launch_evaluation, run
@@ -14,6 +14,7 @@ from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
 from recipes.talker import TalkConfig, own_talker
 from rstar_ray.config import ChatConfig, RunConfig, ToolsConfig, leaves
+from rstar_ray.config.options import spelled
 from rstar_ray.errors import RStarError
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.tiny.tokenizer import make_tokenizer

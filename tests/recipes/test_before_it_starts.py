@@ -143,6 +143,26 @@ def test_the_hard_set_that_was_chosen_is_what_has_to_be_the_same(tmp_path: Path)
         run([config])
 
 
+def test_a_stage_that_lacks_its_evaluation_alone_is_refused_where_its_end_is_damaged(tmp_path: Path):
+    exam = str(rows(tmp_path / "exam.jsonl", problems(3)))
+    (config,) = parse([STAGE_1], stage_1(tmp_path, problems(9), "--data.heldout", exam))
+    begun(config, "")
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.finish_stage("stage1", 2)
+    with pytest.raises(Enough):
+        run([config])
+    end = run_dir.checkpoints_path / "stage1-step-000002"
+    note = end / "progress.json"
+    note.write_text(" " + note.read_text()[:-1])  # of the same size
+    with pytest.raises(ConfigError) as refused:
+        run([config])
+    assert str(refused.value) == (
+        f"--run-dir: {end}, where stage1 ended, is not whole: progress.json is not what was written: its checksum "
+        f"differs; bring it back from a copy, or delete {run_dir.path / 'finished' / 'stage1.json'}, and the stage's "
+        "rest is trained again"
+    )
+
+
 def test_a_damaged_note_of_where_a_stage_stands_is_left_to_the_stage(tmp_path: Path):
     (config,) = parse([STAGE_1], stage_1(tmp_path, problems(9)))
     begun(config, "other")

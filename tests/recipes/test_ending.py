@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from ray.exceptions import RayTaskError
+from ray.exceptions import ActorUnavailableError, RayTaskError
 
 from recipes.ending import status_of
 from recipes.session import say
@@ -59,6 +59,14 @@ def test_what_an_actor_raised_is_said_without_its_traceback(capsys: pytest.Captu
     raised = RayTaskError("start", "Traceback\n  File ...", EngineError("the engine did not start"))
     assert status_of(_raises(raised.as_instanceof_cause())) == 1
     assert capsys.readouterr().err == "error: the engine did not start\n"
+
+
+def test_an_actor_that_is_gone_is_one_line(capsys: pytest.CaptureFixture[str]):
+    assert status_of(_raises(ActorUnavailableError("it died:\n  exit code 1", None))) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ActorUnavailableError: ") and "exit code 1" in said and said.count("\n") == 1
+    with pytest.raises(ZeroDivisionError):
+        status_of(_raises(ZeroDivisionError()))
 
 
 def test_a_clean_stop_says_that_the_same_command_goes_on(capsys: pytest.CaptureFixture[str]):

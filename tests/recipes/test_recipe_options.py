@@ -92,6 +92,70 @@ def test_a_setting_of_other_stages_is_refused_with_the_one_that_is_meant(recipe:
     parse(ALL, [*TINY, option, "1"])
 
 
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            "--algorithm.min-zero-reward-trace-num 3",
+            "--algorithm.min-zero-reward-trace-num: it means nothing with --algorithm.resample paper; give "
+            "--algorithm.resample release, or leave it out",
+        ),
+        ("--algorithm.least-failures 1 --algorithm.resample none", "--algorithm.least-failures: it means nothing with"),
+        ("--algorithm.no-roc-error-ratio --algorithm.resample=random", "--algorithm.no-roc-error-ratio: it means"),
+        ("--algorithm.correction-cap=3", "--algorithm.correction-cap: it means nothing with --algorithm.correction no"),
+        (
+            "--learner.max-padding 0.1",
+            "--learner.max-padding: it means nothing with --learner.attention rows; give --l",
+        ),
+        (
+            "--data.no-integer-answers",
+            "--data.no-integer-answers: it means nothing without --data.train; give --data.t",
+        ),
+        (
+            "--engine.no-compile",
+            "--engine.no-compile: it means nothing with --engine.gpus-per-replica 0.0; give --engine",
+        ),
+        (
+            "--data.num-train 9 --data.train x.jsonl",
+            "--data.num-train: it means nothing with --data.train x.jsonl; leave out one of the two",
+        ),
+    ],
+)
+def test_an_option_that_the_mode_has_no_use_for_is_refused(options: str, line: str):
+    assert refusal(*options.split()).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("recipes", "options", "lines"),
+    [
+        ([SFT], "--algorithm.keep 3", ["--algorithm.keep means nothing to sft: it changes nothing here"]),
+        ([SFT], "--algorithm.least-failures 1 --learner.max-padding 0.1 --learner.attention sdpa",
+         ["--algorithm.least-failures means nothing to sft: it changes nothing here"]),
+        ([STAGE_2], "--optimizer.warmup-steps 3",
+         ["--optimizer.warmup-steps means nothing with --no-reset-optimizer: it changes nothing here"]),
+        ([EVALUATE], "--learner.ranks 1 --evaluate.files a.jsonl --data.heldout b.jsonl",
+         ["--learner.ranks means nothing to evaluate: it changes nothing here",
+          "--data.heldout means nothing with --evaluate.files a.jsonl: it changes nothing here"]),
+        ([STAGE_1], "--tools.hosts 3",
+         ["--tools.hosts means nothing with --tools.use python: it changes nothing here"]),
+        ([STAGE_1], "--sft.batch-size 4", []),  # SFT may come first
+        (ALL, "--data.num-filtered 6 --algorithm.keep 4 --sft.steps 3", []),
+    ],
+)  # fmt: skip
+def test_an_option_that_several_commands_share_is_told_where_it_changes_nothing(
+    recipes: list[Recipe], options: str, lines: list[str]
+):
+    shown: list[str] = []
+    parse(recipes, [*TINY, *options.split()], show=shown.append)
+    assert shown == lines
+
+
+def test_at_a_scale_that_has_no_sft_of_its_own_its_settings_mean_nothing_to_a_stage():
+    shown: list[str] = []
+    parse([STAGE_1], ["--scale", "gpu", "--sft.batch-size", "4"], show=shown.append)
+    assert shown == ["--sft.batch-size means nothing to stage1: it changes nothing here"]
+
+
 def test_an_unknown_scale_is_refused_with_the_choices():
     with pytest.raises(ConfigError, match="--scale: needs a value; choose auto, tiny"):
         parse([STAGE_1], ["--scale", "--run-dir", "runs/a"])
@@ -337,7 +401,7 @@ def test_adapters_other_than_those_of_the_stage_before_are_refused(tmp_path: Pat
             model_folder(folder / "model", max_position_embeddings=3_000)
         run_dir.finish_stage("sft", 1)
     for asked, named in (("0", "--learner.lora-rank: sft of"), ("4", "--learner.lora-alpha: sft of")):
-        options = ["--learner.lora-rank", asked, "--learner.lora-alpha", "32" if asked == "0" else "8"]
+        options = ["--learner.lora-rank", asked, *(["--learner.lora-alpha", "8"] if asked != "0" else [])]
         (config,) = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path / "run"), *options])
         with pytest.raises(ConfigError, match=named) as refused:
             run([config])

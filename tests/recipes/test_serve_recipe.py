@@ -82,7 +82,7 @@ async def test_an_answer_has_what_was_said_apart_from_what_was_thought_and_run()
     assert (choice["message"]["content"], choice["finish_reason"]) == ("It is 1.", "stop")
     assert choice["message"]["reasoning_content"] == "hm\n```python\nprint(1)\n```\n```\n1\n```\n"
     assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
-    assert fake.asked[0][1:] == (9, Sampling(temperature=0.5))
+    assert fake.asked[0][1:] == (9, Sampling(temperature=0.5, top_p=1.0))
 
 
 async def test_a_stream_is_what_openais_clients_read():

@@ -6,14 +6,14 @@ import signal
 
 import pytest
 
-from recipes.stop import SIGNALS, StopSignals
+from recipes.stop import GRACE_OF_EVALUATION, SIGNALS, StopSignals, grace_of_run
 from rstar_ray.errors import Stopped
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 async def test_the_first_signal_asks_and_the_run_ends_by_itself(number: signal.Signals):
     shown: list[str] = []
-    stop = StopSignals(60, shown.append)
+    stop = StopSignals(grace_of_run(60), shown.append)
     with stop.handled():
         assert not stop.asked()
         os.kill(os.getpid(), number)
@@ -23,7 +23,7 @@ async def test_the_first_signal_asks_and_the_run_ends_by_itself(number: signal.S
 
 
 async def test_the_second_signal_ends_at_once():
-    stop = StopSignals(60, print)
+    stop = StopSignals(grace_of_run(60), print)
     with pytest.raises(Stopped, match="in the middle of a step"), stop.handled():
         os.kill(os.getpid(), signal.SIGTERM)
         while not stop.asked():
@@ -33,14 +33,14 @@ async def test_the_second_signal_ends_at_once():
 
 
 async def test_when_grace_runs_out_it_ends_in_the_middle_of_a_step():
-    with pytest.raises(Stopped, match="in the middle of a step"), StopSignals(0.05, print).handled():
+    with pytest.raises(Stopped, match="in the middle of a step"), StopSignals(grace_of_run(0.05), print).handled():
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(10)
 
 
 async def test_another_cancellation_is_no_stop():
     async def run() -> None:
-        with StopSignals(60, print).handled():
+        with StopSignals(grace_of_run(60), print).handled():
             await asyncio.sleep(10)
 
     task = asyncio.create_task(run())
@@ -48,3 +48,14 @@ async def test_another_cancellation_is_no_stop():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_an_evaluation_ends_at_the_first_signal_for_its_rows_are_kept():
+    shown: list[str] = []
+    ended = "^stopped, and the problems that were finished are kept$"
+    with pytest.raises(Stopped, match=ended), StopSignals(GRACE_OF_EVALUATION, shown.append).handled():
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(10)
+    assert shown == [
+        "SIGTERM: the evaluation ends here; the problems that are finished are kept; once more ends it at once"
+    ]

@@ -68,8 +68,10 @@ async def test_turns_of_other_weights_steps_and_rollouts_do_not_count(tmp_path: 
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_turns_that_were_sampled_behind_another_prompt_do_not_count(tmp_path: Path, begun: bool):
-    """The problem was edited, or the template has another day's date."""
+async def test_turns_that_were_sampled_behind_another_prompt_or_under_other_budgets_do_not_count(
+    tmp_path: Path, begun: bool
+):
+    """The problem was edited, the template has another day's date, or the stage was begun anew in another way."""
     states = await played(start())
     journal = TurnJournal(tmp_path, "generation/0-a")
     journal.begin(start())
@@ -80,6 +82,13 @@ async def test_turns_that_were_sampled_behind_another_prompt_do_not_count(tmp_pa
     journal.close()
     other = replace(start(), prompt_ids=[*start().prompt_ids, ord("!")])
     assert journaled(tmp_path, [start()], 7) and journaled(tmp_path, [other], 7) == {}
+    asked = start().request
+    for changed in (
+        {"seed": asked.seed + 1},
+        {"limits": replace(asked.limits, max_response_tokens=asked.limits.max_response_tokens + 1)},
+        {"sampling": replace(asked.sampling, temperature=0.5)},
+    ):
+        assert journaled(tmp_path, [replace(start(), request=replace(asked, **changed))], 7) == {}
 
 
 async def test_a_turn_that_continues_other_tokens_is_not_put_behind_them(tmp_path: Path):
@@ -110,6 +119,59 @@ async def test_a_torn_or_damaged_record_ends_its_file(tmp_path: Path):
             assert kept_state in states
 
 
+async def test_zeros_that_a_lost_power_leaves_and_records_of_another_form_end_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    states = await played(start())
+    write(tmp_path, states[:1])
+    (file,) = tmp_path.rglob("*.turns")
+    file.write_bytes(file.read_bytes() + bytes(4096))
+    assert journaled(tmp_path, [start()], 7) == {"stage1/12/0-p/3": states[0]}
+    monkeypatch.setattr("rstar_ray.agent.journal._FORM", 1)  # of a version with other fields
+    assert journaled(tmp_path, [start()], 7) == {}
+
+
+async def test_a_file_that_cannot_be_read_is_named_and_ends_there(tmp_path: Path):
+    states = await played(start())
+    write(tmp_path, states[:1])
+    (file,) = tmp_path.rglob("*.turns")
+    broken = file.parent / "generation-0-b.turns"
+    broken.mkdir()
+    shown: list[str] = []
+    assert journaled(tmp_path, [start()], 7, show=shown.append) == {"stage1/12/0-p/3": states[0]}
+    (line,) = shown
+    assert line.startswith(f"{broken} cannot be read") and line.endswith("under way is sampled again")
+
+
+class FullOnce(TurnJournal):
+    """Its disk is full in the middle of one write."""
+
+    full = True
+
+    def _file(self, folder: Path) -> Any:
+        file = super()._file(folder)
+        if self.full:
+            self.full = False
+            file.write(b"torn")
+            raise OSError("No space left on device")
+        return file
+
+
+async def test_what_follows_a_write_that_failed_is_not_put_behind_its_torn_end(tmp_path: Path):
+    states = await played(start())
+    journal = FullOnce(tmp_path, "generation/0-a")
+    journal.add(states[0], 7)
+    with pytest.raises(OSError, match="No space"):
+        journal.flush()
+    assert not journal.has_unwritten
+    journal.begin(start())
+    journal.add(states[0], 7)
+    assert journal.has_unwritten
+    journal.flush()
+    assert journaled(tmp_path, [start()], 7) == {"stage1/12/0-p/3": states[0]}
+    journal.close()
+
+
 async def test_attempts_at_the_same_rollout_are_told_apart_by_their_ids_and_share_its_turns(tmp_path: Path):
     import re
 
@@ -128,14 +190,35 @@ async def test_where_a_rollout_stands_with_its_tools_is_read_again_with_its_turn
     assert (found.memories, found.reward, found.restarts) == (states[-1].memories, 0.5, 1)
 
 
+STAY = Placement(
+    replica_id="generation/0", turn=0, why="most room", waited_s=1.5, held_s={"no room": 1.0}, kv_used_tokens=16,
+    kv_expected_tokens=64, kv_capacity_tokens=128, residents=2,
+)  # fmt: skip
+
+
 async def test_where_it_was_placed_and_why_is_read_again(tmp_path: Path):
-    stay = Placement(
-        replica_id="generation/0", turn=0, why="most room", waited_s=1.5, held_s={"no room": 1.0}, kv_used_tokens=16,
-        kv_expected_tokens=64, kv_capacity_tokens=128, residents=2,
-    )  # fmt: skip
-    states = await played(replace(start(), placements=(stay,)))
+    states = await played(replace(start(), placements=(STAY,)))
     write(tmp_path, states[:2])
-    assert journaled(tmp_path, [start()], 7)["stage1/12/0-p/3"].placements == (stay,)
+    assert journaled(tmp_path, [start()], 7)["stage1/12/0-p/3"].placements == (STAY,)
+
+
+async def test_of_a_turn_under_way_where_it_was_placed_and_the_time_it_took_are_read_again_and_written_once(
+    tmp_path: Path,
+):
+    (first, *_) = await played(start())
+    name = first.request.rollout_id
+    for writer, stays, bits in (("0-a", (STAY,), (0, 3, 5)), ("1-b", (STAY, replace(STAY, turn=1)), (5, 8))):
+        journal = TurnJournal(tmp_path, f"generation/{writer}")
+        begun = replace(sampled(first, 0, bits[0]), spent_s=1.0) if bits[0] else None
+        journal.begin(replace(start(), placements=stays, begun=begun))
+        for known, count in itertools.pairwise(bits):
+            journal.add_begun({name: replace(sampled(first, known, count), spent_s=0.5 * count)}, 7)
+        journal.close()
+        (found,) = journaled(tmp_path, [start()], 7).values()
+        assert found.placements == stays
+        assert found.begun == replace(sampled(first, 0, bits[-1]), spent_s=0.5 * bits[-1])
+    parts = [part for file in sorted(tmp_path.rglob("*.turns")) for _, part, _ in read(file)]
+    assert [len(part.placements) for part in parts] == [1, 0, 2]
 
 
 async def test_nothing_is_kept_of_rollouts_outside_training_steps(tmp_path: Path):
@@ -224,6 +307,51 @@ async def test_of_two_beginnings_of_one_turn_none_is_mixed_with_the_other(tmp_pa
     assert found.begun in (sampled(first, 0, 36), sampled(other, 0, 34))
 
 
+async def test_of_a_rollout_that_began_again_only_its_latest_beginning_counts(tmp_path: Path):
+    states, name = await played(start()), start().request.rollout_id
+    again = replace(start(), restarts=1)
+    for lost, later in (("0-a", "1-b"), ("1-b", "0-a")):  # whatever file is read first
+        folder = tmp_path / lost
+        write(folder, states[:2], f"generation/{lost}")
+        journal = TurnJournal(folder, f"generation/{later}")
+        journal.begin_again(again, 7)
+        journal.flush()
+        assert journaled(folder, [start()], 7) == {name: again}
+        journal.begin(again)
+        journal.add_begun({name: sampled(states[0], 0, 4)}, 7)
+        journal.flush()
+        assert journaled(folder, [start()], 7) == {name: replace(again, begun=sampled(states[0], 0, 4))}
+        journal.add(replace(states[0], restarts=1), 7)
+        journal.close()
+        assert journaled(folder, [start()], 7) == {name: replace(states[0], restarts=1)}
+
+
+async def test_a_part_without_tokens_is_followed_by_what_comes_after_it(tmp_path: Path):
+    (first, *_) = await played(start())
+    name, journal = first.request.rollout_id, TurnJournal(tmp_path, "generation/0-a")
+    journal.begin(start())
+    for known, count in ((0, 3), (3, 3), (3, 5), (5, 5)):
+        journal.add_begun({name: sampled(first, known, count)}, 7)
+    journal.close()
+    assert journaled(tmp_path, [start()], 7) == {name: replace(start(), begun=sampled(first, 0, 5))}
+
+
+async def test_what_the_driver_knew_of_a_rollout_is_not_mixed_with_what_the_files_have_of_it(tmp_path: Path):
+    """It had read more before, of a file that is gone."""
+    states = await played(start())
+    known = replace(states[1], memories={"notes": ToolMemory(calls=2)}, num_answers=1, placements=(STAY,))
+    write(tmp_path, states[:1])
+    assert journaled(tmp_path, [known], 7) == {start().request.rollout_id: states[0]}
+    (file,) = tmp_path.rglob("*.turns")
+    file.unlink()
+    journal = TurnJournal(tmp_path, "generation/1-b")
+    journal.begin(start())
+    journal.add_begun({known.request.rollout_id: sampled(states[0], 0, 4)}, 7)
+    journal.close()
+    (found,) = journaled(tmp_path, [known], 7).values()
+    assert found == replace(start(), begun=sampled(states[0], 0, 4))
+
+
 async def test_a_turn_goes_on_with_what_was_sampled_of_it_and_ends_as_it_would_have(tmp_path: Path):
     first, *_, whole = await played(start())
     begun = replace(start(), begun=sampled(first, 0, 6))
@@ -238,3 +366,13 @@ async def test_a_turn_goes_on_with_what_was_sampled_of_it_and_ends_as_it_would_h
     assert state.response_ids == whole.response_ids and state.begun is None
     assert asked == [begun.begun, None, None]
     assert begun.begun_again() == replace(start(), restarts=1)
+
+
+async def test_a_turn_that_two_engines_sampled_took_the_time_of_both():
+    first, *_ = await played(start())
+    begun = replace(sampled(first, 0, 6), spent_s=100.0)
+    state = await play_turn(
+        replace(start(), begun=begun), generate=ScriptedEngine(list(TURNS)), execute=SANDBOX, chat=CHAT
+    )
+    assert 100.0 <= state.turns[0].generate_s < 110.0
+    assert state.turns[0].tool_s < 10.0

@@ -68,7 +68,9 @@ def test_chunked_logprobs_pass_a_finite_difference_check():
 
 def test_chunked_logprobs_of_no_token_are_empty_and_give_zero_gradients():
     hidden, weight = draw(1, 0, 4).requires_grad_(), draw(2, 7, 4).requires_grad_()
-    logprobs, entropy = token_logprobs(hidden, weight, torch.zeros(0, dtype=torch.int64), chunk_tokens=8)
+    logprobs, entropy = token_logprobs(
+        hidden, weight, torch.zeros(0, dtype=torch.int64), chunk_tokens=8, temperature=1.0
+    )
     (logprobs.sum() + entropy.sum()).backward()
     assert len(logprobs) == 0 and not weight.grad.any()
 
@@ -76,8 +78,8 @@ def test_chunked_logprobs_of_no_token_are_empty_and_give_zero_gradients():
 def test_bfloat16_inputs_give_float32_logprobs_close_to_float32s():
     hidden, weight = draw(1, 64, 32, dtype=torch.float32), draw(2, 50, 32, dtype=torch.float32)
     targets = torch.arange(64) % 50
-    want, _ = token_logprobs(hidden, weight, targets, chunk_tokens=16)
-    got, _ = token_logprobs(hidden.bfloat16(), weight.bfloat16(), targets, chunk_tokens=16)
+    want, _ = token_logprobs(hidden, weight, targets, chunk_tokens=16, temperature=1.0)
+    got, _ = token_logprobs(hidden.bfloat16(), weight.bfloat16(), targets, chunk_tokens=16, temperature=1.0)
     assert got.dtype == torch.float32
     assert (got - want).abs().max() < 0.15
 
@@ -88,7 +90,7 @@ def test_the_gradient_does_not_depend_on_the_chunk_in_float32():
     gradients = []
     for chunk_tokens in (7, 64, 300):
         leaves = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        token_logprobs(*leaves, targets, chunk_tokens=chunk_tokens)[0].mean().backward()
+        token_logprobs(*leaves, targets, chunk_tokens=chunk_tokens, temperature=1.0)[0].mean().backward()
         gradients.append(torch.cat([leaf.grad.flatten() for leaf in leaves]))
     for one, other in pairwise(gradients):
         assert (one - other).abs().max() < 1e-6

@@ -35,6 +35,14 @@ def test_a_line_comes_when_one_is_due_and_not_for_the_last():
     assert len(shown) == 2
 
 
+def test_what_had_ended_before_counts():
+    shown, clock = list[str](), Clock()
+    progress = Progress("filter", 20, shown.append, done=7, clock=clock)
+    clock.now_s += EVERY_S
+    progress.ended()
+    assert shown == ["filter: 8 of 20 problems, 20 s"]
+
+
 def test_other_units_are_named():
     shown, clock = list[str](), Clock()
     progress = Progress("sft", 2, shown.append, unit="conversations", clock=clock)

@@ -1,3 +1,4 @@
+import errno
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -9,12 +10,11 @@ import pytest
 from rstar_ray import progress
 from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
 from rstar_ray.config import RunConfig, with_values
-from rstar_ray.errors import DeadlineExceeded, RStarError, Stopped
+from rstar_ray.errors import ConfigError, DeadlineExceeded, RStarError, Stopped
 from rstar_ray.evaluation.run import evaluated, run_evaluation
-from rstar_ray.hard_set import unsolved
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, roll_out, rollout_requests
-from rstar_ray.run_dir import metrics
-from rstar_ray.run_dir.durable import read_json, read_rows
+from rstar_ray.run_dir import ledger, metrics
+from rstar_ray.run_dir.durable import append_row, read_json, read_rows
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.metrics import PlacementFigures
 from rstar_ray.run_dir.verify import faults
@@ -152,18 +152,46 @@ async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
     assert all("no space left" in line or "no module" in line for line in lines)
 
 
-async def test_a_run_goes_on_without_its_rows_of_metrics_and_ledger_and_says_so_of_each(tmp_path: Path):
+async def test_a_run_goes_on_without_its_rows_of_metrics_and_says_so(tmp_path: Path):
     config, shown = stage("stage1", steps=3), list[str]()
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
         (run_dir.path / "metrics.jsonl").write_text('{"stage": "stage1", "step": 1}\n{"torn\n{}\n')
-        (run_dir.path / "ledger.jsonl").mkdir()
         checkpoint = await run_rl(config, adding_problems(40), fake_crew(SkilledPolicy(), shown), run_dir)
     assert checkpoint.step == 3 and sum("reward" in line for line in shown) == 3
-    assert [line.split(" is left out: ")[0] for line in shown if "is left out" in line] == [
-        "what ledger.jsonl has of stage1",
-        "metrics.jsonl of stage1",
-        *(f"step {step} in ledger.jsonl" for step in (1, 2, 3)),
-    ]
+    assert [line.split(" is left out: ")[0] for line in shown if "is left out" in line] == ["metrics.jsonl of stage1"]
+
+
+async def test_a_step_whose_row_of_the_ledger_cannot_be_written_ends_the_run_and_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config, written = stage("stage1", steps=6, checkpoint__every_steps=2), 0
+
+    def once_full(path: Path, row: dict[str, object], **how: bool) -> None:
+        nonlocal written
+        written += 1
+        if written == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append_row(path, row, **how)
+
+    monkeypatch.setattr(ledger, "append_row", once_full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/run/ledger\.jsonl'"):
+        await run_stage(config, SkilledPolicy(), tmp_path / "run")
+    monkeypatch.undo()
+    for name in ("run", "whole"):
+        await run_stage(config, SkilledPolicy(), tmp_path / name)
+    rows, whole = (read_rows(tmp_path / name / "ledger.jsonl") for name in ("run", "whole"))
+    assert rows == whole and len(rows) == 6 and faults(tmp_path / "run", show=print) == []
+
+
+async def test_a_ledger_that_may_hold_rows_of_steps_that_are_done_again_ends_the_run_before_its_first_step(
+    tmp_path: Path,
+):
+    config, policy = stage("stage1", steps=3), SkilledPolicy()
+    with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
+        (run_dir.path / "ledger.jsonl").write_text('{"stage": "stage1", "step": 1}\n{"torn\n{}\n')
+        with pytest.raises(ConfigError, match=r"ledger\.jsonl, line 2: not JSON .*; bring it back from a copy"):
+            await run_rl(config, adding_problems(40), fake_crew(policy), run_dir)
+    assert policy.policy_version == 0 and not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def evaluations(path: Path) -> list[tuple[str, int, str]]:
@@ -403,35 +431,6 @@ async def test_an_evaluation_whose_rollouts_fail_every_time_says_why(tmp_path: P
         pytest.raises(RStarError, match="8 rollouts failed 3 times: no executor left"),
     ):
         await run_evaluation(SMALL, {"held-out": adding_problems(2)}, crew, run_dir, step=3)
-
-
-class LosingRollouts(LocalRollouts):
-    """Loses some siblings of one problem, every time they are asked for."""
-
-    lost = ("0-add-0/1", "0-add-0/2")
-
-    async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
-        async for end in super().run(requests):
-            if isinstance(end, FinishedRollout) and any(name in end.summary.rollout_id for name in self.lost):
-                summary = end.summary
-                yield DroppedRollout(rollout_id=summary.rollout_id, group_id=summary.group_id, reason="lost")
-            else:
-                yield end
-
-
-async def test_a_problem_that_lacks_rollouts_is_not_counted_as_solved():
-    policy = SkilledPolicy(skill=1.0, slip=0.0)  # solves all that it is not kept from
-    crew = fake_crew(policy)
-    losing = TrainingSystem(rollouts=LosingRollouts(policy), learner=crew.learner, publish=crew.publish)
-    hard = await unsolved(adding_problems(20), losing, SMALL)
-    assert [problem.id for problem in hard] == ["add-0"]
-
-
-async def test_the_hard_set_is_not_chosen_from_what_is_left_of_our_losses():
-    crew = fake_crew(SkilledPolicy(), execute=UnreliableSandbox(fails_every=2))
-    system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
-    with pytest.raises(RStarError, match=r"choosing the hard set: \d+ of 80 rollouts failed 3 times"):
-        await unsolved(adding_problems(10), system, SMALL)
 
 
 async def test_a_step_that_loses_most_of_its_rollouts_ends_the_run_with_the_reason():

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -21,12 +21,12 @@ from rstar_ray.algorithm.lr_schedule import LrSchedule, rl_schedule, sft_schedul
 from rstar_ray.algorithm.resample import Candidate, ResampleRule, resample_on_correct
 from rstar_ray.algorithm.stage_end import REMEMBERED, WINDOW, StepSigns, reached
 from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
-from rstar_ray.config import RunConfig, with_values
+from rstar_ray.config import AlgorithmConfig, RunConfig, with_values
 from rstar_ray.crew import Crew
 from rstar_ray.data.order import DataPosition
 from rstar_ray.errors import RStarError
 from rstar_ray.evaluation.run import evaluated, run_evaluation
-from rstar_ray.hard_set import MOST_LOST, unsolved
+from rstar_ray.hard_set import MOST_LOST
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.ledger import Fate
@@ -216,7 +216,10 @@ def test_a_stage_knows_where_it_stands_after_each_step():
 
 
 def test_why_there_is_nothing_to_learn():
-    wrong, right, both = (nothing_to_learn(metrics_of(9, rewards), 4) for rewards in ([0, 0], [1, 1], [1, 1, 0, 0]))
+    def told(rewards: list[float], resample: Literal["paper", "release", "random", "none"] = "paper") -> str:
+        return nothing_to_learn(metrics_of(9, rewards), 4, AlgorithmConfig(resample=resample))
+
+    wrong, right, both = (told(rewards) for rewards in ([0, 0], [1, 1], [1, 1, 0, 0]))
     assert wrong == (
         "stage2: 4 steps in a row, to step 9, had no group whose kept rewards differ; in the last one 0 % of the "
         "groups are all right, 100 % all wrong; give easier problems or larger budgets (--rollout.max-response-tokens, "
@@ -225,6 +228,9 @@ def test_why_there_is_nothing_to_learn():
     )
     assert "100 % of the groups are all right, 0 % all wrong; give harder problems (--drop-solved)," in right
     assert "50 % of the groups are all right, 50 % all wrong; give harder problems" in both
+    assert told([0, 0], "release").endswith("or keep more failures (--algorithm.min-zero-reward-trace-num)")
+    assert told([0, 0], "random").endswith("--rollout.max-turns), or keep more rollouts (--algorithm.keep)")
+    assert told([0, 0], "none").endswith("--rollout.max-turns), or draw more rollouts (--algorithm.keep)")
 
 
 async def test_half_of_a_step_may_be_lost_and_no_more():
@@ -257,18 +263,6 @@ class Losing(LocalRollouts):
             one = end if isinstance(end, DroppedRollout) else end.summary
             name, group = one.rollout_id, one.group_id
             yield DroppedRollout(rollout_id=name, group_id=group, reason="lost") if name in lost else end
-
-
-async def test_the_choice_of_the_hard_set_may_lack_one_in_twenty():
-    async def hard(lost: int) -> list[str]:
-        policy, shown = SkilledPolicy(skill=1.0, slip=0.0), list[str]()
-        system = TrainingSystem(rollouts=Losing(policy, lost), learner=SkillLearner(policy), publish=nothing)
-        problems = await unsolved(adding_problems(5), system, SMALL, show=shown.append)
-        return [problem.id for problem in problems]
-
-    assert await hard(0) == [] and await hard(2) == ["add-0"]
-    with pytest.raises(RStarError, match=r"^choosing the hard set: 3 of 40 rollouts failed 3 times: lost$"):
-        await hard(3)
 
 
 def row(name: str) -> TrainingRow:

@@ -94,7 +94,13 @@ async def fronted(
     most = replace(CEILINGS, wall_s=wall_s)
     door = ServerConfig(port=0, limits=derived.program(wall_s=min(wall_s, 40.0)), ceilings=most)
     config = FrontConfig(
-        server=door, queue_size=50_000, workers=addresses, worker_token=TOKEN, join_token=JOIN, patience=patience
+        server=door,
+        queue_size=50_000,
+        level=IsolationLevel.NAMESPACES,
+        workers=addresses,
+        worker_token=TOKEN,
+        join_token=JOIN,
+        patience=patience,
     )
     async with front(replace(config, **changes)) as (fleet, port):
         yield fleet, f"http://127.0.0.1:{port}"

@@ -65,9 +65,10 @@ def test_an_address_that_is_none_is_refused(text: str):
 
 
 def test_a_front_without_workers_or_with_one_token_for_all_is_refused():
+    level, door = IsolationLevel.NAMESPACES, ServerConfig()
     with pytest.raises(ConfigError, match="--worker"):
-        FrontConfig(server=ServerConfig(), queue_size=1)
+        FrontConfig(server=door, queue_size=1, level=level)
     with pytest.raises(ConfigError, match="clients' token"):
-        FrontConfig(server=ServerConfig(token="one"), queue_size=1, join_token="one")
+        FrontConfig(server=ServerConfig(token="one"), queue_size=1, level=level, join_token="one")
     with pytest.raises(ConfigError, match=re.escape("10.0.0.0/24")):
-        FrontConfig(server=ServerConfig(), queue_size=1, join_token="j", allow_workers=("10.0.0.0/99",))
+        FrontConfig(server=door, queue_size=1, level=level, join_token="j", allow_workers=("10.0.0.0/99",))

@@ -18,7 +18,7 @@ from rstar_ray.errors import ConfigError
 from scheduler.checkpoints import plan_checkpoint
 from scheduler.plan import QWEN3_14B
 
-PLAN = plan_checkpoint(QWEN3_14B, ranks=64, dtype="bfloat16", every_steps=10, keep=2)
+PLAN = plan_checkpoint(QWEN3_14B, ranks=64, dtype="bfloat16", every_steps=10, keep=2, lora_rank=0)
 
 
 def test_a_checkpoint_of_14b_over_64_ranks():
@@ -35,7 +35,7 @@ def test_a_checkpoint_of_14b_over_64_ranks():
 
 
 def test_the_file_system_bounds_many_ranks_and_adapters_write_less():
-    many = plan_checkpoint(QWEN3_14B, ranks=1024, dtype="bfloat16", every_steps=10, keep=1)
+    many = plan_checkpoint(QWEN3_14B, ranks=1024, dtype="bfloat16", every_steps=10, keep=1, lora_rank=0)
     assert many.total_gb == pytest.approx(PLAN.total_gb) and many.writing_s < PLAN.writing_s
     adapters = plan_checkpoint(QWEN3_14B, ranks=64, dtype="bfloat16", every_steps=10, keep=2, lora_rank=32)
     assert 4 * 14.8 < adapters.rank_gb * 64 < 4 * 14.8 + 3  # frozen weights have no moments

@@ -10,7 +10,8 @@ COST = EngineCost(fixed_s=1.0, per_sequence_s=0.1, per_context_s=0.001, per_pref
 
 
 def engine(kv_tokens: int = 16_000, **limits: int) -> ModelledEngine:
-    return ModelledEngine(COST, EngineShape(kv_tokens=kv_tokens, block_tokens=16, **limits))
+    shape: dict[str, int] = {"kv_tokens": kv_tokens, "block_tokens": 16, "max_running": 1_024, **limits}
+    return ModelledEngine(COST, EngineShape(**shape))
 
 
 def run(model: ModelledEngine) -> list[tuple[str, float]]:

@@ -20,13 +20,13 @@ def step(name: str, demand: float, rule: str, *, later: bool = False) -> TwinRes
     now, before = (draw(kind, groups=GROUPS, siblings=SIBLINGS, earlier=earlier) for earlier in (False, True))
     settings = TwinSettings(
         replicas=REPLICAS,
-        shape=EngineShape(kv_tokens=1),
+        shape=EngineShape(kv_tokens=1, max_running=1_024),
         cost=MI300X_14B,
         max_response_tokens=kind.max_response_tokens,
         max_turns=kind.max_turns,
     )
     kv_tokens = max(int(demand_tokens(now) / demand / REPLICAS), 3 * kind.max_response_tokens)
-    shaped = replace(settings, shape=EngineShape(kv_tokens=kv_tokens))
+    shaped = replace(settings, shape=EngineShape(kv_tokens=kv_tokens, max_running=1_024))
     return Twin(now, rule, shaped, history=before if later else ()).run()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from recipes.plan import PlanConfig, plan, report, row
 from rstar_ray.algorithm.state_bytes import state_bytes
-from rstar_ray.config import RunConfig, leaves
+from rstar_ray.config import RunConfig, leaves, with_values
 from rstar_ray.errors import ConfigError
 from scheduler.plan import (
     QWEN3_14B,
@@ -16,26 +16,27 @@ from scheduler.plan import (
     Pools,
     activations_gb,
     best_separated,
+    engine_memory,
     lacks,
     plan_pools,
+    pools_of,
     read_model,
     remedies,
     trained_gb,
 )
 from scheduler.traces.stages import STAGES
+from tests import derived
 
 
 def colocated(*, gpus: int = 64, memory_gb: float = 192.0, tensor_parallel: int = 1):
     return plan_pools(
-        QWEN3_14B,
-        Gpu(memory_gb=memory_gb),
-        stage=STAGES["stage1"],
-        engine_gpus=gpus,
-        learner_gpus=gpus,
-        colocated=True,
-        tensor_parallel=tensor_parallel,
-        micro_batch_tokens=20_480,
-        rollouts=16_384,
+        QWEN3_14B, Gpu(memory_gb=memory_gb), shared(gpus, tensor_parallel), stage=STAGES["stage1"], rollouts=16_384
+    )
+
+
+def shared(gpus: int, tensor_parallel: int = 1) -> Pools:
+    return derived.pools(
+        engine_gpus=gpus, learner_gpus=gpus, tensor_parallel=tensor_parallel, micro_batch_tokens=20_480
     )
 
 
@@ -76,13 +77,7 @@ def test_what_does_not_fit_says_what_to_change():
     ],
 )
 def test_only_what_helps_is_offered(gpus: int, memory_gb: float, tensor_parallel: int, offered: set[str], useless: str):
-    pools = Pools(
-        engine_gpus=gpus,
-        learner_gpus=gpus,
-        colocated=True,
-        tensor_parallel=tensor_parallel,
-        micro_batch_tokens=20_480,
-    )
+    pools = shared(gpus, tensor_parallel)
     gpu, stage = Gpu(memory_gb=memory_gb), STAGES["stage1"]
     assert lacks(QWEN3_14B, gpu, stage, pools)
     found = remedies(QWEN3_14B, gpu, stage, pools)
@@ -98,12 +93,12 @@ def test_what_is_offered_are_options_of_a_run():
 
 
 def test_the_planner_budgets_what_a_run_that_sets_nothing_would_take():
-    bf16 = state_bytes("bfloat16")
+    bf16 = state_bytes("bfloat16", 3)
     assert (bf16.weight, bf16.gradient, bf16.master, bf16.moments, bf16.total) == (2, 4, 4, 8, 18)
-    fp32 = state_bytes("float32")
+    fp32 = state_bytes("float32", 3)
     assert (fp32.total, fp32.offloaded) == (20, 16)
     assert state_bytes("float32", zero=0).total == 16
-    pools = Pools(engine_gpus=1, learner_gpus=1, colocated=True, tensor_parallel=1, micro_batch_tokens=4_096)
+    pools = derived.pools(micro_batch_tokens=4_096)
     assert trained_gb(QWEN3_14B, pools) == pytest.approx(14.8 * 18)
     assert trained_gb(QWEN3_14B, replace(pools, offload=True)) == pytest.approx(14.8 * 2)
     logits_gb = 3 * RunConfig().learner.logprob_chunk_tokens * QWEN3_14B.vocabulary * 4 / 1e9
@@ -122,6 +117,33 @@ def test_offloading_leaves_more_for_kv():
     assert held.memory.trained_state == pytest.approx(9 * freed.memory.trained_state)
     assert freed.kv_tokens_per_replica > held.kv_tokens_per_replica
     assert freed.kv_tokens_per_replica % RunConfig().engine.block_size == 0
+
+
+def test_an_engine_has_no_more_kv_than_its_share_of_the_gpu_leaves_beside_its_weights():
+    pools, gpu, stage = shared(64), Gpu(memory_gb=192.0), STAGES["stage1"]
+    whole, half = (engine_memory(QWEN3_14B, gpu, replace(pools, memory_share=share)) for share in (0.0, 0.5))
+    assert half.kv == pytest.approx(0.5 * 192 - 29.6) and half.kv < whole.kv
+    assert engine_memory(QWEN3_14B, gpu, replace(pools, memory_share=0.95)).kv == whole.kv
+    (problem,) = lacks(QWEN3_14B, gpu, stage, replace(pools, memory_share=0.95))
+    assert problem.startswith("an engine's share of 0.95 is 182.4 GB, and beside a learner rank ")
+    offered = remedies(QWEN3_14B, gpu, stage, replace(pools, memory_share=0.95))
+    assert "--engine.gpu-memory-share 0.2 instead of 0.95" in offered
+    assert lacks(QWEN3_14B, gpu, stage, replace(pools, memory_share=0.1))[0].startswith("-10.4 GB are left for KV")
+    asked = PlanConfig(gpu_memory_share=0.5, micro_batch_tokens=20_480)
+    model, placement, separated = plan(asked)
+    assert placement.memory == half and separated is not None and not separated.problems
+    assert "  engine's share      0.50 " in report(asked, model, placement, separated)
+    with pytest.raises(ValueError, match=r"--gpu-memory-share is 1\.5, no share"):
+        PlanConfig(gpu_memory_share=1.5)
+
+
+def test_a_run_is_planned_as_it_is_set():
+    run = with_values(RunConfig(), {"engine.gpu_memory_share": 0.3, "engine.max_running": 7, "learner.offload": True})
+    made = pools_of(run, STAGES["stage1"], engine_gpus=4, learner_gpus=2, colocated=False)
+    assert (made.memory_share, made.max_running, made.offload, made.zero) == (0.3, 7, True, run.learner.zero)
+    few, many = (replace(shared(8), max_running=seats) for seats in (2, 256))
+    steps = [plan_pools(QWEN3_14B, Gpu(), one, stage=STAGES["stage1"], rollouts=4_096) for one in (few, many)]
+    assert steps[0].generate_s > steps[1].generate_s
 
 
 def test_what_does_not_fit_has_no_times():
@@ -143,9 +165,7 @@ def test_an_option_without_a_meaning_is_named(wrong: dict[str, float]):
 
 
 def test_engines_of_separated_pools_are_whole():
-    best = best_separated(
-        QWEN3_14B, Gpu(), stage=STAGES["stage1"], gpus=12, tensor_parallel=2, micro_batch_tokens=20_480, rollouts=3_072
-    )
+    best = best_separated(QWEN3_14B, Gpu(), shared(12, 2), stage=STAGES["stage1"], rollouts=3_072)
     assert best is not None and best.engine_gpus % 2 == 0
 
 
@@ -156,9 +176,7 @@ def test_more_gpus_shorten_both_phases():
 
 
 def test_pools_are_split_where_the_slower_phase_is_shortest():
-    best = best_separated(
-        QWEN3_14B, Gpu(), stage=STAGES["stage1"], gpus=16, tensor_parallel=1, micro_batch_tokens=20_480, rollouts=4_096
-    )
+    best = best_separated(QWEN3_14B, Gpu(), shared(16), stage=STAGES["stage1"], rollouts=4_096)
     assert best is not None and not best.problems
     assert best.engine_gpus + best.learner_gpus == 16
     assert best.step_s == pytest.approx(max(best.generate_s, best.learn_s) + best.publish_s)

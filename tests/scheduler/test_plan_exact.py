@@ -24,6 +24,7 @@ from scheduler.plan import (
     publish_seconds,
     read_model,
     remedies,
+    score_tokens,
     scores_gb,
     trained_gb,
     way_of,
@@ -31,6 +32,7 @@ from scheduler.plan import (
 from scheduler.traces.stages import StageShape, synthetic
 from scheduler.twin.bound import lower_bound
 from scheduler.twin.engine_model import EngineShape
+from tests import derived
 
 MODEL = ModelShape(
     name="round", parameters=1e9, layers=10, hidden=1_000, intermediate=3_000, heads=10, kv_heads=5, head_dim=100,
@@ -42,8 +44,8 @@ STAGE = StageShape(max_response_tokens=2_000, max_turns=5, mean_response_tokens=
 
 
 def pools(**more: Any) -> Pools:
-    given = {"engine_gpus": 8, "learner_gpus": 4, "colocated": True, "tensor_parallel": 2, "micro_batch_tokens": 5_000}
-    return Pools(**(given | more))
+    given = {"engine_gpus": 8, "learner_gpus": 4, "tensor_parallel": 2, "micro_batch_tokens": 5_000}
+    return derived.pools(**(given | more))
 
 
 def test_weights_and_kv_are_two_bytes_a_number():
@@ -69,7 +71,8 @@ def test_the_mathematical_path_of_attention_holds_a_score_for_every_head_and_pai
     said = "GB of attention's scores (10 heads x 22048 x 22048 tokens x 12 bytes)"
     assert said in lacks(MODEL, GPU, STAGE, long)[-1]
     assert "--learner.attention-kernel fused" in remedies(MODEL, GPU, STAGE, long)
-    held = {kernel: plan(attention_kernel=kernel).memory.activations for kernel in ("fused", "aiter", "eager")}
+    kernels = ("fused", "aiter", "eager")
+    held = {kernel: plan(score_tokens=score_tokens(kernel, STAGE)).memory.activations for kernel in kernels}
     longest = longest_tokens(STAGE)
     assert held["fused"] == held["aiter"]
     assert held["eager"] - held["fused"] == pytest.approx(12 * 10 * max(5_000, longest) * longest / 1e9)
@@ -174,10 +177,8 @@ def test_the_least_change_of_each_kind_is_offered():
 
 
 def plan(*, colocated: bool = True, rollouts: int = 1_000, engine_gpus: int = 8, learner_gpus: int = 4, **more: Any):
-    return plan_pools(
-        MODEL, GPU, stage=STAGE, engine_gpus=engine_gpus, learner_gpus=learner_gpus, colocated=colocated,
-        tensor_parallel=2, micro_batch_tokens=5_000, rollouts=rollouts, **more,
-    )  # fmt: skip
+    made = pools(engine_gpus=engine_gpus, learner_gpus=learner_gpus, colocated=colocated, **more)
+    return plan_pools(MODEL, GPU, made, stage=STAGE, rollouts=rollouts)
 
 
 @pytest.mark.parametrize("colocated", [True, False])
@@ -190,7 +191,7 @@ def test_a_steps_time_is_that_of_its_phases(colocated: bool, rollouts: int):
     response = sum(one.response_tokens for one in sample) / count
     cost = engine_cost(MODEL, GPU, 2)
     kv_tokens = kv_tokens_of(MODEL, GPU, pools(colocated=colocated))
-    bound = lower_bound(sample, replicas=1, cost=cost, shape=EngineShape(kv_tokens=kv_tokens))
+    bound = lower_bound(sample, replicas=1, cost=cost, shape=EngineShape(kv_tokens=kv_tokens, max_running=256))
     work, area = (seconds * rollouts / count / 4 for seconds in (bound.work_s, bound.kv_area_s))
     steps = cost.fixed_s * max(one.generated_tokens for one in sample)
     assert made.generate_s == pytest.approx(1.2 * max(bound.longest_rollout_s, area, min(work + steps, 2 * area)))
@@ -210,9 +211,7 @@ def test_a_steps_time_is_that_of_its_phases(colocated: bool, rollouts: int):
 
 def test_pools_apart_are_split_in_whole_engines_and_the_shortest_step_is_taken():
     def best(gpus: int):
-        return best_separated(
-            MODEL, GPU, stage=STAGE, gpus=gpus, tensor_parallel=2, micro_batch_tokens=5_000, rollouts=4_000
-        )
+        return best_separated(MODEL, GPU, pools(engine_gpus=gpus), stage=STAGE, rollouts=4_000)
 
     splits = [plan(colocated=False, rollouts=4_000, engine_gpus=e, learner_gpus=40 - e) for e in range(2, 40, 2)]
     fitting = [split for split in splits if not split.problems]

@@ -9,11 +9,12 @@ from rstar_ray.trajectory import StopReason
 from scheduler import plan
 from scheduler.expected_kv.order import OLDEST_EVERY, PROBES, Order
 from scheduler.load import RolloutLoad
-from scheduler.plan import Gpu, ModelShape, Pools, plan_pools, remedies
+from scheduler.plan import Gpu, ModelShape, plan_pools, remedies
 from scheduler.traces.record import TraceRollout, TraceTurn, cut, stop_reason
 from scheduler.traces.stages import StageShape
 from scheduler.twin import command_line
 from scheduler.twin.paged_cache import PagedCache, Request
+from tests import derived
 
 
 def load(name: str, *, response: int = 0) -> RolloutLoad:
@@ -154,7 +155,7 @@ def test_what_the_twin_assumes_where_nothing_is_said(
     assert given.pop("trace").name == "a.jsonl"
     assert given == {
         "history": None, "replicas": 64, "kv_tokens": 650_000, "rule": "expected_kv", "stage": None,
-        "max_running": 1_024, "block_tokens": 32, "risk": 0.0, "preemption_steps": 0.0,
+        "max_running": 256, "block_tokens": 32, "risk": 0.0, "preemption_steps": 0.0,
         "idle_share": 0.0, "cost": None, "picture": None, "json": False,
     }  # fmt: skip
     monkeypatch.setattr("sys.argv", ["scheduler.twin", "--json"])
@@ -178,10 +179,8 @@ STAGE = StageShape(max_response_tokens=2_000, max_turns=5, mean_response_tokens=
 
 def test_a_pass_for_the_old_logprobs_is_counted_where_there_is_one(monkeypatch: pytest.MonkeyPatch):
     def learn_s() -> float:
-        return plan_pools(
-            MODEL, Gpu(), stage=STAGE, engine_gpus=4, learner_gpus=4, colocated=True, tensor_parallel=1,
-            micro_batch_tokens=4_096, rollouts=64,
-        ).learn_s  # fmt: skip
+        pools = derived.pools(engine_gpus=4, learner_gpus=4, micro_batch_tokens=4_096)
+        return plan_pools(MODEL, Gpu(), pools, stage=STAGE, rollouts=64).learn_s
 
     plain = learn_s()
     monkeypatch.setattr(plan, "ANCHOR_PASSES", 1)
@@ -190,15 +189,13 @@ def test_a_pass_for_the_old_logprobs_is_counted_where_there_is_one(monkeypatch: 
 
 def test_engines_are_split_over_eight_gpus_at_most_and_over_those_there_are():
     def offered(engine_gpus: int, parallel: int) -> list[str]:
-        pools = Pools(
-            engine_gpus=engine_gpus, learner_gpus=engine_gpus, colocated=True, tensor_parallel=parallel,
-            micro_batch_tokens=1_024, offload=True,
-        )  # fmt: skip
+        pools = derived.pools(
+            engine_gpus=engine_gpus, learner_gpus=engine_gpus, tensor_parallel=parallel, micro_batch_tokens=1_024
+        )
         changes = plan._changes(Gpu(), pools)
         return [words.split()[1] for kind, words, *_ in changes if kind == "parallel"]
 
     assert offered(64, 1) == ["2", "4", "8"] and offered(64, 2) == ["4", "8"] and offered(64, 8) == []
     assert offered(12, 2) == ["4"] and offered(6, 1) == ["2"]
-    assert remedies(MODEL, Gpu(memory_gb=1.0), STAGE, Pools(
-        engine_gpus=1, learner_gpus=1, colocated=False, tensor_parallel=1, micro_batch_tokens=1_024, offload=True,
-    )) == ["GPUs of 80 GB"]  # fmt: skip
+    alone = derived.pools(colocated=False, micro_batch_tokens=1_024, offload=True)
+    assert remedies(MODEL, Gpu(memory_gb=1.0), STAGE, alone) == ["GPUs of 80 GB"]

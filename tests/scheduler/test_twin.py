@@ -26,7 +26,7 @@ ROLLOUTS = synthetic(STAGE, groups=8, siblings=16, seed=3)
 def settings(kv_tokens: int, replicas: int = 2) -> TwinSettings:
     return TwinSettings(
         replicas=replicas,
-        shape=EngineShape(kv_tokens=kv_tokens),
+        shape=EngineShape(kv_tokens=kv_tokens, max_running=1_024),
         cost=MI300X_14B,
         max_response_tokens=STAGE.max_response_tokens,
         max_turns=STAGE.max_turns,
@@ -111,10 +111,10 @@ def test_the_bound_of_a_single_rollout_is_its_own_time():
 
 
 def test_more_replicas_or_more_kv_never_raise_the_bound():
-    shape = EngineShape(kv_tokens=60_000)
+    shape = EngineShape(kv_tokens=60_000, max_running=1_024)
     few = lower_bound(ROLLOUTS, replicas=2, cost=MI300X_14B, shape=shape)
     many = lower_bound(ROLLOUTS, replicas=4, cost=MI300X_14B, shape=shape)
-    roomy = lower_bound(ROLLOUTS, replicas=2, cost=MI300X_14B, shape=EngineShape(kv_tokens=600_000))
+    roomy = lower_bound(ROLLOUTS, replicas=2, cost=MI300X_14B, shape=EngineShape(kv_tokens=600_000, max_running=1_024))
     assert many.lower_bound_s < few.lower_bound_s
     assert roomy.lower_bound_s <= few.lower_bound_s
 

@@ -28,7 +28,7 @@ TRACE = synthetic(STAGE, groups=8, siblings=16, seed=3)
 EARLIER = synthetic(STAGE, groups=24, siblings=8, seed=9)
 SCARCE = TwinSettings(
     replicas=2,
-    shape=EngineShape(kv_tokens=60_000),
+    shape=EngineShape(kv_tokens=60_000, max_running=1_024),
     cost=MI300X_14B,
     max_response_tokens=STAGE.max_response_tokens,
     max_turns=STAGE.max_turns,
@@ -48,7 +48,11 @@ def of_kind(name: str, kv_tokens: int, rule: str = "expected_kv", **more: Any) -
     rollouts = kind(name)
     budget, turns = limits_of(rollouts)
     settings = replace(
-        SCARCE, shape=EngineShape(kv_tokens=kv_tokens), max_response_tokens=budget, max_turns=turns, **more
+        SCARCE,
+        shape=EngineShape(kv_tokens=kv_tokens, max_running=1_024),
+        max_response_tokens=budget,
+        max_turns=turns,
+        **more,
     )
     return Twin(rollouts, rule, settings).run()
 
@@ -56,13 +60,17 @@ def of_kind(name: str, kv_tokens: int, rule: str = "expected_kv", **more: Any) -
 STEPS = {
     **{f"{rule}, scarce": lambda rule=rule: Twin(TRACE, rule, SCARCE).run() for rule in RULES},
     **{f"{rule}, narrow": lambda rule=rule: Twin(TRACE[:64], rule, NARROW).run() for rule in RULES},
-    "clairvoyant": lambda: clairvoyant_step(TRACE, replace(SCARCE, shape=EngineShape(kv_tokens=90_000))),
+    "clairvoyant": lambda: clairvoyant_step(
+        TRACE, replace(SCARCE, shape=EngineShape(kv_tokens=90_000, max_running=1_024))
+    ),
     "clairvoyant, narrow": lambda: clairvoyant_step(TRACE[:64], NARROW),
     "lengths known": lambda: Twin(TRACE, "expected_kv", SCARCE, history=EARLIER).run(),
     "lengths known, bold": lambda: Twin(
         TRACE, "expected_kv", replace(SCARCE, placement=BalancerConfig(risk=0.3)), history=EARLIER
     ).run(),
-    "roomy": lambda: Twin(TRACE, "expected_kv", replace(SCARCE, shape=EngineShape(kv_tokens=400_000))).run(),
+    "roomy": lambda: Twin(
+        TRACE, "expected_kv", replace(SCARCE, shape=EngineShape(kv_tokens=400_000, max_running=1_024))
+    ).run(),
     "four replicas": lambda: Twin(TRACE, "expected_kv", replace(SCARCE, replicas=4), history=EARLIER).run(),
     "three workers for tools": lambda: Twin(TRACE, "expected_kv", replace(SCARCE, tool_workers=3)).run(),
     "slow to reach": lambda: Twin(TRACE[:48], "expected_kv", replace(SCARCE, rpc_s=0.5)).run(),
@@ -94,7 +102,12 @@ def trace_figures(rollouts: list[TraceRollout]) -> list[float]:
 def seen_figures() -> list[float]:
     """Of the spans and samples of one step."""
     seen: list[Span | KvSample] = []
-    Twin(TRACE[:32], "round_robin", replace(SCARCE, shape=EngineShape(kv_tokens=12_000)), watch=seen.append).run()
+    Twin(
+        TRACE[:32],
+        "round_robin",
+        replace(SCARCE, shape=EngineShape(kv_tokens=12_000, max_running=1_024)),
+        watch=seen.append,
+    ).run()
     spans = [one for one in seen if isinstance(one, Span)]
     samples = [one for one in seen if isinstance(one, KvSample)]
     by_activity = [

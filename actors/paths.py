@@ -1,0 +1,40 @@
+"""What the actors of a run read from disk, on whichever node they are: absolute paths, and the same there as here."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rstar_ray.config import RunConfig, with_values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needed:
+    """One path that every node must have."""
+
+    option: str
+    path: Path
+    holds: Literal["model", "file", "code"]
+    entries: tuple[str, ...] = ()  # of code: what is named of it, `module:object`
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Ray starts processes in folders of their own."""
+    named = {"chat.template": config.chat.template, "algorithm.reference_model": config.algorithm.reference_model}
+    return with_values(config, {name: str(_absolute(path)) for name, path in named.items() if path})
+
+
+def needed_paths(config: RunConfig, model: Path) -> list[Needed]:
+    """What a run with this policy reads apart from its run directory; problems are read by the driver alone."""
+    needed = [Needed(option="--model", path=_absolute(model), holds="model")]
+    if reference := config.algorithm.reference_model:
+        needed.append(Needed(option="--algorithm.reference-model", path=_absolute(reference), holds="model"))
+    if template := config.chat.template:
+        needed.append(Needed(option="--chat.template", path=_absolute(template), holds="file"))
+    named = (config.reward.name, config.tools.environment, *config.tools.use)
+    if own := tuple(entry for entry in named if ":" in entry):
+        needed.append(Needed(option="--own-folder", path=_absolute(config.own_folder), holds="code", entries=own))
+    return needed
+
+
+def _absolute(path: str | Path) -> Path:
+    return Path(path).expanduser().absolute()

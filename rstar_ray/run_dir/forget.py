@@ -1,0 +1,88 @@
+"""A stage thrown away: all that it left in a run directory, so that it may be begun again, in another way too."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from rstar_ray.errors import ConfigError
+from rstar_ray.run_dir.durable import cut_rows, read_object, read_rows, write_json
+from rstar_ray.run_dir.folder import SET_ASIDE, RunDir
+from rstar_ray.stages import STAGES
+
+TABLES = ("metrics.jsonl", "ledger.jsonl", "evaluations.jsonl")
+"""With a row for each step, or some of them."""
+
+
+def forget(path: Path, stage: str, *, sure: bool, show: Callable[[str], None]) -> None:
+    """Remove all that the stage left, a line of `show` each; unless `sure` they say what would be removed.
+
+    Once more after a crash half-way it removes the rest. Raises `ConfigError` where the directory is in use or has no
+    such stage, and where a later stage has begun, which started from what this one left.
+    """
+    run_dir = RunDir(path)
+    with run_dir.held():
+        settings = read_object(run_dir.config_path)
+        if stage not in settings:
+            raise ConfigError(
+                "--stage", f"{run_dir.path} has no {stage}", f"give one of {', '.join(settings) or 'none'}"
+            )
+        begun = next((later for later in _after(stage) if _begun(run_dir, later)), None)
+        if begun is not None:
+            mend = f"forget {begun} first, or name a new directory for {stage}"
+            raise ConfigError("--stage", f"{begun} of {run_dir.path} started from what {stage} left", mend)
+        leavings = left_by(run_dir, stage)
+        rows = {name: count for name in TABLES if (count := _rows_of(run_dir.path / name, stage))}
+        word = "removed" if sure else "would remove"
+        for one in leavings:
+            if sure:
+                _remove(one)
+            show(f"{word} {one.relative_to(run_dir.path)}")
+        for name, count in rows.items():
+            if sure:
+                cut_rows(run_dir.path / name, stage=stage, after_step=-1)
+            show(f"{word} {count} rows of {name}")
+        if sure:  # last, so that what a crash leaves is a stage of this directory still
+            write_json(run_dir.config_path, {name: of for name, of in settings.items() if name != stage})
+        show(f"{word} {stage} from {run_dir.config_path.name}")
+
+
+def left_by(run_dir: RunDir, stage: str) -> list[Path]:
+    """Its files and folders: the mark of its end first, for without its checkpoint it would be a fault."""
+    step = f"{stage}-step-*"
+    found = [
+        (run_dir.path / "finished", f"{stage}.json"),
+        *((run_dir.checkpoints_path, pattern) for pattern in (f".tmp-*{step}", step, f"{SET_ASIDE}{step}")),
+        (run_dir.journal_path, step),
+        (run_dir.path, f"{stage}-problems.json"),
+        *((run_dir.results_path, pattern) for pattern in (step, f"{stage}-filter-*")),
+        (run_dir.trajectories_path, f"{stage}-*.jsonl"),
+        (run_dir.path / "plots", f"step-{stage}.png"),
+        (run_dir.path / "tensorboard", stage),
+    ]
+    return [path for folder, pattern in found for path in sorted(folder.glob(pattern))]
+
+
+def _after(stage: str) -> tuple[str, ...]:
+    return STAGES[STAGES.index(stage) + 1 :] if stage in STAGES else ()
+
+
+def _begun(run_dir: RunDir, stage: str) -> bool:
+    """It may be in config.json alone: a command of several stages claims the directory for all of them."""
+    checkpoints = run_dir.checkpoints_path.glob(f"*{stage}-step-*")
+    return any(checkpoints) or any(_rows_of(run_dir.path / name, stage) for name in TABLES)
+
+
+def _rows_of(path: Path, stage: str) -> int:
+    return sum(row.get("stage") == stage for row in read_rows(path))
+
+
+def _remove(path: Path) -> None:
+    """Folders under another name first: half of a checkpoint is none."""
+    if not path.is_dir():
+        path.unlink()
+        return
+    doomed = path if path.name.startswith(".tmp-") else path.with_name(f".tmp-removed-{path.name}")
+    if doomed != path:
+        shutil.rmtree(doomed, ignore_errors=True)
+        path.rename(doomed)
+    shutil.rmtree(doomed)

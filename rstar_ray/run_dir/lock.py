@@ -1,0 +1,39 @@
+"""Locks on files that keep a second process out of what one writes; they end with whoever holds them."""
+
+import fcntl
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from rstar_ray.errors import ConfigError
+
+
+def lock(file: IO[str], what: Path, in_use: Callable[[], str]) -> None:
+    """Hold the open file until it is closed. Raises `ConfigError` where another process does, saying `in_use`, and
+    where the file system of `what` has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError("--run-dir", in_use(), "wait for it to end or name another directory") from None
+    except OSError as refused:  # Lustre without its option, and some of FUSE
+        mend = "mount its file system with locks (Lustre: -o flock), or name a directory on another"
+        problem = f"{what} cannot be locked against a second run ({refused.strerror})"
+        raise ConfigError("--run-dir", problem, mend) from refused
+
+
+@contextmanager
+def written_alone(path: Path, by: str) -> Generator[None, None, None]:
+    """Keep a second process from writing this file too; `by` is what such a process would be.
+
+    Raises `ConfigError` where there is one, and where the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a", encoding="utf-8")
+    except OSError as refused:
+        mend = "name a directory that can be written"
+        raise ConfigError("--run-dir", f"{path}: {refused.strerror}", mend) from refused
+    with file:
+        lock(file, path, lambda: f"{path} is being written by {by}")
+        yield

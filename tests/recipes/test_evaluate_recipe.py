@@ -1,0 +1,169 @@
+"""An evaluation from its command to its end, with fakes in place of actors: who may write, and how it ends."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.watch import Watch
+from recipes import session
+from recipes.evaluate import EVALUATE
+from recipes.session import launch_evaluation
+from rstar_ray.errors import RStarError
+from rstar_ray.evaluation.asked import brought_along
+from rstar_ray.rollouts import DroppedRollout, FinishedRollout
+from rstar_ray.run_dir.durable import read_rows
+from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.trajectory import RolloutRequest
+from tests.fakes import LocalRollouts, SkilledPolicy, adding_problems, fake_crew
+
+pytestmark = pytest.mark.usefixtures("without_fsync")
+PROBLEMS = adding_problems(6)
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of an evaluation of a folder's policy, which has neither weights nor a tokenizer."""
+
+    def none(*_: object, **__: object) -> None: ...
+
+    for name in ("refuse_beyond_context", "refuse_uneven_split", "checked_chat", "tell_too_long", "load_chat"):
+        monkeypatch.setattr(session, name, none)
+    model, exam = tmp_path / "model", tmp_path / "exam.jsonl"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    rows = ({"id": one.id, "problem": one.problem, "answer": one.answer} for one in PROBLEMS)
+    exam.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    place = ["--scale", "tiny", "--run-dir", str(tmp_path / "run"), "--model", str(model)]
+    return [*place, "--evaluate.files", str(exam), "--evaluate.samples", "2"]
+
+
+class Rollouts(LocalRollouts):
+    """What happens after its fifth rollout is a test's to say; after that none ends."""
+
+    def __init__(self, actors: "FakeActors") -> None:
+        super().__init__(SkilledPolicy())
+        self._actors = actors
+
+    async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
+        FakeActors.asked.append(len(requests))
+        ended = 0
+        async for end in super().run(requests):
+            yield end
+            ended += 1
+            if ended == 5 and FakeActors.after_five is not None:
+                FakeActors.after_five(self._actors)
+                await asyncio.Event().wait()
+
+
+class FakeActors:
+    """In place of all actors of an evaluation, but for what watches them."""
+
+    after_five: Any = None
+    asked: list[int]  # rollouts, at each start
+    closed: int
+
+    def __init__(self, config: Any, model: Path, chat: Any, show: Any, *, tools: Any) -> None:
+        self.watch = Watch(config.detector, show=show)
+        self._crew = replace(fake_crew(SkilledPolicy()), rollouts=Rollouts(self), brought=brought_along(config, tools))
+
+    async def start(self, *, learner: bool) -> None:
+        assert not learner
+        self.watch.start()
+
+    async def serving(self) -> None: ...
+
+    def crew(self) -> Any:
+        return self._crew
+
+    async def close(self) -> None:
+        FakeActors.closed += 1
+        await self.watch.close()
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeActors, "asked", [], raising=False)
+    monkeypatch.setattr(FakeActors, "closed", 0, raising=False)
+    monkeypatch.setattr("actors.system.TrainingActors", FakeActors)
+    monkeypatch.setattr(session, "connect", lambda: None)
+    monkeypatch.setattr(session, "_refuse_unseen", lambda *needed: None)
+
+
+def ended_with(status: int, options: list[str], after_five: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeActors, "after_five", staticmethod(after_five))
+        with pytest.raises(SystemExit, match=str(status)):
+            launch_evaluation(EVALUATE, options)
+    assert FakeActors.closed == 1
+
+
+@pytest.mark.usefixtures("fakes")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_evaluation_that_is_asked_to_stop_closes_and_the_same_command_goes_on(
+    number: signal.Signals,
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    ended_with(130, options, lambda actors: os.kill(os.getpid(), number), monkeypatch)
+    out, err = capsys.readouterr()
+    assert f"{number.name}: the evaluation ends here; the problems that are finished are kept;" in out
+    assert err == "error: stopped, and the problems that were finished are kept; the same command goes on\n"
+    (rows,) = (tmp_path / "run" / "evaluations").iterdir()
+    finished = len(read_rows(rows))
+    launch_evaluation(EVALUATE, options)
+    assert FakeActors.asked == [12, 12 - 2 * finished] and finished
+    (row,) = read_rows(tmp_path / "run" / "evaluations.jsonl")
+    assert (row["stage"], row["set"], row["num_problems"]) == ("evaluate", "exam", 6)
+
+
+@pytest.mark.usefixtures("fakes")
+def test_an_evaluation_in_which_nothing_gets_on_ends_with_what_it_waited_for(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def stands_still(actors: FakeActors) -> None:
+        actors.watch.end_run(RStarError("nothing got on, silent for 9 s; driver has waited 9 s for generation"))
+
+    ended_with(1, options, stands_still, monkeypatch)
+    assert capsys.readouterr().err == ("error: nothing got on, silent for 9 s; driver has waited 9 s for generation\n")
+
+
+class Enough(RStarError): ...
+
+
+def test_two_that_ask_the_same_never_write_the_same_rows_and_any_other_may_be_beside(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    statuses: list[int] = []
+
+    def beside() -> None:
+        """While the first has begun."""
+        monkeypatch.setattr(session, "connect", enough)
+        for more in ([], ["--evaluate.temperature", "0.3"]):
+            with pytest.raises(SystemExit) as ended:
+                launch_evaluation(EVALUATE, [*options, *more])
+            statuses.append(ended.value.code)  # type: ignore[arg-type]
+        enough()
+
+    def enough() -> None:
+        raise Enough("that will do")
+
+    monkeypatch.setattr(session, "connect", beside)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    with RunDir(tmp_path / "run").held(), pytest.raises(SystemExit, match="1"):  # by a run that trains
+        launch_evaluation(EVALUATE, options)
+    assert statuses == [2, 1]
+    refused, *_ = capsys.readouterr().err.splitlines()
+    assert refused.startswith(f"error: --run-dir: {tmp_path / 'run' / 'evaluations' / 'exam-'}")
+    assert refused.endswith(
+        " is being written by another evaluation that asks the same; wait for it to end or name another directory"
+    )

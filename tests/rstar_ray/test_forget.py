@@ -1,0 +1,142 @@
+"""A stage that was begun by mistake is thrown away, and nothing else is."""
+
+import fcntl
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from rstar_ray.config import RunConfig, with_values
+from rstar_ray.errors import ConfigError
+from rstar_ray.evaluation.run import HELD_OUT, run_evaluation
+from rstar_ray.run_dir.__main__ import main
+from rstar_ray.run_dir.durable import read_json
+from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.verify import faults
+from rstar_ray.stages import run_rl
+from tests.fakes import SkilledPolicy, adding_problems, fake_crew
+
+pytestmark = pytest.mark.usefixtures("without_fsync")
+SMALL = with_values(
+    RunConfig(),
+    {
+        "steps": 2, "prompts_per_step": 2, "engine.max_context_tokens": 2_000, "rollout.max_response_tokens": 400,
+        "algorithm.rollouts_per_prompt": 4, "algorithm.keep": 2, "algorithm.least_failures": 1,
+        "evaluate.max_response_tokens": 400, "evaluate.samples": 2, "checkpoint.every_steps": 1, "max_empty_steps": 60,
+    },
+)  # fmt: skip
+HELDOUT = adding_problems(2, seed=1)
+
+
+async def trained(path: Path, stage: str, **values: object) -> None:
+    config = with_values(SMALL, {"stage": stage, **values})
+    crew = fake_crew(SkilledPolicy())
+    with RunDir.open(path, stage, asdict(config)) as run_dir:
+        end = await run_rl(config, adding_problems(6), crew, run_dir, heldout=HELDOUT)
+        await run_evaluation(config, {HELD_OUT: HELDOUT}, crew, run_dir, step=end.step)
+
+
+def files(path: Path) -> dict[str, bytes]:
+    """All that lies there, but for the lock."""
+    return {str(one.relative_to(path)): one.read_bytes() for one in path.rglob("*") if one.is_file()} | {".lock": b""}
+
+
+def forget(path: Path, stage: str, *more: str) -> int:
+    return main(["forget", str(path), "--stage", stage, *more])
+
+
+async def two_stages(path: Path) -> dict[str, bytes]:
+    """What there was before the second."""
+    await trained(path, "stage1")
+    before = files(path)
+    await trained(path, "stage2", drop_solved=True)
+    checkpoints = ("damaged-stage2-step-000001", ".tmp-stage2-step-000002-1f", ".tmp-removed-stage2-step-000001")
+    left = (*(f"checkpoints/{name}/a" for name in checkpoints), "journal/stage2-step-000003/a", "plots/step-stage2.png")
+    for name in left:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).touch()
+    return before
+
+
+async def test_all_that_a_stage_left_goes_and_it_may_be_begun_in_another_way(tmp_path: Path):
+    before = await two_stages(tmp_path)
+    assert any("filter" in name for name in files(tmp_path))
+    assert forget(tmp_path, "stage2", "--yes") == 0
+    assert files(tmp_path) == before and faults(tmp_path, show=print) == []
+    await trained(tmp_path, "stage2", **{"rollout.max_turns": 3})
+    assert read_json(tmp_path / "config.json")["stage2"]["rollout"]["max_turns"] == 3
+
+
+async def test_without_yes_it_is_only_said_what_would_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    await two_stages(tmp_path)
+    whole = files(tmp_path)
+    assert forget(tmp_path, "stage2") == 2 and files(tmp_path) == whole
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "nothing is removed yet: give --yes too"
+    assert {"would remove finished/stage2.json", "would remove 2 rows of ledger.jsonl"} < {*said}
+    assert "would remove stage2 from config.json" in said and not any("stage1" in line for line in said)
+    assert forget(tmp_path, "stage2", "--yes") == 0
+    assert [line.replace("removed ", "would remove ") for line in capsys.readouterr().out.splitlines()] == said[:-1]
+
+
+async def test_a_stage_that_another_began_from_is_kept_until_that_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    await two_stages(tmp_path)
+    whole = files(tmp_path)
+    assert forget(tmp_path, "stage1", "--yes") == 2 and files(tmp_path) == whole
+    assert capsys.readouterr().err == (
+        f"--stage: stage2 of {tmp_path} started from what stage1 left; forget stage2 first, or name a new directory "
+        "for stage1\n"
+    )
+    with RunDir.open(tmp_path, "stage3", asdict(replace(SMALL, stage="stage3"))):
+        pass  # a command of several stages claims it for all of them
+    assert [forget(tmp_path, stage, "--yes") for stage in ("stage2", "stage1", "stage3")] == [0, 0, 0]
+    assert set(files(tmp_path)) - {".lock"} == {"config.json", "evaluations.jsonl", "ledger.jsonl", "metrics.jsonl"}
+
+
+async def test_what_is_in_use_or_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    await trained(tmp_path, "stage1")
+    for none in ("stage2", "*"):
+        assert forget(tmp_path, none, "--yes") == 2
+        assert capsys.readouterr().err == f"--stage: {tmp_path} has no {none}; give one of stage1\n"
+    with (tmp_path / ".lock").open("a+") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        assert forget(tmp_path, "stage1", "--yes") == 2
+    assert "is in use by" in capsys.readouterr().err
+    assert main(["forget", str(tmp_path), "stage1"]) == 2 and "usage: " in capsys.readouterr().err
+    assert faults(tmp_path, show=print) == []
+
+
+async def test_what_a_crash_leaves_is_removed_by_the_same_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    before = await two_stages(tmp_path)
+    removed: list[Path] = []
+
+    class Crash(Exception): ...
+
+    rmtree = shutil.rmtree
+
+    def some(path: Path, **more: bool) -> None:
+        if len(removed) == 5:
+            raise Crash
+        removed.append(path)
+        rmtree(path, **more)
+
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(shutil, "rmtree", some)
+        forget(tmp_path, "stage2", "--yes")
+    assert files(tmp_path) != before
+    assert forget(tmp_path, "stage2", "--yes") == 0 and files(tmp_path) == before
+
+
+async def test_who_gives_other_settings_is_told_of_it(tmp_path: Path):
+    await trained(tmp_path, "stage1")
+    with pytest.raises(ConfigError) as refused:
+        await trained(tmp_path, "stage1", **{"rollout.max_turns": 3})
+    assert str(refused.value).endswith(
+        "(rollout.max_turns: 10 there, 3 now); give the same settings to go on with it, or name a new directory; to "
+        f"throw stage1 away: python -m rstar_ray.run_dir forget {tmp_path} --stage stage1"
+    )
+    with pytest.raises(ConfigError, match=r"stage1 seed: 0 there, 1 now.*, or name a new directory$"):
+        await trained(tmp_path, "stage2", seed=1)

@@ -1,0 +1,126 @@
+"""What the balancer has learned, in a checkpoint and given back from it; none of it is worth a run."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from rstar_ray.config import RunConfig
+from rstar_ray.errors import Stopped
+from rstar_ray.run_dir.durable import read_json
+from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.manifest import MANIFEST, write_manifest
+from rstar_ray.run_dir.verify import faults
+from rstar_ray.saving import LEARNED
+from rstar_ray.stages import run_rl
+from tests.fakes import Published, SkilledPolicy, adding_problems, fake_crew
+from tests.rstar_ray.test_stages import stage
+
+pytestmark = pytest.mark.usefixtures("without_fsync")
+CONFIG = stage("stage1", steps=4, checkpoint__every_steps=2)
+KNOWN = {"versions": 3, "share": 0.1 + 0.2}  # after two steps: versions 0, 1 and 2
+
+
+class Life:
+    """A driver's, with a balancer that has learned how many versions were published."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.shown = list[str]()
+        self.published = list[Published]()
+        self.taught: list[tuple[int, Mapping[str, object]]] = []  # and the version that was published by then
+        self.fault: Exception | None = None  # when it is asked
+        self.crew = replace(
+            fake_crew(SkilledPolicy(), self.shown, self.published), learned=self.learned, teach=self.teach
+        )
+
+    async def learned(self) -> Mapping[str, object] | None:
+        if self.fault is not None:
+            raise self.fault
+        return {"versions": len(self.published), "share": 0.1 + 0.2}
+
+    async def teach(self, saved: Mapping[str, object]) -> None:
+        if "nonsense" in saved:
+            raise ValueError("deaths_B has 3 bins, not 48")
+        self.taught.append((self.published[-1][0], saved))
+
+    async def run(self, config: RunConfig = CONFIG) -> None:
+        with RunDir.open(self.path, config.stage, asdict(config)) as run_dir:
+            await run_rl(config, adding_problems(40), self.crew, run_dir)
+
+    async def stopped_after(self, steps: int) -> None:
+        self.crew = replace(self.crew, stopping=lambda: len(self.published) > steps)
+        with pytest.raises(Stopped):
+            await self.run()
+
+    def left_out(self) -> list[str]:
+        return [line for line in self.shown if "left out" in line]
+
+
+def folder(path: Path, step: int) -> Path:
+    return path / "checkpoints" / f"stage1-step-{step:06d}"
+
+
+async def test_a_run_that_goes_on_is_taught_what_its_checkpoint_had_once_its_version_is_published(tmp_path: Path):
+    first, second = Life(tmp_path), Life(tmp_path)
+    await first.stopped_after(2)
+    assert first.taught == [] and read_json(folder(tmp_path, 2) / LEARNED) == KNOWN
+    assert LEARNED in read_json(folder(tmp_path, 2) / MANIFEST)["files"]
+    await second.run()
+    assert second.taught == [(2, KNOWN)] and second.left_out() == []
+    assert faults(tmp_path, show=print) == []
+
+
+async def test_a_stage_is_taught_what_the_one_before_it_had_learned_unless_its_policy_is_from_elsewhere(
+    tmp_path: Path,
+):
+    await Life(tmp_path).run()
+    after, elsewhere = Life(tmp_path), Life(tmp_path)
+    await after.run(replace(CONFIG, stage="stage2"))
+    await elsewhere.run(replace(CONFIG, stage="stage3", model=str(folder(tmp_path, 4))))
+    assert [version for version, _ in after.taught] == [4] and elsewhere.taught == []
+
+
+async def test_a_balancer_that_cannot_say_what_it_has_learned_costs_a_line_and_the_next_life_begins_untaught(
+    tmp_path: Path,
+):
+    first, second = Life(tmp_path), Life(tmp_path)
+    first.fault = OSError("the balancer is away")
+    await first.stopped_after(2)
+    assert first.left_out() == [f"{LEARNED} of the checkpoint after step 2 is left out: OSError: the balancer is away"]
+    assert not (folder(tmp_path, 2) / LEARNED).exists() and faults(tmp_path, show=print) == []
+    await second.run()
+    assert second.taught == [] and second.left_out() == [] and (folder(tmp_path, 4) / LEARNED).exists()
+
+
+@pytest.mark.parametrize(
+    ("learned", "said"),
+    [
+        (json.dumps({"nonsense": 1}).encode(), "ValueError: deaths_B has 3 bins, not 48"),
+        (b"{torn", "ConfigError: "),
+        (b"[]", "ConfigError: "),
+        (b"\xff\xfe", "ConfigError: "),
+    ],
+)
+async def test_a_whole_file_of_nonsense_is_a_line_and_the_run_goes_on_untaught(
+    learned: bytes, said: str, tmp_path: Path
+):
+    first, second = Life(tmp_path), Life(tmp_path)
+    await first.stopped_after(2)
+    (folder(tmp_path, 2) / LEARNED).write_bytes(learned)
+    (folder(tmp_path, 2) / MANIFEST).unlink()
+    write_manifest(folder(tmp_path, 2), stage="stage1", step=2)
+    await second.run()
+    (line,) = second.left_out()
+    assert line.startswith(f"{LEARNED} of stage1-step-000002 is left out: {said}") and second.taught == []
+    assert read_json(tmp_path / "finished" / "stage1.json")["step"] == 4
+
+
+async def test_a_balancer_that_learns_nothing_has_no_such_file_and_is_taught_none(tmp_path: Path):
+    crew = fake_crew(SkilledPolicy())
+    for config in (CONFIG, replace(CONFIG, stage="stage2")):
+        with RunDir.open(tmp_path, config.stage, asdict(config)) as run_dir:
+            await run_rl(config, adding_problems(40), crew, run_dir)
+    assert not (folder(tmp_path, 4) / LEARNED).exists()

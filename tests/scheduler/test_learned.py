@@ -1,0 +1,324 @@
+"""What a balancer has learned, taken to a file and to another: all that outlives a step is there, nonsense is named."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scheduler.balancer import RULES, Balancer
+from scheduler.estimate import LengthEstimate
+from scheduler.expected_kv.caution import Z_SPAN
+from scheduler.expected_kv.rule import ExpectedKV
+from scheduler.learned import Learned
+from scheduler.load import Finished, RolloutLoad
+from scheduler.picture import KvSample, Span
+from scheduler.traces.stages import STAGES, synthetic
+from scheduler.twin.engine_model import EngineShape
+from scheduler.twin.simulate import MI300X_14B, Twin, TwinSettings
+
+MOST = 8_000
+STAGE = STAGES["stage1"]
+SETTINGS = TwinSettings(
+    replicas=2,
+    shape=EngineShape(kv_tokens=40_000, max_running=1_024),
+    cost=MI300X_14B,
+    max_response_tokens=STAGE.max_response_tokens,
+    max_turns=STAGE.max_turns,
+)
+
+
+def step(estimate: LengthEstimate, seed: int) -> None:
+    """Groups of eight whose siblings are alike, and have ended."""
+    rng = np.random.default_rng(seed)
+    for number in range(40):
+        group = estimate.add_group(f"{seed}/{number}")
+        for length in np.minimum(rng.lognormal(7.0 + rng.normal(0.0, 0.8), 0.3, 8), MOST).tolist():
+            estimate.end(estimate.start(group, 0.0), length, truncated=length >= MOST)
+    estimate.refresh()
+
+
+def survivals(estimate: LengthEstimate) -> list[Any]:
+    """Of every group there is, and of a fresh one."""
+    estimate.add_group("fresh")
+    groups = np.arange(estimate.num_groups)
+    ages = np.resize([0.0, 900.0, 5_000.0], len(groups))
+    return [table.tolist() for table in estimate.survivals(groups, ages, estimate.edges_B1)]
+
+
+def test_an_estimate_that_was_taught_answers_and_goes_on_as_the_one_that_saw_it_all():
+    unbroken, taught = LengthEstimate(MOST), LengthEstimate(MOST)
+    for seed in (1, 2):
+        step(unbroken, seed)
+        unbroken.forget_finished()
+    taught.take_past(unbroken.past())
+    assert unbroken.alikeness != LengthEstimate(MOST).alikeness and taught.past() == unbroken.past()
+    assert survivals(taught) == survivals(unbroken)
+    for estimate in (unbroken, taught):
+        step(estimate, 3)
+    assert survivals(taught) == survivals(unbroken)
+    for estimate in (unbroken, taught):
+        estimate.forget_finished()
+    assert taught.past() == unbroken.past() and survivals(taught) == survivals(unbroken)
+
+
+def test_what_has_ended_since_the_last_version_is_told_whole_and_fades_with_the_next_one_there_as_here():
+    """After a step whose update was not applied no version comes."""
+    unbroken, taught = LengthEstimate(MOST), LengthEstimate(MOST)
+    step(unbroken, 1)
+    before = survivals(unbroken)
+    taught.take_past(unbroken.past())
+    assert survivals(unbroken) == before  # that was a look
+    for estimate in (unbroken, taught):
+        estimate.forget_finished()
+    assert taught.past() == unbroken.past()
+
+
+def test_who_lives_is_no_part_of_it_and_goes_on_where_it_is_taught():
+    told, taught = LengthEstimate(MOST), LengthEstimate(MOST)
+    step(told, 1)
+    empty = taught.past()
+    row = taught.start(taught.add_group("live"), 700.0)
+    step(taught, 9)  # given up for what it is taught
+    taught.take_past(told.past())
+    assert taught.num_groups == 1 and taught.past() == told.past() != empty
+    taught.end(row, 800.0, truncated=False)
+    assert sum(taught.past().deaths_B) == sum(told.past().deaths_B) + 1
+
+
+def played(rule: str = "expected_kv") -> Balancer:
+    """A first step under two pairs of budgets, with preemptions, tools' text and turns that ended."""
+    twin = Twin(synthetic(STAGE, groups=8, siblings=8, seed=3), rule, SETTINGS)
+    twin.run()
+    balancer = twin.balancer
+    balancer.submit([load(f"other/{n}") for n in range(12)])
+    balancer.decide()
+    for n in range(12):
+        holder = str(balancer.replica_of(f"other/{n}"))
+        end = Finished(rollout_id=f"other/{n}", context_tokens=30 + 9 * n, generated_tokens=10 + 5 * n, turn=1)
+        assert balancer.finished(holder, end)
+    last = balancer.books.replica("replica-00").load
+    balancer.replica_report("replica-00", replace(last, preemptions=last.preemptions + 1))
+    balancer.set_policy_version(1)
+    return balancer
+
+
+def load(name: str) -> RolloutLoad:
+    return RolloutLoad(rollout_id=name, group_id=name, prompt_tokens=10, max_response_tokens=500, max_turns=2)
+
+
+def test_all_of_it_goes_through_a_file_and_another_balancer_to_the_last_bit():
+    balancer = played()
+    learned = balancer.learned()
+    assert learned is not None and [one.max_response_tokens for one in learned.lengths] == [
+        STAGE.max_response_tokens,
+        500,
+    ]
+    assert all(one.response_tokens > 0.0 and sum(one.past.deaths_B) > 0.0 for one in learned.lengths)
+    assert learned.moves.turns and learned.moves.preempted_tokens and learned.raised_z and learned.admissions >= 76
+    again = Balancer("expected_kv")
+    read = Learned.from_json(json.loads(json.dumps(learned.as_json())))
+    again.know_again(read)
+    assert read == learned == again.learned()
+    again.know_again(read)  # twice is no other than once
+    assert again.learned() == learned
+
+
+def test_what_moves_may_cost_goes_on_from_what_was_counted_before():
+    balancer = played()
+    learned = balancer.learned()
+    assert learned is not None
+    earlier = replace(learned, moves=replace(learned.moves, generated_tokens=5, moved_tokens=2))
+    balancer.know_again(earlier)  # of a run that goes back to a checkpoint
+    assert balancer.learned() == earlier
+    balancer.submit([load("more/0")])
+    balancer.decide()
+    end = Finished(rollout_id="more/0", context_tokens=50, generated_tokens=40, turn=1)
+    assert balancer.finished(str(balancer.replica_of("more/0")), end)
+    after = balancer.learned()
+    assert after is not None and after.moves.generated_tokens == 45
+
+
+@pytest.mark.parametrize("rule", sorted(RULES.keys() - {"expected_kv"}))
+def test_a_rule_that_learns_nothing_has_nothing_to_tell_and_takes_what_another_has_learned(rule: str):
+    learned = played().learned()
+    assert learned is not None
+    balancer = Balancer(rule)
+    balancer.know_again(learned)
+    assert balancer.learned() is None
+
+
+def played_on(balancer: Balancer) -> tuple[float, list[Span]]:
+    """The step after, under this balancer: its length, and where everybody was when."""
+    spans: list[Span] = []
+
+    def watch(seen: Span | KvSample) -> None:
+        if isinstance(seen, Span):
+            spans.append(seen)
+
+    twin = Twin(synthetic(STAGE, groups=8, siblings=16, seed=4), "expected_kv", SETTINGS, watch=watch)
+    twin.balancer, balancer.books.finished = balancer, 0
+    return twin.run().makespan_s, spans
+
+
+def test_the_step_after_a_resume_is_the_one_of_a_run_that_was_never_stopped():
+    unbroken, resumed = played(), Balancer("expected_kv")
+    learned = unbroken.learned()
+    assert learned is not None
+    resumed.set_policy_version(1)  # published once more, before it is taught
+    resumed.know_again(Learned.from_json(json.loads(json.dumps(learned.as_json()))))
+    step_after = played_on(unbroken)
+    assert played_on(resumed) == step_after != played_on(Balancer("expected_kv"))
+
+
+def test_a_long_run_learns_as_often_within_a_step_as_its_first_step_did():
+    balancer, refreshes = Balancer("expected_kv"), list[int]()
+    rule = balancer._rule
+    assert isinstance(rule, ExpectedKV)
+    balancer.add_replica("r0", 2_000_000, max_running=1_000, block_tokens=16)
+    for number in range(3):
+        rule._lengths._observed += 100_000  # those of many steps
+        names = [f"{number}/{n}" for n in range(400)]
+        balancer.submit([load(name) for name in names])
+        learnt: set[int] = set()
+        for name in names:
+            balancer.decide()
+            learnt.add(rule._lengths._learnt_at)
+            end = Finished(rollout_id=name, context_tokens=50, generated_tokens=40, turn=1)
+            assert balancer.finished("r0", end)
+        refreshes.append(len(learnt))
+    assert refreshes[0] > 3 and len(set(refreshes)) == 1
+
+
+def saved() -> dict[str, Any]:
+    learned = played().learned()
+    assert learned is not None
+    return json.loads(json.dumps(learned.as_json()))
+
+
+SAVED = saved()
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("raised_z",), -0.1, "raised_z is -0.1, not from 0"),
+        (("raised_z",), NAN, "raised_z is nan"),
+        (("raised_z",), "much", "raised_z has 'much', no number"),
+        (("admissions",), 1.5, "admissions is 1.5, no whole number"),
+        (("admissions",), True, "admissions is True, no whole number"),
+        (("lengths",), {}, "lengths is no list"),
+        (("lengths",), [7], "7 stands where an object with names should"),
+        (("moves", "turns"), -1, "turns is -1, not from 0"),
+        (("moves", "more"), 1, "more is unknown"),
+        (("moves", "turns"), ..., "turns is missing"),
+        (("lengths", 0, "max_turns"), 0, "max_turns is 0, not from 1"),
+        (("lengths", 0, "sampled_tokens"), 0.0, "sampled_tokens is 0.0, not from 1"),
+        (("lengths", 0, "response_tokens"), 1e300, "response_tokens is 1e\\+300, not from 0"),
+        (("lengths", 0, "past"), None, "None stands where"),
+        (("lengths", 0, "past", "deaths_B"), [1.0] * 47, "deaths_B has 47 bins, not 48"),
+        (("lengths", 0, "past", "tokens_B"), "x" * 48, "tokens_B is no list"),
+        (("lengths", 0, "past", "tokens_B", 3), -5.0, "tokens_B has -5.0, which is no count"),
+        (("lengths", 0, "past", "tokens_B", 3), None, "tokens_B has None, no number"),
+        (("lengths", 0, "past", "deaths_B", 0), float("inf"), "deaths_B has inf"),
+        (("lengths", 0, "past", "alikeness"), 1.0, "alikeness is 1.0, not from 0 to below 1"),
+        (("lengths", 0, "past", "fit_at"), 0.0, "fit_at is 0.0"),
+    ],
+)
+def test_nonsense_is_refused_by_its_name(path: tuple[Any, ...], value: Any, said: str):
+    edited: Any = json.loads(json.dumps(SAVED))
+    at = edited
+    for name in path[:-1]:
+        at = at[name]
+    if value is ...:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    with pytest.raises(ValueError, match=said):
+        Learned.from_json(edited)
+
+
+@pytest.mark.parametrize("saved", [None, [], "text", 7])
+def test_what_is_no_object_is_refused(saved: Any):
+    with pytest.raises(ValueError, match="stands where an object with names should"):
+        Learned.from_json(saved)
+
+
+@pytest.mark.parametrize("deaths", [0.0, 1e-300, 1.0, 2.0**53])
+@pytest.mark.parametrize("tokens", [0.0, 1e-300, 1.0, 2.0**53])
+@pytest.mark.parametrize("budget", [1, 12_288, 2**53])
+def test_numbers_that_are_possible_and_absurd_leave_a_balancer_that_decides(deaths: float, tokens: float, budget: int):
+    edited: Any = json.loads(json.dumps(SAVED)) | {"raised_z": 2.0**53, "admissions": 2**53}
+    past = {"deaths_B": [deaths] * 48, "tokens_B": [tokens] * 48, "alikeness": 1.0 - 2.0**-53, "fit_at": 1e-300}
+    edited["lengths"].append(
+        {"max_response_tokens": budget, "max_turns": 2, "sampled_tokens": 1, "response_tokens": 2**53, "past": past}
+    )
+    edited["lengths"][1] |= {"past": past, "response_tokens": 2**53, "sampled_tokens": 1}
+    balancer = Balancer("expected_kv")
+    rule = balancer._rule
+    assert isinstance(rule, ExpectedKV)
+    balancer.know_again(Learned.from_json(edited))
+    assert rule.caution.raised_z == Z_SPAN
+    balancer.add_replica("r0", 20_000, max_running=64, block_tokens=16)
+    balancer.submit([load(f"new/{n}") for n in range(8)])
+    for _ in range(8):
+        for admission in balancer.decide().admissions:
+            end = Finished(rollout_id=admission.rollout_id, context_tokens=50, generated_tokens=40, turn=1)
+            assert balancer.finished("r0", end)
+    assert balancer.snapshot().finished == 8 and balancer.faults() == []
+
+
+def play(balancer: Balancer, name: str, *, generated_tokens: int, budget: int = 500) -> None:
+    """One rollout from its submission to its end."""
+    balancer.submit([replace(load(name), max_response_tokens=budget)])
+    balancer.decide()
+    end = Finished(rollout_id=name, context_tokens=10 + generated_tokens, generated_tokens=generated_tokens, turn=1)
+    assert balancer.finished(str(balancer.replica_of(name)), end)
+
+
+def one_replica() -> Balancer:
+    balancer = Balancer("expected_kv")
+    balancer.add_replica("r0", 40_000, max_running=64, block_tokens=32)
+    return balancer
+
+
+def test_what_was_known_of_other_budgets_is_gone_where_what_is_taught_knows_none():
+    balancer, other = one_replica(), one_replica()
+    play(balancer, "long", generated_tokens=1_500, budget=2_000)
+    play(other, "short", generated_tokens=100)
+    learned = other.learned()
+    assert learned is not None
+    balancer.know_again(learned)
+    assert balancer.learned() == learned
+    live = one_replica()
+    live.submit([replace(load("lives"), max_response_tokens=2_000)])
+    live.know_again(learned)
+    known = live.learned()
+    assert known is not None and sorted(one.max_response_tokens for one in known.lengths) == [500, 2_000]
+
+
+def test_a_past_that_has_faded_to_less_than_a_rollout_teaches_nothing_and_is_forgotten():
+    estimate = LengthEstimate(MOST)
+    step(estimate, 1)  # of 320 rollouts
+    for version in range(1, 13):
+        estimate.forget_finished()
+        assert estimate.taught == (version <= 8)
+    balancer = one_replica()
+    for number in range(16):
+        play(balancer, f"1/{number}", generated_tokens=100)
+    for version in range(1, 8):
+        balancer.set_policy_version(version)
+        learned = balancer.learned()
+        assert learned is not None and len(learned.lengths) == (version <= 4)
+    play(balancer, "2/0", generated_tokens=100)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rollout_that_fills_the_longest_context_fits_a_replica_of_that_size(rule: str):
+    balancer = Balancer(rule)
+    balancer.add_replica("r0", 512, max_running=8, block_tokens=32)
+    whole = replace(load("whole"), prompt_tokens=12, context_tokens=512, generated_tokens=500)
+    balancer.submit([whole])
+    assert [admission.rollout_id for admission in balancer.decide().admissions] == ["whole"]
