@@ -24,7 +24,8 @@ from actors.paths import with_absolute_paths
 from actors.placement import Layout, fitted, in_bundle, place, plan_layout, refuse_misfit, sending_ranks
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from actors.seating import executor_nodes, nodes_in_order, on_node, seated
-from actors.tool_host import host_names, hosts_up, start_hosts
+from actors.tool_client import host_silent_s
+from actors.tool_host import entry_of, host_names, hosts_up, start_hosts
 from actors.watch import Watch
 from rstar_ray.chat.model_folder import write_chat_files
 from rstar_ray.chat.template import TokenizerChat
@@ -108,7 +109,7 @@ class TrainingActors:
             self._config.balancer.rule, placement=self._config.balancer, run=self.meter.run
         )
         for name, handle in {"balancer": self._balancer, **self._hosts}.items():
-            self.watch.follow_start(name, handle, silent_s=self._config.detector.silent_s)
+            self.watch.follow_start(name, handle, silent_s=self._silent_s(name))
         self.tools = SandboxClient(self._executors, self._config.sandbox, caller="driver", show=self._show)
         self._replicas = Replicas(
             self._balancer,
@@ -145,7 +146,11 @@ class TrainingActors:
     def _follow_all(self) -> None:
         """Probe everything that is up by now; a replica is followed when it serves."""
         for name, handle in {"balancer": self._balancer, **self._executors, **self._hosts}.items():
-            self.watch.follow(name, handle, silent_s=self._config.detector.silent_s)
+            self.watch.follow(name, handle, silent_s=self._silent_s(name))
+
+    def _silent_s(self, name: str) -> float:
+        silent_s = self._config.detector.silent_s
+        return host_silent_s(entry_of(name), self.specs, silent_s) if name in self._hosts else silent_s
 
     @property
     def chat(self) -> TokenizerChat:
@@ -289,7 +294,7 @@ class TrainingActors:
             ).remote(name, pool_config(self._config.sandbox), self.meter.run)
 
     def _host_names(self) -> dict[str, tuple[str, ...]]:
-        entries = {name.removeprefix("tools/").rpartition("/")[0] for name in self._hosts}
+        entries = {entry_of(name) for name in self._hosts}
         return {entry: host_names(entry, self._config.tools.hosts) for entry in entries}
 
     async def _executors_up(self) -> list[str]:

@@ -25,6 +25,8 @@ GRACE_S = 5.0
 """Above a call's deadline, which its host keeps itself: a host that is still silent is looked at."""
 LOOK_S = HELD_UP_S + 4.0
 """For a host to say whether a call holds it up; which it does in a thread of its own."""
+KILLED_WITHIN_S = 1.0
+"""After that look, where it finds nothing well."""
 MAX_TRIES = 3
 REST_S = 5.0
 """Before a call is made again that failed because what its tool needs was gone: most come back."""
@@ -44,6 +46,22 @@ class SandboxCalls(Protocol):
 
     async def execute(self, call: ToolCall) -> ToolResult: ...
     async def run_tool(self, program: str, stdin: str, *, deadline_s: float, max_chars: int) -> ToolResult: ...
+
+
+def host_silent_s(entry: str, specs: Sequence[ToolSpec], silent_s: float) -> float:
+    """How long a host of this entry may be silent before the run's detector ends it.
+
+    Who calls comes first: what calls into C code and keeps the interpreter's lock answers no probe, and may do so until
+    its deadline. Then it is a time-out of that call, as others are.
+    """
+    tools = [spec for spec in specs if spec.entry == entry]
+    bounds = [_bound_s(spec.deadline_s, stateful=spec.runs == "actor with state") for spec in tools]
+    return max(silent_s, max(bounds or [_bound_s(ENVIRONMENT_DEADLINE_S, stateful=True)]) + LOOK_S + KILLED_WITHIN_S)
+
+
+def _bound_s(deadline_s: float, *, stateful: bool) -> float:
+    """A state may be made before its first call, each within the deadline."""
+    return (2 * deadline_s if stateful else deadline_s) + GRACE_S
 
 
 class Tools:
@@ -104,8 +122,7 @@ class Tools:
 
     async def _asked(self, handle: Any, entry: str, tool: str, call: HostCall, deadline_s: float) -> HostAnswer | Found:
         """The answer, or why there is none. Raises `RayActorError` for a host that is gone."""
-        # A state may be made before its first call, each within the deadline.
-        bound_s = (2 * deadline_s if call.rollout_id else deadline_s) + GRACE_S
+        bound_s = _bound_s(deadline_s, stateful=bool(call.rollout_id))
         asking = handle.call.remote(tool, call)
         try:
             reason = f"a call of {tool or entry}"

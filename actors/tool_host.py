@@ -27,7 +27,7 @@ HELD_UP_S = 1.0
 SAY_HELD_UP_S = 5.0
 
 
-@ray.remote(concurrency_groups={"probe": 2})  # pyright: ignore[reportCallIssue]
+@ray.remote(concurrency_groups={"probe": 1_000})  # pyright: ignore[reportCallIssue]
 class ToolHostActor:
     """The address of the hosts of what one entry of `--tools.use` names; every rule lives in `rstar_ray.tools.host`.
 
@@ -132,3 +132,8 @@ async def hosts_up(hosts: Mapping[str, Any]) -> None:
 def host_names(entry: str, hosts: int) -> tuple[str, ...]:
     """Under which names Ray knows the hosts of an entry."""
     return tuple(f"tools/{entry}/{number}" for number in range(hosts))
+
+
+def entry_of(name: str) -> str:
+    """Of the host that Ray knows by this name."""
+    return name.removeprefix("tools/").rpartition("/")[0]

@@ -38,7 +38,7 @@ from recipes.recipe import Recipe
 from recipes.scales import at_scale
 from recipes.stop import GRACE_OF_EVALUATION, StopSignals, grace_of_run
 from rstar_ray.chat.model_folder import load_chat
-from rstar_ray.config import RunConfig, differences, may_change, with_values
+from rstar_ray.config import RunConfig, differences, idle, may_change, with_values
 from rstar_ray.data.order import digest_of_problems, digest_of_rows
 from rstar_ray.data.sft_plan import SftPlan
 from rstar_ray.errors import ConfigError
@@ -268,7 +268,7 @@ def run_path(config: RunConfig) -> Path:
 
 
 def _open(path: Path, config: RunConfig) -> AbstractContextManager[RunDir]:
-    return RunDir.open(path, config.stage, asdict(config), may_differ=may_change(config))
+    return RunDir.open(path, config.stage, asdict(config), may_differ={*may_change(config), *idle(config)})
 
 
 def _claim(path: Path, configs: Sequence[RunConfig]) -> None:

@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -56,13 +56,15 @@ def refuse_unseen(run_dir: Path | None, needed: Sequence[Needed] = ()) -> None:
 
     A cluster of one node is not asked.
     """
-    if sum(node["Alive"] for node in ray.nodes()) < 2:
+    alive = named([node for node in ray.nodes() if node["Alive"]])
+    if len(alive) < 2:
         return
+    with_gpus = [name for name, node in alive.items() if node["Resources"].get("GPU")]
     apart = [one for one in needed if run_dir is None or run_dir not in one.path.parents]
     with _readers() as readers:
         if run_dir is not None:
             refuse_folders(_seen_by(readers, run_dir), run_dir)
-        refuse_absent(_found_by(readers, apart))
+        refuse_absent(_found_by(readers, apart, with_gpus))
 
 
 def seen_by_all(run_dir: Path) -> dict[str, str]:
@@ -84,9 +86,18 @@ def _seen_by(readers: Mapping[str, Any], run_dir: Path) -> dict[str, str]:
     return {name: folder.problem or ("" if folder.mark == mark.name else other) for name, folder in folders.items()}
 
 
-def _found_by(readers: Mapping[str, Any], needed: Sequence[Needed]) -> dict[Needed, dict[str, str]]:
-    """By what is needed and by node: what is wrong with it there, or nothing."""
-    looking = {one: {name: reader.find.remote(one) for name, reader in readers.items()} for one in needed}
+def _found_by(
+    readers: Mapping[str, Any], needed: Sequence[Needed], with_gpus: Collection[str]
+) -> dict[Needed, dict[str, str]]:
+    """By what is needed and by node: what is wrong with it there, or nothing. Models are read where the GPUs are."""
+    looking = {
+        one: {
+            name: reader.find.remote(one)
+            for name, reader in readers.items()
+            if one.holds != "model" or not with_gpus or name in with_gpus
+        }
+        for one in needed
+    }
     found: dict[Needed, dict[str, str]] = {}
     for one, refs in looking.items():
         ours = look_at_needed(one)

@@ -26,11 +26,12 @@ def forget(path: Path, stage: str, *, sure: bool, show: Callable[[str], None]) -
             raise ConfigError(
                 "--stage", f"{run_dir.path} has no {stage}", f"give one of {', '.join(settings) or 'none'}"
             )
-        begun = next((later for later in _after(stage) if _begun(run_dir, later)), None)
+        after = [later for later in _after(stage) if not settings.get(later, {}).get("model")]
+        begun = next((later for later in after if _begun(run_dir, later)), None)
         if begun is not None:
             mend = f"forget {begun} first, or name a new directory for {stage}"
             raise ConfigError("--stage", f"{begun} of {run_dir.path} started from what {stage} left", mend)
-        leavings = left_by(run_dir, stage)
+        leavings = left_by(run_dir, stage, last=[*settings] == [stage])
         rows = {name: count for name in TABLES if (count := _rows_of(run_dir.path / name, stage))}
         word = "removed" if sure else "would remove"
         for one in leavings:
@@ -46,8 +47,9 @@ def forget(path: Path, stage: str, *, sure: bool, show: Callable[[str], None]) -
         show(f"{word} {stage} from {run_dir.config_path.name}")
 
 
-def left_by(run_dir: RunDir, stage: str) -> list[Path]:
-    """Its files and folders: the mark of its end first, for without its checkpoint it would be a fault."""
+def left_by(run_dir: RunDir, stage: str, *, last: bool) -> list[Path]:
+    """Its files and folders: the mark of its end first, for without its checkpoint it would be a fault. With the `last`
+    of a directory goes the policy that was made for it, by its seed."""
     step = f"{stage}-step-*"
     found = [
         (run_dir.path / "finished", f"{stage}.json"),
@@ -58,6 +60,7 @@ def left_by(run_dir: RunDir, stage: str) -> list[Path]:
         (run_dir.trajectories_path, f"{stage}-*.jsonl"),
         (run_dir.path / "plots", f"step-{stage}.png"),
         (run_dir.path / "tensorboard", stage),
+        *([(run_dir.path, "start-model")] if last else []),
     ]
     return [path for folder, pattern in found for path in sorted(folder.glob(pattern))]
 

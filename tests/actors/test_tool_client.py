@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from actors import tool_client
-from actors.tool_client import Tools
+from actors.tool_client import Tools, host_silent_s
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import ToolError, ToolStateLost
 from rstar_ray.outcome import Outcome
@@ -311,6 +311,16 @@ async def test_a_silent_host_is_waited_for_until_ray_has_started_another_and_no_
     host.stopped = True
     with pytest.raises(ToolError, match="mine:shout: its host does not come back"):
         await shouted(tools)
+
+
+def test_a_host_may_be_silent_until_its_caller_has_found_out_why():
+    """Whoever calls into C code keeps the interpreter's lock, and is cut at its own deadline."""
+    quick, slow = replace(spec_of(SHOUT, "own"), deadline_s=1.0), replace(spec_of(WORDS, "own"), deadline_s=30.0)
+    look_s = tool_client.GRACE_S + tool_client.LOOK_S
+    assert host_silent_s("own", [quick], 60.0) == 60.0
+    assert 1.0 + look_s < host_silent_s("own", [quick], 10.0) < 1.5 * 10.0
+    assert host_silent_s("own", [quick, slow], 10.0) > 2 * 30.0 + look_s
+    assert host_silent_s("other", [quick, slow], 10.0) > 2 * tool_client.ENVIRONMENT_DEADLINE_S + look_s
 
 
 async def test_the_end_of_a_rollout_ends_its_states_alone():

@@ -16,7 +16,7 @@ async def _echo(text: str) -> str:
 
 
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-echo = Tool(name="echo", description="Says it again.", parameters=TEXT, function=_echo)
+echo = Tool(name="echo", description="Says it again.", parameters=TEXT, function=_echo, deadline_s=2.0)
 
 
 async def reward(completion: str, problem: Problem) -> float:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from recipes import session
 from recipes.as_before import asked_otherwise, stage_of
 from recipes.command_line import parse
 from recipes.evaluate import EVALUATE
@@ -13,9 +14,9 @@ from recipes.session import launch_evaluation, run
 from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
 from recipes.talker import TalkConfig, own_talker
-from rstar_ray.config import ChatConfig, RunConfig, ToolsConfig, leaves
+from rstar_ray.config import ChatConfig, RunConfig, ToolsConfig, leaves, with_values
 from rstar_ray.config.options import spelled
-from rstar_ray.errors import RStarError
+from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.tiny.tokenizer import make_tokenizer
 
@@ -141,3 +142,18 @@ def test_it_is_told_before_anything_starts(
     said = capsys.readouterr().out
     assert "asks otherwise than stage1" in said and "give --chat.tool-name calc\n" in said
     assert "give --rollout.no-instruct\n" in said
+
+
+def test_a_run_goes_on_whatever_was_given_that_changes_nothing_in_its_mode(tmp_path: Path):
+    """Options that mean nothing are refused: a run that was begun with one could never go on."""
+    begun = with_values(RunConfig(), {"algorithm.resample": "none", "algorithm.rollouts_per_prompt": 16})
+    with session._open(tmp_path, begun):
+        pass
+    with session._open(tmp_path, with_values(begun, {"algorithm.rollouts_per_prompt": 32})):
+        pass
+    for other in ({"algorithm.resample": "paper"}, {"algorithm.keep": 3}):
+        with (
+            pytest.raises(ConfigError, match="belongs to another configuration"),
+            session._open(tmp_path, with_values(begun, other)),
+        ):
+            pass

@@ -11,7 +11,7 @@ from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.run import HELD_OUT, run_evaluation
 from rstar_ray.run_dir.__main__ import main
-from rstar_ray.run_dir.durable import read_json
+from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.verify import faults
 from rstar_ray.stages import run_rl
@@ -94,6 +94,23 @@ async def test_a_stage_that_another_began_from_is_kept_until_that_is_gone(
         pass  # a command of several stages claims it for all of them
     assert [forget(tmp_path, stage, "--yes") for stage in ("stage2", "stage1", "stage3")] == [0, 0, 0]
     assert set(files(tmp_path)) - {".lock"} == {"config.json", "evaluations.jsonl", "ledger.jsonl", "metrics.jsonl"}
+
+
+async def test_with_the_last_stage_goes_the_policy_that_was_made_for_it(tmp_path: Path):
+    await two_stages(tmp_path)
+    (tmp_path / "start-model").mkdir()
+    (tmp_path / "start-model" / "config.json").touch()
+    assert forget(tmp_path, "stage2", "--yes") == 0 and (tmp_path / "start-model").exists()
+    assert forget(tmp_path, "stage1", "--yes") == 0 and not (tmp_path / "start-model").exists()
+
+
+async def test_a_later_stage_with_a_policy_of_its_own_began_from_none(tmp_path: Path):
+    await two_stages(tmp_path)
+    settings = read_json(tmp_path / "config.json")
+    settings["stage2"]["model"] = "elsewhere"
+    write_json(tmp_path / "config.json", settings)
+    assert forget(tmp_path, "stage1", "--yes") == 0
+    assert [*read_json(tmp_path / "config.json")] == ["stage2"]
 
 
 async def test_what_is_in_use_or_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

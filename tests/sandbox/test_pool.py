@@ -108,7 +108,7 @@ async def test_servers_that_were_killed_before_they_could_serve_are_no_end_of_th
             await pool.run(ExecutionRequest(code="print(1)"))
         crews._config = config
         assert (await pool.run(ExecutionRequest(code="print(1)"))).stdout == "1\n"
-        assert pool.stats().servers_lost == 4 and not crew.failures
+        assert pool.stats().servers_lost >= 4 and not crew.failures
 
 
 async def test_a_call_that_loses_every_cell_is_our_error_not_the_programs():
