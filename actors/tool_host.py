@@ -27,7 +27,7 @@ HELD_UP_S = 1.0
 SAY_HELD_UP_S = 5.0
 
 
-@ray.remote(concurrency_groups={"probe": 1_000})  # pyright: ignore[reportCallIssue]
+@ray.remote(concurrency_groups={"probe": 64})  # pyright: ignore[reportCallIssue]
 class ToolHostActor:
     """The address of the hosts of what one entry of `--tools.use` names; every rule lives in `rstar_ray.tools.host`.
 
