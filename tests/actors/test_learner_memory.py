@@ -45,6 +45,7 @@ def tensors() -> dict[int, int]:
 
 
 def held(before: dict[int, int]) -> int:
+    gc.collect()  # what waits to be collected is not held
     return sum(size for address, size in tensors().items() if address not in before)
 
 
@@ -120,8 +121,7 @@ def test_a_rank_holds_what_the_planner_counts(
     counted = seen[f"{shape} {dtype} {zero} {bucket}"]
     planned = rank_bytes(counted["parameters"], dtype=dtype, zero=zero, ranks=RANKS)
     assert counted["moments"] == pytest.approx(planned.moments, rel=0.05)
-    held = counted["peak"] - planned.bucket  # at its peak, which the two ranks' pace moves by some percent
-    assert held == pytest.approx(planned.state, rel=0.07)
+    assert counted["peak"] - planned.bucket == pytest.approx(planned.state, rel=0.05)
 
 
 class Live(torch.utils._python_dispatch.TorchDispatchMode):
