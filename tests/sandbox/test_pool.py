@@ -99,9 +99,7 @@ async def test_servers_that_were_killed_before_they_could_serve_are_no_end_of_th
         crews = pool._crews
         assert crews is not None
         config, crew = crews._config, crews["lean"]
-        await until(
-            lambda: crew.cells and all(cell.ready for cell in crew.cells)
-        )  # a success later would count
+        await until(lambda: crew.cells and all(cell.ready for cell in crew.cells))  # a success later would count
         crews._config = replace(config, python="/bin/false")
         os.kill(pool.server_ids[0], signal.SIGKILL)
         await until(lambda: crew.given_up)
