@@ -80,6 +80,8 @@ class Engine:
         """What its steps cost; nothing else may run here meanwhile."""
         assert self._facts is not None
         count = itertools.count()
+        # Prompts of an earlier measurement are the same; cached, they would cost nothing.
+        await self._vllm.ask(self._vllm.alive().reset_prefix_cache(), "forget what it has cached")
 
         async def sample(prompt_ids: Sequence[int], tokens: int) -> None:
             params = self._sampling_params(tokens, 0, MODELS_OWN)

@@ -232,6 +232,8 @@ async def test_an_engine_measures_what_its_steps_cost(engine: Engine):
     assert 0.0 <= cost.per_sequence_s < 0.1 and 0.0 <= cost.per_context_s < 1e-3
     assert placement_cost(cost, kv_tokens=32_000, max_running=64, context_tokens=200).preemption_steps < 100
     assert engine.load().preemptions == 0 and engine.load().running == 0
+    again = await engine.measure_cost()
+    assert again.per_prefill_s > cost.per_prefill_s / 5, "a prompt that is cached costs nothing"
 
 
 async def test_a_seed_decides_a_completion_whatever_runs_beside_it(engine: Engine):
