@@ -72,6 +72,7 @@ class Lines:
     def __init__(self) -> None:
         self._waiting: list[str] = []
         self._set_aside: dict[str, str | None] = {}  # as told
+        self._too_large = 0  # as told
 
     def take(self) -> tuple[str, ...]:
         taken, self._waiting = self._waiting, []
@@ -85,6 +86,12 @@ class Lines:
         if reason is not None and reason != self._set_aside.get(replica_id):
             self.add(f"balancer: {replica_id} is set aside and gets no more work: it {reason}")
         self._set_aside[replica_id] = reason
+
+    def note_too_large(self, rollouts: int) -> None:
+        """How many of those that wait fit in no cache that takes work."""
+        if rollouts > self._too_large:
+            self.add(f"balancer: {rollouts} of those that wait need a larger replica than any that takes work now")
+        self._too_large = rollouts
 
 
 class BalancerService:
@@ -329,6 +336,7 @@ class BalancerService:
         decisions = self._balancer.decide(limit=DECISIONS_AT_ONCE)
         self._deliver(decisions, now)
         self._waits.note(self._balancer.books.held_up(), now)
+        self._lines.note_too_large(len(self._balancer.books.parked))
         if len(decisions.admissions) == DECISIONS_AT_ONCE:
             self._wake()  # other calls first
         return decisions.moves

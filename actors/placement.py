@@ -85,6 +85,21 @@ def fitted(config: RunConfig, nodes: Sequence[Resources]) -> RunConfig:
     return config
 
 
+def larger_plan(config: RunConfig, nodes: Sequence[Resources]) -> str:
+    """How this run would take several times the GPUs that it takes, where these nodes have them; else nothing."""
+    takes, has = plan_layout(config).totals.get("GPU", 0.0), _summed(nodes).get("GPU", 0.0)
+    for times in range(int(has / takes + TOLERANCE) if takes else 0, 1, -1):
+        replicas, ranks = times * config.engine.replicas, times * config.learner.ranks
+        try:
+            layout = plan_layout(with_values(config, {"engine.replicas": replicas, "learner.ranks": ranks}))
+            refuse_misfit(layout, nodes)
+        except ConfigError:
+            continue
+        options = f"--engine.replicas {replicas} --learner.ranks {ranks}"
+        return f"{takes:g} of the cluster's {has:g} GPUs are used; {options} would use {layout.totals['GPU']:g}"
+    return ""
+
+
 def refuse_misfit(layout: Layout, nodes: Sequence[Resources]) -> None:
     """Raise `ConfigError` with the arithmetic where the cluster, whose nodes have so much each, is too small.
 

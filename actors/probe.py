@@ -1,15 +1,24 @@
-"""What an actor says of itself when the run's detector asks whether it is there."""
+"""What an actor says of itself when the run's detector asks whether it is there, and how it is asked."""
 
+import asyncio
 import contextlib
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psutil
 import ray
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from actors.birth import birth
+from rstar_ray.deadline import within
+from rstar_ray.errors import DeadlineExceeded
+
+AVAILABLE_AGAIN_S = 0.5
+"""Between two questions to an actor that starts again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +69,24 @@ class Alive:
             memory_bytes=own_memory_bytes(os.getpid(), *children),
             device_bytes=device_bytes,
         )
+
+
+async def life_of(worker: Any, patience_s: float) -> str | None:
+    """Which life of the actor answers; None where none does within this time: it died, or starts again."""
+    asked = when_available(worker.probe.remote)
+    try:
+        return (await within(asked, patience_s, waiter="driver", owner="worker", reason="a sign", poll=True)).life
+    except (RayActorError, DeadlineExceeded):
+        return None
+
+
+async def when_available(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Ask until the actor answers: one that Ray starts again is unavailable for a while. Bound it with `within`."""
+    while True:
+        try:
+            return await call()
+        except ActorUnavailableError:
+            await asyncio.sleep(AVAILABLE_AGAIN_S)
 
 
 def own_memory_bytes(*pids: int) -> int:

@@ -21,7 +21,7 @@ from actors.learner.settings import learner_settings
 from actors.lost_nodes import NodesSeen, until_placed
 from actors.meter import ray_meter
 from actors.paths import with_absolute_paths
-from actors.placement import Layout, fitted, in_bundle, place, plan_layout, refuse_misfit, sending_ranks
+from actors.placement import Layout, fitted, in_bundle, larger_plan, place, plan_layout, refuse_misfit, sending_ranks
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from actors.seating import executor_nodes, nodes_in_order, on_node, seated
 from actors.tool_client import host_silent_s
@@ -99,6 +99,8 @@ class TrainingActors:
         resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self._fit(resources)
         refuse_misfit(self._layout, resources)
+        if learner and (line := larger_plan(self._config, resources)):
+            self._show(line)
         self.watch.start()
         self._group = await place(self._layout)
         self._layout = await seated(self._group, self._layout)

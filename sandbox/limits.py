@@ -3,7 +3,15 @@
 from dataclasses import dataclass, fields, replace
 
 from rstar_ray.config import SandboxConfig
-from rstar_ray.config.machines import CALL_ROOM, MOST_OUTPUT_CHARS, MOST_OUTPUT_MB, MOST_PROGRAM_MB, MOST_PROGRAM_S
+from rstar_ray.config.machines import (
+    CALL_ROOM,
+    LEAST_PROGRAM_S,
+    MOST_OUTPUT_CHARS,
+    MOST_OUTPUT_MB,
+    MOST_PROGRAM_MB,
+    MOST_PROGRAM_S,
+    TOOL_ROOM_S,
+)
 
 MIB = 1024 * 1024
 
@@ -26,8 +34,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field, low, high in (
-            ("cpu_s", 0.01, MOST_PROGRAM_S),
-            ("wall_s", 0.01, MOST_PROGRAM_S),
+            ("cpu_s", LEAST_PROGRAM_S, MOST_PROGRAM_S),
+            ("wall_s", LEAST_PROGRAM_S, MOST_PROGRAM_S),
             ("memory_bytes", MIB, MOST_PROGRAM_MB * MIB),
             ("stdout_chars", 0, MOST_OUTPUT_CHARS),
             ("stderr_chars", 0, MOST_OUTPUT_CHARS),
@@ -60,7 +68,8 @@ def program_limits(config: SandboxConfig) -> Limits:
 
 def tool_limits(limits: Limits, deadline_s: float, max_chars: int) -> Limits:
     """Of a program that is a tool, with a deadline and a cap of its own."""
-    return replace(limits, cpu_s=deadline_s, wall_s=deadline_s + 1.0, stdout_chars=max_chars, stderr_chars=max_chars)
+    wall_s = deadline_s + TOOL_ROOM_S
+    return replace(limits, cpu_s=deadline_s, wall_s=wall_s, stdout_chars=max_chars, stderr_chars=max_chars)
 
 
 def patience_s(limits: Limits, usual_s: float) -> float:

@@ -10,18 +10,12 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from actors.generation.rollout_client import (
-    BLIP_PATIENCE_S,
-    CALL_DEADLINE_S,
-    RolloutClient,
-    last_line,
-    life_of,
-    when_available,
-)
+from actors.generation.rollout_client import BLIP_PATIENCE_S, CALL_DEADLINE_S, RolloutClient, last_line
 from actors.generation.weight_swap import publish_figures
 from actors.gpu_turns import ANYTIME, Turn
 from actors.learner.gang import Publication
 from actors.lost_nodes import no_node
+from actors.probe import life_of, when_available
 from actors.watch import Guard
 from actors.weights.transfer import EngineSeat, Pulled
 from rstar_ray.chat.template import ChatFormat

@@ -7,7 +7,7 @@ for all siblings; what is sampled stays behind refs.
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError
 from actors.generation.balancer_client import rollout_load
 from actors.generation.balancer_memory import BalancerMemory
 from actors.generation.delivery import NUM_PARTS, Delivery
+from actors.probe import life_of, when_available
 from rstar_ray.agent.journal import journaled
 from rstar_ray.agent.rollout import RolloutState, score
 from rstar_ray.chat.template import ChatFormat
@@ -32,7 +33,7 @@ _Submission = tuple[RolloutLoad, RolloutState]
 
 ATTEMPT = "~"
 """Between a rollout's id and the number of its attempt, where all that was handed in before was given up."""
-_ATTEMPT = re.compile(rf"{ATTEMPT}\d+")
+_ATTEMPT = re.compile(rf"{ATTEMPT}\d+$")
 NOBODY = ""
 """A replica that the balancer does not know."""
 SUBMIT_BATCH = 256
@@ -43,7 +44,6 @@ CALL_DEADLINE_S = 120.0
 BALANCER_PING_S = 2.0
 BLIP_PATIENCE_S = 3.0
 """How long a worker that could not be reached may take to answer again before it is taken for lost."""
-AVAILABLE_AGAIN_S = 0.5
 DELIVERY_WAIT_S = 20.0
 """How long one question for finished rollouts stays open at a worker before it is asked again."""
 
@@ -187,9 +187,13 @@ class RolloutClient:
     def _as_asked(self, done: FinishedRollout | DroppedRollout) -> FinishedRollout | DroppedRollout:
         """Under the name by which it was asked for."""
         if isinstance(done, DroppedRollout):
-            return replace(done, rollout_id=_without_attempt(done.rollout_id))
-        summary = replace(done.summary, rollout_id=_without_attempt(done.summary.rollout_id))
+            return replace(done, rollout_id=self._asked_for(done.rollout_id))
+        summary = replace(done.summary, rollout_id=self._asked_for(done.summary.rollout_id))
         return replace(done, summary=summary)
+
+    def _asked_for(self, rollout_id: str) -> str:
+        """What came of earlier attempts is known to nobody here any more: this one's number is all that was added."""
+        return rollout_id.removesuffix(f"{ATTEMPT}{self._attempt}") if self._attempt else rollout_id
 
     async def resubmit(self) -> None:
         """Hand in again what is not finished and what the balancer, or its life before, has lost.
@@ -299,28 +303,6 @@ class RolloutClient:
 def _reach(state: RolloutState) -> tuple[int, int]:
     """How far a rollout is: one that began again is beyond all that it had before."""
     return state.restarts, rollout_load(state).context_tokens
-
-
-def _without_attempt(rollout_id: str) -> str:
-    return rollout_id.partition(ATTEMPT)[0]
-
-
-async def life_of(worker: Any, patience_s: float) -> str | None:
-    """Which life of the actor answers; None where none does within this time: it died, or starts again."""
-    asked = when_available(worker.probe.remote)
-    try:
-        return (await within(asked, patience_s, waiter="driver", owner="worker", reason="a sign", poll=True)).life
-    except (RayActorError, DeadlineExceeded):
-        return None
-
-
-async def when_available(call: Callable[[], Awaitable[Any]]) -> Any:
-    """Ask until the actor answers: one that Ray starts again is unavailable for a while. Bound it with `within`."""
-    while True:
-        try:
-            return await call()
-        except ActorUnavailableError:
-            await asyncio.sleep(AVAILABLE_AGAIN_S)
 
 
 def last_line(fault: BaseException) -> str:

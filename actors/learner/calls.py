@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from actors.generation.rollout_client import life_of
+from actors.probe import life_of
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost
 

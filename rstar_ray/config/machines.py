@@ -13,6 +13,10 @@ MOST_PROGRAM_MB = 2**22
 MOST_OUTPUT_MB = 4_096
 MOST_OUTPUT_CHARS = 2**24
 """What one program may be given at most, by the clock, of memory, and of output that is read and kept of a stream."""
+LEAST_PROGRAM_S = 0.01
+"""What one program is given at least, of its own time and by the clock."""
+TOOL_ROOM_S = 1.0
+"""By the clock, above the deadline of a tool that is a program: for what it waits."""
 CALL_ROOM = 1.1
 """Times a program's time by the clock: what a call of it has at least until somebody gives it up, for its start and the
 way of its result."""

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
+from rstar_ray.config.machines import LEAST_PROGRAM_S, MOST_OUTPUT_CHARS, MOST_PROGRAM_S, TOOL_ROOM_S
 from rstar_ray.errors import ConfigError
 from rstar_ray.tools.schema import schema_faults
 from rstar_ray.trajectory import Problem
@@ -70,6 +71,7 @@ class Tool:
                 mend = "have the program exit with another status than 0 where it failed"
                 raise ConfigError(name, "`failed` is not asked where a program answers", mend)
             _refuse_program(name, self.program)
+            _refuse_limits(name, self.deadline_s, self.max_chars)
         if self.function is not None:
             _refuse_misfit(name, self.function, self.parameters)
         if isinstance(self.state, type):
@@ -81,6 +83,14 @@ def _refuse_program(name: str, program: str) -> None:
         compile(program, name, "exec")
     except SyntaxError as error:
         raise ConfigError(name, f"its program cannot be read ({error})", "give Python source") from None
+
+
+def _refuse_limits(name: str, deadline_s: float, max_chars: int) -> None:
+    """The sandbox gives a program no others, and would say so at the first call only."""
+    most_s = MOST_PROGRAM_S - TOOL_ROOM_S
+    if not LEAST_PROGRAM_S <= deadline_s <= most_s or max_chars > MOST_OUTPUT_CHARS:
+        mend = f"give deadline_s of {LEAST_PROGRAM_S:g} to {most_s:,.0f}, max_chars up to {MOST_OUTPUT_CHARS:,}"
+        raise ConfigError(name, "its deadline or its cap is none that the sandbox gives a program", mend)
 
 
 def _refuse_misfit(name: str, function: Any, parameters: Mapping[str, Any], *, bound: bool = False) -> None:

@@ -115,6 +115,23 @@ async def test_a_result_from_a_replica_that_lost_the_rollout_is_stale():
     assert (await service.snapshot()).finished == 1
 
 
+async def test_rollouts_that_need_a_larger_replica_than_takes_work_are_told_of_once():
+    service = BalancerService()
+    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    await service.register("large", 4000, max_running=8, block_tokens=16)
+    await service.submit([(load("big", prompt=2000), None)])
+    assert (await granted(service, "large"))[1] == ["big"]
+    assert (await service.sign()).lines == ()
+    for _ in range(2):
+        await service.replica_lost("large")
+        await service.report("r0", [], [])
+        await service.report("r0", [], [])
+        told = (await service.sign()).lines
+        assert told == ("balancer: 1 of those that wait need a larger replica than any that takes work now",)
+        await service.register("large", 4000, max_running=8, block_tokens=16)
+        assert (await granted(service, "large"))[1] == ["big"]
+
+
 async def test_a_reborn_balancer_is_rebuilt_from_what_is_resident():
     service = BalancerService(settle_s=0.05)
     with pytest.raises(UnknownReplica):

@@ -7,7 +7,17 @@ import pytest
 import ray
 from ray.util import placement_group, remove_placement_group
 
-from actors.placement import Layout, fitted, in_bundle, mend_for, place, plan_layout, refuse_misfit, sending_ranks
+from actors.placement import (
+    Layout,
+    fitted,
+    in_bundle,
+    larger_plan,
+    mend_for,
+    place,
+    plan_layout,
+    refuse_misfit,
+    sending_ranks,
+)
 from actors.seating import HEAD, Seat, StandIn, executor_nodes, in_order, nodes_in_order, seated
 from recipes.scales import MACHINES, at_scale
 from recipes.stage1 import STAGE_1
@@ -46,6 +56,30 @@ def test_fewer_ranks_than_replicas_leave_the_last_bundles_to_replicas_alone():
 def test_a_replica_split_over_gpus_has_them_in_one_bundle_beside_its_rank():
     layout = plan_layout(config("gpu", engine__tensor_parallel=4, engine__gpus_per_replica=4, learner__gpus_per_rank=1))
     assert layout.bundles == ({"CPU": 4.0, "GPU": 5.0},)
+
+
+@pytest.mark.parametrize(
+    ("scale", "nodes", "line"),
+    [
+        (
+            "gpu-8",
+            [MI300X_NODE] * 2,
+            "8 of the cluster's 16 GPUs are used; --engine.replicas 16 --learner.ranks 16 would use 16",
+        ),
+        (
+            "gpu",  # the cores of a third are lacking
+            [{"GPU": 3.0, "CPU": 10.0}],
+            "1 of the cluster's 3 GPUs are used; --engine.replicas 2 --learner.ranks 2 would use 2",
+        ),
+        ("gpu", [{"GPU": 1.0, "CPU": 16.0}], ""),
+        ("gpu-8", [{"GPU": 12.0, "CPU": 96.0}], ""),  # not so many again
+        ("tiny", [MI300X_NODE], ""),
+    ],
+)
+def test_a_run_that_leaves_most_gpus_alone_says_how_it_would_take_them(
+    scale: str, nodes: list[dict[str, float]], line: str
+):
+    assert larger_plan(config(scale), nodes) == line
 
 
 APART = {"learner__own_gpus": True, "learner__gpus_per_rank": 1}

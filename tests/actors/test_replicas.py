@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorUnavailableError, ObjectLostError, OwnerDiedError, RayTaskError
 
+from actors import probe
 from actors.balancer import Known
 from actors.balancer import Sign as BalancerSign
 from actors.generation import replicas, rollout_client
@@ -255,7 +256,7 @@ class Run:
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (replicas, rollout_client):
         monkeypatch.setattr(module, "BLIP_PATIENCE_S", 0.01)
-    monkeypatch.setattr(rollout_client, "AVAILABLE_AGAIN_S", 0.005)
+    monkeypatch.setattr(probe, "AVAILABLE_AGAIN_S", 0.005)
     monkeypatch.setattr(replicas, "LOOK_AGAIN_S", 0.01)
 
 

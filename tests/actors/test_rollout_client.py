@@ -105,22 +105,23 @@ async def test_an_id_handed_in_again_is_refused_since_its_result_would_never_com
     await client.close()
 
 
-async def test_what_is_given_up_may_be_asked_for_again_and_its_late_results_count_for_nothing():
+@pytest.mark.parametrize("name", ["r0", "rl/1/~1/0", "theirs~7"])
+async def test_what_is_given_up_may_be_asked_for_again_and_its_late_results_count_for_nothing(name: str):
     balancer, worker = ForgetfulBalancer(), DeliveringWorker()
     client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None)
     client.follow("generation/0", worker, "its life")
-    wanted = [request(problem, rollout_id="r0") for problem in adding_problems(1)]
+    wanted = [request(problem, rollout_id=name) for problem in adding_problems(1)]
     given_up = asyncio.ensure_future(anext(client.run(wanted)))
     await balancer.next_submission()
     given_up.cancel()
     await client.abandon()
-    assert balancer.cancelled == ["r0"]
+    assert balancer.cancelled == [name]
     again = asyncio.ensure_future(anext(client.run(wanted)))
     await balancer.next_submission()
-    assert balancer.submitted == [["r0"], ["r0~1"]]
-    late, new = (FinishedAt(summary=summary(name), index=index) for index, name in enumerate(("r0", "r0~1")))
+    assert balancer.submitted == [[name], [f"{name}~1"]]
+    late, new = (FinishedAt(summary=summary(end), index=index) for index, end in enumerate((name, f"{name}~1")))
     worker.deliveries.put_nowait(Delivery(finished=(late, new)))
-    assert await again == FinishedRollout(summary=summary("r0"), ref=TrajectoryRef("part 1", 0))
+    assert await again == FinishedRollout(summary=summary(name), ref=TrajectoryRef("part 1", 0))
     await client.close()
 
 

@@ -42,6 +42,7 @@ def test_a_tool_that_fits_together_is_one():
     assert made().name == "search"
     assert made(function=anything).deadline_s > 0
     assert made(function=None, program="print(1)").program
+    assert made(deadline_s=4_000.0).deadline_s == 4_000.0, "no program, so the sandbox's limits are none of its"
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,11 @@ def test_a_tool_that_fits_together_is_one():
             "`failed` is not asked where a program answers; have the program exit with another status than 0",
         ),
         ({"deadline_s": 0.0}, "its deadline or its cap is too small"),
+        (
+            {"function": None, "program": "print(1)", "deadline_s": 3_600.0},
+            "none that the sandbox gives a program; give deadline_s of 0.01 to 3,599, max_chars up to 16,777,216",
+        ),
+        ({"function": None, "program": "print(1)", "max_chars": 2**24 + 1}, "none that the sandbox gives a program"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line_that_names_the_tool(changes: dict[str, Any], complaint: str):
