@@ -634,6 +634,7 @@ OWN_MEANING = {
 """Files in which something of a setting's name means something else."""
 
 
+@pytest.mark.long
 def test_no_setting_has_a_second_default_below_the_settings():
     """A field or parameter of a setting's name takes its value from `RunConfig`, or is told it."""
     names = {name.rpartition(".")[2] for name in leaves(RunConfig())}

@@ -29,6 +29,7 @@ def until(holds: Callable[[], bool], probe: HeadProbe) -> bool:
     return holds()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("refuses", [False, True])
 def test_a_head_that_falls_silent_is_said_once_and_so_is_its_return(refuses: bool):
     shown: list[str] = []

@@ -39,6 +39,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [[], ["worker"]], ids=["alone", "through a worker of its own"])
 def test_the_killed_owners_processes_end(arguments: list[str]):
     core = CORE.replace("WORKER", repr(WORKER))

@@ -30,6 +30,7 @@ def test_one_that_answers_goes_on_until_it_is_ended(tmp_path: Path):
     assert recorded(path) is None and not process.is_running()
 
 
+@pytest.mark.long
 def test_one_that_answers_has_started_only_when_it_says_so(tmp_path: Path):
     path, log, port = tmp_path / "one.json", tmp_path / "log", free_port()
     later = "import threading; threading.Timer(0.5, print, ['it is up'], {'flush': True}).start()"
@@ -49,6 +50,7 @@ def test_one_that_ends_is_told_with_its_last_line(tmp_path: Path):
     assert recorded(path) is None
 
 
+@pytest.mark.long
 def test_one_that_does_not_answer_in_time_is_ended(tmp_path: Path):
     path = tmp_path / "one.json"
     pid_file = tmp_path / "pid"

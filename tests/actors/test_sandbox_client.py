@@ -160,6 +160,7 @@ async def test_a_program_that_takes_all_its_time_is_waited_for_and_ends_by_its_o
     assert shown == [] and sum(len(executor.batches) for executor in executors.values()) == 1
 
 
+@pytest.mark.long
 async def test_a_tool_that_may_take_longer_than_other_calls_has_its_time():
     config = SandboxConfig(time_limit_s=0.05, wall_limit_s=0.05, deadline_s=0.2)
     tools = SandboxClient({"a": Sleeping()}, config, caller="generation/0")

@@ -422,6 +422,7 @@ def test_an_engine_that_dies_in_a_broadcast_ends_it_for_all_with_a_name_inside_t
     assert any(kind in str(engines[0].last) for kind in ("TransferError", "DeadlineExceeded"))
 
 
+@pytest.mark.long
 def test_engines_that_do_not_come_are_waited_for_until_the_deadline():
     """The sender is alone: nobody joins."""
     events: list[str] = []

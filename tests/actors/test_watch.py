@@ -94,6 +94,7 @@ async def test_a_silent_actor_is_ended_by_its_process_with_a_line_that_says_what
     assert line.startswith("wedged was silent for 0.") and "process 1 is killed" in line
 
 
+@pytest.mark.long
 async def test_what_ray_says_is_unavailable_is_not_judged_and_is_watched_again_when_it_answers(run: Run):
     actor = Actor()
     run.watch.follow("actor", actor, silent_s=0.3)
@@ -112,6 +113,7 @@ async def test_what_ray_says_is_unavailable_is_not_judged_and_is_watched_again_w
     assert len(run.ended) == 1
 
 
+@pytest.mark.long
 async def test_an_actor_that_served_and_does_not_come_back_is_ended_again_and_again_whatever_its_process_is(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ):
@@ -138,6 +140,7 @@ async def test_an_actor_that_served_and_does_not_come_back_is_ended_again_and_ag
     assert run.ended[2][1] is not None and "(limit 0.3 s)" in run.shown[-1]
 
 
+@pytest.mark.long
 async def test_an_actor_whose_probe_fails_answers_all_the_same_and_is_not_killed_for_silence(run: Run):
     actor = Actor()
     actor.fault = RayTaskError("probe", "Traceback\nKeyError: 'memory'", KeyError("memory")).as_instanceof_cause()
@@ -319,6 +322,7 @@ async def test_a_run_in_which_nothing_gets_on_ends_naming_its_oldest_wait():
     await run.watch.close()
 
 
+@pytest.mark.long
 async def test_steps_of_an_actor_and_answers_to_waits_are_getting_on_and_polls_are_not():
     run = Run(replace(CONFIG, still_s=0.6))
     actor = Actor()  # its progress grows with every probe
@@ -395,6 +399,7 @@ def test_a_process_that_is_gone_waited_for_nothing():
     assert starved_s({}, {}) == 0
 
 
+@pytest.mark.long
 async def test_what_starts_is_judged_from_its_first_answer_on_and_is_none_of_the_runs_processes_yet(tmp_path: Path):
     run = Run()
     run.watch._record = tmp_path / "processes.json"

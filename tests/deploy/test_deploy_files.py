@@ -63,6 +63,7 @@ def test_the_file_for_eight_nodes_is_one_that_ray_up_takes(tmp_path: Path):
     assert ray_command("up", tmp_path / "x.yaml")[1:] == ["up", "--yes", str(tmp_path / "x.yaml")]
 
 
+@pytest.mark.long
 def test_its_commands_are_ones_that_ray_understands():
     config = yaml.safe_load((DEPLOY / "mi300x.yaml").read_text())
     for name in ("head_start_ray_commands", "worker_start_ray_commands"):

@@ -69,6 +69,7 @@ def test_one_that_is_stopped_before_it_can_say_so_or_while_it_closes_is_not_star
     assert lives.read_text() == "x"
 
 
+@pytest.mark.long
 def test_a_command_goes_with_who_starts_it_again(tmp_path: Path):
     lives, program = tmp_path / "lives", tmp_path / "program.py"
     program.write_text(f"{COUNTS}\nimport time; time.sleep(60)")

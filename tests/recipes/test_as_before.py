@@ -43,6 +43,7 @@ def asked(*options: str) -> RunConfig:
     return parse([EVALUATE], [*options])[0]
 
 
+@pytest.mark.long
 def test_every_setting_that_differs_has_a_line_whose_option_asks_as_before(tmp_path: Path):
     model = trained(tmp_path / "run", *OWN)
     lines = asked_otherwise(model, asked(*TINY))
@@ -78,6 +79,7 @@ def test_who_talks_with_a_policy_is_told_of_what_a_talk_has_too(tmp_path: Path):
     assert line.endswith("--chat.system 'Be brief.'")
 
 
+@pytest.mark.long
 async def test_in_a_talk_it_is_told_beside_the_answer_before_the_engine_comes_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -177,6 +177,7 @@ def taught(tmp_path: Path, count: int, *more: str) -> list[str]:
     return [*TINY, "--run-dir", str(tmp_path / "run"), "--sft.data", str(said), "--sft.batch-size", "8", *more]
 
 
+@pytest.mark.long
 def test_sft_is_as_long_as_somebody_chose_or_no_longer_than_its_file_bears(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -76,6 +76,7 @@ def test_an_option_without_its_value_is_named(option: str):
     assert refusal(option).startswith(f"{option}: needs a value")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("recipe", "option", "meant"),
     [

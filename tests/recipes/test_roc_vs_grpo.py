@@ -32,6 +32,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     return asked
 
 
+@pytest.mark.long
 def test_arms_differ_in_resampling_alone_and_start_from_their_seeds_policy(ran: list[RunConfig], tmp_path: Path):
     config = ExperimentConfig(seeds=2, first_seed=3, steps=20, run_dir=str(tmp_path / "e"), tiny=TinyConfig(slips=0.4))
     report = experiment(config)

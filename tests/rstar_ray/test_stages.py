@@ -232,6 +232,7 @@ async def test_what_the_balancer_does_for_an_evaluation_is_in_no_steps_row(tmp_p
     assert len(evaluated_at) == 2 and all(asked[number + 1] == "asked" for number in evaluated_at)
 
 
+@pytest.mark.long
 async def test_what_was_evaluated_beyond_the_checkpoint_a_stage_goes_on_from_is_forgotten(tmp_path: Path):
     config = stage("stage1", evaluate__every_steps=2, checkpoint__every_steps=4, steps=8)
 

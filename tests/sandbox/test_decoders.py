@@ -25,6 +25,7 @@ NAMES = ["type", "solution", "input", "expected_output", "sub_id", "code", "stdi
 objects = st.dictionaries(st.sampled_from(NAMES), anything | st.sampled_from(["python", "cpp"]), max_size=8)
 
 
+@pytest.mark.long
 @settings(max_examples=120, deadline=None)
 @given(anything | objects)
 def test_a_submission_is_read_or_refused(data: object):

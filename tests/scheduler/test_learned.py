@@ -162,6 +162,7 @@ def played_on(balancer: Balancer) -> tuple[float, list[Span]]:
     return twin.run().makespan_s, spans
 
 
+@pytest.mark.long
 def test_the_step_after_a_resume_is_the_one_of_a_run_that_was_never_stopped():
     unbroken, resumed = played(), Balancer("expected_kv")
     learned = unbroken.learned()
