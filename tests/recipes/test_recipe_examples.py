@@ -38,6 +38,7 @@ def test_a_command_that_is_shown_is_understood(name: str, said: str):
     assert len(configs) == len(RECIPES[name])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "said"),
     [

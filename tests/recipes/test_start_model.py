@@ -13,6 +13,7 @@ class Killed(BaseException):
     """What no handler of a fault takes for one."""
 
 
+@pytest.mark.long
 def test_a_model_that_a_killed_run_has_half_written_is_made_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
