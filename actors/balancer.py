@@ -231,7 +231,7 @@ class BalancerService:
         return self._tally.take(self._balancer.snapshot(), self._balancer.faults(), held_s)
 
     async def sign(self) -> Sign:
-        """The epoch, for liveness; and once each, why a replica was set aside and what the idle books lack."""
+        """The epoch, for liveness; and, once each, what people should know of it (`Lines`)."""
         return Sign(epoch=self._epoch, lines=self._lines.take())
 
     def export(self) -> None:

@@ -95,9 +95,23 @@ def larger_plan(config: RunConfig, nodes: Sequence[Resources]) -> str:
             refuse_misfit(layout, nodes)
         except ConfigError:
             continue
-        options = f"--engine.replicas {replicas} --learner.ranks {ranks}"
-        return f"{takes:g} of the cluster's {has:g} GPUs are used; {options} would use {layout.totals['GPU']:g}"
+        if _have_room(layout, nodes):
+            options = f"--engine.replicas {replicas} --learner.ranks {ranks}"
+            more = layout.totals["GPU"]
+            return f"this run takes {takes:g} of the cluster's {has:g} GPUs; with {options} it would take {more:g}"
     return ""
+
+
+def _have_room(layout: Layout, nodes: Sequence[Resources]) -> bool:
+    """Whether each bundle finds a node where the largest come first: there are other ways, but then one is known."""
+    left = [dict(node) for node in nodes]
+    for bundle in sorted(layout.bundles, key=lambda one: (one.get("GPU", 0.0), one.get("CPU", 0.0)), reverse=True):
+        node = next((one for one in left if _holds(one, bundle)), None)
+        if node is None:
+            return False
+        for name, amount in bundle.items():
+            node[name] -= amount
+    return True
 
 
 def refuse_misfit(layout: Layout, nodes: Sequence[Resources]) -> None:

@@ -64,12 +64,12 @@ def test_a_replica_split_over_gpus_has_them_in_one_bundle_beside_its_rank():
         (
             "gpu-8",
             [MI300X_NODE] * 2,
-            "8 of the cluster's 16 GPUs are used; --engine.replicas 16 --learner.ranks 16 would use 16",
+            "this run takes 8 of the cluster's 16 GPUs; with --engine.replicas 16 --learner.ranks 16 it would take 16",
         ),
         (
             "gpu",  # the cores of a third are lacking
             [{"GPU": 3.0, "CPU": 10.0}],
-            "1 of the cluster's 3 GPUs are used; --engine.replicas 2 --learner.ranks 2 would use 2",
+            "this run takes 1 of the cluster's 3 GPUs; with --engine.replicas 2 --learner.ranks 2 it would take 2",
         ),
         ("gpu", [{"GPU": 1.0, "CPU": 16.0}], ""),
         ("gpu-8", [{"GPU": 12.0, "CPU": 96.0}], ""),  # not so many again
@@ -80,6 +80,16 @@ def test_a_run_that_leaves_most_gpus_alone_says_how_it_would_take_them(
     scale: str, nodes: list[dict[str, float]], line: str
 ):
     assert larger_plan(config(scale), nodes) == line
+
+
+def test_what_a_run_is_told_to_take_has_room_on_the_nodes_bundle_by_bundle():
+    """Engines over four GPUs, ranks with one of their own: 30 GPUs are six of each, but five nodes hold five engines
+    each on one."""
+    apart = {"engine__tensor_parallel": 4, "engine__gpus_per_replica": 4, **APART}
+    line = larger_plan(config("gpu", **apart), [{"GPU": 6.0, "CPU": 96.0}] * 5)
+    assert (
+        line == "this run takes 5 of the cluster's 30 GPUs; with --engine.replicas 5 --learner.ranks 5 it would take 25"
+    )
 
 
 APART = {"learner__own_gpus": True, "learner__gpus_per_rank": 1}
