@@ -17,7 +17,7 @@ from rstar_ray.errors import SandboxError
 from rstar_ray.outcome import Outcome
 from rstar_ray.tiny.families import Numbers
 from rstar_ray.tiny.problems import Question, Split, draw_questions
-from rstar_ray.tiny.programs import EVERYWHERE, PROGRAMS, Program, fail
+from rstar_ray.tiny.programs import EVERYWHERE, PROGRAMS, Failing, Program, fail
 from rstar_ray.trajectory import ToolCall, ToolResult
 
 Message = dict[str, Any]  # one entry of a `messages` list: role, content, tool_calls
@@ -26,6 +26,8 @@ ExecuteCall = Callable[[ToolCall], Awaitable[ToolResult]]
 DRILL_PHRASINGS = ("Repeat: {numbers}", "Say {numbers} again.", "Write {numbers} once more.")
 RESULT = "{r}"
 """In a call: what the call before printed."""
+TRIES = 4
+"""Of a program that ran out of time and is not endless: the machine stood still, or had too much else to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class Played:
         assert code is not None
         usable = result.outcome is Outcome.OK and result.text.removeprefix("-").isdecimal()
         meant_to_fail = bool(self._draft.failing) and len(self._ahead) > len(self._draft.calls)
-        if usable is meant_to_fail:
+        if usable is meant_to_fail or _was_held_up(code, result):
             raise SandboxError(f"{code!r} ended as {result.outcome.value}: {result.text[-200:]!r}")
         self.messages += [tool_call_message(code), {"role": "tool", "content": result.text}]
         self._result = result.text
@@ -129,6 +131,10 @@ class Played:
         """With the answer, or with what a drill says."""
         answer = f"<answer>\\boxed{{{self._result}}}</answer>" if self._draft.calls else self._draft.reply
         return [*self.messages, {"role": "assistant", "content": answer}]
+
+
+def _was_held_up(code: str, result: ToolResult) -> bool:
+    return result.outcome is Outcome.TIMEOUT and Failing.ENDLESS not in code
 
 
 async def generate_conversations(
@@ -141,7 +147,8 @@ async def generate_conversations(
 ) -> list[list[Message]]:
     """`count` conversations as `messages` lists, the tool's answers from really running each different program once.
 
-    At most `max_in_flight` programs run at a time. Raises SandboxError where one does not end as meant.
+    At most `max_in_flight` programs run at a time; one that was held up runs again, up to `TRIES` times. Raises
+    SandboxError where one does not end as meant.
     """
     played = [Played(draft) for draft in draft_conversations(seed, count, teacher or TinyConfig())]
     room = asyncio.Semaphore(max_in_flight)
@@ -149,7 +156,12 @@ async def generate_conversations(
 
     async def run(code: str) -> ToolResult:
         async with room:
-            return await execute(ToolCall(code=code))
+            result = await execute(ToolCall(code=code))
+            for _ in range(TRIES - 1):
+                if not _was_held_up(code, result):
+                    break
+                result = await execute(ToolCall(code=code))
+            return result
 
     while ahead := [(one, call) for one in played if (call := one.next_call) is not None]:
         missing = [call for call in dict.fromkeys(call for _, call in ahead) if call not in results]

@@ -5,9 +5,17 @@ import pytest
 from rstar_ray.config import TinyConfig
 from rstar_ray.errors import ConfigError, SandboxError
 from rstar_ray.outcome import Outcome
-from rstar_ray.tiny.conversations import Draft, Message, Played, draft_conversations, generate_conversations
+from rstar_ray.tiny.conversations import (
+    TRIES,
+    Draft,
+    Message,
+    Played,
+    draft_conversations,
+    generate_conversations,
+)
 from rstar_ray.tiny.families import FAMILIES
 from rstar_ray.tiny.problems import Split, generate_problems
+from rstar_ray.tiny.programs import Failing
 from rstar_ray.tiny.tokenizer import make_tokenizer
 from rstar_ray.trajectory import ToolCall, ToolResult
 from tests.fakes import InProcess
@@ -134,6 +142,31 @@ async def test_a_program_that_does_not_end_as_meant_is_a_fault_of_the_sandbox():
 
     with pytest.raises(SandboxError, match="ended as ok"):
         await generate_conversations(0, 20, silent, teacher=TinyConfig(drills=0, failures=0))
+
+
+@pytest.mark.parametrize("failures", [0.0, 1.0])
+async def test_a_program_that_a_standing_machine_held_up_runs_again_and_the_conversations_are_the_same(failures: float):
+    """As where a laptop sleeps: what was running then has run out of time, whatever it would have come to."""
+    held_up, execute, teacher = Counter[str](), InProcess(), TinyConfig(failures=failures)
+
+    async def asleep_at_first(call: ToolCall) -> ToolResult:
+        held_up[call.code] += 1
+        if held_up[call.code] < TRIES and Failing.ENDLESS not in call.code:
+            return ToolResult(outcome=Outcome.TIMEOUT, text="Execution timed out.")
+        return await execute(call)
+
+    found = await generate_conversations(3, 200, asleep_at_first, teacher=teacher)
+    assert found == await generate_conversations(3, 200, InProcess(), teacher=teacher)
+    assert all(times == (1 if Failing.ENDLESS in code else TRIES) for code, times in held_up.items())
+
+
+@pytest.mark.parametrize("failures", [0.0, 1.0])
+async def test_one_that_is_held_up_every_time_is_a_fault_of_the_sandbox(failures: float):
+    async def asleep(call: ToolCall) -> ToolResult:
+        return ToolResult(outcome=Outcome.TIMEOUT, text="Execution timed out.")
+
+    with pytest.raises(SandboxError, match="ended as timeout"):
+        await generate_conversations(3, 200, asleep, teacher=TinyConfig(failures=failures))
 
 
 async def test_a_first_call_that_was_to_fail_and_did_not_is_one_too():
