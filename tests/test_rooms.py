@@ -62,7 +62,6 @@ def modules(room: str) -> list[Path]:
     return sorted((REPOSITORY / room).rglob("*.py"))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("room", sorted(ROOMS))
 def test_a_room_imports_only_the_rooms_below_it(room: str):
     for path in modules(room):

@@ -611,7 +611,6 @@ def test_what_another_test_shows_is_shown_there(name: str):
     assert f"def {function}" in text
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("record", [EngineSettings, LearnerSettings, LossSettings, BatchLimits, PoolConfig, Limits])
 def test_no_field_is_derived_and_then_read_by_nobody(record: type):
     """And none of these records has a default of its own."""

@@ -112,7 +112,6 @@ def begun(config: Any, data: str) -> None:
         write_json(folder / "progress.json", StageProgress(step=2, data=data).as_json())
 
 
-@pytest.mark.long
 def test_a_stage_is_not_gone_on_with_after_its_file_was_edited(tmp_path: Path):
     options = stage_1(tmp_path, problems(60, 9, 5_000))
     (config,) = parse([STAGE_1], options)

@@ -38,7 +38,6 @@ def test_a_command_that_is_shown_is_understood(name: str, said: str):
     assert len(configs) == len(RECIPES[name])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "said"),
     [

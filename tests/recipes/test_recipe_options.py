@@ -165,7 +165,6 @@ def test_an_unknown_scale_is_refused_with_the_choices():
         parse([STAGE_1], ["--scale", "huge"])
 
 
-@pytest.mark.long
 def test_an_option_holds_for_every_stage_and_only_it_changes():
     plain, changed = parse(ALL, TINY), parse(ALL, [*TINY, "--algorithm.resample", "none", "--seed", "3"])
     for before, after in zip(plain, changed, strict=True):
@@ -330,7 +329,6 @@ def test_missing_and_broken_inputs_are_refused_before_any_actor_starts(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.long
 def test_a_run_directory_of_another_configuration_is_refused_and_left_as_it_was(tmp_path: Path):
     (config,) = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path / "run")])
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)):
@@ -504,7 +502,6 @@ def test_help_and_refusals_load_no_framework():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.long
 def test_a_named_file_is_evaluated_whole_unless_less_is_asked_for(tmp_path: Path):
     rows = [{"id": str(number), "problem": "1 + 1?", "answer": "2"} for number in range(500)]
     path = tmp_path / "math500.jsonl"
@@ -631,7 +628,6 @@ def test_a_protocol_sets_what_was_published_and_other_options_go_over_it():
         asked("--evaluate.protocol", "papers")
 
 
-@pytest.mark.long
 def test_the_released_model_is_asked_on_five_sets_with_its_own_prompt_and_tool_by_one_command(tmp_path: Path):
     family = FAMILIES["rstar2"]
     model = tmp_path / "model"

@@ -58,7 +58,6 @@ def embedded(page: str) -> dict:
     return json.loads(found[1])
 
 
-@pytest.mark.long
 def test_a_report_is_made_from_the_directory_alone(run_path: Path):
     report = write_report(run_path)
     assert re.match(r"Held-out pass@1 rose from [12]\d\.\d % to 8\d\.\d %\. Tool errors .* fell from", report.headline)
@@ -167,7 +166,6 @@ def test_what_a_model_wrote_cannot_break_out_of_the_markdown(run_path: Path):
     assert "alert(2)" in text and "<script>" not in text and "\n</details>" not in text
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("stages", [{}, {"stage1": 1}])
 def test_a_run_that_has_hardly_begun_can_be_reported(tmp_path: Path, stages: dict[str, int]):
     report = write_report(run_directory(tmp_path / "run", stages=stages))

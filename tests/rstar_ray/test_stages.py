@@ -161,7 +161,6 @@ async def test_a_run_goes_on_without_its_rows_of_metrics_and_says_so(tmp_path: P
     assert [line.split(" is left out: ")[0] for line in shown if "is left out" in line] == ["metrics.jsonl of stage1"]
 
 
-@pytest.mark.long
 async def test_a_step_whose_row_of_the_ledger_cannot_be_written_ends_the_run_and_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -199,7 +198,6 @@ def evaluations(path: Path) -> list[tuple[str, int, str]]:
     return [(row["stage"], row["step"], row["set"]) for row in read_rows(path / "evaluations.jsonl")]
 
 
-@pytest.mark.long
 async def test_a_stage_is_evaluated_before_its_first_step_and_every_few(tmp_path: Path):
     policy = SkilledPolicy()
     for name in ("stage1", "stage2"):
@@ -381,7 +379,6 @@ async def test_a_run_that_is_asked_to_stop_saves_the_step_it_was_in_and_goes_on_
     ]
 
 
-@pytest.mark.long
 async def test_a_stop_between_the_last_checkpoint_and_its_mark_goes_on(tmp_path: Path):
     config = stage("stage1")
     await run_stage(config, SkilledPolicy(), tmp_path / "run")

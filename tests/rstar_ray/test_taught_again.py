@@ -73,7 +73,6 @@ async def test_a_run_that_goes_on_is_taught_what_its_checkpoint_had_once_its_ver
     assert faults(tmp_path, show=print) == []
 
 
-@pytest.mark.long
 async def test_a_stage_is_taught_what_the_one_before_it_had_learned_unless_its_policy_is_from_elsewhere(
     tmp_path: Path,
 ):

@@ -48,7 +48,6 @@ def test_no_stage_writes_its_model_hundreds_of_times(scale: str, most_tb: float)
         assert replace(PLAN, every_steps=config.checkpoint.every_steps).written_gb(steps) / 1e3 < most_tb
 
 
-@pytest.mark.long
 def test_the_planner_shows_it():
     done = subprocess.run([sys.executable, "recipes/plan.py", "--json"], capture_output=True, check=True, text=True)
     checkpoint = json.loads(done.stdout)["checkpoint"]

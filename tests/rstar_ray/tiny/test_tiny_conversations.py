@@ -177,7 +177,6 @@ async def test_a_first_call_that_was_to_fail_and_did_not_is_one_too():
         await generate_conversations(0, 20, obliging, teacher=TinyConfig(drills=0, failures=1))
 
 
-@pytest.mark.long
 def test_conversations_ask_neither_what_is_trained_on_nor_what_is_held_out():
     asked = {draft.prompt for draft in draft_conversations(0, 4000, TinyConfig())}
     for split in (Split.TRAIN, Split.HELD_OUT):
