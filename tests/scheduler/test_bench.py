@@ -17,6 +17,7 @@ ROW = Row(
     clairvoyant_s=80.0,
     lower_bound_s=50.0,
     recomputed_share=0.004,
+    preemption_steps=12.0,
     preemptions=2,
     kv_utilisation=0.5,
     cpu_s=1.0,
@@ -46,8 +47,13 @@ def test_limits_that_are_not_kept_are_named(step: str, makespan_s: float, recomp
     assert len(found) == len(missed) and all(text in said for text, said in zip(missed, found, strict=True))
 
 
+def test_what_is_computed_again_is_limited_where_a_preemption_costs_more_than_ten_steps():
+    much = replace(ROW, recomputed_share=0.3)
+    assert [len(replace(much, preemption_steps=steps).missed()) for steps in (10.0, 10.1)] == [0, 1]
+
+
 def test_the_table_has_ratios_and_the_summary_medians():
-    assert line(ROW).split() == ["bimodal", "1.5", "later", "100.0", "110.0", "1.10", "1.25", "2.00", "0.4%"]
+    assert line(ROW).split() == ["bimodal", "1.5", "later", "100.0", "110.0", "1.10", "1.25", "2.00", "0.4%", "12.0"]
     told = summary([ROW, replace(ROW, kv_demand=0.95, best_other_s=90.0)])
     assert told[0].startswith("where KV is scarce 1.10 x") and told[1].startswith("1.25 x")
     assert told[2:] == ["bimodal at 0.95, later step: 1.11 x the time of static, of 1.02"]
