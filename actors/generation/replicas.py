@@ -16,7 +16,7 @@ from actors.gpu_turns import ANYTIME, Turn
 from actors.learner.gang import Publication
 from actors.lost_nodes import no_node
 from actors.probe import life_of, when_available
-from actors.watch import Guard
+from actors.watch import BACK_S, Guard
 from actors.weights.transfer import EngineSeat, Pulled
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
@@ -221,6 +221,8 @@ class Replicas:
         """
         up = asyncio.ensure_future(when_available(self.workers[name].probe.remote))
         saying = asyncio.get_running_loop().call_later(SAY_AFTER_S, self._say_it_waits, name)
+        patience_s = self._silent_s + BACK_S
+        ending = asyncio.create_task(_end_what_is_silent(name, self.workers[name], patience_s, self._show))
         try:
             while not up.done():
                 if self.there:  # nothing waits for this one
@@ -233,6 +235,7 @@ class Replicas:
             raise no_node(name, self._node_away_s) from late
         finally:
             saying.cancel()
+            ending.cancel()
             up.cancel()
 
     async def _until_up_or_another(self, up: "asyncio.Future[Any]") -> None:
@@ -241,7 +244,7 @@ class Replicas:
 
     def _say_it_waits(self, name: str) -> None:
         serve = self.there.keys() & self._serves_since_s.keys()
-        self._show(f"{name} waits for a node: {len(serve)} of {len(self.workers)} replicas serve")
+        self._show(f"{name} waits for its process, or a node: {len(serve)} of {len(self.workers)} replicas serve")
 
     def _count_loss(self, name: str, lost: Exception) -> None:
         """Any number over a run, as long as rollouts end in between, or it serves for a while: in supervised
@@ -332,6 +335,18 @@ class Replicas:
     async def _ask(self, answer: Awaitable[Any], owner: str, reason: str) -> Any:
         seconds = CALL_DEADLINE_S + self._silent_s  # who is stopped is ended first, and starts again
         return await within(answer, seconds, waiter="driver", owner=owner, reason=reason)
+
+
+async def _end_what_is_silent(name: str, worker: Any, patience_s: float, show: Callable[[str], None]) -> None:
+    """A process that is stopped before its first answer is asked without end: to Ray it starts, or is there.
+
+    Each time it is given twice as long, for an honest start may be slow, and most that are waited for have no node.
+    """
+    while True:
+        await asyncio.sleep(patience_s)
+        show(f"{name} did not come back, silent for {patience_s:g} s: what starts in its place is killed")
+        ray.kill(worker, no_restart=False)
+        patience_s *= 2
 
 
 def _is_gone(lost: Exception) -> bool:

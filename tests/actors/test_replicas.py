@@ -62,6 +62,7 @@ class Worker:
         self.load_s, self.laid_out = 0.2, True
         self.cut = False  # calls fail, and it lives on
         self.mute = False  # so do probes, and what it has finished still comes
+        self.stopped = False  # before its first answer, until it is killed
         self.answer_lost = False  # with its node
         self.no_start = 0  # so often its engine does not come up
         self.fault_in_serve: Exception | None = None
@@ -108,6 +109,8 @@ class Worker:
     async def _probe(self) -> Sign:
         if self._killed.is_set() or self.mute:
             raise ActorUnavailableError("it restarts", None)
+        while self.stopped:
+            await asyncio.sleep(0.01)
         return Sign(life=str(self._lives), node_id="node", pid=1, birth="then")
 
     def _take_finished(self, wait_s: float, acknowledged: int) -> list[Any]:
@@ -270,6 +273,21 @@ def killed_like_an_actor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas.ray, "kill", kill)
 
 
+async def test_one_that_is_stopped_before_its_first_answer_is_ended_and_another_started(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    """Others serve, so nothing else waits for it."""
+    monkeypatch.setattr(replicas, "BACK_S", 0.1 - 10)  # beyond how long a worker may be silent
+    run.second.stopped = True
+    run.second.kill()
+    await run.shows("generation/1 did not come back, silent for 0.1 s: what starts in its place is killed")
+    assert run.second.told[-1] == "killed"
+    run.second.stopped = False  # it was that process
+    await run.shows("generation/1: 1,000 KV tokens", times=2)
+    await asyncio.sleep(0.3)
+    assert sum("did not come back" in line for line in run.shown) == 1
+
+
 @pytest.fixture
 async def run() -> AsyncIterator[Run]:
     started = Run()
@@ -425,7 +443,7 @@ async def test_a_node_that_is_lost_in_a_first_start_does_not_hold_up_the_replica
     started.second.node.clear()
     started.second.kill()
     await asyncio.wait_for(serving, 10)
-    await started.shows("generation/1 waits for a node: 1 of 2 replicas serve")
+    await started.shows("generation/1 waits for its process, or a node: 1 of 2 replicas serve")
     await started.replicas.publish(FIRST)
     started.second.hold.set()
     started.second.node.set()
@@ -680,7 +698,7 @@ async def test_a_replica_without_a_node_is_waited_for_as_long_as_another_serves(
     monkeypatch.setattr(replicas, "SAY_AFTER_S", 0.05)
     run.second.node.clear()
     run.second.kill()
-    await run.shows("generation/1 waits for a node: 1 of 2 replicas serve")
+    await run.shows("generation/1 waits for its process, or a node: 1 of 2 replicas serve")
     await asyncio.sleep(0.4)  # longer than all may be without one
     await run.replicas.publish(FIRST)
     run.second.node.set()
