@@ -44,11 +44,12 @@ class Case:
     lost: int = 0  # rollouts that ended for another reason of our own
     twice: int = 0
     named: bool = True
+    late: bool = False  # it was noticed later than it should
     steps: int = 0
 
     @property
     def well(self) -> bool:
-        return self.outcome.startswith("goes on") and self.named and not self.lost and not self.twice
+        return self.outcome.startswith("goes on") and self.named and not (self.lost or self.twice or self.late)
 
 
 class Campaign:
@@ -59,7 +60,6 @@ class Campaign:
         self._over_within_s = over_s
         self._calm_s = 0.0
         self._parts: set[str] = set()
-        self._gone: list[str] = []  # processes that their driver left behind
 
     def begin(self) -> None:
         """Start, and see how long a step takes when nothing happens. Raises `TimeoutError`."""
@@ -100,16 +100,18 @@ class Campaign:
         if kind.harmless or (kind.may_pass and not noticed):
             named = not any(LOST_WORDS.search(line.line) for line in lines)
         dropped, lost = self._dropped(first_step, kind.drops)
+        notice_s = max(0.0, noticed[0] - began_s) if noticed else None
         case = Case(
             fault=kind.name,
             seed=seed,
             outcome=outcome,
-            notice_s=round(max(0.0, noticed[0] - began_s), 1) if noticed else None,
+            notice_s=None if notice_s is None else round(notice_s, 1),
             full_speed_s=round(over_s, 1) if over_s is not None else None,
             dropped=dropped,
             lost=lost,
             twice=self._twice(),
             named=named,
+            late=notice_s is not None and notice_s > kind.noticed_within_s,
             steps=run.steps() - first_step,
         )
         if over_s is None:
@@ -199,4 +201,5 @@ def summary(cases: Sequence[Case]) -> dict[str, int]:
         "lost": sum(case.lost for case in cases),
         "twice": sum(case.twice for case in cases),
         "unnamed": sum(not case.named for case in cases),
+        "late": sum(case.late for case in cases),
     }

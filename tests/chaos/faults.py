@@ -1,11 +1,13 @@
 """The kinds of faults: what is done to the run, what it must say of it, and what it may cost."""
 
 import contextlib
+import math
 import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 
@@ -20,6 +22,10 @@ PHASE_S = 60.0
 STOPPED_S = 3.0
 ALL_STOPPED_S = 10.0
 DAY_S = 86_400.0
+DEATH_S = 10.0
+"""A death is to be noticed within so long ..."""
+WEDGE_S = 22.5
+"""... and a wedge within one and a half times its limit at scale tiny."""
 
 
 class NotPutIn(Exception):
@@ -38,6 +44,7 @@ class Kind:
     harmless: bool = False  # nothing may be killed for it
     may_pass: bool = False  # it may meet nobody: then nothing is said, and nothing is lost
     without: tuple[str, ...] = ()  # parts that the run goes on without
+    noticed_within_s: float = math.inf
 
 
 def found(run: Run, name: str) -> psutil.Process:
@@ -127,8 +134,22 @@ def during(phase: str, fault: Fault) -> Fault:
     return put_in
 
 
-def in_its_start(run: Run) -> None:
-    """A worker is lost, and lost again while its engine starts."""
+def held(phase: str, fault: Fault) -> Fault:
+    """In this phase, which does not go on before the fault is in."""
+
+    def put_in(run: Run) -> Undo | None:
+        hold = run.control / f"hold {phase}"
+        hold.touch()
+        try:
+            return during(phase, fault)(run)
+        finally:
+            hold.unlink()
+
+    return put_in
+
+
+def in_its_start(number: signal.Signals, run: Run) -> None:
+    """A worker is lost, and hit again while its engine starts."""
     (run.control / "starting").unlink(missing_ok=True)
     found(run, "generation/1").kill()
     if not run.wait(lambda: run.starting() is not None, PHASE_S, every_s=0.05):
@@ -137,7 +158,7 @@ def in_its_start(run: Run) -> None:
     process = run.starting()
     if process is None:
         raise NotPutIn("the worker's start was over")
-    process.kill()
+    process.send_signal(number)
 
 
 def driver_in_its_start(run: Run) -> None:
@@ -230,6 +251,7 @@ PAIRS = (
     ("balancer", "learner/rank-0"),
 )  # fmt: skip
 PHASES = {
+    "resampling": ("generation/0", "learner/rank-0"),
     "publish": ("generation/0", "learner/rank-0", "balancer"),
     "update": ("learner/rank-1",),
     "checkpoint": ("learner/rank-0", "learner/rank-1"),
@@ -252,6 +274,11 @@ REWARDS = {
 """What the run's reward is told to do (`tests.chaos.own`), and what the run has to say of it."""
 
 
+def _in_phase(phase: str, fault: Fault) -> Fault:
+    """Resampling is over in less time than it takes to see that it has begun."""
+    return (held if phase == "resampling" else during)(phase, fault)
+
+
 def _actor(name: str) -> str:
     return name.partition(" ")[0]
 
@@ -263,10 +290,14 @@ def _said_of(parts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _kinds() -> list[Kind]:
-    kinds = [Kind(name=f"SIGKILL {part}", fault=send(HARD, part), says=(_actor(part),)) for part in (*PARTS, *CHILDREN)]
+    parts = (*PARTS, *CHILDREN)
+    kinds = [
+        Kind(name=f"SIGKILL {part}", fault=send(HARD, part), says=(_actor(part),), noticed_within_s=DEATH_S)
+        for part in parts
+    ]
     kinds += [
-        Kind(name=f"SIGSTOP {part}", fault=send(signal.SIGSTOP, part), says=(_actor(part),))
-        for part in (*PARTS, *CHILDREN)
+        Kind(name=f"SIGSTOP {part}", fault=send(signal.SIGSTOP, part), says=(_actor(part),), noticed_within_s=WEDGE_S)
+        for part in parts
     ]
     kinds += [
         Kind(name=f"SIGSTOP, SIGCONT {part}", fault=stopped_for(STOPPED_S, part), harmless=True)
@@ -276,14 +307,14 @@ def _kinds() -> list[Kind]:
         Kind(name=f"SIGKILL {' and '.join(pair)}", fault=send(HARD, *pair), says=_said_of(pair)) for pair in PAIRS
     ]
     kinds += [
-        Kind(name=f"SIGKILL {part} in {phase}", fault=during(phase, send(HARD, part)), says=(part,))
+        Kind(name=f"SIGKILL {part} in {phase}", fault=_in_phase(phase, send(HARD, part)), says=(part,))
         for phase, parts in PHASES.items()
         for part in parts
     ]
     kinds += [
         Kind(
             name=f"SIGSTOP {part} in {phase}",
-            fault=during(phase, send(signal.SIGSTOP, part)),
+            fault=_in_phase(phase, send(signal.SIGSTOP, part)),
             says=(_actor(part),),
         )
         for phase, parts in STOPPED_IN.items()
@@ -299,12 +330,16 @@ def _of_the_driver() -> list[Kind]:
         Kind(name="SIGTERM driver", fault=to_driver(signal.SIGTERM), says=again, ends=True),
         Kind(name="SIGINT driver", fault=to_driver(signal.SIGINT), says=again, ends=True),
         *(
-            Kind(name=f"SIGKILL driver in {phase}", fault=during(phase, to_driver(HARD)), says=again, ends=True)
+            Kind(name=f"SIGKILL driver in {phase}", fault=_in_phase(phase, to_driver(HARD)), says=again, ends=True)
             for phase in PHASES
         ),
         Kind(name="SIGSTOP, SIGCONT driver", fault=driver_stopped, harmless=True),
         Kind(name="SIGKILL driver in its start", fault=driver_in_its_start, says=again, ends=True),
-        Kind(name="SIGKILL generation/1 in its start", fault=in_its_start, says=("generation/1",)),
+        Kind(name="SIGKILL generation/1 in its start", fault=partial(in_its_start, HARD), says=("generation/1",)),
+        Kind(
+            name="SIGSTOP generation/1 in its start",
+            fault=partial(in_its_start, signal.SIGSTOP), says=("generation/1 was silent",),
+        ),
         Kind(
             name="SIGKILL driver, a flipped byte in a checkpoint",
             fault=damaged(f"{NEWEST}/state-*.safetensors", flipped), says=("is not whole", *again), ends=True,
@@ -361,8 +396,13 @@ def _of_answers() -> list[Kind]:
 def _of_the_machine() -> list[Kind]:
     full = during("checkpoint", limited("learner/rank-0", resource.RLIMIT_FSIZE, 65_536))
     kinds = [
-        Kind(name=f"out of memory {part}", fault=limited(part, resource.RLIMIT_AS, 0), says=(part,), may_pass=True)
-        for part in ("generation/0", "sandbox/0", "learner/rank-1")
+        Kind(
+            name=f"out of memory {part}",
+            fault=limited(part, resource.RLIMIT_AS, 0),
+            says=(_actor(part),),
+            may_pass=True,
+        )
+        for part in ("generation/0", "sandbox/0", "learner/rank-1", "balancer", "tools/own:echo/0", *CHILDREN)
     ]
     return [
         *kinds,

@@ -1,11 +1,12 @@
 """`python -m tests.chaos.identity`: is a run that was killed again and again the run that never was?
 
 Two runs of the same command: one alone, and one whose driver is ended by SIGKILL at random moments and started again.
-Every step's row (times aside), every rollout's fate and the bytes of the last checkpoint's weights must be equal. What
-each kill cost is printed: steps done again, and seconds until the run had caught up.
+Every step's row (times aside), every rollout's fate and tokens, and the bytes of the last checkpoint's weights must be
+equal. What each kill cost is printed: steps done again, and seconds until the run had caught up.
 """
 
 import argparse
+import itertools
 import json
 import random
 import signal
@@ -26,9 +27,22 @@ TIMES = ("_s", "balancer", "longest", "publish", "memory_bytes", "restarts", "ju
 
 
 def computed(run: Run) -> list[dict[str, Any]]:
-    """A run's rows without what tells of time, and its ledger."""
+    """A run's rows without what tells of time, its ledger, and the tokens of every rollout that is on record."""
     rows = [{name: value for name, value in row.items() if not name.endswith(TIMES)} for row in run.rows()]
-    return [*rows, *read_rows(run.path / LEDGER)]
+    return [*rows, *read_rows(run.path / LEDGER), *_tokens(run)]
+
+
+def _tokens(run: Run) -> list[dict[str, Any]]:
+    rollouts = [row for path in sorted(run.path.glob("trajectories/*.jsonl")) for row in read_rows(path)]
+    return [
+        {
+            "rollout": (row["stage"], row["step"], row["rollout_id"]),
+            "prompt": row["prompt_ids"],
+            "turns": [(turn["completion_ids"], turn["tool_response"]) for turn in row["turns"]],
+            "reward": row["reward"],
+        }
+        for row in rollouts
+    ]
 
 
 def weights(run: Run) -> dict[str, str]:
@@ -88,7 +102,8 @@ def main() -> int:
     options = parser.parse_args()
     folder = Path(options.folder or tempfile.mkdtemp(prefix="identity-")).absolute()
     policy = make_policy(Path(options.policy))
-    alone, killed = (Run(folder / name, policy, steps=options.steps) for name in ("alone", "killed"))
+    recorded = ("--checkpoint.trajectories-every-steps", "1")
+    alone, killed = (Run(folder / name, policy, steps=options.steps, options=recorded) for name in ("alone", "killed"))
     try:
         alone.start()
         if not finish(alone, options.steps, options.over_s + 20 * options.steps):
@@ -100,9 +115,9 @@ def main() -> int:
     finally:
         for run in (alone, killed):
             run.end()
-    pairs = zip(computed(alone), computed(killed), strict=False)
-    differing = [ours for ours, theirs in pairs if ours != theirs]
-    print("\n".join(json.dumps(row)[:300] for row in differing[:3]))
+    pairs = itertools.zip_longest(computed(alone), computed(killed))
+    differing = [(ours, theirs) for ours, theirs in pairs if ours != theirs]
+    print("\n".join(json.dumps(pair)[:600] for pair in differing[:3]))
     same_weights = weights(alone) == weights(killed)
     found = {"steps": options.steps, "kills": len(costs), "rows_that_differ": len(differing)}
     found |= {"same_bytes": same_weights, "ended": ended, "most_steps_lost": max(c["steps_lost"] for c in costs)}

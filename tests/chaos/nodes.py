@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -22,7 +23,7 @@ from actors.birth import birth
 from actors.door import shut_door
 from tests.chaos.__main__ import verified
 from tests.chaos.campaign import Campaign, Case, summary
-from tests.chaos.faults import Kind, during
+from tests.chaos.faults import STOPPED_S, Kind, held
 from tests.chaos.run import REPOSITORY, Run, make_policy
 from tests.chaos.seams import VARIABLE
 
@@ -30,6 +31,8 @@ AWAY_S = 60.0
 ENDS_S = 150.0
 LEFT_S = 30.0
 OVER_S = 240.0
+CUT_S = 40.0
+"""Longer than Ray waits for a node that does not answer."""
 OBJECT_STORE_BYTES = 100 * 2**20
 
 
@@ -64,6 +67,15 @@ class Nodes:
         """SIGKILL to the raylet and all beside it; its workers end with it."""
         self._note()
         self._cluster.remove_node(other or self._other, allow_graceful=False)
+
+    def cut(self, seconds: float) -> None:
+        """The node that joined last neither hears nor is heard for so long; its workers go on."""
+        raylet = psutil.Process(_raylet(self._other))
+        raylet.send_signal(signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            raylet.send_signal(signal.SIGCONT)
 
     def without(self, process: psutil.Process) -> Any:
         """A node that joined and on which this process does not run."""
@@ -118,14 +130,9 @@ def kinds(nodes: Nodes, ranks: int, *, smaller: bool) -> list[Kind]:
         nodes.lose(nodes.without(rank))
         return nodes.join
 
-    def before_an_update(run: Run) -> Any:
-        hold = run.control / "hold update"
-        hold.touch()
-        try:
-            during("update", lose_a_replica)(run)
-        finally:
-            hold.unlink()
-        return nodes.join
+    def cut_off(run: Run) -> Any:
+        nodes.cut(CUT_S)
+        return nodes.join  # Ray lets no node come back that it has given up
 
     def for_good(run: Run) -> None:
         nodes.lose()
@@ -138,7 +145,11 @@ def kinds(nodes: Nodes, ranks: int, *, smaller: bool) -> list[Kind]:
     if ranks == 1:
         gone = (*said, "found no trajectories")
         return [
-            Kind(name="node lost with a step's trajectories, and comes back", fault=before_an_update, says=gone),
+            Kind(
+                name="node lost with a step's trajectories, and comes back",
+                fault=held("update", lose_a_replica),
+                says=gone,
+            ),
             Kind(name="node of a replica lost, and comes back", fault=lose_a_replica, says=said),
         ]
     ended = (*said, "no node for", "had no node for", "going on after step")
@@ -149,6 +160,8 @@ def kinds(nodes: Nodes, ranks: int, *, smaller: bool) -> list[Kind]:
     return [
         Kind(name="node lost, another has room", fault=elsewhere, says=said),
         Kind(name="node lost, and comes back", fault=returns, says=said),
+        Kind(name="node cut off for a moment", fault=lambda run: nodes.cut(STOPPED_S), harmless=True),
+        Kind(name="node cut off for longer than Ray waits", fault=cut_off, says=said),
         Kind(name="node lost for good", fault=for_good, says=ended, ends=True),
     ]
 

@@ -65,6 +65,7 @@ class Run:
         self.statuses: list[tuple[float, int]] = []  # when a driver ended, and how
         self.came_to_phase_s: float | None = None  # of the latest fault, where it belongs to a phase
         self.driver: subprocess.Popen[bytes] | None = None
+        self.left_behind: list[str] = []  # processes that outlived their driver
         self.family: dict[int, str] = {}  # every process seen below a driver: its id and beginning
 
     # -- the command ----------------------------------------------------------------------------------------------
@@ -97,14 +98,14 @@ class Run:
         if status is None:
             return False
         self.statuses.append((time.monotonic(), status))
-        self.end_family()
+        self.left_behind += self.end_family()
         self.start()
         return True
 
     def end(self) -> list[str]:
-        """SIGTERM, twice where the first is not enough; whatever of its family is left then is killed, and named."""
+        """SIGTERM, twice where that is not enough. Returns what has outlived a driver, now or before; it is killed."""
         if self.driver is None or self.driver.poll() is not None:
-            return self.end_family()
+            return [*self.left_behind, *self.end_family()]
         self.note_family()
         for _ in range(2):
             self.driver.send_signal(signal.SIGTERM)
@@ -113,7 +114,7 @@ class Run:
                 break
         left = self.end_family()
         self.driver.wait(10)
-        return left
+        return [*self.left_behind, *left]
 
     def note_family(self) -> list[psutil.Process]:
         """The driver and all below it, as they are now."""

@@ -47,12 +47,14 @@ def in_driver() -> None:
 
     import actors.system as system
     import rstar_ray.stages as stages
+    import rstar_ray.train_loop as train_loop
     from actors.learner.gang import Learner
     from rstar_ray.chat.template import TokenizerChat
     from rstar_ray.saving import Saving
 
     system.TrainingActors.publish = _phase("publish", system.TrainingActors.publish)
     Learner.train_rl = _phase("update", Learner.train_rl)
+    train_loop.resample = _short_phase("resampling", train_loop.resample)
     Saving._write = _phase("checkpoint", Saving._write)  # pyright: ignore[reportPrivateUsage]
     stages.run_evaluation = _phase("evaluation", stages.run_evaluation)
     TokenizerChat.prompt_ids = _long_prompts(TokenizerChat.prompt_ids)
@@ -129,6 +131,21 @@ def _phase(name: str, work: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
             with contextlib.suppress(FileNotFoundError):
                 if asked(PHASE) == name:  # a checkpoint is written beside the other phases
                     control(PHASE).unlink()
+
+    return told
+
+
+def _short_phase(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    """One in which nobody else of the process gets a turn."""
+
+    @wraps(work)
+    def told(*args: Any, **options: Any) -> Any:
+        if asked(f"hold {name}") is not None:
+            control(PHASE).write_text(name)
+            while asked(f"hold {name}") is not None:
+                time.sleep(0.01)
+            control(PHASE).unlink(missing_ok=True)
+        return work(*args, **options)
 
     return told
 
