@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 UNREAL := not slow and not gpu and not real
 
-.PHONY: help setup train experiment test test-fast gpu-smoke mutants chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
+.PHONY: help setup train experiment test test-fast test-journeys gpu-smoke mutants chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
 .PHONY: cluster-up cluster-down dashboards preflight docs clean same-target
 
 help:  ## What can be made
@@ -56,9 +56,12 @@ experiment: $(READY)  ## What resampling does to tool errors: RoC beside plain G
 	$(BIN)/python recipes/roc_vs_grpo.py $(ARGS)
 
 # The real ones want the machine for themselves. What ARGS selects may all lie on one side (5: no test was selected).
-test: $(READY)  ## All tests that run on a CPU
+test: $(READY)  ## The tests that run on a CPU, but for the two journeys
 	$(BIN)/python -m pytest -q -m "$(UNREAL)" --numprocesses 2 $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
-	$(BIN)/python -m pytest -q -m "real and not slow and not gpu" $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
+	$(BIN)/python -m pytest -q -m "real and not journey and not slow and not gpu" $(ARGS) $(if $(ARGS),|| test $$? -eq 5)
+
+test-journeys: $(READY)  ## Whole ways of a person, two minutes each: the recipe, killed and gone on with; a base model that becomes a served agent
+	$(BIN)/python -m pytest -q -m "journey and not slow" $(ARGS)
 
 test-fast: $(READY)  ## The tests that start neither Ray, vLLM, DeepSpeed, a sandbox nor a browser, but those that take a second each
 	$(BIN)/python -m pytest -q -m "$(UNREAL) and not caged and not long" --numprocesses 2 $(ARGS)

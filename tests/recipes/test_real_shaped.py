@@ -35,7 +35,7 @@ from rstar_ray.run_dir.durable import read_json, read_rows
 from rstar_ray.tools.load import tool_specs
 from tests.recipes.real_shaped import TEN_MILLION, TOOLS, Shape, write_all
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.journey]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 900

@@ -15,7 +15,7 @@ import pytest
 from rstar_ray.repeat_update import COMPARED
 from rstar_ray.run_dir.durable import read_rows
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.journey]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPTIONS = shlex.split("""
