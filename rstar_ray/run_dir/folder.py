@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import secrets
 import shutil
 import socket
@@ -17,13 +16,11 @@ from platform import platform, python_version
 from typing import IO, Any
 
 from rstar_ray.errors import ConfigError, RStarError
-from rstar_ray.run_dir.durable import append_row, read_json, read_object, sync_folder, sync_tree, write_json
+from rstar_ray.run_dir.durable import append_row, read_object, sync_folder, sync_tree, write_json
 from rstar_ray.run_dir.growing import GrowingRows
 from rstar_ray.run_dir.lock import lock
-from rstar_ray.run_dir.manifest import MANIFEST, WrittenFile, damage, unreadable, write_manifest
+from rstar_ray.run_dir.manifest import SET_ASIDE, WrittenFile, checkpoint_name, damage, unreadable, write_manifest
 
-SET_ASIDE = "damaged-"
-"""How the name of a checkpoint's folder begins that was found damaged, and passed over."""
 NONE_WHOLE = (
     "bring one back from a copy, name another run directory, or move these folders away, and the stage begins anew "
     "without what it has recorded"
@@ -195,8 +192,8 @@ class RunDir:
 
         Raises `Unreadable` where nobody can tell now whether one is whole.
         """
-        found = map(_read_checkpoint, _folders(self.checkpoints_path, f"{stage}-step-"))
-        whole = [checkpoint for checkpoint in found if checkpoint is not None]
+        folders = _folders(self.checkpoints_path, f"{stage}-step-")
+        whole = [_checkpoint(folder) for folder in folders if damage(folder, sizes_only=True) is None]
         return sorted(whole, key=lambda checkpoint: checkpoint.step)
 
     def newest_checkpoint(self, stage: str) -> Checkpoint | None:
@@ -213,7 +210,7 @@ class RunDir:
             wrong = damage(folder)
             if wrong is None:
                 _set_aside(damaged, show)
-                return _read_checkpoint(folder)
+                return _checkpoint(folder)
             damaged[folder] = wrong
         known = [f"{folder.name}: {wrong}" for folder, wrong in damaged.items()]
         known += [folder.name for folder in _folders(self.checkpoints_path, f"{SET_ASIDE}{stage}-step-")]
@@ -354,12 +351,6 @@ def refuse_damaged_end(end: Checkpoint) -> None:
         raise ConfigError("--run-dir", f"{end.path}, where {end.stage} ended, is not whole: {wrong}", mend)
 
 
-def checkpoint_name(stage: str, step: int) -> str:
-    """`stage1-step-000010`; trajectory files share the form."""
-    assert re.fullmatch(r"[A-Za-z0-9_]+", stage), f"a stage is named by letters, digits and _: {stage!r}"
-    return f"{stage}-step-{step:06d}"
-
-
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"rollout": {"max_turns": 4}}` as `{"rollout.max_turns": 4}`."""
     flat: dict[str, Any] = {}
@@ -394,15 +385,10 @@ def _folders(parent: Path, start: str) -> list[Path]:
         raise unreadable(parent, refused) from refused
 
 
-def _read_checkpoint(folder: Path) -> Checkpoint | None:
-    """None unless the manifest is there and every file it lists has its size."""
-    if damage(folder, sizes_only=True) is not None:
-        return None
-    try:
-        manifest = read_json(folder / MANIFEST)
-    except FileNotFoundError:  # removed just now
-        return None
-    return Checkpoint(folder, manifest["stage"], manifest["step"])
+def _checkpoint(whole: Path) -> Checkpoint:
+    """Of a folder without damage: its name says what its manifest says."""
+    stage, _, step = whole.name.rpartition("-step-")
+    return Checkpoint(whole, stage, int(step))
 
 
 def _set_aside(damaged: Mapping[Path, str], show: Callable[[str], None]) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,11 @@ from rstar_ray.errors import RStarError
 from rstar_ray.run_dir.durable import read_json, write_json
 
 MANIFEST = "manifest.json"
+OWN_SHA256 = "sha256"
+"""In a manifest: the checksum of the rest of it; one that was written without is held to its keys and its folder's
+name alone."""
+SET_ASIDE = "damaged-"
+"""How the name of a checkpoint's folder begins that was found damaged, and passed over."""
 DRIVER = "driver"
 MOST_READERS = 8
 """Threads that read a checkpoint's files when it is checked: a storage of many nodes wants more than one."""
@@ -61,7 +67,14 @@ def write_manifest(folder: Path, *, stage: str, step: int, written: Mapping[str,
     if untold := sorted(there.keys() - written.keys()):
         raise RStarError(f"{untold[0]} lies in {folder}, and nobody has said that it is whole")
     files = {name: {"bytes": w.num_bytes, "sha256": w.sha256, "by": w.by} for name, w in sorted(written.items())}
-    write_json(folder / MANIFEST, {"stage": stage, "step": step, "files": files})
+    told = {"stage": stage, "step": step, "files": files}
+    write_json(folder / MANIFEST, told | {OWN_SHA256: _checksum_of(told)})
+
+
+def checkpoint_name(stage: str, step: int) -> str:
+    """`stage1-step-000010`; trajectory files share the form."""
+    assert re.fullmatch(r"[A-Za-z0-9_]+", stage), f"a stage is named by letters, digits and _: {stage!r}"
+    return f"{stage}-step-{step:06d}"
 
 
 def writers(folder: Path) -> dict[str, int]:
@@ -85,7 +98,10 @@ def damage(folder: Path, *, sizes_only: bool = False) -> str | None:
 
 def _damage(folder: Path, *, sizes_only: bool) -> str | None:
     try:
-        listed: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_bytes())["files"]
+        told: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
+        if wrong := _odd(told, folder):
+            return f"its {MANIFEST} {wrong}"
+        listed: dict[str, dict[str, Any]] = told["files"]
         expected = {name: (entry["bytes"], entry["sha256"], _of(entry["by"])) for name, entry in listed.items()}
         for name, (num_bytes, _, of) in expected.items():
             size = _size(folder / name)
@@ -105,6 +121,23 @@ def _damage(folder: Path, *, sizes_only: bool) -> str | None:
             if seen != sha256:
                 return f"{name}{of} is " + ("missing" if seen is None else "not what was written: its checksum differs")
     return None
+
+
+def _odd(told: dict[str, Any], folder: Path) -> str | None:
+    """What shows, without a look at the files, that the manifest is not what was written, or of another folder."""
+    rest = {name: value for name, value in told.items() if name != OWN_SHA256}
+    if rest.keys() != {"stage", "step", "files"}:
+        return f"has other names than stage, step, files and {OWN_SHA256}"
+    if OWN_SHA256 in told and told[OWN_SHA256] != _checksum_of(rest):
+        return "is not what was written: its own checksum differs"
+    stage, _, step = folder.name.removeprefix(SET_ASIDE).rpartition("-step-")
+    if told["stage"] != stage or f"{told['step']:06d}" != step:
+        return f"is of step {told['step']} of {told['stage']}, which its folder's name does not say"
+    return None
+
+
+def _checksum_of(told: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def _size(path: Path) -> int | None:

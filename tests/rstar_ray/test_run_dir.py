@@ -14,9 +14,9 @@ import pytest
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.__main__ import main as verify
 from rstar_ray.run_dir.durable import append_row
-from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.run_dir.folder import Checkpoint, RunDir
 from rstar_ray.run_dir.ledger import Fate, forget_fates, ledger_faults, write_fates
-from rstar_ray.run_dir.manifest import Unreadable, WrittenFile
+from rstar_ray.run_dir.manifest import Unreadable, WrittenFile, damage
 from rstar_ray.run_dir.verify import faults
 
 CONFIG = {"seed": 1, "rollout": {"max_turns": 4, "temperature": 1.0}, "stages": ("sft", "stage1")}
@@ -252,6 +252,78 @@ def test_one_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_path: P
         assert run_dir.newest_whole_checkpoint("sft", shown.append) is None
 
 
+CHANGED = {
+    "a digit": (b'"step": 20', b'"step": 60', "is of step 60 of stage1, which its folder's name does not say"),
+    "the stage": (b'"stage1"', b'"stage2"', "is of step 20 of stage2, which its folder's name does not say"),
+    "a key": (b'"step"', b'"stew"', "has other names than stage, step, files and sha256"),
+}
+
+
+@pytest.mark.usefixtures("without_fsync")
+@pytest.mark.parametrize("has_own_checksum", [True, False], ids=["now", "an older version's"])
+@pytest.mark.parametrize("what", CHANGED)
+def test_a_manifest_that_says_something_else_is_named_and_the_checkpoint_before_is_used(
+    tmp_path: Path, what: str, has_own_checksum: bool
+):
+    shown: list[str] = []
+    before, after, said = CHANGED[what]
+    if has_own_checksum and what != "a key":
+        said = "is not what was written: its own checksum differs"
+    with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
+        for step in (10, 20):
+            write(run_dir, "stage1", step)
+        if not has_own_checksum:
+            for checkpoint in run_dir.checkpoints("stage1"):
+                without_own_checksum(checkpoint.path / "manifest.json")
+            assert steps(run_dir, "stage1") == [10, 20]
+        manifest = run_dir.checkpoints_path / "stage1-step-000020" / "manifest.json"
+        manifest.write_bytes(manifest.read_bytes().replace(before, after))
+        assert steps(run_dir, "stage1") == [10]
+        assert f"checkpoint stage1-step-000020: its manifest.json {said}" in faults(tmp_path, show=print)
+        newest = run_dir.newest_whole_checkpoint("stage1", shown.append)
+        assert newest == Checkpoint(run_dir.checkpoints_path / "stage1-step-000010", "stage1", 10)
+        (line,) = shown
+        assert line.endswith(f"is set aside as damaged-stage1-step-000020: its manifest.json {said}")
+
+
+def without_own_checksum(manifest: Path) -> None:
+    told = json.loads(manifest.read_text())
+    del told["sha256"]
+    manifest.write_text(json.dumps(told, indent=2))
+
+
+@pytest.mark.usefixtures("without_fsync")
+def test_any_one_byte_of_a_manifest_that_is_another_is_named_or_changes_nothing(tmp_path: Path):
+    run_dir = RunDir(tmp_path)
+    write(run_dir, "stage1", 20)
+    folder = run_dir.checkpoints_path / "stage1-step-000020"
+    manifest = folder / "manifest.json"
+    written, unharmed = manifest.read_bytes(), set[bytes]()
+    for place, byte in enumerate(written):
+        for other in {byte ^ 1 << bit for bit in range(8)} | set(b' \n,:"{}019') - {byte}:
+            manifest.write_bytes(written[:place] + bytes([other]) + written[place + 1 :])
+            if damage(folder, sizes_only=True) is None:
+                assert json.loads(manifest.read_bytes()) == json.loads(written)
+                unharmed.add(bytes([byte]))
+    assert unharmed == {b" ", b"\n"}
+
+
+@pytest.mark.usefixtures("without_fsync")
+def test_a_whole_checkpoint_that_a_person_set_aside_is_whole_and_one_under_another_steps_name_is_not(tmp_path: Path):
+    shown: list[str] = []
+    (tmp_path / "metrics.jsonl").write_text("")
+    run_dir = RunDir(tmp_path)
+    for step in (10, 20):
+        write(run_dir, "stage1", step)
+    folders = run_dir.checkpoints_path
+    (folders / "stage1-step-000010").rename(folders / "damaged-stage1-step-000010")
+    (folders / "stage1-step-000020").rename(folders / "stage1-step-000030")
+    assert (
+        "checkpoint stage1-step-000030: its manifest.json is of step 20 of stage1, which its folder's name does not say"
+    ) in faults(tmp_path, show=shown.append)
+    assert shown == ["checkpoint damaged-stage1-step-000010: whole; files: 1 of driver"]
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
 @pytest.mark.parametrize("name", ["manifest.json", "state.pt"])
 def test_a_checkpoint_that_cannot_be_read_is_said_so_and_stays_where_it_is(
@@ -409,11 +481,11 @@ def test_a_checkpoint_that_is_removed_while_it_is_looked_at_is_none(tmp_path: Pa
         for step in (1, 2):
             write(run_dir, "stage1", step)
 
-        def removed_meanwhile(folder: Path, **_: bool) -> None:
+        def removed_meanwhile(told: Any, folder: Path) -> None:
             if folder.name.endswith("1"):
                 shutil.rmtree(folder)
 
-        monkeypatch.setattr("rstar_ray.run_dir.folder.damage", removed_meanwhile)
+        monkeypatch.setattr("rstar_ray.run_dir.manifest._odd", removed_meanwhile)
         assert steps(run_dir, "stage1") == [2]
 
 

@@ -1,5 +1,6 @@
 """What a run leaves on disk, at its edges: rows, checkpoints, refusals, figures."""
 
+import hashlib
 import json
 import math
 from dataclasses import replace
@@ -166,7 +167,8 @@ def test_a_checkpoint_is_written_again_in_place_and_lists_its_files(tmp_path: Pa
     assert newest is not None
     sha256 = "187897ce0afcf20b50ba2b37dca84a951b7046f29ed5ab94f010619f69d6e189"
     of_more = {"bytes": 4, "sha256": sha256, "by": "driver"}
-    manifest = {"stage": "stage1", "step": 1, "files": {"deep/weights": of_more}}
+    told = {"stage": "stage1", "step": 1, "files": {"deep/weights": of_more}}
+    manifest = told | {"sha256": hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()}
     assert read_json(newest.path / "manifest.json") == manifest
     (newest.path / "deep" / "weights").write_text("mor")
     assert steps(run_dir) == []
