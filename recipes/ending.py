@@ -1,13 +1,10 @@
 """How a command ends: a status, and one line for what a person can mend."""
 
-import errno
 import sys
 from collections.abc import Callable
 
 from rstar_ray.errors import ConfigError, RStarError, Stopped
-
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""On a disk, or in what an account may write to it."""
+from rstar_ray.run_dir.durable import NO_ROOM
 
 
 def status_of(act: Callable[[], int | None], *, interrupted: str = "") -> int:

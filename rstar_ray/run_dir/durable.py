@@ -1,5 +1,6 @@
 """Files that survive a crash: written whole or not at all, and rows of JSON whose torn end is mended."""
 
+import errno
 import json
 import math
 import os
@@ -11,10 +12,22 @@ from rstar_ray.errors import ConfigError
 
 DAMAGED = "bring it back from a copy, or name another run directory"
 """The mend of a file that was whole when it was written."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""On a disk, or in what an account may write to it."""
+
+
+def unwritable(path: Path, refused: OSError) -> ConfigError:
+    """What a run's beginning is refused with where the operating system does not let `path` be written."""
+    full = refused.errno in NO_ROOM
+    mend = "make room, and the same command goes on" if full else "name a directory that can be written"
+    return ConfigError("--run-dir", f"{path}: {refused.strerror or refused}", mend)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Put `data` at `path` whole: a reader, or a crash, sees the old file or the new one, never a part."""
+    """Put `data` at `path` whole: a reader, or a crash, sees the old file or the new one, never a part.
+
+    An `OSError` names the file.
+    """
     partial = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
         with partial.open("wb") as file:
@@ -22,8 +35,10 @@ def write_bytes(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:
+    except BaseException as failed:
         partial.unlink(missing_ok=True)
+        if isinstance(failed, OSError):
+            failed.filename = failed.filename or str(path)  # a write does not say of what
         raise
     sync_folder(path.parent)
 

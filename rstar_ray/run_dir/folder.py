@@ -16,7 +16,7 @@ from platform import platform, python_version
 from typing import IO, Any
 
 from rstar_ray.errors import ConfigError, RStarError
-from rstar_ray.run_dir.durable import append_row, read_object, sync_folder, sync_tree, write_json
+from rstar_ray.run_dir.durable import append_row, read_object, sync_folder, sync_tree, unwritable, write_json
 from rstar_ray.run_dir.growing import GrowingRows
 from rstar_ray.run_dir.lock import lock
 from rstar_ray.run_dir.manifest import SET_ASIDE, WrittenFile, checkpoint_name, damage, unreadable, write_manifest
@@ -286,13 +286,15 @@ class RunDir:
             self.path.mkdir(parents=True, exist_ok=True)
             holds = (self.path / ".lock").open("a+")
         except OSError as refused:
-            mend = "name a directory that can be written"
-            raise ConfigError("--run-dir", f"{self.path}: {refused.strerror}", mend) from refused
+            raise unwritable(self.path, refused) from refused
         with holds:
             lock(holds, self.path, lambda: f"{self.path} is in use by {_written_in(holds) or 'another process'}")
-            holds.truncate(0)
-            holds.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            holds.flush()
+            try:
+                holds.truncate(0)
+                owner = f"process {os.getpid()} on {socket.gethostname()}\n"
+                os.write(holds.fileno(), owner.encode())  # what a buffer keeps would fail once more as it is closed
+            except OSError as refused:
+                raise unwritable(self.path / ".lock", refused) from refused
             yield
 
     def _claim(self, stage: str, config: dict[str, Any], may_differ: Collection[str], shared: Collection[str]) -> None:
@@ -314,7 +316,10 @@ class RunDir:
             problem = f"{self.path} belongs to another configuration ({'; '.join(found[:5])}{more})"
             raise ConfigError("--run-dir", problem, mend)
         if stage not in stages:
-            write_json(self.config_path, {**stages, stage: config})
+            try:
+                write_json(self.config_path, {**stages, stage: config})
+            except OSError as refused:
+                raise unwritable(self.config_path, refused) from refused
 
     def _refuse_other_tree(self, stage: str, there: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Refuse a stage that was written when there were other settings: what they did then is not known now."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from rstar_ray.errors import ConfigError
+from rstar_ray.run_dir.durable import unwritable
 
 
 def lock(file: IO[str], what: Path, in_use: Callable[[], str]) -> None:
@@ -32,8 +33,7 @@ def written_alone(path: Path, by: str) -> Generator[None, None, None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a", encoding="utf-8")
     except OSError as refused:
-        mend = "name a directory that can be written"
-        raise ConfigError("--run-dir", f"{path}: {refused.strerror}", mend) from refused
+        raise unwritable(path, refused) from refused
     with file:
         lock(file, path, lambda: f"{path} is being written by {by}")
         yield

@@ -1,3 +1,4 @@
+import errno
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,10 @@ def test_a_crash_while_writing_leaves_the_old_file_whole(tmp_path: Path, monkeyp
     write_json(path, {"seed": 1})
 
     def fail(*_: object) -> None:
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(durable.os, "fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OSError, match=rf"No space left on device: '{path}'"):
         write_bytes(path, b"half")
     assert path.read_text() == '{\n  "seed": 1\n}\n'
     assert list(tmp_path.iterdir()) == [path]

@@ -3,9 +3,12 @@ import fcntl
 import io
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +107,31 @@ def test_a_file_system_without_locks_is_refused_with_its_mend(tmp_path: Path, mo
         RunDir.open(tmp_path, "stage1", {"seed": 1}),
     ):
         pass
+
+
+@contextmanager
+def files_end_at(num_bytes: int) -> Generator[None, None, None]:
+    """As on a full disk, what is written beyond fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(("name", "room"), [(".lock", 0), ("config.json", 4_096)])
+def test_a_full_disk_at_the_beginning_is_refused_by_its_path_with_the_mend_and_leaves_nothing_in_the_way(
+    tmp_path: Path, name: str, room: int
+):
+    config = CONFIG | {"model": "x" * 100_000}
+    with pytest.raises(ConfigError) as refused, files_end_at(room), RunDir.open(tmp_path, "stage1", config):
+        pass
+    assert str(refused.value) == (
+        f"--run-dir: {tmp_path / name}: File too large; make room, and the same command goes on"
+    )
+    with RunDir.open(tmp_path, "stage1", config) as run_dir:
+        assert names(run_dir.path) == [".lock", "config.json"]
 
 
 def test_two_runs_never_share_a_directory(tmp_path: Path):
