@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rstar_ray.algorithm.lr_schedule import sft_schedule
@@ -20,7 +21,7 @@ from rstar_ray.evaluation.run import HELD_OUT, evaluated, forget_evaluations, ru
 from rstar_ray.hard_set import hard_set
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import read_json, read_object
-from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name, refuse_damaged_end
+from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name, hashed, refuse_damaged_end
 from rstar_ray.run_dir.ledger import LEDGER, forget_fates, write_fates
 from rstar_ray.run_dir.metrics import MetricsLog, PlacementFigures, SftMetrics, StepMetrics
 from rstar_ray.saving import LEARNED, saving
@@ -167,7 +168,7 @@ async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> tuple[StageP
 
     Returns the folder that it was brought from too; None for a policy from elsewhere, or none.
     """
-    newest = run_dir.newest_whole_checkpoint(config.stage, crew.show)
+    newest = await run_dir.newest_whole_checkpoint(config.stage, crew.show)
     forget_evaluations(run_dir, config.stage, newest.step if newest else 0)
     if newest is not None:
         progress = StageProgress.from_json(read_json(newest.path / "progress.json"))
@@ -182,7 +183,7 @@ async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> tuple[StageP
     if config.model:
         await crew.learner.set_policy(Path(config.model))
     elif before is not None:
-        refuse_damaged_end(before)
+        await hashed(partial(refuse_damaged_end, before), before.path)
         await crew.learner.load_checkpoint(before.path)
         policy_version = StageProgress.from_json(read_json(before.path / "progress.json")).policy_version
     if config.reset_optimizer:

@@ -1,5 +1,6 @@
 """A run's directory: who it belongs to, who is using it, and its checkpoints, each whole or absent."""
 
+import asyncio
 import json
 import os
 import secrets
@@ -10,17 +11,23 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import platform, python_version
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
+from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.durable import append_row, read_object, sync_folder, sync_tree, unwritable, write_json
 from rstar_ray.run_dir.growing import GrowingRows
 from rstar_ray.run_dir.lock import lock
 from rstar_ray.run_dir.manifest import SET_ASIDE, WrittenFile, checkpoint_name, damage, unreadable, write_manifest
 
+T = TypeVar("T")
+
+HASHED_WITHIN_S = 3_600.0
+"""All files of a checkpoint: 60 MB/s are enough for what a learner of 14B keeps."""
 NONE_WHOLE = (
     "bring one back from a copy, name another run directory, or move these folders away, and the stage begins anew "
     "without what it has recorded"
@@ -199,7 +206,7 @@ class RunDir:
     def newest_checkpoint(self, stage: str) -> Checkpoint | None:
         return max(self.checkpoints(stage), key=lambda checkpoint: checkpoint.step, default=None)
 
-    def newest_whole_checkpoint(self, stage: str, show: Callable[[str], None]) -> Checkpoint | None:
+    async def newest_whole_checkpoint(self, stage: str, show: Callable[[str], None]) -> Checkpoint | None:
         """The newest whose every byte is what was written; what is newer is named, and set aside under another name.
 
         None where the stage has none yet. Raises `ConfigError` where it has some and none is whole: to begin anew cuts
@@ -207,7 +214,7 @@ class RunDir:
         """
         damaged: dict[Path, str] = {}
         for folder in _folders(self.checkpoints_path, f"{stage}-step-"):
-            wrong = damage(folder)
+            wrong = await hashed(partial(damage, folder), folder)
             if wrong is None:
                 _set_aside(damaged, show)
                 return _checkpoint(folder)
@@ -345,6 +352,14 @@ def stage_ends(run_dir: RunDir) -> dict[str, Path]:
     """The folder of the checkpoint that each finished stage ended with, whether or not it is there still."""
     steps = {mark.stem: read_object(mark, "step")["step"] for mark in (run_dir.path / "finished").glob("*.json")}
     return {stage: run_dir.checkpoints_path / checkpoint_name(stage, step) for stage, step in sorted(steps.items())}
+
+
+async def hashed(look: Callable[[], T], folder: Path) -> T:
+    """What `look` finds, which reads all files of this checkpoint and changes nothing: the loop turns meanwhile, and
+    where nobody waits any more it goes on unseen."""
+    looking = asyncio.to_thread(look)
+    reason = f"the checksums of {folder.name}"
+    return await within(looking, HASHED_WITHIN_S, waiter="driver", owner="the disk", reason=reason)
 
 
 def refuse_damaged_end(end: Checkpoint) -> None:

@@ -251,33 +251,33 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str):
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "rank0/state.pt"])
-def test_a_torn_file_of_a_checkpoint_is_named_and_the_checkpoint_before_is_used(tmp_path: Path, name: str):
+async def test_a_torn_file_of_a_checkpoint_is_named_and_the_checkpoint_before_is_used(tmp_path: Path, name: str):
     shown: list[str] = []
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         write(run_dir, "stage1", 10)
         write(run_dir, "stage1", 20)
         torn = tmp_path / "checkpoints" / "stage1-step-000020" / name
         torn.write_bytes(torn.read_bytes()[:3])
-        newest = run_dir.newest_whole_checkpoint("stage1", shown.append)
+        newest = await run_dir.newest_whole_checkpoint("stage1", shown.append)
         assert newest is not None and newest.step == 10
         (line,) = shown
         assert line.startswith("checkpoint stage1-step-000020 is not whole and is set aside") and name in line
 
 
-def test_one_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_path: Path):
+async def test_one_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_path: Path):
     shown: list[str] = []
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         write(run_dir, "stage1", 10)
         write(run_dir, "stage1", 20)
         (tmp_path / "checkpoints" / "stage1-step-000020" / "rank0" / "state.pt").write_text("weighty")
-        newest = run_dir.newest_whole_checkpoint("stage1", shown.append)
+        newest = await run_dir.newest_whole_checkpoint("stage1", shown.append)
         assert newest is not None and newest.step == 10
         assert shown == [
             "checkpoint stage1-step-000020 is not whole and is set aside as damaged-stage1-step-000020: "
             "rank0/state.pt is not what was written: its checksum differs"
         ]
         assert steps(run_dir, "stage1") == [10]
-        assert run_dir.newest_whole_checkpoint("sft", shown.append) is None
+        assert await run_dir.newest_whole_checkpoint("sft", shown.append) is None
 
 
 CHANGED = {
@@ -290,7 +290,7 @@ CHANGED = {
 @pytest.mark.usefixtures("without_fsync")
 @pytest.mark.parametrize("has_own_checksum", [True, False], ids=["now", "an older version's"])
 @pytest.mark.parametrize("what", CHANGED)
-def test_a_manifest_that_says_something_else_is_named_and_the_checkpoint_before_is_used(
+async def test_a_manifest_that_says_something_else_is_named_and_the_checkpoint_before_is_used(
     tmp_path: Path, what: str, has_own_checksum: bool
 ):
     shown: list[str] = []
@@ -308,7 +308,7 @@ def test_a_manifest_that_says_something_else_is_named_and_the_checkpoint_before_
         manifest.write_bytes(manifest.read_bytes().replace(before, after))
         assert steps(run_dir, "stage1") == [10]
         assert f"checkpoint stage1-step-000020: its manifest.json {said}" in faults(tmp_path, show=print)
-        newest = run_dir.newest_whole_checkpoint("stage1", shown.append)
+        newest = await run_dir.newest_whole_checkpoint("stage1", shown.append)
         assert newest == Checkpoint(run_dir.checkpoints_path / "stage1-step-000010", "stage1", 10)
         (line,) = shown
         assert line.endswith(f"is set aside as damaged-stage1-step-000020: its manifest.json {said}")
@@ -354,7 +354,7 @@ def test_a_whole_checkpoint_that_a_person_set_aside_is_whole_and_one_under_anoth
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
 @pytest.mark.parametrize("name", ["manifest.json", "state.pt"])
-def test_a_checkpoint_that_cannot_be_read_is_said_so_and_stays_where_it_is(
+async def test_a_checkpoint_that_cannot_be_read_is_said_so_and_stays_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
 ):
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
@@ -363,9 +363,9 @@ def test_a_checkpoint_that_cannot_be_read_is_said_so_and_stays_where_it_is(
         with monkeypatch.context() as broken:
             unreadable(broken, f"stage1-step-000020/{name}", f"stage1-step-000020/rank0/{name}", number=number)
             with pytest.raises(Unreadable, match=rf"{name} cannot be read \({os.strerror(number)}\).*same command"):
-                run_dir.newest_whole_checkpoint("stage1", print)
+                await run_dir.newest_whole_checkpoint("stage1", print)
             assert any(f"{name} cannot be read" in fault for fault in faults(tmp_path, show=print))
-        newest = run_dir.newest_whole_checkpoint("stage1", print)
+        newest = await run_dir.newest_whole_checkpoint("stage1", print)
         assert newest is not None and newest.step == 20
         assert names(run_dir.checkpoints_path) == ["stage1-step-000010", "stage1-step-000020"]
 
@@ -382,7 +382,7 @@ def unreadable(patched: pytest.MonkeyPatch, *ends: str, number: int) -> None:
     patched.setattr(io, "open", opened)  # which pathlib calls
 
 
-def test_a_stage_whose_checkpoints_are_all_damaged_does_not_begin_anew_by_itself(tmp_path: Path):
+async def test_a_stage_whose_checkpoints_are_all_damaged_does_not_begin_anew_by_itself(tmp_path: Path):
     folders = tmp_path / "checkpoints"
     refused = r"no whole .*000020: rank0/state.pt is missing; .*000010: .*move these"
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
@@ -391,14 +391,14 @@ def test_a_stage_whose_checkpoints_are_all_damaged_does_not_begin_anew_by_itself
             (folders / f"stage1-step-0000{step}" / "rank0" / "state.pt").unlink()
         for _ in range(2):
             with pytest.raises(ConfigError, match=refused):
-                run_dir.newest_whole_checkpoint("stage1", print)
+                await run_dir.newest_whole_checkpoint("stage1", print)
         shutil.rmtree(folders / "stage1-step-000010")
         (folders / "stage1-step-000020").rename(folders / "damaged-stage1-step-000020")
         with pytest.raises(ConfigError, match="damaged-stage1-step-000020"):
-            run_dir.newest_whole_checkpoint("stage1", print)
-        assert run_dir.newest_whole_checkpoint("stage2", print) is None
+            await run_dir.newest_whole_checkpoint("stage1", print)
+        assert await run_dir.newest_whole_checkpoint("stage2", print) is None
         shutil.rmtree(folders)
-        assert run_dir.newest_whole_checkpoint("stage1", print) is None
+        assert await run_dir.newest_whole_checkpoint("stage1", print) is None
 
 
 def test_turns_of_steps_that_a_checkpoint_has_are_forgotten(tmp_path: Path):

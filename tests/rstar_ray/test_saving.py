@@ -250,4 +250,4 @@ async def test_the_manifest_has_every_file_of_every_writer_as_it_was_said_and_wh
         shown: list[str] = []
         (checkpoint.path / "b").write_text("2")
         with pytest.raises(ConfigError, match="b of learner/rank-1 is not what was written: its checksum differs"):
-            run_dir.newest_whole_checkpoint("stage1", shown.append)
+            await run_dir.newest_whole_checkpoint("stage1", shown.append)

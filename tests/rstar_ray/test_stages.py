@@ -1,5 +1,7 @@
+import asyncio
 import errno
 import re
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError, DeadlineExceeded, RStarError, Stopped
 from rstar_ray.evaluation.run import evaluated, run_evaluation
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, roll_out, rollout_requests
-from rstar_ray.run_dir import ledger, metrics
+from rstar_ray.run_dir import ledger, manifest, metrics
 from rstar_ray.run_dir.durable import append_row, read_json, read_rows
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.metrics import PlacementFigures
@@ -393,6 +395,54 @@ async def test_a_stage_starts_from_the_newest_one_finished_before_it(tmp_path: P
     before = previous_checkpoint(run_dir, "stage3")
     assert before is not None and before.path.name.startswith("stage1")
     assert previous_checkpoint(run_dir, "stage1") is None
+
+
+@pytest.mark.parametrize("begun", ["stage1", "stage2"], ids=["its own", "the stage's before"])
+async def test_the_loop_turns_while_the_checkpoint_that_a_stage_starts_from_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: str
+):
+    await run_stage(stage("stage1", steps=1), SkilledPolicy(), tmp_path / "run")
+    turned, hash_of, hashed = threading.Event(), manifest.checksum, set[str]()
+
+    def once_turned(path: Path) -> str:
+        assert turned.wait(2.0), f"the loop stands while {path.name} is read"
+        hashed.add(path.name)
+        return hash_of(path)
+
+    monkeypatch.setattr(manifest, "checksum", once_turned)
+    config = stage(begun, steps=1)
+    with RunDir.open(tmp_path / "run", begun, asdict(config)) as run_dir:
+        asyncio.get_running_loop().call_soon(turned.set)
+        await run_rl(config, adding_problems(40), fake_crew(SkilledPolicy()), run_dir)
+    assert {"skill.json", "progress.json"} <= hashed
+
+
+async def test_a_start_that_is_given_up_while_its_checkpoint_is_read_changes_nothing_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = stage("stage1", steps=1)
+    await run_stage(config, SkilledPolicy(), tmp_path / "run")
+    run_dir, reads, may_end, ended = RunDir(tmp_path / "run"), asyncio.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def damaged_in_the_end(folder: Path) -> str:
+        loop.call_soon_threadsafe(reads.set)
+        assert may_end.wait(5.0)
+        ended.set()
+        return "a byte of it differs"
+
+    monkeypatch.setattr("rstar_ray.run_dir.folder.damage", damaged_in_the_end)
+    shown = list[str]()
+    start = asyncio.ensure_future(
+        run_rl(config, adding_problems(40), fake_crew(SkilledPolicy(), shown), run_dir),
+    )
+    await reads.wait()
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    may_end.set()
+    assert await asyncio.to_thread(ended.wait, 5.0)
+    assert [path.name for path in run_dir.checkpoints_path.iterdir()] == ["stage1-step-000001"] and shown == []
 
 
 async def test_equal_rewards_everywhere_are_a_logged_step_that_changes_nothing(tmp_path: Path):
