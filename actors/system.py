@@ -16,7 +16,7 @@ from actors.generation.settings import engine_settings
 from actors.gpu_turns import ANYTIME, GpuTurns
 from actors.head import HeadProbe
 from actors.learner.actor import rank_name
-from actors.learner.gang import Learner
+from actors.learner.gang import Learner, first_start
 from actors.learner.settings import learner_settings
 from actors.lost_nodes import NodesSeen, until_placed
 from actors.meter import ray_meter
@@ -270,7 +270,7 @@ class TrainingActors:
             turn=self._turns.learner if self._turns else ANYTIME,
             placed=self._ranks_placed,
         )
-        await self._learner.start()
+        await first_start(self._learner, self._show)
         self._show(f"weights: {WAYS[self._learner.settings.weight_way]}")
 
     async def _ranks_placed(self) -> None:

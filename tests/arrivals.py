@@ -347,6 +347,7 @@ class _Rank:
 
     def __init__(self, asked: list[Any], *, mute: bool) -> None:
         self.call = self
+        self.probe = SimpleNamespace(remote=lambda: _given(SimpleNamespace(life="life")))
         self._asked, self._mute = asked, mute
 
     def options(self, **_: Any) -> "_Rank":

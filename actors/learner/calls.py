@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from actors.probe import life_of
+from actors.probe import life_of, when_available
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost
 
@@ -56,12 +56,21 @@ class CalledRank:
         self.handle = handle
         self.name = name
         self._waiter = waiter
-        self._life: str | None = None  # known from `meet` on
+        self._life: str | None = None  # known once it was met
         self._numbers = itertools.count(1)
 
-    async def meet(self) -> None:
-        """Learn which life it is that answers: one that is found again must be the same."""
-        self._life = await life_of(self.handle, BLIP_PATIENCE_S)
+    async def meet(self, seconds: float) -> None:
+        """Wait for its first answer, and learn which life it is: one that is found again must be the same.
+
+        Raises `RankDied` where none comes in this time: a process that is stopped by then is never heard of, nor ended.
+        """
+        try:
+            self._life = (await self._told(self._sign, seconds, "its first answer", begins_again=may_pass)).life
+        except DeadlineExceeded as late:
+            raise RankDied(str(late)) from late
+
+    async def _sign(self) -> Any:
+        return await when_available(self.handle.probe.remote)
 
     async def call(self, method: str, *arguments: Any, seconds: float, reason: str) -> Any:
         """Its method's answer. Raises `RankLost` where new ranks may do better, `LearnerError` where not."""
@@ -95,6 +104,8 @@ class CalledRank:
             kind = RankLost if begins_again(cause) else LearnerError
             raise kind(f"{self.name} failed in {reason}: {type(cause).__name__}: {cause}") from error
         except RayActorError as error:
+            if error.actor_init_failed:  # it was not killed: in a run's first start people are told at once
+                raise RankLost(f"{self.name} could not be made: {str(error).strip().splitlines()[-1]}") from error
             raise RankDied(f"{self.name} died during {reason}") from error
 
     async def _answered(self, ask: Callable[[], Awaitable[Any]], reason: str) -> Any:

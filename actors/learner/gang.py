@@ -27,12 +27,15 @@ from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.config.gpus import WeightWay
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost
+from rstar_ray.repeat import MOST_LOSSES_AT_A_STEP
 from rstar_ray.run_dir.manifest import WrittenFile
 from rstar_ray.telemetry.meter import NO_METER, Meter
 from rstar_ray.train_loop import TrainingRow
 
 log = logging.getLogger(__name__)
 
+FIRST_ANSWER_SHARE = 0.5
+"""Of the time for a start, until a rank has answered: importing its libraries takes a busy machine minutes."""
 CLOSE_DEADLINE_S = 20.0
 DEATH_NOTICE_S = 5.0
 """How long after a rank's failure the death of another may take to be noticed."""
@@ -104,7 +107,7 @@ class Learner:
     # ------------------------------------------------------------ start and end
 
     async def start(self) -> None:
-        """Create the ranks, let them meet, load the model."""
+        """Create the ranks, let them meet, load the model. Raises `RankLost` where new ranks may do better."""
         env = self.settings.environment
         self._saved = []
         self._ranks = [
@@ -118,11 +121,15 @@ class Learner:
             for rank, options in enumerate(self._options)
         ]
         seconds = self.settings.start_deadline_s
-        host, port = await self._ranks[0].call("address", seconds=seconds, reason="its address")
+        await self._heard([rank.meet(FIRST_ANSWER_SHARE * seconds) for rank in self._ranks])
+        if self._watch is not None:
+            for rank in self._ranks:  # their probes have a thread of their own: no longer silent than in a checkpoint
+                self._watch.follow_start(rank.name, rank.handle, silent_s=self._silent_s)
+        asked = self._running()[0].call("address", seconds=seconds, reason="its address")
+        ((host, port),) = await self._heard([asked])
         async with self._turn():
             facts = await self._all("start", [(host, port)] * len(self._ranks), seconds, "loading the model")
         self._facts = facts[0]
-        await asyncio.gather(*(rank.meet() for rank in self._ranks))
         self._lost = asyncio.get_running_loop().create_future()
         if self._watch is not None:
             for rank in self._ranks:
@@ -134,7 +141,10 @@ class Learner:
         if self._placed is not None:
             await self._placed()
         gone = _until_unnamed({rank_name(rank) for rank in range(self.settings.world_size)})
-        await within(gone, CLOSE_DEADLINE_S, waiter=self._waiter, owner="learner", reason="the end of its ranks")
+        try:
+            await within(gone, CLOSE_DEADLINE_S, waiter=self._waiter, owner="learner", reason="the end of its ranks")
+        except DeadlineExceeded as late:
+            raise RankLost(str(late)) from late
         await self.start()
 
     async def unless_lost(self, work: Awaitable[T]) -> T:
@@ -308,12 +318,13 @@ class Learner:
         return await self._all(method, [arguments] * len(self._ranks), self.settings.step_deadline_s, reason)
 
     async def _all(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float, reason: str) -> list[Any]:
-        """Call every rank and wait for all; the first failure ends them all, since the others wait for it."""
-        ranks = self._running()
-        calls = [
-            asyncio.ensure_future(rank.call(method, *args, seconds=seconds, reason=reason))
-            for rank, args in zip(ranks, arguments, strict=True)
-        ]
+        """Call every rank and wait for all."""
+        asked = zip(self._running(), arguments, strict=True)
+        return await self._heard([rank.call(method, *args, seconds=seconds, reason=reason) for rank, args in asked])
+
+    async def _heard(self, asked: Sequence[Awaitable[Any]]) -> list[Any]:
+        """The answers of ranks; the first failure ends all ranks, since the others wait for it."""
+        calls = [asyncio.ensure_future(call) for call in asked]
         try:
             return list(await asyncio.gather(*calls))
         except ConfigError:
@@ -336,6 +347,23 @@ class Learner:
             why = f": {self._lost.result()}" if self._lost is not None and self._lost.done() else ""
             raise RankLost(f"the learner is not running{why}")
         return self._ranks
+
+
+async def first_start(learner: Learner, show: Callable[[str], None]) -> None:
+    """A rank that dies in a run's first start, or is silent, is no more than a loss, as later.
+
+    What a rank refuses or meets, and a start that takes too long, is of the settings: people are told at once.
+    """
+    start, losses = learner.start, 0
+    while True:
+        try:
+            return await start()
+        except RankDied as died:
+            losses += 1
+            if losses > MOST_LOSSES_AT_A_STEP:
+                raise LearnerError(f"{died}; {losses} times in its first start") from died
+            show(f"{died}; the learner starts again")
+            start = learner.restart
 
 
 def publication_of(sent: Sequence[Sent], policy_version: int, *, way: WeightWay, seconds: float) -> Publication:

@@ -193,7 +193,7 @@ class LearnerConfig:
     """steps between those in which the old log-probs are computed by a pass of their own and compared with the
     update's (old_logprobs_drift in metrics.jsonl); 0 never"""
     start_deadline_s: MayChange[float] = 900.0
-    """longest the ranks may take to meet and to load the model [s]"""
+    """longest the ranks may take to meet and to load the model; half of it until each has answered [s]"""
     step_deadline_s: MayChange[float] = 1_800.0
     """longest an update, a publish or a checkpoint may take [s]"""
 

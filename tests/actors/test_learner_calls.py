@@ -15,8 +15,9 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectStoreFul
 
 from actors.learner import gang
 from actors.learner.calls import CalledRank, KeptAnswer, may_pass
-from actors.learner.gang import Learner
-from rstar_ray.errors import LearnerError, RankLost
+from actors.learner.gang import Learner, first_start
+from rstar_ray.errors import ConfigError, LearnerError, RankLost
+from rstar_ray.repeat import MOST_LOSSES_AT_A_STEP, repeated
 from rstar_ray.run_dir.manifest import WrittenFile
 from tests import derived
 
@@ -140,7 +141,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 async def learner_of(*ranks: Rank, folder: Path = Path("model")) -> Learner:
     learner = Learner(derived.learner(folder, step_deadline_s=5.0, world_size=len(ranks)))
     learner._ranks = [CalledRank(rank, f"learner/rank-{number}", "driver") for number, rank in enumerate(ranks)]
-    await asyncio.gather(*(rank.meet() for rank in learner._ranks))
+    await asyncio.gather(*(rank.meet(5) for rank in learner._ranks))
     return learner
 
 
@@ -192,6 +193,147 @@ async def test_of_a_broken_connection_and_the_death_behind_it_the_death_is_told(
     learner = await learner_of(Rank(broken), Rank("dies"), Rank(60))
     with pytest.raises(RankLost, match="learner/rank-1 died"):
         await learner.set_policy(Path("p"))
+
+
+# ---------------------------------------------------------------- starts
+
+
+class New(Rank):
+    """A rank that starts: it stands still at the method it is told to, and meets what it is told to in another."""
+
+    def __init__(self, *, stops_at: str = "", fails_at: str = "", failure: Exception | None = None) -> None:
+        super().__init__()
+        self.stops_at, self.fails_at, self.failure = stops_at, fails_at, failure
+        self.killed = asyncio.Event()
+
+    async def answer(self, name: str, *given: Any) -> Any:
+        method = given[1] if name == "call" else name
+        if method == self.stops_at:
+            await self.killed.wait()
+            raise ActorDiedError()
+        if method == self.fails_at and self.failure is not None:
+            raise self.failure
+        await super().answer(name, *given)
+        return {"address": ("10.0.0.1", 1), "probe": self}.get(method)
+
+
+class EndsTheSilent:
+    """A detector: at once it ends who stands still from what it follows."""
+
+    def __init__(self) -> None:
+        self.starting: dict[str, float] = {}  # and how long they may be silent
+        self.up: list[str] = []
+
+    def follow_start(self, name: str, handle: New, *, silent_s: float) -> None:
+        self.starting[name] = silent_s
+        if handle.stops_at:
+            handle.killed.set()
+
+    def follow(self, name: str, handle: New, *, silent_s: float, on_death: Any = None) -> None:
+        self.up.append(name)
+
+    def leave(self, name: str) -> None: ...
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A learner of two ranks, which are made of these, life by life; its start may take `seconds`."""
+
+    def learner(*ranks: New, seconds: float = 5.0) -> Learner:
+        made = iter(ranks)
+        monkeypatch.setattr(gang, "LearnerActor", _Made(lambda: next(made)))
+        monkeypatch.setattr(gang.ray.util, "list_named_actors", lambda: [])
+        settings = derived.learner(Path("model"), start_deadline_s=seconds, world_size=2)
+        return Learner(settings, watch=EndsTheSilent(), silent_s=7.0)
+
+    return learner
+
+
+class _Made:
+    def __init__(self, make: Any) -> None:
+        self._make = make
+
+    def options(self, **_: Any) -> "_Made":
+        return self
+
+    def remote(self, *_: Any) -> New:
+        return self._make()
+
+
+async def lost_once(learner: Learner) -> list[str]:
+    """What a person sees of a stage that loses the learner once, and then is done."""
+    shown, stages = list[str](), iter([RankLost("learner/rank-0 died"), None])
+    await learner.start()
+
+    async def stage() -> None:
+        if (lost := next(stages)) is not None:
+            raise lost
+
+    await repeated(stage, restart=learner.restart, steps_saved=lambda: 7, show=shown.append)
+    return shown[1:]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_rank_that_is_stopped_before_its_first_answer_in_a_restart_is_a_loss_like_another(
+    rank: int, started: Any, killed: list[Any]
+):
+    stopped = [New(stops_at="probe" if number == rank else "") for number in range(2)]
+    learner = started(New(), New(), *stopped, New(), New(), seconds=0.6)
+    (line,) = await lost_once(learner)
+    assert line.startswith(f"driver waited 0.3 s for learner/rank-{rank} (its first answer) and gave up; the learner")
+    assert set(stopped) <= set(killed) and learner._watch.up == ["learner/rank-0", "learner/rank-1"] * 2
+
+
+@pytest.mark.parametrize(("method", "reason"), [("address", "its address"), ("start", "loading the model")])
+async def test_a_rank_that_is_stopped_while_the_gang_starts_again_is_ended_by_the_detector_and_is_a_loss(
+    method: str, reason: str, started: Any
+):
+    learner = started(New(), New(), New(stops_at=method), New(), New(), New())
+    (line,) = await lost_once(learner)
+    assert line.startswith(f"learner/rank-0 died during {reason}; the learner starts again")
+    assert learner._watch.starting == {"learner/rank-0": 7.0, "learner/rank-1": 7.0}
+
+
+async def test_ranks_whose_names_ray_does_not_free_in_time_are_a_loss(started: Any, monkeypatch: pytest.MonkeyPatch):
+    learner = started()
+    monkeypatch.setattr(gang, "CLOSE_DEADLINE_S", 0.05)
+    monkeypatch.setattr(gang.ray.util, "list_named_actors", lambda: ["learner/rank-1"])
+    with pytest.raises(RankLost, match=r"waited 0\.05 s for learner \(the end of its ranks\)"):
+        await learner.restart()
+
+
+@pytest.mark.parametrize("method", ["probe", "start"])
+async def test_ranks_of_which_one_is_killed_in_a_runs_first_start_are_started_again(method: str, started: Any):
+    shown = list[str]()
+    learner = started(New(), New(fails_at=method, failure=ActorDiedError()), New(), New())
+    await first_start(learner, shown.append)
+    (line,) = shown
+    assert line.startswith("learner/rank-1 died during") and line.endswith("the learner starts again")
+    assert learner._watch.up == ["learner/rank-0", "learner/rank-1"]
+
+
+async def test_ranks_that_die_in_every_first_start_end_the_run(started: Any):
+    dies = [New(fails_at="start", failure=ActorDiedError()) for _ in range(2 * (1 + MOST_LOSSES_AT_A_STEP))]
+    with pytest.raises(LearnerError, match=f"{1 + MOST_LOSSES_AT_A_STEP} times in its first start"):
+        await first_start(started(*dies), print)
+
+
+@pytest.mark.parametrize(
+    ("at", "refusal", "told"),
+    [
+        ("start", RayTaskError("call", "", ConfigError("--model", "no model", "give one"), "l", 1, "h"), "--model"),
+        ("start", RayTaskError("call", "", torch.OutOfMemoryError("20 GiB"), "l", 1, "h"), "failed in loading the mod"),
+        ("probe", ActorDiedError(RayTaskError("__init__", "E: no torch", ImportError(), "l", 1, "h")), "no torch"),
+    ],
+    ids=["refuses", "has no memory", "is not made"],
+)
+async def test_what_a_rank_refuses_or_meets_in_a_runs_first_start_ends_it_at_once(
+    at: str, refusal: Exception, told: str, started: Any
+):
+    shown = list[str]()
+    with pytest.raises((LearnerError, ConfigError), match=told):
+        await first_start(started(New(fails_at=at, failure=refusal), New()), shown.append)
+    assert shown == []
 
 
 # ---------------------------------------------------------------- what is on disk
@@ -265,7 +407,7 @@ class Counts:
 
 async def main():
     rank = CalledRank(Counts.remote(), "learner/rank-0", "driver")
-    await rank.meet()
+    await rank.meet(60)
     print([await rank.call("work", seconds=60, reason="an update") for _ in range(20)])
 
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
