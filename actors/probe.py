@@ -11,12 +11,14 @@ from uuid import uuid4
 
 import psutil
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from actors.birth import birth
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded
 
+LOOK_S = 10.0
+"""How long an actor that is late may take to say that it is there."""
 AVAILABLE_AGAIN_S = 0.5
 """Between two questions to an actor that starts again."""
 
@@ -87,6 +89,29 @@ async def when_available(call: Callable[[], Awaitable[Any]]) -> Any:
             return await call()
         except ActorUnavailableError:
             await asyncio.sleep(AVAILABLE_AGAIN_S)
+
+
+async def until_up(
+    name: str,
+    actor: Any,
+    call: Callable[[], Awaitable[Any]],
+    seconds: float,
+    *,
+    reason: str,
+    show: Callable[[str], None],
+) -> Any:
+    """What an actor answers in its first start, in which Ray starts it again where it dies.
+
+    One that is late and was never heard of may be stopped: it is killed, and what starts in its place has as long.
+    """
+    try:
+        return await within(when_available(call), seconds, waiter="driver", owner=name, reason=reason)
+    except DeadlineExceeded as late:
+        if isinstance(late, RayTaskError) or await life_of(actor, LOOK_S) is not None:
+            raise
+    show(f"{name} did not come up, silent for {seconds:g} s: what starts in its place is waited for")
+    await asyncio.to_thread(ray.kill, actor, no_restart=False)
+    return await within(when_available(call), seconds, waiter="driver", owner=name, reason=reason)
 
 
 def own_memory_bytes(*pids: int) -> int:

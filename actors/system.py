@@ -22,6 +22,7 @@ from actors.lost_nodes import NodesSeen, until_placed
 from actors.meter import ray_meter
 from actors.paths import with_absolute_paths
 from actors.placement import Layout, fitted, in_bundle, larger_plan, place, plan_layout, refuse_misfit, sending_ranks
+from actors.probe import until_up
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from actors.seating import executor_nodes, nodes_in_order, on_node, seated
 from actors.tool_client import host_silent_s
@@ -110,7 +111,7 @@ class TrainingActors:
         self._balancer = BalancerActor.options(name="balancer", runtime_env={"env_vars": NO_GPU}, **head).remote(  # type: ignore[attr-defined]
             self._config.balancer.rule, placement=self._config.balancer, run=self.meter.run
         )
-        for name, handle in {"balancer": self._balancer, **self._hosts}.items():
+        for name, handle in {"balancer": self._balancer, **self._executors, **self._hosts}.items():
             self.watch.follow_start(name, handle, silent_s=self._silent_s(name))
         self.tools = SandboxClient(self._executors, self._config.sandbox, caller="driver", show=self._show)
         self._replicas = Replicas(
@@ -127,7 +128,7 @@ class TrainingActors:
             turn=self._turns.engine if self._turns else ANYTIME,
         )
         started = self._start_learner() if learner else _nothing()
-        levels, *_ = await asyncio.gather(self._executors_up(), hosts_up(self._hosts), started)
+        levels, *_ = await asyncio.gather(self._executors_up(), hosts_up(self._hosts, self._show), started)
         self._show(f"sandbox: isolation level {levels[0]}, {len(levels)} executors")
         self._follow_all()
         self._create_workers(self._replicas)
@@ -302,7 +303,7 @@ class TrainingActors:
     async def _executors_up(self) -> list[str]:
         """The isolation level that each executor achieved."""
         starting = (
-            within(handle.start.remote(), START_DEADLINE_S, waiter="driver", owner=name, reason="its warm servers")
+            until_up(name, handle, handle.start.remote, START_DEADLINE_S, reason="its warm servers", show=self._show)
             for name, handle in self._executors.items()
         )
         return await asyncio.gather(*starting)

@@ -3,15 +3,14 @@
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
 
-from actors.probe import Alive, Sign
+from actors.probe import Alive, Sign, until_up
 from rstar_ray.config import ToolsConfig
-from rstar_ray.deadline import within
 from rstar_ray.errors import RStarError
 from rstar_ray.tools.host import AtStake, HostAnswer, HostCall, ToolHost
 from rstar_ray.tools.load import load_environment, load_tools
@@ -116,12 +115,12 @@ def start_hosts(config: ToolsConfig, specs: Sequence[ToolSpec], folder: str, **o
     }
 
 
-async def hosts_up(hosts: Mapping[str, Any]) -> None:
+async def hosts_up(hosts: Mapping[str, Any], show: Callable[[str], None] = print) -> None:
     """Wait until each has loaded what it runs. Raises `RStarError` with what kept one from it."""
 
     async def up(name: str, host: Any) -> None:
         try:
-            await within(host.pid.remote(), START_S, waiter="driver", owner=name, reason="its tool")
+            await until_up(name, host, host.pid.remote, START_S, reason="its tool", show=show)
         except RayActorError as ended:
             last = str(ended).strip().splitlines()[-1]
             raise RStarError(f"{name} did not come up: {last}") from ended
