@@ -15,6 +15,7 @@ from actors.cluster_file import run_cluster_file
 from actors.door import EXPORT_LINE, MODE_VARIABLE, shut_door, the_token
 from actors.environment import accelerator, gpu_environment
 from actors.recorded import Sign, end, recorded, start
+from rstar_ray.config.run import CheckpointConfig
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 HOST, DASHBOARD_PORT = "127.0.0.1", 8265
@@ -24,11 +25,15 @@ HEAD, PROMETHEUS = STATE / "head.json", STATE / "prometheus.json"
 START_DEADLINE_S = 180.0  # on a machine with much else to do
 STARTED = "Ray runtime started."
 """What `ray start` says when the node has joined; its dashboard answers before, and even where no node ever joins."""
+STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
+"""Until `ray job stop` kills what it asked to end [s]; Ray reads it in the head's environment or the job's, else it is 3."""
+CLOSING_S = 60  # a run's actors, after its grace
 
 
 def cluster_environment(runs: Path) -> dict[str, str]:
     """The environment of the head, which every job's driver inherits."""
     return {
+        STOP_WAIT: f"{CheckpointConfig().grace_s + CLOSING_S:.0f}",
         **gpu_environment(accelerator()),
         **os.environ,  # over the file's: what a person set is meant
         MODE_VARIABLE: os.environ.get(MODE_VARIABLE, "token"),

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from rstar_ray.errors import Stopped
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ECHO_S = 1.0
+"""So long a signal that comes again is the same one: `ray job stop` and `scancel` send it to every process of a job, of
+which `recipes.again` hands it on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +56,29 @@ class StopSignals:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None, "entered in a task"
         timers: list[asyncio.TimerHandle] = []
+        echoing: set[signal.Signals] = set()
+        left = False
 
-        def received(name: str) -> None:
+        def received(number: signal.Signals) -> None:
+            if left or number in echoing:
+                return
+            echoing.add(number)
+            # By way of the queue: an echo that came while the loop was busy stands there before it.
+            loop.call_later(ECHO_S, loop.call_soon, heed, number)
             self._asked += 1
             if self._asked == 1:
-                self._show(f"{name}: {self._grace.told}; once more ends it at once")
+                self._show(f"{number.name}: {self._grace.told}; once more after {ECHO_S:g} s ends it at once")
                 timers.append(loop.call_later(self._grace.seconds, task.cancel))
             else:
                 task.cancel()
 
+        def heed(number: signal.Signals) -> None:
+            echoing.discard(number)
+            if left:
+                loop.remove_signal_handler(number)
+
         for number in SIGNALS:
-            loop.add_signal_handler(number, received, number.name)
+            loop.add_signal_handler(number, received, number)
         try:
             yield
         except asyncio.CancelledError:
@@ -72,7 +87,8 @@ class StopSignals:
             task.uncancel()
             raise Stopped(self._grace.ended) from None
         finally:
+            left = True
             for timer in timers:
                 timer.cancel()
-            for number in SIGNALS:
+            for number in set(SIGNALS) - echoing:  # an echo would kill what closes now
                 loop.remove_signal_handler(number)

@@ -11,6 +11,7 @@ import pytest
 
 from actors import cluster
 from actors.birth import birth
+from actors.environment import DEPLOY, read_env_file
 from rstar_ray.errors import ConfigError
 
 
@@ -35,6 +36,17 @@ def test_jobs_find_the_runs_folder_and_this_environments_programs():
     environment = cluster.cluster_environment(Path("/runs"))
     assert environment["RSTAR_RAY_RUNS"] == "/runs"
     assert environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+
+
+def test_a_job_that_is_stopped_has_its_grace_and_a_minute_unless_a_person_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.delenv(cluster.STOP_WAIT, raising=False)
+    assert cluster.cluster_environment(Path("/runs"))[cluster.STOP_WAIT] == "180"
+    for kind in ("rocm", "cuda"):
+        assert read_env_file(DEPLOY / f"{kind}.env").values[cluster.STOP_WAIT] == "180"
+    monkeypatch.setenv(cluster.STOP_WAIT, "7")
+    assert cluster.cluster_environment(Path("/runs"))[cluster.STOP_WAIT] == "7"
 
 
 def test_a_head_has_started_when_ray_says_so_in_these_words():

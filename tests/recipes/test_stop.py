@@ -3,9 +3,11 @@
 import asyncio
 import os
 import signal
+import time
 
 import pytest
 
+import recipes.stop
 from recipes.stop import GRACE_OF_EVALUATION, SIGNALS, StopSignals, grace_of_run
 from rstar_ray.errors import Stopped
 
@@ -32,6 +34,43 @@ async def test_the_second_signal_ends_at_once():
         await asyncio.sleep(10)
 
 
+async def test_the_same_signal_again_and_a_moment_later_ends_at_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recipes.stop, "ECHO_S", 0.05)
+    stop = StopSignals(grace_of_run(60), print)
+    with pytest.raises(Stopped, match="in the middle of a step"), stop.handled():
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        assert stop.asked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(10)
+
+
+async def test_a_signal_that_is_also_handed_on_is_one_even_where_the_loop_is_busy_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(recipes.stop, "ECHO_S", 0.05)
+    shown: list[str] = []
+    stop = StopSignals(grace_of_run(60), shown.append)
+    with stop.handled():
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not stop.asked():
+            await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+        await asyncio.sleep(0.1)
+    assert len(shown) == 1 and shown[0].endswith("; once more after 0.05 s ends it at once")
+
+
+async def test_one_that_is_handed_on_to_what_closes_already_does_not_kill_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recipes.stop, "ECHO_S", 0.2)
+    with pytest.raises(Stopped), StopSignals(GRACE_OF_EVALUATION, print).handled():
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(10)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(0.3)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # one that comes now is another
+
+
 async def test_when_grace_runs_out_it_ends_in_the_middle_of_a_step():
     with pytest.raises(Stopped, match="in the middle of a step"), StopSignals(grace_of_run(0.05), print).handled():
         os.kill(os.getpid(), signal.SIGTERM)
@@ -56,6 +95,5 @@ async def test_an_evaluation_ends_at_the_first_signal_for_its_rows_are_kept():
     with pytest.raises(Stopped, match=ended), StopSignals(GRACE_OF_EVALUATION, shown.append).handled():
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(10)
-    assert shown == [
-        "SIGTERM: the evaluation ends here; the problems that are finished are kept; once more ends it at once"
-    ]
+    told = "the evaluation ends here; the problems that are finished are kept"
+    assert shown == [f"SIGTERM: {told}; once more after 1 s ends it at once"]
