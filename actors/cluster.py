@@ -26,7 +26,7 @@ START_DEADLINE_S = 180.0  # on a machine with much else to do
 STARTED = "Ray runtime started."
 """What `ray start` says when the node has joined; its dashboard answers before, and even where no node ever joins."""
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
-"""Until `ray job stop` kills what it asked to end [s]; Ray reads it in the head's environment or the job's, else it is 3."""
+"""Until `ray job stop` kills what it asked to end [s]; Ray reads it in the head's environment or the job's. Else 3."""
 CLOSING_S = 60  # a run's actors, after its grace
 
 

@@ -12,6 +12,20 @@ import pytest
 from recipes.again import MOST_SOON, SOON_S, Deaths, Life, main
 
 COUNTS = "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text((p.read_text() if p.exists() else '') + 'x')"
+SAVES = f"""
+import asyncio
+from recipes.stop import StopSignals, grace_of_run
+async def run():
+    stop = StopSignals(grace_of_run(60), print)
+    with stop.handled():
+        {COUNTS}
+        while not stop.asked():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        p.write_text(p.read_text() + ", saved")
+asyncio.run(run())
+raise SystemExit(130)
+"""
 
 
 @pytest.mark.parametrize("status", [0, 2, 130])
@@ -53,6 +67,16 @@ def test_a_signal_reaches_the_command_once_and_its_status_is_that_of_the_whole(t
     again.send_signal(signal.SIGTERM)
     assert again.wait(30) == 130
     assert lives.read_text() == "x"
+
+
+def test_a_signal_that_every_process_of_a_job_gets_asks_once(tmp_path: Path):
+    lives, program = tmp_path / "lives", tmp_path / "program.py"
+    program.write_text(SAVES)
+    again = started(program, lives)
+    for process in [again, *psutil.Process(again.pid).children(recursive=True)]:  # as `ray job stop` does
+        process.send_signal(signal.SIGTERM)
+    assert again.wait(30) == 130
+    assert lives.read_text() == "x, saved"
 
 
 @pytest.mark.parametrize(
