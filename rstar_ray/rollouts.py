@@ -1,5 +1,6 @@
 """Asking for rollouts and collecting what becomes of them, by refs and summaries: tokens stay where they are."""
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -47,6 +48,7 @@ MOST_REPEATS = 2
 """How often a rollout that our own failures ended is asked for again where its answer is needed."""
 REPEAT = "/again-"
 """Between a rollout's id and the number of its repeat."""
+_REPEATED = re.compile(rf"{REPEAT}\d+$")
 
 
 def rollout_requests(
@@ -166,7 +168,8 @@ def _lost(end: FinishedRollout | DroppedRollout) -> DroppedRollout | None:
 
 
 def _without_repeat(rollout_id: str) -> str:
-    return rollout_id.partition(REPEAT)[0]
+    """At its end alone: a problem's id, which stands in the middle, may read in any way."""
+    return _REPEATED.sub("", rollout_id)
 
 
 async def _ends(

@@ -144,6 +144,9 @@ def _conclude(
     config: RunConfig, log: ResultLog, *, crew: Crew, run_dir: RunDir, name: str, step: int, model: Path | None
 ) -> EvaluationResult:
     """The set's figures, their row and their line."""
+    if log.missing:
+        of = f"{len(log.missing)} of {len(log.problems)} problems of {name}"
+        raise RStarError(f"evaluation: {of} have no result, such as {log.missing[0].id!r}, though no rollout failed")
     result = evaluate(log.results, stage=config.stage, step=step, problem_set=name, seed=config.seed)
     if result.num_unjudged:
         _tell_unjudged(log, result, crew)

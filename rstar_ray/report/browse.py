@@ -12,7 +12,6 @@ from typing import Any
 from rstar_ray.algorithm.resample import error_penalty, format_penalty
 from rstar_ray.report.examples import recovered
 from rstar_ray.report.record import TRAJECTORY, Row, RunRecord, TrajectoryFile, trajectory_files
-from rstar_ray.rollouts import REPEAT
 from rstar_ray.run_dir.ledger import Fate
 
 MOST_ROWS = 20_000
@@ -66,7 +65,7 @@ def siblings_of(file: TrajectoryFile, number: int, *, most_rows: int, most_bytes
     """Whole groups from the top of a file; the one at which a bound is reached is left out unless it is the first."""
     groups: dict[str, Siblings] = {}
     for rows, (row, start, end) in enumerate(_rows(file), start=1):
-        group_id = _group_id(row)
+        group_id = row["group_id"]
         group = groups.setdefault(group_id, Siblings(number, group_id, [], []))
         group.rows.append(row)
         group.starts.append(start)
@@ -128,10 +127,6 @@ def _rows(file: TrajectoryFile) -> Iterator[tuple[Row, int, int]]:
                 continue
             if isinstance(row, dict) and row.keys() >= set(TRAJECTORY):
                 yield row, start, position
-
-
-def _group_id(row: Row) -> str:
-    return row.get("group_id") or row["rollout_id"].partition(REPEAT)[0].rpartition("/")[0]
 
 
 def place_in_step(row: Row) -> str:

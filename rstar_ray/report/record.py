@@ -26,7 +26,7 @@ TABLES = {
     LEDGER: ("stage", "step", "ids"),
 }
 """A run's tables, and what a row of each has at least."""
-TRAJECTORY = ("rollout_id", "problem_id", "problem", "answer", "reward", "stop_reason", "turns")
+TRAJECTORY = ("rollout_id", "group_id", "problem_id", "problem", "answer", "reward", "stop_reason", "turns")
 """Without these a row is no trajectory."""
 ALGORITHMS = {"paper": "GRPO-RoC", "release": "GRPO-RoC, released rule", "none": "plain GRPO"}
 

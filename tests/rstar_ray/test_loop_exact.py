@@ -248,6 +248,19 @@ async def test_what_fails_every_time_comes_last_and_its_group_not_at_all():
     assert len(rollouts.asked) == 4 + 2
 
 
+@pytest.mark.parametrize("siblings", [1, 2])
+async def test_a_problem_whose_id_reads_as_a_repeat_has_its_group_though_one_was_asked_for_again(siblings: int):
+    problems = [Problem(id=name, problem="?", answer="1") for name in ("a/again-1", "a/again-1/x")]
+    sampling = Sampling(temperature=1.0, top_p=1.0)
+    asked = sibling_requests(problems, siblings, limits=limits(), sampling=sampling, seed=3, name="s")
+    rollouts, again = Flaky(), asked[0].rollout_id
+    rollouts.fails[again.partition("/again-")[0][-3:]] = 1
+    ends = [end async for end in whole_groups(asked, rollouts, deadline_s=9.0)]
+    groups = [end for end in ends if not isinstance(end, DroppedRollout)]
+    assert len(groups) == len(ends) == 2 and {len(group) for group in groups} == {siblings}
+    assert len(rollouts.asked) == 2 * siblings + 1
+
+
 # -- data --------------------------------------------------------------------------------------------------------------
 
 

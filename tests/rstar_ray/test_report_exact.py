@@ -63,8 +63,9 @@ def evaluation(stage: str, number: int, score: float, **more: Any) -> Row:
 def trajectory(name: str, turns: list[Row], *, reward: float, problem: str = "Is 1 < 2?") -> Row:
     outcomes = [outcome for turn in turns for outcome in turn["outcomes"]]
     return {
-        "rollout_id": name, "problem_id": name.partition("/")[0], "problem": problem, "answer": "42", "reward": reward,
-        "stop_reason": "max_turns", "num_calls": len(outcomes), "num_failed": sum(o != "ok" for o in outcomes),
+        "rollout_id": name, "group_id": name.partition("/")[0], "problem_id": name.partition("/")[0],
+        "problem": problem, "answer": "42", "reward": reward, "stop_reason": "max_turns",
+        "num_calls": len(outcomes), "num_failed": sum(o != "ok" for o in outcomes),
         "num_response_tokens": 77, "turns": turns,
     }  # fmt: skip
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from rstar_ray import progress
 from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError, DeadlineExceeded, RStarError, Stopped
+from rstar_ray.evaluation import run as evaluation_run
 from rstar_ray.evaluation.run import evaluated, run_evaluation
-from rstar_ray.rollouts import DroppedRollout, FinishedRollout, roll_out, rollout_requests
+from rstar_ray.rollouts import DroppedRollout, FinishedRollout, Group, roll_out, rollout_requests, whole_groups
 from rstar_ray.run_dir import ledger, manifest, metrics
 from rstar_ray.run_dir.durable import append_row, read_json, read_rows
 from rstar_ray.run_dir.folder import RunDir
@@ -303,6 +305,25 @@ async def test_an_interrupted_evaluation_goes_on_and_computes_nothing_twice(tmp_
     config = with_values(SMALL, {"optimizer.learning_rate": 0.1, "engine.replicas": 3, "evaluate.num_problems": 9})
     await run_evaluation(config, sets, replace(crew, rollouts=again), RunDir(tmp_path / "a"), step=0, model=model)
     assert again.played == 0  # what only trains, or only says where it runs, changes no answer
+
+
+async def test_an_evaluation_that_lacks_a_problem_ends_with_its_name_and_without_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    lacking: list[str] = []
+
+    async def all_but_one(*asked: Any, **how: Any) -> AsyncIterator[Group | DroppedRollout]:
+        async for group in whole_groups(*asked, **how):
+            if lacking:
+                yield group
+            elif not isinstance(group, DroppedRollout):
+                lacking.append(group[0].summary.problem_id)
+
+    monkeypatch.setattr(evaluation_run, "whole_groups", all_but_one)
+    with pytest.raises(RStarError) as refusal:
+        await run_evaluation(SMALL, {"few": adding_problems(3)}, fake_crew(SkilledPolicy()), RunDir(tmp_path), step=0)
+    assert f"1 of 3 problems of few have no result, such as {lacking[0]!r}" in str(refusal.value)
+    assert not (tmp_path / "evaluations.jsonl").exists()
 
 
 async def test_a_long_evaluation_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
