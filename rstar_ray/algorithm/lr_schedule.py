@@ -1,4 +1,4 @@
-"""Learning rate over optimizer steps."""
+"""Learning rate over the steps of a stage."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class LrSchedule:
     then linearly down (`wsd`, warm-up, stable, decay; arXiv:2404.06395)."""
 
     learning_rate: float  # peak
-    warmup_steps: int
+    warmup_steps: int  # training steps, as all steps here: those without an update count, and one has all its updates
     shape: Literal["constant", "cosine", "wsd"]
     total_steps: int  # where it ends, warm-up included; unused by `constant`
     final_share: float  # of the peak, at the end
@@ -30,7 +30,7 @@ class LrSchedule:
             raise ValueError(f"stable_share {self.stable_share} must lie in [0, 1)")
 
     def at(self, step: int) -> float:
-        """For the update after `step` applied ones; the first of `n` warm-up steps gets 1/n of the peak."""
+        """For all updates of the step after `step` others; the first of `n` warm-up steps gets 1/n of the peak."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         if self.shape == "constant":

@@ -129,7 +129,7 @@ class OptimizerConfig:
     learning_rate: Annotated[float, OF_RL] = 1e-6
     """peak learning rate"""
     warmup_steps: Annotated[int, OF_RL, only_with("reset_optimizer", True, told=True)] = 20
-    """linear warm-up [optimizer steps]"""
+    """linear warm-up [training steps]; all updates of a step (--optimizer.updates-per-step) have its learning rate"""
     beta1: float = 0.9
     """AdamW's decay of the first moment; not published, torch's default here"""
     beta2: float = 0.999

@@ -261,6 +261,14 @@ async def test_what_was_evaluated_beyond_the_checkpoint_a_stage_goes_on_from_is_
     assert (steps[0], files) == (3, 4)
 
 
+async def test_a_warm_up_counts_training_steps_however_many_updates_each_is_split_into(tmp_path: Path):
+    values = {"optimizer__warmup_steps": 4, "optimizer__learning_rate": 1.0, "reset_optimizer": True, "steps": 6}
+    config = stage("stage1", optimizer__updates_per_step=4, prompts_per_step=2, **values)
+    with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
+        await run_rl(config, adding_problems(40), fake_crew(SkilledPolicy(skill=0.5)), run_dir)
+    assert [row["lr"] for row in read_rows(tmp_path / "metrics.jsonl")] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
 class StoppingRollouts(LocalRollouts):
     """Is interrupted after so many rollouts; counts those it plays."""
 
