@@ -159,8 +159,8 @@ def rollout_correction(
     rows_N: Tensor,
     mode: Correction,
     *,
-    cap: float = 2.0,
-    low: float = 0.5,
+    cap: float,
+    low: float,
 ) -> Tensor:
     """Weight [N] of each token for having been sampled by the engine, not by the learner; no gradient.
 

@@ -241,12 +241,12 @@ def test_k3_is_never_negative_zero_only_where_the_policies_agree_and_unbiased():
 @pytest.mark.parametrize("mode", [Correction.TOKEN, Correction.SEQUENCE, Correction.ICEPOP])
 def test_where_engine_and_learner_agree_the_correction_is_one(mode: Correction):
     logprobs = draw(1, len(ROWS))
-    assert (rollout_correction(logprobs, logprobs, torch.tensor(ROWS), mode) == 1).all()
+    assert (rollout_correction(logprobs, logprobs, torch.tensor(ROWS), mode, cap=2.0, low=0.5) == 1).all()
 
 
 def test_the_correction_carries_no_gradient():
     old = draw(1, len(ROWS)).requires_grad_()
-    weights = rollout_correction(old, draw(2, len(ROWS)), torch.tensor(ROWS), Correction.TOKEN)
+    weights = rollout_correction(old, draw(2, len(ROWS)), torch.tensor(ROWS), Correction.TOKEN, cap=2.0, low=0.5)
     assert not weights.requires_grad
 
 
@@ -392,8 +392,8 @@ def test_each_correction_weighs_as_it_is_written():
     rollout = -torch.tensor([0.5, 3.0, 1.5, 0.8]).log()  # so that w is 0.5, 3, 1.5, 0.8
     rows = torch.tensor([0, 0, 1, 1])
 
-    def weights(mode: Correction, **bounds: float) -> Any:
-        return pytest.approx(rollout_correction(old, rollout, rows, mode, **bounds).tolist(), abs=1e-6)
+    def weights(mode: Correction, *, cap: float = 2.0, low: float = 0.5) -> Any:
+        return pytest.approx(rollout_correction(old, rollout, rows, mode, cap=cap, low=low).tolist(), abs=1e-6)
 
     assert weights(Correction.NONE) == [1.0, 1.0, 1.0, 1.0]
     assert weights(Correction.TOKEN) == [0.5, 2.0, 1.5, 0.8]
@@ -402,7 +402,7 @@ def test_each_correction_weighs_as_it_is_written():
     assert weights(Correction.ICEPOP, low=0.6, cap=2.9) == [0.0, 0.0, 1.5, 0.8]
     assert weights(Correction.ICEPOP, low=0.49, cap=1.51) == [0.5, 0.0, 1.5, 0.8]
     empty = torch.zeros(0)
-    assert rollout_correction(empty, empty, empty.long(), Correction.SEQUENCE).tolist() == []
+    assert rollout_correction(empty, empty, empty.long(), Correction.SEQUENCE, cap=2.0, low=0.5).tolist() == []
 
 
 def test_entropy_is_rewarded_and_distance_from_the_reference_is_not():
