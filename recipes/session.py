@@ -250,7 +250,7 @@ def _refuse_other_data(config: RunConfig, data: str, path: Path) -> None:
     if newest is None or RunDir(path).finished_checkpoint(config.stage) is not None:
         return
     try:
-        progress = StageProgress.from_json(read_json(newest.path / "progress.json"))
+        progress = StageProgress.read(newest.path)
     except (OSError, ValueError):  # damaged: the stage sets it aside, and goes on from the one before
         return
     refuse_other_data(config, progress, data)
@@ -368,7 +368,7 @@ async def _run_stage(
             title = f"{config.stage}, step {checkpoint.step}"
             await actors.draw_step(picture, rollouts=f"{config.stage}/{checkpoint.step}/", title=title)
     if heldout and not evaluated(run_dir, config.stage, checkpoint.step):
-        progress = StageProgress.from_json(read_json(checkpoint.path / "progress.json"))
+        progress = StageProgress.read(checkpoint.path)
         await crew.publish(progress.policy_version)
         await run_evaluation(config, {HELD_OUT: heldout}, crew, run_dir, step=checkpoint.step)
 

@@ -1,12 +1,14 @@
 """Where a stage stands between two steps, and whether it should go on."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from rstar_ray.algorithm.stage_end import REMEMBERED, StepSigns, Until, reached
 from rstar_ray.config import AlgorithmConfig, RunConfig
 from rstar_ray.data.order import DataPosition
 from rstar_ray.errors import ConfigError
+from rstar_ray.run_dir.durable import read_object
 from rstar_ray.run_dir.metrics import StepMetrics
 
 _MORE = "draw more rollouts (--algorithm.rollouts-per-prompt)"
@@ -32,7 +34,7 @@ class StageProgress:
     signs: tuple[StepSigns, ...] = ()  # of the latest steps, for the stage's end
     empty_steps: int = 0  # the latest steps that had nothing to learn from, in a row
     ended: str = ""  # why the stage has reached its end before its steps are done
-    data: str = ""  # digest of what it draws from, as data/order.py has it; empty where that was not kept
+    data: str = ""  # digest of what it draws from, as data/order.py has it; empty before its first step
 
     def after(self, metrics: StepMetrics, position: DataPosition, until: Until) -> "StageProgress":
         """Where the stage stands once this step is done."""
@@ -56,6 +58,11 @@ class StageProgress:
         return asdict(self)
 
     @classmethod
+    def read(cls, checkpoint: Path) -> "StageProgress":
+        """Of a checkpoint's folder; raises `ConfigError` with the file's name where one of the fields is not there."""
+        return cls.from_json(read_object(checkpoint / "progress.json", *(one.name for one in fields(cls))))
+
+    @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "StageProgress":
         return cls(
             step=saved["step"],
@@ -64,7 +71,7 @@ class StageProgress:
             signs=tuple(StepSigns(**signs) for signs in saved["signs"]),
             empty_steps=saved["empty_steps"],
             ended=saved["ended"],
-            data=saved.get("data", ""),
+            data=saved["data"],
         )
 
 
@@ -73,7 +80,7 @@ def refuse_other_data(config: RunConfig, progress: StageProgress, data: str) -> 
 
     `data` is the digest of what there is now.
     """
-    if progress.data in ("", data):
+    if progress.step == 0 or progress.data == data:
         return
     option, path, kind = "--data.train", config.data.train, "problems"
     if config.stage == "sft":

@@ -20,7 +20,7 @@ from rstar_ray.errors import RStarError, Stopped
 from rstar_ray.evaluation.run import HELD_OUT, evaluated, forget_evaluations, run_evaluation
 from rstar_ray.hard_set import hard_set
 from rstar_ray.run_dir.decoration import decoration
-from rstar_ray.run_dir.durable import read_json, read_object
+from rstar_ray.run_dir.durable import read_object
 from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name, hashed, refuse_damaged_end
 from rstar_ray.run_dir.ledger import LEDGER, forget_fates, write_fates
 from rstar_ray.run_dir.metrics import MetricsLog, PlacementFigures, SftMetrics, StepMetrics
@@ -171,7 +171,7 @@ async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> tuple[StageP
     newest = await run_dir.newest_whole_checkpoint(config.stage, crew.show)
     forget_evaluations(run_dir, config.stage, newest.step if newest else 0)
     if newest is not None:
-        progress = StageProgress.from_json(read_json(newest.path / "progress.json"))
+        progress = StageProgress.read(newest.path)
         last = config.sft.steps if config.stage == "sft" else config.steps
         if (newest.step >= last or progress.ended) and run_dir.finished_checkpoint(config.stage) is None:
             run_dir.finish_stage(config.stage, newest.step)  # stopped between the two
@@ -185,7 +185,7 @@ async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> tuple[StageP
     elif before is not None:
         await hashed(partial(refuse_damaged_end, before), before.path)
         await crew.learner.load_checkpoint(before.path)
-        policy_version = StageProgress.from_json(read_json(before.path / "progress.json")).policy_version
+        policy_version = StageProgress.read(before.path).policy_version
     if config.reset_optimizer:
         await crew.learner.reset_optimizer()
     return StageProgress(policy_version=policy_version, position=DataPosition()), before and before.path

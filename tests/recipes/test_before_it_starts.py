@@ -146,7 +146,7 @@ def test_the_hard_set_that_was_chosen_is_what_has_to_be_the_same(tmp_path: Path)
 def test_a_stage_that_lacks_its_evaluation_alone_is_refused_where_its_end_is_damaged(tmp_path: Path):
     exam = str(rows(tmp_path / "exam.jsonl", problems(3)))
     (config,) = parse([STAGE_1], stage_1(tmp_path, problems(9), "--data.heldout", exam))
-    begun(config, "")
+    begun(config, digest_of_problems(training_problems(config)))
     run_dir = RunDir(tmp_path / "run")
     run_dir.finish_stage("stage1", 2)
     with pytest.raises(Enough):

@@ -103,12 +103,17 @@ async def test_sft_does_not_go_on_with_other_conversations(tmp_path: Path):
     )
 
 
-def test_a_position_of_which_nobody_kept_what_it_is_in_is_taken_as_it_is():
-    saved = StageProgress(step=3).as_json()
-    del saved["data"]
-    refuse_other_data(SMALL, StageProgress.from_json(saved), "a")
+async def test_a_position_that_does_not_say_what_it_is_in_is_refused_with_its_file(tmp_path: Path):
+    await trained(SMALL, PROBLEMS, tmp_path, stops_after=1)
+    note = tmp_path / "checkpoints" / "stage1-step-000002" / "progress.json"
+    saved = read_json(note)
+    for unsaid in ("data", "signs"):
+        write_json(note, {name: value for name, value in saved.items() if name != unsaid})
+        with pytest.raises(ConfigError, match=rf"progress\.json: no object with .*{unsaid}"):
+            StageProgress.read(note.parent)
     with pytest.raises(ConfigError, match="than the tiny world has now"):
-        refuse_other_data(RunConfig(), StageProgress(step=3, data="b"), "a")
+        refuse_other_data(RunConfig(), StageProgress(step=3), "a")
+    refuse_other_data(RunConfig(), StageProgress(), "a")  # of nothing yet
 
 
 def test_what_stands_beside_each_other_is_told_apart():
