@@ -205,8 +205,10 @@ ASKED = ("set", "model", "k", "num_problems", "temperature", "top_p", "max_respo
 
 
 def asked_of(row: Row) -> tuple[Any, ...]:
-    """Values of `ASKED`."""
-    return tuple(row.get(name) for name in ASKED)
+    """Values of `ASKED`, and the digest of all else that may change answers (rewards, tools, chat, seed), with which
+    its file of results ends; the file's whole name has the step too, over which a stage's last row is looked for."""
+    digest = Path(row.get("problems", "")).stem.rpartition("-")[2]
+    return (*(row.get(name) for name in ASKED), digest)
 
 
 def _rl_step(stage: str, step: int, spans: Sequence[StageSpan]) -> int:

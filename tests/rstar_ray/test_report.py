@@ -7,7 +7,9 @@ from unittest import mock
 
 import pytest
 
+from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
+from rstar_ray.evaluation.run import HELD_OUT, run_evaluation
 from rstar_ray.report import plots, write
 from rstar_ray.report.__main__ import main
 from rstar_ray.report.compare import compare_runs, group_runs
@@ -31,6 +33,8 @@ from rstar_ray.report.record import ends, read_run, smooth, stage_spans, traject
 from rstar_ray.report.stage_ends import stage_end_rows
 from rstar_ray.report.write import write_report
 from rstar_ray.run_dir.durable import append_row
+from rstar_ray.run_dir.folder import RunDir
+from tests.fakes import SkilledPolicy, adding_problems, fake_crew
 from tests.rstar_ray.fabricate import run_directory
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
@@ -99,6 +103,21 @@ def test_a_repeated_evaluation_replaces_the_earlier_one(tmp_path: Path):
     again = read_run(path).heldout[-1] | {"avg_at_k": 0.123}
     append_row(path / "evaluations.jsonl", again)
     assert [row["avg_at_k"] for row in read_run(path).heldout][1:] == [0.123]
+
+
+async def test_an_evaluation_under_another_reward_or_seed_stands_beside_the_earlier_one(tmp_path: Path):
+    path = run_directory(tmp_path / "run", stages={"stage1": 10})
+    (path / "evaluations.jsonl").unlink()
+    small = {"evaluate.samples": 1}
+    ways = ({}, {"reward.name": "exact"}, {"seed": 5}, {})
+    for step in (5, 10):
+        for way in ways:
+            config = with_values(RunConfig(), small | way)
+            crew = fake_crew(SkilledPolicy())
+            await run_evaluation(config, {HELD_OUT: adding_problems(2)}, crew, RunDir(path), step=step)
+    run = read_run(path)
+    assert [row["step"] for row in run.heldout] == [5] * 3 + [10] * 3
+    assert [row["step"] for row in before_after(run)] == [10] * 3
 
 
 def test_the_table_has_one_row_per_stage_with_its_last_evaluation(run_path: Path):
