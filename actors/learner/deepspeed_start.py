@@ -75,7 +75,7 @@ def compute_deterministically(settings: LearnerSettings) -> None:
         torch.backends.cudnn.benchmark = False
 
 
-def start_deepspeed(policy: Policy, settings: LearnerSettings, device: torch.device) -> tuple[Any, RefusingAdamW]:
+def start_deepspeed(policy: Policy, settings: LearnerSettings) -> tuple[Any, RefusingAdamW]:
     """DeepSpeed's engine around the policy, and the optimizer in it."""
     deepspeed = _quiet_deepspeed()
     optimizer = RefusingAdamW(parameter_groups(policy, settings.weight_decay), **optimizer_arguments(settings))

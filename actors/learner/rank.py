@@ -84,7 +84,7 @@ class LearnerRank:
             options = {"use_reentrant": False}
             policy.language_model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
         self.policy = policy.to(self.device)
-        self.engine, optimizer = deepspeed_start.start_deepspeed(policy, settings, self.device)
+        self.engine, optimizer = deepspeed_start.start_deepspeed(policy, settings)
         from actors.learner.state import LearnerState
 
         self.optimizer = optimizer

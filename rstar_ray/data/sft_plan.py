@@ -151,13 +151,13 @@ def plan_sft(
             left_out += problems
             total += rows
             if total >= 1_000:
-                _refuse_too_many(path, left_out, total, max_left_out)
+                _refuse_too_many(left_out, total, max_left_out)
             if time.perf_counter() - told_s > 5:
                 told_s = time.perf_counter()
                 show(f"sft: {total:,} conversations looked at, {len(left_out):,} left out")
     if not total:
         raise ConfigError("--sft.data", f"{path.name} has no row", "name a file with conversations")
-    _refuse_too_many(path, left_out, total, max_left_out)
+    _refuse_too_many(left_out, total, max_left_out)
     seconds = time.perf_counter() - started_s
     return SftPlan(
         examples=examples,
@@ -174,7 +174,7 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
-def _refuse_too_many(path: Path, left_out: list[RowProblem], total: int, limit: float) -> None:
+def _refuse_too_many(left_out: list[RowProblem], total: int, limit: float) -> None:
     if len(left_out) > limit * total or len(left_out) == total:
         counted = Counter(problem.kind for problem in left_out)
         kind, count = counted.most_common(1)[0]

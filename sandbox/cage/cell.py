@@ -192,7 +192,6 @@ class Cell:
             peak_memory_bytes=peak,
             out_bytes=self._out.total_bytes,
             out_chars=out_chars,
-            err_bytes=self._err.total_bytes,
             err_chars=err_chars,
             out_head=len(out_head),
             out_tail=len(out_tail),

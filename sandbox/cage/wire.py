@@ -22,7 +22,7 @@ _CALL = struct.Struct("<BBxxxxxxQddQQqQQIIII")
 CALL_BYTES = _CALL.size
 _REPLY = struct.Struct("<BxxxI")
 REPLY_BYTES = _REPLY.size
-_RESULT = struct.Struct("<QiBBxxIddQQQQQIIIII")
+_RESULT = struct.Struct("<QiBBxxIddQQQQIIIII")
 RESULT_BYTES = _RESULT.size
 
 
@@ -84,7 +84,6 @@ class Result(NamedTuple):
     peak_memory_bytes: int
     out_bytes: int
     out_chars: int
-    err_bytes: int
     err_chars: int
     out_head: int
     out_tail: int

@@ -102,8 +102,8 @@ class ModelledEngine:
         """Forget a rollout's cached blocks (it went elsewhere); they are free already."""
         self._cache.forget(key)
 
-    def advance(self, now_s: float) -> list[Request]:
-        """Run to the event at `now_s` (which is `next_event_s`); returns what completed there."""
+    def advance(self) -> list[Request]:
+        """Run to the event at `next_event_s`; returns what completed there."""
         done = self._run_mixed() if self._mixed else self._run_decode(self._planned)
         self._plan()
         return done

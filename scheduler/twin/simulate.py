@@ -190,7 +190,7 @@ class Twin:
             if engine.version != version:
                 continue
             now = at
-            done = engine.advance(at)
+            done = engine.advance()
             self._schedule(index)
             if done:
                 left -= self._turns_ended(at, index, done)

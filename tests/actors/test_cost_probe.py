@@ -34,7 +34,7 @@ class Modelled:
         await asyncio.sleep(0)  # all that come together
         while not done.done():
             self.now = self.engine.next_event_s
-            for request in self.engine.advance(self.now):
+            for request in self.engine.advance():
                 self._running.pop(request.key).set_result(None)
 
 

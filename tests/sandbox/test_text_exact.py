@@ -102,7 +102,7 @@ def seen(status: int = 0, **more: Any) -> wire.Result:
 def result_of(out: bytes = b"", err: bytes = b"", value: bytes = b"", status: int = 0, **more: Any) -> ExecutionResult:
     given = {
         "ended_for": 0, "flags": 0, "value_cut": 0, "peak_memory_bytes": 9, "out_bytes": len(out), "out_chars": 0,
-        "err_bytes": len(err), "err_chars": 0, "out_head": len(out), "out_tail": 0, "err_head": len(err), "err_tail": 0,
+        "err_chars": 0, "out_head": len(out), "out_tail": 0, "err_head": len(err), "err_tail": 0,
         "value": len(value),
     } | more  # fmt: skip
     request = ExecutionRequest(code="", call_id="mine", limits=derived.program(stdout_chars=10, stderr_chars=8))

@@ -19,7 +19,7 @@ def run(model: ModelledEngine) -> list[tuple[str, float]]:
     done: list[tuple[str, float]] = []
     while model.next_event_s != float("inf"):
         now = model.next_event_s
-        done += [(request.key, now) for request in model.advance(now)]
+        done += [(request.key, now) for request in model.advance()]
     return done
 
 
@@ -59,7 +59,7 @@ def test_many_steps_at_once_equal_single_steps():
 def test_an_arrival_joins_at_the_next_step_boundary():
     model = engine()
     model.submit(0.0, request("a", 100, 50))
-    model.advance(model.next_event_s)
+    model.advance()
     boundary = model._now + model._decode_s(3)
     model.submit(boundary - 0.01, request("b", 10, 1))
     assert model.next_event_s == pytest.approx(boundary)
@@ -81,7 +81,7 @@ def test_siblings_share_their_prompts_blocks():
         apart.submit(0.0, request(key, 160, 10))
         together.submit(0.0, request(key, 160, 10, group="g"))
     for model in (apart, together):
-        model.advance(model.next_event_s)
+        model.advance()
     assert apart.used_blocks - together.used_blocks == 10
     assert apart.prefilled_tokens > together.prefilled_tokens
 
@@ -89,8 +89,8 @@ def test_siblings_share_their_prompts_blocks():
 def test_a_later_turn_finds_its_earlier_ones_in_the_cache():
     model = engine()
     model.submit(0.0, request("a", 100, 60))
-    model.advance(model.next_event_s)
-    (first,) = model.advance(model.next_event_s)
+    model.advance()
+    (first,) = model.advance()
     before = model.prefilled_tokens
     model.submit(1_000.0, request("a", 100, 5, context=first.context + 20, seen=first.context))
     run(model)
@@ -104,7 +104,7 @@ def test_blocks_in_use_are_never_more_than_there_are():
         model.submit(0.0, request(f"r{number}", 30 + number // 3, 40 + 13 * number, group=f"g{number // 3}"))
     done = 0
     while model.next_event_s != float("inf"):
-        done += len(model.advance(model.next_event_s))
+        done += len(model.advance())
         assert 0 <= model.used_blocks <= model.capacity
         assert model.used_blocks + model._cache._cached_blocks <= model.capacity
     assert done == 12
