@@ -67,13 +67,8 @@ def refuse_unseen(run_dir: Path | None, needed: Sequence[Needed] = ()) -> None:
         refuse_absent(_found_by(readers, apart, with_gpus))
 
 
-def seen_by_all(run_dir: Path) -> dict[str, str]:
-    """By node: what is wrong with the folder there, or nothing."""
-    with _readers() as readers:
-        return _seen_by(readers, run_dir)
-
-
 def _seen_by(readers: Mapping[str, Any], run_dir: Path) -> dict[str, str]:
+    """By node: what is wrong with the folder there, or nothing."""
     mark = run_dir / f".seen-{secrets.token_hex(8)}"
     run_dir.mkdir(parents=True, exist_ok=True)
     mark.write_text(mark.name)

@@ -16,12 +16,13 @@ from actors.preflight.cluster_checks import check_cluster
 from actors.preflight.facts import Asked, Finding, Folder, NodeFacts, Probe, Verdict
 from actors.preflight.node_checks import check_node
 from actors.preflight.nodes import (
+    _readers,
+    _seen_by,
     every_node,
     named,
     refuse_absent,
     refuse_folders,
     refuse_unseen,
-    seen_by_all,
     wrong_with,
 )
 from actors.preflight.pair import judge_pair
@@ -361,7 +362,8 @@ def test_a_cluster_of_this_machine_is_looked_at_by_an_actor_on_each_node(tmp_pat
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         (facts,) = every_node(asked)
-        assert list(seen_by_all(tmp_path / "runs" / "new").values()) == [""]
+        with _readers() as readers:
+            assert list(_seen_by(readers, tmp_path / "runs" / "new").values()) == [""]
         refuse_unseen(tmp_path)
     finally:
         ray.shutdown()
