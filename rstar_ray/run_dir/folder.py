@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -396,9 +397,12 @@ def _written_in(file: IO[str]) -> str:
 
 
 def _folders(parent: Path, start: str) -> list[Path]:
-    """Those whose names begin so, the last by name first. Raises `Unreadable` where nobody can tell now which."""
+    """Those whose names begin so and go on with a step alone, as no copy by hand does, the last by name first.
+
+    Raises `Unreadable` where nobody can tell now which.
+    """
     try:
-        return sorted((path for path in parent.iterdir() if path.name.startswith(start)), reverse=True)
+        return sorted((path for path in parent.iterdir() if re.fullmatch(start + r"\d+", path.name)), reverse=True)
     except FileNotFoundError:
         return []
     except OSError as refused:

@@ -352,6 +352,17 @@ def test_a_whole_checkpoint_that_a_person_set_aside_is_whole_and_one_under_anoth
     assert shown == ["checkpoint damaged-stage1-step-000010: whole; files: 1 of driver"]
 
 
+async def test_a_copy_by_hand_is_neither_gone_on_from_nor_touched(tmp_path: Path):
+    run_dir = RunDir(tmp_path)
+    write(run_dir, "stage1", 10)
+    copy = run_dir.checkpoints_path / "stage1-step-000010.bak"
+    shutil.copytree(run_dir.checkpoints_path / "stage1-step-000010", copy)
+    shown: list[str] = []
+    newest = await run_dir.newest_whole_checkpoint("stage1", shown.append)
+    assert newest is not None and newest.path.name == "stage1-step-000010" and not shown
+    assert steps(run_dir, "stage1") == [10] and copy.exists()
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
 @pytest.mark.parametrize("name", ["manifest.json", "state.pt"])
 async def test_a_checkpoint_that_cannot_be_read_is_said_so_and_stays_where_it_is(
