@@ -65,7 +65,7 @@ class Run:
         self.statuses: list[tuple[float, int]] = []  # when a driver ended, and how
         self.came_to_phase_s: float | None = None  # of the latest fault, where it belongs to a phase
         self.driver: subprocess.Popen[bytes] | None = None
-        self.left_behind: list[str] = []  # processes that outlived their driver
+        self.left_behind: list[str] = []  # processes that outlived a driver that could end them
         self.family: dict[int, str] = {}  # every process seen below a driver: its id and beginning
 
     # -- the command ----------------------------------------------------------------------------------------------
@@ -98,7 +98,9 @@ class Run:
         if status is None:
             return False
         self.statuses.append((time.monotonic(), status))
-        self.left_behind += self.end_family()
+        left = self.end_family()
+        if status != -signal.SIGKILL:  # then Ray's own agents see only after a while that they are alone
+            self.left_behind += left
         self.start()
         return True
 
