@@ -192,7 +192,7 @@ def test_a_supervisor_that_slept_itself_blames_nobody():
 
 
 def result_of(status: int, ended_for: int = 0, flags: int = 0, cpu_s: float = 0.0) -> wire.Result:
-    return wire.Result(1, status, ended_for, flags, 0, 0.1, cpu_s, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    return wire.Result(1, status, ended_for, flags, 0, 0.1, cpu_s, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
