@@ -76,7 +76,7 @@ def test_requests_survive_the_wire(code: str, stdin: str, seed: int):
 
 
 def test_results_survive_the_wire():
-    head = wire.Result(7, 256, 0, 0, 0, 0.1, 0.05, 1 << 20, 3, 2, 0, 3, 0, 2, 0, 0).pack()
+    head = wire.Result(7, 256, 0, 0, 0, 0.1, 0.05, 1 << 20, 3, 0, 0, 3, 0, 2, 0, 0).pack()
     result = read_result(ExecutionRequest(code="", call_id="x"), memoryview(head + b"out" + b"er"))
     assert (result.stdout, result.stderr, result.exit_status, str(result.outcome)) == ("out", "er", 1, "error")
     assert result_from_data(result_to_data(result)) == result
