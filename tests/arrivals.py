@@ -9,7 +9,7 @@ import selectors
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -290,6 +290,34 @@ def started_rank(config: RunConfig, folder: Path) -> Any:
             np.random.set_state(random)
             torch.set_num_threads(before)
             rank.attention_kernels.choose("fused", torch.device("cpu"))
+    return told
+
+
+class _Asked(Exception):
+    """As far as a load goes here."""
+
+
+def loaded(config: RunConfig, folder: Path) -> list[dict[str, Any]]:
+    """What transformers is asked to load a policy with."""
+    import transformers
+
+    from actors.learner import policy
+
+    told: list[dict[str, Any]] = []
+
+    def from_pretrained(name: str, **asked: Any) -> None:
+        told.append(asked)
+        raise _Asked
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").touch()
+    models = transformers.AutoModelForCausalLM
+    with (
+        mock.patch.object(policy, "refuse_misfit"),
+        mock.patch.object(models, "from_pretrained", from_pretrained),
+        suppress(_Asked),
+    ):
+        policy.load_language_model(str(folder), learner_settings(config, folder))
     return told
 
 
