@@ -31,8 +31,6 @@ AWAY_S = 60.0
 ENDS_S = 150.0
 LEFT_S = 30.0
 OVER_S = 240.0
-CUT_S = 40.0
-"""Ray waits longer for a raylet that does not answer, and actors there are reached past it."""
 OBJECT_STORE_BYTES = 100 * 2**20
 
 
@@ -157,7 +155,6 @@ def kinds(nodes: Nodes, ranks: int, *, smaller: bool) -> list[Kind]:
         Kind(name="node lost, another has room", fault=elsewhere, says=said),
         Kind(name="node lost, and comes back", fault=returns, says=said),
         Kind(name="node cut off for a moment", fault=lambda run: nodes.cut(STOPPED_S), harmless=True),
-        Kind(name="node cut off for 40 s", fault=lambda run: nodes.cut(CUT_S), harmless=True),
         Kind(name="node lost for good", fault=for_good, says=ended, ends=True),
     ]
 
