@@ -60,19 +60,21 @@ class TrainingActors:
         self,
         config: RunConfig,
         model: Path,
+        *,
         chat: TokenizerChat,
         show: Callable[[str], None] = print,
-        *,
         tools: Sequence[ToolSpec] = (PYTHON_TOOL,),
         run_dir: Path | None = None,
+        journal: Path | None = None,
     ) -> None:
-        """`run_dir`: a folder that every node sees; it gets what was sampled, and which processes are the run's."""
+        """`run_dir`: a folder that every node sees; it gets which processes are the run's and, unless a folder for it
+        is given with `journal`, what was sampled."""
         self._config = config = with_absolute_paths(config)
         self._model = model.absolute()
         self._chat = chat
         self._show = show
         self.meter = ray_meter(run_dir.name if run_dir else config.stage, show)
-        self._journal = RunDir(run_dir).journal_path if run_dir else None
+        self._journal = journal or (RunDir(run_dir).journal_path if run_dir else None)
         self._layout: Layout = plan_layout(config)
         record = RunDir(run_dir).processes_path if run_dir else None
         head = HeadProbe(ray.nodes, show=show)

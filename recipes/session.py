@@ -42,7 +42,7 @@ from rstar_ray.config import RunConfig, differences, idle, may_change, with_valu
 from rstar_ray.data.order import digest_of_problems, digest_of_rows
 from rstar_ray.data.sft_plan import SftPlan
 from rstar_ray.errors import ConfigError
-from rstar_ray.evaluation.asked import brought_along
+from rstar_ray.evaluation.asked import brought_along, digest_of
 from rstar_ray.evaluation.run import HELD_OUT, evaluated, result_files, run_evaluation
 from rstar_ray.hard_set import kept_hard_set
 from rstar_ray.reward.own import check_own_reward
@@ -102,7 +102,9 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
                 alone.enter_context(written_alone(file, by="another evaluation that asks the same"))
             connect()
             _refuse_unseen(None, config, model)
-            asyncio.run(_evaluate(config, sets, model, path, tools))
+            turns = f"evaluate-{digest_of({'files': sorted(map(str, files.values()))})}"
+            asyncio.run(_evaluate(config, sets, model, path, tools, _journal(path, turns)))
+            RunDir(path).drop_turns(turns)
 
     _end(status_of(act, interrupted="stopped; the same command goes on with the problems that are left"))
 
@@ -209,6 +211,18 @@ def _refuse_unseen(path: Path | None, config: RunConfig, model: Path) -> None:
     from actors.preflight.nodes import refuse_unseen
 
     refuse_unseen(path, needed_paths(config, model))
+
+
+def _journal(path: Path, turns: str) -> Path | None:
+    """Where what an evaluation samples is kept until it ends; with a line, nowhere, as its rows are there anyway."""
+    from actors.preflight.nodes import refuse_unseen
+
+    try:
+        refuse_unseen(path)
+    except ConfigError as unseen:
+        say(f"{unseen.problem}: rollouts of a worker that is lost begin again at their prompts")
+        return None
+    return RunDir(path).journal_path / turns
 
 
 def refuse_own_code(config: RunConfig) -> None:
@@ -320,7 +334,7 @@ async def _run_stages(
     tools = tools_of(first)
     chat = load_chat(model, first.chat, instruct=first.rollout.instruct, tools=tools)
     stop = StopSignals(grace_of_run(first.checkpoint.grace_s), say)
-    actors = TrainingActors(first, model, chat, say, tools=tools, run_dir=path)
+    actors = TrainingActors(first, model, chat=chat, show=say, tools=tools, run_dir=path)
     actors.stopping = stop.asked
     try:
         with stop.handled():
@@ -385,7 +399,12 @@ def _policy_to_evaluate(config: RunConfig, path: Path) -> Path:
 
 
 async def _evaluate(
-    config: RunConfig, sets: dict[str, list[Problem]], model: Path, path: Path, tools: Sequence[ToolSpec]
+    config: RunConfig,
+    sets: dict[str, list[Problem]],
+    model: Path,
+    path: Path,
+    tools: Sequence[ToolSpec],
+    journal: Path | None,
 ) -> None:
     """Replicas that are lost come back by themselves; where nothing gets on any more it ends with what was waited for.
 
@@ -395,7 +414,7 @@ async def _evaluate(
 
     chat = load_chat(model, config.chat, instruct=config.rollout.instruct, tools=tools)
     stop = StopSignals(GRACE_OF_EVALUATION, say)
-    actors = TrainingActors(config, model, chat, say, tools=tools)
+    actors = TrainingActors(config, model, chat=chat, show=say, tools=tools, journal=journal)
 
     async def evaluate() -> None:
         await actors.serving()

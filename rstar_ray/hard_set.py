@@ -6,6 +6,7 @@ Each problem's row is written when the last of its rollouts ends, and a choice t
 from collections.abc import Sequence
 from pathlib import Path
 
+from rstar_ray.agent.journal import choice_folder
 from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
 from rstar_ray.errors import ConfigError, RStarError, Stopped
@@ -25,15 +26,18 @@ MOST_LOST = 0.05
 """Share of its rollouts that the choice may lack."""
 
 
-async def unsolved(log: ResultLog, system: TrainingSystem, config: RunConfig, crew: Crew) -> list[Problem]:
+async def unsolved(
+    log: ResultLog, system: TrainingSystem, config: RunConfig, crew: Crew, *, choice: str
+) -> list[Problem]:
     """Those of the log's problems that the latest policy does not solve in all of 8 rollouts (arXiv:2508.20722 section
-    4.3); the ones that the log has results of are not asked for again.
+    4.3); the ones that the log has results of are not asked for again. `choice` tells this one from
+    those that ask another policy, or in another way.
 
     Rollouts that our own failures end are repeated. A problem that still lacks one is not known to be solved, and
     stays; with more than a small share of them the choice would be ours and not the policy's: `RStarError`.
     """
     missing = {problem.id for problem in log.missing}
-    asked = rollout_requests(log.problems, config, name="filter", siblings=SIBLINGS)
+    asked = rollout_requests(log.problems, config, name="filter", siblings=SIBLINGS, at=f"/{choice}")
     requests = [request for request in asked if request.problem.id in missing]
     dropped: list[DroppedRollout] = []
     num_solved = sum(map(_always_solved, log.results))
@@ -70,14 +74,16 @@ async def hard_set(
     if (kept := kept_hard_set(problems, config, run_dir)) is not None:
         return kept
     looked_at = problems[: config.data.num_filtered] if config.data.num_filtered else problems
-    with ResultLog(_log_path(config, crew, run_dir), looked_at) as log:
+    choice = _choice(config, crew, run_dir)
+    with ResultLog(run_dir.results_path / f"{config.stage}-filter-{choice}.jsonl", looked_at) as log:
         if taken := log.taken(f"{config.stage}: choosing the hard set"):
             crew.show(taken)
-        hard = await unsolved(log, system, config, crew)
+        hard = await unsolved(log, system, config, crew, choice=choice)
     crew.show(f"{config.stage}: {len(hard)} of {len(looked_at)} problems are not solved in 8 of 8 rollouts")
     if not hard:
         raise ConfigError("--drop-solved", "the policy solves every problem", "add harder problems, or stop here")
     write_json(_kept_path(config, run_dir), [problem.id for problem in hard])
+    run_dir.drop_turns(choice_folder(config.stage))
     return hard
 
 
@@ -94,14 +100,13 @@ def _kept_path(config: RunConfig, run_dir: RunDir) -> Path:
     return run_dir.path / f"{config.stage}-problems.json"
 
 
-def _log_path(config: RunConfig, crew: Crew, run_dir: RunDir) -> Path:
+def _choice(config: RunConfig, crew: Crew, run_dir: RunDir) -> str:
     """One choice's own: by whom it is made, and how that is asked."""
     newest = run_dir.newest_checkpoint(config.stage)
     model = Path(config.model) if config.model and newest is None else None
     left_by = {config.stage: newest.path} if newest is not None else stage_ends(run_dir)
     policy = {stage: _contents(folder) for stage, folder in left_by.items()}
-    asked = asked_by(config, {**crew.brought, "siblings": SIBLINGS, "policy": policy}, model)
-    return run_dir.results_path / f"{config.stage}-filter-{asked}.jsonl"
+    return asked_by(config, {**crew.brought, "siblings": SIBLINGS, "policy": policy}, model)
 
 
 def _contents(checkpoint: Path) -> str:

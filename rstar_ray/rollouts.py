@@ -52,9 +52,9 @@ _REPEATED = re.compile(rf"{REPEAT}\d+$")
 
 
 def rollout_requests(
-    problems: Sequence[Problem], config: RunConfig, *, name: str | int, siblings: int
+    problems: Sequence[Problem], config: RunConfig, *, name: str | int, siblings: int, at: str = ""
 ) -> list[RolloutRequest]:
-    """`siblings` rollouts for each problem under the stage's budgets, named by the step or purpose."""
+    """`siblings` rollouts for each problem under the stage's budgets, named by the step or purpose; `at` as below."""
     limits = RolloutLimits(
         max_response_tokens=config.rollout.max_response_tokens,
         max_turns=config.rollout.max_turns,
@@ -63,7 +63,7 @@ def rollout_requests(
     )
     sampling = Sampling(temperature=config.rollout.temperature, top_p=config.rollout.top_p)
     return sibling_requests(
-        problems, siblings, limits=limits, sampling=sampling, seed=config.seed, name=f"{config.stage}/{name}"
+        problems, siblings, limits=limits, sampling=sampling, seed=config.seed, name=f"{config.stage}/{name}", at=at
     )
 
 

@@ -467,7 +467,7 @@ def actors(config: RunConfig, folder: Path) -> Any:
                 "start_hosts": lambda *_, **__: {},
             }.items():  # fmt: skip
                 fakes.enter_context(mock.patch.object(system, name, fake))
-            whole = system.TrainingActors(config, folder, None, show=lambda line: None)  # type: ignore[arg-type]
+            whole = system.TrainingActors(config, folder, chat=None, show=lambda line: None)  # type: ignore[arg-type]
             whole.watch = SimpleNamespace(  # type: ignore[assignment]
                 start=lambda: None,
                 follow=lambda name, handle, **patience: made.append((name, sorted(patience.items()))),

@@ -110,7 +110,7 @@ async def compared(
     bench: BenchSettings, config: RunConfig, model: Path, engine: Engine, chat: TokenizerChat
 ) -> dict[str, Any]:
     """Evaluations and the bare engine in turn."""
-    actors = TrainingActors(config, model, chat, lambda line: None)
+    actors = TrainingActors(config, model, chat=chat, show=lambda line: None)
     ours, theirs = [], []
     try:
         await actors.start(learner=False)

@@ -25,7 +25,7 @@ from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import Completion, Placement, StopReason, ToolMemory, ToolResult, Turn
 
 _FRAME = struct.Struct("<II")  # length of what follows, and its CRC-32 from `_FORM` on
-_STEP = re.compile(r"(\w+)/(\d+)/")  # how the ids of training rollouts begin
+_PLAYED_FOR = re.compile(r"(?P<stage>\w+)/(?P<step>\d+)/|(?P<choice>\w+)/filter/|evaluate/(?P<evaluated>\w+)/")  # ids
 _PART_COLUMNS = (("token_ids", "<i4"), ("logprobs", "<f4"), ("policy_versions", "<i4"))
 _COLUMNS = (("response_ids", "<i4"), ("loss_mask", "|b1"), ("logprobs", "<f4"), ("policy_versions", "<i4"))
 
@@ -105,8 +105,8 @@ class TurnJournal:
         self._reached[state.request.rollout_id] = reached
 
     def add(self, state: RolloutState, weights: int) -> None:
-        """A turn has finished. Rollouts outside training steps are not kept."""
-        path = step_folder(self._folder, state.request.rollout_id)
+        """A turn has finished. Of a rollout whose id does not say what it is played for nothing is kept."""
+        path = turns_folder(self._folder, state.request.rollout_id)
         if path is None:
             return
         reached = self._reached.get(state.request.rollout_id) or _Reached(0, 0, _start_crc(state))
@@ -139,12 +139,12 @@ class TurnJournal:
 
     def add_begun(self, sampled: Mapping[str, Completion], weights: int) -> None:
         """What was sampled of turns that have not finished since this was last told, by rollout."""
-        by_step: dict[str, list[tuple[str, _Reached, Completion]]] = {}
+        by_folder: dict[Path, list[tuple[str, _Reached, Completion]]] = {}
         for rollout_id, more in sampled.items():
-            step, reached = _STEP.match(rollout_id), self._reached.get(rollout_id)
-            if step is not None and reached is not None:
-                by_step.setdefault(step[0], []).append((rollout_id, reached, more))
-        for step, rows in by_step.items():
+            folder, reached = turns_folder(self._folder, rollout_id), self._reached.get(rollout_id)
+            if folder is not None and reached is not None:
+                by_folder.setdefault(folder, []).append((rollout_id, reached, more))
+        for folder, rows in by_folder.items():
             columns = [
                 np.array([value for _, _, more in rows for value in getattr(more, name)], kind).tobytes()
                 for name, kind in _PART_COLUMNS
@@ -160,8 +160,6 @@ class TurnJournal:
                 reached.begun_tokens += count
                 reached.begun_crc = zlib.crc32(columns[0][4 * at : 4 * (at + count)], reached.begun_crc)
                 at += count
-            folder = step_folder(self._folder, step)
-            assert folder is not None
             self._write(folder, {"weights": weights, "parts": parts}, columns)
 
     def _write(self, folder: Path, head: Mapping[str, Any], columns: Sequence[bytes]) -> None:
@@ -189,6 +187,8 @@ class TurnJournal:
         What cannot be written is given up, and so is its file, whose end is torn: what is added later gets another.
         """
         try:
+            if not all(folder.exists() for folder in self._files):  # removed, as all that was played for it had ended
+                self._close_files()
             count = len(self._unwritten)  # more may come meanwhile
             for position in range(count):
                 folder, frame = self._unwritten[position]
@@ -225,10 +225,26 @@ class TurnJournal:
         return self._files[folder]
 
 
-def step_folder(journal: Path, rollout_id: str) -> Path | None:
-    """Where a step's turns lie; None for rollouts outside training steps."""
-    step = _STEP.match(rollout_id)
-    return None if step is None else journal / f"{step[1]}-step-{int(step[2]):06d}"
+def turns_folder(journal: Path, rollout_id: str) -> Path | None:
+    """Where the turns lie of all that is played for the same training step, evaluation, or choice of a hard set."""
+    played_for = _PLAYED_FOR.match(rollout_id)
+    if played_for is None:
+        return None
+    if choice := played_for["choice"]:
+        return journal / choice_folder(choice)
+    if evaluated := played_for["evaluated"]:
+        return journal / evaluation_folder(evaluated)
+    return journal / f"{played_for['stage']}-step-{int(played_for['step']):06d}"
+
+
+def choice_folder(stage: str) -> str:
+    """Its name, for the choice of this stage's hard set."""
+    return f"{stage}-filter"
+
+
+def evaluation_folder(stage: str) -> str:
+    """Its name, for evaluations of this stage's policy, one after the other."""
+    return f"{stage}-evaluation"
 
 
 def journaled(
@@ -249,7 +265,7 @@ def journaled(
         return same.sub("", rollout_id) if same else rollout_id
 
     wanted = {plain(state.request.rollout_id): state for state in starts}
-    folders = {step_folder(journal, state.request.rollout_id) for state in starts} - {None}
+    folders = {turns_folder(journal, state.request.rollout_id) for state in starts} - {None}
     chains: dict[str, _Chain] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.turns")) if folder else ():

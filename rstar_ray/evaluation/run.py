@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from rstar_ray.agent.journal import evaluation_folder
 from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
 from rstar_ray.errors import RStarError
@@ -44,7 +45,8 @@ async def run_evaluation(
     `step` is the stage's; `model` is a folder whose policy is not of this run. Problems that an earlier start of the
     same evaluation finished are not asked for again. Raises `RStarError` where a rollout failed every time.
     """
-    files = result_files(config, sets, run_dir, crew.brought, step=step, model=model)
+    asked = asked_by(config, crew.brought, model)
+    files = _files(config, sets, run_dir, asked, step=step, model=model)
     logs: dict[str, ResultLog] = {}
     requests: list[RolloutRequest] = []
     set_of: dict[str, str] = {}  # by group
@@ -53,7 +55,9 @@ async def run_evaluation(
             log = logs[name] = open_logs.enter_context(ResultLog(files[name], problems))
             if taken := log.taken(f"{config.stage} {name}"):
                 crew.show(taken)
-            missing = _requests(config, problems, {problem.id for problem in log.missing}, name=name, step=step)
+            missing = _requests(
+                config, problems, {problem.id for problem in log.missing}, name=name, at=f"/step-{step}/{asked}"
+            )
             set_of |= {request.group_id: name for request in missing}
             requests += missing
         refs = await _collect(config, requests, set_of, logs, crew)
@@ -62,6 +66,7 @@ async def run_evaluation(
             path = run_dir.trajectories_path / f"{config.stage}-{name}.jsonl"
             with decoration(path.name, crew.show):
                 await crew.record(finished, path, stage=config.stage, step=step)
+    run_dir.drop_turns(evaluation_folder(config.stage))
     return [
         _conclude(config, log, crew=crew, run_dir=run_dir, name=name, step=step, model=model)
         for name, log in logs.items()
@@ -78,7 +83,12 @@ def result_files(
     model: Path | None = None,
 ) -> dict[str, Path]:
     """Where an evaluation of these sets keeps its rows, by set: a file is of one policy, asked in one way."""
-    asked = asked_by(config, brought, model)
+    return _files(config, sets, run_dir, asked_by(config, brought, model), step=step, model=model)
+
+
+def _files(
+    config: RunConfig, sets: Collection[str], run_dir: RunDir, asked: str, *, step: int, model: Path | None
+) -> dict[str, Path]:
     of = "" if model is not None else f"{checkpoint_name(config.stage, step)}-"
     return {name: run_dir.results_path / f"{of}{name}-{asked}.jsonl" for name in sets}
 
@@ -181,9 +191,9 @@ def _tell_unjudged(log: ResultLog, result: EvaluationResult, crew: Crew) -> None
 
 
 def _requests(
-    config: RunConfig, problems: Sequence[Problem], missing: set[str], *, name: str, step: int
+    config: RunConfig, problems: Sequence[Problem], missing: set[str], *, name: str, at: str
 ) -> list[RolloutRequest]:
-    """For the problems that have no result; which they are changes nobody's seed."""
+    """For the problems that have no result; which they are changes nobody's seed, nor does `at`."""
     asked = config.evaluate
     limits = RolloutLimits(
         max_response_tokens=asked.max_response_tokens,
@@ -199,6 +209,6 @@ def _requests(
         sampling=sampling,
         seed=config.seed,
         name=f"evaluate/{config.stage}/{name}",
-        at=f"/step-{step}",
+        at=at,
     )
     return [request for request in requests if request.problem.id in missing]

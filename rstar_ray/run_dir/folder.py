@@ -125,7 +125,7 @@ class RunDir:
 
     @property
     def journal_path(self) -> Path:
-        """What was sampled of the steps that no checkpoint has yet."""
+        """What was sampled of the steps that no checkpoint has yet, and of evaluations that have not ended."""
         return self.path / "journal"
 
     @property
@@ -186,6 +186,10 @@ class RunDir:
         for journaled in self.journal_path.glob(f"{stage}-step-*"):
             if journaled.name <= name:
                 shutil.rmtree(journaled, ignore_errors=True)
+
+    def drop_turns(self, folder: str) -> None:
+        """Remove a folder of the journal: what was played for has ended, and is kept in another way."""
+        shutil.rmtree(self.journal_path / folder, ignore_errors=True)
 
     def prune(self, stage: str, keep_last: int) -> None:
         """Remove the stage's older checkpoints, but for the last `keep_last` and its end; as slow as the disk is."""
@@ -276,6 +280,7 @@ class RunDir:
             self.evaluations_path,
             self.results_path,
             self.trajectories_path,
+            self.journal_path,
         }  # what an evaluation alone leaves
         entries = [entry for entry in self.path.iterdir() if entry not in evaluated]
         others = sorted(entry.name for entry in entries if not entry.name.startswith("."))

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from rstar_ray.agent.journal import choice_folder, evaluation_folder
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import cut_rows, read_object, read_rows, write_json
 from rstar_ray.run_dir.folder import SET_ASIDE, RunDir
@@ -54,7 +55,7 @@ def left_by(run_dir: RunDir, stage: str, *, last: bool) -> list[Path]:
     found = [
         (run_dir.path / "finished", f"{stage}.json"),
         *((run_dir.checkpoints_path, pattern) for pattern in (f".tmp-*{step}", step, f"{SET_ASIDE}{step}")),
-        (run_dir.journal_path, step),
+        *((run_dir.journal_path, pattern) for pattern in (step, choice_folder(stage), evaluation_folder(stage))),
         (run_dir.path, f"{stage}-problems.json"),
         *((run_dir.results_path, pattern) for pattern in (step, f"{stage}-filter-*")),
         (run_dir.trajectories_path, f"{stage}-*.jsonl"),

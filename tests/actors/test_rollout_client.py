@@ -231,8 +231,8 @@ class RemoteBalancer:
         return [len(what) for method, what in self.told if method == name]
 
 
-def training_requests(count: int) -> list[RolloutRequest]:
-    return [request(problem, rollout_id=f"stage1/1/{i}") for i, problem in enumerate(adding_problems(count))]
+def training_requests(count: int, step: str = "stage1/1") -> list[RolloutRequest]:
+    return [request(problem, rollout_id=f"{step}/{i}") for i, problem in enumerate(adding_problems(count))]
 
 
 def write_turns(folder: Path, requests: list[RolloutRequest]) -> None:
@@ -249,15 +249,16 @@ def write_turns(folder: Path, requests: list[RolloutRequest]) -> None:
     journal.close()
 
 
+@pytest.mark.parametrize("played_for", ["stage1/1", "stage3/filter/0a1b", "evaluate/stage1/held-out/step-7/0a1b"])
 async def test_of_a_lost_replica_what_it_held_is_read_again_and_nothing_else_and_in_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    played_for: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(rollout_client, "RETURN_BATCH", 2)
     balancer = RemoteBalancer()
     for name in ("generation/0", "generation/1"):
         await balancer.now.register(name, 100_000, max_running=64, block_tokens=16)
     client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None, journal=tmp_path)
-    requests = training_requests(10)
+    requests = training_requests(10, played_for)
     first = asyncio.ensure_future(anext(client.run(requests)))
     held = {
         name: {grant.load.rollout_id for grant in (await balancer.now.next_grants(name, 0, 5)).admissions}

@@ -93,7 +93,9 @@ async def system(tmp_path_factory: pytest.TempPathFactory, shown: list[str]) -> 
     specs = tool_specs(config.tools.use, str(own))
     connect()
     chat = load_chat(model, CONFIG.chat, instruct=False, tools=specs)
-    actors = TrainingActors(config, model, chat, shown.append, run_dir=tmp_path_factory.mktemp("run"), tools=specs)
+    actors = TrainingActors(
+        config, model, chat=chat, show=shown.append, run_dir=tmp_path_factory.mktemp("run"), tools=specs
+    )
     try:
         await actors.start()
         await actors.serving()

@@ -3,7 +3,8 @@
 Stage 1 at scale tiny, its steps as large as they are there. The driver is ended by SIGKILL once half, or nine tenths,
 of a step's rollouts have ended, and the same command started again. Engines note after every decode step how many
 tokens they have sampled: what all of them sampled for the step, before and after, beyond the tokens that it has in the
-end, was sampled again.
+end, was sampled again. With `--evaluation` it is an evaluation of which the driver, or else the worker, is killed; what
+it takes by itself is what a first one took.
 """
 
 import argparse
@@ -22,6 +23,10 @@ from tests.chaos.seams import SAMPLED
 OPTIONS = (
     "--prompts-per-step 32 --rollout.max-response-tokens 256 --engine.replicas 1 --engine.cpus-per-replica 0.8"
     " --evaluate.every-steps 100000 --data.num-train 2000 --balancer.risk 0.05"
+)
+EVALUATION = (
+    "--scale tiny --evaluate.num-problems 32 --evaluate.samples 8 --evaluate.max-response-tokens 256"
+    " --evaluate.temperature 1.0 --engine.replicas 1 --engine.cpus-per-replica 0.8"
 )
 
 
@@ -73,13 +78,82 @@ def kill_at(run: Run, share: float, rollouts: int, over_s: float) -> dict[str, f
     }
 
 
+class Evaluation(Run):
+    """The evaluation of a folder's policy, on one replica."""
+
+    def _command(self) -> list[str]:
+        command = [sys.executable, "tests/chaos/driver.py", "evaluate", "--run-dir", str(self.path)]
+        return [*command, "--model", str(self._policy), *EVALUATION.split()]
+
+    def ended(self) -> int:
+        """Rollouts that have, as far as their turns on disk tell; none afterwards."""
+        files = RunDir(self.path).journal_path.glob("*/*/*.turns")
+        return len(
+            {
+                one.rollout_id
+                for path in files
+                for _, one, _ in read(path)
+                if isinstance(one, TurnRecord) and one.stop_reason
+            }
+        )
+
+    def finish(self, over_s: float) -> None:
+        assert self.driver is not None
+        if self.driver.wait(over_s):
+            raise RuntimeError(f"the evaluation failed: {self.said[-1].line}")
+
+
+def evaluate(folder: Path, policy: Path, whom: str, share: float, over_s: float) -> int:
+    """What engines sample for an evaluation of which the driver, the worker or nobody is killed."""
+    run = Evaluation(folder, policy)
+    (run.control / SAMPLED).touch()
+    run.start()
+    try:
+        if whom != "nobody" and not run.wait(lambda: run.ended() >= share * 256, over_s, every_s=0.02):
+            raise TimeoutError("the evaluation did not get so far")
+        if whom == "driver":
+            for process in run.note_family():
+                process.kill()
+            time.sleep(1.0)
+            run.start()
+        elif whom == "worker":
+            worker = run.starting()
+            assert worker is not None
+            worker.kill()
+        run.finish(over_s)
+        return sampled(run, 0.0)
+    finally:
+        run.end()
+
+
+def evaluations(options: argparse.Namespace) -> int:
+    folder, policy = Path(tempfile.mkdtemp(prefix="evaluated-")), make_policy(Path(options.policy))
+    undisturbed = evaluate(folder / "whole", policy, "nobody", 0.0, options.over_s)
+    most = 0.0
+    for number in range(options.kills):
+        for share in options.shares:
+            for whom in ("driver", "worker"):
+                tokens = evaluate(folder / f"{number}-{share}-{whom}", policy, whom, share, options.over_s)
+                again = {"sampled": tokens, "share": round((tokens - undisturbed) / undisturbed, 4)}
+                print(
+                    json.dumps({"killed": whom, "rollouts_ended": share, "undisturbed": undisturbed, **again}),
+                    flush=True,
+                )
+                most = max(most, again["share"])
+    print(json.dumps({"kills": 2 * options.kills * len(options.shares), "most_sampled_again": most}))
+    return 0 if most <= 0.1 else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=3, help="at each share")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.9], help="of a step's rollouts")
     parser.add_argument("--over-s", type=float, default=300.0)
     parser.add_argument("--policy", default=str(REPOSITORY / "runs" / "chaos"))
+    parser.add_argument("--evaluation", action="store_true", help="of an evaluation instead of training steps")
     options = parser.parse_args()
+    if options.evaluation:
+        return evaluations(options)
     folder = Path(tempfile.mkdtemp(prefix="resampled-"))
     run = Run(folder, make_policy(Path(options.policy)), options=OPTIONS.split())
     found: list[dict[str, float]] = []

@@ -68,8 +68,11 @@ class FakeActors:
     after_five: Any = None
     asked: list[int]  # rollouts, at each start
     closed: int
+    journals: set[Path]
 
-    def __init__(self, config: Any, model: Path, chat: Any, show: Any, *, tools: Any) -> None:
+    def __init__(self, config: Any, model: Path, *, chat: Any, show: Any, tools: Any, journal: Path) -> None:
+        journal.mkdir(parents=True, exist_ok=True)
+        self.journals.add(journal)
         self.watch = Watch(config.detector, show=show)
         self._crew = replace(fake_crew(SkilledPolicy()), rollouts=Rollouts(self), brought=brought_along(config, tools))
 
@@ -91,9 +94,11 @@ class FakeActors:
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeActors, "asked", [], raising=False)
     monkeypatch.setattr(FakeActors, "closed", 0, raising=False)
+    monkeypatch.setattr(FakeActors, "journals", set(), raising=False)
     monkeypatch.setattr("actors.system.TrainingActors", FakeActors)
     monkeypatch.setattr(session, "connect", lambda: None)
     monkeypatch.setattr(session, "_refuse_unseen", lambda *needed: None)
+    monkeypatch.setattr("actors.preflight.nodes.refuse_unseen", lambda path: None)
 
 
 def ended_with(status: int, options: list[str], after_five: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +124,10 @@ def test_an_evaluation_that_is_asked_to_stop_closes_and_the_same_command_goes_on
     assert err == "error: stopped, and the problems that were finished are kept; the same command goes on\n"
     (rows,) = (tmp_path / "run" / "evaluations").iterdir()
     finished = len(read_rows(rows))
+    (journal,) = FakeActors.journals
+    assert journal.parent == tmp_path / "run" / "journal" and journal.exists()
     launch_evaluation(EVALUATE, options)
+    assert FakeActors.journals == {journal} and not journal.exists()
     assert FakeActors.asked == [12, 12 - 2 * finished] and finished
     (row,) = read_rows(tmp_path / "run" / "evaluations.jsonl")
     assert (row["stage"], row["set"], row["num_problems"]) == ("evaluate", "exam", 6)

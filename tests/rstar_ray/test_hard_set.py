@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rstar_ray.agent.journal import turns_folder
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import RStarError, Stopped
 from rstar_ray.evaluation.results import ResultLog
@@ -80,7 +81,7 @@ async def choice(path: Path, problems: Sequence[Problem], rollouts: Rollouts) ->
     crew = fake_crew(SkilledPolicy())
     system = TrainingSystem(rollouts=rollouts, learner=crew.learner, publish=crew.publish)
     with ResultLog(path / "rows.jsonl", problems) as log:
-        return [problem.id for problem in await unsolved(log, system, SMALL, crew)]
+        return [problem.id for problem in await unsolved(log, system, SMALL, crew, choice="0a1b")]
 
 
 async def test_a_problem_that_lacks_rollouts_is_not_counted_as_solved(tmp_path: Path):
@@ -138,8 +139,11 @@ async def test_a_choice_that_was_killed_goes_on_with_the_problems_that_are_missi
     (log,) = (tmp_path / "run" / "evaluations").iterdir()
     with log.open("a") as file:
         file.write('{"id": "add-1", "num_cor')  # torn
+    turns = turns_folder(RunDir(tmp_path / "run").journal_path, whole.asked[0].rollout_id)
+    assert turns is not None
+    turns.mkdir(parents=True)  # as workers keep what they had sampled
     rest, shown = Watched(often_right()), list[str]()
-    assert await chosen(tmp_path / "run", rest, shown=shown) == hard
+    assert await chosen(tmp_path / "run", rest, shown=shown) == hard and not turns.exists()
     assert rest.problems == {problem.id for problem in PROBLEMS} - finished
     assert [one for one in whole.asked if one.problem.id in rest.problems] == rest.asked  # seeds too
     assert shown == [

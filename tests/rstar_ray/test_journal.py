@@ -1,13 +1,14 @@
 """Turns on disk, finished or begun: read again as they were, and only where they belong together."""
 
 import itertools
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rstar_ray.agent.journal import TurnJournal, TurnPart, journaled, read, step_folder
+from rstar_ray.agent.journal import TurnJournal, TurnPart, journaled, read, turns_folder
 from rstar_ray.agent.rollout import RolloutState, play_turn, run_rollout
 from rstar_ray.trajectory import Completion, Placement, RolloutRequest, ToolMemory
 from tests.fakes import AddingSandbox, CharChat, ScriptedEngine, adding_problems, answer, call, request
@@ -221,22 +222,47 @@ async def test_of_a_turn_under_way_where_it_was_placed_and_the_time_it_took_are_
     assert [len(part.placements) for part in parts] == [1, 0, 2]
 
 
-async def test_nothing_is_kept_of_rollouts_outside_training_steps(tmp_path: Path):
-    write(tmp_path, await played(start("stage3/filter/0-p/3")))
+async def test_nothing_is_kept_of_rollouts_that_are_played_for_nothing_that_is_asked_for_again(tmp_path: Path):
+    write(tmp_path, await played(start("validation/0-p/3")))
     assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("name", ["stage3/filter/0a1b/0-p/3", "evaluate/stage1/held-out/step-7/0a1b/0-p/3"])
+async def test_evaluations_and_the_choice_of_a_hard_set_go_on_as_training_does(name: str, tmp_path: Path):
+    states = await played(start(name))
+    write(tmp_path, states[:2])
+    assert journaled(tmp_path, [start(name)], 7) == {name: states[1]}
+    assert journaled(tmp_path, [start(name.replace("0a1b", "2c3d"))], 7) == {}  # it is asked in another way
+
+
+async def test_a_folder_that_was_removed_is_written_anew(tmp_path: Path):
+    (first, *_) = await played(start())
+    journal = TurnJournal(tmp_path, "generation/0-a")
+    journal.begin(start())
+    journal.add(first, 7)
+    journal.flush()
+    for folder in tmp_path.iterdir():
+        shutil.rmtree(folder)
+    journal.begin(start())
+    journal.add(first, 7)
+    journal.close()
+    assert journaled(tmp_path, [start()], 7) == {start().request.rollout_id: first}
 
 
 @pytest.mark.parametrize(
     ("rollout_id", "folder"),
     [
         ("stage1/12/0-p/3", "stage1-step-000012"),
-        ("stage1/filter/0-p/3", None),
-        ("evaluation/stage1/3/4", None),
+        ("stage1/filter/0a1b/0-p/3", "stage1-filter"),
+        ("evaluate/stage1/held-out/step-3/0a1b/0-p/4", "stage1-evaluation"),
+        ("evaluate/evaluate/a b.c/step-0/0a1b/0-p/4", "evaluate-evaluation"),
+        ("validation/0", None),
+        ("stage1/filtered/0-p/3", None),
         ("../../etc/3/4", None),
     ],
 )
-def test_a_steps_turns_lie_beside_its_checkpoints_name(rollout_id: str, folder: str | None):
-    assert step_folder(Path("/run"), rollout_id) == (Path("/run") / folder if folder else None)
+def test_turns_lie_in_a_folder_of_what_they_are_played_for(rollout_id: str, folder: str | None):
+    assert turns_folder(Path("/run"), rollout_id) == (Path("/run") / folder if folder else None)
 
 
 def sampled(state: RolloutState, first: int, last: int) -> Completion:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rstar_ray import progress
+from rstar_ray.agent.journal import turns_folder
 from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError, DeadlineExceeded, RStarError, Stopped
@@ -274,8 +275,10 @@ class StoppingRollouts(LocalRollouts):
 
     ends_after = 1_000
     played = 0
+    first = ""
 
     async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
+        self.first = requests[0].rollout_id if requests else ""
         async for end in super().run(sorted(requests, key=lambda request: request.rollout_id)):
             self.played += 1
             yield end
@@ -293,13 +296,16 @@ async def test_an_interrupted_evaluation_goes_on_and_computes_nothing_twice(tmp_
     stopping.ends_after = 110
     with pytest.raises(Stop):
         await run_evaluation(SMALL, sets, replace(crew, rollouts=stopping), RunDir(tmp_path / "a"), step=0, model=model)
+    turns = turns_folder(RunDir(tmp_path / "a").journal_path, stopping.first)
+    assert turns is not None
+    turns.mkdir(parents=True)  # as workers keep what they had sampled
     rows = [row for path in (tmp_path / "a" / "evaluations").iterdir() for row in read_rows(path)]
     assert 0 < len(rows) < 50 and not (tmp_path / "a" / "evaluations.jsonl").exists()
     rest = StoppingRollouts(SkilledPolicy())
     gone_on = await run_evaluation(
         SMALL, sets, replace(crew, rollouts=rest), RunDir(tmp_path / "a"), step=0, model=model
     )
-    assert rest.played == 4 * (50 - len(rows))
+    assert rest.played == 4 * (50 - len(rows)) and not turns.exists()
     assert gone_on == await run_evaluation(SMALL, sets, crew, RunDir(tmp_path / "b"), step=0, model=model)
     assert [row["set"] for row in read_rows(tmp_path / "a" / "evaluations.jsonl")] == ["easy", "hard"]
 
