@@ -35,6 +35,7 @@ class Moves:
         self._room = room
         self._caution = caution
         self._turned: list[Rollout] = []
+        self._bound_for: dict[str, str] = {}  # of those asked to leave and not there yet: id, replica
         self._turns = 0
         self._moved_tokens = 0
         self._preempted_tokens = 0
@@ -43,6 +44,11 @@ class Moves:
     def turn_ended(self, rollout: Rollout) -> None:
         self._turned.append(rollout)
         self._turns += 1
+
+    def arrived(self, rollout: Rollout) -> None:
+        """It runs somewhere, or will run nowhere any more."""
+        if (target := self._bound_for.pop(rollout.load.rollout_id, None)) is not None:
+            self._room.expect_no_longer(rollout, target)
 
     def preempted(self, replica: Replica, times: int) -> None:
         """An engine throws contexts away: as much may be spent on relief, which costs each rollout its context once."""
@@ -104,6 +110,9 @@ class Moves:
 
     def _asked_to_leave(self, rollout: Rollout, source: Replica, target: str | None) -> Move:
         rollout.leaving = True
+        if target is not None:
+            self._bound_for[rollout.load.rollout_id] = target
+        self._room.asked_to_leave(rollout, source, target)
         self._moved_tokens += rollout.load.context_tokens
         return Move(rollout.load.rollout_id, source.replica_id, target)
 
@@ -115,16 +124,14 @@ class Moves:
         """
         turn_tokens = self._generated_tokens / max(1, self._turns)
         stay = [rollout for rollout in source.residents.values() if not rollout.leaving]
-        leaving = [rollout for rollout in source.residents.values() if rollout.leaving]
         stay.sort(key=lambda rollout: rollout.load.context_tokens, reverse=True)
         moves: list[Move] = []
         allowed = self._preempted_tokens if self._lengths.taught else inf
         while len(stay) > 1 and self._moved_tokens + stay[-1].load.context_tokens <= allowed:
-            peak = self._room.peak(source, WAIT_Z, without=leaving, within_tokens=LEAD_TURNS * turn_tokens)
+            peak = self._room.peak(source, WAIT_Z, within_tokens=LEAD_TURNS * turn_tokens)
             if peak <= source.kv_capacity_tokens:
                 break
-            leaving.append(stay.pop())
-            moves.append(self._asked_to_leave(leaving[-1], source, None))
+            moves.append(self._asked_to_leave(stay.pop(), source, None))
         return moves
 
     def _emptiest(self, rollout: Rollout, source: Replica, used: dict[str, float]) -> str | None:

@@ -3,7 +3,6 @@
 Legend: H horizons (tokens of growth from now), R residents.
 """
 
-from collections.abc import Sequence
 from math import inf
 
 import numpy as np
@@ -28,6 +27,10 @@ class Profile:
         self._pending: list[Rollout] = []  # appended, but their rows are not computed yet
         self.prompt_tokens = 0  # of the groups present, once each, in whole blocks
         self._fresh_at = 0.0  # decode step of the last full computation
+        self._leaving: dict[str, Rollout] = {}  # asked to leave, and still here
+        self._coming: dict[str, Rollout] = {}  # asked to leave another replica for this one, and on their way
+        self._coming_H: Floats = np.zeros(NUM_HORIZONS)  # their demand, with their prompts, ...
+        self._coming_variance_H: Floats = np.zeros(NUM_HORIZONS)
 
     def append(self, rollout: Rollout, group: Group) -> int:
         """Returns how many siblings were here before."""
@@ -42,6 +45,7 @@ class Profile:
 
     def pop(self, rollout: Rollout, group: Group) -> None:
         self.settle()
+        self._leaving.pop(rollout.load.rollout_id, None)
         last = self._rollouts.pop()
         row = rollout.profile_row
         self.demand_H -= self._demand_RH[row]
@@ -60,11 +64,41 @@ class Profile:
             del group.homes[self.replica.index]
             self.prompt_tokens -= self.replica.whole_blocks(group.prompt_tokens)
 
+    def asked_to_leave(self, rollout: Rollout) -> None:
+        """It counts here no more, though it is here until its turn ends."""
+        self._leaving[rollout.load.rollout_id] = rollout
+
+    def expect(self, rollout: Rollout) -> None:
+        """It is on its way here: room is kept for it."""
+        self._coming[rollout.load.rollout_id] = rollout
+        self._count_coming()
+
+    def expect_no_longer(self, rollout: Rollout) -> None:
+        """It is here, or will not come."""
+        if self._coming.pop(rollout.load.rollout_id, None) is not None:
+            self._count_coming()
+
+    def _count_coming(self) -> None:
+        self._coming_H, self._coming_variance_H = np.zeros(NUM_HORIZONS), np.zeros(NUM_HORIZONS)
+        for rollout in self._coming.values():
+            demand_H, variance_H, _ = self._lengths.rows_of(rollout)
+            self._coming_H += demand_H + self.replica.whole_blocks(rollout.load.prompt_tokens)
+            self._coming_variance_H += variance_H
+
+    def ahead(self) -> tuple[Floats, Floats]:
+        """Demand and variance of those that stay, and of those on their way here."""
+        self.settle()
+        rows = [rollout.profile_row for rollout in self._leaving.values()]
+        demand_H = self.demand_H + self._coming_H - self._demand_RH[rows].sum(axis=0)
+        variance_H = self.variance_H + self._coming_variance_H - self._variance_RH[rows].sum(axis=0)
+        return demand_H, np.maximum(variance_H, 0.0)
+
     def leftovers(self) -> list[str]:
-        if not self._rollouts and not self.prompt_tokens:
+        if not (self._rollouts or self.prompt_tokens or self._coming):
             return []
         return [
-            f"{self.replica.replica_id} still counts {len(self._rollouts)} rollouts, {self.prompt_tokens} of prompts"
+            f"{self.replica.replica_id} still counts {len(self._rollouts)} rollouts, {self.prompt_tokens} of prompts, "
+            f"{len(self._coming)} on their way"
         ]
 
     def settle(self) -> None:
@@ -102,7 +136,9 @@ class Profile:
             self.refresh()
 
     def refresh(self) -> None:
-        self._horizons_H = self._lengths.horizons_H
+        if self._horizons_H is not self._lengths.horizons_H:
+            self._horizons_H = self._lengths.horizons_H
+            self._count_coming()
         if not self._rollouts:
             return
         step, count = self.replica.decode_step, len(self._rollouts)
@@ -126,25 +162,19 @@ class Profile:
         demand_H: Floats | float = 0.0,
         variance_H: Floats | float = 0.0,
         *,
-        without: Sequence[Rollout] = (),
         within_tokens: float = inf,
     ) -> float:
         """The most KV that residents, and a newcomer with these rows, need from now on: mean and `z` deviations.
 
-        `without`: residents that leave; `within_tokens`: before all have grown by so many.
+        `within_tokens`: before all have grown by so many.
         """
-        self.settle()
-        if without:
-            rows = [rollout.profile_row for rollout in without]
-            demand_H = demand_H - self._demand_RH[rows].sum(axis=0)
-            variance_H = variance_H - self._variance_RH[rows].sum(axis=0)
-        spread_H = np.sqrt(np.maximum(self.variance_H + variance_H, 0.0))
-        need_H = self.demand_H + demand_H + z * spread_H
+        ahead_H, spread_H = self.ahead()
+        need_H = ahead_H + demand_H + z * np.sqrt(np.maximum(spread_H + variance_H, 0.0))
         if within_tokens < self._horizons_H[-1]:
             need_H = np.interp(np.minimum(self._horizons_H, within_tokens), self._horizons_H, need_H)
         return float(need_H.max()) + self.beside_tokens
 
     @property
     def used_tokens(self) -> float:
-        self.settle()
-        return float(self.demand_H[0]) + self.prompt_tokens
+        """By those that stay, and those on their way here."""
+        return float(self.ahead()[0][0]) + self.prompt_tokens

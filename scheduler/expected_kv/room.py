@@ -9,7 +9,6 @@ admitted where demand + z sqrt(variance) + prompts <= capacity at every h, itsel
 and replica.
 """
 
-from collections.abc import Sequence
 from math import inf, sqrt
 
 import numpy as np
@@ -126,16 +125,16 @@ class Room:
         z: float,
         newcomer: Rollout | None = None,
         *,
-        without: Sequence[Rollout] = (),
         within_tokens: float = inf,
     ) -> float:
         """The most KV that its residents, and a newcomer, are likely to need from now on.
 
-        `without`: residents that leave; `within_tokens`: before all have grown by so many.
+        Those that were asked to leave do not count, those on their way here do. `within_tokens`: before all have grown
+        by so many.
         """
         profile = self._profiles[replica.replica_id]
         if newcomer is None:
-            return profile.peak(z, without=without, within_tokens=within_tokens)
+            return profile.peak(z, within_tokens=within_tokens)
         profile.settle()
         group, (demand_H, variance_H, shared_H) = self._lengths.group_of(newcomer), self._lengths.rows_of(newcomer)
         if siblings := group.homes.get(replica.index, 0):
@@ -157,8 +156,7 @@ class Room:
         capacity = 0
         for replica in self.fleet.open():
             profile = self._profiles[replica.replica_id]
-            profile.settle()
-            demand_H = demand_H + profile.demand_H + profile.beside_tokens
+            demand_H = demand_H + profile.ahead()[0] + profile.beside_tokens
             capacity += replica.kv_capacity_tokens
         return float(demand_H.max()) <= capacity
 
@@ -185,6 +183,20 @@ class Room:
     def released(self, rollout: Rollout, replica: Replica) -> None:
         self._profiles[replica.replica_id].pop(rollout, self._lengths.group_of(rollout))
 
+    def asked_to_leave(self, rollout: Rollout, source: Replica, target: str | None) -> None:
+        """For that replica, or (None) to wait."""
+        self._profiles[source.replica_id].asked_to_leave(rollout)
+        self.measure(source)
+        if target is not None:
+            self._profiles[target].expect(rollout)
+            self.measure(self.fleet.by_id[target])
+
+    def expect_no_longer(self, rollout: Rollout, replica_id: str) -> None:
+        """It is there, or will not come."""
+        if (profile := self._profiles.get(replica_id)) is not None:
+            profile.expect_no_longer(rollout)
+            self.measure(profile.replica)
+
     def reported(self, replica: Replica, *, some_wait: bool) -> None:
         self._profiles[replica.replica_id].refresh_after(REFRESH_STEPS if some_wait else 4 * REFRESH_STEPS)
         self.measure(replica)
@@ -197,10 +209,9 @@ class Room:
         self._peak_S[index], self._variance_S[index] = inf, 0.0
         if replica.open and replica.has_seat:
             profile = self._profiles[replica.replica_id]
-            profile.settle()
-            variance_H = np.maximum(profile.variance_H, 0.0)
-            worst = int((profile.demand_H + self._caution.z * np.sqrt(variance_H)).argmax())
-            self._peak_S[index] = profile.demand_H[worst] + profile.beside_tokens
+            demand_H, variance_H = profile.ahead()
+            worst = int((demand_H + self._caution.z * np.sqrt(variance_H)).argmax())
+            self._peak_S[index] = demand_H[worst] + profile.beside_tokens
             self._variance_S[index] = variance_H[worst]
 
     def _measure_loose(self) -> bool:

@@ -38,6 +38,7 @@ class ExpectedKV:
 
     def withdrawn(self, rollout: Rollout) -> None:
         if rollout.length_row >= 0:  # else it was never seen here
+            self._moves.arrived(rollout)
             self._order.remove(rollout)
             self._lengths.withdraw(rollout)
 
@@ -70,6 +71,7 @@ class ExpectedKV:
 
     def admitted(self, rollout: Rollout) -> None:
         assert rollout.replica is not None
+        self._moves.arrived(rollout)
         self._room.admitted(rollout, rollout.replica)
 
     def grown(self, rollout: Rollout) -> None:
@@ -82,6 +84,7 @@ class ExpectedKV:
         self._room.released(rollout, replica)
         self._lengths.leave(rollout, ended=ended, truncated=truncated)
         if ended:
+            self._moves.arrived(rollout)
             self.caution.ended()
         self._room.measure(replica)
 

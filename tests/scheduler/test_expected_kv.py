@@ -371,6 +371,7 @@ def test_contexts_computed_again_because_of_moves_stay_below_three_thousandths()
     names = world.balancer.residents("r0")[:15]
     for name in names:
         world.turn(name, 316, 300)
+    world.refresh()
     generated = (300 - len(world.balancer.residents("r0"))) * 7_000 + 15 * 300
     assert world.balancer.books.fleet.generated_tokens == generated
     assert moves(world) == [("r0", "r1")] * int(0.003 * generated // 316)
@@ -476,6 +477,37 @@ def test_nobody_is_moved_to_where_it_would_overflow():
     assert moves(world) == []
 
 
+def test_a_target_that_all_choose_is_filled_once_though_none_has_arrived_yet():
+    """Rollouts leave at the ends of their turns; meanwhile others are asked to leave, for the same replica."""
+    world = pressed()
+    asked: list[str] = []
+    for number in range(40):
+        world.turn(f"r0/{number}", 700, 636)
+        asked += [move.to_replica for move in world.balancer.decide().moves if move.to_replica is not None]
+    there = {"r1": 3, "r2": 3, "r3": 2}
+    for name, residents in there.items():
+        assert (residents + asked.count(name)) * 4_000 <= world.replica(name).kv_capacity_tokens + 4_000
+    assert {*asked} == {*there} and (40 - len(asked)) * 4_000 <= 60_000 + 2 * 4_000
+    at_once = pressed()
+    for number in range(40):
+        at_once.turn(f"r0/{number}", 700, 636)
+    assert abs(len(moves(at_once)) - len(asked)) <= 2  # however many looks there are
+
+
+def test_whoever_was_on_its_way_and_ends_before_it_left_is_expected_nowhere_any_more():
+    world = pressed()
+
+    def peak(name: str) -> float:
+        return world.rule._room.peak(world.replica(name), 0.5)
+
+    before = {name: peak(name) for name in ("r0", "r1", "r2", "r3")}
+    world.turn("r0/7", 700, 636)
+    ((_, target),) = moves(world)
+    assert peak(target) > before[target] + 1_000 and peak("r0") < before["r0"] - 1_000
+    world.end("r0/7", 700)
+    assert peak(target) == pytest.approx(before[target], rel=0.02)
+
+
 def overfull(generated: int = 10**8, *, risk: float = 0.01, earlier: bool = False) -> World:
     """r0 holds more than it can, contexts of 616 tokens and more; nobody can relieve it."""
     world = World(60_000, 10_000, placement=BalancerConfig(risk=risk))
@@ -501,11 +533,9 @@ def test_where_nobody_can_relieve_a_replica_its_shortest_contexts_wait_until_the
     world = overfull()
     waits = sent_to_wait(world)
     assert waits == [f"r0/{n}" for n in range(len(waits))] and 1 < len(waits) < 39
-    without = [world.rollout(name) for name in waits]
-    peaks = [
-        world.rule._room.peak(world.replica("r0"), 0.0, without=without[:count]) for count in range(len(waits) + 1)
-    ]
-    assert peaks[-1] <= 60_000 < peaks[-2]
+    profile = world.rule._room._profiles["r0"]
+    assert profile.peak(0.0) <= 60_000  # those that were asked do not count
+    assert profile.peak(0.0, world.rule._lengths.rows_of(world.rollout(waits[-1]))[0]) > 60_000
     world.turn("r0/8", 16 + 872, 872)
     assert sent_to_wait(world) == []  # those that were asked count as gone
 
@@ -584,7 +614,7 @@ def test_what_is_left_behind_is_named():
     faults = world.balancer.faults()
     assert "15 submitted, but 1 finished or cancelled" in faults
     assert "r0 is left with 13 residents" in faults and "r0 is left with 5 prompt groups" in faults
-    assert "r0 still counts 13 rollouts, 1216 of prompts" in faults
+    assert "r0 still counts 13 rollouts, 1216 of prompts, 0 on their way" in faults
     assert "group 'late' still has 1 live" in faults
 
 
