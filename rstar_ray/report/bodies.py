@@ -49,11 +49,11 @@ def texts_of(siblings: Siblings, known: StepFates, rule: str) -> list[dict[str, 
         {
             "id": row["rollout_id"],
             "why": reason(row, siblings.rows, known, rule),
-            "prompt": row["prompt"] if sibling == 0 and "prompt" in row else "",
-            "restarts": row.get("restarts", 0),
-            "judge_retries": row.get("judge_retries", 0),
-            "verify_s": row.get("verify_s"),
-            "placements": row.get("placements", []),
+            "prompt": row["prompt"] if sibling == 0 else "",
+            "restarts": row["restarts"],
+            "judge_retries": row["judge_retries"],
+            "verify_s": row["verify_s"],
+            "placements": row["placements"],
             "turns": [_turn_texts(turn) for turn in row["turns"]],
         }
         for sibling, row in enumerate(siblings.rows)
@@ -72,7 +72,7 @@ def _turn_texts(turn: Row) -> dict[str, Any]:
         "tokens": turn["num_tokens"],
         "generate_s": turn["generate_s"],
         "tool_s": turn["tool_s"],
-        "versions": turn.get("version_runs", []),
+        "versions": turn["version_runs"],
     }
 
 
@@ -94,13 +94,13 @@ def figures_of(siblings: Siblings) -> list[list[list[str]]]:
 
 
 def _turn_figures(turn: Row) -> list[str]:
-    if not turn.get("token_chars"):
+    if not turn["token_chars"]:
         return ["", "", "", ""]
     return [
         _letters(turn["token_chars"]),
         _letters(map(_small, turn["logprobs"])),
-        _letters(MOST if entropy is None else _small(-entropy) for entropy in turn.get("entropies") or ()),
-        _letters(map(_decade, turn.get("logprob_diffs") or ())),
+        _letters(MOST if entropy is None else _small(-entropy) for entropy in turn["entropies"] or ()),
+        _letters(map(_decade, turn["logprob_diffs"] or ())),
     ]
 
 

@@ -31,11 +31,11 @@ class Siblings:
 
     @property
     def stage(self) -> str:
-        return self.rows[0].get("stage", "")
+        return self.rows[0]["stage"]
 
     @property
     def step(self) -> int:
-        return self.rows[0].get("step", 0)
+        return self.rows[0]["step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class StepFates:
     @staticmethod
     def of(row: Row) -> "StepFates":
         fates = {rollout_id: fate for fate, ids in row["ids"].items() for rollout_id in ids}
-        return StepFates(fates, row.get("advantages", {}), row["reasons"])
+        return StepFates(fates, row["advantages"], row["reasons"])
 
 
 NOTHING_KNOWN = StepFates({}, {}, {})
@@ -110,7 +110,7 @@ def without_texts(group: Siblings) -> Siblings:
 
 def has_figures(group: Siblings) -> bool:
     """Whether its records say something of every token."""
-    return any(turn.get("token_chars") for row in group.rows for turn in row["turns"])
+    return any(turn["token_chars"] for row in group.rows for turn in row["turns"])
 
 
 def _rows(file: TrajectoryFile) -> Iterator[tuple[Row, int, int]]:
@@ -131,7 +131,7 @@ def _rows(file: TrajectoryFile) -> Iterator[tuple[Row, int, int]]:
 
 def place_in_step(row: Row) -> str:
     """The rollout's id as the ledger has it."""
-    return row["rollout_id"].removeprefix(f"{row.get('stage', '')}/{row.get('step', '')}/")
+    return row["rollout_id"].removeprefix(f"{row['stage']}/{row['step']}/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +143,9 @@ class Penalties:
 
     @staticmethod
     def of(row: Row) -> "Penalties":
-        answers = row.get("num_answers")
-        if answers is None:
-            answers = sum(turn["completion"].count("<answer>") for turn in row["turns"])
         return Penalties(
-            error_penalty(row["num_calls"], row["num_failed"]), format_penalty(answers, max(1, len(row["turns"])))
+            error_penalty(row["num_calls"], row["num_failed"]),
+            format_penalty(row["num_answers"], max(1, len(row["turns"]))),
         )
 
 

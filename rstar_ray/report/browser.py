@@ -55,7 +55,7 @@ class Browser:
     def _problem(self, row: Row) -> int:
         number = self.problem_numbers.setdefault(row["problem_id"], len(self.problems))
         if number == len(self.problems):
-            shown = [row["problem_id"], row["problem"], row["answer"], row.get("family", ""), row.get("difficulty", 0)]
+            shown = [row["problem_id"], row["problem"], row["answer"], row["family"], row["difficulty"]]
             self.problems.append(shown)
         return number
 

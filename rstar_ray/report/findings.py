@@ -117,7 +117,7 @@ def solved_change(run: RunRecord) -> Change:
 
 def results_rows(run: RunRecord) -> tuple[list[str], list[list[str]]]:
     """(head, rows) of held-out pass@1 by difficulty at every stage's end; no rows where problems have none."""
-    ends = [row for row in before_after(run) if row.get("by_difficulty")]
+    ends = [row for row in before_after(run) if row["by_difficulty"]]
     difficulties = sorted({name for row in ends for name in row["by_difficulty"]}, key=float)
     rows = [
         [
@@ -203,7 +203,7 @@ EVALUATION_HEAD = (
 
 def evaluation_cells(row: Row) -> list[str]:
     return [
-        row.get("model") or stage_title(row["stage"]),
+        row["model"] or stage_title(row["stage"]),
         _asked(row),
         percent(row["avg_at_k"]),
         f"{100 * row['ci_low']:.1f} to {100 * row['ci_high']:.1f}",
@@ -259,7 +259,7 @@ def placement_rows(run: RunRecord) -> list[list[str]]:
     """What the balancer did in each stage: maxima over its steps, mean shares of KV, sums, and waits (mean, worst)."""
     rows: list[list[str]] = []
     for span in run.spans:
-        steps = [row for row in run.steps if row["stage"] == span.name and row.get("balancer")]
+        steps = [row for row in run.steps if row["stage"] == span.name and row["balancer"]]
         placed: list[Row] = [row["balancer"] for row in steps]
         if not placed:
             continue
@@ -286,10 +286,12 @@ def placement_notes(run: RunRecord) -> list[str]:
     """Replicas set aside and books that did not close, each with the step at which it was seen first."""
     seen: dict[str, str] = {}
     for row in run.steps:
-        placed: Row = row.get("balancer") or {}
-        for text in placed.get("set_aside", ()):
+        placed: Row | None = row["balancer"]
+        if not placed:
+            continue
+        for text in placed["set_aside"]:
             seen.setdefault(f"Set aside: {text}", f"{stage_title(row['stage'])}, step {row['step']}")
-        for text in placed.get("faults", ()):
+        for text in placed["faults"]:
             seen.setdefault(
                 f"The balancer's books did not close: {text}", f"{stage_title(row['stage'])}, step {row['step']}"
             )
@@ -331,7 +333,7 @@ def facts(run: RunRecord) -> list[tuple[str, str]]:
 def _launch_facts(run: RunRecord) -> list[tuple[str, str]]:
     """Every stage logs its starts; a stage that started twice went on after a stop."""
     first, last = run.launches[0], run.launches[-1]
-    times_resumed = len(run.launches) - len({launch.get("stage") for launch in run.launches})
+    times_resumed = len(run.launches) - len({launch["stage"] for launch in run.launches})
     resumed = f", resumed {'once' if times_resumed == 1 else f'{times_resumed} times'}" if times_resumed else ""
     versions = ", ".join(f"{package} {version}" for package, version in last["versions"].items())
     usual = ("format", "started_at", "command", "host", "platform", "cpus", "versions", "stage", "scale")

@@ -76,7 +76,7 @@ class RunRecord:
 
     def column(self, name: str) -> list[float]:
         """One figure of every RL step; NaN where it has no value."""
-        return [math.nan if row.get(name) is None else float(row[name]) for row in self.steps]
+        return [math.nan if row[name] is None else float(row[name]) for row in self.steps]
 
     def setting(self, name: str) -> list[Any]:
         """The distinct values of a dotted setting over the stages, in their order."""
@@ -207,8 +207,8 @@ ASKED = ("set", "model", "k", "num_problems", "temperature", "top_p", "max_respo
 def asked_of(row: Row) -> tuple[Any, ...]:
     """Values of `ASKED`, and the digest of all else that may change answers (rewards, tools, chat, seed), with which
     its file of results ends; the file's whole name has the step too, over which a stage's last row is looked for."""
-    digest = Path(row.get("problems", "")).stem.rpartition("-")[2]
-    return (*(row.get(name) for name in ASKED), digest)
+    digest = Path(row["problems"]).stem.rpartition("-")[2]
+    return (*(row[name] for name in ASKED), digest)
 
 
 def _rl_step(stage: str, step: int, spans: Sequence[StageSpan]) -> int:

@@ -38,7 +38,7 @@ def stage_medians(steps: Sequence[Row]) -> dict[str, Medians]:
         medians[stage] = {
             name: median(known)
             for name in names
-            if (known := [row[name] for row in rows if isinstance(row.get(name), int | float)])
+            if (known := [row[name] for row in rows if isinstance(row[name], int | float)])
         }
     return medians
 
@@ -75,36 +75,34 @@ def _figures(row: Row, usual: Medians) -> list[str]:
     told = [
         f"{show(row[name])} {title}, {row[name] / usual[name]:.1f} times the median"
         for name, title, show in TOLD
-        if usual.get(name) and row.get(name) is not None and row[name] >= NOTABLE * usual[name]
+        if usual[name] and row[name] >= NOTABLE * usual[name]
     ]
-    speed = usual.get("tokens_per_s")
-    if speed and row.get("tokens_per_s") and row["tokens_per_s"] * NOTABLE <= speed:
+    speed = usual["tokens_per_s"]
+    if speed and row["tokens_per_s"] and row["tokens_per_s"] * NOTABLE <= speed:
         told.append(f"{row['tokens_per_s']:,.0f} tokens/s where the median is {speed:,.0f}")
-    if longest := row.get("longest"):
+    if longest := row["longest"]:
         alone = longest["generate_s"] + longest["tool_s"] + longest["verify_s"]
         size = f"{longest['tokens']:,} tokens in {longest['turns']} turns"
         told.append(f"its longest rollout took {_seconds(alone)} itself ({size})")
-    if row.get("before_s", 0.0) > 0.1 * row["step_s"]:
+    if row["before_s"] > 0.1 * row["step_s"]:
         told.append(f"before it {_seconds(row['before_s'])} went into the last one's record, checkpoint or evaluation")
     for name, title in (("restarts", "rollouts begun again"), ("judge_retries", "answers judged again")):
-        if row.get(name):
+        if row[name]:
             told.append(f"{row[name]:,} {title}")
     return told
 
 
 def _placement(row: Row) -> list[str]:
-    placed, step_s = row.get("balancer"), row["step_s"]
+    placed, step_s = row["balancer"], row["step_s"]
     if not placed:
         return []
-    told = (
-        [f"KV cache at most {percent(placed['kv_used_share_most'], 0)} full"] if "kv_used_share_most" in placed else []
-    )
+    told = [f"KV cache at most {percent(placed['kv_used_share_most'], 0)} full"]
     if placed["waiting_most"]:
         told.append(
             f"at most {placed['waiting_most']:,} waited for a place, half of them {placed['wait_p50_s']:.1f} s and "
             f"more, the longest {placed['wait_p99_s']:.1f} s"
         )
-    for held, seconds in placed.get("held_s", {}).items():
+    for held, seconds in placed["held_s"].items():
         if seconds > 0.02 * step_s:
             told.append(f"for {_seconds(seconds)} of it the queue stood still: {held}")
     if placed["preemptions"] or placed["moves"]:
@@ -126,5 +124,5 @@ def slow_data(run: RunRecord) -> dict[str, Any]:
         "worst_covered": min((step.covered for step in steps), default=1.0),
         "slowest": [step.rl_step for step in sorted(steps, key=lambda step: -step.seconds)[:5]],
         "medians": {stage: {phase: of[phase] for phase in (*PHASES, "step_s")} for stage, of in usual.items()},
-        "longest": [row.get("longest") for row in run.steps],
+        "longest": [row["longest"] for row in run.steps],
     }

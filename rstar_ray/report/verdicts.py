@@ -75,15 +75,15 @@ class Window:
 
     def worst(self, name: str) -> int | None:
         """The RL step at which a figure was highest."""
-        known = [row for row in self.late if row.get(name) is not None]
+        known = [row for row in self.late if row[name] is not None]
         return max(known, key=lambda row: row[name])["rl_step"] if known else None
 
     def placed(self) -> list[Row]:
-        return [row["balancer"] for row in self.late if row.get("balancer")]
+        return [row["balancer"] for row in self.late if row["balancer"]]
 
 
 def mean_of(rows: Sequence[Row], name: str) -> float | None:
-    known = [row[name] for row in rows if row.get(name) is not None]
+    known = [row[name] for row in rows if row[name] is not None]
     return sum(known) / len(known) if known else None
 
 
@@ -167,8 +167,8 @@ def logprob_diff(window: Window) -> Verdict:
 
 
 def gradient(window: Window) -> Verdict | None:
-    known = sorted(row["grad_norm"] for row in window.stage if row.get("grad_norm") is not None)
-    late = [row["grad_norm"] for row in window.late if row.get("grad_norm") is not None]
+    known = sorted(row["grad_norm"] for row in window.stage if row["grad_norm"] is not None)
+    late = [row["grad_norm"] for row in window.late if row["grad_norm"] is not None]
     if not late:
         return None
     median = known[len(known) // 2]
@@ -189,9 +189,9 @@ def truncation(window: Window) -> Verdict:
 
 def empty_groups(window: Window) -> Verdict:
     """Prompts whose kept siblings all have the same reward teach nothing."""
-    kept, equal = (sum(row.get(name, 0) for row in window.late) for name in ("groups_kept", "groups_equal_dropped"))
+    kept, equal = (sum(row[name] for row in window.late) for name in ("groups_kept", "groups_equal_dropped"))
     share = equal / (kept + equal) if kept + equal else 1.0
-    nothing = sum(not row.get("groups_kept", 1) for row in window.late)
+    nothing = sum(not row["groups_kept"] for row in window.late)
     rule = f"below {percent(EMPTY_GROUPS, 0)} of the prompts, and no step without any"
     state = State.BAD if nothing else _graded(share, EMPTY_GROUPS, EMPTY_GROUPS_BAD)
     most = next(iter(window.run.setting("max_empty_steps")), None)
@@ -236,8 +236,8 @@ def preemptions(window: Window) -> Verdict | None:
 
 def memory(window: Window) -> Verdict | None:
     """What grows from step to step ends the run some night. The first steps, in which all is set up, do not count."""
-    warm = [row["memory_bytes"] for row in window.stage[WINDOW : 2 * WINDOW] if row.get("memory_bytes")]
-    late = [row["memory_bytes"] for row in window.late if row.get("memory_bytes")]
+    warm = [row["memory_bytes"] for row in window.stage[WINDOW : 2 * WINDOW] if row["memory_bytes"]]
+    late = [row["memory_bytes"] for row in window.late if row["memory_bytes"]]
     if not late:
         return None
     held = {kind: sum(row.get(kind, 0) for row in late) / len(late) for kind in late[-1]}
@@ -259,7 +259,7 @@ def memory(window: Window) -> Verdict | None:
 
 def retries(window: Window) -> Verdict:
     rollouts = sum(row["rollouts"] for row in window.late) or 1
-    restarts, judged = (sum(row.get(name, 0) for row in window.late) for name in ("restarts", "judge_retries"))
+    restarts, judged = (sum(row[name] for row in window.late) for name in ("restarts", "judge_retries"))
     rule = f"at most {percent(RETRIED)} of the rollouts"
     state = _graded((restarts + judged) / rollouts, RETRIED, RETRIED_BAD)
     shown = f"{restarts:,} begun again, {judged:,} judged again, of {rollouts:,}"
@@ -284,8 +284,8 @@ def books(window: Window) -> Verdict | None:
     placed = window.placed()
     if not placed:
         return None
-    faults = [fault for row in placed for fault in row.get("faults", ())]
-    aside = sorted({text for row in placed for text in row.get("set_aside", ())})
+    faults = [fault for row in placed for fault in row["faults"]]
+    aside = sorted({text for row in placed for text in row["set_aside"]})
     state = State.BAD if faults else State.LOOK if aside else State.WELL
     said = [f"{len(faults)} steps whose books do not close"] * bool(faults) + [f"set aside: {text}" for text in aside]
     rule = "the balancer's books close, no replica is set aside"

@@ -16,6 +16,7 @@ from rstar_ray.evaluation.results import ProblemResult
 from rstar_ray.evaluation.run import protocol
 from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.durable import append_row, to_row, write_json, write_text
+from rstar_ray.run_dir.manifest import checkpoint_name
 from rstar_ray.run_dir.metrics import PlacementFigures, SftMetrics, StepMetrics, StepTimings, step_metrics
 from rstar_ray.run_dir.trajectory_log import write_trajectories
 from rstar_ray.trajectory import Placement, Problem, StopReason, ToolResult, Trajectory, TrajectorySummary, Turn
@@ -258,7 +259,8 @@ def _append_evaluation(path: Path, rng: random.Random, stage: str, step: int, *,
         for sibling in range(4)
     ]
     row = evaluate(results_of(problems, rollouts), stage=stage, step=step).as_row() | protocol(RunConfig())
-    append_row(path / "evaluations.jsonl", row)
+    rows = f"evaluations/{checkpoint_name(stage, step)}-held-out-0f3a.jsonl"
+    append_row(path / "evaluations.jsonl", row | {"problems": rows})
 
 
 def example_trajectories(reward: float) -> list[Trajectory]:

@@ -64,7 +64,7 @@ class Chunks:
             "outcomes": [rng.choice(("ok", "ok", "error"))] if call else [], "num_tokens": tokens + 1,
             "policy_versions": [3], "version_runs": [[3, tokens + 1]], "generate_s": round(rng.uniform(1, 40), 3),
             "tool_s": round(rng.uniform(0, 2), 3),
-        }  # fmt: skip
+        } | ({} if trained else {"entropies": None, "logprob_diffs": None})  # fmt: skip
         lists = ", ".join(f'"{name}": [{", ".join(parts)}]' for name, parts in columns.items())
         return f"{json.dumps(facts)[:-1]}, {lists}}}"
 
@@ -108,6 +108,7 @@ def _rows(rng: random.Random, chunks: Chunks, stage: str, step: int, count: int,
             "group_id": f"{stage}/{step}/{group}-{name}", "problem_id": name, "problem": f"What is {name}?",
             "answer": "7", "family": "made up", "difficulty": 1.0, "reward": float(rng.random() < 0.6),
             "stop_reason": "answered", "num_calls": 3, "num_failed": failed, "num_answers": 1,
-            "num_response_tokens": tokens, "prompt": "<|im_start|>user", "prompt_ids": [1, 2],
+            "num_response_tokens": tokens, "verify_s": 0.01, "restarts": 0, "judge_retries": 0, "placements": [],
+            "prompt": "<|im_start|>user", "prompt_ids": [1, 2],
         }  # fmt: skip
         yield f'{json.dumps(facts)[:-1]}, "turns": [{", ".join(turns)}]}}\n'

@@ -9,6 +9,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,7 +24,9 @@ from rstar_ray.report.page import page_data
 from rstar_ray.report.plots import draw_plots, quantile
 from rstar_ray.report.record import RunRecord, read_ledger, read_run, smooth
 from rstar_ray.report.write import report_figures
-from rstar_ray.run_dir.durable import append_row, write_json
+from rstar_ray.run_dir.durable import append_row, to_row, write_json
+from rstar_ray.run_dir.metrics import LongestRollout, PlacementFigures, StepMetrics
+from tests.rstar_ray.fabricate import STAY
 
 FOLDER = Path(__file__).parent / "data" / "report"
 Row = dict[str, Any]
@@ -32,19 +35,29 @@ Row = dict[str, Any]
 def step(stage: str, number: int, **more: Any) -> Row:
     """One RL step's row, with figures that all differ."""
     n = number + (10 if stage == "stage2" else 0)
-    balancer = {
-        "rule": "expected_kv" if stage == "stage1" else "worst_case", "waiting_most": 100 * n, "in_flight_most": 7 * n,
-        "kv_used_share": 0.1 + n / 40, "kv_reserved_share": 0.2 + n / 40, "preemptions": n, "moves": 2 * n,
-        "recomputed_tokens": 11 * n, "wait_p50_s": n / 4, "wait_p99_s": float(n), "set_aside": [], "faults": [],
-    }  # fmt: skip
-    row = {
-        "stage": stage, "step": number, "reward_mean": 0.3 + n / 30, "tool_error_share_correct": 0.2 / n,
-        "response_tokens_mean": 90.0 - n, "rollouts": 64, "trained_trajectories": 30 + n, "tokens_generated": 4_000 + n,
-        "generate_s": 2.0 + n / 10, "tools_s": 0.5, "verify_s": 0.25, "learn_s": 1.0, "publish_s": 0.125,
-        "step_s": 4.25 + n / 10, "share_truncated": n / 100, "share_all_right": n / 40, "share_all_wrong": 1 / (2 + n),
-        "balancer": balancer,
-    }  # fmt: skip
-    return row | more
+    rule = "expected_kv" if stage == "stage1" else "worst_case"
+    balancer = PlacementFigures(
+        rule=rule, waiting_most=100 * n, in_flight_most=7 * n, kv_used_share=0.1 + n / 40,
+        kv_used_share_most=0.15 + n / 40, kv_reserved_share=0.2 + n / 40, kv_reserved_share_most=0.25 + n / 40,
+        preemptions=n, moves=2 * n, recomputed_tokens=11 * n, wait_p50_s=n / 4, wait_p99_s=float(n),
+        held_s={"no room": n / 5},
+    )  # fmt: skip
+    longest = LongestRollout(
+        rollout_id=f"{stage}/{number}/0-gcd/3", tokens=300 + n, turns=2, generate_s=1.5, tool_s=0.25, verify_s=0.125,
+        turn_s=((1.25, 0.25), (0.25, 0.0)),
+    )  # fmt: skip
+    row = StepMetrics(
+        stage=stage, step=number, policy_version=number, reward_mean=0.3 + n / 30, pass_rate=0.25 + n / 30,
+        tool_error_share_correct=0.2 / n, calls_in_correct=50 + n, response_tokens_mean=90.0 - n,
+        share_truncated=n / 100, turns_mean=2.0 + n / 50, calls_mean=1.0 + n / 50, share_all_right=n / 40,
+        share_all_wrong=1 / (2 + n), groups_kept=3, groups_equal_dropped=1, rollouts=64, trained_trajectories=30 + n,
+        tokens_generated=4_000 + n, tokens_per_s=1_450.0 - n, generate_s=2.0 + n / 10, tools_s=0.5, verify_s=0.25,
+        learn_s=1.0, publish_s=0.125, step_s=4.25 + n / 10, loss=-n / 1_000, grad_norm=0.4 + n / 100,
+        entropy=0.3 - n / 100, clip_share=n / 500, logprob_diff_mean=n / 1e4, logprob_diff_max=n / 1e3, lr=1e-4,
+        restarts=number // 3, judge_retries=number // 5, balancer=balancer, longest=longest,
+        memory_bytes={"driver": 2**28 + n, "learner": 2**31}, before_s=n / 8,
+    )  # fmt: skip
+    return json.loads(to_row(asdict(row) | more))
 
 
 def evaluation(stage: str, number: int, score: float, **more: Any) -> Row:
@@ -57,6 +70,7 @@ def evaluation(stage: str, number: int, score: float, **more: Any) -> Row:
         "response_tokens_mean": 80.4, "share_truncated": 0.015,
         "by_family": {name: {"avg_at_k": share} for name, share in families.items()},
         "by_difficulty": {"1": {"avg_at_k": score + 0.1}, "2": {"avg_at_k": score - 0.05}},
+        "problems": f"evaluations/{stage}-step-{number:06d}-held-out-0f3a.jsonl",
     } | more  # fmt: skip
 
 
@@ -64,16 +78,17 @@ def trajectory(name: str, turns: list[Row], *, reward: float, problem: str = "Is
     outcomes = [outcome for turn in turns for outcome in turn["outcomes"]]
     return {
         "rollout_id": name, "group_id": name.partition("/")[0], "problem_id": name.partition("/")[0],
-        "problem": problem, "answer": "42", "reward": reward, "stop_reason": "max_turns",
-        "num_calls": len(outcomes), "num_failed": sum(o != "ok" for o in outcomes),
-        "num_response_tokens": 77, "turns": turns,
+        "problem": problem, "answer": "42", "family": "comparing", "difficulty": 2.0, "reward": reward,
+        "stop_reason": "max_turns", "num_calls": len(outcomes), "num_failed": sum(o != "ok" for o in outcomes),
+        "num_answers": 1, "num_response_tokens": 77, "verify_s": 0.25, "restarts": 1, "judge_retries": 2,
+        "placements": [asdict(STAY)], "prompt": f"user: {problem}", "turns": turns,
     }  # fmt: skip
 
 
 def turn(completion: str, response: str | None = None, *outcomes: str) -> Row:
     told = None if response is None else f"<|im_start|>user\n<tool_response>\n{response}\n</tool_response><|im_end|>\n"
     return {"completion": completion, "tool_response": told, "outcomes": list(outcomes), "num_tokens": 12,
-            "generate_s": 0.125, "tool_s": 0.5}  # fmt: skip
+            "token_chars": None, "version_runs": [[3, 7], [4, 5]], "generate_s": 0.125, "tool_s": 0.5}  # fmt: skip
 
 
 def call(code: str, **more: str) -> str:

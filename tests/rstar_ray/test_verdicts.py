@@ -22,7 +22,7 @@ SETTINGS = {
 PLACED = {
     "rule": "expected_kv", "waiting_most": 4, "in_flight_most": 9, "kv_used_share": 0.7, "kv_used_share_most": 0.9,
     "kv_reserved_share": 0.8, "preemptions": 0, "moves": 0, "recomputed_tokens": 0, "wait_p50_s": 0.1,
-    "wait_p99_s": 2.0, "set_aside": [], "faults": [],
+    "wait_p99_s": 2.0, "set_aside": [], "faults": [], "held_s": {},
 }  # fmt: skip
 STEP: dict[str, Any] = {
     "stage": "stage1", "reward_mean": 0.5, "tool_error_share_correct": 0.05, "response_tokens_mean": 100.0,
@@ -31,6 +31,7 @@ STEP: dict[str, Any] = {
     "share_truncated": 0.02, "share_all_right": 0.2, "share_all_wrong": 0.1, "groups_kept": 3,
     "groups_equal_dropped": 1, "entropy": 0.3, "grad_norm": 0.4, "logprob_diff_mean": 1e-7, "logprob_diff_max": 1e-6,
     "restarts": 0, "judge_retries": 0, "balancer": PLACED, "memory_bytes": {"driver": 2**27, "learner": 2**32},
+    "longest": None, "before_s": 0.0,
 }  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def test_the_growth_of_memory_is_told_once_the_stage_is_warm_and_by_who_grows():
     assert (early.state, early.value) == (State.UNKNOWN, "2.0 GiB in all; growth is told from step 30 on")
     first = found(run_of(*grown[30:], *[{}] * 30))["Memory"]
     assert first.state is State.WELL  # the first steps, in which all is set up, do not count
-    assert "Memory" not in found(run_of(*[{"memory_bytes": {}}] * 40))  # an older run's row
+    assert "Memory" not in found(run_of(*[{"memory_bytes": {}}] * 40))  # of a crew whose processes nobody measures
 
 
 def test_weights_in_bfloat16_may_differ_more():
@@ -115,10 +116,10 @@ def test_weights_in_bfloat16_may_differ_more():
     assert found(replace(run, config={"stage1": half}))["Engine against learner"].state is State.WELL
 
 
-def test_a_run_that_has_hardly_begun_or_an_older_one_has_what_is_known():
+def test_a_run_that_has_hardly_begun_or_has_learned_nothing_yet_has_what_is_known():
     assert verdicts(run_of()) == [] and summary([]) == "0 of 0 signals are well"
-    older = dict.fromkeys(("entropy", "grad_norm", "logprob_diff_mean", "tool_error_share_correct", "balancer"))
-    asked = found(run_of(older))
+    unknown = dict.fromkeys(("entropy", "grad_norm", "logprob_diff_mean", "tool_error_share_correct", "balancer"))
+    asked = found(run_of(unknown))
     assert "KV cache" not in asked and asked["Entropy"].state is State.UNKNOWN
 
 

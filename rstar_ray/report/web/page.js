@@ -45,10 +45,10 @@ function slowStep(data, i) {
   const whole = data.phases.reduce((sum, phase) => sum + phase.values[i], 0);
   const rows = data.phases.map(phase => [node("span", {}, node("i", { class: "swatch", style: `background:var(--${phase.colour})` }), phase.name), show.seconds(phase.values[i]), `${(100 * phase.values[i] / whole).toFixed(1)} %`, usual[phase.phase] === undefined ? "–" : show.seconds(usual[phase.phase]), usual[phase.phase] === undefined ? "" : more(phase.values[i] - usual[phase.phase])]);
   rows.push(["the step", show.seconds(whole), "100 %", show.seconds(usual.step_s), ""]);
-  const turns = longest ? (longest.turn_s || [[longest.generate_s, longest.tool_s]]).map(([generate_s, tool_s]) => ({ generate_s, tool_s })) : [];
+  const turns = longest ? longest.turn_s.map(([generate_s, tool_s]) => ({ generate_s, tool_s })) : [];
   return [
     node("div", { class: "head" }, where(data, data.x[i])), node("p", {}, slow.because[i]),
-    longest ? node("div", { class: "longest" }, node("span", { class: "label" }, "Its longest rollout, ", node("code", {}, longest.rollout_id), ": ", readLink(longest.rollout_id)), timeline(turns, longest.verify_s, longest.placements || [])) : "",
+    longest ? node("div", { class: "longest" }, node("span", { class: "label" }, "Its longest rollout, ", node("code", {}, longest.rollout_id), ": ", readLink(longest.rollout_id)), timeline(turns, longest.verify_s, longest.placements)) : "",
     table(["part", "seconds", "share", "stage's median", "difference"], rows, "plain result"),
   ];
 }
