@@ -86,7 +86,7 @@ class Moves:
             if source is None or rollout.leaving:
                 continue
             context = rollout.load.context_tokens
-            pressed = self._room.peak(source, PRESSED_Z) > source.kv_capacity_tokens
+            pressed = self._room.peak(source, PRESSED_Z, staying=True) > source.kv_capacity_tokens
             if pressed:
                 overfull[source.replica_id] = source
             elif some_wait:
@@ -128,7 +128,7 @@ class Moves:
         moves: list[Move] = []
         allowed = self._preempted_tokens if self._lengths.taught else inf
         while len(stay) > 1 and self._moved_tokens + stay[-1].load.context_tokens <= allowed:
-            peak = self._room.peak(source, WAIT_Z, within_tokens=LEAD_TURNS * turn_tokens)
+            peak = self._room.peak(source, WAIT_Z, staying=True, within_tokens=LEAD_TURNS * turn_tokens)
             if peak <= source.kv_capacity_tokens:
                 break
             moves.append(self._asked_to_leave(stay.pop(), source, None))
@@ -153,5 +153,5 @@ class Moves:
         if target is None:
             return None
         peak = self._room.peak(target, PRESSED_Z, rollout)
-        least = min(target.kv_capacity_tokens, self._room.peak(source, PRESSED_Z))
+        least = min(target.kv_capacity_tokens, self._room.peak(source, PRESSED_Z, staying=True))
         return target.replica_id if peak <= least else None

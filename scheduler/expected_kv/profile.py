@@ -65,7 +65,7 @@ class Profile:
             self.prompt_tokens -= self.replica.whole_blocks(group.prompt_tokens)
 
     def asked_to_leave(self, rollout: Rollout) -> None:
-        """It counts here no more, though it is here until its turn ends."""
+        """It is here until its turn ends, or it does."""
         self._leaving[rollout.load.rollout_id] = rollout
 
     def expect(self, rollout: Rollout) -> None:
@@ -85,12 +85,14 @@ class Profile:
             self._coming_H += demand_H + self.replica.whole_blocks(rollout.load.prompt_tokens)
             self._coming_variance_H += variance_H
 
-    def ahead(self) -> tuple[Floats, Floats]:
-        """Demand and variance of those that stay, and of those on their way here."""
+    def ahead(self, *, staying: bool = False) -> tuple[Floats, Floats]:
+        """Demand and variance of those here, or (`staying`) that were not asked to leave, and of those on their way."""
         self.settle()
-        rows = [rollout.profile_row for rollout in self._leaving.values()]
-        demand_H = self.demand_H + self._coming_H - self._demand_RH[rows].sum(axis=0)
-        variance_H = self.variance_H + self._coming_variance_H - self._variance_RH[rows].sum(axis=0)
+        demand_H, variance_H = self.demand_H + self._coming_H, self.variance_H + self._coming_variance_H
+        if staying and self._leaving:
+            rows = [rollout.profile_row for rollout in self._leaving.values()]
+            demand_H -= self._demand_RH[rows].sum(axis=0)
+            variance_H -= self._variance_RH[rows].sum(axis=0)
         return demand_H, np.maximum(variance_H, 0.0)
 
     def leftovers(self) -> list[str]:
@@ -162,13 +164,14 @@ class Profile:
         demand_H: Floats | float = 0.0,
         variance_H: Floats | float = 0.0,
         *,
+        staying: bool = False,
         within_tokens: float = inf,
     ) -> float:
         """The most KV that residents, and a newcomer with these rows, need from now on: mean and `z` deviations.
 
-        `within_tokens`: before all have grown by so many.
+        `staying`: as above; `within_tokens`: before all have grown by so many.
         """
-        ahead_H, spread_H = self.ahead()
+        ahead_H, spread_H = self.ahead(staying=staying)
         need_H = ahead_H + demand_H + z * np.sqrt(np.maximum(spread_H + variance_H, 0.0))
         if within_tokens < self._horizons_H[-1]:
             need_H = np.interp(np.minimum(self._horizons_H, within_tokens), self._horizons_H, need_H)
@@ -176,5 +179,5 @@ class Profile:
 
     @property
     def used_tokens(self) -> float:
-        """By those that stay, and those on their way here."""
-        return float(self.ahead()[0][0]) + self.prompt_tokens
+        """By those that were not asked to leave, and those on their way here."""
+        return float(self.ahead(staying=True)[0][0]) + self.prompt_tokens

@@ -125,16 +125,17 @@ class Room:
         z: float,
         newcomer: Rollout | None = None,
         *,
+        staying: bool = False,
         within_tokens: float = inf,
     ) -> float:
-        """The most KV that its residents, and a newcomer, are likely to need from now on.
+        """The most KV that its residents, those on their way there, and a newcomer are likely to need from now on.
 
-        Those that were asked to leave do not count, those on their way here do. `within_tokens`: before all have grown
-        by so many.
+        `staying`: without those that were asked to leave, which may as well end before their turn does;
+        `within_tokens`: before all have grown by so many.
         """
         profile = self._profiles[replica.replica_id]
         if newcomer is None:
-            return profile.peak(z, within_tokens=within_tokens)
+            return profile.peak(z, staying=staying, within_tokens=within_tokens)
         profile.settle()
         group, (demand_H, variance_H, shared_H) = self._lengths.group_of(newcomer), self._lengths.rows_of(newcomer)
         if siblings := group.homes.get(replica.index, 0):
@@ -186,7 +187,6 @@ class Room:
     def asked_to_leave(self, rollout: Rollout, source: Replica, target: str | None) -> None:
         """For that replica, or (None) to wait."""
         self._profiles[source.replica_id].asked_to_leave(rollout)
-        self.measure(source)
         if target is not None:
             self._profiles[target].expect(rollout)
             self.measure(self.fleet.by_id[target])
