@@ -1,18 +1,23 @@
 """`python -m tests.chaos.nodes`: a run on two Ray nodes of this machine, one of which is lost.
 
 With a rank and a replica on each, the node's parts find room on another node, or it comes back, or neither, and then
-the run ends and says so. With one rank the node without it is lost, and with it a replica alone and the trajectories
-that lie there. With `--smaller` the command is given with `--when-short smaller`, and goes on with what is left.
+the run ends and says so. Where a node can have a network of its own here (`has_far`), it is cut off too, or halted with
+all that is on it, until Ray gives it up, and is back once the run goes on without it. With one rank the node without it
+is lost, and with it a replica alone and the trajectories that lie there. With `--smaller` the command is given with
+`--when-short smaller`, and goes on with what is left.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,34 +28,134 @@ from actors.birth import birth
 from actors.door import shut_door
 from tests.chaos.__main__ import verified
 from tests.chaos.campaign import Campaign, Case, summary
-from tests.chaos.faults import STOPPED_S, Kind, held
+from tests.chaos.faults import STOPPED_S, Kind, NotPutIn, held
 from tests.chaos.run import REPOSITORY, Run, make_policy
 from tests.chaos.seams import VARIABLE
 
-AWAY_S = 60.0
-ENDS_S = 150.0
+AWAY_S = 120.0
+ENDS_S = 210.0
 LEFT_S = 30.0
+GIVEN_UP_S = 180.0
+JOINED_S = 60.0
+
 OVER_S = 240.0
 OBJECT_STORE_BYTES = 100 * 2**20
+
+
+class Far:
+    """A node in a network of its own: one link leads to the head, which can be cut. The link goes with its processes.
+
+    Ray is started on it as by hand, with `ray start`; where it has ended, `start` gives it a node again.
+    """
+
+    def __init__(self, number: int, head: str, interface: str) -> None:
+        """`head`: the address at which Ray is joined. `interface`: what the link is called on the node."""
+        self._head = head
+        self._link, near, self.address = f"chaos-{number}", f"10.77.{number}.1", f"10.77.{number}.2"
+        self._network = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
+        self._ray: subprocess.Popen[bytes] | None = None
+        self._paused: list[psutil.Process] = []
+        ours = Path("/proc/self/ns/net").readlink()
+        while Path(f"/proc/{self._network.pid}/ns/net").readlink() == ours:
+            time.sleep(0.01)
+        there = ("netns", str(self._network.pid))
+        _ip("link", "add", self._link, "type", "veth", "peer", "name", interface, *there)
+        _ip("address", "add", f"{near}/30", "dev", self._link)
+        _ip("link", "set", self._link, "up")
+        for line in (f"address add {self.address}/30 dev {interface}", "link set lo up", f"link set {interface} up",
+                     f"route add default via {near}"):  # fmt: skip
+            _ip(*line.split(), inside=self._inside)
+
+    @property
+    def _inside(self) -> list[str]:
+        return ["nsenter", f"--target={self._network.pid}", "--net"]
+
+    @property
+    def network(self) -> int:
+        """The process that it lives as long as."""
+        return self._network.pid
+
+    def start(self) -> None:
+        ray = str(Path(sys.executable).parent / "ray")
+        command = [ray, "start", "--block", f"--address={self._head}", f"--node-ip-address={self.address}"]
+        command += ["--num-cpus=1", f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats"]
+        self._ray = subprocess.Popen([*self._inside, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def processes(self) -> list[psutil.Process]:
+        """What Ray has on it, as far as its parents live."""
+        assert self._ray is not None, "not started"
+        with contextlib.suppress(psutil.NoSuchProcess):
+            top = psutil.Process(self._ray.pid)
+            return [top, *top.children(recursive=True)]
+        return []
+
+    def has_ended(self) -> bool:
+        return self._ray is None or self._ray.poll() is not None
+
+    def lose(self) -> None:
+        """SIGKILL to Ray's own processes; their workers end with them."""
+        for process in self.processes()[:1]:
+            for own in [process, *process.children()]:
+                _send(own, signal.SIGKILL)
+
+    def cut(self) -> None:
+        _ip("link", "set", self._link, "down")
+
+    def mend(self) -> None:
+        _ip("link", "set", self._link, "up")
+
+    def pause(self) -> None:
+        """All that is on it, as a machine that is halted: what it was doing it goes on with at `wake`."""
+        self._paused = self.processes()
+        for process in self._paused:
+            _send(process, signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """The workers first: for a moment they are there without the raylet that is to end them."""
+        for process in reversed(self._paused):
+            _send(process, signal.SIGCONT)
+        self._paused = []
+
+    def end(self) -> None:
+        """The network, once Ray has left it."""
+        self._network.kill()
+        self._network.wait()
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def _ip(*words: str, inside: Sequence[str] = ()) -> None:
+    subprocess.run([*inside, "ip", *words], check=True)
 
 
 class Nodes:
     """A Ray of our own: a head, and nodes with room for one bundle that come and go. Ends what it started alone."""
 
-    def __init__(self, control: Path, head_cpus: int) -> None:
-        """`control`: what `tests.chaos.seams` asks, in every process that a node starts."""
+    def __init__(self, control: Path, head_cpus: int, *, far: bool) -> None:
+        """`control`: what `tests.chaos.seams` asks, in every process that a node starts. `far`: each of those that join
+        has a network of its own."""
         self._environment = dict(os.environ)
         os.environ |= {VARIABLE: str(control), "PYTHONPATH": str(REPOSITORY)}
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
         shut_door(print)
         from ray.cluster_utils import Cluster
+        from ray.util import get_node_ip_address
 
+        # By a host's name gloo finds the loopback on many a machine; a variable is for all nodes, so is the name in it.
+        self._interface = interface_of(get_node_ip_address())
+        os.environ["GLOO_SOCKET_IFNAME"] = self._interface
         shared = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
         head = {**shared, "num_cpus": head_cpus, "include_dashboard": False}
         self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         self._shared = shared
+        self.far = far
+        self._fars: list[Far] = []
         self._other: Any = None  # the one that joined last
         self._seen: dict[int, str] = {}  # every process seen below this one: its id and beginning
+        self._given_up: dict[int, str] = {}  # of these, those of nodes that Ray had given up before they were back
 
     @property
     def address(self) -> str:
@@ -58,22 +163,69 @@ class Nodes:
 
     def join(self) -> Any:
         """Another; returns the one that was there."""
-        before, self._other = self._other, self._cluster.add_node(**self._shared)
+        before = self._other
+        if self.far:
+            self._other = Far(len(self._fars), self.address, self._interface)
+            self._fars.append(self._other)
+            self._start(self._other)
+        else:
+            self._other = self._cluster.add_node(**self._shared)
         return before
 
     def lose(self, other: Any = None) -> None:
         """SIGKILL to the raylet and all beside it; its workers end with it."""
         self._note()
-        self._cluster.remove_node(other or self._other, allow_graceful=False)
+        lost = other or self._other
+        if isinstance(lost, Far):
+            lost.lose()
+        else:
+            self._cluster.remove_node(lost, allow_graceful=False)
 
     def cut(self, seconds: float) -> None:
-        """The raylet of the node that joined last neither hears nor is heard for so long; its workers go on."""
+        """The node that joined last neither hears nor is heard for so long: its link is down, or its raylet is stopped,
+        and its workers go on."""
+        if isinstance(self._other, Far):
+            self._other.cut()
+            time.sleep(seconds)
+            return self._other.mend()
         raylet = psutil.Process(_raylet(self._other))
         raylet.send_signal(signal.SIGSTOP)
         try:
             time.sleep(seconds)
         finally:
             raylet.send_signal(signal.SIGCONT)
+
+    def given_up(self, run: Run, cut: Callable[[Far], None], mend: Callable[[Far], None]) -> Far:
+        """The one that joined last, cut off until Ray says that it is dead: what is measured begins there."""
+        far = self._other
+        assert isinstance(far, Far)
+        self._note()
+        self._given_up |= {process.pid: birth(process.pid) for process in far.processes()}
+        began_s = time.monotonic()
+        cut(far)
+        if not run.wait(lambda: not self._is_there(far), GIVEN_UP_S):
+            mend(far)
+            raise NotPutIn(f"Ray did not give the node up in {GIVEN_UP_S:g} s")
+        run.came_to_phase_s = time.monotonic()
+        print(f"Ray gave the node up {run.came_to_phase_s - began_s:.0f} s after the cut", flush=True)
+        return far
+
+    def start_again(self, far: Far, run: Run) -> None:
+        """As its supervisor does, once what was on it has ended by itself."""
+        if run.wait(far.has_ended, LEFT_S):  # else `end` names what is left
+            self._start(far)
+
+    def _start(self, far: Far) -> None:
+        far.start()
+        until_s = time.monotonic() + JOINED_S
+        while not self._is_there(far):
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"the node did not join in {JOINED_S:g} s")
+            time.sleep(0.2)
+
+    def _is_there(self, far: Far) -> bool:
+        table = self._cluster.global_state.node_table()
+        return any(node["NodeManagerAddress"] == far.address and node["Alive"] for node in table)
 
     def without(self, process: psutil.Process) -> Any:
         """A node that joined and on which this process does not run."""
@@ -84,25 +236,53 @@ class Nodes:
     def end(self) -> list[str]:
         """The names of processes that did not end with their node, which are killed."""
         self._note()
+        names = [f"{name}, of a node that Ray had given up" for name in _not_gone(self._given_up)]
+        for far in self._fars:
+            far.mend()
+            far.lose()
         self._cluster.shutdown()
         os.environ.clear()
         os.environ.update(self._environment)
-        gone_by_s, names = time.monotonic() + LEFT_S, list[str]()
-        for pid, born in self._seen.items():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process = psutil.Process(pid)
-                while birth(pid) == born and process.status() != psutil.STATUS_ZOMBIE:
-                    if time.monotonic() > gone_by_s:
-                        names.append(process.name())
-                        process.kill()
-                        break
-                    time.sleep(0.2)
+        names += _not_gone(self._seen)
+        for far in self._fars:
+            far.end()
         return names
 
     def _note(self) -> None:
+        networks = {far.network for far in self._fars}
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                self._seen[process.pid] = birth(process.pid)
+                if process.pid not in networks:
+                    self._seen[process.pid] = birth(process.pid)
+
+
+def _not_gone(seen: Mapping[int, str]) -> list[str]:
+    """The names of those that do not end in time, which are killed."""
+    gone_by_s, names = time.monotonic() + LEFT_S, list[str]()
+    for pid, born in seen.items():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            while birth(pid) == born and process.status() != psutil.STATUS_ZOMBIE:
+                if time.monotonic() > gone_by_s:
+                    names.append(process.name())
+                    process.kill()
+                    break
+                time.sleep(0.2)
+    return names
+
+
+def has_far() -> bool:
+    """Whether nodes can have networks of their own here: for root, on a machine that has one itself."""
+    from ray.util import get_node_ip_address
+
+    there = all(map(shutil.which, ("ip", "nsenter", "unshare"))) and interface_of(get_node_ip_address()) != "lo"
+    return there and subprocess.run(["unshare", "--net", "true"], stderr=subprocess.DEVNULL).returncode == 0
+
+
+def interface_of(address: str) -> str:
+    """The one that has this address; a machine without a network has the loopback alone."""
+    named = [name for name, has in psutil.net_if_addrs().items() if address in [one.address for one in has]]
+    return named[0] if named else "lo"
 
 
 def _raylet(node: Any) -> int:
@@ -146,6 +326,25 @@ def kinds(nodes: Nodes, ranks: int, *, smaller: bool) -> list[Kind]:
             ),
             Kind(name="node of a replica lost, and comes back", fault=lose_a_replica, says=said),
         ]
+
+    def given_up_and_another(run: Run) -> Any:
+        far = nodes.given_up(run, Far.cut, Far.mend)
+        nodes.join()
+        return far.mend
+
+    def given_up_and_back(run: Run) -> Any:
+        far = nodes.given_up(run, Far.pause, Far.wake)
+
+        def undo() -> None:
+            far.wake()
+            nodes.start_again(far, run)
+
+        return undo
+
+    given_up = [
+        Kind(name="node cut off until Ray gives it up, another has room", fault=given_up_and_another, says=said),
+        Kind(name="node paused until Ray gives it up, and comes back", fault=given_up_and_back, says=said),
+    ]
     ended = (*said, "no node for", "had no node for", "going on after step")
     if smaller:
         fewer = (*ended, "smaller plan: 1 replicas and 1 ranks fit, instead of 2 and 2")
@@ -155,6 +354,7 @@ def kinds(nodes: Nodes, ranks: int, *, smaller: bool) -> list[Kind]:
         Kind(name="node lost, another has room", fault=elsewhere, says=said),
         Kind(name="node lost, and comes back", fault=returns, says=said),
         Kind(name="node cut off for a moment", fault=lambda run: nodes.cut(STOPPED_S), harmless=True),
+        *(given_up if nodes.far else ()),
         Kind(name="node lost for good", fault=for_good, says=ended, ends=True),
     ]
 
@@ -167,7 +367,7 @@ def play(
     options += ("--when-short", "smaller") if smaller else ()
     control = folder / "control"
     control.mkdir(parents=True, exist_ok=True)
-    nodes = Nodes(control, head_cpus=int(ranks == 2))
+    nodes = Nodes(control, head_cpus=int(ranks == 2), far=ranks == 2 and has_far())
     try:
         for _ in range(3 - ranks):
             nodes.join()
