@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import os
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,9 @@ LOOK_S = 10.0
 """How long an actor that is late may take to say that it is there."""
 AVAILABLE_AGAIN_S = 0.5
 """Between two questions to an actor that starts again."""
+
+ORPHAN_S = 20.0
+"""How long a process whose raylet is gone is left to end by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,7 @@ class Alive:
         self.life = uuid4().hex[:12]
         self._node_id = ray.get_runtime_context().get_node_id()
         self._birth = birth(os.getpid())
+        end_with_parent()
 
     def sign(
         self,
@@ -71,6 +77,19 @@ class Alive:
             memory_bytes=own_memory_bytes(os.getpid(), *children),
             device_bytes=device_bytes,
         )
+
+
+def end_with_parent(after_s: float = ORPHAN_S, every_s: float = ORPHAN_S / 10) -> None:
+    """Ray's workers end with their raylet, unless its head is stopped or cut off: then they wait for its answer."""
+    parent = os.getppid()
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(every_s)
+        time.sleep(after_s)
+        os._exit(1)
+
+    threading.Thread(target=look, name="parent", daemon=True).start()
 
 
 async def life_of(worker: Any, patience_s: float) -> str | None:

@@ -1,8 +1,10 @@
 """All actors of one run: started together, seen by the stages as one `Crew`, closed together."""
 
 import asyncio
+import atexit
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +16,7 @@ from actors.generation.records import draw_timelines, record_trajectories
 from actors.generation.replicas import Replicas
 from actors.generation.settings import engine_settings
 from actors.gpu_turns import ANYTIME, GpuTurns
-from actors.head import HeadProbe
+from actors.head import HeadProbe, exit_within, in_time
 from actors.learner.actor import rank_name
 from actors.learner.gang import Learner, first_start
 from actors.learner.settings import learner_settings
@@ -27,7 +29,7 @@ from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from actors.seating import executor_nodes, nodes_in_order, on_node, seated
 from actors.tool_client import host_silent_s
 from actors.tool_host import entry_of, host_names, hosts_up, start_hosts
-from actors.watch import Watch
+from actors.watch import Watch, is_here, kill_here
 from rstar_ray.chat.model_folder import write_chat_files
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig
@@ -49,6 +51,8 @@ T = TypeVar("T")
 START_DEADLINE_S = 120.0
 """For an executor's warm servers."""
 CLOSE_DEADLINE_S = 30.0
+HEADLESS_EXIT_S = 10.0
+"""Where Ray's head did not answer when the run was over, Ray would wait for it at the end of the process."""
 NO_GPU = {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""}
 """For actors that need none: Ray hides GPUs from nobody by itself."""
 
@@ -79,6 +83,7 @@ class TrainingActors:
         record = RunDir(run_dir).processes_path if run_dir else None
         head = HeadProbe(ray.nodes, show=show)
         nodes = NodesSeen(show)
+        self._head = head
         self.watch = Watch(config.detector, show=show, record=record, meter=self.meter, head=head, nodes=nodes)
         self.stopping: Callable[[], bool] = lambda: False  # asked by the stages after every step
         self._group: Any = None
@@ -241,7 +246,9 @@ class TrainingActors:
         await draw_timelines(self.replicas.there, path, rollouts=rollouts, title=title, show=self._show)
 
     async def close(self) -> None:
-        """End every actor this run started."""
+        """End every actor this run started; where Ray's head does not answer, those of this node: others end with
+        their raylets."""
+        signs, headless = self.watch.signs(), self._head.silent
         await self.watch.close()
         workers = self._replicas.workers if self._replicas else {}
         there = self._replicas.there if self._replicas else {}
@@ -257,8 +264,12 @@ class TrainingActors:
         for handle in [*workers.values(), *self._executors.values(), *self._hosts.values(), self._balancer]:
             if handle is not None:
                 ray.kill(handle)
-        if self._group is not None:
-            ray.util.remove_placement_group(self._group)
+        if headless:
+            for sign in filter(is_here, signs):
+                kill_here(sign)
+            atexit.register(exit_within, HEADLESS_EXIT_S)
+        elif self._group is not None:
+            await in_time(partial(ray.util.remove_placement_group, self._group), CLOSE_DEADLINE_S)
 
     # -- starting ---------------------------------------------------------------------------------------------------
     async def _start_learner(self) -> None:

@@ -171,6 +171,10 @@ class Watch:
                     held[f"{kind}_device"] = max(held.get(f"{kind}_device", 0), one.sign.device_bytes)
         return held
 
+    def signs(self) -> list[Sign]:
+        """The latest of each process."""
+        return [one.sign for one in self._followed.values() if one.sign is not None]
+
     async def _ask(self, name: str, one: _Followed) -> None:
         """An actor that Ray says is unavailable starts again, or is cut off: that is no silence."""
         while True:
@@ -271,6 +275,8 @@ class Watch:
             self._detector.watch(FIRST_WORD, Limit(silent_s=self._config.still_s * FIRST_WORD_SHARE))
         if self._head is not None:
             self._head.look()
+            if fault := self._head.fault():
+                self._end_run(fault)
             if self._nodes is not None and self._head.answer:
                 self._nodes.see(self._head.answer, self._at)
         self._excuse_starved()
@@ -287,7 +293,7 @@ class Watch:
         """What is silent for want of a core is not wedged; on other nodes than this one nobody can tell."""
         for name, silent_s in self._detector.silences_s().items():
             one = self._followed.get(name)
-            if one is None or one.sign is None or silent_s < 2 * self._config.probe_every_s or not _is_here(one.sign):
+            if one is None or one.sign is None or silent_s < 2 * self._config.probe_every_s or not is_here(one.sign):
                 continue
             waits_s = waits_for_cores_s(one.sign.pid)
             if one.waits_s is None:
@@ -330,13 +336,13 @@ class Watch:
 
 async def end_process(handle: Any, sign: Sign | None) -> None:
     """Kill an actor's process, a stopped one too; Ray starts it again where it is told to."""
-    if sign is not None and _is_here(sign):
+    if sign is not None and is_here(sign):
         kill_here(sign)
     else:
         await asyncio.to_thread(ray.kill, handle, no_restart=False)
 
 
-def _is_here(sign: Sign) -> bool:
+def is_here(sign: Sign) -> bool:
     return ray.is_initialized() and sign.node_id == ray.get_runtime_context().get_node_id()
 
 

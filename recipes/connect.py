@@ -1,5 +1,6 @@
 """A Ray to run on: the cluster a job runs on, or one of our own."""
 
+import atexit
 import os
 from pathlib import Path
 from uuid import uuid4
@@ -29,8 +30,10 @@ def connect() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.update(missing(gpu_environment(accelerator())))
+    from actors.head import exit_within
     from actors.system import quiet_environment
 
+    atexit.register(exit_within)  # after Ray's own, and so called before it
     namespace = f"rstar_ray-{uuid4().hex[:8]}"  # actor names are a run's own
     runtime = {"env_vars": quiet_environment()}
     if address := os.environ.get("RAY_ADDRESS"):

@@ -1,12 +1,16 @@
 """Whether Ray's head answers, with a fake in its place."""
 
+import asyncio
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
-from actors.head import HeadProbe
+from actors.head import HeadProbe, in_time
 
 
 class Head:
@@ -55,3 +59,69 @@ def test_a_head_that_falls_silent_is_said_once_and_so_is_its_return(refuses: boo
     finally:
         head.there.set()
         probe.close()
+
+
+@pytest.fixture
+def asked() -> Iterator[tuple[Head, HeadProbe]]:
+    """A probe of a head that has answered, and is given up after a second."""
+    head = Head()
+    probe = HeadProbe(head.ask, show=lambda line: None, silent_s=0.3, gone_s=1.0, every_s=0.2)
+    probe.start()
+    yield head, probe
+    head.there.set()
+    probe.close()
+
+
+def test_a_head_that_stays_silent_is_given_up_with_a_line(asked: tuple[Head, HeadProbe]):
+    head, probe = asked
+    probe.look()
+    assert probe.fault() == "" and not probe.silent
+    head.there.clear()
+    assert until(lambda: bool(probe.fault()), probe)
+    assert probe.silent
+    assert probe.fault() == "Ray's head has not answered for 1 s; start it again, and give the same command"
+
+
+def test_time_in_which_the_driver_itself_was_stopped_is_no_silence_of_the_head(asked: tuple[Head, HeadProbe]):
+    head, probe = asked
+    head.there.clear()
+    assert until(lambda: probe.silent, probe)
+    time.sleep(2.0)  # nobody looks
+    probe.look()
+    assert probe.fault() == ""
+
+
+def test_what_ray_does_not_do_holds_up_neither_the_loop_nor_its_end():
+    never = threading.Event()
+    began_s = time.monotonic()
+    asyncio.run(in_time(never.wait, 0.2))
+    assert 0.2 <= time.monotonic() - began_s < 5
+    done: list[int] = []
+    asyncio.run(in_time(lambda: done.append(1), 60))
+    assert done == [1]
+    never.set()
+
+
+HANGS = """
+import atexit, subprocess, threading
+from actors.head import exit_within
+
+def end():  # as Ray's own, of a driver whose head is stopped: it ends a raylet, and not what the raylet started
+    raylet.kill()
+    threading.Event().wait()
+
+raylet = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE)
+print(raylet.stdout.readline().decode(), flush=True)
+atexit.register(end)
+atexit.register(exit_within, 0.5)
+"""
+
+
+@pytest.mark.long
+def test_a_process_whose_end_hangs_ends_anyway_and_with_it_what_it_started():
+    ended = subprocess.run([sys.executable, "-c", HANGS], stdout=subprocess.PIPE, timeout=60)
+    assert ended.returncode == 1
+    child, until_s = int(ended.stdout), time.monotonic() + 10
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until_s
+        time.sleep(0.05)

@@ -431,3 +431,44 @@ async def test_a_run_is_ended_by_what_failed_beside_that_which_it_waits_for(run:
     run.watch.end_run(MemoryError("an engine did not come up"))
     with pytest.raises(MemoryError, match="did not come up"):
         await asyncio.wait_for(waiting, 10)
+
+
+async def test_a_head_that_is_given_up_ends_the_run_and_is_named():
+    class Head:
+        answer = None
+
+        def start(self) -> None: ...
+        def close(self) -> None: ...
+        def look(self) -> None: ...
+        def fault(self) -> str:
+            return "Ray's head has not answered"
+
+    gone = Watch(CONFIG, show=lambda line: None, head=Head())  # type: ignore[arg-type]
+    gone.start()
+    with pytest.raises(RStarError, match="Ray's head has not answered"):
+        await asyncio.wait_for(gone.guard(asyncio.Event().wait()), 10)
+    await gone.close()
+
+
+ORPHAN = """
+import os, time
+from actors.probe import end_with_parent
+end_with_parent(0.2, 0.05)
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+RAYLET = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+print(child.stdout.readline().decode())
+"""
+
+
+@pytest.mark.long
+def test_an_actor_ends_some_time_after_its_raylet_where_ray_does_not_end_it():
+    """Its end waits for the head's answer."""
+    parent = subprocess.run([sys.executable, "-c", RAYLET, ORPHAN], stdout=subprocess.PIPE, timeout=60, check=True)
+    pid, until_s = int(parent.stdout), time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until_s
+        time.sleep(0.05)

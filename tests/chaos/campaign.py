@@ -18,9 +18,9 @@ from tests.chaos.faults import Kind, NotPutIn, Undo
 from tests.chaos.run import Run
 
 START_S = 1_800.0
-OVER_S = 240.0
-"""Longest until full speed is back, unless asked otherwise: Ray ends a driver whose head is gone after 60 s, starting
-again takes as long, and beside other work all of it does several times."""
+OVER_S = 300.0
+"""Longest until full speed is back, unless asked otherwise: a run ends 90 s after its head has stopped, starting again
+takes 60 s, and beside other work all of it does several times."""
 UNDO_S = 30.0
 """After so long a fault that is still in is taken out: as long as it may take to be noticed."""
 CALM_STEPS = 4

@@ -418,6 +418,12 @@ def _of_the_machine() -> list[Kind]:
             says=("head has not answered", "going on after step"),
             ends=True,
         ),
+        Kind(
+            name="SIGSTOP GCS",
+            fault=to_ray("gcs_server", signal.SIGSTOP),
+            says=("head has not answered", "going on after step"),
+            ends=True,
+        ),
         Kind(name="SIGSTOP, SIGCONT raylet", fault=_ray_stopped("raylet"), harmless=True),
         Kind(name="SIGSTOP, SIGCONT GCS", fault=_ray_stopped("gcs_server"), harmless=True),
     ]

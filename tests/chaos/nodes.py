@@ -327,6 +327,23 @@ def kinds(nodes: Nodes, ranks: int, *, smaller: bool) -> list[Kind]:
             Kind(name="node of a replica lost, and comes back", fault=lose_a_replica, says=said),
         ]
 
+    ended = (*said, "no node for", "had no node for", "going on after step")
+    if smaller:
+        fewer = (*ended, "smaller plan: 1 replicas and 1 ranks fit, instead of 2 and 2")
+        name, without = "node lost for good, and a smaller plan", ("generation/1", "learner/rank-1")
+        return [Kind(name=name, fault=for_good, says=fewer, ends=True, without=without)]
+    return [
+        Kind(name="node lost, another has room", fault=elsewhere, says=said),
+        Kind(name="node lost, and comes back", fault=returns, says=said),
+        Kind(name="node cut off for a moment", fault=lambda run: nodes.cut(STOPPED_S), harmless=True),
+        *(_given_up(nodes, said) if nodes.far else ()),
+        Kind(name="node lost for good", fault=for_good, says=ended, ends=True),
+    ]
+
+
+def _given_up(nodes: Nodes, said: tuple[str, ...]) -> list[Kind]:
+    """Of a node that is cut off for longer than Ray waits; it is back once the run goes on, or has begun to."""
+
     def given_up_and_another(run: Run) -> Any:
         far = nodes.given_up(run, Far.cut, Far.mend)
         nodes.join()
@@ -341,21 +358,9 @@ def kinds(nodes: Nodes, ranks: int, *, smaller: bool) -> list[Kind]:
 
         return undo
 
-    given_up = [
+    return [
         Kind(name="node cut off until Ray gives it up, another has room", fault=given_up_and_another, says=said),
         Kind(name="node paused until Ray gives it up, and comes back", fault=given_up_and_back, says=said),
-    ]
-    ended = (*said, "no node for", "had no node for", "going on after step")
-    if smaller:
-        fewer = (*ended, "smaller plan: 1 replicas and 1 ranks fit, instead of 2 and 2")
-        name, without = "node lost for good, and a smaller plan", ("generation/1", "learner/rank-1")
-        return [Kind(name=name, fault=for_good, says=fewer, ends=True, without=without)]
-    return [
-        Kind(name="node lost, another has room", fault=elsewhere, says=said),
-        Kind(name="node lost, and comes back", fault=returns, says=said),
-        Kind(name="node cut off for a moment", fault=lambda run: nodes.cut(STOPPED_S), harmless=True),
-        *(given_up if nodes.far else ()),
-        Kind(name="node lost for good", fault=for_good, says=ended, ends=True),
     ]
 
 
