@@ -23,7 +23,7 @@ GONE_S = 90.0
 EVERY_S = 2.0
 LAST_ANSWER_S = 1.0
 """For a question that is open when the run ends: Ray should not be shut down under it."""
-EXIT_S = 60.0
+EXIT_S = 120.0
 """Ray lets go of a driver, and ends a head of its own, within seconds; a busy machine takes several times as long."""
 
 
