@@ -24,8 +24,9 @@ OPTIONS = (
     "--prompts-per-step 32 --rollout.max-response-tokens 256 --engine.replicas 1 --engine.cpus-per-replica 0.8"
     " --evaluate.every-steps 100000 --data.num-train 2000 --balancer.risk 0.05"
 )
+PROBLEMS, SAMPLES = 96, 8
 EVALUATION = (
-    "--scale tiny --evaluate.num-problems 32 --evaluate.samples 8 --evaluate.max-response-tokens 256"
+    f"--scale tiny --evaluate.num-problems {PROBLEMS} --evaluate.samples {SAMPLES} --evaluate.max-response-tokens 256"
     " --evaluate.temperature 1.0 --engine.replicas 1 --engine.cpus-per-replica 0.8"
 )
 
@@ -109,7 +110,7 @@ def evaluate(folder: Path, policy: Path, whom: str, share: float, over_s: float)
     (run.control / SAMPLED).touch()
     run.start()
     try:
-        if whom != "nobody" and not run.wait(lambda: run.ended() >= share * 256, over_s, every_s=0.02):
+        if whom != "nobody" and not run.wait(lambda: run.ended() >= share * PROBLEMS * SAMPLES, over_s, every_s=0.02):
             raise TimeoutError("the evaluation did not get so far")
         if whom == "driver":
             for process in run.note_family():
