@@ -27,6 +27,12 @@ EXIT_S = 120.0
 """Ray lets go of a driver, and ends a head of its own, within seconds; a busy machine takes several times as long."""
 
 
+class Ending:
+    """How this process is to end, once that is known: where Ray holds its end up, with this status all the same."""
+
+    status = 1
+
+
 class HeadProbe:
     """One for a run, in its driver; `close` last."""
 
@@ -66,14 +72,13 @@ class HeadProbe:
     def look(self) -> None:
         """Say what is new; called now and then, from one thread."""
         asked_s, now_s = self._asked_s, time.monotonic()
-        silent_s = 0.0 if asked_s is None else now_s - asked_s
         since_s = min(now_s - self._looked_s, 2 * self._every_s)
         self._waited_s = self._waited_s + since_s if asked_s is not None and asked_s == self._waited_for else 0.0
         self._waited_for, self._looked_s = asked_s, now_s
-        if not self._said and silent_s > self._silent_s:
+        if not self._said and self._waited_s > self._silent_s:
             self._said = True
             self._show(
-                f"Ray's head has not answered for {silent_s:.0f} s: where it is gone the run ends within"
+                f"Ray's head has not answered for {self._waited_s:.0f} s: where it is gone the run ends within"
                 f" {self._gone_s:.0f} s, and the same command goes on"
             )
         elif self._said and asked_s is None:
@@ -82,8 +87,8 @@ class HeadProbe:
 
     @property
     def silent(self) -> bool:
-        """It is said that it does not answer."""
-        return self._said
+        """It is said that it does not answer, and it has not since."""
+        return self._said and self._asked_s is not None
 
     def fault(self) -> str:
         """Why the run has to end; empty while it has not."""
@@ -107,8 +112,9 @@ async def in_time(act: Callable[[], object], seconds: float) -> None:
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def run() -> None:
-        with contextlib.suppress(Exception):  # the loop may be closed by then, too
+        with contextlib.suppress(Exception):
             act()
+        with contextlib.suppress(RuntimeError):  # the loop is closed by then
             loop.call_soon_threadsafe(done.set)
 
     threading.Thread(target=run, name="head, at the end", daemon=True).start()
@@ -125,11 +131,12 @@ def exit_within(seconds: float = EXIT_S) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if birth(pid) == born:
                     psutil.Process(pid).kill()
-        os._exit(1)
+        os._exit(Ending.status)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # Python 3.12.0 and 3.12.1 start no thread so late
+        timer.start()
 
 
 def _below() -> dict[int, str]:

@@ -248,7 +248,7 @@ class TrainingActors:
     async def close(self) -> None:
         """End every actor this run started; where Ray's head does not answer, those of this node: others end with
         their raylets."""
-        signs, headless = self.watch.signs(), self._head.silent
+        signs = self.watch.signs()
         await self.watch.close()
         workers = self._replicas.workers if self._replicas else {}
         there = self._replicas.there if self._replicas else {}
@@ -264,7 +264,7 @@ class TrainingActors:
         for handle in [*workers.values(), *self._executors.values(), *self._hosts.values(), self._balancer]:
             if handle is not None:
                 ray.kill(handle)
-        if headless:
+        if self._head.silent:
             for sign in filter(is_here, signs):
                 kill_here(sign)
             atexit.register(exit_within, HEADLESS_EXIT_S)

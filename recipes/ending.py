@@ -12,6 +12,13 @@ def status_of(act: Callable[[], int | None], *, interrupted: str = "") -> int:
 
     `interrupted` is said where Ctrl-C ends it.
     """
+    status = _status_of(act, interrupted)
+    if (known := sys.modules.get("actors.head")) is not None:  # else there is no Ray that could hold its end up
+        known.Ending.status = status
+    return status
+
+
+def _status_of(act: Callable[[], int | None], interrupted: str) -> int:
     try:
         return act() or 0
     except ConfigError as refused:

@@ -72,6 +72,7 @@ async def hard_set(
     The rows that it was chosen by stay beside those of evaluations, for whoever wants to look at them.
     """
     if (kept := kept_hard_set(problems, config, run_dir)) is not None:
+        run_dir.drop_turns(choice_folder(config.stage))
         return kept
     looked_at = problems[: config.data.num_filtered] if config.data.num_filtered else problems
     choice = _choice(config, crew, run_dir)

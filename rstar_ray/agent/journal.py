@@ -9,6 +9,7 @@ again, only its latest beginning. A record that was torn by a crash ends its fil
 
 import contextlib
 import json
+import os
 import re
 import struct
 import zlib
@@ -187,8 +188,8 @@ class TurnJournal:
         What cannot be written is given up, and so is its file, whose end is torn: what is added later gets another.
         """
         try:
-            if not all(folder.exists() for folder in self._files):  # removed, as all that was played for it had ended
-                self._close_files()
+            if any(not folder.exists() or not os.fstat(file.fileno()).st_nlink for folder, file in self._files.items()):
+                self._close_files()  # removed, as all that was played for it had ended; another may have made it anew
             count = len(self._unwritten)  # more may come meanwhile
             for position in range(count):
                 folder, frame = self._unwritten[position]

@@ -50,7 +50,8 @@ def forget(path: Path, stage: str, *, sure: bool, show: Callable[[str], None]) -
 
 def left_by(run_dir: RunDir, stage: str, *, last: bool) -> list[Path]:
     """Its files and folders: the mark of its end first, for without its checkpoint it would be a fault. With the `last`
-    of a directory goes the policy that was made for it, by its seed."""
+    of a directory go the policy that was made for it, by its seed, and what evaluations that did not end have sampled.
+    """
     step = f"{stage}-step-*"
     found = [
         (run_dir.path / "finished", f"{stage}.json"),
@@ -61,7 +62,7 @@ def left_by(run_dir: RunDir, stage: str, *, last: bool) -> list[Path]:
         (run_dir.trajectories_path, f"{stage}-*.jsonl"),
         (run_dir.path / "plots", f"step-{stage}.png"),
         (run_dir.path / "tensorboard", stage),
-        *([(run_dir.path, "start-model")] if last else []),
+        *([(run_dir.path, "start-model"), (run_dir.journal_path, "evaluate-*")] if last else []),
     ]
     return [path for folder, pattern in found for path in sorted(folder.glob(pattern))]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 from ray.exceptions import ActorUnavailableError, RayTaskError
 
+from actors.head import Ending
 from recipes.ending import status_of
 from recipes.session import say
 from rstar_ray.errors import ConfigError, EngineError, LearnerError, Stopped
@@ -20,6 +21,14 @@ def _raises(error: BaseException) -> Callable[[], int | None]:
         raise error
 
     return act
+
+
+@pytest.mark.parametrize(("act", "status"), [(lambda: None, 0), (_raises(Stopped("stopped")), 130)])
+def test_what_ray_holds_up_at_the_end_ends_with_the_same_status(
+    act: Callable[[], int | None], status: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Ending, "status", 1)
+    assert status_of(act) == status == Ending.status
 
 
 def test_a_line_that_nobody_can_see_any_more_ends_nothing(monkeypatch: pytest.MonkeyPatch):

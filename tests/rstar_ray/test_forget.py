@@ -98,10 +98,13 @@ async def test_a_stage_that_another_began_from_is_kept_until_that_is_gone(
 
 async def test_with_the_last_stage_goes_the_policy_that_was_made_for_it(tmp_path: Path):
     await two_stages(tmp_path)
-    (tmp_path / "start-model").mkdir()
-    (tmp_path / "start-model" / "config.json").touch()
-    assert forget(tmp_path, "stage2", "--yes") == 0 and (tmp_path / "start-model").exists()
+    turns = tmp_path / "journal" / "evaluate-0a1b" / "evaluate-evaluation" / "a.turns"
+    for left in (tmp_path / "start-model" / "config.json", turns):
+        left.parent.mkdir(parents=True)
+        left.touch()
+    assert forget(tmp_path, "stage2", "--yes") == 0 and (tmp_path / "start-model").exists() and turns.exists()
     assert forget(tmp_path, "stage1", "--yes") == 0 and not (tmp_path / "start-model").exists()
+    assert not turns.exists()
 
 
 async def test_a_later_stage_with_a_policy_of_its_own_began_from_none(tmp_path: Path):

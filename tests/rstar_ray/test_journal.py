@@ -235,6 +235,21 @@ async def test_evaluations_and_the_choice_of_a_hard_set_go_on_as_training_does(n
     assert journaled(tmp_path, [start(name.replace("0a1b", "2c3d"))], 7) == {}  # it is asked in another way
 
 
+async def test_a_folder_that_was_removed_and_made_anew_by_another_worker_is_written_anew(tmp_path: Path):
+    (first, *_) = await played(start())
+    ours, other = TurnJournal(tmp_path, "generation/0-a"), TurnJournal(tmp_path, "generation/1-b")
+    for journal in (ours, other, ours):
+        if journal is other:
+            for folder in tmp_path.iterdir():
+                shutil.rmtree(folder)
+        journal.begin(start())
+        journal.add(first, 7)
+        journal.flush()
+    assert len([*tmp_path.rglob("*.turns")]) == 2
+    ours.close()
+    other.close()
+
+
 async def test_a_folder_that_was_removed_is_written_anew(tmp_path: Path):
     (first, *_) = await played(start())
     journal = TurnJournal(tmp_path, "generation/0-a")
