@@ -16,8 +16,7 @@ from rstar_ray.run_dir.durable import read_json, write_json
 
 MANIFEST = "manifest.json"
 OWN_SHA256 = "sha256"
-"""In a manifest: the checksum of the rest of it; one that was written without is held to its keys and its folder's
-name alone."""
+"""In a manifest: the checksum of the rest of it."""
 SET_ASIDE = "damaged-"
 """How the name of a checkpoint's folder begins that was found damaged, and passed over."""
 DRIVER = "driver"
@@ -126,9 +125,9 @@ def _damage(folder: Path, *, sizes_only: bool) -> str | None:
 def _odd(told: dict[str, Any], folder: Path) -> str | None:
     """What shows, without a look at the files, that the manifest is not what was written, or of another folder."""
     rest = {name: value for name, value in told.items() if name != OWN_SHA256}
-    if rest.keys() != {"stage", "step", "files"}:
+    if told.keys() != {"stage", "step", "files", OWN_SHA256}:
         return f"has other names than stage, step, files and {OWN_SHA256}"
-    if OWN_SHA256 in told and told[OWN_SHA256] != _checksum_of(rest):
+    if told[OWN_SHA256] != _checksum_of(rest):
         return "is not what was written: its own checksum differs"
     stage, _, step = folder.name.removeprefix(SET_ASIDE).rpartition("-step-")
     if told["stage"] != stage or f"{told['step']:06d}" != step:

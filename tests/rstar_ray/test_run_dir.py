@@ -280,44 +280,34 @@ async def test_one_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_p
         assert await run_dir.newest_whole_checkpoint("sft", shown.append) is None
 
 
+NOT_WRITTEN = "is not what was written: its own checksum differs"
 CHANGED = {
-    "a digit": (b'"step": 20', b'"step": 60', "is of step 60 of stage1, which its folder's name does not say"),
-    "the stage": (b'"stage1"', b'"stage2"', "is of step 20 of stage2, which its folder's name does not say"),
+    "a digit": (b'"step": 20', b'"step": 60', NOT_WRITTEN),
+    "the stage": (b'"stage1"', b'"stage2"', NOT_WRITTEN),
     "a key": (b'"step"', b'"stew"', "has other names than stage, step, files and sha256"),
+    "its own checksum's name": (b'"sha256": "', b'"sha257": "', "has other names than stage, step, files and sha256"),
 }
 
 
 @pytest.mark.usefixtures("without_fsync")
-@pytest.mark.parametrize("has_own_checksum", [True, False], ids=["now", "an older version's"])
 @pytest.mark.parametrize("what", CHANGED)
 async def test_a_manifest_that_says_something_else_is_named_and_the_checkpoint_before_is_used(
-    tmp_path: Path, what: str, has_own_checksum: bool
+    tmp_path: Path, what: str
 ):
     shown: list[str] = []
     before, after, said = CHANGED[what]
-    if has_own_checksum and what != "a key":
-        said = "is not what was written: its own checksum differs"
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         for step in (10, 20):
             write(run_dir, "stage1", step)
-        if not has_own_checksum:
-            for checkpoint in run_dir.checkpoints("stage1"):
-                without_own_checksum(checkpoint.path / "manifest.json")
-            assert steps(run_dir, "stage1") == [10, 20]
         manifest = run_dir.checkpoints_path / "stage1-step-000020" / "manifest.json"
-        manifest.write_bytes(manifest.read_bytes().replace(before, after))
-        assert steps(run_dir, "stage1") == [10]
+        written = manifest.read_bytes()
+        manifest.write_bytes(written.replace(before, after))
+        assert manifest.read_bytes() != written and steps(run_dir, "stage1") == [10]
         assert f"checkpoint stage1-step-000020: its manifest.json {said}" in faults(tmp_path, show=print)
         newest = await run_dir.newest_whole_checkpoint("stage1", shown.append)
         assert newest == Checkpoint(run_dir.checkpoints_path / "stage1-step-000010", "stage1", 10)
         (line,) = shown
         assert line.endswith(f"is set aside as damaged-stage1-step-000020: its manifest.json {said}")
-
-
-def without_own_checksum(manifest: Path) -> None:
-    told = json.loads(manifest.read_text())
-    del told["sha256"]
-    manifest.write_text(json.dumps(told, indent=2))
 
 
 @pytest.mark.usefixtures("without_fsync")
