@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 UNREAL := not slow and not gpu and not real
 
-.PHONY: help setup train experiment test test-fast test-journeys gpu-smoke mutants chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
+.PHONY: help setup train experiment test test-fast test-journeys gpu-smoke chaos check format bench bench-sandbox soak-sandbox fuzz-sandbox bench-balancer bench-learner bench-evaluation calibrate
 .PHONY: cluster-up cluster-down dashboards preflight docs clean same-target
 
 help:  ## What can be made
@@ -68,9 +68,6 @@ test-fast: $(READY)  ## The tests that start neither Ray, vLLM, DeepSpeed, a san
 
 gpu-smoke: $(READY)  ## Five minutes on one GPU: learner, engine and publish; then recipes/rehearse.py --scale gpu
 	$(BIN)/python -m pytest -q -m gpu -rs tests/gpu $(ARGS)
-
-mutants: $(READY)  ## Do the fast tests notice small changes in the pure rooms? ARGS="--sample 300 --seed 1"
-	$(BIN)/python tests/mutants $(ARGS)
 
 chaos: $(READY)  ## Faults put into one real run, a line for each; ARGS="--kinds SIGKILL --seeds 3" to choose
 	$(BIN)/python -m tests.chaos $(ARGS)

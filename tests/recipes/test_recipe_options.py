@@ -66,7 +66,7 @@ def refusal(*arguments: str) -> str:
     ],
 )
 def test_a_bad_option_is_refused_in_one_line_that_names_it_and_the_mend(arguments: list[str], named: str, mend: str):
-    """How a command line says it; every limit of every setting is held in tests/rstar_ray/test_config_exact.py."""
+    """How a command line says it."""
     line = refusal(*arguments)
     assert line.startswith(named) and mend in line and "\n" not in line
 

@@ -43,7 +43,7 @@ PNG = b"\x89PNG\r\n"
 
 @pytest.fixture(scope="module", autouse=True)
 def small_pictures() -> Iterator[None]:
-    """Pictures of few pixels: what they show is told apart in tests/rstar_ray/test_report_exact.py."""
+    """Pictures of few pixels."""
     from matplotlib.figure import Figure
 
     whole = Figure.savefig
