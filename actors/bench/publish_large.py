@@ -33,7 +33,6 @@ async def large(parameters: float, publishes: int) -> dict[str, Any]:
         config = with_values(SMALL, CHANGED)
         engine = Engine(replace(engine_settings(config, Path(folder)), measure_cost=False))
         rounds: list[dict[str, float]] = []
-        beside = 0
         num_bytes = 0
         try:
             await engine.start()
@@ -45,7 +44,6 @@ async def large(parameters: float, publishes: int) -> dict[str, Any]:
                 gathered = time.perf_counter()
                 update = await engine.update_weights(version, buckets)
                 assert update.checksum == total
-                beside += update.prepared
                 parts = {"gather": gathered - started, "move": update.shared_s, "load": update.paused_s}
                 num_bytes = sum(bucket.num_bytes for bucket in buckets)
                 rounds.append(parts | {"copy": _copy_seconds(buckets)})
@@ -58,7 +56,6 @@ async def large(parameters: float, publishes: int) -> dict[str, Any]:
         "parameters": sum(tensor.numel() for tensor in weights.values()),
         "bytes": num_bytes,
         "publishes": publishes,
-        "made_ready_beside_the_old": beside,
         "seconds": {part: round(seconds, 3) for part, seconds in least.items()},
         "gb_per_s": {part: round(num_bytes / seconds / 1e9, 2) for part, seconds in least.items()},
         "pause_over_copy": round(statistics.median(one["load"] / one["copy"] for one in rounds), 2),

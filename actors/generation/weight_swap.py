@@ -1,7 +1,7 @@
 """New weights for a running engine, between two decode steps.
 
-Those from the object store are laid out, and on a CPU made ready, while decoding goes on; then comes a short pause
-(`update`). Those that a learner's rank sends come while it stands still (`begin`, `take`, `end`).
+Those from the object store are laid out while decoding goes on; then comes a short pause (`update`). Those that a
+learner's rank sends come while it stands still (`begin`, `take`, `end`).
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from actors.generation.load_meter import LoadMeter
 from actors.generation.vllm_process import VllmProcess
 from actors.weights.buckets import BucketPlan, WeightBucket
 from actors.weights.model_folder import refuse_other_parameters
-from actors.weights.shared_memory import BY_FILE, BY_HANDOVER, shared_buckets
+from actors.weights.shared_memory import BY_FILE, shared_buckets
 from actors.weights.transfer import Pulled
 from rstar_ray.errors import DeadlineExceeded, EngineError
 from rstar_ray.run_dir.metrics import PublishFigures
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POLL_S = 0.002
-BESIDE_FROM_BYTES = 2**26
-"""Weights of so many bytes are made ready beside those that serve. Smaller ones are loaded in tens of milliseconds,
-where making them ready beside decoding takes longer in all than it saves of the pause."""
 PATIENCE = 2.0
 """Longest silence of a sender, over the longest that it waits for any one engine: where one hangs, ranks that gather
 with its own are held up so long, and the engines beside it outlast that."""
@@ -45,7 +42,6 @@ class WeightUpdate:
     paused_s: float  # from the pause's beginning until decoding was free to go on
     shared_s: float = 0.0  # until the weights lay in shared memory, while decoding went on
     laid_out: bool = False  # there, by this engine; another of its node may have been first
-    prepared: bool = False  # they were made ready beside those that served
 
 
 def publish_figures(gather_s: float, num_bytes: int, pulled: Sequence[Pulled]) -> PublishFigures:
@@ -96,17 +92,13 @@ class WeightSwap:
             sharing = shared_buckets(name or uuid.uuid4().hex, buckets)
             shared = await asyncio.to_thread(sharing.__enter__)
             try:
-                parcel = {"by": BY_FILE, **shared.payload()}
-                prepared = _large(buckets) and await self._prepared(llm, parcel)
-                if prepared:
-                    parcel = {"by": BY_HANDOVER, "buckets": [], "path": shared.path}
                 shared_s = time.monotonic() - began
                 paused_at = await self._pause(llm)
-                await self._load(llm, parcel)
+                await self._load(llm, {"by": BY_FILE, **shared.payload()})
                 update = await self._serve(llm, version, paused_at)
             finally:
                 await asyncio.to_thread(sharing.__exit__, None, None, None)
-        return replace(update, shared_s=shared_s, laid_out=shared.laid_out, prepared=prepared)
+        return replace(update, shared_s=shared_s, laid_out=shared.laid_out)
 
     async def join(self, meeting: Mapping[str, Any]) -> None:
         """Be a member of the group in which a learner's rank broadcasts; decoding stands still until all are there."""
@@ -189,25 +181,6 @@ class WeightSwap:
         await self._half_done(llm.start_weight_update(), "begin a weight update")
         return paused_at
 
-    async def _prepared(self, llm: "AsyncLLM", parcel: Mapping[str, Any]) -> bool:
-        """Whether the workers have made these weights ready, beside decoding; not all models and devices can."""
-        what = "make new weights ready"
-        if not all(await self._vllm.ask(llm.collective_rpc("prepare_weights", args=(dict(parcel),)), what)):
-            return False
-        return all(await self._answers(llm, "weights_prepared", what))
-
-    async def _answers(self, llm: "AsyncLLM", method: str, what: str) -> list[Any]:
-        """The workers', once none says None. They compute in threads, beside decoding: they are asked again and again.
-
-        Raises `DeadlineExceeded`.
-        """
-        until = time.monotonic() + self._deadline_s
-        while None in (answers := await self._vllm.ask(llm.collective_rpc(method), what)):
-            if time.monotonic() > until:
-                raise DeadlineExceeded("engine", "its workers", what, self._deadline_s)
-            await asyncio.sleep(POLL_S)
-        return answers
-
     async def _load(self, llm: "AsyncLLM", payload: dict[str, Any]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
@@ -229,15 +202,17 @@ class WeightSwap:
             raise
 
     async def _checksum(self, llm: "AsyncLLM") -> int:
-        sums = await self._answers(llm, "loaded_checksum", "checksum the new weights")
+        """Polled: the workers compute it in threads while decoding continues. Raises `DeadlineExceeded`."""
+        reason = "checksum the new weights"
+        until = time.monotonic() + self._deadline_s
+        while None in (sums := await self._vllm.ask(llm.collective_rpc("loaded_checksum"), reason)):
+            if time.monotonic() > until:
+                raise DeadlineExceeded("engine", "its workers", reason, self._deadline_s)
+            await asyncio.sleep(POLL_S)
         if len(set(sums)) != 1:
             self._vllm.mark_dead(f"its ranks loaded different weights: checksums {sums}")
             self._vllm.alive()
         return sums[0]
-
-
-def _large(buckets: Sequence[WeightBucket]) -> bool:
-    return sum(bucket.num_bytes for bucket in buckets) >= BESIDE_FROM_BYTES
 
 
 async def _both(first: Awaitable[float], second: Awaitable[int]) -> tuple[float, int]:

@@ -1,9 +1,8 @@
 """Weights on their way into an engine's worker processes: laid out in shared memory, so that the swap is one copy.
 
 The engine's process lays them out while the engine goes on decoding; only then is it paused, and its workers (other
-processes of the same host) copy from the mapping, unless they have before (`actors.weights.prepared`). Nothing large
-ever crosses a socket. Engines of one node that take one version together share one file, so that eight of them do not
-hold the weights eight times.
+processes of the same host) copy from the mapping. Nothing large ever crosses a socket. Engines of one node that take
+one version together share one file, so that eight of them do not hold the weights eight times.
 """
 
 import contextlib
@@ -23,7 +22,6 @@ from actors.weights.buckets import WeightBucket, WeightEntry
 from rstar_ray.errors import DeadlineExceeded
 
 BY_FILE = "file"  # what a parcel says of how its weights come
-BY_HANDOVER = "handover"  # those of a file that were made ready beside the ones that serve (`actors.weights.prepared`)
 SHARED_MEMORY = Path("/dev/shm")
 TEMPORARY = Path(tempfile.gettempdir())
 """The node's, by which its engines meet: found before one of them takes a folder of its own."""

@@ -5,7 +5,7 @@ vLLM's weight-transfer interface, since an engine has one for its life: each par
 (`actors.weights.arrivals`).
 """
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -19,8 +19,7 @@ from vllm.platforms import current_platform
 from actors.generation.owner import end_with_owner
 from actors.generation.resumed_sampling import go_on_with_seeds
 from actors.weights.arrivals import Arrivals
-from actors.weights.preparing import LoadedChecksum, Preparing
-from actors.weights.shared_memory import BY_HANDOVER
+from actors.weights.tensors import TensorBucket, add_checksum
 from actors.weights.transfer import BACKEND
 
 
@@ -41,6 +40,25 @@ class Parcel(WeightTransferUpdateInfo):
     handle: dict[str, Any] = field(default_factory=dict)
 
 
+class LoadedChecksum:
+    """Of one version's bytes as this worker read them, in a thread beside their loading."""
+
+    def __init__(self, thread: ThreadPoolExecutor) -> None:
+        """`thread`: one alone, which hashes the buckets in order."""
+        self._thread = thread
+        self._so_far: Future[int] | None = None
+
+    def add(self, bucket: TensorBucket) -> None:
+        before = self._so_far  # it is done when its thread comes to the next
+        self._so_far = self._thread.submit(lambda: add_checksum(bucket, before.result() if before else 0))
+
+    def value(self) -> int | None:
+        """None while it is still being computed."""
+        if self._so_far is None:
+            raise RuntimeError("no weights have been loaded")
+        return self._so_far.result() if self._so_far.done() else None
+
+
 class Loading(WeightTransferEngine[Meet, Parcel]):
     """Loads what arrives through vLLM's layer-wise reload.
 
@@ -58,25 +76,10 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
         self._hashing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-checksum")
         self._checksum = LoadedChecksum(self._hashing)
         self._missing: set[str] = set()
-        self._preparing = Preparing(self.model, self._parameters)
-        self._in_place = False  # layers are being loaded where they serve
+        self._reloading = False  # between the first weights of a version and its last
 
     def init_transfer_engine(self, init_info: Meet) -> None:
         self._arrivals.join(init_info.meeting)
-
-    def prepare(self, parcel: dict[str, Any]) -> bool:
-        """Begin to make a file's weights ready beside those that serve; whether that is done for this model.
-
-        On a GPU loading in place is a copy or two at the speed of its memory, and there is no room for a second model.
-        """
-        if self.device.type != "cpu":
-            return False
-        buckets = self._arrivals.parcel(**vars(self.parse_update_info(parcel)))
-        return self._preparing.begin(parcel["path"], buckets, LoadedChecksum(self._hashing))
-
-    def prepared(self) -> bool | None:
-        """Whether weights are ready; None while they are being made so."""
-        return self._preparing.ready()
 
     def start_weight_update(self) -> None:
         self._checksum = LoadedChecksum(self._hashing)
@@ -89,13 +92,9 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: Parcel) -> None:
-        if update_info.by == BY_HANDOVER:
-            self._take_prepared(update_info.path)
-            return
-        if not self._in_place:
-            self._preparing.give_up()
+        if not self._reloading:
             initialize_layerwise_reload(self.model)
-            self._in_place = True
+            self._reloading = True
         model: Any = self.model  # vLLM knows of any torch module only that it is one
         for bucket in self._arrivals.parcel(**vars(update_info)):
             weights = ((name, weight.to(self.device)) for name, weight in bucket.weights())
@@ -106,16 +105,11 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
         self._arrivals.end()
         if self._missing:
             raise ValueError(f"no weights came for {sorted(self._missing)}")
-        if self._in_place:
+        if self._reloading:
             finalize_layerwise_reload(self.model, self.model_config)
-            self._in_place = False
+            self._reloading = False
             if self.device.type == "cpu":
                 self._repack_tied_head()
-
-    def _take_prepared(self, path: str) -> None:
-        ready = self._preparing.take(path)
-        ready.weights.hand_over()
-        self._missing, self._checksum = ready.missing, ready.checksum
 
     def checksum(self) -> int | None:
         """None while it is still being computed."""
@@ -133,7 +127,6 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
 
     def shutdown(self) -> None:
         self._arrivals.end()
-        self._preparing.close()
         self._hashing.shutdown(wait=False)
 
 
@@ -141,14 +134,6 @@ class WorkerExtension:
     """Methods vLLM adds to its worker, reached by `collective_rpc`."""
 
     weight_transfer_engine: WeightTransferEngine[Any, Any] | None  # vLLM's own
-
-    def prepare_weights(self, parcel: dict[str, Any]) -> bool:
-        assert isinstance(self.weight_transfer_engine, Loading)
-        return self.weight_transfer_engine.prepare(parcel)
-
-    def weights_prepared(self) -> bool | None:
-        assert isinstance(self.weight_transfer_engine, Loading)
-        return self.weight_transfer_engine.prepared()
 
     def loaded_checksum(self) -> int | None:
         assert isinstance(self.weight_transfer_engine, Loading)
