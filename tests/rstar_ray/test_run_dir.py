@@ -16,7 +16,7 @@ import pytest
 
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.__main__ import main as verify
-from rstar_ray.run_dir.durable import append_row
+from rstar_ray.run_dir.durable import append_row, read_json, read_rows
 from rstar_ray.run_dir.folder import Checkpoint, RunDir
 from rstar_ray.run_dir.ledger import Fate, forget_fates, ledger_faults, write_fates
 from rstar_ray.run_dir.manifest import Unreadable, WrittenFile, damage
@@ -568,3 +568,45 @@ def test_a_row_of_the_ledger_that_is_gone_is_said_when_the_run_goes_on(tmp_path:
     assert shown == ["ledger.jsonl: stage1 step 3: the row is gone, and what became of its rollouts with it"]
     forget_fates(tmp_path, stage="stage2", after_step=7, show=shown.append)
     assert shown[-1].startswith("ledger.jsonl: stage2 step 1, 2, 3, 4, 5 and 2 more: ")
+
+
+def test_a_file_that_is_no_json_is_named(tmp_path: Path):
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(ValueError, match=r"a\.json: not JSON"):
+        read_json(tmp_path / "a.json")
+    (tmp_path / "a.jsonl").write_text("{}\n{}\n{\n{}\n")
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 3: not JSON"):
+        read_rows(tmp_path / "a.jsonl")
+
+
+def opened(path: Path, config: dict[str, Any], stage: str = "stage1", **more: Any) -> RunDir:
+    with RunDir.open(path, stage, config, **more) as run_dir:
+        return run_dir
+
+
+def test_a_branch_that_may_differ_is_a_whole_name(tmp_path: Path):
+    config = {"checkpoint": {"keep": 1, "every": 2}, "checkpoints": 3, "scale": "tiny", "seed": 0}
+    opened(tmp_path, config, may_differ=("checkpoint",))
+    opened(tmp_path, config | {"checkpoint": {"keep": 5, "every": 2}}, may_differ=("checkpoint",))
+    opened(tmp_path, config | {"checkpoint": {"keep": 5, "every": 2}}, may_differ=("checkpoint.keep",))
+    with pytest.raises(ConfigError, match="checkpoints: 3 there, 4 now"):
+        opened(tmp_path, config | {"checkpoints": 4}, may_differ=("checkpoint",))
+    opened(tmp_path, config | {"checkpoints": 4}, "stage2")  # a stage of its own ...
+    with pytest.raises(ConfigError, match="stage1 seed: 0 there, 1 now"):
+        opened(tmp_path, config | {"seed": 1}, "stage3")  # ... but of one run
+
+
+def test_what_an_evaluation_leaves_is_no_foreign_folder(tmp_path: Path):
+    (tmp_path / "trajectories").mkdir()
+    (tmp_path / "evaluations.jsonl").touch()
+    (tmp_path / ".hidden").touch()
+    opened(tmp_path, {"a": 1})
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in "dcba":
+        (other / name).touch()
+    with pytest.raises(ConfigError, match=r"holds other files \(a, b, c\) and no run"):
+        opened(other, {"a": 1})
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        opened(tmp_path / "file", {"a": 1})

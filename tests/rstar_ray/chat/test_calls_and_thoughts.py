@@ -1,0 +1,180 @@
+"""Edge cases of calls, thoughts and templates that a chat format has to decide."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from rstar_ray.chat.call_syntax import SYNTAXES
+from rstar_ray.chat.profile import THOUGHTS
+from rstar_ray.chat.resolve import ChatChoices, resolve
+from rstar_ray.chat.template import chat_of
+from rstar_ray.chat.thoughts import spoken, where_calls_stand
+from rstar_ray.chat.tool_calls import parse_tool_calls
+from rstar_ray.errors import ConfigError
+from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
+from rstar_ray.trajectory import ToolCall
+from tests.rstar_ray.chat.families import FAMILIES, Family, tokenizer_of
+
+# -- calls -------------------------------------------------------------------------------------------------------------
+
+OPEN, CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+INVALID = "invalid"
+CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]] | str]]] = [
+    ("hermes", '<tool_call>{"name": "a", "arguments": {"x": 1}}</tool_call>', [("a", {"x": 1})]),
+    ("hermes", '<tool_call> \r\n\t{"name": "a", "arguments": "{}"} </tool_call>', [("a", {})]),
+    ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>', [INVALID]),
+    ("hermes", '<tool_call>{"name": "a"}</tool_call>', [INVALID]),
+    ("hermes", '<tool_call>{"name": "a", "arguments": "[]"}</tool_call>', [INVALID]),
+    ("hermes", "<tool_call>7</tool_call>", [INVALID]),
+    ("hermes", "so <tool_call>", [INVALID]),
+    ("hermes", "so <tool_call> is\n", []),
+    ("hermes", "so\n <tool_call> is\n", [INVALID]),
+    ("hermes", "so <tool_call> [", [INVALID]),
+    ("hermes", "so <tool_call> a <tool_call>", [INVALID]),
+    ("hermes", 'a `<tool_call>{"name": "a", "arguments": {}}</tool_call>` b', []),
+    ("hermes", 'a `<tool_call>{"name": "a", "arguments": {}}</tool_call> b', [("a", {})]),
+    ("hermes", '```\n```\n<tool_call>{"name": "a", "arguments": {}}</tool_call>\n```\n', [("a", {})]),
+    ("hermes", ' ```\n<tool_call>{"name": "a", "arguments": {}}</tool_call>\n ```\n', []),
+    ("hermes", '```\n<tool_call>{"name": "a", "arguments": {}}</tool_call>\n', [("a", {})]),
+    ("qwen_xml", "<tool_call><function= a ><parameter=x>\n\n1\n\n</parameter></function></tool_call>",
+     [("a", {"x": "\n1\n"})]),
+    ("qwen_xml", "<tool_call><function=a></function></tool_call>", [("a", {})]),
+    ("qwen_xml", "<tool_call>x</tool_call>", [INVALID]),
+    ("qwen_xml", "<tool_call><function=a>x<parameter=x>1</parameter></function></tool_call>",
+     [INVALID]),
+    ("glm", "<tool_call>a\n<arg_key> x </arg_key>\n<arg_value> 1 </arg_value></tool_call>", [("a", {"x": " 1 "})]),
+    ("glm", "<tool_call> a </tool_call>", [("a", {})]),
+    ("glm", "<tool_call></tool_call>", [INVALID]),
+    ("glm", "<tool_call>{a}</tool_call>", [INVALID]),
+    ("glm", "<tool_call><b></tool_call>", [INVALID]),
+    ("glm", "<tool_call>a <arg_key>x</arg_key></tool_call>",
+     [INVALID]),
+    ("deepseek", f'{OPEN}function<｜tool▁sep｜> a \n```json\n{{"x": 1}}\n```{CLOSE}', [("a", {"x": 1})]),
+    ("deepseek", f'{OPEN} a <｜tool▁sep｜>{{"x": 1}}{CLOSE}', [("a", {"x": 1})]),
+    ("deepseek", f"{OPEN}a{CLOSE}", [INVALID]),
+    ("deepseek", f"{OPEN}a<｜tool▁sep｜>[]{CLOSE}", [INVALID]),
+    ("llama_json", ' {"name": "a", "parameters": {"x": 1}} ', [("a", {"x": 1})]),
+    ("llama_json", '{"name": "a", "arguments": {"x": 1}}', [("a", {"x": 1})]),
+    ("llama_json", '{"name": "a"}', [INVALID]),
+    ("llama_json", '<|python_tag|> {"name": "a", "parameters": {}};{"type": "b", "name": "b", "parameters": {}}',
+     [("a", {}), ("b", {})]),
+    ("llama_json", '{ "function": "a", "name": "c", "parameters": {}}', [("c", {})]),
+    ("llama_json", '{"other": "a"}', []),
+    ("llama_json", "", []),
+    ("mistral", '[TOOL_CALLS] [{"name": "a", "arguments": {}}, {"name": "b", "arguments": {"x": 2}}]',
+     [("a", {}), ("b", {"x": 2})]),
+    ("mistral", '[TOOL_CALLS] a [ARGS]{"x": 1}[TOOL_CALLS]b[ARGS]{}', [("a", {"x": 1}), ("b", {})]),
+    ("mistral", "[TOOL_CALLS]a[ARGS][]", [INVALID]),
+    ("mistral", "[TOOL_CALLS]5", [INVALID]),
+    ("mistral", "none", []),
+]  # fmt: skip
+
+
+def test_calls_are_read_and_malformed_ones_are_invalid():
+    def read(name: str, text: str) -> list[tuple[str, Mapping[str, Any]] | str]:
+        return [(one.name, one.arguments) if one.error is None else INVALID for one in SYNTAXES[name].read(text)]
+
+    assert [(name, text, read(name, text)) for name, text, _ in CALLS] == CALLS
+
+
+ADD = ToolSpec(
+    name="add", description="?", runs="actor",
+    parameters={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "tools", "call"),
+    [
+        ("python", {"code": "1"}, [PYTHON_TOOL], ToolCall(code="1", tool="python")),
+        ("python", {"code": "1", "input": "2", "x": 3}, [PYTHON_TOOL], ToolCall(code="1", stdin="2", tool="python")),
+        ("add", {"a": 1}, [ADD], ToolCall(tool="add", arguments={"a": 1})),
+    ],
+)  # fmt: skip
+def test_a_written_call_becomes_one_that_can_be_run(
+    name: str, arguments: dict[str, Any], tools: Sequence[ToolSpec], call: ToolCall
+):
+    written = SYNTAXES["hermes"].write(name, arguments)
+    assert parse_tool_calls(written, SYNTAXES["hermes"], {tool.name: tool for tool in tools}) == [call]
+
+
+def test_arguments_in_text_get_the_types_of_the_tool_and_those_in_json_keep_theirs():
+    tools = {"add": ADD}
+    as_text, as_json = (SYNTAXES[name].write("add", {"a": "7"}) for name in ("glm", "hermes"))
+    assert parse_tool_calls(as_text, SYNTAXES["glm"], tools) == [ToolCall(tool="add", arguments={"a": 7})]
+    (refused,) = parse_tool_calls(as_json, SYNTAXES["hermes"], tools)
+    assert refused.parse_error and refused.tool == "add"
+    assert parse_tool_calls(SYNTAXES["hermes"].write("python", {"code": "1"})) == [ToolCall(code="1", tool="python")]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("python", {"code": 1}), ("python", {"code": "1", "input": 2}), ("x", {})]
+)
+def test_a_call_with_wrong_arguments_or_an_unknown_tool_has_a_parse_error(name: str, arguments: dict[str, Any]):
+    (call,) = parse_tool_calls(SYNTAXES["hermes"].write(name, arguments), SYNTAXES["hermes"], {"python": PYTHON_TOOL})
+    assert call.parse_error
+
+
+# -- thoughts ----------------------------------------------------------------------------------------------------------
+
+THINK, REASON = THOUGHTS[:2]
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "said"),
+    [
+        ("a", False, "a"), ("a", True, ""), ("a</think>b", True, "b"), ("a</think>b", False, "b"),
+        ("<think>a</think>b", False, "b"), ("<think>a</think>b", True, "b"), ("a<think>b", False, "a"),
+        ("a<think>b</think>c<think>d</think>e", False, "ace"), ("</think>a<think>b", False, "a"),
+        ("<think></think>", False, ""), ("", True, ""), ("a</think>b<think>c</think>d", True, "bd"),
+    ],
+)  # fmt: skip
+def test_what_is_said_is_what_is_not_thought(text: str, inside: bool, said: str):
+    assert spoken(text, THINK, inside=inside) == said
+    assert where_calls_stand(text, THINK, inside=inside) == said
+    other = text.replace("think", "reason")
+    assert spoken(other, REASON, inside=inside) == said.replace("think", "reason")
+    assert where_calls_stand(other, REASON, inside=inside) == other
+
+
+# -- what does not fit -------------------------------------------------------------------------------------------------
+
+QWEN = FAMILIES["qwen3"]
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+OPENS = "{% if add_generation_prompt %}assistant:{% endif %}"
+REFUSED = [
+    ("", ChatChoices(), "--chat.template"),
+    ("{{ missing() }}", ChatChoices(), "--chat.template"),
+    ("{# #}words", ChatChoices(), "--chat.template"),
+    (PLAIN, ChatChoices(), "--chat.template"),
+    (PLAIN + OPENS, ChatChoices(thinking="on"), "--chat.thinking"),
+    (PLAIN.replace("<|im_end|>", ";") + OPENS, ChatChoices(), "--chat.stop"),
+    ("{% for m in messages if m.role != 'assistant' %}{{ m.content }}{% endfor %}" + OPENS, ChatChoices(),
+     "--chat.template"),
+    (PLAIN + OPENS, ChatChoices(parser="best"), "--chat.parser"),
+    (PLAIN + OPENS, ChatChoices(stop=["a b"]), "--chat.stop"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "choices", "option"), REFUSED)
+def test_a_template_that_does_not_fit_is_refused_by_its_option(template: str, choices: ChatChoices, option: str):
+    tokenizer = copy.copy(tokenizer_of(Family(template or "\n", "<|im_end|>", QWEN.special)))
+    tokenizer.chat_template = tokenizer.chat_template.strip() or None
+    with pytest.raises(ConfigError) as refused:
+        resolve(tokenizer, {}, choices)
+    assert refused.value.field == option
+
+
+def test_a_turn_is_read_without_the_token_that_ended_it():
+    chat = chat_of(tokenizer_of(QWEN), instruct=False)
+    ids = list(chat.tokenizer.encode("<think>a</think>b<|im_end|>", add_special_tokens=False))
+    assert chat.read(ids, after_tools=False).text == "<think>a</think>b"
+    assert chat.read(ids, after_tools=False).spoken == "b"
+    assert chat.read([*ids, *ids[:1]], after_tools=False).text == "<think>a</think>b<|im_end|><think>"
+    assert chat.read([], after_tools=True).text == ""
+    assert chat.as_content(chat.read(ids, after_tools=False), after_tools=False) == "<think>a</think>b"
+    opened = chat_of(tokenizer_of(FAMILIES["qwen3.5"]), instruct=False)
+    reading = opened.read(list(opened.tokenizer.encode("a</think>b", add_special_tokens=False)), after_tools=False)
+    assert (reading.spoken, opened.as_content(reading, after_tools=False)) == ("b", "<think>\na</think>b")
