@@ -1,6 +1,7 @@
 """The twin, its traces and its bound, on small fleets; all figures are simulated."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -285,3 +286,11 @@ def test_synthetic_traces_have_the_stages_lengths():
         mean = sum(rollout.response_tokens for rollout in rollouts) / len(rollouts)
         assert 0.7 * stage.mean_response_tokens < mean < 1.05 * stage.mean_response_tokens
         assert max(rollout.response_tokens for rollout in rollouts) <= stage.max_response_tokens
+
+
+def test_a_step_with_one_tool_worker_or_slower_decoding_takes_longer():
+    free = Twin(ROLLOUTS, "least_sessions", settings(400_000)).run()
+    few_workers = Twin(ROLLOUTS, "least_sessions", replace(settings(400_000), tool_workers=1)).run()
+    slow = replace(MI300X_14B, fixed_s=2 * MI300X_14B.fixed_s)
+    slower = Twin(ROLLOUTS, "least_sessions", replace(settings(400_000), cost=slow)).run()
+    assert free.makespan_s < few_workers.makespan_s and free.makespan_s < slower.makespan_s
