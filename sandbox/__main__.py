@@ -1,4 +1,4 @@
-"""The sandbox for people: `python -m sandbox serve`, `front`, `run FILE`, `check CASES.json`."""
+"""The sandbox for people: `python -m sandbox serve`, `run FILE`, `check CASES.json`."""
 
 import argparse
 import asyncio
@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Generator
 from dataclasses import replace
@@ -24,15 +23,11 @@ from sandbox.request import ExecutionRequest
 from sandbox.tool_text import tool_text
 
 if TYPE_CHECKING:
-    from sandbox.http.membership import Member
     from sandbox.http.server import ServerConfig
 
 TOKEN_VARIABLE = "SANDBOX_TOKEN"
-JOIN_VARIABLE = "SANDBOX_JOIN_TOKEN"
-WORKER_VARIABLE = "SANDBOX_WORKER_TOKEN"
 OPTIONS = {"--sandbox.slots": "--workers", "--sandbox.max-waiting": "--queue-size"}
 """What settings of a run are called here; those of a server and a pool are options by their own names."""
-LEAVE_S = 20.0  # for a front's calls that are under way; clusters give a process 30 s to end
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,20 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", parents=[common, door], help="answer over HTTP as Code Judge does")
     serve.add_argument("--port", type=int, default=8088)
-    serve.add_argument("--join", default="", metavar="URL", help="a front that gives this server programs")
-    serve.add_argument("--join-token", default="", help=f"that the front asks of its workers (or set {JOIN_VARIABLE})")
-    serve.add_argument("--address", default="", help="this server's address as the front reaches it")
     serve.set_defaults(command=_serve)
-
-    front = commands.add_parser("front", parents=[level, door], help="one address for the servers of several hosts")
-    front.add_argument("--port", type=int, default=8090)
-    front.add_argument("--worker", action="append", default=[], metavar="URL", help="a server; may be repeated")
-    front.add_argument("--worker-token", default="", help=f"of those servers (or set {WORKER_VARIABLE})")
-    front.add_argument("--join-token", default="", help=f"of servers that join by themselves (or set {JOIN_VARIABLE})")
-    front.add_argument(
-        "--allow-worker", action="append", default=[], metavar="HOST", help="a name, address or network of such servers"
-    )
-    front.set_defaults(command=_front)
 
     run = commands.add_parser("run", parents=[common], help="run one program and show what a model would see")
     run.add_argument("file", type=Path)
@@ -101,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _door_parser() -> argparse.ArgumentParser:
-    """What servers and fronts have in common: where they listen, whom they answer, and what they allow."""
+    """Where a server listens, whom it answers, and what it allows."""
     door = argparse.ArgumentParser(add_help=False)
     door.add_argument("--host", default="127.0.0.1")
     door.add_argument("--token", default="", help=f"needed beyond loopback, and at `process` (or set {TOKEN_VARIABLE})")
@@ -154,79 +136,15 @@ def _reading(path: Path, named: str = "file") -> Generator[None, None, None]:
 
 
 async def _serve(options: argparse.Namespace) -> int:
-    from sandbox.http.membership import Membership
     from sandbox.http.server import start_server
 
     config = _server_config(options)
-    _refuse_member(options)
     async with SandboxPool(replace(_pool_config(options), queue_size=options.queue_size)) as pool:
         runner, port = await start_server(pool, config)
         print(f"sandbox: http://{config.host}:{port} level {pool.report.level}", flush=True)
-        member = _member(options, config, port)
-        if member is None:
-            await _told_to_stop()
-        else:
-            async with Membership(member) as membership:
-                await _told_to_stop()
-                await membership.leave(LEAVE_S)
+        await _told_to_stop()
         await pool.close(drain_s=10.0)
         await runner.cleanup()
-    return 0
-
-
-def _refuse_member(options: argparse.Namespace) -> None:
-    """Raise ConfigError for what no front could be told, or nobody would be, before a pool starts."""
-    from sandbox.http.front import worker_address
-
-    for option in ("join_token", "address"):
-        if getattr(options, option) and not options.join:
-            raise ConfigError(option, "this server joins no front", "give --join, or leave it out")
-    if options.join and not (options.join_token or os.environ.get(JOIN_VARIABLE)):
-        raise ConfigError("join_token", "a front asks for it", f"give --join-token, or set {JOIN_VARIABLE}")
-    for option in ("join", "address"):
-        if text := getattr(options, option):
-            try:
-                worker_address(text)
-            except ConfigError as refused:
-                raise ConfigError(option, refused.problem, refused.mend) from None
-
-
-def _member(options: argparse.Namespace, config: "ServerConfig", port: int) -> "Member | None":
-    """What a front is told of this server, where it is to join one. Raises ConfigError."""
-    from sandbox.http.front import worker_address
-    from sandbox.http.membership import Member
-
-    if not options.join:
-        return None
-    join_token = options.join_token or os.environ.get(JOIN_VARIABLE, "")
-    everywhere = config.host in ("0.0.0.0", "::")
-    host = socket.gethostname() if everywhere else f"[{config.host}]" if ":" in config.host else config.host
-    address = worker_address(options.address or f"http://{host}:{port}")
-    return Member(front=worker_address(options.join), join_token=join_token, address=address, token=config.token)
-
-
-async def _front(options: argparse.Namespace) -> int:
-    from sandbox.http.front import FrontConfig, front
-
-    join_token = options.join_token or os.environ.get(JOIN_VARIABLE, "")
-    if options.worker_token and not options.worker:
-        raise ConfigError("worker_token", "it is of no server that is named", "give --worker, or leave it out")
-    if options.allow_worker and not join_token:
-        raise ConfigError("allow_worker", "no server may join", "give --join-token, or leave it out")
-    config = FrontConfig(
-        server=_server_config(options),
-        queue_size=options.queue_size,
-        level=IsolationLevel(options.level),
-        allow_landlock=options.allow_landlock,
-        workers=tuple(options.worker),
-        worker_token=options.worker_token or os.environ.get(WORKER_VARIABLE, ""),
-        join_token=join_token,
-        allow_workers=tuple(options.allow_worker),
-    )
-    async with front(config) as (fleet, port):
-        print(f"front: http://{config.server.host}:{port} level {config.level}", flush=True)
-        await _told_to_stop()
-        await fleet.drain(10.0)
     return 0
 
 

@@ -1,1 +1,1 @@
-"""The sandbox's front door: server, client, and what they speak."""
+"""The sandbox over HTTP: server, client and wire formats."""

@@ -71,12 +71,10 @@ class Programs(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a server tells of what runs the programs, and routes that it has beside its own."""
+    """What a server reports about the pool that runs the programs."""
 
     status: Callable[[], dict[str, Any]]
     metrics: Callable[[], bytes]  # Prometheus' exposition format
-    routes: tuple[tuple[str, Handler], ...] = ()  # of POST, each with the token of `routes_token` alone
-    routes_token: str = ""
 
 
 class SandboxServer:
@@ -88,7 +86,6 @@ class SandboxServer:
         self._facts = facts
         self._room = room
         self._names = door.own_names(config.allow_hosts)
-        self._tokens = dict.fromkeys((path for path, _ in facts.routes), facts.routes_token)
         self._answers = Answers()
         self._bodies = Bodies()
 
@@ -108,14 +105,13 @@ class SandboxServer:
         for route, verdict in (("/run", False), ("/judge", True)):
             app.router.add_post(f"{route}/batch", self._batch(verdict=verdict, queue_s=self._config.queue_s))
             app.router.add_post(f"{route}/long-batch", self._batch(verdict=verdict, queue_s=self._config.long_queue_s))
-        for path, handler in self._facts.routes:
-            app.router.add_post(path, handler)
         return app
 
     @web.middleware
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        token = self._tokens.get(request.path, self._config.token)
-        refused = door.refusal(request.method, request.path, request.headers, token=token, names=self._names)
+        refused = door.refusal(
+            request.method, request.path, request.headers, token=self._config.token, names=self._names
+        )
         if refused is not None:
             answer = web.json_response({"detail": refused.text}, status=refused.status)
             answer.force_close()  # its body is not read

@@ -45,13 +45,6 @@ def test_check_counts_what_was_contained(tmp_path: Path, capsys: pytest.CaptureF
         ("serve --max-memory-mb 100", "error: --max-memory-mb: a call that names none gets more; give at least 384"),
         ("serve --allow-host a:80", "error: --allow-host: 'a:80' is no host name; give a name alone"),
         ("serve --host 0.0.0.0", "error: --token: 0.0.0.0 can be reached from elsewhere; give --token"),
-        ("serve --join-token x", "error: --join-token: this server joins no front; give --join, or leave it out"),
-        ("serve --address http://a:1", "error: --address: this server joins no front; give --join, or leave it out"),
-        ("serve --join http://a:1", "error: --join-token: a front asks for it; give --join-token, or set"),
-        ("serve --join a --join-token x", "error: --join: 'a' is no address: "),
-        ("front", "error: --worker: nobody would run the programs; name one with --worker"),
-        ("front --worker http://a:1 --allow-worker b", "error: --allow-worker: no server may join; give --join-token"),
-        ("front --join-token a --worker-token b", "error: --worker-token: it is of no server that is named; give"),
         ("serve --max-wall-s 9999", "error: --max-wall-s: 9999.0 is outside 0.01 to 3600.0; give one between the two"),
     ],
 )
