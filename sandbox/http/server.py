@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgpack
 from aiohttp import web
@@ -59,31 +59,13 @@ class ServerConfig:
             raise ConfigError("limits", f"{above} of a call that names none exceeds the ceiling", "raise the ceiling")
 
 
-class Programs(Protocol):
-    """What runs them: a pool on this machine, or workers on others."""
-
-    def submit(
-        self, request: ExecutionRequest, caller: str = "", *, deadline_s: float
-    ) -> asyncio.Future[ExecutionResult]:
-        """A result to come; a future that may be cancelled. Raises SandboxError."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What a server reports about the pool that runs the programs."""
-
-    status: Callable[[], dict[str, Any]]
-    metrics: Callable[[], bytes]  # Prometheus' exposition format
-
-
 class SandboxServer:
-    """Routes over what runs programs."""
+    """Routes over a pool."""
 
-    def __init__(self, programs: Programs, config: ServerConfig, facts: Facts, room: Room) -> None:
-        self._programs = programs
+    def __init__(self, pool: SandboxPool, config: ServerConfig, room: Room) -> None:
+        self._pool = pool
+        self._metrics = PoolMetrics(pool)
         self._config = config
-        self._facts = facts
         self._room = room
         self._names = door.own_names(config.allow_hosts)
         self._answers = Answers()
@@ -129,10 +111,11 @@ class SandboxServer:
         return web.json_response("pong")
 
     async def _status(self, request: web.Request) -> web.Response:
-        return web.json_response(self._facts.status())
+        stats = self._pool.stats()
+        return web.json_response({"queue": stats.waiting, "num_workers": stats.slots, "level": stats.level})
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._facts.metrics(), content_type="text/plain", charset="utf-8")
+        return web.Response(body=self._metrics.text(), content_type="text/plain", charset="utf-8")
 
     async def _execute(self, request: web.Request) -> web.Response:
         """Our own route: an ExecutionRequest in, an ExecutionResult out; same `call_id`, same answer."""
@@ -153,7 +136,7 @@ class SandboxServer:
         """Run a program, or join the run of an earlier request with the same id. Raises ValueError for another's id."""
 
         def submit() -> asyncio.Future[ExecutionResult]:
-            return self._programs.submit(wanted, caller, deadline_s=self._config.queue_s)
+            return self._pool.submit(wanted, caller, deadline_s=self._config.queue_s)
 
         if not wanted.call_id:
             return await submit()
@@ -199,7 +182,7 @@ class SandboxServer:
     async def _answer(self, submission: code_judge.Submission, caller: str, queue_s: float) -> dict[str, Any]:
         """Every submission has an answer; one that found no room or no time is told to come again."""
         try:
-            result = await self._programs.submit(submission.request, caller, deadline_s=queue_s)
+            result = await self._pool.submit(submission.request, caller, deadline_s=queue_s)
         except (SandboxFull, SandboxLate) as error:
             return code_judge.failed_answer(submission.sub_id, code_judge.QUEUE_TIMEOUT, str(error))
         except SandboxError as error:
@@ -222,22 +205,8 @@ async def start_server(pool: SandboxPool, config: ServerConfig) -> tuple[web.App
             "token", "at level process programs may do all that this user may", "give --token, or another --level"
         )
 
-    def status() -> dict[str, Any]:
-        stats = pool.stats()
-        return {"queue": stats.waiting, "num_workers": stats.slots, "level": stats.level}
-
-    facts = Facts(status=status, metrics=PoolMetrics(pool).text)
-    runner, port = await listen(pool, config, facts, room_for_connections())
-    _log.info("listening on %s:%d at level %s", config.host, port, pool.report.level)
-    return runner, port
-
-
-async def listen(
-    programs: Programs, config: ServerConfig, facts: Facts, most_connections: int
-) -> tuple[web.AppRunner, int]:
-    """Answer; returns the runner, to be cleaned up by the caller, and the port. Raises ConfigError."""
-    room = Room(most_connections)
-    app = SandboxServer(programs, config, facts, room).app()
+    room = Room(room_for_connections())
+    app = SandboxServer(pool, config, room).app()
     runner = web.AppRunner(
         app,
         logger=connections.request_log,
@@ -252,4 +221,6 @@ async def listen(
     except OSError as error:
         await runner.cleanup()
         raise ConfigError("port", f"cannot listen on {config.host}:{config.port}: {error}", "use another") from error
-    return runner, runner.addresses[0][1]
+    port = runner.addresses[0][1]
+    _log.info("listening on %s:%d at level %s", config.host, port, pool.report.level)
+    return runner, port
