@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import numpy as np
 
+from rstar_ray.algorithm.advantage import ROUNDING
 from rstar_ray.config import AlgorithmConfig
 from rstar_ray.trajectory import TrajectorySummary
 
@@ -83,22 +85,29 @@ def resample_on_correct(
     mode: Literal["paper", "release", "random"],
     rule: ResampleRule,
 ) -> list[int]:
-    """Indices of the kept candidates, ascending, no one twice.
+    """Indices of the kept candidates, in ascending order and without repetition.
 
-    paper: the negatives' share of G, rounded down, uniformly (floor(n_neg / 2) of N = 2G; where our own failures lost
-    some of the N, of those left), but at least `rule.least_failures` of them; the rest positives, drawn without
-    replacement with probability inversely proportional to p_total. release: positives sorted by penalty and cut.
-    random: all alike, whatever their reward.
-    Where a side has too few, the other fills up; with `keep` candidates or fewer, all are kept.
+    A candidate is a failure if its reward is 0 or below, and a success otherwise. If there are at most `keep`
+    candidates, all of them are kept. If one side has too few candidates, the other side fills the remaining places.
 
-    Raises ValueError where `keep` is below 1, `mode` is none of them, or a reward is no number.
+    paper: failures keep their share of the group, rounded down (floor(n_neg / 2) of N = 2G), but at least
+    `rule.least_failures` of them; they are drawn uniformly. Successes fill the other places. Successes of equal reward
+    are drawn without replacement, with probability inversely proportional to p_total.
+    release: failures in their order; successes of equal reward sorted by p_total.
+    random: uniform over all candidates.
+
+    With graded rewards, each reward value keeps its share among the kept successes (`_quotas`): penalties only decide
+    between successes of equal reward. Where all rewards differ, the successes are therefore a uniform sample.
+
+    Raises ValueError if `keep` is below 1, `mode` is unknown, or a reward is not finite.
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}")
     if mode not in ("paper", "release", "random"):
         raise ValueError(f"mode must be paper, release or random, not {mode!r}")
-    if any(math.isnan(candidate.reward) for candidate in candidates):
-        raise ValueError("reward must be a number, not NaN")
+    for candidate in candidates:
+        if not math.isfinite(candidate.reward):
+            raise ValueError(f"reward must be finite, got {candidate.reward}")
     if len(candidates) <= keep:
         return list(range(len(candidates)))
     if mode == "random":
@@ -106,13 +115,45 @@ def resample_on_correct(
     positives = [i for i, candidate in enumerate(candidates) if candidate.reward > 0]
     negatives = [i for i, candidate in enumerate(candidates) if candidate.reward <= 0]
     if mode == "release":
-        kept = _release(candidates, positives, negatives, keep, rule)
+        num_negatives = _num_negatives_released(len(positives), len(negatives), keep, rule)
+        kept = negatives[:num_negatives]
     else:
         num_negatives = _num_negatives(len(positives), len(negatives), keep, rule.least_failures)
-        kept = _uniform(negatives, num_negatives, rng) + _by_penalty(
-            positives, [total_penalty(candidates[i], rule) for i in positives], keep - num_negatives, rng
-        )
+        kept = _uniform(negatives, num_negatives, rng)
+    same_reward = _by_reward(candidates, positives)
+    quotas = _quotas([len(indices) for indices in same_reward], keep - num_negatives, rng)
+    for indices, quota in zip(same_reward, quotas, strict=True):
+        penalties = [total_penalty(candidates[i], rule) for i in indices]
+        if mode == "release":
+            kept += _lowest(indices, penalties, quota)
+        else:
+            kept += _by_penalty(indices, penalties, quota, rng)
     return sorted(kept)
+
+
+def _by_reward(candidates: Sequence[Candidate | TrajectorySummary], indices: list[int]) -> list[list[int]]:
+    """The indices grouped by equal reward, lowest reward first; within a group they stay in order."""
+    groups: list[list[int]] = []
+    for i in sorted(indices, key=lambda i: candidates[i].reward):
+        reward = candidates[i].reward
+        if groups and reward - candidates[groups[-1][0]].reward <= ROUNDING * reward:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
+
+
+def _quotas(counts: Sequence[int], places: int, rng: np.random.Generator) -> list[int]:
+    """Places of each reward value, in proportion to the `counts` of candidates that have it.
+
+    Each proportional share is rounded down or up at random, so that the expected quota is exactly the share (systematic
+    sampling). Deterministic rounding would never keep a value that few candidates have, such as a single full reward.
+    """
+    if len(counts) < 2:
+        return [places] * len(counts)  # no draw: 0/1 rewards need none
+    total = sum(counts)
+    offset = int(rng.integers(total))
+    return [end - start for start, end in pairwise((n * places + offset) // total for n in accumulate(counts, initial=0))]
 
 
 def _num_negatives(num_positives: int, num_negatives: int, keep: int, least: int) -> int:
@@ -141,22 +182,16 @@ def _by_penalty(indices: list[int], penalties: list[float], count: int, rng: np.
     return flawless + [int(i) for i in drawn]
 
 
-def _release(
-    candidates: Sequence[Candidate | TrajectorySummary],
-    positives: list[int],
-    negatives: list[int],
-    keep: int,
-    rule: ResampleRule,
-) -> list[int]:
-    """The released rule: halve each side, at least `min_*` of it, positives sorted by penalty, negatives the first.
+def _lowest(indices: list[int], penalties: list[float], count: int) -> list[int]:
+    """The `count` lowest penalties, earlier indices first among equal ones (release)."""
+    ranked = sorted(zip(penalties, indices, strict=True))
+    return [i for _, i in ranked[:count]]
 
-    Each side's share is rounded as there, halves to the even number; positives then fill what the sum leaves.
-    """
 
-    least_negative = min(rule.min_zero_reward_trace_num, len(negatives), keep)
-    least_positive = min(rule.min_non_zero_reward_trace_num, len(positives), keep - least_negative)
-    num_negatives = round(len(negatives) * keep / len(candidates))
-    num_negatives = max(num_negatives, least_negative, keep - len(positives))
-    num_negatives = min(num_negatives, keep - least_positive, len(negatives))
-    best = sorted(positives, key=lambda i: total_penalty(candidates[i], rule))  # stable: ties keep their order
-    return negatives[:num_negatives] + best[: keep - num_negatives]
+def _num_negatives_released(num_positives: int, num_negatives: int, keep: int, rule: ResampleRule) -> int:
+    """The released rule: halve each side, keep at least `min_*` of it, and round halves to even as the release does."""
+    least_negative = min(rule.min_zero_reward_trace_num, num_negatives, keep)
+    least_positive = min(rule.min_non_zero_reward_trace_num, num_positives, keep - least_negative)
+    share = round(num_negatives * keep / (num_positives + num_negatives))
+    wanted = max(share, least_negative, keep - num_positives)
+    return min(wanted, keep - least_positive, num_negatives)

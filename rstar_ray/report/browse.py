@@ -168,10 +168,11 @@ def reason(row: Row, group: Sequence[Row], known: StepFates, rule: str) -> str:
     }[Fate(fate)]
     if fate == Fate.EQUAL_REWARDS or rule == "none":
         return f"{said}."
-    return f"{said}. {_rule(row, rule, right=right)}"
+    graded = right and len({other["reward"] for other in side}) > 1
+    return f"{said}. {_rule(row, rule, right=right, graded=graded)}"
 
 
-def _rule(row: Row, rule: str, *, right: bool) -> str:
+def _rule(row: Row, rule: str, *, right: bool, graded: bool) -> str:
     if rule == "random" or (not right and rule == "paper"):
         return f"{'All' if rule == 'random' else 'Wrong answers'} are drawn uniformly."
     if not right:
@@ -183,7 +184,8 @@ def _rule(row: Row, rule: str, *, right: bool) -> str:
         f"{penalties.error + penalties.form:.2f}"
     )
     how = "drawn by 1 / p_total, flawless ones first" if rule == "paper" else "the lowest p_total first"
-    return f"Right answers: {how}; here {weighed}."
+    among = f", among those with reward {row['reward']:g}, which keep their share" if graded else ""
+    return f"Right answers: {how}{among}; here {weighed}."
 
 
 COLUMNS = (

@@ -75,6 +75,13 @@ def test_a_rollout_is_told_why_it_was_kept_or_not():
     )
 
 
+def test_with_graded_rewards_a_rollout_is_compared_with_those_of_its_reward():
+    group = [row(0, reward=0.5), row(1), row(2, reward=0)]
+    known = step_fates(s0="trained", s1="resampled_away", s2="trained")
+    assert "among those with reward 0.5" in reason(group[0], group, known, "paper")
+    assert "among those with" not in reason(group[1], group[1:], known, "paper")
+
+
 def test_equal_rewards_failures_of_ours_and_evaluations_have_reasons_of_their_own():
     group = [row(0), row(1)]
     equal = step_fates(s0="in_equal_groups", s1="in_equal_groups")

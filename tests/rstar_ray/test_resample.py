@@ -173,16 +173,57 @@ def test_by_lot_every_candidate_is_as_likely_whatever_its_reward_and_penalty():
     assert resample_on_correct(group, 4, RNG(0), "random") == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("mode", ["paper", "release"])
+def test_a_half_right_rollout_does_not_replace_a_fully_right_one_because_its_calls_are_clean(mode: str):
+    full, half = right(num_failed=1), replace(right(), reward=0.5)
+    group = [full] * 12 + [half] * 16 + [WRONG] * 4
+    kept = Counter(group[i].reward for i in resample_on_correct(group, 16, RNG(0), mode))
+    assert kept == {1.0: 6, 0.5: 8, 0.0: 2}
+    without_failures = Counter(group[i].reward for i in resample_on_correct(group[:28], 14, RNG(0), mode))
+    assert without_failures == {1.0: 6, 0.5: 8}
+
+
+@pytest.mark.parametrize("mode", ["paper", "release"])
+def test_penalties_decide_between_rollouts_of_equal_reward(mode: str):
+    clean, flawed = right(), right(num_failed=2)
+    group = [flawed] * 4 + [clean] * 4 + [replace(flawed, reward=0.3)] * 4 + [replace(clean, reward=0.1 + 0.2)] * 4
+    assert resample_on_correct(group, 8, RNG(0), mode) == [4, 5, 6, 7, 12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("mode", ["paper", "release"])
+def test_a_rare_reward_is_kept_as_often_as_its_share_says(mode: str):
+    group = [right(num_failed=4)] + [replace(right(), reward=0.5)] * 10
+    draws = [resample_on_correct(group, 5, RNG(seed), mode) for seed in range(4_000)]
+    assert all(len(set(kept)) == 5 for kept in draws)
+    assert sum(0 in kept for kept in draws) / len(draws) == pytest.approx(5 / 11, abs=0.03)
+
+
+@pytest.mark.parametrize("mode", ["paper", "release"])
+def test_where_all_rewards_differ_each_success_is_as_likely_whatever_its_penalty(mode: str):
+    group = [replace(right(num_failed=i % 5), reward=1 + i / 7) for i in range(9)]
+    rng = RNG(8)
+    drawn = Counter(i for _ in range(4_000) for i in resample_on_correct(group, 4, rng, mode))
+    assert all(drawn[i] / 4_000 == pytest.approx(4 / 9, abs=0.03) for i in range(9))
+
+
+def test_rewards_of_0_and_below_are_failures():
+    group = [replace(WRONG, reward=reward) for reward in (-2.0, -0.5, 0.0, 0.0)] + [right(num_failed=4)] * 4
+    kept = resample_on_correct(group, 4, RNG(0))
+    assert sum(group[i].reward <= 0 for i in kept) == 2
+    assert len(resample_on_correct(group[:4], 2, RNG(0))) == 2
+
+
 def test_what_cannot_be_is_refused_by_name():
     for num_calls, num_failed, named in ((2, 5, "num_failed"), (0, 1, "num_failed"), (3, -1, "num_failed")):
         with pytest.raises(ValueError, match=named):
             error_penalty(num_calls, num_failed)
     with pytest.raises(ValueError, match="num_calls"):
         error_penalty(-1, 0)
-    unknown = replace(WRONG, reward=math.nan)
-    for group in ([unknown], [unknown] * 4):
-        with pytest.raises(ValueError, match="reward"):
-            resample_on_correct(group, 2, RNG(0))
+    for reward in (math.nan, math.inf):
+        unknown = replace(WRONG, reward=reward)
+        for group in ([unknown], [unknown] * 4):
+            with pytest.raises(ValueError, match="reward"):
+                resample_on_correct(group, 2, RNG(0))
     with pytest.raises(ValueError, match="mode must be paper, release or random, not 'released'"):
         resample_on_correct([WRONG] * 4, 2, RNG(0), "released")  # type: ignore[arg-type]
 
@@ -201,7 +242,7 @@ def test_keeping_less_than_one_is_refused():
     st.lists(
         st.builds(
             Candidate,
-            reward=st.sampled_from([0.0, 1.0]),
+            reward=st.sampled_from([0.0, 1.0]) | st.floats(-5, 5),
             num_calls=st.just(5),
             num_failed=st.integers(0, 5),
             num_answers=st.integers(0, 4),
