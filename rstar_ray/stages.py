@@ -19,6 +19,7 @@ from rstar_ray.data.order import DataPosition, digest_of_problems, digest_of_row
 from rstar_ray.errors import RStarError, Stopped
 from rstar_ray.evaluation.run import HELD_OUT, evaluated, forget_evaluations, run_evaluation
 from rstar_ray.hard_set import hard_set
+from rstar_ray.reward.judge import answer_place
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import read_object
 from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name, hashed, refuse_damaged_end
@@ -99,6 +100,7 @@ async def run_rl(
     config: RunConfig, problems: Sequence[Problem], crew: Crew, run_dir: RunDir, *, heldout: Sequence[Problem] = ()
 ) -> Checkpoint:
     """GRPO-RoC steps, logged, evaluated and saved around; goes on where a stopped run left off."""
+    _show_inactive_format(config, problems, crew)
     progress, before = await _start(config, crew, run_dir)
     await crew.publish(progress.policy_version)
     await _teach(before, crew)
@@ -144,6 +146,21 @@ async def run_rl(
                 if not last:
                     await _evaluate_if_due(config, progress, heldout, crew, run_dir)
     return _finished(run_dir, config.stage)
+
+
+def _show_inactive_format(config: RunConfig, problems: Sequence[Problem], crew: Crew) -> None:
+    """A line where resampling has no format to penalise: the penalty then only counts failed calls."""
+    if config.algorithm.resample not in ("paper", "release") or not config.algorithm.roc_answer_format:
+        return
+    rules = {one.reward or config.reward.name for one in problems if answer_place(config.reward, one) is None}
+    without = [f"reward {rule}" for rule in sorted(rules)]
+    if config.tools.environment:
+        without = [f"environment {config.tools.environment}"]
+    if without:
+        crew.show(
+            f"{config.stage}: --algorithm.roc-answer-format is inactive with {', '.join(without)}: no marked answer is "
+            "read there, so failed tool calls alone decide which correct rollouts are kept"
+        )
 
 
 async def _evaluate_if_due(

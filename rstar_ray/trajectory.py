@@ -173,7 +173,7 @@ class TrajectorySummary:
     reward: float
     num_calls: int
     num_failed: int
-    num_answers: int  # <answer> tags the policy wrote
+    num_answers: int | None  # answers the policy wrote where its reward reads them; None if it reads no marked answer
     num_turns: int
     num_prompt_tokens: int
     num_response_tokens: int  # everything after the prompt

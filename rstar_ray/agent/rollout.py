@@ -15,7 +15,7 @@ import numpy as np
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.errors import JudgeError
 from rstar_ray.outcome import Outcome
-from rstar_ray.reward.find import count_answers
+from rstar_ray.reward.find import Place, count_answers
 from rstar_ray.reward.judge import JudgeFn, Judgement
 from rstar_ray.seeds import derive_seed
 from rstar_ray.tools.environment import ENVIRONMENT, Reply
@@ -83,7 +83,7 @@ class RolloutState:
     turns: tuple[Turn, ...] = ()
     begun: Completion | None = None  # of the next turn, what was sampled of it before its engine was lost
     final_text: str = ""  # the last completion, decoded, without what it only thought
-    num_answers: int = 0
+    num_answers: int = 0  # `<answer>` tags in all turns so far
     stop_reason: StopReason | None = None
     memories: Mapping[str, ToolMemory] = field(default_factory=dict[str, ToolMemory])  # of tools with state, by name
     reward: float | None = None  # what an environment gave
@@ -222,7 +222,7 @@ def _with_completion(state: RolloutState, completion: Completion, spoken: str) -
         policy_versions=[*state.policy_versions, *completion.policy_versions],
         begun=None,
         final_text=spoken,
-        num_answers=state.num_answers + count_answers(spoken),
+        num_answers=state.num_answers + count_answers(spoken, "answer"),
     )
 
 
@@ -247,7 +247,9 @@ async def score(state: RolloutState, judge: JudgeFn) -> Trajectory:
     """
     assert state.stop_reason is not None
     started_s = time.monotonic()
-    judgement, unjudged = Judgement(0.0 if state.reward is None else state.reward), ""
+    judgement, unjudged = Judgement(0.0), ""
+    if state.reward is not None:
+        judgement = Judgement(state.reward, place=None)  # an environment reads no marked answer
     if state.stop_reason is StopReason.ANSWERED and state.reward is None:
         try:
             judgement = await judge(state.final_text, state.request.problem)
@@ -255,6 +257,13 @@ async def score(state: RolloutState, judge: JudgeFn) -> Trajectory:
             unjudged = f"judging: {failed}"
     trajectory = _trajectory(state, state.stop_reason, judgement, time.monotonic() - started_s)
     return replace(trajectory, summary=replace(trajectory.summary, unjudged=unjudged)) if unjudged else trajectory
+
+
+def _num_answers(state: RolloutState, place: Place | None) -> int | None:
+    """`<answer>` tags count in all turns (Eq. 5); other places are only read in the final turn."""
+    if place is None:
+        return None
+    return state.num_answers if place == "answer" else count_answers(state.final_text, place)
 
 
 def _trajectory(state: RolloutState, stop_reason: StopReason, judgement: Judgement, verify_s: float) -> Trajectory:
@@ -273,7 +282,7 @@ def _trajectory(state: RolloutState, stop_reason: StopReason, judgement: Judgeme
             answer=judgement.answer[:MAX_ANSWER_CHARS],
             num_calls=len(outcomes),
             num_failed=sum(outcome.failed for outcome in outcomes),
-            num_answers=state.num_answers,
+            num_answers=_num_answers(state, judgement.place),
             num_turns=len(turns),
             num_prompt_tokens=len(state.prompt_ids),
             num_response_tokens=len(state.response_ids),

@@ -23,7 +23,7 @@ class Candidate:
     reward: float
     num_calls: int
     num_failed: int
-    num_answers: int
+    num_answers: int | None  # None if the reward reads no marked answer
     num_turns: int
 
 
@@ -64,8 +64,13 @@ def error_penalty(num_calls: int, num_failed: int) -> float:
     return num_failed / num_calls if num_calls else NO_CALL_PENALTY
 
 
-def format_penalty(num_answers: int, num_turns: int) -> float:
-    """p_format in [0, 1] (Eq. 5): 1 without an answer; 0 with one; more answers cost by their share of the turns."""
+def format_penalty(num_answers: int | None, num_turns: int) -> float:
+    """p_format in [0, 1] (Eq. 5): 1 without an answer; 0 with one; more answers cost by their share of the turns.
+
+    0 for None: a reward that reads no marked answer, as of code or an environment, has no format to penalise.
+    """
+    if num_answers is None:
+        return 0.0
     if num_answers < 1:
         return 1.0
     return min(1.0, (num_answers - 1) / max(num_turns, 1))
@@ -153,7 +158,9 @@ def _quotas(counts: Sequence[int], places: int, rng: np.random.Generator) -> lis
         return [places] * len(counts)  # no draw: 0/1 rewards need none
     total = sum(counts)
     offset = int(rng.integers(total))
-    return [end - start for start, end in pairwise((n * places + offset) // total for n in accumulate(counts, initial=0))]
+    return [
+        end - start for start, end in pairwise((n * places + offset) // total for n in accumulate(counts, initial=0))
+    ]
 
 
 def _num_negatives(num_positives: int, num_negatives: int, keep: int, least: int) -> int:

@@ -32,7 +32,9 @@ class AlgorithmConfig:
     roc_error_ratio: Annotated[bool, BY_PENALTY] = True
     """count failed tool calls in the penalty of correct rollouts (p_err, Eq. 4; the release's name)"""
     roc_answer_format: Annotated[bool, BY_PENALTY] = True
-    """count missing and repeated <answer> in the penalty of correct rollouts (p_format, Eq. 5; the release's name)"""
+    """count missing and repeated answers in the penalty of correct rollouts (p_format, Eq. 5; the release's name).
+    Answers are counted where --reward.place reads them; inactive for code, instructions, calls, custom functions and
+    environments, which read no marked answer"""
     min_zero_reward_trace_num: Annotated[int, AS_RELEASED] = 2
     """failures kept of a group at least, where it has them (resample release, whose name it is)"""
     min_non_zero_reward_trace_num: Annotated[int, AS_RELEASED] = 2

@@ -10,6 +10,8 @@ from rstar_ray.config.tree import MayChange
 
 REWARDS = ("math", "exact", "choice", "code", "instructions", "calls")
 """Rules that judge an answer; any other is a person's own `module:function`."""
+READ_AT_PLACE = ("math", "exact", "choice")
+"""Of these, the rules that read the final answer at `--reward.place`."""
 READ_LOOSELY = ("instructions",)
 """Of these, what a problem that names it is also judged by loosely, for evaluations."""
 _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")

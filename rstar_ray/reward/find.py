@@ -14,9 +14,15 @@ _FENCED = re.compile(r"```[ \t]*([\w+#-]*)[ \t]*\n(.*?)```", re.DOTALL)
 _INTEGER = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+|[+-]?\d+")
 
 
-def count_answers(policy_text: str) -> int:
-    """Answer tags the policy opened, for the format penalty (Eq. 5)."""
-    return policy_text.count("<answer>")
+def count_answers(completion: str, place: Place) -> int:
+    """Number of answers written in that place, for the format penalty (arXiv:2508.20722 Eq. 5)."""
+    if place == "answer":
+        return completion.count("<answer>")
+    said = spoken(completion)
+    boxed = said.count("\\boxed{")
+    if boxed or place == "boxed":
+        return boxed
+    return len(_ANSWER.findall(said)) or len(_DECLARED.findall(said))
 
 
 def find_answer(completion: str, place: Place) -> str | None:

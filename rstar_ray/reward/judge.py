@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rstar_ray.config import RewardConfig
-from rstar_ray.config.own import READ_LOOSELY, REWARDS
+from rstar_ray.config.own import READ_AT_PLACE, READ_LOOSELY, REWARDS
 from rstar_ray.errors import ConfigError, JudgeError
 from rstar_ray.reward.calls import read_wanted, same_calls
 from rstar_ray.reward.choice import chosen_letter
@@ -29,6 +29,7 @@ class Judgement:
     retries: int = 0
     answer: str = field(default="", compare=False)  # as it was written; empty where there is none
     loose: float | None = None  # what it is worth taken loosely, where the problem names a rule of `READ_LOOSELY`
+    place: Place | None = field(default="answer", compare=False)  # where the rule reads the answer, see `answer_place`
 
 
 class JudgeFn(Protocol):
@@ -52,15 +53,22 @@ def make_judge(config: RewardConfig, tools: JudgingTools, *, own_folder: str = "
     rules = _rules(config, tools)
     asked = OwnReward(config, own_folder) if ":" in config.name else rules[config.name]
     loose: dict[str, Rule] = dict(zip(READ_LOOSELY, [_instructions(config, loosely=True)], strict=True))
-    return Retrying({**rules, "": asked}, config.place, loose=loose)
+    return Retrying({**rules, "": asked}, config, loose=loose)
+
+
+def answer_place(config: RewardConfig, problem: Problem) -> Place | None:
+    """Where the problem's rule reads the final answer; None if the rule reads no marked answer, as code does not."""
+    return config.place if (problem.reward or config.name) in READ_AT_PLACE else None
 
 
 class Retrying:
     """The rule that a problem names, or "" where it names none; tried again where judging fails."""
 
-    def __init__(self, rules: Mapping[str, Rule], place: Place, *, loose: Mapping[str, Rule] | None = None) -> None:
+    def __init__(
+        self, rules: Mapping[str, Rule], config: RewardConfig, *, loose: Mapping[str, Rule] | None = None
+    ) -> None:
         self._rules = rules
-        self._place: Place = place
+        self._config = config
         self._loose = loose or {}
 
     async def __call__(self, completion: str, problem: Problem) -> Judgement:
@@ -69,7 +77,8 @@ class Retrying:
                 reward = await self._rules[problem.reward](completion, problem)
                 loosely = self._loose.get(problem.reward)
                 loose = None if loosely is None else await loosely(completion, problem)
-                return Judgement(reward, tried, find_answer(completion, self._place) or "", loose)
+                answer = find_answer(completion, self._config.place) or ""
+                return Judgement(reward, tried, answer, loose, answer_place(self._config, problem))
             except JudgeError:
                 if tried + 1 == MAX_TRIES:
                     raise

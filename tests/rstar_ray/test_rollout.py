@@ -5,12 +5,16 @@ from typing import Any
 import pytest
 
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
+from rstar_ray.algorithm.resample import total_penalty
+from rstar_ray.config import RewardConfig
 from rstar_ray.errors import EngineError, SandboxError
 from rstar_ray.outcome import Outcome
-from rstar_ray.reward.judge import Judgement
+from rstar_ray.reward.judge import Judgement, make_judge
+from rstar_ray.reward.programs import ProgramRun
 from rstar_ray.run_dir.trajectory_log import readable
 from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import Completion, Problem, RolloutLimits, StopReason, ToolCall, ToolMemory, ToolResult
+from tests import derived
 from tests.fakes import (
     LIMITS,
     AddingSandbox,
@@ -24,6 +28,17 @@ from tests.fakes import (
 )
 
 CHAT = CharChat()
+TRUTH = {"math": "3", "exact": "3", "code": '[{"input": "", "output": "3"}]'}
+
+
+class NoTools:
+    """Answers that need no sandbox."""
+
+    async def compare(self, pairs: Sequence[tuple[str, str]]) -> Sequence[bool]:
+        raise AssertionError("integers are compared without it")
+
+    async def run_program(self, code: str, stdin: str) -> ProgramRun:
+        return ProgramRun(outcome=Outcome.OK, stdout="3")
 
 
 async def play(completions: list[str], limits: RolloutLimits = LIMITS, **engine: object) -> RolloutState:
@@ -42,6 +57,31 @@ async def test_a_rollout_calls_the_tool_reads_the_answer_and_ends():
     assert trajectory.summary.reward == 1.0
     assert trajectory.summary.stop_reason is StopReason.ANSWERED
     assert (trajectory.summary.num_calls, trajectory.summary.num_failed, trajectory.summary.num_turns) == (1, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "reward", "num_answers"),
+    [
+        (answer("3"), RewardConfig(), 1),
+        ("so \\boxed{3}", RewardConfig(), 0),
+        ("so \\boxed{3}", RewardConfig(place="boxed"), 1),
+        ("\\boxed{1}, no: \\boxed{3}", RewardConfig(place="boxed", name="exact"), 2),
+        ("The answer is 3", RewardConfig(place="anywhere"), 1),
+        (answer("3"), RewardConfig(name="code"), None),
+    ],
+)
+async def test_answers_are_counted_where_the_reward_reads_them(
+    said: str, reward: RewardConfig, num_answers: int | None
+):
+    judge = make_judge(reward, NoTools())
+    state = await play([call("1+2"), said])
+    state = replace(
+        state, request=replace(state.request, problem=replace(state.request.problem, answer=TRUTH[reward.name]))
+    )
+    summary = (await score(state, judge)).summary
+    assert summary.num_answers == num_answers
+    flawless = total_penalty(summary, derived.rule()) == 0
+    assert flawless == (num_answers in (1, None))
 
 
 async def test_the_loss_mask_is_true_exactly_where_the_policy_sampled():
@@ -192,6 +232,7 @@ async def test_an_environment_answers_turns_without_a_call_until_it_gives_a_rewa
     assert state.memories == {"environment": ToolMemory(calls=2, snapshot="2")}
     trajectory = await score(state, never)
     assert (trajectory.summary.reward, trajectory.summary.num_turns) == (0.25, 3)
+    assert trajectory.summary.num_answers is None  # an environment reads no marked answer
     told = CHAT.decode(trajectory.response_ids[~trajectory.loss_mask].tolist())
     assert told == "\nU:higher\nA:\nT:3\nA:"
 

@@ -126,6 +126,30 @@ async def test_after_a_lost_learner_the_version_that_is_served_is_published_agai
     assert sent == [3, 4, 4]
 
 
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({}, None),
+        ({"reward.place": "boxed"}, None),
+        ({"reward.name": "code"}, "reward calls, reward code:"),
+        ({"tools.environment": "own:Game"}, "environment own:Game:"),
+        ({"reward.name": "code", "algorithm.roc_answer_format": False}, None),
+        ({"reward.name": "code", "algorithm.resample": "random"}, None),
+    ],
+)
+async def test_a_stage_says_once_where_the_format_penalty_is_inactive(
+    values: dict[str, Any], named: str | None, tmp_path: Path
+):
+    config, shown = with_values(SMALL, {"steps": 1, **values}), list[str]()
+    problems = adding_problems(40)
+    if named and "calls" in named:
+        problems[3] = replace(problems[3], reward="calls")
+    with RunDir.open(tmp_path, config.stage, {}) as run_dir:
+        await run_rl(config, problems, fake_crew(SkilledPolicy(), shown), run_dir)
+    lines = [line for line in shown if "roc-answer-format is inactive" in line]
+    assert len(lines) == bool(named) and (named is None or named in lines[0])
+
+
 async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -32,7 +32,23 @@ def test_integers_are_read_with_signs_and_commas_only():
     assert as_integer("3.0") is None
     assert as_integer("٣") is None
     assert as_integer("9" * 100_000) is None
-    assert count_answers("<answer></answer><answer>") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "count"),
+    [
+        ("<answer></answer><answer>", "answer", 2),
+        ("\\boxed{1}", "answer", 0),
+        ("<think>\\boxed{1}</think> \\boxed{2}, so \\boxed{2}", "boxed", 2),
+        ("<think>\\boxed{1}</think> <answer>2</answer>", "boxed", 0),
+        ("<answer>\\boxed{2}</answer>", "anywhere", 1),
+        ("<answer>1</answer> <answer>2</answer>", "anywhere", 2),
+        ("The answer is 7.", "anywhere", 1),
+        ("I give up.", "anywhere", 0),
+    ],
+)
+def test_answers_are_counted_where_they_are_read(text: str, place: Place, count: int):
+    assert count_answers(text, place) == count
 
 
 @pytest.mark.parametrize(
