@@ -36,7 +36,9 @@ class StageProgress:
     ended: str = ""  # why the stage has reached its end before its steps are done
     data: str = ""  # digest of what it draws from, as data/order.py has it; empty before its first step
 
-    def after(self, metrics: StepMetrics, position: DataPosition, until: Until) -> "StageProgress":
+    def after(
+        self, metrics: StepMetrics, position: DataPosition, until: Until, *, warmup_steps: int
+    ) -> "StageProgress":
         """Where the stage stands once this step is done."""
         latest = StepSigns(
             reward_mean=metrics.reward_mean,
@@ -50,7 +52,7 @@ class StageProgress:
             position=position,
             signs=signs,
             empty_steps=0 if metrics.groups_kept else self.empty_steps + 1,
-            ended=reached(until, signs),
+            ended=reached(until, signs, steps_since_warmup=metrics.step - warmup_steps),
             data=self.data,
         )
 

@@ -245,7 +245,7 @@ async def train_steps(
             problems, config.prompts_per_step, progress.position, seed=config.seed, stage=config.stage
         )
         record = await train_step(drawn, system, config, step=step, policy_version=progress.policy_version)
-        progress = progress.after(record.metrics, position, config.until)
+        progress = progress.after(record.metrics, position, config.until, warmup_steps=rl_schedule(config).warmup_steps)
         yield record, progress
         if progress.empty_steps >= config.max_empty_steps:
             raise RStarError(nothing_to_learn(record.metrics, progress.empty_steps, config.algorithm))

@@ -1,68 +1,76 @@
-"""When a stage has taught what it can: the paper's reasons to go on to the next (arXiv:2508.20722 section 4.3)."""
+"""When a stage ends before its last step: the paper's criteria for stages 1 and 2 (arXiv:2508.20722 section 4.3)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 Until = Literal["steps", "settled", "solved"]
-"""Fixed steps; or the paper's ends of stage 1 and of stage 2."""
+"""A fixed number of steps, or the paper's criterion for the end of stage 1 or of stage 2."""
 
 WINDOW = 10
-"""Steps that are looked at together, and compared with as many before them."""
-REMEMBERED = 2 * WINDOW
-"""Steps that a decision needs."""
+"""Steps that `solved` and the report's verdicts average over."""
+SETTLED_WINDOW = 20
+"""Steps that `settled` averages over, and compares with as many steps before them."""
+REMEMBERED = 2 * SETTLED_WINDOW
+"""Steps that a decision needs at most."""
+SETTLED_AFTER = 60
+"""Steps after the warm-up before which `settled` never ends a stage: rewards move little while the rate is low."""
 TRUNCATED = 0.10
 """Share of truncated rollouts near which stage 1 settles."""
 NEAR = 0.05
-"""How far from it is still near."""
+"""Largest distance from `TRUNCATED` that still counts as near."""
 STEADY = 0.02
-"""Largest change between the windows of a share that has settled, and of a reward on a plateau."""
+"""Largest change of the mean truncated share, and of the mean reward, between the two windows."""
 ALL_RIGHT = 0.70
-"""Share of a batch's problems whose rollouts are all right, at which stage 2 ends."""
+"""Share of a batch's problems whose rollouts are all right, above which stage 2 ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSigns:
-    """What of a step the decision reads; shares are of all its rollouts or groups, before resampling."""
+    """What the decision reads of one step; shares are of all its rollouts or groups, before resampling."""
 
     reward_mean: float
     share_truncated: float
     share_all_right: float  # of groups
 
 
-def reached(until: Until, signs: Sequence[StepSigns]) -> str:
-    """Why a stage with these steps behind it (the latest last) has reached its end; empty where it has not.
+def reached(until: Until, signs: Sequence[StepSigns], *, steps_since_warmup: int) -> str:
+    """Why the stage ends after the latest of these steps (oldest first); empty if it goes on.
 
-    >>> reached("solved", [StepSigns(reward_mean=0.9, share_truncated=0.0, share_all_right=0.75)] * WINDOW)
+    `signs` holds at least the last `REMEMBERED` steps, or all steps of a shorter stage.
+
+    >>> solved = StepSigns(reward_mean=0.9, share_truncated=0.0, share_all_right=0.75)
+    >>> reached("solved", [solved] * WINDOW, steps_since_warmup=0)
     '75 % of the problems are all right, over 10 steps'
     """
-    if until == "steps" or len(signs) < WINDOW:
-        return ""
-    late = signs[-WINDOW:]
     if until == "solved":
-        solved = _mean(late, _all_right)
-        return f"{100 * solved:.0f} % of the problems are all right, over {WINDOW} steps" if solved > ALL_RIGHT else ""
-    early = signs[-2 * WINDOW : -WINDOW]
-    if len(early) < WINDOW:
+        return _solved(signs)
+    if until == "settled" and steps_since_warmup >= SETTLED_AFTER:
+        return _settled(signs)
+    return ""
+
+
+def _solved(signs: Sequence[StepSigns]) -> str:
+    if len(signs) < WINDOW:
         return ""
-    cut, reward = _mean(late, _truncated), _mean(late, _reward)
-    settled = abs(cut - TRUNCATED) <= NEAR and abs(cut - _mean(early, _truncated)) <= STEADY
-    if not settled or reward - _mean(early, _reward) > STEADY:
+    share = _mean([step.share_all_right for step in signs[-WINDOW:]])
+    return f"{100 * share:.0f} % of the problems are all right, over {WINDOW} steps" if share > ALL_RIGHT else ""
+
+
+def _settled(signs: Sequence[StepSigns]) -> str:
+    if len(signs) < REMEMBERED:
         return ""
-    return f"truncation has settled at {100 * cut:.0f} % and the reward at {reward:.2f}, over {WINDOW} steps"
+    early, late = signs[-REMEMBERED:-SETTLED_WINDOW], signs[-SETTLED_WINDOW:]
+    truncated = _mean([step.share_truncated for step in late])
+    reward = _mean([step.reward_mean for step in late])
+    truncated_change = truncated - _mean([step.share_truncated for step in early])
+    reward_change = reward - _mean([step.reward_mean for step in early])
+    if abs(truncated - TRUNCATED) > NEAR or max(abs(truncated_change), abs(reward_change)) > STEADY:
+        return ""
+    return (
+        f"truncation has settled at {100 * truncated:.0f} % and the reward at {reward:.2f}, over {SETTLED_WINDOW} steps"
+    )
 
 
-def _truncated(signs: StepSigns) -> float:
-    return signs.share_truncated
-
-
-def _reward(signs: StepSigns) -> float:
-    return signs.reward_mean
-
-
-def _all_right(signs: StepSigns) -> float:
-    return signs.share_all_right
-
-
-def _mean(signs: Sequence[StepSigns], figure: Callable[[StepSigns], float]) -> float:
-    return sum(map(figure, signs)) / len(signs)
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -62,8 +62,9 @@ class RunConfig:
     steps: Annotated[SameAnswers[int], OF_RL] = 300
     """training steps, at most"""
     until: Annotated[SameAnswers[Literal["steps", "settled", "solved"]], OF_RL] = "steps"
-    """when the stage ends: after --steps; settled: once truncation stays near 10 % and the reward on a plateau (the
-    paper's end of stage 1); solved: once over 70 % of the problems are all right (its end of stage 2)"""
+    """when the stage ends: after --steps; settled: once truncation stays near 10 % and the reward neither rises nor
+    falls, at the earliest 60 steps after the warm-up (the paper's end of stage 1); solved: once over 70 % of the
+    problems are all right (its end of stage 2)"""
     max_empty_steps: Annotated[MayChange[int], OF_RL] = 10
     """steps in a row without a group whose rewards differ, after which the run ends with the reason"""
     prompts_per_step: Annotated[SameAnswers[int], OF_RL] = 512

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rstar_ray.algorithm.stage_end import WINDOW
+from rstar_ray.algorithm.stage_end import SETTLED_WINDOW, WINDOW
 from rstar_ray.report.findings import percent
 from rstar_ray.report.record import Row, RunRecord, stage_title
 
@@ -17,8 +17,8 @@ STAGE_END_HEAD = (
     "all wrong",
 )
 STAGE_END_NOTE = (
-    f"Means over the last {WINDOW} steps of a stage and the {WINDOW} before them, of all rollouts before resampling; "
-    "*all right* and *all wrong* are shares of problems."
+    f"Means over the last {SETTLED_WINDOW} steps of a stage and the {SETTLED_WINDOW} steps before them, of all "
+    f"rollouts before resampling. *All right* and *all wrong* are shares of problems, over the last {WINDOW} steps."
 )
 """What the figures are."""
 
@@ -28,7 +28,7 @@ def stage_end_rows(run: RunRecord) -> list[list[str]]:
     rows: list[list[str]] = []
     for span in run.spans:
         steps = [row for row in run.steps if row["stage"] == span.name]
-        late, early = steps[-WINDOW:], steps[-2 * WINDOW : -WINDOW]
+        late, early = steps[-SETTLED_WINDOW:], steps[-2 * SETTLED_WINDOW : -SETTLED_WINDOW]
         rows.append(
             [
                 stage_title(span.name),
@@ -37,8 +37,8 @@ def stage_end_rows(run: RunRecord) -> list[list[str]]:
                 _reward(late),
                 percent(_mean(early, "share_truncated")),
                 percent(_mean(late, "share_truncated")),
-                percent(_mean(late, "share_all_right"), 0),
-                percent(_mean(late, "share_all_wrong"), 0),
+                percent(_mean(steps[-WINDOW:], "share_all_right"), 0),
+                percent(_mean(steps[-WINDOW:], "share_all_wrong"), 0),
             ]
         )
     return rows
