@@ -43,7 +43,7 @@ class EvaluationResult:
     ci_low: float  # 95 % bootstrap interval of avg_at_k over problems
     ci_high: float
     pass_at: dict[int, float]  # unbiased pass@j for j = 1, 2, 4, ... and k
-    maj_at_k: float  # the most frequent answer is right; ties by lot
+    maj_at_k: float | None  # share whose most frequent answer is right, ties at random; None without answers to count
     loose_avg_at_k: float | None  # avg_at_k with answers taken loosely (IFEval); None where no problem has such a rule
     tool_error_share: float | None  # failed calls / calls; None without a call
     tool_error_share_correct: float | None  # the same inside correct rollouts
@@ -84,6 +84,8 @@ def evaluate(
     num_correct = [result.num_correct for result in results]
     ci_low, ci_high = bootstrap_interval([correct / k for correct in num_correct], seed=seed)
     figures = {name: [parts(result) for result in results] for name, parts in _RATIOS.items()}
+    if not _has_votes(results):
+        figures["maj_at_k"] = [(0, 0)] * len(results)
     intervals = {name: bootstrap_ratio(parts, seed=seed) for name, parts in figures.items()}
     whole = {name: _ratio(parts) for name, parts in figures.items()}
     return EvaluationResult(
@@ -96,7 +98,7 @@ def evaluate(
         ci_low=ci_low,
         ci_high=ci_high,
         pass_at={j: sum(pass_at_k(k, correct, j) for correct in num_correct) / len(results) for j in _budgets(k)},
-        maj_at_k=whole["maj_at_k"] or 0.0,
+        maj_at_k=whole["maj_at_k"],
         loose_avg_at_k=whole["loose_avg_at_k"],
         tool_error_share=whole["tool_error_share"],
         tool_error_share_correct=whole["tool_error_share_correct"],
@@ -144,6 +146,16 @@ def majority_is_right(correct_k: Sequence[bool], answers_k: Sequence[str]) -> fl
     if right == 0 or right < most:
         return 0.0
     return 1.0 / (1 + sum(votes == most for votes in wrong.values()))
+
+
+def _has_votes(results: Sequence[ProblemResult]) -> bool:
+    """Whether maj@k means something: answers were written, and every rollout judged right has one.
+
+    Environments and rewards such as code judge rollouts without an answer. Nothing could be voted on there, and any
+    right rollout would win: maj@k would repeat pass@k.
+    """
+    rollouts = [pair for result in results for pair in zip(result.correct, result.answers, strict=True)]
+    return any(answer.strip() for _, answer in rollouts) and all(answer.strip() for right, answer in rollouts if right)
 
 
 def bootstrap_interval(

@@ -170,10 +170,11 @@ def _conclude(
     append_row(run_dir.evaluations_path, {**result.as_row(), **asked, "problems": rows})
     crew.meter.set("rstar_evaluation_pass_ratio", result.avg_at_k, stage=config.stage, set=name)
     k = result.k
+    majority = "" if result.maj_at_k is None else f"maj@{k} {result.maj_at_k:.3f} "
     loosely = "" if result.loose_avg_at_k is None else f"loosely {result.loose_avg_at_k:.3f} "
     crew.show(
         f"{config.stage} {name}: avg@{k} {result.avg_at_k:.3f} [{result.ci_low:.3f}, {result.ci_high:.3f}] {loosely}"
-        f"pass@{k} {result.pass_at_k:.3f} maj@{k} {result.maj_at_k:.3f} on {result.num_problems} problems, "
+        f"pass@{k} {result.pass_at_k:.3f} {majority}on {result.num_problems} problems, "
         f"{result.response_tokens_mean:.0f} tokens; a row per problem in {rows}"
     )
     return result

@@ -16,6 +16,7 @@ from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.figures import bootstrap_interval, bootstrap_ratio, evaluate, majority_is_right, pass_at_k
 from rstar_ray.evaluation.results import ProblemResult, ResultLog
 from rstar_ray.outcome import Outcome
+from rstar_ray.report.findings import EVALUATION_HEAD, evaluation_cells
 from rstar_ray.trajectory import Problem, StopReason, TrajectorySummary
 from tests.rstar_ray.fabricate import results_of, summary
 
@@ -133,6 +134,23 @@ def test_a_majority_counts_right_answers_as_one_and_draws_ties_by_lot():
     assert majority_is_right([True, False, False], ["1", "7", "8"]) == pytest.approx(1 / 3)
     assert majority_is_right([True, False, False, False], ["1", "", "", ""]) == 1.0  # no answer, no vote
     assert majority_is_right([False, False], ["", ""]) == 0.0
+
+
+@pytest.mark.parametrize("answer", ["", "7"])
+def test_without_answers_to_count_there_is_no_majority(answer: str):
+    """An environment gives rewards without reading an answer; its maj@k would repeat pass@k."""
+    done = [summary("a", n, reward=float(n == 0), answer=answer) for n in range(4)]
+    result = evaluate(results_of([problem("a")], done), stage="stage1", step=1)
+    if answer:
+        assert (result.maj_at_k, result.pass_at_k) == (0.0, 1.0)
+        return
+    assert result.maj_at_k is None and "maj_at_k" not in result.intervals and result.pass_at_k == 1.0
+    mixed = [*done, *(summary("b", n, reward=0.0, answer="9") for n in range(4))]
+    assert evaluate(results_of([problem("a"), problem("b")], mixed), stage="stage1", step=1).maj_at_k is None
+    row = json.loads(json.dumps(result.as_row()))
+    asked = {"model": "", "temperature": 1.0, "top_p": 1.0, "max_response_tokens": 9, "max_turns": 2}
+    cells = dict(zip(EVALUATION_HEAD, evaluation_cells(row | asked), strict=True))
+    assert cells["maj@k"] == "–" and cells["pass@k"] == "100.0 %"
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(["", "1", "2", "3"])), min_size=1, max_size=7))

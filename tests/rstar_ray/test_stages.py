@@ -373,6 +373,20 @@ async def test_a_long_evaluation_says_how_far_it_is(tmp_path: Path, monkeypatch:
     assert "avg@4" in shown[-1] and "maj@4" in shown[-1]
 
 
+async def test_an_evaluation_without_answers_says_nothing_of_a_majority(tmp_path: Path):
+    class WithoutAnswers(LocalRollouts):
+        async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
+            async for end in super().run(requests):
+                assert isinstance(end, FinishedRollout)
+                yield replace(end, summary=replace(end.summary, answer=""))
+
+    shown: list[str] = []
+    crew = replace(fake_crew(SkilledPolicy(), shown), rollouts=WithoutAnswers(SkilledPolicy()))
+    (result,) = await run_evaluation(SMALL, {"game": adding_problems(4)}, crew, RunDir(tmp_path), step=3)
+    assert result.pass_at_k > 0 and result.maj_at_k is None
+    assert "pass@4" in shown[-1] and "maj@" not in shown[-1]
+
+
 async def test_a_stage_ends_when_it_has_taught_what_it_can(tmp_path: Path):
     config, shown = stage("stage2", until="solved", steps=60), list[str]()
     policy = SkilledPolicy(skill=0.9, slip=0.0)
