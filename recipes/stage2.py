@@ -5,11 +5,12 @@ python recipes/stage2.py --run-dir runs/mine --balancer.rule worst_case
 
 from recipes.recipe import Recipe
 from recipes.sft import SFT
-from rstar_ray.config import RolloutConfig, RunConfig
+from rstar_ray.config import AlgorithmConfig, RolloutConfig, RunConfig
 
 PAPER = RunConfig(
     stage="stage2",
     steps=85,
+    algorithm=AlgorithmConfig(least_failures=2),  # the paper's floor is 0: docs/algorithm.md has the reason
     rollout=RolloutConfig(max_response_tokens=12_288, max_turns=10),
 )
 TINY = {"steps": 30, "rollout.max_response_tokens": 256, "rollout.max_turns": 3, "optimizer.learning_rate": 2e-4}

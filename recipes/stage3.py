@@ -5,13 +5,14 @@ python recipes/stage3.py --run-dir runs/mine --checkpoint.every-steps 5
 
 from recipes.recipe import Recipe
 from recipes.sft import SFT
-from rstar_ray.config import RolloutConfig, RunConfig
+from rstar_ray.config import AlgorithmConfig, RolloutConfig, RunConfig
 
 PAPER = RunConfig(
     stage="stage3",
     steps=125,
     drop_solved=True,
     reset_optimizer=True,
+    algorithm=AlgorithmConfig(least_failures=2),  # the paper's floor is 0: docs/algorithm.md has the reason
     rollout=RolloutConfig(max_response_tokens=12_288, max_turns=15),
 )
 TINY = {

@@ -27,8 +27,9 @@ class AlgorithmConfig:
     """paper: sampled by penalty; release: the released code's top-k rule; random: as many drawn and kept, by lot, to
     compare with; none: plain GRPO"""
     least_failures: Annotated[int, only_with("algorithm.resample", "paper")] = 0
-    """with `--algorithm.resample paper`: failures kept of a group at least, where it has them; 0 is the paper's
-    floor(n_neg / 2), which keeps none of one failure, so that the group has no signal (release: 2)"""
+    """with `--algorithm.resample paper`: smallest number of failures kept of a group that has them; 0 is the paper's
+    floor(n_neg / 2), which keeps none of one failure, so that the group has no signal. Stages 2 and 3, and all stages
+    at scale tiny, use 2, as the release does"""
     roc_error_ratio: Annotated[bool, BY_PENALTY] = True
     """count failed tool calls in the penalty of correct rollouts (p_err, Eq. 4; the release's name)"""
     roc_answer_format: Annotated[bool, BY_PENALTY] = True

@@ -25,12 +25,16 @@ from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
 from recipes.stage3 import STAGE_3
 from recipes.watch import main as watch
+from rstar_ray.algorithm.advantage import rewards_differ
 from rstar_ray.chat.__main__ import main as show_chat
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import RunConfig, differences, idle, leaves, may_change, with_values
 from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.rollouts import FinishedRollout, TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.train_loop import resample
 from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
+from tests.rstar_ray.fabricate import summary
 
 ALL = [SFT, STAGE_1, STAGE_2, STAGE_3]
 TINY = ["--scale", "tiny"]
@@ -125,6 +129,24 @@ def test_a_setting_of_other_stages_is_refused_with_the_one_that_is_meant(recipe:
 )
 def test_an_option_that_the_mode_has_no_use_for_is_refused(options: str, line: str):
     assert refusal(*options.split()).startswith(line)
+
+
+def keeps_a_signal(recipe: Recipe, *options: str) -> bool:
+    """Whether a group with one failure is still trained on."""
+    (config,) = parse([recipe], [*options, "--model", "m"])
+    rollouts = [
+        FinishedRollout(summary=summary("g", sibling, reward=float(sibling > 0)), ref=TrajectoryRef([], 0))
+        for sibling in range(config.algorithm.num_rollouts)
+    ]
+    kept = resample(rollouts, config.algorithm, seed=0, stage=config.stage, step=1)
+    return rewards_differ([rollout.summary.reward for rollout in kept])
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("recipe", [STAGE_2, STAGE_3], ids=lambda recipe: recipe.stage)
+def test_a_single_failure_of_a_group_is_trained_on_late_in_a_run(recipe: Recipe, scale: str):
+    assert keeps_a_signal(recipe, "--scale", scale)
+    assert not keeps_a_signal(recipe, "--scale", scale, "--algorithm.least-failures", "0")
 
 
 @pytest.mark.parametrize(
