@@ -9,7 +9,7 @@ from rstar_ray.algorithm.update import SftExample
 from rstar_ray.chat.template import ChatFormat, TokenizerChat
 from rstar_ray.config import RunConfig
 from rstar_ray.data.conversation import Conversation
-from rstar_ray.data.problems import load_problems
+from rstar_ray.data.problems import load_problems, random_subset
 from rstar_ray.data.sft import encode
 from rstar_ray.data.sft_plan import ChatSource, SftPlan, plan_sft, refuse_many_epochs
 from rstar_ray.data.too_long import too_long
@@ -37,15 +37,16 @@ def training_problems(config: RunConfig) -> list[Problem]:
 def heldout_problems(config: RunConfig) -> list[Problem]:
     """What is evaluated on during training. The tiny world's are the same for every seed, so that runs compare."""
     if config.data.heldout:
-        return _asked_for(config, _from_file("--data.heldout", config.data.heldout, config))
+        return _evaluated(config, _from_file("--data.heldout", config.data.heldout, config))
     if config.scale != "tiny":
         return []
-    return _asked_for(config, _generated(0, Split.HELD_OUT, config.data.num_heldout, "--data.num-heldout"))
+    generated = _generated(0, Split.HELD_OUT, config.data.num_heldout, "--data.num-heldout")
+    return generated[: config.evaluate.num_problems or None]  # in random order, with the families in turn
 
 
-def _asked_for(config: RunConfig, problems: list[Problem]) -> list[Problem]:
-    """All of a set, or the first `evaluate.num_problems`."""
-    return problems[: config.evaluate.num_problems or None]
+def _evaluated(config: RunConfig, problems: list[Problem]) -> list[Problem]:
+    """The `--evaluate.num-problems` of a file; the same for every seed of a run, so that runs compare."""
+    return random_subset(problems, config.evaluate.num_problems, seed=0, name="evaluation")
 
 
 def _from_file(option: str, path: str, config: RunConfig, *, integer_answers: bool = False) -> list[Problem]:
@@ -74,7 +75,7 @@ def problem_sets(config: RunConfig) -> dict[str, list[Problem]]:
     if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
         raise ConfigError("--evaluate.files", f"two files are named {twice}", "rename one: results go by the name")
     return {
-        Path(path).stem: _asked_for(config, _from_file("--evaluate.files", path, config))
+        Path(path).stem: _evaluated(config, _from_file("--evaluate.files", path, config))
         for path in config.evaluate.files
     }
 

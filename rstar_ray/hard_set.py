@@ -9,6 +9,7 @@ from pathlib import Path
 from rstar_ray.agent.journal import choice_folder
 from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
+from rstar_ray.data.problems import random_subset
 from rstar_ray.errors import ConfigError, RStarError, Stopped
 from rstar_ray.evaluation.asked import asked_by
 from rstar_ray.evaluation.results import ProblemResult, ResultLog
@@ -74,7 +75,7 @@ async def hard_set(
     if (kept := kept_hard_set(problems, config, run_dir)) is not None:
         run_dir.drop_turns(choice_folder(config.stage))
         return kept
-    looked_at = problems[: config.data.num_filtered] if config.data.num_filtered else problems
+    looked_at = _looked_at(problems, config)
     choice = _choice(config, crew, run_dir)
     with ResultLog(run_dir.results_path / f"{config.stage}-filter-{choice}.jsonl", looked_at) as log:
         if taken := log.taken(f"{config.stage}: choosing the hard set"):
@@ -86,6 +87,14 @@ async def hard_set(
     write_json(_kept_path(config, run_dir), [problem.id for problem in hard])
     run_dir.drop_turns(choice_folder(config.stage))
     return hard
+
+
+def _looked_at(problems: Sequence[Problem], config: RunConfig) -> Sequence[Problem]:
+    """The `--data.num-filtered` problems that are rolled out, the same on every start and in every stage."""
+    count = config.data.num_filtered
+    if not config.data.train:  # generated in random order, with the families in turn
+        return problems[: count or None]
+    return random_subset(problems, count, seed=config.seed, name="num_filtered")
 
 
 def kept_hard_set(problems: Sequence[Problem], config: RunConfig, run_dir: RunDir) -> list[Problem] | None:

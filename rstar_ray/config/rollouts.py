@@ -49,7 +49,8 @@ class DataConfig:
     num_heldout: Annotated[int, NO_FILES, only_with("data.heldout", ""), only_with("scale", "tiny")] = 240
     """held-out problems generated where no path is given"""
     num_filtered: Annotated[int, OF_RL, only_with("drop_solved", True, told=True)] = 0
-    """problems looked at where solved ones are dropped (--drop-solved); 0 looks at all"""
+    """problems rolled out where solved ones are dropped (--drop-solved), drawn from the file at random by --seed;
+    0 rolls out all"""
 
     def __post_init__(self) -> None:
         at_least(1, data__num_train=self.num_train, data__num_heldout=self.num_heldout)
@@ -65,7 +66,7 @@ class EvaluationConfig:
     at 0.6, 30K tokens, 30 turns); release, the authors' code's (temperature 0, 5 turns); rstar2-agent-14b, the paper's
     with that model's prompt and tool; other options go over them"""
     num_problems: SameAnswers[int] = 0
-    """problems of a set used, at most; 0 uses all"""
+    """problems of a set used, at most, drawn from the file at random; the same for every --seed; 0 uses all"""
     samples: int = 16
     """k: rollouts per problem"""
     temperature: float = 0.6

@@ -2,13 +2,14 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rstar_ray.data.columns import known_reward, plain_text
 from rstar_ray.data.tables import read_table
 from rstar_ray.errors import ConfigError
+from rstar_ray.seeds import derive_seed
 from rstar_ray.trajectory import Problem
 
 
@@ -34,6 +35,19 @@ def load_problems(path: Path | str, *, integer_answers: bool) -> list[Problem]:
     if not problems:
         raise ConfigError(path.name, "holds no problem", 'write one {"id", "problem", "answer"} per row')
     return problems
+
+
+def random_subset(problems: Sequence[Problem], count: int, *, seed: int, name: str) -> list[Problem]:
+    """`count` of a file's problems at random, in the order of the file; all of them if `count` is 0.
+
+    Files are often sorted by source or difficulty, so the first rows are no sample. Each problem's rank depends on its
+    id alone: the choice stays the same if other problems are removed, and a larger `count` contains a smaller one.
+    """
+    if count == 0:
+        return list(problems)
+    ranked = sorted(problems, key=lambda problem: derive_seed(seed, name, problem.id))
+    chosen = {problem.id for problem in ranked[:count]}
+    return [problem for problem in problems if problem.id in chosen]
 
 
 def _problem_of(row: Any, *, where: str, integer_answers: bool) -> Problem:

@@ -534,6 +534,9 @@ def test_a_named_file_is_evaluated_whole_unless_less_is_asked_for(tmp_path: Path
         assert [len(problem_sets(config)["math500"]), len(heldout_problems(config))] == [500, 500]
         (config,) = parse([recipe], [*TINY, *named, "--evaluate.num-problems", "30"])
         assert [len(problem_sets(config)["math500"]), len(heldout_problems(config))] == [30, 30]
+        chosen = [int(problem.id) for problem in heldout_problems(config)]
+        assert chosen == sorted(chosen) and 100 < sum(chosen) / 30 < 400  # of the whole file, which may be sorted
+        assert heldout_problems(with_values(config, {"seed": 7})) == heldout_problems(config)
     (config,) = parse([STAGE_1], TINY)
     assert len(heldout_problems(config)) == 240
 

@@ -157,6 +157,26 @@ async def test_a_choice_that_was_killed_goes_on_with_the_problems_that_are_missi
     assert await chosen(tmp_path / "run", nothing) == hard and not nothing.asked
 
 
+async def test_part_of_a_file_is_looked_at_by_the_seed_and_not_its_first_rows(tmp_path: Path):
+    problems = adding_problems(60)  # as a file that two sources wrote one after the other
+
+    async def looked_at(name: str, of: Sequence[Problem] = problems, **values: object) -> list[str]:
+        wanted = {"data.train": "two_sources.jsonl", "data.num_filtered": 20, **values}
+        rollouts = Watched(SkilledPolicy(skill=0.0))
+        hard = await chosen(tmp_path / name, rollouts, config=with_values(SMALL, wanted), problems=of)
+        assert rollouts.problems == set(hard)  # none is ever solved
+        return hard
+
+    first = await looked_at("first")
+    assert len(first) == 20 and first != [problem.id for problem in problems[:20]]
+    assert 4 <= len({problem.id for problem in problems[30:]} & set(first)) <= 16
+    assert first == await looked_at("again") == await looked_at("another stage", stage="stage2")
+    assert first != await looked_at("another seed", seed=5)
+    assert set(first) < set(await looked_at("more", **{"data.num_filtered": 30}))
+    without = [problem for problem in problems if problem.id != first[0]]
+    assert set(first[1:]) < set(await looked_at("one prompt too long", without))
+
+
 async def test_the_progress_begins_with_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     finished = await killed(tmp_path)
     monkeypatch.setattr("rstar_ray.progress.EVERY_S", 0.0)
