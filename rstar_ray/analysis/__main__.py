@@ -16,9 +16,12 @@ from rstar_ray.analysis.measure import Entropies
 from rstar_ray.analysis.read import sampled_turns, whole
 from rstar_ray.analysis.report import Checkpoint, Example, markdown_analysis, reflection_example
 from rstar_ray.analysis.zones import count_zones, marked, zones
+from rstar_ray.chat.call_syntax import SYNTAXES
+from rstar_ray.chat.model_folder import load_chat
+from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.report.record import TrajectoryFile, read_run, trajectory_files
-from rstar_ray.run_dir.durable import write_json, write_text
+from rstar_ray.run_dir.durable import read_object, write_json, write_text
 from rstar_ray.run_dir.folder import RunDir
 
 
@@ -51,7 +54,7 @@ def analyse(path: Path, *, most: int) -> Path:
         checkpoint = run_dir.finished_checkpoint(file.stage) if file.problem_set == "held-out" else None
         if checkpoint is not None and checkpoint.step == file.step:
             print(f"{file.stage}: the policy after step {file.step}", flush=True)
-            found.append(_looked_at(file, checkpoint.path / "model", most))
+            found.append(_looked_at(file, checkpoint.path / "model", most, _chat_config(run_dir, file.stage)))
     if not found:
         raise ConfigError("run", f"{path} has no finished stage with held-out trajectories", "train one to its end")
     write_json(path / "analysis.json", [asdict(one) for one in found])
@@ -59,19 +62,26 @@ def analyse(path: Path, *, most: int) -> Path:
     return path / "analysis.md"
 
 
-def _looked_at(file: TrajectoryFile, model: Path, most: int) -> Checkpoint:
-    from transformers import AutoTokenizer
+def _chat_config(run_dir: RunDir, stage: str) -> ChatConfig:
+    """How the stage read calls; the folder of its policy has the template."""
+    chat = read_object(run_dir.config_path).get(stage, {}).get("chat", {})
+    return ChatConfig(parser=chat.get("parser", "auto"), stop=tuple(chat.get("stop", ())))
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+
+def _looked_at(file: TrajectoryFile, model: Path, most: int, chat_config: ChatConfig) -> Checkpoint:
+    chat = load_chat(model, chat_config, instruct=False, tools=())
+    syntax, stops = SYNTAXES.get(chat.profile.syntax), chat.profile.stop_token_ids
+    if syntax is None:
+        print(f"{file.stage}: calls of {chat.profile.syntax} are not found in the text; they count as prose")
     entropies = Entropies(model)
 
     def pieces(ids: Sequence[int]) -> list[str]:
-        return [tokenizer.decode([token_id]) for token_id in ids]
+        return [chat.decode([token_id]) for token_id in ids]
 
     counted: list[tuple[Any, Any]] = []
     examples: list[Example] = []
     for row in file.rows()[:most]:
-        turns = sampled_turns(row, pieces)
+        turns = sampled_turns(row, pieces, syntax=syntax, stops=stops)
         zone_T, entropy_T = zones(turns), entropies.of(*whole(row))
         counted.append((zone_T, entropy_T))
         texts = [text for turn in turns for text in pieces(turn.token_ids)]
