@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rstar_ray.config import RunConfig, with_values
+from rstar_ray.config import RunConfig, own_rewards, with_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ def needed_paths(config: RunConfig, model: Path) -> list[Needed]:
         needed.append(Needed(option="--algorithm.reference-model", path=_absolute(reference), holds="model"))
     if template := config.chat.template:
         needed.append(Needed(option="--chat.template", path=_absolute(template), holds="file"))
-    named = (config.reward.name, config.tools.environment, *config.tools.use)
+    named = (*own_rewards(config.reward), config.tools.environment, *config.tools.use)
     if own := tuple(entry for entry in named if ":" in entry):
         needed.append(Needed(option="--own-folder", path=_absolute(config.own_folder), holds="code", entries=own))
     return needed

@@ -19,7 +19,7 @@ from rstar_ray.outcome import Outcome
 from rstar_ray.tools.environment import ENVIRONMENT, Reply
 from rstar_ray.tools.host import HostAnswer, HostCall
 from rstar_ray.tools.spec import ToolSpec
-from rstar_ray.trajectory import ToolCall, ToolMemory, ToolResult
+from rstar_ray.trajectory import StopReason, ToolCall, ToolMemory, ToolResult
 
 GRACE_S = 5.0
 """Above a call's deadline, which its host keeps itself: a host that is still silent is looked at."""
@@ -179,7 +179,7 @@ class Tools:
 
 
 class RolloutTools:
-    """`ExecuteFn` and `ConverseFn` of one rollout. Calls of a tool with state go one after the other."""
+    """`ExecuteFn`, `ConverseFn` and `EndedFn` of one rollout. Calls of a tool with state go one after the other."""
 
     def __init__(self, tools: Tools, state: RolloutState) -> None:
         self._tools = tools
@@ -210,17 +210,36 @@ class RolloutTools:
 
     async def converse(self, said: str) -> tuple[Reply, ToolMemory]:
         """Raises `ToolError` where the environment failed: its replies are no part of what is trained."""
+        answer, memory = await self._of_environment({"said": said})
+        return Reply(text=answer.text, reward=answer.reward), memory
+
+    async def ended(self, reason: StopReason) -> tuple[float | None, ToolMemory]:
+        """Raises as `converse`."""
+        answer, memory = await self._of_environment({}, ended=reason)
+        return answer.reward, memory
+
+    async def _of_environment(
+        self, arguments: Mapping[str, Any], *, ended: StopReason | None = None
+    ) -> tuple[HostAnswer, ToolMemory]:
         entry = self._tools.environment
-        answer = await self._with_memory(ENVIRONMENT, entry, {"said": said}, ENVIRONMENT_DEADLINE_S)
+        answer = await self._with_memory(ENVIRONMENT, entry, arguments, ENVIRONMENT_DEADLINE_S, ended=ended)
         if answer.outcome is not Outcome.OK or answer.memory is None:
             raise ToolError(f"--tools.environment {entry}: {answer.text}")
-        return Reply(text=answer.text, reward=answer.reward), answer.memory
+        return answer, answer.memory
 
     def close(self) -> None:
         """The rollout is over here: its states are closed, unless it is played elsewhere by now."""
         self._tools.end(self._rollout_id, sorted(self.entries))
 
-    async def _with_memory(self, name: str, entry: str, arguments: Mapping[str, Any], deadline_s: float) -> HostAnswer:
+    async def _with_memory(
+        self,
+        name: str,
+        entry: str,
+        arguments: Mapping[str, Any],
+        deadline_s: float,
+        *,
+        ended: StopReason | None = None,
+    ) -> HostAnswer:
         async with self._locks.setdefault(name, asyncio.Lock()):
             self.entries.add(entry)
             call = HostCall(
@@ -229,6 +248,7 @@ class RolloutTools:
                 holder=self._tools.caller,
                 problem=self._problem,
                 memory=self._memories.get(name),
+                ended=ended,
             )
             tool = "" if name == ENVIRONMENT else name
             answer = await self._tools.ask(entry, tool, call, deadline_s)

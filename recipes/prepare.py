@@ -254,13 +254,16 @@ def table(prepared: Prepared) -> str:
 def write(prepared: Prepared, config: PrepareConfig) -> None:
     """The problems and, beside them, the counts and what they were made with; each file whole or not at all."""
     assert config.out is not None
-    rows = [asdict(problem) for problem in prepared.problems]
+    rows = [problem.as_row() for problem in prepared.problems]
     if config.out.suffix == ".parquet":
         import io
 
         import pyarrow as arrow
         import pyarrow.parquet as parquet
 
+        for row in rows:  # a column has one type, objects of several rows do not
+            if "metadata" in row:
+                row["metadata"] = json.dumps(row["metadata"])
         buffer = io.BytesIO()
         parquet.write_table(arrow.Table.from_pylist(rows), buffer)
         write_bytes(config.out, buffer.getvalue())

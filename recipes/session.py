@@ -38,7 +38,7 @@ from recipes.recipe import Recipe
 from recipes.scales import at_scale
 from recipes.stop import GRACE_OF_EVALUATION, StopSignals, grace_of_run
 from rstar_ray.chat.model_folder import load_chat
-from rstar_ray.config import RunConfig, differences, idle, may_change, with_values
+from rstar_ray.config import RunConfig, differences, idle, may_change, own_rewards, with_values
 from rstar_ray.data.order import digest_of_problems, digest_of_rows
 from rstar_ray.data.sft_plan import SftPlan
 from rstar_ray.errors import ConfigError
@@ -228,8 +228,9 @@ def _journal(path: Path, turns: str) -> Path | None:
 def refuse_own_code(config: RunConfig) -> None:
     """Raise `ConfigError` for a reward or an environment of the person's own that cannot be imported or called."""
     folder = str(Path(config.own_folder).absolute())
-    if ":" in config.reward.name:
-        check_own_reward(config.reward.name, folder)
+    for name in own_rewards(config.reward):
+        option = "--reward.name" if name == config.reward.name else "--reward.functions"
+        check_own_reward(name, folder, option=option)
     if config.tools.environment:
         check_environment(config.tools.environment, folder)
 

@@ -1,14 +1,16 @@
 """Asking for rollouts and collecting what becomes of them, by refs and summaries: tokens stay where they are."""
 
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rstar_ray.config import RunConfig
 from rstar_ray.deadline import within
+from rstar_ray.errors import RStarError
 from rstar_ray.seeds import derive_seed
-from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling, TrajectorySummary
+from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling, StopReason, TrajectorySummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,35 @@ class Rollouts(Protocol):
     def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]: ...
 
 
+FEW = 8
+"""Rollouts in a row whose reward fails, from a rule's first one on, that end the run."""
+
+
+class UnprovenRewards:
+    """Ends a run whose reward has never worked after a few rollouts: a whole step of them would be lost to it.
+
+    A rule that has judged one rollout is proven; what fails later is dropped, and counted by the step.
+    """
+
+    def __init__(self) -> None:
+        self._proven: set[str] = set()
+        self._failed: Counter[str] = Counter()
+
+    def note(self, rule: str, summary: TrajectorySummary) -> None:
+        """One rollout has ended, whose problem names this rule. Raises `RStarError` with the reason of the failures."""
+        if rule in self._proven:
+            return
+        if summary.unjudged:
+            self._failed[rule] += 1
+            if self._failed[rule] >= FEW:
+                failed = f"none of the first {FEW} rollouts could be judged ({summary.unjudged})"
+                raise RStarError(
+                    f"reward{f' {rule}' if rule else ''}: {failed}. Hint: fix it and run the command again"
+                )
+        elif summary.stop_reason is StopReason.ANSWERED:
+            self._proven.add(rule)
+
+
 Group = list[FinishedRollout]
 
 MOST_REPEATS = 2
@@ -60,6 +91,7 @@ def rollout_requests(
         max_turns=config.rollout.max_turns,
         max_context_tokens=config.engine.max_context_tokens,
         max_calls_per_turn=config.tools.max_calls_per_turn,
+        max_environment_turns=config.tools.max_environment_turns,
     )
     sampling = Sampling(temperature=config.rollout.temperature, top_p=config.rollout.top_p)
     return sibling_requests(

@@ -1,7 +1,7 @@
 """The records of a rollout. Legend: P prompt tokens, T tokens after the prompt, C tokens of one completion."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -21,6 +21,14 @@ class Problem:
     family: str = ""  # tiny world: which generator made it
     difficulty: float = 0.0
     reward: str = ""  # the rule that judges it; empty: --reward.name
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # for rewards, tools, environments
+
+    def as_row(self) -> dict[str, Any]:
+        """The row of a problem file, without `metadata` where it is empty."""
+        row = asdict(self)
+        if not self.metadata:
+            del row["metadata"]
+        return row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +51,7 @@ class RolloutLimits:
     max_turns: int
     max_context_tokens: int  # the engine's context: prompt and response together
     max_calls_per_turn: int  # what is called beyond is told so, and counts as failed
+    max_environment_turns: int | None = None  # replies of the environment, which `max_turns` does not count; None: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +100,7 @@ class StopReason(StrEnum):
 
     ANSWERED = "answered"  # a turn without a tool call
     TRUNCATED = "truncated"  # the length budget or the context ran out
-    MAX_TURNS = "max_turns"  # the last allowed turn still called a tool
+    MAX_TURNS = "max_turns"  # the last allowed turn still called a tool, or the environment had replied its last
     REFUSED = "refused"  # the prompt alone exceeds the context
 
     @property
@@ -146,6 +155,43 @@ class Turn:
     tool_results: tuple[ToolResult, ...] = ()
     generate_s: float = 0.0
     tool_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptTurn:
+    """One completion as text, with its tool calls and their results."""
+
+    completion: str  # as sampled, special tokens included
+    num_tokens: int
+    calls: tuple[ToolCall, ...] = ()  # in order; one that could not be parsed has a `parse_error`
+    results: tuple[ToolResult, ...] = ()  # of the calls; empty where a turn limit or the budget ended the rollout first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """A whole rollout as text, for a reward function that takes it as its third argument."""
+
+    rollout_id: str
+    group_id: str  # shared by all rollouts of one prompt
+    stop_reason: StopReason
+    turns: tuple[TranscriptTurn, ...]
+    num_prompt_tokens: int
+    num_response_tokens: int  # everything after the prompt: completions and tool results
+    num_sampled_tokens: int  # the completions alone
+    max_response_tokens: int  # the budget that `num_response_tokens` counts against
+    max_turns: int
+
+    @property
+    def truncated(self) -> bool:
+        return self.stop_reason.truncated
+
+    @property
+    def num_calls(self) -> int:
+        return sum(len(turn.results) for turn in self.turns)
+
+    @property
+    def num_failed(self) -> int:
+        return sum(result.outcome.failed for turn in self.turns for result in turn.results)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -169,6 +169,9 @@ class OpenTools:
     async def converse(self, said: str) -> tuple[Reply, ToolMemory]:
         raise AssertionError("there is no environment")
 
+    async def ended(self, reason: StopReason) -> tuple[float | None, ToolMemory]:
+        raise AssertionError("there is no environment")
+
     def close(self) -> None:
         self.tools.closed.append(self.state.request.rollout_id)
 

@@ -35,6 +35,7 @@ from rstar_ray.trajectory import (
     RolloutLimits,
     RolloutRequest,
     Sampling,
+    StopReason,
     ToolCall,
     ToolMemory,
     ToolResult,
@@ -198,6 +199,9 @@ class EchoTools:
         return ToolResult(outcome=Outcome.OK, text=call.code)
 
     async def converse(self, said: str) -> tuple[Reply, ToolMemory]:
+        raise AssertionError("a replay has no environment")
+
+    async def ended(self, reason: StopReason) -> tuple[float | None, ToolMemory]:
         raise AssertionError("a replay has no environment")
 
     def close(self) -> None: ...

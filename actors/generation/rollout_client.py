@@ -25,7 +25,7 @@ from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.reward.judge import Judgement
-from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
+from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef, UnprovenRewards
 from rstar_ray.trajectory import Problem, RolloutRequest, StopReason
 from scheduler.load import RolloutLoad
 
@@ -75,6 +75,7 @@ class RolloutClient:
         self._latest: frozenset[str] = frozenset()  # ids of the latest run
         self._attempt = 0  # grows when what was handed in is given up
         self.num_ended = 0  # over the whole run
+        self._rewards = UnprovenRewards()
         self._deadline_s = CALL_DEADLINE_S + silent_s
         self.memory = BalancerMemory(self._tell, show)
         self._num_recovering = 0  # losses whose rollouts are being read from the journal
@@ -92,13 +93,15 @@ class RolloutClient:
         """Yield each request's end once. Prompts above the context end here, as refused.
 
         Ids must be new. A result comes here before the balancer hears that the rollout ended: the same id handed in
-        meanwhile would be taken for the old one and be lost, so one of the latest run raises `ValueError`.
+        meanwhile would be taken for the old one and be lost, so one of the latest run raises `ValueError`. Raises
+        `RStarError` where none of the first rollouts could be judged.
         """
         ids = frozenset(request.rollout_id for request in requests)
         if again := sorted(ids & self._latest):
             raise ValueError(f"rollout {again[0]!r} was handed in before; every rollout needs an id of its own")
         self._latest = ids
         fitting: dict[str, _Submission] = {}
+        rules = {request.rollout_id: request.problem.reward for request in requests}
         prompts: dict[Problem, list[int]] = {}  # siblings share theirs; two sets may number their problems alike
         for request in requests:
             problem = request.problem
@@ -119,7 +122,10 @@ class RolloutClient:
             done = await self._finished.get()
             if isinstance(done, BaseException):
                 raise done
-            yield self._as_asked(done)
+            done = self._as_asked(done)
+            if isinstance(done, FinishedRollout):
+                self._rewards.note(rules[done.summary.rollout_id], done.summary)
+            yield done
 
     async def go_on_without(self, replica_id: str) -> int:
         """A replica is gone: what it held goes on elsewhere. Returns of how many the journal has what was sampled."""

@@ -33,7 +33,7 @@ from rstar_ray.reward.judge import JudgeFn
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.meter import NO_METER
 from rstar_ray.tools.environment import Reply
-from rstar_ray.trajectory import Completion, ToolCall, ToolMemory, ToolResult, Trajectory
+from rstar_ray.trajectory import Completion, StopReason, ToolCall, ToolMemory, ToolResult, Trajectory
 from scheduler.load import ReplicaLoad, UnknownReplica, in_flight_limit
 from scheduler.picture import Activity, Timeline
 
@@ -75,6 +75,7 @@ class PlayedTools(Protocol):
 
     async def execute(self, call: ToolCall) -> ToolResult: ...
     async def converse(self, said: str) -> tuple[Reply, ToolMemory]: ...
+    async def ended(self, reason: StopReason) -> tuple[float | None, ToolMemory]: ...
     def close(self) -> None: ...
 
 
@@ -271,6 +272,9 @@ class GenerationWorker:
         async def converse(said: str) -> tuple[Reply, ToolMemory]:
             return await self._timeline.noted(Activity.TOOL, rollout_id, tools.converse(said))
 
+        async def ended(reason: StopReason) -> tuple[float | None, ToolMemory]:
+            return await self._timeline.noted(Activity.TOOL, rollout_id, tools.ended(reason))
+
         moves = False
         try:
             state = await run_rollout(
@@ -279,6 +283,7 @@ class GenerationWorker:
                 execute=execute,
                 chat=self._chat,
                 converse=converse if self._tools.environment else None,
+                ended=ended if self._tools.environment else None,
                 go_on=self._turn_finished,
             )
             if state.stop_reason is None:
@@ -287,7 +292,7 @@ class GenerationWorker:
                 return
             self._kept.finished(state)
             self._release(state)  # its KV cache is free; checking the answer holds nobody up
-            self._deliveries.add(await score(state, self._judge))
+            self._deliveries.add(await score(state, self._judge, self._chat))
         except ToolStateLost as lost:
             reached = self._states.get(rollout_id, state)
             if reached.restarts >= MAX_ROLLOUT_RESTARTS:

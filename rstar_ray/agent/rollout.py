@@ -16,9 +16,9 @@ from rstar_ray.chat.template import ChatFormat
 from rstar_ray.errors import JudgeError
 from rstar_ray.outcome import Outcome
 from rstar_ray.reward.find import Place, count_answers
-from rstar_ray.reward.judge import JudgeFn, Judgement
+from rstar_ray.reward.judge import JudgeFn, Judgement, RolloutJudge
 from rstar_ray.seeds import derive_seed
-from rstar_ray.tools.environment import ENVIRONMENT, Reply
+from rstar_ray.tools.environment import ENVIRONMENT, EndedFn, Reply
 from rstar_ray.trajectory import (
     Completion,
     Placement,
@@ -30,6 +30,8 @@ from rstar_ray.trajectory import (
     ToolResult,
     Trajectory,
     TrajectorySummary,
+    Transcript,
+    TranscriptTurn,
     Turn,
 )
 
@@ -123,14 +125,31 @@ async def run_rollout(
     execute: ExecuteFn,
     chat: ChatFormat,
     converse: ConverseFn | None = None,
+    ended: EndedFn | None = None,
     go_on: Callable[[RolloutState], bool] = lambda _: True,
 ) -> RolloutState:
-    """Play turns until the rollout stops, or until `go_on`, asked after every unfinished turn, says no."""
+    """Play turns until the rollout stops, or until `go_on`, asked after every unfinished turn, says no.
+
+    `converse` and `ended` are the rollout's environment. `ended` is called once, in the turn that a limit ends: a state
+    that has stopped already is returned as it is.
+    """
     while state.stop_reason is None:
         state = await play_turn(state, generate=generate, execute=execute, chat=chat, converse=converse)
+        if state.stop_reason in (StopReason.TRUNCATED, StopReason.MAX_TURNS) and ended is not None:
+            state = await _with_end(state, state.stop_reason, ended)
         if state.stop_reason is None and not go_on(state):
             break
     return state
+
+
+async def _with_end(state: RolloutState, reason: StopReason, ended: EndedFn) -> RolloutState:
+    """The reward that the environment gives a rollout which a limit ended; 0 where it gives none."""
+    started_s = time.monotonic()
+    reward, memory = await ended(reason)
+    *before, last = state.turns
+    last = replace(last, tool_s=last.tool_s + time.monotonic() - started_s)
+    memories = {**state.memories, ENVIRONMENT: memory}
+    return replace(state, turns=(*before, last), memories=memories, reward=0.0 if reward is None else reward)
 
 
 async def play_turn(
@@ -141,7 +160,10 @@ async def play_turn(
     chat: ChatFormat,
     converse: ConverseFn | None = None,
 ) -> RolloutState:
-    """One completion and the answers to its calls; without a call what the environment says, if there is one."""
+    """One completion and the answers to its calls; without a call the reply of the environment, if there is one.
+
+    `max_turns` counts all completions; with an environment, which has a limit of its own, those that call a tool.
+    """
     if state.room_tokens <= 0:
         return replace(state, stop_reason=StopReason.TRUNCATED)
     request, turn_number = state.request, len(state.turns)
@@ -165,7 +187,8 @@ async def play_turn(
         return (
             replace(state, stop_reason=StopReason.ANSWERED) if converse is None else await _said(state, converse, chat)
         )
-    if turn_number + 1 >= request.limits.max_turns:  # nobody would read the answers
+    num_replied = 0 if converse is None else _num_replies(state)
+    if turn_number + 1 - num_replied >= request.limits.max_turns:  # nobody would read the answers
         return replace(state, turns=(*state.turns, turn), stop_reason=StopReason.MAX_TURNS)
     results = await answer_calls(reading.calls, execute, most=request.limits.max_calls_per_turn)
     memories = {**state.memories, **dict(result.memory for result in results if result.memory is not None)}
@@ -184,9 +207,15 @@ async def _said(state: RolloutState, converse: ConverseFn, chat: ChatFormat) -> 
     state = replace(state, turns=(*state.turns[:-1], turn), memories=memories)
     if reply.reward is not None:
         return replace(state, stop_reason=StopReason.ANSWERED, reward=reply.reward)
-    if len(state.turns) >= state.request.limits.max_turns:
+    most = state.request.limits.max_environment_turns
+    if most is not None and _num_replies(state) >= most:
         return replace(state, stop_reason=StopReason.MAX_TURNS)
     return _with_told(state, chat.user_answer_ids(reply.text))
+
+
+def _num_replies(state: RolloutState) -> int:
+    """Of the environment, in a rollout that has one: it replies to every finished turn without a call."""
+    return sum(not turn.tool_results for turn in state.turns)
 
 
 async def answer_calls(calls: Sequence[ToolCall], execute: ExecuteFn, *, most: int) -> list[ToolResult]:
@@ -240,19 +269,20 @@ def _with_told(state: RolloutState, answer_ids: list[int]) -> RolloutState:
     )
 
 
-async def score(state: RolloutState, judge: JudgeFn) -> Trajectory:
-    """The finished record with its reward; a rollout that did not end by itself gets 0.
+async def score(state: RolloutState, judge: JudgeFn, chat: ChatFormat | None = None) -> Trajectory:
+    """The finished record with its reward.
 
-    One whose answer the judge cannot judge is `unjudged`. Raises `SandboxError` as `judge` does.
+    A rollout that did not end by itself gets 0, unless its environment gave a reward or the judge reads whole rollouts,
+    for which it needs `chat`. A rollout that the judge cannot judge is `unjudged`. Raises `SandboxError` as `judge`.
     """
     assert state.stop_reason is not None
     started_s = time.monotonic()
     judgement, unjudged = Judgement(0.0), ""
     if state.reward is not None:
         judgement = Judgement(state.reward, place=None)  # an environment reads no marked answer
-    if state.stop_reason is StopReason.ANSWERED and state.reward is None:
+    elif state.stop_reason is not StopReason.REFUSED:
         try:
-            judgement = await judge(state.final_text, state.request.problem)
+            judgement = await _judged(state, state.stop_reason, judge, chat)
         except JudgeError as failed:
             unjudged = f"judging: {failed}"
     trajectory = _trajectory(state, state.stop_reason, judgement, time.monotonic() - started_s)
@@ -264,6 +294,46 @@ def _num_answers(state: RolloutState, place: Place | None) -> int | None:
     if place is None:
         return None
     return state.num_answers if place == "answer" else count_answers(state.final_text, place)
+
+
+async def _judged(state: RolloutState, stop_reason: StopReason, judge: JudgeFn, chat: ChatFormat | None) -> Judgement:
+    problem = state.request.problem
+    if chat is not None and isinstance(judge, RolloutJudge) and await judge.reads_rollouts(problem):
+        return await judge.judge_rollout(state.final_text, problem, transcript(state, stop_reason, chat))
+    if stop_reason is StopReason.ANSWERED:
+        return await judge(state.final_text, problem)
+    return Judgement(0.0)
+
+
+def transcript(state: RolloutState, stop_reason: StopReason, chat: ChatFormat) -> Transcript:
+    """The rollout as text."""
+    limits, turns = state.request.limits, list[TranscriptTurn]()
+    start = 0
+    for number, turn in enumerate(state.turns):
+        end = start + turn.num_tokens
+        reading = chat.read(state.response_ids[start:end], after_tools=number > 0)
+        turns.append(
+            TranscriptTurn(
+                completion=reading.text,
+                num_tokens=turn.num_tokens,
+                calls=reading.calls,
+                results=turn.tool_results,
+            )
+        )
+        while end < len(state.loss_mask) and not state.loss_mask[end]:
+            end += 1
+        start = end
+    return Transcript(
+        rollout_id=state.request.rollout_id,
+        group_id=state.request.group_id,
+        stop_reason=stop_reason,
+        turns=tuple(turns),
+        num_prompt_tokens=len(state.prompt_ids),
+        num_response_tokens=len(state.response_ids),
+        num_sampled_tokens=sum(state.loss_mask),
+        max_response_tokens=limits.max_response_tokens,
+        max_turns=limits.max_turns,
+    )
 
 
 def _trajectory(state: RolloutState, stop_reason: StopReason, judgement: Judgement, verify_s: float) -> Trajectory:

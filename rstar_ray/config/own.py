@@ -17,28 +17,43 @@ READ_LOOSELY = ("instructions",)
 _ENTRY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
+def is_reward(name: str) -> bool:
+    """Whether this names a rule, or has the form of a user's function."""
+    return name in REWARDS or _ENTRY.fullmatch(name) is not None
+
+
 def has_own(config: Any) -> bool:
     """Whether a run brings a reward, a tool or an environment of a person's own."""
-    return ":" in config.reward.name or has_own_tools(config)
+    return bool(own_rewards(config.reward)) or has_own_tools(config)
+
+
+def own_rewards(reward: "RewardConfig") -> tuple[str, ...]:
+    """The user's reward functions that the settings name, each once."""
+    return tuple(dict.fromkeys(name for name in (reward.name, *reward.functions) if ":" in name))
 
 
 def has_own_tools(config: Any) -> bool:
     return bool(config.tools.environment) or any(":" in entry for entry in config.tools.use)
 
 
-OWN_REWARD = where("reward.name", lambda config: ":" in config.reward.name, "give module:function", told=True)
+OWN_REWARD = where("reward.name", lambda config: bool(own_rewards(config.reward)), "give module:function", told=True)
+OWN_ENVIRONMENT = where(
+    "tools.environment", lambda config: bool(config.tools.environment), "give module:object", told=True
+)
 OWN_TOOL = where("tools.use", has_own_tools, "give module:object", told=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    """What an answer is worth, from 0 to 1 (docs/rewards.md)."""
+    """What an answer is worth (docs/rewards.md)."""
 
     name: str = "math"
     """math: equal to the truth as mathematics (arXiv:2508.20722 section 2.2); exact: the same words; choice: the same
     letter; code: a program that passes the truth's cases; instructions: an answer that follows the truth's verifiable
     instructions (IFEval); calls: the truth's function calls, written down (BFCL); module:function: a function of your
     own. A problem that names a rule itself is judged by that"""
+    functions: tuple[str, ...] = ()
+    """functions of your own, module:function, that a problem may name as its reward beside the rules above"""
     place: Literal["answer", "boxed", "anywhere"] = "answer"
     """where the final answer stands. answer: the last boxed in the last <answer>; boxed: the last boxed behind the
     thought; anywhere: that, the last <answer>, or what is declared as the answer"""
@@ -48,12 +63,18 @@ class RewardConfig:
     """longest a function of your own may take for one completion; after that its process is killed [s]"""
     processes: Annotated[MayChange[int], OWN_REWARD] = 2
     """processes per generation worker that run a function of your own"""
+    concurrency: Annotated[MayChange[int], OWN_REWARD] = 64
+    """rollouts that each of these processes judges at once where the function is async; others are judged in turn"""
 
     def __post_init__(self) -> None:
         at_least(0.01, reward__deadline_s=self.deadline_s)
-        at_least(1, reward__processes=self.processes)
+        at_least(1, reward__processes=self.processes, reward__concurrency=self.concurrency)
+        for name in self.functions:
+            named = _ENTRY.fullmatch(name) is not None and self.functions.count(name) == 1
+            require(named, "--reward.functions", f"{name!r} is not module:function, or stands there twice",
+                    "give each module:function once")  # fmt: skip
         require(
-            self.name in REWARDS or _ENTRY.fullmatch(self.name) is not None,
+            is_reward(self.name),
             "--reward.name",
             f"{self.name!r} is no reward",
             f"give {', '.join(REWARDS)}, or module:function",
@@ -71,11 +92,14 @@ class ToolsConfig:
     the last"""
     max_calls_per_turn: int = 16
     """calls of one turn that are run; those beyond are told so and count as failed"""
+    max_environment_turns: Annotated[int, OWN_ENVIRONMENT] = 30
+    """replies of the environment in one rollout; --rollout.max-turns counts only turns that call a tool then"""
     hosts: Annotated[MayChange[int], OWN_TOOL] = 1
     """actors for each tool of your own"""
 
     def __post_init__(self) -> None:
         at_least(1, tools__max_calls_per_turn=self.max_calls_per_turn, tools__hosts=self.hosts)
+        at_least(1, tools__max_environment_turns=self.max_environment_turns)
         for entry in self.use:
             named = entry == "python" or _ENTRY.fullmatch(entry) is not None
             require(named, "--tools.use", f"{entry!r} is no tool", "give python, or module:object")

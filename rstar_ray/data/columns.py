@@ -5,12 +5,13 @@ and 2025 (`Problem` or `question`, `Answer`), MATH and MATH-500 (`problem`, `sol
 OpenMathReasoning (`expected_answer`), DeepMath (`question`, `final_answer`), GSM8K (`answer` after `####`).
 """
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-from rstar_ray.config.own import REWARDS
+from rstar_ray.config.own import REWARDS, is_reward
 from rstar_ray.errors import ConfigError
 from rstar_ray.reward.find import last_boxed
 
@@ -55,6 +56,7 @@ class RawProblem:
     family: str = ""
     difficulty: float = 0.0
     reward: str = ""  # the rule that judges it
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def find_columns(row: Any, *, where: str, problem: str = "", answer: str = "", id_column: str = "") -> Columns:
@@ -103,14 +105,40 @@ def raw_problem(row: Any, columns: Columns, *, where: str) -> RawProblem:
         family=str(_value(fields, columns.family) or "") if columns.family else "",
         difficulty=_difficulty(_value(fields, columns.difficulty)) if columns.difficulty else 0.0,
         reward=reward,
+        metadata=_metadata(fields),
     )
 
 
+def _metadata(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What a published set has in the column: whatever is no JSON object is left out there."""
+    try:
+        return known_metadata(_value(fields, "metadata"), "")
+    except ConfigError:
+        return {}
+
+
 def known_reward(named: str, where: str) -> str:
-    """The rule that a row names, which may be none. Raises `ConfigError` for an unknown one."""
-    if named and named not in REWARDS:
-        raise ConfigError(where, f"reward {named!r} is none", f"give {', '.join(REWARDS)}, or leave it out")
+    """The rule, or the user's `module:function`, that a row names; it may name none. Raises `ConfigError` else."""
+    if named and not is_reward(named):
+        hint = f"give {', '.join(REWARDS)} or module:function, or leave it out"
+        raise ConfigError(where, f"reward {named!r} is unknown", hint)
     return named
+
+
+def known_metadata(value: object, where: str) -> dict[str, Any]:
+    """The row's free field, which rewards, tools and environments may read: an object, or one as JSON text, which suits
+    csv and parquet. Raises `ConfigError` for anything else.
+    """
+    if value is None or value == "":
+        return {}
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+        if isinstance(found, Mapping):
+            return json.loads(json.dumps(found, allow_nan=False))
+        problem = f"metadata is {type(found).__name__}, not an object"
+    except (TypeError, ValueError) as wrong:
+        problem = f"metadata is not JSON ({wrong})"
+    raise ConfigError(where, problem, "write a JSON object, or give the column another name")
 
 
 def plain_text(value: object) -> str | None:

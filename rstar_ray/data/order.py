@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TypeVar
 
 from rstar_ray.algorithm.update import SftExample
@@ -44,7 +44,7 @@ def draw(
 
 def digest_of_problems(problems: Iterable[Problem]) -> str:
     """Which are drawn from, and in which order they stand: a position among others would be one among nothing."""
-    return _digest(json.dumps(asdict(problem)) for problem in problems)
+    return _digest(json.dumps(problem.as_row()) for problem in problems)
 
 
 def digest_of_rows(rows: Iterable[SftExample], source: str = "") -> str:

@@ -113,6 +113,7 @@ def _problem(row: RawProblem, rules: Rules) -> Problem:
         family=row.family,
         difficulty=row.difficulty,
         reward=row.reward,
+        metadata=row.metadata,
     )
 
 

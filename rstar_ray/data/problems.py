@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rstar_ray.data.columns import known_reward, plain_text
+from rstar_ray.data.columns import known_metadata, known_reward, plain_text
 from rstar_ray.data.tables import read_table
 from rstar_ray.errors import ConfigError
 from rstar_ray.seeds import derive_seed
@@ -16,7 +16,8 @@ from rstar_ray.trajectory import Problem
 def load_problems(path: Path | str, *, integer_answers: bool) -> list[Problem]:
     """Problems from jsonl, json, csv or parquet rows of {"id", "problem", "answer"}; whole numbers count as text.
 
-    `family` (string), `difficulty` (number) and `reward` (the rule that judges this problem) are taken where present.
+    `family` (string), `difficulty` (number), `reward` (the rule that judges this problem) and `metadata` (an object,
+    for rewards, tools and environments) are taken where present.
     Raises `ConfigError` naming file, row (from 1) and field for the first row that cannot be used.
     """
     path = Path(path)
@@ -64,7 +65,15 @@ def _problem_of(row: Any, *, where: str, integer_answers: bool) -> Problem:
     if isinstance(difficulty, bool) or not isinstance(difficulty, (int, float)) or not math.isfinite(difficulty):
         raise ConfigError(where, f"difficulty {difficulty!r} is not a number", "write a number or leave it out")
     reward = known_reward(fields.get("reward") or "", where)
-    return Problem(id=id_, problem=problem, answer=answer, family=family, difficulty=float(difficulty), reward=reward)
+    return Problem(
+        id=id_,
+        problem=problem,
+        answer=answer,
+        family=family,
+        difficulty=float(difficulty),
+        reward=reward,
+        metadata=known_metadata(fields.get("metadata"), where),
+    )
 
 
 def _text(row: Mapping[str, Any], name: str, where: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rstar_ray.config import RunConfig, leaves, may_change, same_answers
+from rstar_ray.config import RunConfig, leaves, may_change, own_rewards, same_answers
 from rstar_ray.evaluation.own_code import own_code
 from rstar_ray.tools.spec import ToolSpec
 
@@ -32,7 +32,7 @@ def brought_along(config: RunConfig, tools: Sequence[ToolSpec]) -> dict[str, obj
     To be taken when a command starts, for that is when they are read.
     """
     template = config.chat.template
-    named = (config.reward.name, config.tools.environment, *config.tools.use)
+    named = (*own_rewards(config.reward), config.tools.environment, *config.tools.use)
     entries = [entry for entry in named if ":" in entry]
     return {
         "own code": own_code(entries, Path(config.own_folder).absolute(), sys.path),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rstar_ray.evaluation.results import ProblemResult
+from rstar_ray.trajectory import StopReason
 
 Interval = tuple[float, float]
 """95 % bootstrap interval over problems."""
@@ -52,6 +53,7 @@ class EvaluationResult:
     calls_mean: float
     response_tokens_mean: float
     share_truncated: float
+    share_max_turns: float  # ended by a turn limit
     num_unjudged: int  # rollouts whose answer could not be judged; they count as not right
     intervals: dict[str, Interval]  # of the figures above, by name; none for those that are None
     by_family: dict[str, Score]  # empty where problems have no family
@@ -107,6 +109,7 @@ def evaluate(
         calls_mean=whole["calls_mean"] or 0.0,
         response_tokens_mean=whole["response_tokens_mean"] or 0.0,
         share_truncated=whole["share_truncated"] or 0.0,
+        share_max_turns=whole["share_max_turns"] or 0.0,
         num_unjudged=sum(map(bool, chain.from_iterable(result.unjudged for result in results))),
         intervals={name: interval for name, interval in intervals.items() if interval is not None},
         by_family=_scores_by([result.family for result in results], results),
@@ -232,6 +235,7 @@ _RATIOS: dict[str, Callable[[ProblemResult], tuple[float, float]]] = {
     "calls_mean": lambda result: (sum(result.calls), result.k),
     "response_tokens_mean": lambda result: (sum(result.response_tokens), result.k),
     "share_truncated": lambda result: (sum(reason.truncated for reason in result.stop_reasons), result.k),
+    "share_max_turns": lambda result: (result.stop_reasons.count(StopReason.MAX_TURNS), result.k),
 }
 """What of a problem adds to a figure's numerator, and what to its denominator."""
 

@@ -1,7 +1,7 @@
 """What became of one problem's k rollouts: a row of jsonl, written when the last of them ends."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -159,4 +159,4 @@ class ResultLog:
 
 
 def _digest(problem: Problem) -> str:
-    return digest_of(asdict(problem))
+    return digest_of(problem.as_row())

@@ -201,6 +201,7 @@ def _requests(
         max_turns=asked.max_turns,
         max_context_tokens=config.engine.max_context_tokens,
         max_calls_per_turn=config.tools.max_calls_per_turn,
+        max_environment_turns=config.tools.max_environment_turns,
     )
     sampling = Sampling(temperature=asked.temperature, top_p=asked.top_p)
     requests = sibling_requests(

@@ -83,12 +83,14 @@ def _chart(
     top: float | None = None,
 ) -> dict[str, Any]:
     drawn: list[dict[str, Any]] = []
-    highest = 0.0
+    lowest = highest = 0.0
     for members in groups.values():
         courses = [course for run in members if (course := course_of(run))]
-        highest = max([highest, *(value for course in courses for _, value in course)])
+        values = [value for course in courses for _, value in course]
+        lowest, highest = min([lowest, *values]), max([highest, *values])
         drawn.append({"runs": courses, "mean": mean_course(courses)})
-    return {"title": title, "unit": unit, "top": top or 1.1 * highest or 1.0, "groups": drawn}
+    span = {"bottom": 1.1 * lowest, "top": top or 1.1 * highest or 1.0}
+    return {"title": title, "unit": unit, **span, "groups": drawn}
 
 
 def mean_course(courses: Sequence[Course]) -> Course:

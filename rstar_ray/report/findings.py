@@ -91,6 +91,15 @@ def heldout_change(run: RunRecord) -> Change:
     return Change("Held-out pass@1", before, after, percent)
 
 
+def reward_range(rewards: Sequence[float]) -> tuple[float, float]:
+    """The range of an axis of rewards: 0 to 1, and whole numbers beyond where rewards are.
+
+    >>> reward_range([0.2, 0.9]), reward_range([-0.4, 0.5])
+    ((0.0, 1.0), (-1.0, 1.0))
+    """
+    return float(math.floor(min([0.0, *rewards]))), float(math.ceil(max([1.0, *rewards])))
+
+
 def reward_change(run: RunRecord) -> Change:
     return _change("Training reward", run.column("reward_mean"), lambda value: f"{value:.2f}")
 

@@ -32,6 +32,7 @@ from rstar_ray.report.findings import (
     placement_rows,
     results_rows,
     reward_change,
+    reward_range,
     sft_change,
     time_rows,
     time_title,
@@ -196,13 +197,16 @@ def _lines(run: RunRecord) -> list[dict[str, Any]]:
         ("share_truncated", truncation_change(run), AMBER, "percent"),
     ):
         values = run.column(name)
-        highest = max([value for value in values if not math.isnan(value)], default=0.0)
+        known = [value for value in values if not math.isnan(value)]
+        highest = max(known, default=0.0)
+        low, high = reward_range(known) if name == "reward_mean" else (0.0, max(1.15 * highest, 0.05))
         lines.append(
             {
                 "title": change.title,
                 "colour": colour,
                 "unit": unit,
-                "top": 1.0 if name == "reward_mean" else max(1.15 * highest, 0.05),
+                "bottom": low,
+                "top": high,
                 "values": _nullable(values),
                 "smooth": _nullable(smoothed(values)),
             }

@@ -13,6 +13,7 @@ from rstar_ray.report.findings import (
     length_change,
     percent,
     reward_change,
+    reward_range,
     sft_change,
     solved_change,
     time_title,
@@ -120,8 +121,10 @@ def draw_heldout(axes: Axes, run: RunRecord) -> None:
 
 def draw_reward(axes: Axes, run: RunRecord) -> None:
     _frame(axes, run, reward_change(run).title)
-    _series(axes, run, run.column("reward_mean"), BLUE)
-    axes.set_ylim(0, 1.04)
+    values = run.column("reward_mean")
+    _series(axes, run, values, BLUE)
+    low, high = reward_range([value for value in values if not math.isnan(value)])
+    axes.set_ylim(low, high + 0.04 * (high - low))
 
 
 def draw_tool_errors(axes: Axes, run: RunRecord) -> None:

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar, runtime_checkable
 
 from rstar_ray.config import RewardConfig
-from rstar_ray.config.own import READ_AT_PLACE, READ_LOOSELY, REWARDS
+from rstar_ray.config.own import READ_AT_PLACE, READ_LOOSELY, REWARDS, own_rewards
 from rstar_ray.errors import ConfigError, JudgeError
 from rstar_ray.reward.calls import read_wanted, same_calls
 from rstar_ray.reward.choice import chosen_letter
@@ -15,7 +15,9 @@ from rstar_ray.reward.maths import same_mathematics
 from rstar_ray.reward.own import OwnReward
 from rstar_ray.reward.programs import ProgramRun, read_cases, share_passed
 from rstar_ray.reward.verifiable import read_instructions, share_followed
-from rstar_ray.trajectory import Problem
+from rstar_ray.trajectory import Problem, Transcript
+
+T = TypeVar("T")
 
 MAX_TRIES = 3
 """How often an answer is judged anew where judging failed; after that the rollout is dropped, and counted."""
@@ -23,7 +25,7 @@ MAX_TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a completion is worth, in [0, 1], by which answer, and how often judging it had failed before."""
+    """The reward of a rollout, the answer it was given for, and how often judging it had failed before."""
 
     reward: float
     retries: int = 0
@@ -36,6 +38,14 @@ class JudgeFn(Protocol):
     """Judges a final completion. Raises `JudgeError` or `SandboxError` where it cannot be; never a 0 in their place."""
 
     async def __call__(self, completion: str, problem: Problem) -> Judgement: ...
+
+
+@runtime_checkable
+class RolloutJudge(Protocol):
+    """A judge some of whose rules read whole rollouts, among them those that did not end by themselves."""
+
+    async def reads_rollouts(self, problem: Problem) -> bool: ...
+    async def judge_rollout(self, completion: str, problem: Problem, rollout: Transcript) -> Judgement: ...
 
 
 class JudgingTools(Protocol):
@@ -51,9 +61,9 @@ Rule = Callable[[str, Problem], Awaitable[float]]
 def make_judge(config: RewardConfig, tools: JudgingTools, *, own_folder: str = "") -> JudgeFn:
     """The judge that the settings name; what fails is tried again."""
     rules = _rules(config, tools)
-    asked = OwnReward(config, own_folder) if ":" in config.name else rules[config.name]
+    rules |= {name: OwnReward(config, name, own_folder) for name in own_rewards(config)}
     loose: dict[str, Rule] = dict(zip(READ_LOOSELY, [_instructions(config, loosely=True)], strict=True))
-    return Retrying({**rules, "": asked}, config, loose=loose)
+    return Retrying({**rules, "": rules[config.name]}, config, loose=loose)
 
 
 def answer_place(config: RewardConfig, problem: Problem) -> Place | None:
@@ -72,18 +82,42 @@ class Retrying:
         self._loose = loose or {}
 
     async def __call__(self, completion: str, problem: Problem) -> Judgement:
-        for tried in range(MAX_TRIES):
-            try:
-                reward = await self._rules[problem.reward](completion, problem)
-                loosely = self._loose.get(problem.reward)
-                loose = None if loosely is None else await loosely(completion, problem)
-                answer = find_answer(completion, self._config.place) or ""
-                return Judgement(reward, tried, answer, loose, answer_place(self._config, problem))
-            except JudgeError:
-                if tried + 1 == MAX_TRIES:
-                    raise
-                await asyncio.sleep(0)
-        raise AssertionError("the last try returns or raises")
+        async def judge() -> tuple[float, float | None]:
+            reward = await self._rules[problem.reward](completion, problem)
+            loosely = self._loose.get(problem.reward)
+            return reward, None if loosely is None else await loosely(completion, problem)
+
+        (reward, loose), retries = await _retried(judge)
+        return self._judgement(completion, problem, reward, retries, loose)
+
+    async def reads_rollouts(self, problem: Problem) -> bool:
+        """Whether the problem's rule is a function of the user with a third argument."""
+        rule = self._rules[problem.reward]
+        return isinstance(rule, OwnReward) and (await _retried(rule.takes_rollout))[0]
+
+    async def judge_rollout(self, completion: str, problem: Problem, rollout: Transcript) -> Judgement:
+        own = self._rules[problem.reward]
+        assert isinstance(own, OwnReward), f"{problem.reward!r} does not read rollouts"
+        reward, retries = await _retried(lambda: own(completion, problem, rollout))
+        return self._judgement(completion, problem, reward, retries)
+
+    def _judgement(
+        self, completion: str, problem: Problem, reward: float, retries: int, loose: float | None = None
+    ) -> Judgement:
+        answer = find_answer(completion, self._config.place) or ""
+        return Judgement(reward, retries, answer, loose, answer_place(self._config, problem))
+
+
+async def _retried(judge: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+    """The result, and how many tries had failed before it. Raises the `JudgeError` of the last try."""
+    for tried in range(MAX_TRIES):
+        try:
+            return await judge(), tried
+        except JudgeError:
+            if tried + 1 == MAX_TRIES:
+                raise
+            await asyncio.sleep(0)
+    raise AssertionError("the last try returns or raises")
 
 
 def _rules(config: RewardConfig, tools: JudgingTools) -> dict[str, Rule]:
@@ -140,9 +174,15 @@ TRUTHS: dict[str, tuple[Callable[[str], object], str]] = {
 
 
 def refuse_truths(problems: Sequence[Problem], config: RewardConfig, option: str) -> None:
-    """Raise `ConfigError` for the first truth that its reward cannot judge by, before anything starts."""
+    """Raise `ConfigError` for the first truth that its reward cannot judge by, before anything starts.
+
+    So for a row that names a function which the settings do not: a file of data must not choose what code runs.
+    """
+    allowed = own_rewards(config)
     for problem in problems:
         where, rule = f"{option}, problem {problem.id!r}", problem.reward or config.name
+        if ":" in rule and rule not in allowed:
+            raise ConfigError(where, f"its reward {rule!r} is not among --reward.functions", "add it there")
         if rule == "choice" and chosen_letter(problem.answer) is None:
             mend = "write the letter of the right choice, or choose another --reward.name"
             raise ConfigError(where, f"answer {problem.answer[:60]!r} is no letter", mend)

@@ -1,117 +1,223 @@
-"""A person's own reward function, in processes of its own: one that hangs is killed, one that raises says so.
+"""Reward functions of the user, in processes of their own: one that hangs is killed, one that raises is reported.
 
-The function is `def reward(completion: str, problem: Problem) -> float`, a number in [0, 1]; it may be async.
+The function is `def reward(completion: str, problem: Problem) -> float`, or takes the whole rollout as a third argument
+(`Transcript`). It returns any finite number. An async function judges several completions at once.
 """
 
 import asyncio
 import contextlib
 import json
 import os
+import pickle
 import signal
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
 from rstar_ray.config import RewardConfig
 from rstar_ray.errors import ConfigError, JudgeError
-from rstar_ray.trajectory import Problem
+from rstar_ray.reward.value import finite
+from rstar_ray.trajectory import Problem, Transcript
 
 START_DEADLINE_S = 60.0
-"""For importing the person's module."""
+"""For importing the user's module."""
+GRACE_S = 5.0
+"""Above the deadline of an async function, which its process enforces itself; then the process is killed."""
 MAX_LINE_BYTES = 1 << 20
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """What a process reports of the function once it has imported it."""
+
+    is_async: bool
+    takes_rollout: bool
+
+
+class _Interrupted(Exception):
+    """The process was killed because of another completion: this one is judged again and was not at fault."""
+
+
 class OwnReward:
-    """Spreads completions over a few processes that hold the function; each judges one at a time."""
+    """Spreads completions over a few processes that hold one function.
 
-    def __init__(self, config: RewardConfig, folder: str = "") -> None:
+    A process judges one completion at a time, and `--reward.concurrency` at once where the function is async.
+    """
+
+    def __init__(self, config: RewardConfig, name: str, folder: str = "") -> None:
+        """`name` is `module:function`; `folder` is searched for the module first."""
         self._config = config
-        self._folder = folder
-        self._free: asyncio.Queue[_Process | None] = asyncio.Queue()
+        self._name = name
+        self._signature: Signature | None = None
+        self._free: asyncio.Queue[_Process] = asyncio.Queue()  # a process stands there once per free place
         for _ in range(config.processes):
-            self._free.put_nowait(None)
+            self._free.put_nowait(_Process(name, folder))
 
-    async def __call__(self, completion: str, problem: Problem) -> float:
-        """Raises `JudgeError` with what the function did where it gave no number in [0, 1] in time."""
+    async def takes_rollout(self) -> bool:
+        """Whether the function has the third argument. Raises `JudgeError` where it cannot be imported."""
+        if self._signature is None:
+            process = await self._free.get()
+            try:
+                await self._up(process)
+            finally:
+                self._free.put_nowait(process)
+        assert self._signature is not None
+        return self._signature.takes_rollout
+
+    async def __call__(self, completion: str, problem: Problem, rollout: Transcript | None = None) -> float:
+        """Raises `JudgeError` with the reason where the function returned no finite number in time."""
         process = await self._free.get()
-        kept: _Process | None = None
         try:
-            process = process or await _Process.start(self._config.name, self._folder)
-            said = await process.ask({"completion": completion, "problem": asdict(problem)}, self._config.deadline_s)
-            kept = process
+            while True:
+                with contextlib.suppress(_Interrupted):
+                    await self._up(process)
+                    answer = await process.ask((completion, problem, rollout), self._config.deadline_s)
+                    return self._as_reward(answer)
         finally:
-            if process is not None and kept is None:
-                await process.end()
-            self._free.put_nowait(kept)
-        return self._as_reward(said)
+            self._free.put_nowait(process)
 
-    def _as_reward(self, said: dict[str, object]) -> float:
-        if "error" in said:
-            raise JudgeError(f"--reward.name {self._config.name}: {said['error']}")
-        reward = said.get("reward")
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not 0 <= reward <= 1:
-            raise JudgeError(f"--reward.name {self._config.name}: gave {reward!r:.80}, no number from 0 to 1")
-        return float(reward)
+    async def _up(self, process: "_Process") -> None:
+        self._signature = await process.up()
+        if self._signature.is_async and not process.is_shared:
+            process.is_shared = True
+            for _ in range(self._config.concurrency - 1):
+                self._free.put_nowait(process)
+
+    def _as_reward(self, answer: Mapping[str, object]) -> float:
+        if "error" in answer:
+            raise JudgeError(f"--reward.name {self._name}: {answer['error']}")
+        reward = finite(answer.get("reward"))
+        if reward is None:
+            raise JudgeError(f"--reward.name {self._name}: gave {answer.get('reward')!r:.80}, not a finite number")
+        return reward
 
 
 class _Process:
-    """One child that has imported the function."""
+    """One child process that has imported the function. It starts when it is needed, again after it was killed."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, name: str, folder: str) -> None:
+        self.is_shared = False  # judges several completions at once
         self._name = name
-        self._process = process
+        self._folder = folder
+        self._child: asyncio.subprocess.Process | None = None
+        self._signature: Signature | None = None  # of the living child's function
+        self._reading: asyncio.Task[None] | None = None
+        self._waiting: dict[int, asyncio.Future[Mapping[str, object]]] = {}
+        self._numbers = count()
+        self._starting, self._writing = asyncio.Lock(), asyncio.Lock()
 
-    @classmethod
-    async def start(cls, name: str, folder: str) -> "_Process":
-        """Raises `JudgeError` where the function cannot be had."""
-        folders = [folder, *sys.path]
-        child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rstar_ray.reward.own_child", name,
+    async def up(self) -> Signature:
+        """Start the child unless it lives. Raises `JudgeError` where the function cannot be imported or called."""
+        async with self._starting:
+            if self._child is None or self._signature is None:
+                reported = await self._start()
+                if "error" in reported:
+                    await self.end()
+                    raise _Unusable(self._name, str(reported["error"]), str(reported.get("hint", "")))
+                self._signature = Signature(
+                    is_async=bool(reported["is_async"]), takes_rollout=bool(reported["takes_rollout"])
+                )
+                self._reading = asyncio.create_task(self._read(self._child))
+            return self._signature
+
+    async def _start(self) -> Mapping[str, object]:
+        folders = [self._folder, *sys.path]
+        self._child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "rstar_ray.reward.own_child", self._name,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=MAX_LINE_BYTES,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}, start_new_session=True,
         )  # fmt: skip
-        process = cls(name, child)
+        assert self._child.stdout is not None
         try:
-            said = await process.hear(START_DEADLINE_S)
-            if "error" in said:
-                raise JudgeError(f"--reward.name {name}: {said['error']}")
-        except BaseException:
-            await process.end()
-            raise
-        return process
-
-    async def ask(self, question: dict[str, object], deadline_s: float) -> dict[str, object]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(question).encode() + b"\n")
-        with contextlib.suppress(ConnectionError):  # it has ended: `hear` says so
-            await self._process.stdin.drain()
-        return await self.hear(deadline_s)
-
-    async def hear(self, deadline_s: float) -> dict[str, object]:
-        assert self._process.stdout is not None
-        try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), deadline_s)
+            line = await asyncio.wait_for(self._child.stdout.readline(), START_DEADLINE_S)
             return json.loads(line)
         except TimeoutError:
-            raise JudgeError(f"--reward.name {self._name}: no answer within {deadline_s:g} s") from None
+            await self.end()
+            raise _Unusable(self._name, f"importing it takes over {START_DEADLINE_S:g} s", "") from None
         except ValueError:
-            raise JudgeError(f"--reward.name {self._name}: its process ended without an answer") from None
+            await self.end()
+            raise _Unusable(self._name, "its process ended while importing it", "") from None
+        except BaseException:
+            await self.end()
+            raise
 
-    async def end(self) -> None:
-        """Kill it and what it has started."""
+    async def ask(self, question: tuple[str, Problem, Transcript | None], deadline_s: float) -> Mapping[str, object]:
+        """The child's answer. Raises `JudgeError` where it does not answer, `_Interrupted` where it was killed."""
+        assert self._child is not None and self._signature is not None
+        child, signature, number = self._child, self._signature, next(self._numbers)
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            async with self._writing:
+                assert child.stdin is not None
+                child.stdin.write(pickle.dumps((number, deadline_s, *question)))
+                with contextlib.suppress(ConnectionError):  # the child has ended, which `_read` reports
+                    await child.stdin.drain()
+            return await asyncio.wait_for(answer, deadline_s + (GRACE_S if signature.is_async else 0.0))
+        except TimeoutError:
+            await self.end(child)
+            raise JudgeError(f"--reward.name {self._name}: no answer within {deadline_s:g} s") from None
+        except asyncio.CancelledError:
+            if not signature.is_async:  # it would be busy with this completion when the next one comes
+                await self.end(child)
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    async def _read(self, child: asyncio.subprocess.Process) -> None:
+        """Give each answer to whoever waits for it, until the child ends."""
+        assert child.stdout is not None
+        with contextlib.suppress(ValueError):  # a line that is none: the child is of no use
+            while line := await child.stdout.readline():
+                answer: dict[str, Any] = json.loads(line)
+                waiting = self._waiting.get(answer.pop("id"))
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(answer)
+        self._reading = None
+        await self.end(child, JudgeError(f"--reward.name {self._name}: its process ended without an answer"))
+
+    async def end(self, child: asyncio.subprocess.Process | None = None, reason: JudgeError | None = None) -> None:
+        """Kill the child, or this one if it still is the child, with all that it has started.
+
+        Whoever waits for it gets the reason, and `_Interrupted` without one.
+        """
+        ended = self._child
+        if ended is None or child not in (None, ended):
+            return
+        self._child = self._signature = None
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(reason or _Interrupted())
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+            os.killpg(ended.pid, signal.SIGKILL)
+        await ended.wait()
 
 
-def check_own_reward(name: str, folder: str) -> None:
+class _Unusable(JudgeError):
+    """The function cannot be imported, or not be called as a reward."""
+
+    def __init__(self, name: str, problem: str, hint: str) -> None:
+        super().__init__(f"--reward.name {name}: {problem}")
+        self.name, self.problem, self.hint = name, problem, hint
+
+    def __reduce__(self) -> tuple[type["_Unusable"], tuple[str, str, str]]:
+        return (type(self), (self.name, self.problem, self.hint))
+
+
+def check_own_reward(name: str, folder: str, *, option: str = "--reward.name") -> None:
     """Import the function in a process of its own and look at what it takes. Raises `ConfigError`."""
 
     async def once() -> None:
-        await (await _Process.start(name, folder)).end()
+        process = _Process(name, folder)
+        await process.up()
+        await process.end()
 
     try:
         asyncio.run(once())
-    except JudgeError as refused:
-        option, _, problem = str(refused).partition(": ")
-        mend = "give module:function of (completion, problem), and its folder as --own-folder"
-        raise ConfigError(option, problem, mend) from None
+    except _Unusable as refused:
+        hint = refused.hint or "give module:function, and its folder as --own-folder"
+        raise ConfigError(f"{option} {name}", refused.problem, hint) from None

@@ -1,4 +1,4 @@
-"""The process that holds a person's reward function: a question a line on stdin, an answer a line on stdout."""
+"""The process that holds a reward function of the user: pickled questions on stdin, answers as JSON lines on stdout."""
 
 import asyncio
 import ctypes
@@ -6,54 +6,148 @@ import importlib
 import inspect
 import json
 import os
+import pickle
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from rstar_ray.trajectory import Problem
+from rstar_ray.errors import ConfigError
+from rstar_ray.trajectory import Problem, Transcript
 
 PR_SET_PDEATHSIG = 1
+CALLED_AS = "write it as (completion, problem) or (completion, problem, rollout)"
+Question = tuple[int, float, str, Problem, Transcript | None]
+"""A number for the answer, the deadline [s], and the arguments; the rollout only where the function takes it."""
+Answer = dict[str, Any]
+
+
+class Unusable(Exception):
+    """Why the function cannot be used as a reward, with a hint."""
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.problem, self.hint = problem, hint
 
 
 def main(name: str) -> None:
     """Answer until stdin ends. What the function prints goes to stderr."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # not to outlive the worker, whatever it does
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # never outlive the worker
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def say(answer: dict[str, Any]) -> None:
+    def say(answer: Answer) -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
     try:
-        reward = find_function(name)
-    except Exception as refused:
-        say({"error": _in_one_line(refused)})
+        function, takes_rollout = find_function(name)
+    except Unusable as refused:
+        say({"error": refused.problem, "hint": refused.hint})
         return
-    say({"ready": True})
-    for line in sys.stdin:
-        say(_judged(reward, json.loads(line)))
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    say({"is_async": is_async, "takes_rollout": takes_rollout})
+    if is_async:
+        asyncio.run(_judge_at_once(function, say))
+    else:
+        for question in _questions():
+            say(_judge(function, question))
 
 
-def find_function(name: str) -> Callable[[str, Problem], Any]:
-    """Import `module:function`. Raises whatever the module raises, AttributeError or TypeError."""
+def find_function(name: str) -> tuple[Callable[..., Any], bool]:
+    """Import `module:function`, and whether it takes the rollout as its third argument. Raises `Unusable`."""
     module, _, attribute = name.partition(":")
-    function = getattr(importlib.import_module(module), attribute)
-    if not callable(function):
-        raise TypeError(f"{attribute} is no function")
-    inspect.signature(function).bind("completion", None)
-    return function
-
-
-def _judged(reward: Callable[[str, Problem], Any], question: dict[str, Any]) -> dict[str, Any]:
     try:
-        value: Any = reward(question["completion"], Problem(**question["problem"]))
-        if inspect.iscoroutine(value):
-            value = asyncio.run(value)
-        return {"reward": value if value is None or isinstance(value, bool) else float(value)}
+        imported = importlib.import_module(module)
+    except ModuleNotFoundError as absent:
+        hint = "" if absent.name and f"{module}.".startswith(f"{absent.name}.") else f"install it, or fix {module}"
+        raise Unusable(_in_one_line(absent), hint) from absent
+    except ConfigError as refused:  # such as a Tool beside the function
+        raise Unusable(f"importing {module}: {refused.field}: {refused.problem}", refused.mend) from refused
     except Exception as raised:
-        return {"error": _in_one_line(raised)}
+        raise Unusable(f"importing {module}: {_in_one_line(raised)}", f"fix the module {module}") from raised
+    function = getattr(imported, attribute, None)
+    if function is None:
+        raise Unusable(f"module {module!r} has no attribute {attribute!r}", f"name a function of {imported.__file__}")
+    if not callable(function):
+        raise Unusable(f"{attribute} is not a function", f"name a function of {imported.__file__}")
+    try:
+        signature = inspect.signature(function)
+        takes_rollout = _takes_rollout(signature)
+        signature.bind("completion", None, *((None,) if takes_rollout else ()))
+    except (TypeError, ValueError) as misfit:
+        raise Unusable(f"{attribute} cannot be called with two or three arguments ({misfit})", CALLED_AS) from misfit
+    return function, takes_rollout
+
+
+def _takes_rollout(signature: inspect.Signature) -> bool:
+    """A third positional argument without a default, or with the name `rollout`."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    third = [one for one in signature.parameters.values() if one.kind in positional][2:3]
+    return any(one.name == "rollout" or one.default is one.empty for one in third)
+
+
+def _questions() -> Iterator[Question]:
+    while True:
+        try:
+            yield pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+
+
+def _judge(function: Callable[..., Any], question: Question) -> Answer:
+    number, _, *arguments = question
+    try:
+        value = function(*_without_absent(arguments))
+        if inspect.isawaitable(value):
+            value = asyncio.run(_awaited(value))
+        return {"id": number, "reward": _plain(value)}
+    except Exception as raised:
+        return {"id": number, "error": _in_one_line(raised)}
+
+
+async def _judge_at_once(function: Callable[..., Any], say: Callable[[Answer], None]) -> None:
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def judge(question: Question) -> None:
+        number, deadline_s, *arguments = question
+        try:
+            value = await asyncio.wait_for(function(*_without_absent(arguments)), deadline_s)
+            say({"id": number, "reward": _plain(value)})
+        except TimeoutError as late:
+            within = f"no answer within {deadline_s:g} s"
+            say({"id": number, "error": f"{within}: {late}" if str(late) else within})
+        except Exception as raised:
+            say({"id": number, "error": _in_one_line(raised)})
+
+    def begin(question: Question) -> None:
+        task = loop.create_task(judge(question))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def read() -> None:
+        for question in _questions():
+            loop.call_soon_threadsafe(begin, question)
+        loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=read, daemon=True).start()
+    await ended.wait()
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _without_absent(arguments: list[Any]) -> list[Any]:
+    """The rollout is None where the function does not take it."""
+    return arguments[:2] if arguments[2] is None else arguments
+
+
+def _plain(value: Any) -> float | bool | str | None:
+    """As JSON writes it: numbers of other types, numpy's among them, become floats."""
+    return value if value is None or isinstance(value, bool | str) else float(value)
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -7,10 +7,11 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from rstar_ray.algorithm.update import UpdateFigures
+from rstar_ray.reward.value import SOLVED
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import cut_rows, to_row
 from rstar_ray.run_dir.sinks import Sink, TensorBoard, WeightsAndBiases
-from rstar_ray.trajectory import Placement, TrajectorySummary
+from rstar_ray.trajectory import Placement, StopReason, TrajectorySummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ class StepMetrics:
     step: int  # from 1, within the stage
     policy_version: int  # after the step's publish
     reward_mean: float
-    pass_rate: float  # share of rollouts with reward 1
+    pass_rate: float  # share of rollouts with a reward of 1 or more
     tool_error_share_correct: float | None  # failed calls / calls, inside correct trajectories
     calls_in_correct: int  # what it divides by, to pool steps
     response_tokens_mean: float
@@ -116,6 +117,7 @@ class StepMetrics:
     kl: float | None = None
     correction_mean: float | None = None
     old_logprobs_drift: float | None = None
+    share_max_turns: float = 0.0  # ended by --rollout.max-turns or --tools.max-environment-turns
     policy_version_min: int = 0  # of those that sampled the step's tokens: older ones are stale
     policy_version_max: int = 0
     restarts: int = 0  # rollouts begun again because a tool had lost its state
@@ -173,6 +175,7 @@ def step_metrics(
         calls_in_correct=sum(summary.num_calls for summary in summaries if is_correct(summary)),
         response_tokens_mean=_mean([summary.num_response_tokens for summary in summaries]),
         share_truncated=_mean([float(summary.truncated) for summary in summaries]),
+        share_max_turns=_mean([float(summary.stop_reason is StopReason.MAX_TURNS) for summary in summaries]),
         turns_mean=_mean([summary.num_turns for summary in summaries]),
         calls_mean=_mean([summary.num_calls for summary in summaries]),
         share_all_right=_mean([float(all(right)) for right in groups.values()]),
@@ -228,7 +231,8 @@ def _by_group(summaries: Sequence[TrajectorySummary]) -> dict[str, list[bool]]:
 
 
 def is_correct(summary: TrajectorySummary) -> bool:
-    return summary.reward >= 1.0
+    """Whether the rollout counts as solved; see `rstar_ray.reward.value`."""
+    return summary.reward >= SOLVED
 
 
 def tool_error_share_correct(summaries: Sequence[TrajectorySummary]) -> float | None:
@@ -265,7 +269,7 @@ def progress_line(row: StepMetrics | SftMetrics, num_steps: int) -> str:
             f"reward {row.reward_mean:.3f}  pass {row.pass_rate:4.0%}"
             f"  all right {row.share_all_right:.0%}  all wrong {row.share_all_wrong:.0%}",
             f"tool errors {_percent(row.tool_error_share_correct)}",
-            f"{row.response_tokens_mean:,.0f} tok  cut {row.share_truncated:.1%}",
+            f"{row.response_tokens_mean:,.0f} tok  cut {row.share_truncated:.1%}  turn limit {row.share_max_turns:.1%}",
             f"{row.tokens_per_s:,.0f} tok/s",
             f"generate {row.generate_s:.1f}  tools {row.tools_s:.1f}  verify {row.verify_s:.1f}"
             f"  learn {row.learn_s:.1f}  publish {row.publish_s:.1f} s",

@@ -49,6 +49,7 @@ def _meter_rollouts(meter: Meter, row: StepMetrics) -> None:
     meter.set("rstar_tool_error_correct_ratio", row.tool_error_share_correct, stage=stage)
     meter.set("rstar_response_mean_tokens", row.response_tokens_mean, stage=stage)
     meter.set("rstar_truncated_ratio", row.share_truncated, stage=stage)
+    meter.set("rstar_max_turns_ratio", row.share_max_turns, stage=stage)
     meter.set("rstar_turns_mean", row.turns_mean, stage=stage)
     meter.set("rstar_calls_mean", row.calls_mean, stage=stage)
     meter.set("rstar_groups_all_right_ratio", row.share_all_right, stage=stage)

@@ -1,9 +1,9 @@
-"""What is more than a tool: it answers what the policy says, turn by turn, and says what the rollout was worth."""
+"""An environment replies to the policy turn by turn and gives the rollout its reward."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from rstar_ray.trajectory import Problem
+from rstar_ray.trajectory import Problem, StopReason, ToolMemory
 
 ENVIRONMENT = "environment"
 """Under which name a rollout remembers where it stands with it."""
@@ -11,17 +11,31 @@ ENVIRONMENT = "environment"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What an environment says to a turn; with a reward, in [0, 1], it was the last."""
+    """The reply to one turn. A reply with a reward, any finite number, ends the rollout."""
 
     text: str = ""
     reward: float | None = None
 
 
-class Environment(Protocol):
-    """One for each rollout, made without arguments. A turn that calls no tool is said to it.
+class EndedFn(Protocol):
+    """Notifies the rollout's environment that a limit ended the rollout.
 
-    The problem's text is the first message. `snapshot(self) -> str` and `async restore(self, snapshot)` are optional:
-    without them a rollout whose environment is lost starts again.
+    Returns the reward, None where the environment gives none, and the environment's new state. Raises `ToolError` for
+    our own failures only.
+    """
+
+    async def __call__(self, reason: StopReason) -> tuple[float | None, ToolMemory]: ...
+
+
+class Environment(Protocol):
+    """One object per rollout, created without arguments. It receives every turn that calls no tool.
+
+    The problem's text is the first message. Three methods are optional:
+
+    - `async ended(self, reason: str) -> float | None` is called when turns (`"max_turns"`) or tokens (`"truncated"`)
+      run out; its number becomes the reward, None means 0.
+    - `snapshot(self) -> str` and `async restore(self, snapshot)`: without them a rollout whose environment is lost
+      starts again.
     """
 
     async def start(self, problem: Problem) -> None: ...

@@ -8,16 +8,16 @@ that it is lost.
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any, cast
 
 from rstar_ray.errors import ToolError
 from rstar_ray.outcome import Outcome
+from rstar_ray.reward.value import finite
 from rstar_ray.tools.environment import Reply
 from rstar_ray.tools.tool import Tool, ToolFailed
-from rstar_ray.trajectory import Problem, ToolMemory
+from rstar_ray.trajectory import Problem, StopReason, ToolMemory
 
 MAX_STATES = 100_000
 """Of one host; the longest unused goes first, as if it were lost."""
@@ -33,6 +33,7 @@ class HostCall:
     holder: str = ""  # who plays the rollout: only it may end the state
     problem: Problem | None = None
     memory: ToolMemory | None = None  # where the rollout stands; None before its first call
+    ended: StopReason | None = None  # of an environment: which limit ended the rollout; nothing else is said then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class HostAnswer:
 
     outcome: Outcome = Outcome.OK
     text: str = ""
-    reward: float | None = None  # an environment's last reply has one
+    reward: float | None = None  # of an environment's last reply, or of its `ended`
     memory: ToolMemory | None = None
     lost: bool = False
     fault: str = ""
@@ -96,7 +97,9 @@ class ToolHost:
     async def call(self, call: HostCall) -> HostAnswer:
         """Never raises for what the tool does: that is an outcome."""
         if self._tool is not None and self._tool.function is not None:
-            return await self._bounded(self._tool.function, call.arguments)
+            return await self._bounded(self._tool.function, call.arguments, self._as_answer)
+        if call.ended is not None and not callable(getattr(self._environment, "ended", None)):
+            return HostAnswer(memory=call.memory or ToolMemory(calls=0))  # nothing to call: no state is needed
         return await self._with_state(call)
 
     def take_over(self, rollout_id: str, holder: str) -> None:
@@ -143,11 +146,13 @@ class ToolHost:
         self._live[call.rollout_id] = live  # the latest used comes last
 
         async def ask(**arguments: Any) -> Any:
+            if call.ended is not None:
+                return await live.state.ended(call.ended)
             return await (live.state.call if self._tool else live.state.reply)(**arguments)
 
         try:
             await self._make_room()
-            answer = await self._bounded(ask, call.arguments)
+            answer = await self._bounded(ask, call.arguments, self._as_answer if call.ended is None else self._of_end)
         finally:
             live.calls += 1
             live.running -= 1
@@ -216,7 +221,9 @@ class ToolHost:
             oldest = next(iter(self._live))
             await _close(self._live.pop(oldest).state)
 
-    async def _bounded(self, function: Any, arguments: Mapping[str, Any]) -> HostAnswer:
+    async def _bounded(
+        self, function: Any, arguments: Mapping[str, Any], read: Callable[[Any], HostAnswer]
+    ) -> HostAnswer:
         """One call within its deadline, its answer within its cap."""
 
         async def run() -> Any:
@@ -240,7 +247,11 @@ class ToolHost:
             return HostAnswer(outcome=Outcome.ERROR, text=self._short(str(error) or "Error."))
         if error is not None:
             return HostAnswer(outcome=Outcome.ERROR, text=self._short(_in_one_line(error)))
-        return self._as_answer(task.result())
+        return read(task.result())
+
+    def _of_end(self, given: Any) -> HostAnswer:
+        """What an environment's `ended` returned."""
+        return HostAnswer() if given is None else _of_reward(given, f"{_given_by(self._environment)} at its end")
 
     def _as_answer(self, answer: Any) -> HostAnswer:
         if self._tool is None:
@@ -270,18 +281,25 @@ def shortened(text: str, max_chars: int) -> str:
 
 def _of_reply(answer: Any, environment: type[Any] | None) -> HostAnswer:
     """An environment's reply; one that is none is our user's fault, and ends the rollout as a failure of ours."""
-    given = f"the environment {getattr(environment, '__name__', environment)} gave"
+    given = _given_by(environment)
     if not isinstance(answer, Reply):
         return HostAnswer(outcome=Outcome.ERROR, text=f"{given} {type(answer).__name__}, not a Reply")
     text, reward = cast(Any, answer.text), cast(Any, answer.reward)  # whatever its author put there
     if not isinstance(text, str):
         said = f"{given} the text {text!r:.80}, which is {type(text).__name__}"
         return HostAnswer(outcome=Outcome.ERROR, text=said)
-    if reward is None:
-        return HostAnswer(text=text)
-    if isinstance(reward, bool) or not isinstance(reward, Real) or not 0 <= float(reward) <= 1:
-        return HostAnswer(outcome=Outcome.ERROR, text=f"{given} the reward {reward!r:.80}, not a number from 0 to 1")
-    return HostAnswer(text=text, reward=float(reward))
+    return HostAnswer(text=text) if reward is None else _of_reward(reward, given, text)
+
+
+def _of_reward(reward: Any, given: str, text: str = "") -> HostAnswer:
+    number = finite(reward)
+    if number is None:
+        return HostAnswer(outcome=Outcome.ERROR, text=f"{given} the reward {reward!r:.80}, not a finite number")
+    return HostAnswer(text=text, reward=number)
+
+
+def _given_by(environment: type[Any] | None) -> str:
+    return f"the environment {getattr(environment, '__name__', environment)} gave"
 
 
 def _named(function: Any) -> str:

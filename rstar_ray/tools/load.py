@@ -5,6 +5,7 @@ when imported is refused in one line, and nothing of it runs where the run is dr
 """
 
 import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -56,7 +57,20 @@ def load_environment(entry: str) -> type[Any]:
     for method in ENVIRONMENT_METHODS:
         if not callable(getattr(found, method, None)):
             raise ConfigError(entry, f"has no method {method!r}", f"write {', '.join(ENVIRONMENT_METHODS)}")
+    if (ended := getattr(found, "ended", None)) is not None:
+        _refuse_ended(entry, ended)
     return found
+
+
+def _refuse_ended(entry: str, ended: Any) -> None:
+    """Raise `ConfigError` for an `ended` that could not be called at the end of a rollout."""
+    try:
+        fits = inspect.iscoroutinefunction(ended) and bool(inspect.signature(ended).bind("self", "reason"))
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ConfigError(entry, "its method 'ended' is not async or does not take one argument",
+                          "write `async def ended(self, reason) -> float | None`")  # fmt: skip
 
 
 def load_object(entry: str) -> Any:

@@ -230,7 +230,7 @@ def test_problems_are_read_from_jsonl_and_parquet_alike(tmp_path: Path):
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "set.parquet")
     problems = load_problems(jsonl, integer_answers=True)
     assert problems == load_problems(tmp_path / "set.parquet", integer_answers=True)
-    assert asdict(problems[1]) == rows[1] | {"reward": ""} and problems[0].family == ""
+    assert problems[1].as_row() == rows[1] | {"reward": ""} and problems[0].family == ""
 
 
 @pytest.mark.parametrize(

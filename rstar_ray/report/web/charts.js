@@ -3,23 +3,23 @@
 const charts = [];
 // A drawing is as wide as there is room for on a narrow page: a wide one made small cannot be read.
 const room = most => Math.min(most, Math.max(280, document.documentElement.clientWidth - 62));
-function ticks(top, count, least = 0) {
-  const rough = top / count, scale = 10 ** Math.floor(Math.log10(rough));
+function ticks(top, count, least = 0, low = 0) {
+  const rough = (top - low) / count, scale = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map(factor => factor * scale).find(candidate => candidate >= Math.max(rough, least)) || least;
-  return Array.from({ length: Math.floor(top / step + 1e-9) + 1 }, (_, i) => i * step);
+  return Array.from({ length: Math.floor((top - low) / step + 1e-9) + 1 }, (_, i) => low + i * step);
 }
 function frame(data, spec, width, height) {
   const box = { left: 46, right: width - 10, top: 22, bottom: height - 26 };
   const xEnd = Math.max(1, ...data.spans.map(span => span.end));
   const x = step => box.left + (box.right - box.left) * step / xEnd;
-  const y = value => box.bottom - (box.bottom - box.top) * value / spec.top;
+  const low = spec.bottom || 0, y = value => box.bottom - (box.bottom - box.top) * (value - low) / (spec.top - low);
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spec.title });
   data.spans.forEach((span, i) => {
     if (i % 2 === 0) svg.append(shape("rect", { x: x(span.start), y: box.top, width: x(span.end) - x(span.start), height: box.bottom - box.top, class: "band" }));
     if (span.start) svg.append(shape("line", { x1: x(span.start), x2: x(span.start), y1: box.top, y2: box.bottom, class: "bound" }));
     svg.append(shape("text", { x: (x(span.start) + x(span.end)) / 2, y: box.top - 7, "text-anchor": "middle" }, span.title));
   });
-  for (const tick of ticks(spec.top, 5)) {
+  for (const tick of ticks(spec.top, 5, 0, low)) {
     svg.append(shape("line", { x1: box.left, x2: box.right, y1: y(tick), y2: y(tick), class: "grid" }));
     svg.append(shape("text", { x: box.left - 8, y: y(tick) + 4, "text-anchor": "end" }, spec.tick(tick)));
   }

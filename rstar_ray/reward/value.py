@@ -1,0 +1,26 @@
+"""What a reward may be: any finite number.
+
+Three readings of a reward are fixed. A reward of 1 or more counts as solved (pass rates, pass@k, the hard set, the end
+of a stage); one above 0 is a success for Resample-on-Correct; advantages use the number itself.
+"""
+
+import math
+from numbers import Real
+
+SOLVED = 1.0
+"""The smallest reward that counts as solved."""
+
+
+def finite(value: object) -> float | None:
+    """The number that user code returned as a reward; None for anything else, booleans included.
+
+    >>> finite(-2), finite(float("nan")), finite("1")
+    (-2.0, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
