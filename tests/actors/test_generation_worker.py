@@ -20,23 +20,28 @@ from actors.generation.weight_swap import WeightUpdate
 from actors.generation.worker import GenerationWorker
 from rstar_ray.agent.journal import TurnJournal, journaled
 from rstar_ray.agent.rollout import RolloutState
-from rstar_ray.errors import EngineError, JudgeError, ToolStateLost
+from rstar_ray.errors import EngineError, JudgeError, ToolError, ToolStateLost
 from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout
+from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import (
     Completion,
     Problem,
     RolloutLimits,
     RolloutRequest,
+    StopReason,
     ToolCall,
+    ToolMemory,
     ToolResult,
     TrajectorySummary,
 )
 from scheduler.picture import Activity
 from tests.fakes import (
     END,
+    LIMITS,
     AddingSandbox,
     CharChat,
+    OpenTools,
     PlainTools,
     SkilledPolicy,
     UnreliableSandbox,
@@ -621,6 +626,69 @@ async def test_a_rollout_whose_tool_loses_its_state_again_and_again_is_dropped_w
     (dropped,) = (await collect(one, 1)).values()
     assert isinstance(dropped, DroppedRollout) and dropped.reason == "tools: the notebook is gone, 4 times"
     await one.close()
+
+
+class Counted(PlainTools):
+    """With an environment that counts turns, and gives their number where a limit ends the rollout."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__(environment="mine:Counting")
+        self.fails = fails
+        self.ends: list[StopReason] = []
+
+    def open(self, state: RolloutState) -> Any:
+        return CountedTurns(self, state)
+
+
+class CountedTurns(OpenTools):
+    tools: Any
+    turns = 0
+
+    async def converse(self, said: str) -> tuple[Reply, ToolMemory]:
+        self.turns += 1
+        return Reply(text="go on"), ToolMemory(calls=self.turns)
+
+    async def ended(self, reason: StopReason) -> tuple[float | None, ToolMemory]:
+        self.tools.ends.append(reason)
+        if self.tools.fails:
+            raise ToolError("the environment is gone")
+        return float(self.turns), ToolMemory(calls=self.turns + 1)
+
+
+class Chatting(FakeEngine):
+    async def generate(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
+        return as_completion("hm", asked["max_tokens"])
+
+
+async def played_in_environment(tools: Counted, journal: Path) -> tuple[RolloutState, Any]:
+    balancer = BalancerService()
+    kept = KeptTurns(TurnJournal(journal, "generation/0-life"))
+    one = worker(balancer, engine=Chatting(), tools=tools, kept=kept)
+    await one.start()
+    await one.serve()
+    limits = replace(LIMITS, max_environment_turns=2)
+    wanted = request(limits=limits, rollout_id="stage1/3/r0")
+    await submit(balancer, [wanted])
+    (end,) = (await collect(one, 1)).values()
+    await one.close()
+    return RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem)), end
+
+
+async def test_the_environments_reward_for_a_rollout_that_a_limit_ended_is_delivered_and_survives_the_worker(
+    tmp_path: Path,
+):
+    tools = Counted()
+    start, end = await played_in_environment(tools, tmp_path)
+    assert (end.stop_reason, end.reward, tools.ends) == (StopReason.MAX_TURNS, 2.0, [StopReason.MAX_TURNS])
+    (found,) = journaled(tmp_path, [start], 0).values()
+    assert (found.stop_reason, found.reward) == (StopReason.MAX_TURNS, 2.0)
+
+
+async def test_a_rollout_whose_environment_fails_at_the_end_is_dropped_and_not_kept_as_ended(tmp_path: Path):
+    tools = Counted(fails=True)
+    start, end = await played_in_environment(tools, tmp_path)
+    assert isinstance(end, DroppedRollout) and end.reason == "tools: the environment is gone"
+    assert all(state.stop_reason is None for state in journaled(tmp_path, [start], 0).values())
 
 
 async def test_a_judge_that_fails_leaves_the_rollout_unjudged_and_its_place_is_freed_once():

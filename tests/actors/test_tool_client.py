@@ -17,7 +17,7 @@ from rstar_ray.tools.environment import Reply
 from rstar_ray.tools.host import HostAnswer, HostCall, ToolHost
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec, spec_of
 from rstar_ray.tools.tool import Tool
-from rstar_ray.trajectory import ToolCall, ToolResult
+from rstar_ray.trajectory import StopReason, ToolCall, ToolMemory, ToolResult
 from tests.fakes import AddingSandbox, request
 
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
@@ -52,6 +52,11 @@ class Counting:
         return (
             Reply(reward=1.0) if said == "done" else "nonsense" if said == "bad" else Reply(text=f"turn {self.turns}")
         )
+
+    async def ended(self, reason: str) -> float:
+        if reason != "truncated":
+            raise ValueError("no end")
+        return self.turns / 4
 
     async def close(self) -> None: ...
 
@@ -346,3 +351,12 @@ async def test_an_environment_answers_and_one_that_fails_is_our_error():
     with pytest.raises(ToolError, match=r"--tools.environment mine:Counting: the environment Counting gave str"):
         await one.converse("bad")
     assert (await tools.open(start()).converse("done"))[0].reward == 1.0
+
+
+async def test_an_environment_is_told_of_the_end_and_a_failure_there_is_our_error():
+    tools, _ = tools_of()
+    one = tools.open(start())
+    await one.converse("hello")
+    assert await one.ended(StopReason.TRUNCATED) == (0.25, ToolMemory(calls=2))
+    with pytest.raises(ToolError, match=r"--tools.environment mine:Counting: Error: ValueError: no end"):
+        await tools.open(replace(start(), request=request(rollout_id="other"))).ended(StopReason.MAX_TURNS)

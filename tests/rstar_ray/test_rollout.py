@@ -13,7 +13,16 @@ from rstar_ray.reward.judge import Judgement, make_judge
 from rstar_ray.reward.programs import ProgramRun
 from rstar_ray.run_dir.trajectory_log import readable
 from rstar_ray.tools.environment import Reply
-from rstar_ray.trajectory import Completion, Problem, RolloutLimits, StopReason, ToolCall, ToolMemory, ToolResult
+from rstar_ray.trajectory import (
+    Completion,
+    Problem,
+    RolloutLimits,
+    StopReason,
+    ToolCall,
+    ToolMemory,
+    ToolResult,
+    Transcript,
+)
 from tests import derived
 from tests.fakes import (
     LIMITS,
@@ -237,17 +246,113 @@ async def test_an_environment_answers_turns_without_a_call_until_it_gives_a_rewa
     assert told == "\nU:higher\nA:\nT:3\nA:"
 
 
-async def test_an_environment_that_goes_on_ends_with_the_turns():
-    async def converse(said: str) -> tuple[Reply, ToolMemory]:
-        return Reply(text="go on"), ToolMemory(calls=1)
+class Talk:
+    """An environment that replies without an end; what it is told of the rollout's end, and what it gives for it."""
 
-    wanted = request(limits=replace(LIMITS, max_turns=2))
-    start = RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem))
-    state = await run_rollout(
-        start, generate=ScriptedEngine(["1", "2"]), execute=AddingSandbox(), chat=CHAT, converse=converse
-    )
+    def __init__(self, gives: float | None = None) -> None:
+        self.gives = gives
+        self.heard: list[str] = []
+
+    async def converse(self, said: str) -> tuple[Reply, ToolMemory]:
+        self.heard.append(said)
+        return Reply(text="go on"), ToolMemory(calls=len(self.heard))
+
+    async def ended(self, reason: StopReason) -> tuple[float | None, ToolMemory]:
+        self.heard.append(f"ended: {reason}")
+        return self.gives, ToolMemory(calls=len(self.heard))
+
+    async def play(self, completions: list[str], state: RolloutState | None = None, **limits: Any) -> RolloutState:
+        wanted = request(limits=replace(LIMITS, **limits))
+        return await run_rollout(
+            state or RolloutState.start(wanted, CHAT.prompt_ids(wanted.problem)),
+            generate=ScriptedEngine(completions),
+            execute=AddingSandbox(),
+            chat=CHAT,
+            converse=self.converse,
+            ended=self.ended,
+        )
+
+
+async def test_turns_of_an_environment_have_a_limit_of_their_own():
+    talk = Talk()
+    state = await talk.play(["1", "2", call("1+2"), "3", "4"], max_turns=2, max_environment_turns=3)
     assert state.stop_reason is StopReason.MAX_TURNS
+    assert talk.heard == ["1", "2", "3", "ended: max_turns"]
     assert (await score(state, same_text)).summary.reward == 0.0
+
+
+async def test_turns_that_call_a_tool_count_against_max_turns_with_an_environment_too():
+    talk = Talk()
+    state = await talk.play(["1", call("1+2"), "2", call("1+2"), "3"], max_turns=2, max_environment_turns=9)
+    assert (state.stop_reason, talk.heard) == (StopReason.MAX_TURNS, ["1", "2", "ended: max_turns"])
+
+
+@pytest.mark.parametrize(("gives", "reward"), [(None, 0.0), (0.6, 0.6), (-2.0, -2.0)])
+async def test_the_environment_gives_the_reward_of_a_rollout_that_a_limit_ends(gives: float | None, reward: float):
+    async def never(completion: str, problem: Problem) -> Judgement:
+        raise AssertionError("the environment has judged")
+
+    talk = Talk(gives)
+    state = await talk.play(["a", "b" * 500])
+    assert (state.stop_reason, talk.heard) == (StopReason.TRUNCATED, ["a", "ended: truncated"])
+    assert state.memories == {"environment": ToolMemory(calls=2)}
+    assert (await score(state, never)).summary.reward == reward
+    again = await talk.play([], state)  # a rollout that had ended when its worker was lost
+    assert (again, len(talk.heard)) == (state, 2)
+
+
+async def test_an_environment_that_ends_a_rollout_itself_hears_of_no_end():
+    talk = Talk()
+
+    async def converse(said: str) -> tuple[Reply, ToolMemory]:
+        return Reply(reward=0.5), ToolMemory(calls=1)
+
+    talk.converse = converse  # type: ignore[method-assign]
+    state = await talk.play(["a"], max_environment_turns=1)
+    assert (state.stop_reason, state.reward, talk.heard) == (StopReason.ANSWERED, 0.5, [])
+
+
+class WholeRollouts:
+    """A judge that reads whole rollouts; see `rstar_ray.reward.judge.RolloutJudge`."""
+
+    def __init__(self) -> None:
+        self.seen: list[Transcript] = []
+
+    async def __call__(self, completion: str, problem: Problem) -> Judgement:
+        raise AssertionError("it reads whole rollouts")
+
+    async def reads_rollouts(self, problem: Problem) -> bool:
+        return True
+
+    async def judge_rollout(self, completion: str, problem: Problem, rollout: Transcript) -> Judgement:
+        self.seen.append(rollout)
+        return Judgement(-1.5)
+
+
+async def test_a_judge_of_whole_rollouts_sees_turns_calls_outcomes_and_lengths():
+    judge = WholeRollouts()
+    state = await play([call("oops") + call("1+2"), answer("3")])
+    assert (await score(state, judge, CHAT)).summary.reward == -1.5
+    (seen,) = judge.seen
+    assert [turn.completion for turn in seen.turns] == [call("oops") + call("1+2"), answer("3")]
+    assert [one.code for one in seen.turns[0].calls] == ["oops", "1+2"]
+    assert [one.outcome for one in seen.turns[0].results] == [Outcome.ERROR, Outcome.OK]
+    assert (seen.num_calls, seen.num_failed, seen.stop_reason) == (2, 1, StopReason.ANSWERED)
+    assert (seen.num_prompt_tokens, seen.num_response_tokens) == (len(state.prompt_ids), len(state.response_ids))
+    assert seen.num_sampled_tokens == sum(turn.num_tokens for turn in seen.turns) < seen.num_response_tokens
+    assert (seen.max_response_tokens, seen.max_turns) == (LIMITS.max_response_tokens, LIMITS.max_turns)
+
+
+async def test_a_judge_of_whole_rollouts_judges_those_that_a_limit_ended_but_none_that_never_began():
+    judge = WholeRollouts()
+    cut = await play(["a" * 20], replace(LIMITS, max_response_tokens=10))
+    assert (await score(cut, judge, CHAT)).summary.reward == -1.5
+    called = await play([call("1+2")], replace(LIMITS, max_turns=1))
+    assert (await score(called, judge, CHAT)).summary.reward == -1.5
+    refused = await play([], replace(LIMITS, max_context_tokens=4))
+    assert (await score(refused, judge, CHAT)).summary.reward == 0.0
+    assert [seen.stop_reason for seen in judge.seen] == [StopReason.TRUNCATED, StopReason.MAX_TURNS]
+    assert [len(turn.results) for turn in judge.seen[1].turns] == [0]
 
 
 async def test_where_a_tool_with_state_stands_goes_with_the_rollout():

@@ -1,6 +1,7 @@
 """A tool at its host: deadlines, caps, and the state of each rollout."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from rstar_ray.outcome import Outcome
 from rstar_ray.tools.environment import Reply
 from rstar_ray.tools.host import AtStake, HostAnswer, HostCall, ToolHost, shortened
 from rstar_ray.tools.tool import Tool, ToolFailed
-from rstar_ray.trajectory import Problem, ToolMemory
+from rstar_ray.trajectory import Problem, StopReason, ToolMemory
 
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 PROBLEM = Problem(id="p", problem="?", answer="3")
@@ -358,10 +359,10 @@ class Odd:
     ("said", "fault"),
     [
         ("text", "the text None, which is NoneType"),
-        ("reward", "the reward '1', not a number from 0 to 1"),
-        ("bool", "the reward True, not a number from 0 to 1"),
-        ("nan", "the reward nan, not a number from 0 to 1"),
-        ("list", "the reward [1], not a number from 0 to 1"),
+        ("reward", "the reward '1', not a finite number"),
+        ("bool", "the reward True, not a finite number"),
+        ("nan", "the reward nan, not a finite number"),
+        ("list", "the reward [1], not a finite number"),
     ],
 )
 async def test_a_reply_with_something_odd_in_it_is_an_outcome_that_names_the_environment(said: str, fault: str):
@@ -371,10 +372,74 @@ async def test_a_reply_with_something_odd_in_it_is_an_outcome_that_names_the_env
     assert answer.reward is None
 
 
-async def test_an_environment_that_gives_no_reply_or_no_reward_is_no_outcome_of_the_policys():
+async def test_an_environment_that_gives_no_reply_is_no_outcome_of_the_policys():
     host = ToolHost(environment=Game)
     call = HostCall(arguments={"said": "bad"}, rollout_id="r", holder="a", problem=PROBLEM)
     assert (await host.call(call)).text == "the environment Game gave str, not a Reply"
-    one = Problem(id="p", problem="?", answer="1")
-    greedy = HostCall(arguments={"said": "greedy"}, rollout_id="s", holder="a", problem=one)
-    assert (await host.call(greedy)).text == "the environment Game gave the reward 2.0, not a number from 0 to 1"
+
+
+class Points(Game):
+    """Gives what was earned where a limit ends it, or does what it is told to then."""
+
+    earned = 0
+
+    async def reply(self, said: str) -> Any:
+        self.said = said
+        self.earned += 1
+        return Reply(text="go on")
+
+    async def ended(self, reason: str) -> Any:
+        if self.earned and self.said == "hang":
+            await asyncio.sleep(60)
+        if self.earned and self.said == "raise":
+            raise KeyError("points")
+        return {"none": None, "text": "many"}.get(self.said if self.earned else "", self.earned - 0.5)
+
+    def snapshot(self) -> str:
+        return f"{self.earned} {self.said}"
+
+    async def restore(self, snapshot: str) -> None:
+        earned, self.said = snapshot.split()
+        self.earned = int(earned)
+
+
+def at_the_end(memory: ToolMemory | None = None) -> HostCall:
+    return HostCall(
+        arguments={}, rollout_id="r", holder="a", problem=PROBLEM, memory=memory, ended=StopReason.MAX_TURNS
+    )
+
+
+async def test_an_environment_is_told_of_the_end_in_the_state_that_the_rollout_was_in():
+    host = ToolHost(environment=Points)
+    said = [HostCall(arguments={"said": "a"}, rollout_id="r", holder="a", problem=PROBLEM)]
+    first = await host.call(said[0])
+    second = await host.call(replace(said[0], memory=first.memory))
+    assert (await host.call(at_the_end(second.memory))).reward == 1.5
+    assert (await host.call(at_the_end(first.memory))).reward == 0.5  # the worker was lost, and the turn made again
+    assert (await ToolHost(environment=Points).call(at_the_end(second.memory))).reward == 1.5  # a host was lost
+    assert (await ToolHost(environment=Points).call(at_the_end())).reward == -0.5  # nothing was said before it
+    await host.end("r", "a")
+    assert host.num_states == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome", "text"),
+    [
+        ("none", Outcome.OK, ""),
+        ("text", Outcome.ERROR, "the environment Points gave at its end the reward 'many', not a finite number"),
+        ("raise", Outcome.ERROR, "Error: KeyError: 'points'"),
+        ("hang", Outcome.TIMEOUT, "Error: no answer within 0.2 s."),
+    ],
+)
+async def test_what_an_environment_does_at_the_end_is_bounded_and_checked(said: str, outcome: Outcome, text: str):
+    host = ToolHost(environment=Points, deadline_s=0.2)
+    first = await host.call(HostCall(arguments={"said": said}, rollout_id="r", holder="a", problem=PROBLEM))
+    answer = await host.call(at_the_end(first.memory))
+    assert (answer.outcome, answer.text, answer.reward) == (outcome, text, None)
+
+
+async def test_an_environment_without_a_method_for_the_end_is_not_made_for_it():
+    host = ToolHost(environment=Game)
+    answer = await host.call(at_the_end())
+    assert (answer.outcome, answer.reward, answer.memory) == (Outcome.OK, None, ToolMemory(calls=0))
+    assert host.num_states == 0
