@@ -101,6 +101,7 @@ class GenerationActor:
         self._engine = Engine(settings.engine, stop_token_ids=self._chat.profile.stop_token_ids)
         writer = f"{self._name}-{self._alive.life}"
         journal = TurnJournal(Path(settings.journal), writer) if settings.journal else None
+        self._judge = make_judge(settings.reward, sandbox, own_folder=settings.own_folder)
         self._worker = GenerationWorker(
             settings.replica_id,
             engine=self._engine,
@@ -108,7 +109,7 @@ class GenerationActor:
             chat=self._chat,
             balancer=BalancerClient(ray.get_actor("balancer"), self._traces.granted),
             tools=tools,
-            judge=make_judge(settings.reward, sandbox, own_folder=settings.own_folder),
+            judge=self._judge,
             metrics=self._metrics,
             kept=KeptTurns(journal, where=settings.journal, show=self._lines.append),
         )
@@ -188,6 +189,7 @@ class GenerationActor:
 
     async def close(self) -> None:
         await self._worker.close()
+        await self._judge.close()
         self._traces.close()
 
     async def _fetch(self, boxed: Sequence[Any], what: str, deadline_s: float = FETCH_DEADLINE_S) -> list[Any]:

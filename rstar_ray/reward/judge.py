@@ -58,7 +58,7 @@ class JudgingTools(Protocol):
 Rule = Callable[[str, Problem], Awaitable[float]]
 
 
-def make_judge(config: RewardConfig, tools: JudgingTools, *, own_folder: str = "") -> JudgeFn:
+def make_judge(config: RewardConfig, tools: JudgingTools, *, own_folder: str = "") -> "Retrying":
     """The judge that the settings name; what fails is tried again."""
     rules = _rules(config, tools)
     rules |= {name: OwnReward(config, name, own_folder) for name in own_rewards(config)}
@@ -89,6 +89,12 @@ class Retrying:
 
         (reward, loose), retries = await _retried(judge)
         return self._judgement(completion, problem, reward, retries, loose)
+
+    async def close(self) -> None:
+        """End the processes of the user's functions."""
+        for rule in {id(rule): rule for rule in self._rules.values()}.values():
+            if isinstance(rule, OwnReward):
+                await rule.close()
 
     async def reads_rollouts(self, problem: Problem) -> bool:
         """Whether the problem's rule is a function of the user with a third argument."""

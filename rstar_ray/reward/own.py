@@ -37,13 +37,14 @@ class Signature:
 
 
 class _Interrupted(Exception):
-    """The process was killed because of another completion: this one is judged again and was not at fault."""
+    """The process hung or ended while it judged several completions: nobody knows which of them is to blame."""
 
 
 class OwnReward:
     """Spreads completions over a few processes that hold one function.
 
-    A process judges one completion at a time, and `--reward.concurrency` at once where the function is async.
+    A process judges one completion at a time, and `--reward.concurrency` at once where the function is async. If such a
+    process hangs or ends, each of its completions is judged again alone, so that one costs no other its reward.
     """
 
     def __init__(self, config: RewardConfig, name: str, folder: str = "") -> None:
@@ -51,9 +52,12 @@ class OwnReward:
         self._config = config
         self._name = name
         self._signature: Signature | None = None
+        self._processes = [_Process(name, folder) for _ in range(config.processes)]
         self._free: asyncio.Queue[_Process] = asyncio.Queue()  # a process stands there once per free place
-        for _ in range(config.processes):
-            self._free.put_nowait(_Process(name, folder))
+        for process in self._processes:
+            self._free.put_nowait(process)
+        self._suspects: set[int] = set()  # completions that are judged alone
+        self._alone, self._for_suspects = asyncio.Lock(), _Process(name, folder)
 
     async def takes_rollout(self) -> bool:
         """Whether the function has the third argument. Raises `JudgeError` where it cannot be imported."""
@@ -68,15 +72,27 @@ class OwnReward:
 
     async def __call__(self, completion: str, problem: Problem, rollout: Transcript | None = None) -> float:
         """Raises `JudgeError` with the reason where the function returned no finite number in time."""
-        process = await self._free.get()
-        try:
-            while True:
-                with contextlib.suppress(_Interrupted):
-                    await self._up(process)
-                    answer = await process.ask((completion, problem, rollout), self._config.deadline_s)
-                    return self._as_reward(answer)
-        finally:
-            self._free.put_nowait(process)
+        question, deadline_s = (completion, problem, rollout), self._config.deadline_s
+        this = hash((completion, problem))
+        if this not in self._suspects:
+            process = await self._free.get()
+            try:
+                await self._up(process)
+                return self._as_reward(await process.ask(question, deadline_s))
+            except _Interrupted:
+                self._suspects.add(this)
+            finally:
+                self._free.put_nowait(process)
+        async with self._alone:
+            await self._for_suspects.up()
+            answer = await self._for_suspects.ask(question, deadline_s)
+        self._suspects.discard(this)
+        return self._as_reward(answer)
+
+    async def close(self) -> None:
+        """End the processes."""
+        for process in (*self._processes, self._for_suspects):
+            await process.close()
 
     async def _up(self, process: "_Process") -> None:
         self._signature = await process.up()
@@ -103,8 +119,9 @@ class _Process:
         self._folder = folder
         self._child: asyncio.subprocess.Process | None = None
         self._signature: Signature | None = None  # of the living child's function
-        self._reading: asyncio.Task[None] | None = None
+        self._readers: set[asyncio.Task[None]] = set()
         self._waiting: dict[int, asyncio.Future[Mapping[str, object]]] = {}
+        self._accompanied: set[int] = set()  # of those that wait: they were judged beside others
         self._numbers = count()
         self._starting, self._writing = asyncio.Lock(), asyncio.Lock()
 
@@ -119,7 +136,10 @@ class _Process:
                 self._signature = Signature(
                     is_async=bool(reported["is_async"]), takes_rollout=bool(reported["takes_rollout"])
                 )
-                self._reading = asyncio.create_task(self._read(self._child))
+                assert self._child is not None
+                reader = asyncio.create_task(self._read(self._child))
+                self._readers.add(reader)
+                reader.add_done_callback(self._readers.discard)
             return self._signature
 
     async def _start(self) -> Mapping[str, object]:
@@ -144,10 +164,12 @@ class _Process:
             raise
 
     async def ask(self, question: tuple[str, Problem, Transcript | None], deadline_s: float) -> Mapping[str, object]:
-        """The child's answer. Raises `JudgeError` where it does not answer, `_Interrupted` where it was killed."""
+        """The child's answer. Raises `JudgeError` where it does not answer, `_Interrupted` beside other questions."""
         assert self._child is not None and self._signature is not None
         child, signature, number = self._child, self._signature, next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        if len(self._waiting) > 1:
+            self._accompanied.update(self._waiting)
         try:
             async with self._writing:
                 assert child.stdin is not None
@@ -157,6 +179,8 @@ class _Process:
             return await asyncio.wait_for(answer, deadline_s + (GRACE_S if signature.is_async else 0.0))
         except TimeoutError:
             await self.end(child)
+            if number in self._accompanied:
+                raise _Interrupted from None
             raise JudgeError(f"--reward.name {self._name}: no answer within {deadline_s:g} s") from None
         except asyncio.CancelledError:
             if not signature.is_async:  # it would be busy with this completion when the next one comes
@@ -164,6 +188,7 @@ class _Process:
             raise
         finally:
             self._waiting.pop(number, None)
+            self._accompanied.discard(number)
 
     async def _read(self, child: asyncio.subprocess.Process) -> None:
         """Give each answer to whoever waits for it, until the child ends."""
@@ -174,27 +199,30 @@ class _Process:
                 waiting = self._waiting.get(answer.pop("id"))
                 if waiting is not None and not waiting.done():
                     waiting.set_result(answer)
-        self._reading = None
         await self.end(child, JudgeError(f"--reward.name {self._name}: its process ended without an answer"))
 
     async def end(self, child: asyncio.subprocess.Process | None = None, reason: JudgeError | None = None) -> None:
         """Kill the child, or this one if it still is the child, with all that it has started.
 
-        Whoever waits for it gets the reason, and `_Interrupted` without one.
+        Whoever waits for it alone gets the reason, all others `_Interrupted`.
         """
         ended = self._child
         if ended is None or child not in (None, ended):
             return
         self._child = self._signature = None
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
-        for waiting in self._waiting.values():
+        for number, waiting in self._waiting.items():
             if not waiting.done():
-                waiting.set_exception(reason or _Interrupted())
+                beside_others = reason is None or number in self._accompanied
+                waiting.set_exception(_Interrupted() if beside_others else reason)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(ended.pid, signal.SIGKILL)
         await ended.wait()
+        if ended.stdin is not None:
+            ended.stdin.close()
+
+    async def close(self) -> None:
+        await self.end()
+        await asyncio.gather(*self._readers)
 
 
 class _Unusable(JudgeError):
@@ -214,7 +242,7 @@ def check_own_reward(name: str, folder: str, *, option: str = "--reward.name") -
     async def once() -> None:
         process = _Process(name, folder)
         await process.up()
-        await process.end()
+        await process.close()
 
     try:
         asyncio.run(once())

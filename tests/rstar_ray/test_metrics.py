@@ -40,6 +40,9 @@ def test_a_step_counts_rollouts_groups_and_tokens():
         summary("b", 1, calls=0, sampled=20, response=100),
     ]
     row = metrics(summaries=summaries)
+    assert row.share_max_turns == 0.0
+    limited = [replace(one, stop_reason=StopReason.MAX_TURNS) for one in summaries[2:]]
+    assert metrics(summaries=[*summaries[:2], *limited]).share_max_turns == 0.5
     assert (row.reward_mean, row.pass_rate) == (0.75, 0.75)
     assert row.tool_error_share_correct == 1 / 4
     assert (row.response_tokens_mean, row.share_truncated, row.calls_mean, row.turns_mean) == (150, 0.25, 2, 3)
@@ -122,6 +125,8 @@ def test_the_progress_line_shows_every_figure_a_watcher_needs():
     line = progress_line(metrics(step=3), num_steps=40)
     for part in ("stage1  3/40", "reward 0.500", "pass  50%", "tool errors 0.0%", "80 tok", "cut 0.0%", "30 tok/s"):
         assert part in line
+    limited = [replace(summary("a", n), stop_reason=StopReason.MAX_TURNS) for n in range(2)]
+    assert "turn limit 100.0%" in progress_line(metrics(summaries=limited), num_steps=40)
     assert "generate 4.0  tools 0.0  verify 0.0  learn 2.0  publish 0.5 s" in line
 
 

@@ -5,19 +5,24 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rstar_ray.config import RewardConfig
 from rstar_ray.errors import ConfigError, JudgeError
 from rstar_ray.outcome import Outcome
-from rstar_ray.reward.judge import MAX_TRIES, JudgeFn, Judgement, make_judge, refuse_truths
-from rstar_ray.reward.own import OwnReward, check_own_reward
+from rstar_ray.reward.judge import MAX_TRIES, JudgeFn, Judgement, Retrying, make_judge, refuse_truths
+from rstar_ray.reward.own import check_own_reward
 from rstar_ray.reward.programs import ProgramRun
-from rstar_ray.trajectory import Problem
+from rstar_ray.trajectory import Problem, StopReason, ToolCall, ToolResult, Transcript, TranscriptTurn
 from tests.fakes import answer
+
+Own = Callable[..., Retrying]
+"""Makes the judge of a reward by its settings."""
 
 
 class Tools:
@@ -132,45 +137,105 @@ def reward(completion, problem):
     if completion == "die": os._exit(3)
     if completion == "text": return "much"
     if completion == "none": return None
+    if completion == "nan": return float("nan")
+    if completion == "far": return -12.5
     print("noise")
     return 0.25 if completion == problem.answer else 0
 async def slowly(completion, problem): return 1
-def three(completion, problem, more): return 1
+def four(completion, problem, rollout, more): return 1
+def one(completion): return 1
+def weighted(completion, problem, weight=0.5): return weight
+def length(completion, problem, rollout):
+    first, last = rollout.turns
+    assert (first.completion, first.calls[0].code, str(first.results[0].outcome)) == ("a", "1", "error")
+    assert (last.completion, last.calls, last.results) == ("b", (), ())
+    return problem.metadata["weight"] * (rollout.num_response_tokens - rollout.max_response_tokens)
 value = 7
 """
+ROLLOUT = Transcript(
+    rollout_id="r",
+    group_id="g",
+    stop_reason=StopReason.TRUNCATED,
+    turns=(
+        TranscriptTurn(
+            completion="a",
+            num_tokens=1,
+            calls=(ToolCall(code="1"),),
+            results=(ToolResult(outcome=Outcome.ERROR, text="no"),),
+        ),
+        TranscriptTurn(completion="b", num_tokens=1),
+    ),
+    num_prompt_tokens=3,
+    num_response_tokens=8,
+    num_sampled_tokens=2,
+    max_response_tokens=10,
+    max_turns=4,
+)
+
+
+@pytest.fixture
+async def own(tmp_path: Path) -> AsyncIterator[Callable[..., Retrying]]:
+    """Judges by functions of modules that are written to `tmp_path`; closed at the end."""
+    made: list[Retrying] = []
+
+    def make(name: str = "math", **settings: Any) -> Retrying:
+        made.append(make_judge(RewardConfig(name=name, **settings), Tools(), own_folder=str(tmp_path)))
+        return made[-1]
+
+    yield make
+    for judge in made:
+        await judge.close()
 
 
 @pytest.mark.long
-async def test_an_own_function_is_asked_in_a_process_of_its_own_and_killed_with_all_it_started(tmp_path: Path):
+async def test_an_own_function_is_asked_in_a_process_of_its_own_and_killed_with_all_it_started(
+    tmp_path: Path, own: Own
+):
     (tmp_path / "mine.py").write_text(OWN)
     started = tmp_path / "pid"
     one = Problem(id="p", problem=str(started), answer="yes")
-    ask = make_judge(RewardConfig(name="mine:reward", processes=1), Tools(), own_folder=str(tmp_path))
+    ask = own("mine:reward", processes=1)
     assert await ask("yes", one) == Judgement(0.25)
     assert await ask("no", one) == Judgement(0.0)
+    assert await ask("far", one) == Judgement(-12.5)
     for said, complaint in [
         ("raise", "--reward.name mine:reward: ValueError: really"),
         ("die", "ended without an answer"),
-        ("none", "gave None, no number from 0 to 1"),
-        ("text", "ValueError"),
+        ("none", "gave None, not a finite number"),
+        ("text", "gave 'much', not a finite number"),
+        ("nan", "gave nan, not a finite number"),
     ]:
         with pytest.raises(JudgeError, match=complaint):
             await ask(said, one)
-    hurried = make_judge(RewardConfig(name="mine:reward", deadline_s=0.3), Tools(), own_folder=str(tmp_path))
+    hurried = own("mine:reward", deadline_s=0.3)
     with pytest.raises(JudgeError, match=r"no answer within 0.3 s"):
         await hurried("hang", one)
     await _gone(int(started.read_text()))
-    coroutine = make_judge(RewardConfig(name="mine:slowly"), Tools(), own_folder=str(tmp_path))
+    coroutine = own("mine:slowly")
     assert await coroutine("yes", one) == Judgement(1.0)
 
 
-async def test_the_function_in_the_documentation_works(tmp_path: Path):
+async def test_the_function_in_the_documentation_works(tmp_path: Path, own: Own):
     page = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "mine.py").write_text(code)
-    close = OwnReward(RewardConfig(name="mine:close"), str(tmp_path))
-    rewards = [await close(answer(said), problem("21")) for said in ("21", "29", "19")]
-    assert rewards == [1.0, 0.5, 0.0]
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        name = re.match(r"# (\w+\.py)", code)
+        assert name is not None, "an example says which file it is"
+        (tmp_path / name[1]).write_text(code)
+    close = own("mine:close")
+    assert [(await close(answer(said), problem("21"))).reward for said in ("21", "29", "19")] == [1.0, 0.5, 0.0]
+
+    overlong = own("overlong:dapo")
+    assert await overlong.reads_rollouts(problem("21"))
+
+    async def reward(said: str, tokens: int) -> float:
+        stop = StopReason.TRUNCATED if tokens == 20_480 else StopReason.ANSWERED
+        rollout = replace(ROLLOUT, stop_reason=stop, num_response_tokens=tokens, max_response_tokens=20_480)
+        return (await overlong.judge_rollout(said, problem("21"), rollout)).reward
+
+    # DAPO (arXiv:2503.14476, Eq. 13): L_max 20,480 and L_cache 4,096
+    lengths = (16_384, 18_432, 20_480)
+    assert [await reward(answer("21"), tokens) for tokens in lengths] == [1.0, 0.5, -2.0]
+    assert [await reward(answer("20"), tokens) for tokens in lengths] == [-1.0, -1.5, -2.0]
 
 
 async def _gone(pid: int) -> None:
@@ -190,18 +255,111 @@ async def _gone(pid: int) -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("absent:reward", "No module named 'absent'"),
-        ("mine:absent", "no attribute 'absent'"),
-        ("mine:value", "value is no function"),
-        ("mine:three", "missing a required argument: 'more'"),
+        ("absent:reward", "No module named 'absent'; give module:function, and its folder as --own-folder"),
+        ("mine:absent", "no attribute 'absent'; name a function of "),
+        ("mine:value", "value is not a function; name a function of "),
+        ("mine:four", "missing a required argument: 'more'); write it as (completion, problem) or "),
+        ("mine:one", "too many positional arguments); write it as (completion, problem) or "),
+        ("needs:reward", "No module named 'not_installed'; install it, or fix needs"),
+        ("raises:reward", "importing raises: RuntimeError: no key; fix the module raises"),
     ],
 )
 def test_an_own_function_that_cannot_be_asked_is_refused_in_one_line(name: str, complaint: str, tmp_path: Path):
     (tmp_path / "mine.py").write_text(OWN)
-    with pytest.raises(ConfigError, match=r"^--reward.name mine|absent") as refused:
+    (tmp_path / "needs.py").write_text("import not_installed")
+    (tmp_path / "raises.py").write_text("raise RuntimeError('no key')")
+    with pytest.raises(ConfigError, match=f"^--reward.name {name}: ") as refused:
         check_own_reward(name, str(tmp_path))
-    assert complaint in str(refused.value) and "--own-folder" in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert complaint in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_tool_that_is_wrong_in_the_module_of_a_reward_is_named_with_its_own_hint(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(
+        "from rstar_ray.tools.tool import Tool\n"
+        "async def f(query: str) -> str: return ''\n"
+        "tool = Tool(name='look', description='?', function=f,\n"
+        "            parameters={'type': 'object', 'properties': {'q': {'type': 'string'}}})\n"
+        "def reward(completion, problem): return 1\n"
+    )
+    with pytest.raises(ConfigError) as refused:
+        check_own_reward("mine:reward", str(tmp_path))
+    said = str(refused.value)
+    assert said.startswith("--reward.name mine:reward: importing mine: tool 'look': its function takes no 'q'; ")
+    assert "name it so in the schema" in said and "module:function" not in said
+
+
+async def test_a_function_with_a_third_argument_gets_the_whole_rollout_and_the_metadata_of_its_problem(
+    tmp_path: Path, own: Own
+):
+    (tmp_path / "mine.py").write_text(OWN)
+    judge = own("mine:length")
+    weighed = replace(problem("7"), metadata={"weight": 0.5})
+    assert await judge.reads_rollouts(weighed)
+    assert await judge.judge_rollout("b", weighed, ROLLOUT) == Judgement(-1.0)
+
+
+@pytest.mark.parametrize("name", ["mine:reward", "mine:weighted", "mine:slowly"])
+async def test_a_function_of_two_arguments_is_called_with_two(name: str, tmp_path: Path, own: Own):
+    (tmp_path / "mine.py").write_text(OWN)
+    judge = own(name)
+    assert not await judge.reads_rollouts(problem("7"))
+    assert (await judge("x", problem("x"))).reward == {"mine:reward": 0.25, "mine:weighted": 0.5, "mine:slowly": 1.0}[
+        name
+    ]
+
+
+ASYNC = """
+import asyncio, os, time
+running = most = 0
+async def waits(completion, problem):
+    global running, most
+    if completion == "block": time.sleep(60)
+    if completion == "late": await asyncio.sleep(60)
+    if completion == "die": os._exit(3)
+    if completion == "most": return most
+    running += 1
+    most = max(most, running)
+    await asyncio.sleep(0.5)
+    running -= 1
+    return float(completion)
+"""
+
+
+async def test_an_async_function_judges_many_rollouts_at_once_and_each_gets_its_own_reward(tmp_path: Path, own: Own):
+    (tmp_path / "mine.py").write_text(ASYNC)
+    judge = own("mine:waits", processes=1, concurrency=40)
+    async with asyncio.timeout(30):  # 256 s one after the other
+        found = await asyncio.gather(*(judge(str(number), problem("")) for number in range(512)))
+    assert [one.reward for one in found] == [float(number) for number in range(512)]
+    assert (await judge("most", problem(""))).reward == 40
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("said", "complaint"), [("late", "within 2 s"), ("block", "within 2 s"), ("die", "ended")])
+async def test_one_that_hangs_or_ends_the_process_costs_no_other_its_reward(
+    said: str, complaint: str, tmp_path: Path, own: Own, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rstar_ray.reward.own.GRACE_S", 0.5)
+    (tmp_path / "mine.py").write_text(ASYNC)
+    judge = own("mine:waits", processes=1, deadline_s=2.0)
+    late = asyncio.ensure_future(judge(said, problem("")))
+    found = await asyncio.gather(*(judge(str(number), problem("")) for number in range(4)))
+    assert [(one.reward, one.retries) for one in found] == [(0.0, 0), (1.0, 0), (2.0, 0), (3.0, 0)]
+    with pytest.raises(JudgeError, match=complaint):
+        await late
+
+
+async def test_a_row_names_a_function_that_the_settings_name_too(tmp_path: Path, own: Own):
+    (tmp_path / "mine.py").write_text(OWN)
+    config = RewardConfig(functions=("mine:weighted", "mine:slowly"))
+    judge = own(functions=config.functions)
+    rows = [replace(problem("7"), reward=reward) for reward in ("", "mine:weighted", "mine:slowly", "exact")]
+    assert [(await judge(answer("7"), row)).reward for row in rows] == [1.0, 0.5, 1.0, 1.0]
+    refuse_truths(rows, config, "--data.train set.jsonl")
+    with pytest.raises(
+        ConfigError, match=r"set.jsonl, problem 'p': its reward 'mine:reward' is not among --reward.fun"
+    ):
+        refuse_truths([replace(problem("7"), reward="mine:reward")], config, "--data.train set.jsonl")
 
 
 async def test_a_problem_that_names_its_rule_is_judged_by_it_whatever_the_others_are():

@@ -83,6 +83,9 @@ async def test_examples_of_the_page_do_what_they_say(folder: Path, monkeypatch: 
     said = [await game.reply(guess) for guess in ("is it 5?", "9", "hm", "it is 7")]
     assert [reply.text for reply in said] == ["Higher.", "Lower.", "Say a number.", ""]
     assert said[-1].reward == pytest.approx(0.7)
+    await game.start(problem)
+    assert [(await game.reply("90")).text, await game.ended("max_turns")] == ["Lower.", 0.0]
+    assert [(await game.reply("8")).text, await game.ended("truncated")] == ["Lower.", 0.1]
 
 
 def test_several_tools_come_from_one_object(folder: Path):
@@ -116,6 +119,14 @@ def test_a_module_that_hangs_is_refused(folder: Path, monkeypatch: pytest.Monkey
 def test_an_environment_without_a_method_is_refused(folder: Path):
     with pytest.raises(ConfigError, match=r"--tools.environment many:Partner: has no method 'close'"):
         check_environment("many:Partner", str(folder))
+
+
+@pytest.mark.parametrize("ended", ["def ended(self, reason)", "async def ended(self)", "async def ended(self, a, b)"])
+def test_an_environment_whose_ended_could_not_be_called_is_refused(ended: str, folder: Path):
+    methods = "".join(f"    async def {name}(self, *_): ...\n" for name in ("start", "reply", "close"))
+    (folder / "ends.py").write_text(f"class Ends:\n{methods}    {ended}: ...\n")
+    with pytest.raises(ConfigError, match=r"ends:Ends: its method 'ended' is not async or does not take one argument"):
+        check_environment("ends:Ends", str(folder))
 
 
 @pytest.mark.real
