@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.request import Request
 
 from actors.cluster_file import run_cluster_file
-from actors.door import EXPORT_LINE, MODE_VARIABLE, shut_door, the_token
+from actors.door import MODE_VARIABLE, export_line, private_directory, shut_door, the_token
 from actors.environment import accelerator, gpu_environment
 from actors.recorded import Sign, end, recorded, start
 from rstar_ray.config.run import CheckpointConfig
@@ -49,6 +49,7 @@ def up() -> None:
     if recorded(HEAD) is not None:
         raise ConfigError("cluster", "it is up already", "run `make cluster-down` first")
     refuse_taken_port(DASHBOARD_PORT)
+    private_directory()
     locked = shut_door(print)
     STATE.mkdir(exist_ok=True)
     ray = shutil.which("ray", path=str(Path(sys.executable).parent)) or "ray"
@@ -68,8 +69,7 @@ def up() -> None:
         environment=cluster_environment(Path.cwd() / "runs"),
     )
     print(f"cluster up: dashboard {dashboard}")
-    if locked:
-        print(f"in your shell, once: {EXPORT_LINE}")
+    print(f"in your shell, once: {export_line()}")
     print(f"submit:     ray job submit --address {dashboard} --working-dir . -- python recipes/stage1.py")
 
 

@@ -13,12 +13,13 @@ from urllib.request import Request
 import psutil
 
 from actors.cluster import HEAD, HOST, PROMETHEUS, STATE, refuse_taken_port
+from actors.door import private_directory
 from actors.recorded import Sign, recorded, start
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 DEPLOYED = Path(__file__).resolve().parent.parent / "deploy"
-DISCOVERY = "/tmp/ray/prom_metrics_service_discovery.json"
-"""Where deploy/prometheus/prometheus.yml looks: the list of the Ray that this machine started last."""
+DISCOVERY = "/tmp/ray-UID/ray/prom_metrics_service_discovery.json"
+"""The list of nodes in deploy/prometheus/prometheus.yml; UID stands for the user who started Ray."""
 PORT = 9090
 START_DEADLINE_S = 30.0
 
@@ -70,7 +71,7 @@ def discovery_file(head: psutil.Process) -> str:
         found = re.search(r"--session[-_]dir=(\S+)", " ".join(process.cmdline()))
         if found:
             return f"{found[1]}/{Path(DISCOVERY).name}"
-    return DISCOVERY
+    return str(private_directory() / "ray" / Path(DISCOVERY).name)
 
 
 def main() -> int:

@@ -3,10 +3,16 @@
 Ray's GCS, raylets and workers listen on every interface of the machine, whatever address they are given, and whoever
 they answer runs code. So the token is made before the first of them starts, readable by its owner alone, where Ray's
 own tools look for it. docs/security.md says what listens where.
+
+Ray also makes its session directories writable for every user of the machine (mode 777), with the code of jobs in them.
+So they lie below a directory with mode 700, which Ray and its tools find by RAY_TMPDIR.
+
+`python -m actors.door` creates that directory and prints its path, for scripts that call `ray start`.
 """
 
 import os
 import secrets
+import shlex
 import stat
 import sys
 from collections.abc import Callable
@@ -17,16 +23,23 @@ from rstar_ray.errors import ConfigError
 MODE_VARIABLE = "RAY_AUTH_MODE"
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
 PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"
-EXPORT_LINE = f"export {MODE_VARIABLE}=token"
-"""For a shell whose `ray` commands talk to the cluster: Ray's tools do not all turn authentication on by themselves."""
+DIRECTORY_VARIABLE = "RAY_TMPDIR"
+SOCKET_PATH_BYTES = 107
+"""The longest path of a Unix socket on Linux."""
+_SOCKET = (
+    "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/dash_UsageStatsHead"  # the longest path that Ray adds
+)
 
 
 def shut_door(show: Callable[[str], None]) -> bool:
     """Put this process, and all that it starts, under token authentication; before Ray is started or joined.
 
-    False where RAY_AUTH_MODE=disabled asked for none, which is shown as a warning. Raises `ConfigError` for a mode
-    that does not exist, and for a token that is named and not there, empty, or readable by others for good.
+    A Ray that is started afterwards keeps its files in `private_directory`. False where RAY_AUTH_MODE=disabled asked
+    for no token, which is shown as a warning. Raises `ConfigError` for a mode that does not exist, and for a token that
+    is named and not there, empty, or readable by others for good.
     """
+    if not os.environ.get("RAY_ADDRESS"):  # a cluster that is joined has its directory already
+        private_directory()
     mode = os.environ.setdefault(MODE_VARIABLE, "token").lower()
     if mode == "disabled":
         show(
@@ -50,6 +63,41 @@ def shut_door(show: Callable[[str], None]) -> bool:
 
         Config.initialize("")
     return True
+
+
+def private_directory() -> Path:
+    """Create the directory for Ray's sessions with mode 700, and name it in RAY_TMPDIR for this process's children.
+
+    A directory that RAY_TMPDIR already names is checked and used. Raises `ConfigError` where other users can enter the
+    directory, where it belongs to another user, and where its path leaves no room for Ray's sockets.
+    """
+    named = os.environ.get(DIRECTORY_VARIABLE, "")
+    parent = Path(os.environ.get("TMPDIR") or "/tmp")  # as Ray chooses it
+    path = Path(named or parent / f"ray-{os.geteuid()}").absolute()
+    hint = f"set {DIRECTORY_VARIABLE} to a directory of yours with mode 700 and a short path"
+    if len(os.fsencode(f"{path}{_SOCKET}")) > SOCKET_PATH_BYTES:
+        room = SOCKET_PATH_BYTES - len(_SOCKET)
+        raise ConfigError(DIRECTORY_VARIABLE, f"{path} is longer than {room} bytes, too long for Ray's sockets", hint)
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise ConfigError(DIRECTORY_VARIABLE, f"{path} is not a directory of user {os.geteuid()}", hint)
+        if found.st_mode & 0o077:
+            if named:
+                mode = f"{stat.S_IMODE(found.st_mode):o}"
+                raise ConfigError(DIRECTORY_VARIABLE, f"other users can enter {path} (mode {mode})", hint)
+            path.chmod(0o700)
+    except OSError as failed:
+        raise ConfigError(DIRECTORY_VARIABLE, f"{path} cannot be used ({failed.strerror})", hint) from failed
+    os.environ[DIRECTORY_VARIABLE] = str(path)
+    return path
+
+
+def export_line() -> str:
+    """For a shell whose `ray` commands talk to the cluster: Ray's tools set neither variable by themselves."""
+    directory = f"{DIRECTORY_VARIABLE}={shlex.quote(os.environ[DIRECTORY_VARIABLE])}"
+    return f"export {MODE_VARIABLE}={os.environ[MODE_VARIABLE]} {directory}"
 
 
 def default_token_path() -> Path:
@@ -94,3 +142,16 @@ def _keep_private(path: Path, name: str, show: Callable[[str], None]) -> None:
     except OSError as refused:
         mend = "name a file of your own with the cluster's token, mode 600"
         raise ConfigError(name, f"{path}: {refused.strerror}", mend) from refused
+
+
+def main() -> int:
+    try:
+        print(private_directory())
+    except ConfigError as refused:
+        print(refused, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,6 +12,8 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
+from actors.door import private_directory  # noqa: E402
+
 os.environ.update(
     RAY_AUTH_MODE="token",
     RAY_AUTH_TOKEN=secrets.token_hex(32),  # every Ray of this test run asks for it, and none touches the account's
@@ -24,6 +26,8 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
     PYTHONPATH=os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]),
 )
+
+private_directory()  # every Ray of this test run keeps its files there
 
 # How long one example takes says something of the machine's other work, and nothing of what is tested.
 hypothesis.settings.register_profile("unhurried", deadline=None)

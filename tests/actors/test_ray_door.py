@@ -2,6 +2,10 @@
 
 import os
 import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,10 +14,18 @@ from actors import door
 from rstar_ray.errors import ConfigError
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A temporary directory whose path leaves room for sockets, as pytest's own do not."""
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(autouse=True)
-def a_home_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def a_home_of_its_own(tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in (door.MODE_VARIABLE, door.TOKEN_VARIABLE, door.PATH_VARIABLE):
+    monkeypatch.setenv("TMPDIR", str(short))
+    for name in (door.DIRECTORY_VARIABLE, door.MODE_VARIABLE, door.TOKEN_VARIABLE, door.PATH_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -76,3 +88,51 @@ def test_an_empty_token_in_the_environment_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setenv(door.TOKEN_VARIABLE, " ")
     with pytest.raises(ConfigError, match="RAY_AUTH_TOKEN: it is empty"):
         door.shut_door(print)
+
+
+# ---------------------------------------------------------------- Ray's directory
+def test_ray_gets_a_directory_that_only_its_user_can_enter(short: Path, monkeypatch: pytest.MonkeyPatch):
+    door.shut_door(print)
+    directory = Path(os.environ["RAY_TMPDIR"])
+    assert directory.parent == short and stat.S_IMODE(directory.stat().st_mode) == 0o700
+    monkeypatch.delenv("RAY_TMPDIR")
+    directory.chmod(0o755)  # as Ray leaves a directory that it creates
+    assert door.private_directory() == directory and stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def test_a_directory_of_another_user_or_a_link_is_refused(short: Path):
+    directory = short / f"ray-{os.geteuid()}"
+    (short / "elsewhere").mkdir()
+    directory.symlink_to(short / "elsewhere")
+    with pytest.raises(ConfigError, match=r"RAY_TMPDIR: .* is not a directory of user"):
+        door.private_directory()
+    directory.unlink()
+    if os.geteuid() == 0:
+        directory.mkdir()
+        os.chown(directory, 12345, 12345)
+        with pytest.raises(ConfigError, match=r"RAY_TMPDIR: .* is not a directory of user 0"):
+            door.private_directory()
+
+
+def test_a_named_directory_must_be_private_and_leave_room_for_sockets(short: Path, monkeypatch: pytest.MonkeyPatch):
+    shared = short / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    for path, problem in ((shared, r"other users can enter .* \(mode 755\)"), (short / ("x" * 60), "too long")):
+        monkeypatch.setenv("RAY_TMPDIR", str(path))
+        with pytest.raises(ConfigError, match=f"RAY_TMPDIR: .*{problem}"):
+            door.private_directory()
+    shared.chmod(0o700)
+    monkeypatch.setenv("RAY_TMPDIR", str(shared))
+    assert door.private_directory() == shared
+
+
+def test_scripts_get_the_directory_by_a_command(short: Path):
+    done = subprocess.run([sys.executable, "-m", "actors.door"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{short}/ray-{os.geteuid()}\n"
+
+
+def test_a_cluster_that_is_joined_keeps_its_own_directory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    monkeypatch.setenv("RAY_TMPDIR", "/")
+    assert door.shut_door(print)

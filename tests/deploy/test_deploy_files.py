@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -158,8 +159,10 @@ def run_slurm(tmp_path: Path, arguments: list[str], **environment: str) -> tuple
     """What the script starts, with Slurm's commands and `ray` replaced by ones that write down how they were called."""
     programs = tmp_path / "repository" / ".venv" / "bin"
     programs.mkdir(parents=True)
-    (tmp_path / "repository" / "deploy").symlink_to(DEPLOY)
+    for name in ("deploy", "actors", "rstar_ray"):
+        (tmp_path / "repository" / name).symlink_to(DEPLOY.parent / name)
     stubs = {
+        "python": f'#!/bin/bash\nexec {sys.executable} "$@"',
         "ray": RECORD + 'env > "$RECORD.env"',
         "srun": '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexport ROCR_VISIBLE_DEVICES=0\nexec "$@"',
         "scontrol": "#!/bin/bash\necho node-1; sleep 0.05; echo node-2",
@@ -174,6 +177,7 @@ def run_slurm(tmp_path: Path, arguments: list[str], **environment: str) -> tuple
         env={
             "PATH": f"{programs}:{os.environ['PATH']}",
             "HOME": str(tmp_path),
+            "TMPDIR": "/tmp",
             "RECORD": str(tmp_path / "calls"),
             "SLURM_JOB_NODELIST": "node-[1-2]",
             "SLURM_JOB_NUM_NODES": "2",
@@ -209,6 +213,7 @@ def test_the_slurm_script_sets_our_environment_and_takes_slurms_masks_away(tmp_p
     run_slurm(tmp_path, ["recipes/train.py"])
     seen = (tmp_path / "calls.env").read_text().splitlines()
     assert {"RAY_AUTH_MODE=token", "HSA_ENABLE_IPC_MODE_LEGACY=1"} <= set(seen)
+    assert f"RAY_TMPDIR=/tmp/ray-{os.geteuid()}" in seen
     assert not [line for line in seen if re.match("(ROCR|HIP|CUDA)_VISIBLE_DEVICES=", line)]
 
 
