@@ -75,7 +75,7 @@ def discovery_file(head: psutil.Process) -> str:
 
 
 def main() -> int:
-    if len(sys.argv) > 2 or not all(word.isdigit() for word in sys.argv[1:]):
+    if len(sys.argv) > 2 or not all(word.isascii() and word.isdigit() for word in sys.argv[1:]):
         print("usage: python -m actors.dashboards [PORT]", file=sys.stderr)
         return 2
     try:

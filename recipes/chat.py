@@ -1,7 +1,7 @@
 """Talk with a policy: thought, calls, results and answer as they come; its tools run here, programs in the sandbox.
 
 python recipes/chat.py --model runs/tiny/checkpoints/stage3-step-000018/model --prompt "What is 12 * 34?"
-python recipes/chat.py --server http://127.0.0.1:8000
+RSTAR_RAY_TOKEN=... python recipes/chat.py --server http://127.0.0.1:8000
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipes.ending import status_of
+from recipes.listen import given_token
 from recipes.talker import TalkConfig, Talker, own_talker, server_talker
 from rstar_ray.agent.talk import Message
 from rstar_ray.config import ChatConfig
@@ -27,8 +28,6 @@ class ChatOptions(TalkConfig):
     """a model's folder, or a hub's id: served here"""
     server: str = ""
     """instead of --model: address of a server of OpenAI's chat completions"""
-    token: str = ""
-    """for --server: what it wants as `Authorization: Bearer`"""
     prompt: str = ""
     """one question; empty is a conversation, until an empty line or the end of the input"""
 
@@ -36,8 +35,6 @@ class ChatOptions(TalkConfig):
         super().__post_init__()
         if bool(self.model) == bool(self.server):
             raise ConfigError("--model", "one of --model and --server is needed", "give either")
-        if self.token and not self.server:
-            raise ConfigError("--token", "a model that is served here asks for none", "leave it out")
         if self.server:
             for name in ("template", "parser", "stop"):
                 if getattr(self.chat, name) != getattr(ChatConfig(), name):
@@ -105,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _talk(options: ChatOptions) -> None:
     place: AbstractAsyncContextManager[Any] = (
-        server_talker(options.server, options.token, options) if options.server else own_talker(options.model, options)
+        server_talker(options.server, given_token(), options) if options.server else own_talker(options.model, options)
     )
     async with place as talker:
         await converse(talker, options, Screen())

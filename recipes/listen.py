@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import signal
 import socket
 from collections.abc import AsyncGenerator
@@ -11,6 +12,13 @@ from typing import Any
 from aiohttp import web
 
 from rstar_ray.errors import ConfigError
+
+TOKEN_VARIABLE = "RSTAR_RAY_TOKEN"
+
+
+def given_token() -> str:
+    """The token in RSTAR_RAY_TOKEN, or empty. No option: every user of a machine sees the options of its processes."""
+    return os.environ.get(TOKEN_VARIABLE, "").strip()
 
 
 def refuse_port(port: int) -> None:

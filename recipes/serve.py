@@ -3,7 +3,8 @@
 python recipes/serve.py --model runs/tiny/checkpoints/stage3-step-000018/model
 
 POST /v1/chat/completions (streaming or not), GET /v1/models, GET /ping. What the agent thinks, runs and reads comes as
-`reasoning_content`, what it says as `content`. Every request needs the token that is shown at the start.
+`reasoning_content`, what it says as `content`. Every request needs the token in the environment
+variable RSTAR_RAY_TOKEN, or else a new one that is shown at the start.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from typing import Any, cast
 from aiohttp import web
 
 from recipes.ending import status_of
-from recipes.listen import listening, refuse_port, refuse_taken, until_interrupted
+from recipes.listen import given_token, listening, refuse_port, refuse_taken, until_interrupted
 from recipes.talker import TalkConfig, Talker, own_talker
 from rstar_ray.agent.talk import Heard
 from rstar_ray.config.options import options_of
@@ -54,8 +55,6 @@ class ServeOptions(TalkConfig):
     """address listened on"""
     port: int = 8000
     """port listened on; 0 takes any"""
-    token: str = ""
-    """what a request must bring as `Authorization: Bearer`; empty makes one and shows it"""
     allow_host: tuple[str, ...] = ()
     """names of this server beside localhost, the machine's own, and plain addresses"""
     allow_origin: tuple[str, ...] = ()
@@ -292,12 +291,12 @@ def _problem(status: int, text: str) -> web.Response:
 async def serve(options: ServeOptions) -> None:
     """Until it is interrupted."""
     refuse_taken(options.host, options.port)  # an engine takes long to come up
-    token = options.token or secrets.token_urlsafe(24)
+    token = given_token() or secrets.token_urlsafe(24)
     async with own_talker(options.model, options) as talker:
         app = Server(talker, options, token).app()
         async with listening(app, options.host, options.port, cancels=True) as address:
             print(f"{address}/v1 serves {options.model}", flush=True)
-            if not options.token:
+            if token != given_token():
                 print(f"Authorization: Bearer {token}", flush=True)
             await until_interrupted()
 

@@ -3,12 +3,12 @@
 python recipes/watch.py runs/tiny
 
 Reads the run directory alone: it opens on a run that goes on, has ended or has crashed, on any machine that sees the
-directory. It listens on the loopback; the address it shows holds the token that every figure needs.
+directory. It listens on the loopback; the address it shows holds the token that every figure needs: the one in the
+environment variable RSTAR_RAY_TOKEN, or a new one.
 """
 
 import asyncio
 import gzip
-import json
 import secrets
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,9 +21,10 @@ import tyro
 from aiohttp import web
 
 from recipes.ending import status_of
-from recipes.listen import listening, refuse_port, until_interrupted
+from recipes.listen import given_token, listening, refuse_port, until_interrupted
 from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError
+from rstar_ray.report.bodies import json_bytes
 from rstar_ray.report.live import LiveRun
 from rstar_ray.report.page import whole_page
 from sandbox.http import door
@@ -43,8 +44,6 @@ class WatchOptions:
     """address listened on; beyond the loopback figures travel unencrypted"""
     port: int = 8001
     """port listened on; 0 takes any"""
-    token: str = ""
-    """what the page needs; empty makes one and shows it"""
     allow_host: tuple[str, ...] = ()
     """names of this server beside localhost, the machine's own, and plain addresses"""
 
@@ -67,7 +66,7 @@ class Watcher:
                 web.get("/", self._page),
                 web.get("/ping", self._ping),
                 web.get("/data", self._data),
-                web.get("/block/{kind}/{where}/{place}", self._block),
+                web.get("/block/{kind:texts|figures|ids}/{where}/{place:[0-9]{1,9}}", self._block),
             ]
         )
         return app
@@ -111,13 +110,10 @@ class Watcher:
         return web.Response(body=packed, headers=headers, content_type="application/json")
 
     def _pack(self) -> bytes:
-        text = json.dumps(self._run.data(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return gzip.compress(text.encode(), 1)
+        return gzip.compress(json_bytes(self._run.data()), 1)
 
     async def _block(self, request: web.Request) -> web.Response:
         kind, where, place = (request.match_info[name] for name in ("kind", "where", "place"))
-        if kind not in ("texts", "figures", "ids") or not place.isdigit():
-            return web.Response(status=404, text="there is no such block")
         async with self._one:
             found = await asyncio.to_thread(self._run.block, kind, where, int(place))
         if found is None:
@@ -128,7 +124,7 @@ class Watcher:
 async def watch(options: WatchOptions) -> None:
     """Until it is interrupted. Raises `ConfigError` for what is no run, and for an address that cannot be used."""
     refuse_port(options.port)
-    run, token = LiveRun(options.run), options.token or secrets.token_urlsafe(24)
+    run, token = LiveRun(options.run), given_token() or secrets.token_urlsafe(24)
     async with listening(Watcher(run, options, token).app(), options.host, options.port) as address:
         print(f"{address}/#token={token} shows {options.run}", flush=True)
         await until_interrupted()

@@ -1,4 +1,7 @@
-"""The sandbox for people: `python -m sandbox serve`, `run FILE`, `check CASES.json`."""
+"""The sandbox for people: `python -m sandbox serve`, `run FILE`, `check CASES.json`.
+
+A server takes its clients' token, which it needs beyond the loopback and at level `process`, from SANDBOX_TOKEN.
+"""
 
 import argparse
 import asyncio
@@ -25,7 +28,6 @@ from sandbox.tool_text import tool_text
 if TYPE_CHECKING:
     from sandbox.http.server import ServerConfig
 
-TOKEN_VARIABLE = "SANDBOX_TOKEN"
 OPTIONS = {"--sandbox.slots": "--workers", "--sandbox.max-waiting": "--queue-size"}
 """What settings of a run are called here; those of a server and a pool are options by their own names."""
 
@@ -48,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _as_option(field: str) -> str:
     """As the command line spells it."""
-    named = field.startswith("-") or field == "file"
+    named = field.startswith("-") or field == "file" or field.isupper()  # an option, an argument, a variable
     return OPTIONS.get(field, field) if named else f"--{field.replace('_', '-')}"
 
 
@@ -86,7 +88,6 @@ def _door_parser() -> argparse.ArgumentParser:
     """Where a server listens, whom it answers, and what it allows."""
     door = argparse.ArgumentParser(add_help=False)
     door.add_argument("--host", default="127.0.0.1")
-    door.add_argument("--token", default="", help=f"needed beyond loopback, and at `process` (or set {TOKEN_VARIABLE})")
     door.add_argument("--queue-size", type=int, default=SandboxConfig().max_waiting)
     door.add_argument("--allow-host", action="append", default=[], help="a host name of this server; may be repeated")
     door.add_argument("--max-cpu-s", type=float, default=CEILINGS.cpu_s, help="what a client may ask for at most")
@@ -96,9 +97,9 @@ def _door_parser() -> argparse.ArgumentParser:
 
 
 def _server_config(options: argparse.Namespace) -> "ServerConfig":
-    from sandbox.http.server import ServerConfig
+    from sandbox.http.server import TOKEN_VARIABLE, ServerConfig
 
-    token = options.token or os.environ.get(TOKEN_VARIABLE, "")
+    token = os.environ.get(TOKEN_VARIABLE, "")
     most = _limits(CEILINGS, "max-", options.max_cpu_s, options.max_wall_s, options.max_memory_mb)
     if above := standard_limits().above(most):
         least = getattr(standard_limits(), above) / (MIB if above == "memory_bytes" else 1)

@@ -119,8 +119,14 @@ def _decade(difference: float | None) -> int:
     return min(max(1, decade), NEGATIVE - 1) + (NEGATIVE if difference < 0 else 0)
 
 
+def json_bytes(value: object) -> bytes:
+    """JSON in UTF-8; half of a surrogate pair, which UTF-8 cannot hold, stays the escape that JSON has for it."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace")
+
+
 def deflated(value: object) -> bytes:
-    return zlib.compress(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), 6)
+    return zlib.compress(json_bytes(value), 6)
 
 
 def text_block(siblings: Siblings, known: StepFates, rule: str) -> bytes:

@@ -37,7 +37,7 @@ def markdown_report(run: RunRecord, plots: Sequence[Path]) -> str:
     if rows := before_after(run):
         parts += ["## Before and after", evaluation_table(rows)]
     for problem_set in other_sets(run):
-        parts += [f"### {problem_set}", evaluation_table(before_after(run, problem_set))]
+        parts += [f"### {_escaped(problem_set)}", evaluation_table(before_after(run, problem_set))]
     head, by_results = results_rows(run)
     if by_results:
         parts += ["### Held-out pass@1 by difficulty", table(head, by_results)]
@@ -56,7 +56,7 @@ def markdown_report(run: RunRecord, plots: Sequence[Path]) -> str:
         parts += ["## Trajectories to read", *map(example_section, chosen)]
     if known := facts(run):
         parts += ["## What ran where", table(["", ""], known)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return _printable("\n\n".join(part for part in parts if part) + "\n")
 
 
 def _alt_text(plot: Path) -> str:
@@ -70,7 +70,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cells(row: Sequence[str]) -> list[str]:
-    return [cell.replace("|", "\\|").replace("\n", " ") for cell in row]
+    return [cell.replace("|", "\\|").replace("<", "\\<").replace("\n", " ") for cell in row]
 
 
 def evaluation_table(rows: Sequence[Row]) -> str:
@@ -84,7 +84,7 @@ def example_section(example: Example) -> str:
     parts = [
         f"### {example.title}: {verdict}",
         _quote(row["problem"]),
-        f"Truth `{row['answer']}` · reward {row['reward']:g} · {calls} · {row['num_response_tokens']} tokens",
+        f"Truth {_code_span(row['answer'])} · reward {row['reward']:g} · {calls} · {row['num_response_tokens']} tokens",
     ]
     for turn in row["turns"]:
         parts += [_segment(segment) for segment in segments(turn)]
@@ -105,16 +105,36 @@ def _segment(segment: Segment) -> str:
             verdict = f"tool: ✗ {segment.outcome.replace('_', ' ')}" if segment.failed else "tool: ✓"
             return f"{verdict}\n\n{fenced(segment.text)}"
         case "answer":
-            return f"**Answer** {fenced(segment.text) if '`' in segment.text else f'`{segment.text}`'}"
+            return f"**Answer** {_code_span(segment.text)}"
 
 
 def fenced(text: str, language: str = "") -> str:
     """A code block whose fence is longer than any run of backticks inside."""
-    fence = "`" * max([3, *(len(run) + 1 for run in re.findall(r"`+", text))])
+    fence = "`" * max(3, _longest_backticks(text) + 1)
     return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _code_span(text: str) -> str:
+    """Code within a line: no line break, which would end the paragraph, and quoted by more backticks than it has."""
+    line = " ".join(text.split())
+    quote = "`" * (_longest_backticks(line) + 1)
+    return f"{quote} {line} {quote}" if "`" in line or not line else f"`{line}`"
+
+
+def _longest_backticks(text: str) -> int:
+    return max(map(len, re.findall(r"`+", text)), default=0)
 
 
 def _quote(text: str) -> str:
     """The policy's own words: quoted, and with nothing in them that Markdown or HTML would act on."""
-    escaped = re.sub(r"([\\`*_{}\[\]<>#|~$!])", r"\\\1", text)
-    return "\n".join(f"> {line}" for line in escaped.splitlines())
+    return "\n".join(f"> {line}" for line in _escaped(text).splitlines())
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>#|~$!])", r"\\\1", text)
+
+
+def _printable(text: str) -> str:
+    """Control characters, which a terminal may obey, and halves of surrogate pairs as escapes."""
+    controls = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+    return re.sub(controls, lambda found: found[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))

@@ -1,7 +1,6 @@
 """`report.html`: one file without a network, with charts to point at and trajectories to walk through."""
 
 import html
-import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_ray.algorithm.stage_end import WINDOW
-from rstar_ray.report.bodies import MOST_TEXT_BYTES, Body, block, blocks, chosen
+from rstar_ray.report.bodies import MOST_TEXT_BYTES, Body, block, blocks, chosen, json_bytes
 from rstar_ray.report.browser import Browser, ledger_data, ledger_ids, read_browser
 from rstar_ray.report.findings import (
     EVALUATION_HEAD,
@@ -77,8 +76,7 @@ def html_report(run: RunRecord) -> str:
 
 def as_script_data(data: Mapping[str, Any]) -> str:
     """JSON that may stand inside a script element."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c")
+    return json_bytes(data).decode().replace("<", "\\u003c")
 
 
 def whole_page(title: str, data: str, below: str, scripts: Sequence[str] = SCRIPTS) -> str:

@@ -31,6 +31,8 @@ from sandbox.limits import CEILINGS, Limits, standard_limits
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 
+TOKEN_VARIABLE = "SANDBOX_TOKEN"
+"""No option has it: every user of a machine sees the options of a process."""
 _log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -51,7 +53,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         if not door.is_loopback(self.host) and not self.token:
-            raise ConfigError("token", f"{self.host} can be reached from elsewhere", "give --token, or use 127.0.0.1")
+            raise ConfigError(TOKEN_VARIABLE, f"{self.host} can be reached from elsewhere", "set it, or use 127.0.0.1")
         if not 0 <= self.port < 65536:
             raise ConfigError("port", f"{self.port} is no port", "use 1 to 65535, or 0 for any")
         door.own_names(self.allow_hosts)
@@ -202,7 +204,7 @@ async def start_server(pool: SandboxPool, config: ServerConfig) -> tuple[web.App
     """Answer for a pool; returns the runner, to be cleaned up by the caller, and the port. Raises ConfigError."""
     if pool.report.level is IsolationLevel.PROCESS and not config.token:
         raise ConfigError(
-            "token", "at level process programs may do all that this user may", "give --token, or another --level"
+            TOKEN_VARIABLE, "at level process programs may do all that this user may", "set it, or give another --level"
         )
 
     room = Room(room_for_connections())

@@ -347,8 +347,8 @@ def test_the_same_at_10_to_30_million_weights_recipe_by_recipe(tmp_path: Path):
     said = journey.done([sys.executable, "recipes/chat.py", *talking, "--prompt", "What is 12 * 34?"])
     assert re.search(r"print\(\d+ \* \d+\)", said) and "─ result ─" in said and "<answer>\\boxed{" in said
     port = free_port()
-    serving = [sys.executable, "recipes/serve.py", *talking, "--port", str(port), "--token", "secret"]
-    with journey.started(serving) as process:
+    serving = [sys.executable, "recipes/serve.py", *talking, "--port", str(port)]
+    with journey.started(serving, RSTAR_RAY_TOKEN="secret") as process:
 
         async def over_http() -> None:
             await is_up(f"http://127.0.0.1:{port}/v1", process, journey)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 import sys
 import zlib
@@ -31,7 +32,8 @@ def served(run: Path, look: Callable[[str], Awaitable[None]]) -> None:
 
     async def looked() -> None:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "recipes/watch.py", str(run), "--port", "0", "--token", "secret",
+            sys.executable, "recipes/watch.py", str(run), "--port", "0",
+            env=os.environ | {"RSTAR_RAY_TOKEN": "secret"},
             cwd=REPOSITORY, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert process.stdout is not None
@@ -84,7 +86,13 @@ def test_figures_come_again_only_where_they_are_new(run_path: Path):
                 assert len((await answer.json())["x"]) == 13
             async with session.get(f"{address}/block/texts/stage1-step-000001.jsonl/0") as answer:
                 assert json.loads(zlib.decompress(await answer.read()))[0]["id"] == "gcd-17/0"
-            for odd in ("texts/..%2Fconfig.json/0", "texts/stage1-step-000001.jsonl/77", "other/a/0", "texts/a/-1"):
+            for odd in (
+                "texts/..%2Fconfig.json/0",
+                "texts/stage1-step-000001.jsonl/77",
+                "other/a/0",
+                "texts/a/-1",
+                "texts/stage1-step-000001.jsonl/²",
+            ):
                 async with session.get(f"{address}/block/{odd}") as answer:
                     assert answer.status == 404
             (run_path / "metrics.jsonl").unlink()

@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from markdown_it import MarkdownIt
 
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
@@ -183,6 +184,26 @@ def test_what_a_model_wrote_cannot_break_out_of_the_markdown(run_path: Path):
     finally:
         (run_path / "kept").replace(run_path / "trajectories" / "sft-held-out.jsonl")
     assert "alert(2)" in text and "<script>" not in text and "\n</details>" not in text
+
+
+def test_hostile_text_of_a_record_is_neither_markup_nor_a_terminal_s_command_and_stops_no_page(tmp_path: Path):
+    """As a problem file or a model may hold it: HTML, backticks, control characters, half of a surrogate pair."""
+    path = run_directory(tmp_path / "run", stages={"stage1": 2})
+    hostile = "`</code>\n\n<img src=x onerror=alert(1)>``\r<script>alert(1)</script>\x1b[2J\x00\u202e\ud800"
+    for file in (path / "trajectories").glob("*.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        for row in rows:
+            row["answer"] = row["problem"] = hostile
+            row["turns"][-1]["completion"] = f"{hostile}<answer>{hostile}</answer>"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown: list[str] = []
+    report = write_report(path, shown.append)
+    assert not shown
+    text = report.markdown_path.read_bytes().decode()
+    assert not [each for each in text if each < " " and each != "\n"] and not set(text) & set("\x7f\u202e")
+    assert not re.search("<(img src=x|script)", MarkdownIt("commonmark", {"html": True}).render(text))
+    page = report.html_path.read_bytes().decode()
+    assert "<script>alert" not in page and "\\ud800" in json.dumps(embedded(page)["browser"]["problems"])
 
 
 @pytest.mark.parametrize("stages", [{}, {"stage1": 1}])

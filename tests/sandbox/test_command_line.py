@@ -44,7 +44,7 @@ def test_check_counts_what_was_contained(tmp_path: Path, capsys: pytest.CaptureF
         ("serve --queue-size 0", "error: --queue-size: 0 is too small; use 1 or more"),
         ("serve --max-memory-mb 100", "error: --max-memory-mb: a call that names none gets more; give at least 384"),
         ("serve --allow-host a:80", "error: --allow-host: 'a:80' is no host name; give a name alone"),
-        ("serve --host 0.0.0.0", "error: --token: 0.0.0.0 can be reached from elsewhere; give --token"),
+        ("serve --host 0.0.0.0", "error: SANDBOX_TOKEN: 0.0.0.0 can be reached from elsewhere; set it"),
         ("serve --max-wall-s 9999", "error: --max-wall-s: 9999.0 is outside 0.01 to 3600.0; give one between the two"),
     ],
 )

@@ -204,7 +204,7 @@ async def test_our_client_gets_whole_results_and_one_run_per_id(url: str, pool: 
 
 
 async def test_other_addresses_need_a_token(pool: SandboxPool, http: aiohttp.ClientSession):
-    with pytest.raises(ConfigError, match="token"):
+    with pytest.raises(ConfigError, match="SANDBOX_TOKEN"):
         ServerConfig(host="0.0.0.0")
     runner, port = await start_server(pool, ServerConfig(port=0, token="let-me-in"))
     try:
@@ -267,7 +267,7 @@ async def test_names_of_a_cluster_are_allowed_by_a_list(http: aiohttp.ClientSess
 
 async def test_level_process_needs_a_token_on_the_loopback_too(http: aiohttp.ClientSession):
     async with SandboxPool(derived.pool(level="process", slots=1, flavors=("lean",))) as trusting:
-        with pytest.raises(ConfigError, match="token"):
+        with pytest.raises(ConfigError, match="SANDBOX_TOKEN"):
             await start_server(trusting, ServerConfig(port=0))
         runner, port = await start_server(trusting, ServerConfig(port=0, token="let-me-in"))
         assert (await post(http, f"http://127.0.0.1:{port}/run", python("1")))[0] == 401
