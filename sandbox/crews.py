@@ -13,7 +13,7 @@ from rstar_ray.errors import SandboxError
 from sandbox import supervision
 from sandbox.cage import flavors, wire
 from sandbox.call import Call
-from sandbox.errors import SandboxSlow
+from sandbox.errors import InterpreterFailed, SandboxSlow
 from sandbox.fair_queue import FairQueue
 from sandbox.homes import Homes
 from sandbox.isolation import MAX_THREADS, IsolationLevel, cage_spec, program_path
@@ -34,6 +34,7 @@ class Crew:
     retired: list[WarmServer] = field(default_factory=list[WarmServer])
     failures: int = 0  # of the server, in a row
     reason: str = ""  # of the last failure
+    interpreter_fails: bool = False
     cell_failures: int = 0
     forked: int = 0  # cells of the present server
     cells: set[CellHandle] = field(default_factory=set[CellHandle])
@@ -94,10 +95,15 @@ class Crews:
         return list(self._crews.values())
 
     async def first_cell(self) -> CellHandle:
-        """A cell of the lean server, once one is ready. Raises SandboxError; SandboxSlow for want of time."""
+        """A cell of the lean server, once one is ready.
+
+        Raises SandboxError; of its kinds SandboxSlow for want of time, and InterpreterFailed.
+        """
         lean = self[flavors.LEAN]
         end = time.monotonic() + supervision.START_S
         while not lean.idle:
+            if lean.interpreter_fails:
+                raise InterpreterFailed(lean.reason)
             if lean.failures or lean.cell_failures:
                 raise SandboxError(lean.reason)
             if time.monotonic() > end:
@@ -223,10 +229,12 @@ class Crews:
 
         try:
             server = WarmServer(crew.name, self._config.python, program_path(), cage_spec(self.level), on_ready, on_end)
-        except OSError as error:  # a shortage of ours; the supervisor comes again
-            crew.server, crew.reason = None, f"no room for a server: {error}"
+        except OSError as error:  # the supervisor comes again
+            crew.server, crew.interpreter_fails = None, error.filename is not None  # else a shortage of ours
+            problem = f"{self._config.python}: {error.strerror}" if crew.interpreter_fails else f"no room: {error}"
+            crew.reason = f"a server cannot be started ({problem})"
             return
-        crew.server = server
+        crew.server, crew.interpreter_fails = server, False
 
     def _server_lost(self, crew: Crew, reason: str) -> None:
         self.counts["servers_lost"] += 1

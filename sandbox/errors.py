@@ -23,5 +23,9 @@ class SandboxSlow(SandboxError):
     """Nothing was refused, and yet no cell was ready in time."""
 
 
+class InterpreterFailed(SandboxError):
+    """The interpreter that runs the programs cannot be started, at any level of isolation."""
+
+
 class ComparisonFailed(SandboxError):
     """A comparison of answers hung or crashed."""

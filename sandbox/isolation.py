@@ -120,6 +120,7 @@ def mend(level: IsolationLevel, host: Host) -> str:
     return "Use Linux 5.15 or newer with Landlock and seccomp, and an interpreter that other users may read."
 
 
+INTERPRETER_HINT = "Hint: let this user read and execute that file, and enter every directory above it"
 # No level below is tried then: nobody has refused the one asked for.
 SLOW_MEND = (
     "Nothing was refused: the machine gave it too little time or memory. Try again with less beside it; if that does "

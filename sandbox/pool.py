@@ -22,9 +22,17 @@ from sandbox.cage import wire
 from sandbox.call import NOTHING, Call, Waiting, flavor_for, message_for, refusal
 from sandbox.cgroups import Groups
 from sandbox.crews import Crew, Crews
-from sandbox.errors import SandboxClosed, SandboxFull, SandboxLate, SandboxLost, SandboxSlow
+from sandbox.errors import InterpreterFailed, SandboxClosed, SandboxFull, SandboxLate, SandboxLost, SandboxSlow
 from sandbox.homes import Homes
-from sandbox.isolation import SCRATCH_BYTES, SLOW_MEND, IsolationLevel, IsolationReport, mend, read_host
+from sandbox.isolation import (
+    INTERPRETER_HINT,
+    SCRATCH_BYTES,
+    SLOW_MEND,
+    IsolationLevel,
+    IsolationReport,
+    mend,
+    read_host,
+)
 from sandbox.outcomes import TREE_OUT_OF_MEMORY, read_result
 from sandbox.pool_config import PoolConfig, PoolStats
 from sandbox.processes import CellHandle
@@ -85,10 +93,11 @@ class SandboxPool:
             crews = self._crews_at(level, homes)
             try:
                 self._report = await self._try_level(crews, homes)
-            except SandboxSlow as error:
+            except (SandboxSlow, InterpreterFailed) as error:  # not the level's fault
                 self._stop_everything()
                 await homes.close()
-                raise SandboxError(f"the sandbox does not start: {error}. {SLOW_MEND}.") from error
+                hint = SLOW_MEND if isinstance(error, SandboxSlow) else INTERPRETER_HINT
+                raise SandboxError(f"the sandbox does not start: {error}. {hint}.") from error
             except SandboxError as error:
                 declined.append(f"{level}: {error}")
                 self._stop_everything()

@@ -255,6 +255,20 @@ async def test_want_of_time_is_said_and_costs_no_level(tmp_path: Path, monkeypat
     assert pool.server_ids == ()
 
 
+async def test_an_interpreter_that_cannot_be_started_is_named_and_no_level_is_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    locked = tmp_path / "python"
+    locked.write_text("#!/bin/sh\n")
+    locked.chmod(0o600)
+    monkeypatch.setattr(supervision, "START_S", 5.0)  # this failure waits for nothing
+    for python, problem in ((locked, "Permission denied"), (tmp_path / "absent", "No such file or directory")):
+        pool = SandboxPool(derived.pool(python=str(python), allow_landlock=True, flavors=LEAN))
+        with pytest.raises(SandboxError, match=f"{python}: {problem}.*Hint: let this user read") as refused:
+            await pool.start()
+        assert "namespaces" not in str(refused.value) and "landlock" not in str(refused.value)
+
+
 async def test_a_source_that_is_too_long_is_refused_not_run(pool: SandboxPool):
     result = await pool.run(ExecutionRequest(code="x=1\n" * 500_000))
     assert result.outcome is Outcome.INVALID and "characters" in result.reason
