@@ -34,8 +34,9 @@ setup: $(READY)  ## Create .venv with the exact versions of the lock; TARGET=cud
 $(READY): pyproject.toml $(LOCK) | same-target
 	@test -x $(BIN)/python || deploy/venv.sh $(TARGET) $(PYTHON) $(VENV)
 	@echo "setting up $(VENV) for $(TARGET): a few minutes the first time"
-	@$(BIN)/python deploy/missing.py $(LOCK) > $(VENV)/to-install.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(VENV)/to-install.txt || { \
+	@for kind in hashed unhashed; do $(BIN)/python deploy/missing.py $(LOCK) $$kind > $(VENV)/$$kind.txt || exit 1; done
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(VENV)/hashed.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(VENV)/unhashed.txt || { \
 	  echo "If it is torch's CPU build (+cpu) that was not found: it lies in PyTorch's own package index. Set"; \
 	  echo "PIP_EXTRA_INDEX_URL to the address that PyTorch's page 'Start Locally' gives for CPU, and repeat."; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

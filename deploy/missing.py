@@ -1,9 +1,11 @@
-"""Which lines of a lock are to be installed: those that the machine's own Python does not bring already.
+"""Which requirements of a lock are to be installed: those that the machine's own Python does not have already.
 
-python deploy/missing.py requirements-rocm.lock
+python deploy/missing.py requirements-rocm.lock hashed
+python deploy/missing.py requirements-rocm.lock unhashed
 
 In vLLM's images torch and vLLM are built for the GPUs, with all they need, and a virtual environment over the image
-sees them: what is there stays. In an environment that sees nothing outside of itself every line is printed.
+sees them: what is there stays. In an environment that sees nothing outside of itself every requirement is printed.
+pip checks hashes only where every requirement has one, so those without a hash are a list of their own.
 """
 
 import re
@@ -21,11 +23,20 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def to_install(lock: Iterable[str], there: Iterable[str]) -> list[str]:
-    """Lines of the lock whose package is not `there`."""
+def requirements(lock: str) -> list[str]:
+    """Each requirement of a lock in one line, with its hashes."""
+    lines = lock.replace("\\\n", " ").splitlines()
+    return [" ".join(line.split()) for line in lines if line.strip() and not line.startswith("#")]
+
+
+def to_install(lock: str, there: Iterable[str]) -> list[str]:
+    """Requirements of the lock whose package is not `there`."""
     kept = {normal(name) for name in there} - OURS
-    lines = [line.strip() for line in lock if line.strip() and not line.startswith("#")]
-    return [line for line in lines if normal(re.split(r"[=<>!~;\[ ]", line, maxsplit=1)[0]) not in kept]
+    return [line for line in requirements(lock) if normal(re.split(r"[=<>!~;\[ ]", line, maxsplit=1)[0]) not in kept]
+
+
+def is_hashed(requirement: str) -> bool:
+    return " --hash=" in requirement
 
 
 def outside(prefix: Path) -> list[str]:
@@ -35,11 +46,12 @@ def outside(prefix: Path) -> list[str]:
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
-        print("usage: python deploy/missing.py LOCK", file=sys.stderr)
+    if len(sys.argv) != 3 or sys.argv[2] not in ("hashed", "unhashed"):
+        print("usage: python deploy/missing.py LOCK hashed|unhashed", file=sys.stderr)
         return 2
     there = outside(Path(sys.prefix)) if sys.prefix != sys.base_prefix else []
-    print("\n".join(to_install(Path(sys.argv[1]).read_text().splitlines(), there)))
+    wanted = to_install(Path(sys.argv[1]).read_text(), there)
+    print("\n".join(line for line in wanted if is_hashed(line) == (sys.argv[2] == "hashed")))
     return 0
 
 

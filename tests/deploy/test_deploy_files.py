@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from actors.cluster_file import ray_command, read_cluster_file
-from deploy.missing import normal, outside, to_install
+from deploy.missing import is_hashed, normal, outside, requirements, to_install
 from rstar_ray.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -41,8 +41,22 @@ def parsed(name: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def locked(target: str) -> dict[str, str]:
-    lines = (REPOSITORY / f"requirements-{target}.lock").read_text().splitlines()
-    return {normal(name): version for name, _, version in (line.partition(" ")[0].partition("==") for line in lines)}
+    lines = requirements((REPOSITORY / f"requirements-{target}.lock").read_text())
+    split = (line.partition(" ")[0].partition("==") for line in lines if "sys_platform !=" not in line)
+    return {normal(name): version for name, _, version in split}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_wheel_has_its_hashes_but_those_that_the_lock_names(target: str):
+    """pip refuses a list in which some requirements have a hash and others have none."""
+    lock = (REPOSITORY / f"requirements-{target}.lock").read_text()
+    named = re.search("^# Without a hash: (.*)", lock, re.MULTILINE)
+    assert named is not None
+    for line in requirements(lock):
+        if not is_hashed(line):
+            name, _, version = line.partition(" ")[0].partition("==")
+            assert f"{name} {version}" in named[1]
+        assert all(re.fullmatch("--hash=sha256:[0-9a-f]{64}", word) for word in line.split() if "--hash" in word)
 
 
 def project() -> dict[str, Any]:
@@ -249,18 +263,22 @@ def test_the_locks_agree_on_everything_but_the_gpus_stack():
 
 
 def test_what_an_image_brings_stays_and_ray_is_ours():
-    lock = [
+    lines = [
         "torch==2.13.0",
         "Jinja2==3.1.6",
-        "ray==2.60.0",
+        "ray==2.60.0 \\\n    --hash=sha256:1 \\\n    --hash=sha256:2",
         'numpy==2.3.5 ; sys_platform == "linux"',
         "",
         "# a",
         "a==1",
     ]
-    assert to_install(lock, ["torch", "jinja2", "Ray", "NumPy"]) == ["ray==2.60.0", "a==1"]
-    assert to_install(lock, []) == [lock[0], lock[1], lock[2], lock[3], "a==1"]
-    assert to_install(["ray.x_y==1"], ["Ray-X.Y"]) == []
+    lock = "\n".join(lines)
+    assert to_install(lock, ["torch", "jinja2", "Ray", "NumPy"]) == [
+        "ray==2.60.0 --hash=sha256:1 --hash=sha256:2",
+        "a==1",
+    ]
+    assert to_install(lock, [])[-1] == "a==1" and len(to_install(lock, [])) == 5
+    assert to_install("ray.x_y==1", ["Ray-X.Y"]) == []
 
 
 def test_packages_of_ones_own_environment_are_none_that_an_image_brings(
