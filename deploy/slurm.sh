@@ -27,11 +27,12 @@ export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 RAY_SYMMETRIC_RUN_CLUSTER_W
 export PATH="$PWD/.venv/bin:$PATH" PYTHONPATH="$PWD"
 [ -s ~/.ray/auth_token ] || ray get-auth-token --generate > /dev/null
 chmod 600 ~/.ray/auth_token
+export RAY_AUTH_TOKEN_PATH="$HOME/.ray/auth_token" # a container may have another home
 
 # All lines are read: under pipefail, who leaves at the first ends the script when the rest is written.
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 address="$(getent ahostsv4 "$head" | awk 'NR == 1 { print $1 }'):6379"
-container=(${CONTAINER:+--container-image="$CONTAINER" --container-mounts="$PWD:$PWD,$HOME/.ray:/root/.ray${MOUNTS:+,$MOUNTS}" --container-workdir="$PWD"})
+container=(${CONTAINER:+--container-image="$CONTAINER" --container-mounts="$PWD:$PWD,$HOME/.ray:$HOME/.ray${MOUNTS:+,$MOUNTS}" --container-workdir="$PWD"})
 
 # Ray on every node, what is wrong with any of them in one table, and the recipe on the first; Ray ends with it.
 # shellcheck disable=SC2016

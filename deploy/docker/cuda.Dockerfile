@@ -8,8 +8,14 @@ ARG BASE=vllm/vllm-openai:v0.32.0
 FROM ${BASE}
 # The base starts a server; and it brings torch and vLLM built for these GPUs: nothing of it is installed again.
 ENTRYPOINT []
+# The user of everything in the container; --build-arg UID=$(id -u) makes it the owner of what you mount.
+ARG UID=1000
+RUN useradd --non-unique --create-home --uid ${UID} rstar \
+  && mkdir -p /home/rstar/.ray /opt/rstar_ray && chown -R rstar /home/rstar /opt/rstar_ray
+ENV HOME=/home/rstar
+USER ${UID}
 WORKDIR /opt/rstar_ray
-COPY . .
+COPY --chown=rstar . .
 RUN make setup TARGET=cuda
 ENV PATH=/opt/rstar_ray/.venv/bin:$PATH
 CMD ["python", "-m", "actors.preflight"]

@@ -302,6 +302,20 @@ def test_an_image_sets_up_its_own_target_and_installs_no_torch(target: str):
         assert "FROM ${BASE}\n" in text and f"--env-file deploy/{target}.env" in text
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_image_runs_as_a_user_who_owns_its_files_and_is_not_root(target: str):
+    text = (DEPLOY / "docker" / f"{target}.Dockerfile").read_text()
+    uid = re.search(r"^ARG UID=(\d+)$", text, re.MULTILINE)
+    assert uid is not None and int(uid[1]) > 0
+    assert re.findall("^USER (.*)", text, re.MULTILINE) == ["${UID}"]
+    assert text.index("\nUSER ") < text.index("\nCOPY --chown=rstar . .") < text.index("\nRUN make setup")
+    if target != "cpu":
+        spec = resource(f"raycluster-{target}.yaml")["spec"]
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            context = group["template"]["spec"]["securityContext"]
+            assert context["runAsNonRoot"] and context["runAsUser"] == context["fsGroup"] == int(uid[1])
+
+
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["make", *arguments], cwd=REPOSITORY, capture_output=True, text=True)
 
