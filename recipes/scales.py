@@ -1,10 +1,12 @@
 """The four scales: model, placement and budgets. Everything else of a recipe is the same at all of them."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rstar_ray.config import RunConfig, with_values
+from rstar_ray.errors import ConfigError
 
 TINY: dict[str, Any] = {
     "engine.replicas": 1,  # two on two cores take twice as long: each decode step costs the same for half the batch
@@ -140,3 +142,14 @@ def local_resources() -> dict[str, float]:
     nvidia = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
     amd = len(list(Path("/dev/dri").glob("renderD*"))) if Path("/dev/kfd").exists() else 0
     return {"GPU": float(nvidia or amd)}
+
+
+def refuse_without_gpu(config: RunConfig) -> None:
+    """Raise `ConfigError` where the run would start a Ray here, and needs a GPU that this machine does not have."""
+    needs_gpu = config.engine.gpus_per_replica > 0 or config.learner.gpus_per_rank > 0
+    if needs_gpu and not os.environ.get("RAY_ADDRESS") and not local_resources()["GPU"]:
+        raise ConfigError(
+            "--scale",
+            f"{config.scale} needs a GPU, and this machine has none",
+            "choose --scale tiny, or set RAY_ADDRESS to a cluster with GPUs",
+        )

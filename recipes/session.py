@@ -35,7 +35,7 @@ from recipes.model import (
     with_local_model,
 )
 from recipes.recipe import Recipe
-from recipes.scales import at_scale
+from recipes.scales import at_scale, refuse_without_gpu
 from recipes.stop import GRACE_OF_EVALUATION, StopSignals, grace_of_run
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.config import RunConfig, differences, idle, may_change, own_rewards, with_values
@@ -69,7 +69,10 @@ def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None, *, sft:
     argv = sys.argv[1:] if argv is None else argv
 
     def act() -> None:
-        configs = with_sft_before(parse(recipes, argv, show=say), recipes[0], sft)
+        configs = parse(recipes, argv, show=say)
+        if not (run_path(configs[0]) / "config.json").exists():  # a run that has ended can be reported anywhere
+            refuse_without_gpu(configs[0])
+        configs = with_sft_before(configs, recipes[0], sft)
         run(configs, steps_given="--sft.steps" in given(argv))
 
     _end(status_of(act, interrupted="stopped; the same command goes on from the newest checkpoint"))
@@ -81,6 +84,7 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
 
     def act() -> None:
         (config,) = parse([recipe], argv, show=say)
+        refuse_without_gpu(config)
         with_values(config, {"model": ""}).check_paths()
         if config.telemetry.wandb:
             raise ConfigError("--telemetry.wandb", "it gets the numbers of training steps alone", "leave it out")

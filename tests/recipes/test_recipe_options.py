@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from recipes.prepare import main as prepare
 from recipes.recipe import Recipe
 from recipes.scales import SCALES, at_scale, detect_scale
 from recipes.serve import main as serve
-from recipes.session import launch_evaluation, run, run_path, tools_of, with_sft_before
+from recipes.session import launch, launch_evaluation, run, run_path, tools_of, with_sft_before
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
@@ -574,6 +575,24 @@ def test_how_one_talks_with_the_tiny_worlds_first_model_is_looked_at_before_anyt
     with pytest.raises(ConfigError) as refused:
         run(parse([SFT], [*TINY, "--run-dir", str(tmp_path / "run"), *options]))
     assert str(refused.value).startswith(line) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", [partial(launch, [STAGE_1]), partial(launch_evaluation, EVALUATE)])
+def test_a_scale_for_gpus_is_refused_on_a_machine_without_one_before_anything_else(
+    command: Callable[[list[str]], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("recipes.scales.local_resources", lambda: {"GPU": 0.0})
+    with pytest.raises(SystemExit, match="2"):
+        command(["--scale", "gpu", "--run-dir", str(tmp_path / "run")])  # no model and no problems, either
+    assert "error: --scale: gpu needs a GPU, and this machine has none" in capsys.readouterr().err
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # what a cluster has is known once it is joined
+    with pytest.raises(SystemExit, match="2"):
+        command(["--scale", "gpu", "--run-dir", str(tmp_path / "run")])
+    assert "needs a GPU" not in capsys.readouterr().err
 
 
 def test_a_model_is_fetched_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
