@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
-from rstar_ray.algorithm.batch_plan import BatchLimits, plan_ranks
+from rstar_ray.algorithm.batch_plan import BatchLimits, balance, plan_ranks
 from rstar_ray.algorithm.loss_settings import LossSettings, Normalisation
 from rstar_ray.algorithm.normalisation import token_weights
 from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
@@ -46,9 +47,18 @@ def usable_rows(rows: Sequence[TrainingRow], max_context_tokens: int) -> tuple[l
 
 
 def dealt(rows: Sequence[TrainingRow], num_updates: int) -> list[Sequence[TrainingRow]]:
-    """The rows of each of at most `num_updates` updates, one after another in turn."""
-    parts = min(num_updates, len(rows))
-    return [rows[start::parts] for start in range(parts)]
+    """The rows of each of at most `num_updates` updates: whole prompt groups, with tokens as even as these allow.
+
+    Siblings stay together, because advantages are relative to their group: they sum to 0 over a whole group only, and
+    `Normalisation.GROUP` divides by the tokens of a whole group. Within an update the rows keep their order.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault(row.group_id, []).append(index)
+    members = list(groups.values())
+    tokens = [sum(rows[index].num_tokens for index in group) for group in members]
+    parts = balance(tokens, range(len(members)), min(num_updates, len(members)), attention_tokens=inf)
+    return [[rows[index] for index in sorted(i for group in part for i in members[group])] for part in parts]
 
 
 def rows_refused(rows: Sequence[TrainingRow], num_updates: int, result: UpdateResult) -> tuple[LeftOut, ...]:
@@ -60,7 +70,7 @@ def rows_refused(rows: Sequence[TrainingRow], num_updates: int, result: UpdateRe
 def rl_shares(
     rows: Sequence[TrainingRow], loss: LossSettings, limits: BatchLimits, *, world_size: int, num_updates: int
 ) -> list[RlWork]:
-    """Each rank's work: the rows dealt out to at most `num_updates` updates, each normalised by itself."""
+    """Each rank's work: prompt groups dealt to at most `num_updates` updates, each normalised by itself."""
     by_rank: list[RlWork] = [[] for _ in range(world_size)]
     for part in dealt(rows, num_updates):
         sampled = [row.num_sampled_tokens for row in part]

@@ -144,7 +144,8 @@ class OptimizerConfig:
     grad_clip: float = 1.0
     """largest global gradient norm (max_grad_norm); 0 clips nothing; not published, 1 here"""
     updates_per_step: Annotated[int, OF_RL] = 1
-    """updates that a step's rows are split into (mini-batches); 1 is strictly on policy, as the paper"""
+    """optimizer updates per step (mini-batches); each takes whole prompt groups, so a step with fewer groups takes fewer
+    updates. 1 is strictly on policy, as in the paper"""
     max_bad_updates: MayChange[int] = 3
     """updates in a row whose loss or gradient is not finite, and which are not applied, before the run stops"""
     save_bad_updates: MayChange[str] = ""

@@ -81,20 +81,45 @@ def test_by_group_each_group_weighs_the_same_and_its_tokens_alike():
         assert found[row.rollout_id] == pytest.approx(1 / (3 * totals[row.group_id]))
 
 
-def test_several_updates_take_the_rows_in_turn_and_each_is_normalised_by_itself():
-    rows = [training_row(f"r{i}", sampled=i + 1) for i in range(5)]
+def grouped_rows(*tokens: int, siblings: int = 4) -> list[TrainingRow]:
+    """`siblings` rows of each group, interleaved; a row of group `i` has `tokens[i]` tokens, one of them sampled."""
+    return [
+        training_row(f"g{group}-{sibling}", group=f"g{group}", tokens=length, sampled=1)
+        for sibling in range(siblings)
+        for group, length in enumerate(tokens)
+    ]
+
+
+@pytest.mark.parametrize("num_updates", [2, 3, 4, 16])
+def test_each_update_takes_whole_prompt_groups_and_is_normalised_by_itself(num_updates: int):
+    rows = grouped_rows(9, 30, 12, 25, 14, 20, 11)
+    work = rl_shares(rows, derived.loss(), LIMITS, world_size=2, num_updates=num_updates)
+    assert {len(rank) for rank in work} == {min(num_updates, 7)}
+    of_group: dict[str, set[int]] = {}
+    for update in range(len(work[0])):
+        shares = weights(work, update)
+        assert sum(shares.values()) == pytest.approx(1)  # every row has one sampled token
+        for name in shares:
+            of_group.setdefault(name.split("-")[0], set()).add(update)
+    assert sorted(of_group) == [f"g{i}" for i in range(7)]
+    assert all(len(updates) == 1 for updates in of_group.values())
+
+
+def test_updates_of_a_step_get_as_many_tokens_as_whole_groups_allow():
+    tokens = (40, 8, 9, 33, 10, 12, 30, 8)
+    rows = grouped_rows(*tokens)
+    work = rl_shares(rows, derived.loss(), LIMITS, world_size=1, num_updates=2)
+    loads = [sum(share.row.num_tokens for batch in update for share in batch) for update in work[0]]
+    assert sum(loads) == 4 * sum(tokens) and max(loads) - min(loads) <= 4 * min(tokens)
+
+
+def test_the_rows_of_an_update_that_was_not_applied_are_those_of_its_groups():
+    rows = grouped_rows(10, 10, 10, siblings=2)
     work = rl_shares(rows, derived.loss(), LIMITS, world_size=2, num_updates=2)
-    assert {len(rank) for rank in work} == {2}
-    assert weights(work, 0) == pytest.approx(dict.fromkeys(("r0", "r2", "r4"), 1 / 9))
-    assert weights(work, 1) == pytest.approx(dict.fromkeys(("r1", "r3"), 1 / 6))
-    assert {len(rank) for rank in rl_shares(rows[:1], derived.loss(), LIMITS, world_size=2, num_updates=3)} == {1}
-
-
-def test_the_rows_of_an_update_that_was_refused_are_those_that_were_dealt_to_it():
-    rows = [training_row(f"r{i}", sampled=i + 1) for i in range(5)]
     applied = update_result(1, tokens=9, lr=1e-3)
-    result = replace(applied, reason="not finite", refused=(1,))
-    assert rows_refused(rows, 2, result) == (LeftOut("r1", "not finite"), LeftOut("r3", "not finite"))
+    refused = rows_refused(rows, 2, replace(applied, reason="not finite", refused=(1,)))
+    assert {row.rollout_id for row in refused} == weights(work, 1).keys()
+    assert {row.reason for row in refused} == {"not finite"}
     assert rows_refused(rows, 2, applied) == ()
 
 
