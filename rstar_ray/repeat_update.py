@@ -163,7 +163,7 @@ async def repeat_update(recorded: RecordedStep, learner: BroughtBack) -> list[Co
         await learner.load_checkpoint(recorded.before)
     else:
         await learner.set_policy(Path(config.model))
-    if recorded.step == 1 and config.reset_optimizer:
+    if recorded.step == 1 and config.fresh_optimizer:
         await learner.reset_optimizer()
     return compared(recorded.row, await learner.train_rl(rows, learning_rate(recorded.step, config)))
 

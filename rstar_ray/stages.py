@@ -203,7 +203,7 @@ async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> tuple[StageP
         await hashed(partial(refuse_damaged_end, before), before.path)
         await crew.learner.load_checkpoint(before.path)
         policy_version = StageProgress.read(before.path).policy_version
-    if config.reset_optimizer:
+    if config.fresh_optimizer:
         await crew.learner.reset_optimizer()
     return StageProgress(policy_version=policy_version, position=DataPosition()), before and before.path
 

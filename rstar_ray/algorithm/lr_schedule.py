@@ -45,10 +45,11 @@ class LrSchedule:
 
 
 def rl_schedule(config: RunConfig) -> LrSchedule:
-    """Of an RL stage: constant after a warm-up, which only fresh optimizer state needs."""
+    """Of an RL stage: constant, after a warm-up where the optimizer state is fresh: Adam's first steps are full-size
+    whatever the gradient."""
     return LrSchedule(
         learning_rate=config.optimizer.learning_rate,
-        warmup_steps=config.optimizer.warmup_steps if config.reset_optimizer else 0,
+        warmup_steps=config.optimizer.warmup_steps if config.fresh_optimizer else 0,
         shape="constant",
         total_steps=config.steps,
         final_share=1.0,

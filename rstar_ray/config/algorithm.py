@@ -5,11 +5,14 @@ from math import inf, isfinite
 from typing import Annotated, Literal
 
 from rstar_ray.config.checks import at_least, require, share
-from rstar_ray.config.modes import OF_RL, not_with, only_with
+from rstar_ray.config.modes import OF_RL, not_with, only_with, where
 from rstar_ray.config.tree import MayChange
 
 BY_PENALTY = only_with("algorithm.resample", "paper", "release")
 AS_RELEASED = only_with("algorithm.resample", "release")
+FRESH_OPTIMIZER = where(
+    "reset_optimizer", lambda config: config.fresh_optimizer, "give --reset-optimizer or --model", told=True
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +134,9 @@ class OptimizerConfig:
 
     learning_rate: Annotated[float, OF_RL] = 1e-6
     """peak learning rate"""
-    warmup_steps: Annotated[int, OF_RL, only_with("reset_optimizer", True, told=True)] = 20
-    """linear warm-up [training steps]; all updates of a step (--optimizer.updates-per-step) have its learning rate"""
+    warmup_steps: Annotated[int, OF_RL, FRESH_OPTIMIZER] = 20
+    """linear warm-up where the optimizer state is fresh (--reset-optimizer, --model) [training steps]; all updates of a
+    step (--optimizer.updates-per-step) have its learning rate"""
     beta1: float = 0.9
     """AdamW's decay of the first moment; not published, torch's default here"""
     beta2: float = 0.999
@@ -144,8 +148,8 @@ class OptimizerConfig:
     grad_clip: float = 1.0
     """largest global gradient norm (max_grad_norm); 0 clips nothing; not published, 1 here"""
     updates_per_step: Annotated[int, OF_RL] = 1
-    """optimizer updates per step (mini-batches); each takes whole prompt groups, so a step with fewer groups takes fewer
-    updates. 1 is strictly on policy, as in the paper"""
+    """optimizer updates per step (mini-batches); each takes whole prompt groups, so a step with fewer groups takes
+    fewer updates. 1 is strictly on policy, as in the paper"""
     max_bad_updates: MayChange[int] = 3
     """updates in a row whose loss or gradient is not finite, and which are not applied, before the run stops"""
     save_bad_updates: MayChange[str] = ""

@@ -74,7 +74,7 @@ class RunConfig:
     own_folder: Annotated[MayChange[str], where("reward.name", has_own, "name something of your own", told=True)] = ""
     """folder of the modules that hold your own reward and tools; empty is the folder of the command"""
     reset_optimizer: Annotated[SameAnswers[bool], OF_TRAINING] = False
-    """start with fresh optimizer state and a warm-up (stages 1 and 3)"""
+    """reset the optimizer state and warm up (stages 1 and 3); a stage that starts from --model always does"""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
     algorithm: Annotated[SameAnswers[AlgorithmConfig], OF_RL] = field(default_factory=AlgorithmConfig)
@@ -109,6 +109,11 @@ class RunConfig:
                 f"a response of {budget} tokens leaves no room for a prompt in a context of {context}",
                 "lower it or raise --engine.max-context-tokens",
             )
+
+    @property
+    def fresh_optimizer(self) -> bool:
+        """Whether the stage starts with zero moments: reset, or a policy from elsewhere, which brings no moments."""
+        return self.reset_optimizer or bool(self.model)
 
     def check_paths(self) -> None:
         """Refuse folders and files that are named but not there."""

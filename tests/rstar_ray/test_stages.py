@@ -294,6 +294,25 @@ async def test_a_warm_up_counts_training_steps_however_many_updates_each_is_spli
     assert [row["lr"] for row in read_rows(tmp_path / "metrics.jsonl")] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
+async def test_a_stage_warms_up_where_its_optimizer_state_is_fresh(tmp_path: Path):
+    values = {"optimizer__warmup_steps": 2, "optimizer__learning_rate": 1.0, "steps": 3}
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "skill.json").write_text("[0.5, 0.3, 0]")
+
+    async def rates(path: Path, config: RunConfig) -> list[float]:
+        with RunDir.open(path, config.stage, asdict(config)) as run_dir:
+            await run_rl(config, adding_problems(40), fake_crew(SkilledPolicy(skill=0.5)), run_dir)
+        return [row["lr"] for row in read_rows(path / "metrics.jsonl") if row["stage"] == config.stage]
+
+    first = await rates(tmp_path / "run", stage("stage1", reset_optimizer=True, **values))
+    assert first == [0.5, 1.0, 1.0]
+    following = await rates(tmp_path / "run", stage("stage2", **values))
+    assert following == [1.0, 1.0, 1.0]  # with the moments of the stage before
+    elsewhere = await rates(tmp_path / "other", stage("stage2", model=str(model), **values))
+    assert elsewhere == [0.5, 1.0, 1.0]
+
+
 class StoppingRollouts(LocalRollouts):
     """Is interrupted after so many rollouts; counts those it plays."""
 
