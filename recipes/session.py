@@ -157,6 +157,8 @@ def run(configs: Sequence[RunConfig], *, steps_given: bool = True) -> None:
         say(f"run directory: {path}")
         for line in (*checkpoint_lines(ahead, model, path), *(asked_otherwise(model, ahead[0]) if ahead else ())):
             say(line)
+        for line in correction_lines(ahead):
+            say(line)
         if not ahead:
             say("every stage is done already")
         else:
@@ -171,6 +173,15 @@ def run(configs: Sequence[RunConfig], *, steps_given: bool = True) -> None:
 
         write_report(path, say)
         say(f"report: {path / 'report.md'}")
+
+
+def correction_lines(ahead: Sequence[RunConfig]) -> list[str]:
+    """Which importance correction `--algorithm.correction auto` stands for, where it stands for one."""
+    chosen = {config.correction for config in ahead if config.stage != "sft" and config.algorithm.correction == "auto"}
+    return [
+        f"importance correction: {mode} (--algorithm.correction auto with --learner.dtype {ahead[0].learner.dtype})"
+        for mode in sorted(chosen - {"none"})
+    ]
 
 
 def brought(configs: Sequence[RunConfig]) -> tuple[list[ToolSpec], dict[str, list[Problem]], list[Problem]]:
@@ -348,7 +359,8 @@ async def _run_stages(
                 with _open(path, config) as run_dir:
                     if not _done(config, run_dir, heldout):
                         with decoration(run_dir.launches_path.name, say):
-                            run_dir.log_launch(stage=config.stage, scale=config.scale)
+                            correction = "" if config.stage == "sft" else config.correction
+                            run_dir.log_launch(stage=config.stage, scale=config.scale, importance_correction=correction)
                         of_stage = problems.get(config.stage, [])
                         await actors.repeat(
                             partial(_run_stage, config, of_stage, heldout, actors, plan, run_dir),

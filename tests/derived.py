@@ -22,7 +22,8 @@ def small_config(**values: Any) -> RunConfig:
 
 
 def loss(**changes: Any) -> LossSettings:
-    return replace(loss_settings(RunConfig()), **changes)
+    """Of a run without an importance correction."""
+    return replace(loss_settings(with_values(RunConfig(), {"algorithm.correction": "none"})), **changes)
 
 
 def limits(**changes: Any) -> BatchLimits:

@@ -161,12 +161,13 @@ def rollout_correction(
     *,
     cap: float,
     low: float,
+    high: float,
 ) -> Tensor:
     """Weight [N] of each token for having been sampled by the engine, not by the learner; no gradient.
 
     `token`: min(w, cap) with w = exp(old_logprobs - rollout_logprobs) (truncated importance sampling).
     `sequence`: the same with the row's product of w, on each of its tokens.
-    `icepop`: w where low <= w <= cap, else 0.
+    `icepop`: w where low <= w <= high, else 0.
     """
     log_w_N = (old_logprobs_N - rollout_logprobs_N).detach()
     if mode is Correction.NONE or len(log_w_N) == 0:
@@ -176,7 +177,7 @@ def rollout_correction(
         log_w_N = sums_R.index_add_(0, rows_N, log_w_N)[rows_N]
     w_N = log_w_N.exp()
     if mode is Correction.ICEPOP:
-        return torch.where((w_N >= low) & (w_N <= cap), w_N, torch.zeros_like(w_N))
+        return torch.where((w_N >= low) & (w_N <= high), w_N, torch.zeros_like(w_N))
     return w_N.clamp(max=cap)
 
 
@@ -249,6 +250,7 @@ def policy_loss(tokens: SampledTokens, settings: LossSettings) -> tuple[Tensor, 
         settings.correction,
         cap=settings.correction_cap,
         low=settings.correction_low,
+        high=settings.correction_high,
     )
     per_token_N = -correction_N * surrogate.objective_N
     if settings.entropy_coefficient:

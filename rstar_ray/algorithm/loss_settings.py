@@ -17,7 +17,7 @@ class Normalisation(StrEnum):
 
 
 class Correction(StrEnum):
-    """How the gap between the engine's and the learner's probabilities is corrected."""
+    """How the loss corrects for tokens that the engine's probabilities sampled and the learner's are trained on."""
 
     NONE = "none"
     TOKEN = "token"  # truncated importance weight of each token
@@ -37,8 +37,9 @@ class LossSettings:
     entropy_coefficient: float  # above 0 rewards entropy
     kl_coefficient: float
     correction: Correction
-    correction_cap: float
-    correction_low: float  # lower end of icepop's band
+    correction_cap: float  # largest weight under token and sequence
+    correction_low: float  # icepop's band
+    correction_high: float
     temperature: float  # of the sampling: the policy is the tempered distribution
 
     def __post_init__(self) -> None:
@@ -55,7 +56,8 @@ class LossSettings:
             ("entropy_coefficient", -inf < self.entropy_coefficient < inf, "finite"),
             ("kl_coefficient", 0 <= self.kl_coefficient < inf, "finite and at least 0"),
             ("correction_cap", 0 < self.correction_cap < inf, "finite and above 0"),
-            ("correction_low", 0 <= self.correction_low <= self.correction_cap, "between 0 and correction_cap"),
+            ("correction_high", 0 < self.correction_high < inf, "finite and above 0"),
+            ("correction_low", 0 <= self.correction_low <= self.correction_high, "between 0 and correction_high"),
         )
         for name, holds, meaning in rules:
             if not holds:
@@ -73,8 +75,9 @@ def loss_settings(config: RunConfig) -> LossSettings:
         constant_tokens=config.engine.max_context_tokens,  # one constant for all stages
         entropy_coefficient=algorithm.entropy_coefficient,
         kl_coefficient=algorithm.kl_coefficient,
-        correction=Correction(algorithm.correction),
+        correction=Correction(config.correction),
         correction_cap=algorithm.correction_cap,
         correction_low=algorithm.correction_low,
+        correction_high=algorithm.correction_high,
         temperature=config.rollout.temperature or 1.0,  # greedy rollouts have no distribution but the model's own
     )

@@ -10,6 +10,11 @@ from rstar_ray.config.tree import MayChange
 
 BY_PENALTY = only_with("algorithm.resample", "paper", "release")
 AS_RELEASED = only_with("algorithm.resample", "release")
+TRUNCATED = where(
+    "algorithm.correction",
+    lambda config: config.correction in ("token", "sequence"),
+    "give --algorithm.correction token or sequence, or leave it out",
+)
 FRESH_OPTIMIZER = where(
     "reset_optimizer", lambda config: config.fresh_optimizer, "give --reset-optimizer or --model", told=True
 )
@@ -67,14 +72,17 @@ class AlgorithmConfig:
     none (kl in metrics.jsonl)"""
     reference_model: Annotated[str, not_with("algorithm.kl_coefficient", 0.0)] = ""
     """policy that the KL term is taken to, a Hugging Face folder; needed where --algorithm.kl-coefficient is above 0"""
-    correction: Literal["none", "token", "sequence", "icepop"] = "none"
-    """weight for the gap between the engine's probabilities and the learner's. token: truncated importance sampling
-    (TIS) of each token; sequence: of the whole row; icepop: the token's weight inside a band, 0 outside (IcePop,
-    arXiv:2510.18855); worth while where --engine.dtype and --learner.dtype differ"""
-    correction_cap: Annotated[float, not_with("algorithm.correction", "none")] = 2.0
-    """largest weight of a correction: TIS's cap (tis_imp_ratio_cap), the upper end of IcePop's band"""
+    correction: Literal["auto", "none", "token", "sequence", "icepop"] = "auto"
+    """importance weight for sampling with the engine's probabilities and training on the learner's: their kernels
+    differ, so their bfloat16 log-probs differ even for the same weights. token: truncated importance sampling (TIS) per
+    token; sequence: TIS with the product over the row; icepop: the token's weight inside a band, 0 outside
+    (arXiv:2510.18855); none: no weight; auto: token where --learner.dtype is bfloat16, none in float32"""
+    correction_cap: Annotated[float, TRUNCATED] = 2.0
+    """largest weight under token and sequence (TIS, tis_imp_ratio_cap)"""
     correction_low: Annotated[float, only_with("algorithm.correction", "icepop")] = 0.5
     """lower end of IcePop's band"""
+    correction_high: Annotated[float, only_with("algorithm.correction", "icepop")] = 5.0
+    """upper end of IcePop's band"""
 
     def __post_init__(self) -> None:
         at_least(2, algorithm__keep=self.keep)  # one reward alone differs from none: every advantage would be 0
@@ -113,13 +121,14 @@ class AlgorithmConfig:
             "a KL term has nothing to be taken to",
             "name a model folder with --algorithm.reference-model, or give 0",
         )
-        cap = self.correction_cap
+        cap, low, high = self.correction_cap, self.correction_low, self.correction_high
         require(0 < cap < inf, "--algorithm.correction-cap", f"{cap} is no weight", "give a number above 0")
+        require(0 < high < inf, "--algorithm.correction-high", f"{high} is no weight", "give a number above 0")
         require(
-            self.correction_low <= cap,
+            low <= high,
             "--algorithm.correction-low",
-            f"{self.correction_low} is above the upper end of the band, {cap}",
-            "lower it or raise --algorithm.correction-cap",
+            f"{low} is above the upper end of the band, {high}",
+            "lower it or raise --algorithm.correction-high",
         )
 
     @property

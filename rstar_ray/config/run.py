@@ -17,6 +17,7 @@ from rstar_ray.config.telemetry import TelemetryConfig
 from rstar_ray.config.tiny import TinyConfig
 from rstar_ray.config.tree import MayChange, SameAnswers
 
+CorrectionMode = Literal["none", "token", "sequence", "icepop"]
 MOST_SEED = 2**32 - 1
 """What numpy, and so vLLM, seeds its generators with."""
 
@@ -109,6 +110,13 @@ class RunConfig:
                 f"a response of {budget} tokens leaves no room for a prompt in a context of {context}",
                 "lower it or raise --engine.max-context-tokens",
             )
+
+    @property
+    def correction(self) -> CorrectionMode:
+        """`--algorithm.correction` with `auto` resolved."""
+        if self.algorithm.correction == "auto":
+            return "token" if self.learner.dtype == "bfloat16" else "none"
+        return self.algorithm.correction
 
     @property
     def fresh_optimizer(self) -> bool:

@@ -109,7 +109,11 @@ def test_a_setting_of_other_stages_is_refused_with_the_one_that_is_meant(recipe:
         ),
         ("--algorithm.least-failures 1 --algorithm.resample none", "--algorithm.least-failures: it means nothing with"),
         ("--algorithm.no-roc-error-ratio --algorithm.resample=random", "--algorithm.no-roc-error-ratio: it means"),
-        ("--algorithm.correction-cap=3", "--algorithm.correction-cap: it means nothing with --algorithm.correction no"),
+        (
+            "--algorithm.correction-cap=3 --algorithm.correction icepop",
+            "--algorithm.correction-cap: it means nothing with --algorithm.correction icepop; give --algorithm.corr",
+        ),
+        ("--algorithm.correction-high=3", "--algorithm.correction-high: it means nothing with --algorithm.correction"),
         (
             "--learner.max-padding 0.1",
             "--learner.max-padding: it means nothing with --learner.attention rows; give --l",

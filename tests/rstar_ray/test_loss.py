@@ -22,8 +22,9 @@ from rstar_ray.algorithm.loss import (
     rollout_correction,
     token_logprobs,
 )
-from rstar_ray.algorithm.loss_settings import Correction, LossSettings, Normalisation
+from rstar_ray.algorithm.loss_settings import Correction, LossSettings, Normalisation, loss_settings
 from rstar_ray.algorithm.normalisation import token_weights
+from rstar_ray.config import RunConfig, with_values
 from tests import derived
 
 LENGTHS = [5, 1, 7, 0, 3]
@@ -113,7 +114,7 @@ def reference_loss(*, logprobs, old, advantages, settings: LossSettings, rollout
             weight = math.exp(old[i] - rollout[i])
             if settings.correction is Correction.SEQUENCE:
                 weight = math.exp(sum(old[j] - rollout[j] for j, other in enumerate(ROWS) if other == row))
-            inside = settings.correction_low <= weight <= settings.correction_cap
+            inside = settings.correction_low <= weight <= settings.correction_high
             if settings.correction is Correction.ICEPOP:
                 weight = weight if inside else 0.0
             else:
@@ -161,7 +162,7 @@ VARIANTS = [
     derived.loss(kl_coefficient=0.2),
     derived.loss(correction=Correction.TOKEN, correction_cap=1.3),
     derived.loss(correction=Correction.SEQUENCE, correction_cap=1.5, normalisation=Normalisation.SEQUENCE),
-    derived.loss(correction=Correction.ICEPOP, correction_low=0.7, correction_cap=1.4),
+    derived.loss(correction=Correction.ICEPOP, correction_low=0.7, correction_high=1.4),
 ]
 
 
@@ -241,12 +242,14 @@ def test_k3_is_never_negative_zero_only_where_the_policies_agree_and_unbiased():
 @pytest.mark.parametrize("mode", [Correction.TOKEN, Correction.SEQUENCE, Correction.ICEPOP])
 def test_where_engine_and_learner_agree_the_correction_is_one(mode: Correction):
     logprobs = draw(1, len(ROWS))
-    assert (rollout_correction(logprobs, logprobs, torch.tensor(ROWS), mode, cap=2.0, low=0.5) == 1).all()
+    weights = rollout_correction(logprobs, logprobs, torch.tensor(ROWS), mode, cap=2.0, low=0.5, high=5.0)
+    assert (weights == 1).all()
 
 
 def test_the_correction_carries_no_gradient():
     old = draw(1, len(ROWS)).requires_grad_()
-    weights = rollout_correction(old, draw(2, len(ROWS)), torch.tensor(ROWS), Correction.TOKEN, cap=2.0, low=0.5)
+    rollout, rows = draw(2, len(ROWS)), torch.tensor(ROWS)
+    weights = rollout_correction(old, rollout, rows, Correction.TOKEN, cap=2.0, low=0.5, high=5.0)
     assert not weights.requires_grad
 
 
@@ -313,7 +316,8 @@ def test_cross_entropy_is_torchs_own():
         {"entropy_coefficient": math.nan},
         {"kl_coefficient": -1.0},
         {"correction_cap": 0.0},
-        {"correction_low": 3.0},
+        {"correction_high": math.inf},
+        {"correction_low": 6.0},
         {"correction_low": -0.1},
         {"normalisation": "bogus"},
         {"correction": "bogus"},
@@ -392,17 +396,34 @@ def test_each_correction_weighs_as_it_is_written():
     rollout = -torch.tensor([0.5, 3.0, 1.5, 0.8]).log()  # so that w is 0.5, 3, 1.5, 0.8
     rows = torch.tensor([0, 0, 1, 1])
 
-    def weights(mode: Correction, *, cap: float = 2.0, low: float = 0.5) -> Any:
-        return pytest.approx(rollout_correction(old, rollout, rows, mode, cap=cap, low=low).tolist(), abs=1e-6)
+    def weights(mode: Correction, *, cap: float = 2.0, low: float = 0.5, high: float = 5.0) -> Any:
+        found = rollout_correction(old, rollout, rows, mode, cap=cap, low=low, high=high)
+        return pytest.approx(found.tolist(), abs=1e-6)
 
     assert weights(Correction.NONE) == [1.0, 1.0, 1.0, 1.0]
     assert weights(Correction.TOKEN) == [0.5, 2.0, 1.5, 0.8]
     assert weights(Correction.SEQUENCE) == [1.5, 1.5, 1.2, 1.2]
     assert weights(Correction.SEQUENCE, cap=1.4) == [1.4, 1.4, 1.2, 1.2]
-    assert weights(Correction.ICEPOP, low=0.6, cap=2.9) == [0.0, 0.0, 1.5, 0.8]
-    assert weights(Correction.ICEPOP, low=0.49, cap=1.51) == [0.5, 0.0, 1.5, 0.8]
+    assert weights(Correction.ICEPOP, low=0.6) == [0.0, 3.0, 1.5, 0.8]  # TIS's cap does not bound the band
+    assert weights(Correction.ICEPOP, low=0.49, high=1.51) == [0.5, 0.0, 1.5, 0.8]
     empty = torch.zeros(0)
-    assert rollout_correction(empty, empty, empty.long(), Correction.SEQUENCE, cap=2.0, low=0.5).tolist() == []
+    nothing = rollout_correction(empty, empty, empty.long(), Correction.SEQUENCE, cap=2.0, low=0.5, high=5.0)
+    assert nothing.tolist() == []
+
+
+@pytest.mark.parametrize("updates_per_step", [1, 4])
+def test_a_bfloat16_learner_truncates_importance_weights_by_default_and_a_float32_learner_does_not(
+    updates_per_step: int,
+):
+    def correction(**values: Any) -> Correction:
+        values["optimizer__updates_per_step"] = updates_per_step
+        settings = {name.replace("__", "."): value for name, value in values.items()}
+        return loss_settings(with_values(RunConfig(), settings)).correction
+
+    assert correction() is Correction.TOKEN
+    assert correction(learner__dtype="float32") is Correction.NONE
+    assert correction(algorithm__correction="none") is Correction.NONE
+    assert correction(learner__dtype="float32", algorithm__correction="icepop") is Correction.ICEPOP
 
 
 def test_entropy_is_rewarded_and_distance_from_the_reference_is_not():
