@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from rstar_ray.algorithm.lr_schedule import sft_schedule
-from rstar_ray.algorithm.update import SftExample
+from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
 from rstar_ray.data.order import DataPosition, digest_of_problems, digest_of_rows, draw
@@ -69,8 +69,8 @@ async def run_sft(
                 lr = schedule.at(step - 1)
                 update = await crew.learner.train_sft(batch, lr)
                 if not update.applied:
-                    raise RStarError(f"{stage} step {step} was not applied: {update.reason}")
-                version = progress.policy_version + 1
+                    crew.show(f"{stage} step {step}: the update is not applied: {update.reason}")
+                version = progress.policy_version + update.applied
                 progress = replace(progress, step=step, policy_version=version, position=position)
                 due = step % config.checkpoint.every_steps == 0 or step == sft.steps
                 val_loss = await crew.learner.evaluate_sft(validation) if due and validation else None
@@ -88,12 +88,31 @@ async def run_sft(
                 meter_step(crew.meter, row, run_dir.path)
                 saves.refuse_failed()
                 stops = crew.stopping() and step < sft.steps
-                if due or stops:
-                    await saves.take(progress, finishes=step == sft.steps)
+                diverged = too_many_bad_updates(config, update)
+                if due or stops or diverged:
+                    await saves.take(progress, finishes=step == sft.steps and not diverged)
+                if diverged:
+                    await saves.settled()
+                    raise RStarError(f"{stage} step {step}: {diverged}")
                 if stops:
                     await saves.settled()
                     raise Stopped(f"stopped after step {step} of {stage}, with a checkpoint")
     return _finished(run_dir, stage)
+
+
+def too_many_bad_updates(config: RunConfig, update: UpdateResult | None) -> str:
+    """Why the run stops where `--optimizer.max-bad-updates` updates in a row were not finite; otherwise empty.
+
+    The weights are those before these updates, so a checkpoint is taken first: its position is behind their batches,
+    and the same command does not draw them again.
+    """
+    if update is None or update.bad_updates < config.optimizer.max_bad_updates:
+        return ""
+    return (
+        f"{update.bad_updates} updates in a row were not finite and are not applied (--optimizer.max-bad-updates "
+        f"{config.optimizer.max_bad_updates}): {update.reason}. Hint: --optimizer.save-bad-updates FOLDER keeps their "
+        "rows; the same command continues with the next batch"
+    )
 
 
 async def run_rl(
@@ -138,8 +157,12 @@ async def run_rl(
                 if progress.ended:
                     crew.show(f"{config.stage} ends after step {progress.step}: {progress.ended}")
                 stops = crew.stopping() and not last
-                if progress.step % config.checkpoint.every_steps == 0 or last or stops:
-                    await saves.take(progress, finishes=last)
+                diverged = too_many_bad_updates(config, record.update)
+                if progress.step % config.checkpoint.every_steps == 0 or last or stops or diverged:
+                    await saves.take(progress, finishes=last and not diverged)
+                if diverged:
+                    await saves.settled()
+                    raise RStarError(f"{config.stage} step {progress.step}: {diverged}")
                 if stops:
                     await saves.settled()
                     raise Stopped(f"stopped after step {progress.step} of {config.stage}, with a checkpoint")

@@ -107,6 +107,7 @@ class StepRecord:
     refs: tuple[TrajectoryRef, ...]  # of all finished rollouts, while the caller holds them
     dropped: tuple[DroppedRollout, ...]
     left_out: tuple[LeftOut, ...]  # rows that the learner did not train on
+    update: UpdateResult | None  # None where there was nothing to train on
 
 
 async def train_step(
@@ -160,6 +161,7 @@ async def train_step(
         fates=rollout_fates(groups, kept, rows=rows, left_out=left_out, dropped=dropped),
         advantages={row.rollout_id: row.advantage for row in rows},
         left_out=left_out,
+        update=update,
         refs=tuple(rollout.ref for rollout in finished),
         dropped=tuple(dropped),
     )

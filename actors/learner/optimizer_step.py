@@ -18,7 +18,6 @@ from actors.learner.settings import LearnerSettings
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow
 from rstar_ray.algorithm.loss import MAXIMA, SUMS, LossStats
 from rstar_ray.algorithm.update import UpdateResult
-from rstar_ray.errors import LearnerError
 from rstar_ray.run_dir.decoration import decoration
 
 MicroBatches = Sequence[Sequence[TokenRow]]  # of one rank; a micro batch may be empty
@@ -53,10 +52,7 @@ class OptimizerSteps:
     def take(
         self, micro_batches: MicroBatches, batches: Sequence[MicroBatch], loss_of: LossFn, lr: float
     ) -> UpdateResult:
-        """Apply the gradient of all ranks' micro batches, or leave everything as it is where it is not finite.
-
-        Raises `LearnerError` after too many such updates in a row.
-        """
+        """Apply the gradient of all ranks' micro batches, or leave everything as it is where it is not finite."""
         started_s = time.perf_counter()
         for group in self._optimizer.param_groups:
             group["lr"] = lr
@@ -75,6 +71,7 @@ class OptimizerSteps:
             applied=applied,
             reason=reason,
             step=self.step,
+            bad_updates=self.bad_updates,
             loss=figures["loss"],
             grad_norm=grad_norm,
             lr=lr,
@@ -113,7 +110,7 @@ class OptimizerSteps:
         return norm if norm >= 0 else math.inf  # DeepSpeed says -1 for a norm that is not finite
 
     def _bad_update(self, micro_batches: MicroBatches, losses: Sequence[Tensor], loss: float, grad_norm: float) -> str:
-        """Say where it broke, save the batch, and stop the run when it happens too often."""
+        """Count it, save the batch, and return which rows are suspect; the run decides whether to go on."""
         self.bad_updates += 1
         by_rank: list[Any] = [None] * self._settings.world_size
         dist.all_gather_object(by_rank, suspects(micro_batches, losses))
@@ -123,11 +120,6 @@ class OptimizerSteps:
             path = Path(self._settings.save_bad_updates) / f"update-{self.step + 1:06d}-rank-{self._rank}.npz"
             with decoration(path.name, print):
                 save_rows([row for rows in micro_batches for row in rows], path)
-        if self.bad_updates >= self._settings.max_bad_updates:
-            raise LearnerError(
-                f"{self.bad_updates} updates in a row not finite at optimizer step {self.step + 1}, "
-                f"rank {self._rank}: {reason}"
-            )
         return reason
 
 
@@ -147,6 +139,7 @@ def combined(results: Sequence[UpdateResult]) -> UpdateResult:
         last,
         applied=any(result.applied for result in results),
         reason="; ".join(result.reason for result in results if result.reason),
+        bad_updates=max(result.bad_updates for result in results),
         refused=tuple(number for number, result in enumerate(results) if not result.applied),
         tokens=tokens,
         input_tokens=sum(result.input_tokens for result in told),

@@ -44,7 +44,6 @@ class LearnerSettings:
     check_old_logprobs_every: int  # calls between those that compute old_logprobs apart; 0 never
     reference_model: str  # folder of the policy a KL term is taken to
 
-    max_bad_updates: int  # not finite, in a row, before the run stops
     save_bad_updates: str  # where the rows of updates that were not finite are saved; empty saves none
     bucket_bytes: int
     weight_way: WeightWay  # how a version gets to the engines
@@ -97,7 +96,6 @@ def learner_settings(config: RunConfig, model: Path) -> LearnerSettings:
         updates_per_step=optimizer.updates_per_step,
         check_old_logprobs_every=learner.check_old_logprobs_every,
         reference_model=config.algorithm.reference_model,
-        max_bad_updates=optimizer.max_bad_updates,
         save_bad_updates=optimizer.save_bad_updates,
         bucket_bytes=learner.bucket_mb * MIB,
         weight_way=weight_way(config.engine, learner),

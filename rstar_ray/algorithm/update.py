@@ -63,5 +63,6 @@ class UpdateResult(UpdateFigures):
     input_tokens: int  # tokens that went through the model, padding apart
     padding_waste: float  # share of the model's input that was padding
     seconds: float
+    bad_updates: int = 0  # not finite, in a row, the newest included; most of a call's several updates
     refused: tuple[int, ...] = ()  # those not applied, of a call's several updates by number; the others were
     left_out: tuple[LeftOut, ...] = ()  # of the rows handed in

@@ -160,7 +160,8 @@ class OptimizerConfig:
     """optimizer updates per step (mini-batches); each takes whole prompt groups, so a step with fewer groups takes
     fewer updates. 1 is strictly on policy, as in the paper"""
     max_bad_updates: MayChange[int] = 3
-    """updates in a row whose loss or gradient is not finite, and which are not applied, before the run stops"""
+    """updates in a row, in SFT and RL, whose loss or gradient is not finite before the run stops; they are not applied
+    and their batch counts as drawn"""
     save_bad_updates: MayChange[str] = ""
     """folder for the rows of updates that were not finite; empty saves none"""
 

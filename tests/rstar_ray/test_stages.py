@@ -19,7 +19,7 @@ from rstar_ray.evaluation import run as evaluation_run
 from rstar_ray.evaluation.run import evaluated, run_evaluation
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, Group, roll_out, rollout_requests, whole_groups
 from rstar_ray.run_dir import ledger, manifest, metrics
-from rstar_ray.run_dir.durable import append_row, read_json, read_rows
+from rstar_ray.run_dir.durable import append_row, read_json, read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.metrics import PlacementFigures
 from rstar_ray.run_dir.verify import faults
@@ -35,6 +35,7 @@ from tests.fakes import (
     UnreliableSandbox,
     adding_problems,
     fake_crew,
+    update_result,
 )
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
@@ -311,6 +312,96 @@ async def test_a_stage_warms_up_where_its_optimizer_state_is_fresh(tmp_path: Pat
     assert following == [1.0, 1.0, 1.0]  # with the moments of the stage before
     elsewhere = await rates(tmp_path / "other", stage("stage2", model=str(model), **values))
     assert elsewhere == [0.5, 1.0, 1.0]
+
+
+class Diverging(SkillLearner):
+    """Counts updates that are not finite as the learner does: those of chosen SFT batches, or of chosen RL calls."""
+
+    poisoned: frozenset[str] = frozenset()  # SFT examples whose loss is not finite
+    bad_calls: frozenset[int] = frozenset()  # of train_rl, from 1
+    calls = 0
+    bad_updates = 0
+
+    async def train_sft(self, examples: Sequence[SftExample], lr: float) -> UpdateResult:
+        bad = any(example.name in self.poisoned for example in examples)
+        return self._counted(bad, None if bad else await super().train_sft(examples, lr), lr)
+
+    async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult:
+        self.calls += 1
+        bad = self.calls in self.bad_calls
+        return self._counted(bad, None if bad else await super().train_rl(rows, lr), lr)
+
+    def _counted(self, bad: bool, done: UpdateResult | None, lr: float) -> UpdateResult:
+        self.bad_updates = self.bad_updates + 1 if bad else 0
+        done = done or replace(update_result(self.steps, tokens=4, lr=lr, applied=False), reason="loss nan")
+        return replace(done, bad_updates=self.bad_updates)
+
+    async def save_checkpoint(self, folder: Path) -> None:
+        await super().save_checkpoint(folder)
+        write_json(folder / "bad.json", self.bad_updates)
+        self.wrote.append(folder / "bad.json")
+
+    async def load_checkpoint(self, folder: Path) -> None:
+        await super().load_checkpoint(folder)
+        self.bad_updates = read_json(folder / "bad.json")
+
+
+SFT_ROWS = [SftExample(np.arange(9, dtype=np.int32), np.ones(9, dtype=bool), name=str(n)) for n in range(24)]
+
+
+async def sft_run(path: Path, learner: SkillLearner, shown: list[str], **values: object) -> None:
+    config = stage("sft", sft__batch_size=4, checkpoint__every_steps=100, **values)
+    crew = replace(fake_crew(learner.policy, shown), learner=learner)
+    with RunDir.open(path, "sft", asdict(config), may_differ=("optimizer",)) as run_dir:
+        await run_sft(config, SFT_ROWS, [], crew, run_dir)
+
+
+async def test_an_sft_update_that_is_not_finite_costs_its_batch_and_not_the_run(tmp_path: Path):
+    learner, shown = Diverging(SkilledPolicy()), list[str]()
+    learner.poisoned = frozenset({"7"})
+    await sft_run(tmp_path, learner, shown, sft__steps=12)  # two epochs
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert len(rows) == 12 and learner.steps == 10
+    told = [line for line in shown if "loss nan" in line]
+    assert len(told) == 2 and all("not applied" in line for line in told)
+    (end,) = RunDir(tmp_path).checkpoints("sft")
+    assert end.step == 12 and read_json(end.path / "progress.json")["policy_version"] == 10
+
+
+async def test_a_run_stops_after_bad_updates_in_a_row_and_goes_on_behind_their_batches(tmp_path: Path):
+    """A run that is started again does not draw the batches that stopped it."""
+    learner, shown = Diverging(SkilledPolicy()), list[str]()
+    seen: list[list[str]] = []
+
+    async def train_sft(examples: Sequence[SftExample], lr: float) -> UpdateResult:
+        seen.append([example.name for example in examples])
+        return await Diverging.train_sft(learner, examples, lr)
+
+    learner.train_sft = train_sft  # type: ignore[method-assign]
+    await sft_run(tmp_path / "whole", learner, shown, sft__steps=6)
+    batches, seen[:] = list(seen), []
+    learner.poisoned = frozenset({batches[1][0], batches[2][0], batches[3][0]})
+    for stops_at in (3, 4):  # the second: the third bad update in a row
+        with pytest.raises(
+            RStarError, match=rf"sft step {stops_at}: \d updates in a row .*max-bad-updates 2\): loss nan"
+        ):
+            await sft_run(tmp_path / "run", learner, shown, sft__steps=6, optimizer__max_bad_updates=2)
+    await sft_run(tmp_path / "run", learner, shown, sft__steps=6, optimizer__max_bad_updates=2)
+    assert seen == batches  # each once
+    assert [row["step"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_rl_stops_after_bad_updates_in_a_row_with_a_checkpoint_behind_them(tmp_path: Path):
+    config, learner = stage("stage1", steps=6, optimizer__max_bad_updates=2), Diverging(SkilledPolicy(skill=0.5))
+    learner.bad_calls = frozenset({2, 3})
+    crew = replace(fake_crew(learner.policy), learner=learner)
+    with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
+        with pytest.raises(RStarError, match="stage1 step 3: 2 updates in a row were not finite"):
+            await run_rl(config, adding_problems(40), crew, run_dir)
+        assert [checkpoint.step for checkpoint in run_dir.checkpoints("stage1")] == [3]
+        checkpoint = await run_rl(config, adding_problems(40), crew, run_dir)
+    assert checkpoint.step == 6 and faults(tmp_path, show=print) == []
+    assert [row["policy_version"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 1, 1, 2, 3, 4]
 
 
 class StoppingRollouts(LocalRollouts):
