@@ -87,32 +87,34 @@ async def run_sft(
                 log.write(row)
                 meter_step(crew.meter, row, run_dir.path)
                 saves.refuse_failed()
-                stops = crew.stopping() and step < sft.steps
-                diverged = too_many_bad_updates(config, update)
-                if due or stops or diverged:
-                    await saves.take(progress, finishes=step == sft.steps and not diverged)
-                if diverged:
+                last = step == sft.steps
+                stop = reason_to_stop(config, crew, update, step, last=last)
+                if due or stop:
+                    await saves.take(progress, finishes=last and not stop)
+                if stop:
                     await saves.settled()
-                    raise RStarError(f"{stage} step {step}: {diverged}")
-                if stops:
-                    await saves.settled()
-                    raise Stopped(f"stopped after step {step} of {stage}, with a checkpoint")
+                    raise stop
     return _finished(run_dir, stage)
 
 
-def too_many_bad_updates(config: RunConfig, update: UpdateResult | None) -> str:
-    """Why the run stops where `--optimizer.max-bad-updates` updates in a row were not finite; otherwise empty.
+def reason_to_stop(
+    config: RunConfig, crew: Crew, update: UpdateResult | None, step: int, *, last: bool
+) -> RStarError | None:
+    """What ends the run after this step, once a checkpoint is taken; None to continue.
 
-    The weights are those before these updates, so a checkpoint is taken first: its position is behind their batches,
-    and the same command does not draw them again.
+    After `--optimizer.max-bad-updates` updates in a row that were not finite, the weights are those before these
+    updates. The checkpoint's data position is behind their batches, so the same command does not draw them again.
     """
-    if update is None or update.bad_updates < config.optimizer.max_bad_updates:
-        return ""
-    return (
-        f"{update.bad_updates} updates in a row were not finite and are not applied (--optimizer.max-bad-updates "
-        f"{config.optimizer.max_bad_updates}): {update.reason}. Hint: --optimizer.save-bad-updates FOLDER keeps their "
-        "rows; the same command continues with the next batch"
-    )
+    limit = config.optimizer.max_bad_updates
+    if update is not None and update.bad_updates >= limit:
+        return RStarError(
+            f"{config.stage} step {step}: {update.bad_updates} updates in a row were not finite and are not applied "
+            f"(--optimizer.max-bad-updates {limit}): {update.reason}. Hint: --optimizer.save-bad-updates FOLDER keeps "
+            "their rows; the same command continues with the next batch"
+        )
+    if crew.stopping() and not last:
+        return Stopped(f"stopped after step {step} of {config.stage}, with a checkpoint")
+    return None
 
 
 async def run_rl(
@@ -156,16 +158,12 @@ async def run_rl(
                 last = progress.step == config.steps or progress.ended != ""
                 if progress.ended:
                     crew.show(f"{config.stage} ends after step {progress.step}: {progress.ended}")
-                stops = crew.stopping() and not last
-                diverged = too_many_bad_updates(config, record.update)
-                if progress.step % config.checkpoint.every_steps == 0 or last or stops or diverged:
-                    await saves.take(progress, finishes=last and not diverged)
-                if diverged:
+                stop = reason_to_stop(config, crew, record.update, progress.step, last=last)
+                if progress.step % config.checkpoint.every_steps == 0 or last or stop:
+                    await saves.take(progress, finishes=last and not stop)
+                if stop:
                     await saves.settled()
-                    raise RStarError(f"{config.stage} step {progress.step}: {diverged}")
-                if stops:
-                    await saves.settled()
-                    raise Stopped(f"stopped after step {progress.step} of {config.stage}, with a checkpoint")
+                    raise stop
                 if not last:
                     await _evaluate_if_due(config, progress, heldout, crew, run_dir)
     return _finished(run_dir, config.stage)

@@ -15,6 +15,7 @@ from typing import Any, cast
 from rstar_ray.algorithm.state_bytes import SCORE_BYTES, RankBytes, rank_bytes, scores_bytes, state_bytes
 from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import WeightWay
+from rstar_ray.experts import experts_in
 from scheduler.cost import EngineCost
 from scheduler.traces.record import TraceRollout
 from scheduler.traces.stages import StageShape, synthetic
@@ -23,7 +24,6 @@ from scheduler.twin.engine_model import EngineShape
 
 GB = 1e9
 OVER_BOUND = 1.2  # a simulated step under expected_kv over the bound used here: 1.1 to 1.4
-EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
 GPU_SIZES_GB = (80.0, 96.0, 141.0, 192.0, 256.0, 288.0)
 LEAST_MICRO_BATCH_TOKENS = 1_024  # smaller ones are not offered: a pass would be mostly overhead
 LORA_RANK = 32  # offered where the full model does not fit
@@ -157,9 +157,8 @@ def read_model(path: Path) -> ModelShape:
     if not isinstance(content, dict):
         raise ValueError(f"{path}: no JSON object")
     row = cast(dict[str, Any], content)
-    for name in EXPERT_FIELDS:
-        if row.get(name):
-            raise ValueError(f"{path}: {name!r} is {row[name]!r}, a mixture of experts; only dense models are planned")
+    if experts := experts_in(row):
+        raise ValueError(f"{path}: {experts}, a mixture of experts; only dense models are planned")
 
     def number(name: str, default: int | None = None) -> int:
         value = default if row.get(name) is None else row[name]

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from actors.weights.buckets import WeightEntry
 from rstar_ray.errors import ConfigError, EngineError
+from rstar_ray.experts import experts_in
 
 Shapes = Mapping[str, tuple[int, ...]]
 INDEX = "model.safetensors.index.json"
@@ -63,7 +64,7 @@ PACKED = frozenset({"full_attention", "sliding_attention"})
 def refuse_misfit(folder: Path) -> None:
     """Raise `ConfigError` where the folder's safetensors do not hold the parameters of the model it describes, or
     where a learner cannot train that model."""
-    _refuse_untrainable(folder)
+    refuse_untrainable(folder)
     saved = _whole(folder, "the safetensors", lambda: SavedWeights(folder).shapes())
     if not saved:
         raise ConfigError("--model", f"{folder} has no safetensors", "save its weights as safetensors")
@@ -97,8 +98,16 @@ def refuse_unpacked(folder: Path, attention: str) -> None:
         )
 
 
-def _refuse_untrainable(folder: Path) -> None:
+def refuse_untrainable(folder: Path) -> None:
+    """Raise `ConfigError` where config.json alone shows that the model cannot be trained: no weights are needed."""
     config = _config(folder)
+    if experts := experts_in(config):
+        raise ConfigError(
+            "--model",
+            f"{folder} is a mixture of experts ({experts}). Expert routing is not replayed: the learner may select "
+            "other experts than the engine did for the same tokens, and would train on wrong probabilities",
+            "use a dense model",
+        )
     if config.get("quantization_config"):
         raise ConfigError("--model", f"the weights of {folder} are quantised", "name the model they were made of")
     for name in CHANGES_LOGITS:

@@ -154,14 +154,7 @@ def k3_kl(logprobs_N: Tensor, ref_logprobs_N: Tensor) -> Tensor:
 
 
 def rollout_correction(
-    old_logprobs_N: Tensor,
-    rollout_logprobs_N: Tensor,
-    rows_N: Tensor,
-    mode: Correction,
-    *,
-    cap: float,
-    low: float,
-    high: float,
+    old_logprobs_N: Tensor, rollout_logprobs_N: Tensor, rows_N: Tensor, settings: LossSettings
 ) -> Tensor:
     """Weight [N] of each token for having been sampled by the engine, not by the learner; no gradient.
 
@@ -170,15 +163,16 @@ def rollout_correction(
     `icepop`: w where low <= w <= high, else 0.
     """
     log_w_N = (old_logprobs_N - rollout_logprobs_N).detach()
-    if mode is Correction.NONE or len(log_w_N) == 0:
+    if settings.correction is Correction.NONE or len(log_w_N) == 0:
         return torch.ones_like(log_w_N)
-    if mode is Correction.SEQUENCE:
+    if settings.correction is Correction.SEQUENCE:
         sums_R = torch.zeros(int(rows_N.max()) + 1, dtype=log_w_N.dtype, device=log_w_N.device)
         log_w_N = sums_R.index_add_(0, rows_N, log_w_N)[rows_N]
     w_N = log_w_N.exp()
-    if mode is Correction.ICEPOP:
-        return torch.where((w_N >= low) & (w_N <= high), w_N, torch.zeros_like(w_N))
-    return w_N.clamp(max=cap)
+    if settings.correction is Correction.ICEPOP:
+        inside_N = (w_N >= settings.correction_low) & (w_N <= settings.correction_high)
+        return torch.where(inside_N, w_N, torch.zeros_like(w_N))
+    return w_N.clamp(max=settings.correction_cap)
 
 
 # ---------------------------------------------------------------- the whole loss of a micro batch
@@ -243,15 +237,7 @@ def policy_loss(tokens: SampledTokens, settings: LossSettings) -> tuple[Tensor, 
         clip_high=settings.clip_high,
         dual_clip=settings.dual_clip,
     )
-    correction_N = rollout_correction(
-        tokens.old_logprobs_N,
-        tokens.rollout_logprobs_N,
-        tokens.rows_N,
-        settings.correction,
-        cap=settings.correction_cap,
-        low=settings.correction_low,
-        high=settings.correction_high,
-    )
+    correction_N = rollout_correction(tokens.old_logprobs_N, tokens.rollout_logprobs_N, tokens.rows_N, settings)
     per_token_N = -correction_N * surrogate.objective_N
     if settings.entropy_coefficient:
         per_token_N = per_token_N - settings.entropy_coefficient * tokens.entropy_N

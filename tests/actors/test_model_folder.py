@@ -79,6 +79,8 @@ def test_what_the_file_lacks_is_refused_before_it_is_drawn_at_random(tmp_path: P
     [
         ({"quantization_config": {"quant_method": "fp8"}}, r"--model: the weights of .* are quantised; name the model"),
         ({"final_logit_softcapping": 30.0}, r"--model: .* \(final_logit_softcapping is 30\.0\); use a model"),
+        ({"num_experts": 128, "num_experts_per_tok": 8}, r"--model: .* mixture of experts \(num_experts is 128\)"),
+        ({"text_config": {"num_local_experts": 8}}, r"--model: .* experts \(num_local_experts is 8\).*; use a dense"),
         ({"text_config": {"logit_scale": 0.0625}}, r"--model: .* \(logit_scale is 0\.0625\); use a model"),
     ],
 )
@@ -86,6 +88,12 @@ def test_what_a_learner_cannot_train_is_refused_from_its_config(told: dict[str, 
     write_config(save_policy(tmp_path, num_hidden_layers=1), told)
     with pytest.raises(ConfigError, match=said):
         refuse_misfit(tmp_path)
+
+
+def test_a_config_that_counts_no_expert_or_one_is_of_a_dense_model(tmp_path: Path):
+    counts = {"num_experts": 1, "num_local_experts": 0, "n_routed_experts": None, "moe_intermediate_size": 64}
+    write_config(save_policy(tmp_path, num_hidden_layers=1), counts)
+    refuse_misfit(tmp_path)
 
 
 def test_a_scale_of_one_changes_no_logits(tmp_path: Path):

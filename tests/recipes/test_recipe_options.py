@@ -406,6 +406,17 @@ def test_a_context_beyond_the_models_own_is_refused_and_nothing_is_written(tmp_p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("stage", [SFT, STAGE_1])
+def test_a_mixture_of_experts_is_refused_before_anything_starts(
+    stage: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("recipes.session.connect", lambda: pytest.fail("Ray was started"))
+    model = model_folder(tmp_path / "model", n_routed_experts=256, max_position_embeddings=32_768)
+    with pytest.raises(ConfigError, match=r"^--model: .*mixture of experts \(n_routed_experts is 256\)"):
+        run(parse([stage], [*TINY, "--run-dir", str(tmp_path / "run"), "--model", str(model)]))
+    assert not (tmp_path / "run").exists()
+
+
 def test_heads_that_cannot_be_split_over_a_replicas_gpus_are_refused_and_nothing_is_written(tmp_path: Path):
     model = model_folder(tmp_path / "model", max_position_embeddings=4_096, num_attention_heads=12)
     line = context_refusal(tmp_path / "run", "--model", str(model), "--engine.tensor-parallel", "8")

@@ -242,14 +242,14 @@ def test_k3_is_never_negative_zero_only_where_the_policies_agree_and_unbiased():
 @pytest.mark.parametrize("mode", [Correction.TOKEN, Correction.SEQUENCE, Correction.ICEPOP])
 def test_where_engine_and_learner_agree_the_correction_is_one(mode: Correction):
     logprobs = draw(1, len(ROWS))
-    weights = rollout_correction(logprobs, logprobs, torch.tensor(ROWS), mode, cap=2.0, low=0.5, high=5.0)
+    weights = rollout_correction(logprobs, logprobs, torch.tensor(ROWS), derived.loss(correction=mode))
     assert (weights == 1).all()
 
 
 def test_the_correction_carries_no_gradient():
     old = draw(1, len(ROWS)).requires_grad_()
     rollout, rows = draw(2, len(ROWS)), torch.tensor(ROWS)
-    weights = rollout_correction(old, rollout, rows, Correction.TOKEN, cap=2.0, low=0.5, high=5.0)
+    weights = rollout_correction(old, rollout, rows, derived.loss(correction=Correction.TOKEN))
     assert not weights.requires_grad
 
 
@@ -396,9 +396,9 @@ def test_each_correction_weighs_as_it_is_written():
     rollout = -torch.tensor([0.5, 3.0, 1.5, 0.8]).log()  # so that w is 0.5, 3, 1.5, 0.8
     rows = torch.tensor([0, 0, 1, 1])
 
-    def weights(mode: Correction, *, cap: float = 2.0, low: float = 0.5, high: float = 5.0) -> Any:
-        found = rollout_correction(old, rollout, rows, mode, cap=cap, low=low, high=high)
-        return pytest.approx(found.tolist(), abs=1e-6)
+    def weights(mode: Correction, **bounds: float) -> Any:
+        settings = derived.loss(correction=mode, **{f"correction_{name}": bound for name, bound in bounds.items()})
+        return pytest.approx(rollout_correction(old, rollout, rows, settings).tolist(), abs=1e-6)
 
     assert weights(Correction.NONE) == [1.0, 1.0, 1.0, 1.0]
     assert weights(Correction.TOKEN) == [0.5, 2.0, 1.5, 0.8]
@@ -407,7 +407,7 @@ def test_each_correction_weighs_as_it_is_written():
     assert weights(Correction.ICEPOP, low=0.6) == [0.0, 3.0, 1.5, 0.8]  # TIS's cap does not bound the band
     assert weights(Correction.ICEPOP, low=0.49, high=1.51) == [0.5, 0.0, 1.5, 0.8]
     empty = torch.zeros(0)
-    nothing = rollout_correction(empty, empty, empty.long(), Correction.SEQUENCE, cap=2.0, low=0.5, high=5.0)
+    nothing = rollout_correction(empty, empty, empty.long(), derived.loss(correction=Correction.SEQUENCE))
     assert nothing.tolist() == []
 
 

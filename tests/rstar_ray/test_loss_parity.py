@@ -125,5 +125,5 @@ def test_loss_and_gradient_are_those_of_trl(trainer: Any, settings: LossSettings
 
 def test_the_correction_is_a_truncated_ratio_as_trls():
     old, rollout = torch.tensor([-1.0, -1.0]), torch.tensor([-3.0, -0.5])
-    weights = rollout_correction(old, rollout, torch.tensor([0, 0]), Correction.TOKEN, cap=2.0, low=0.5, high=5.0)
+    weights = rollout_correction(old, rollout, torch.tensor([0, 0]), derived.loss(correction=Correction.TOKEN))
     assert weights.tolist() == pytest.approx([2.0, 0.60653], abs=1e-5)

@@ -206,8 +206,8 @@ def test_a_model_is_read_from_its_config(tmp_path: Path):
         (b"{", "no JSON"),
         (b'{"a": "\xff"}', "no JSON"),
         (b'{"hidden_size": true}', "'hidden_size' is True"),
-        (b'{"num_experts": 128}', "'num_experts' is 128, a mixture of experts"),
-        (b'{"num_local_experts": 8}', "'num_local_experts' is 8, a mixture of experts"),
+        (b'{"num_experts": 128}', "num_experts is 128, a mixture of experts"),
+        (b'{"num_local_experts": 8}', "num_local_experts is 8, a mixture of experts"),
     ],
 )
 def test_a_config_that_cannot_be_planned_is_named(tmp_path: Path, content: bytes, problem: str):
