@@ -17,16 +17,17 @@ from rstar_ray.tiny.model import CONTEXT_TOKENS, TINY, make_tiny_model
 from rstar_ray.tools.spec import ToolSpec
 
 
-def with_local_model(config: RunConfig, *, weights: bool = True) -> RunConfig:
+def with_local_model(config: RunConfig, *, weights: bool = True, trains: bool = False) -> RunConfig:
     """With a hub's id replaced by the folder that it was fetched to, without its weights where nobody reads them.
 
-    Raises `ConfigError` for a model that cannot be trained, before its weights are fetched.
+    `trains`: raise `ConfigError` for a model that cannot be trained, before its weights are fetched.
     """
     if not config.model:
         return config
-    from actors.weights.model_folder import refuse_untrainable
+    if trains:
+        from actors.weights.model_folder import refuse_untrainable
 
-    refuse_untrainable(local_folder(config.model, weights=False))
+        refuse_untrainable(local_folder(config.model, weights=False))
     return with_values(config, {"model": str(local_folder(config.model, weights=weights))})
 
 

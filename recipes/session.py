@@ -131,7 +131,7 @@ def run(configs: Sequence[RunConfig], *, steps_given: bool = True) -> None:
     """
     path = run_path(configs[0])
     tools, problems, heldout = brought(configs)
-    configs = [with_local_model(config) for config in configs]
+    configs = [with_local_model(config, trains=True) for config in configs]
     for config in configs:
         config.check_paths()
     ahead = [config for config in configs if not _done(config, RunDir(path), heldout)]
