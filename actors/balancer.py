@@ -1,13 +1,13 @@
-"""The Balancer actor: grants by long-poll, woken by events; every rule of placement lives in scheduler/.
+"""The balancer actor: workers poll it for orders, and events wake the polls; the placement rules live in scheduler/.
 
-Workers and driver call it in batches. A worker registers, then keeps one `next_grants` open and sends one `report` per
-tick; the driver submits payloads (opaque here) that come out again with the grant. Grants are numbered and delivered
-again until acknowledged, so a cancelled long-poll loses nothing; a worker skips the rollouts it knows.
+Workers and driver call it in batches. A worker registers, then keeps one `next_orders` call open and sends one `report`
+per tick. The driver submits rollouts, whose payloads (opaque here) come out again with the grant. Orders are delivered
+again until acknowledged, so a cancelled poll loses nothing; a worker skips the rollouts it already runs.
 
-When the actor dies Ray starts an empty one. Callers see a new `epoch` in the grants (or `UnknownReplica`): workers
-register again with what is resident, the driver teaches it what had been learned and submits everything unfinished
-again (known rollouts are left alone). Until `settle_s` have passed after such a start nothing is admitted, so that
-nothing resident is granted twice.
+When the actor dies, Ray starts an empty one with a new `incarnation`. Workers receive `UnknownReplica` and register
+again with the rollouts that they run; the driver loads the state it had learned and submits every unfinished rollout
+again (known rollouts are left alone). For `settle_s` after such a start nothing is admitted, so that no rollout that
+still runs is granted twice.
 """
 
 import asyncio
@@ -19,16 +19,15 @@ from uuid import uuid4
 
 import ray
 
-from actors.mailbox import Grant, Grants, Mailboxes
 from actors.meter import ray_meter
-from actors.probe import Alive
-from actors.probe import Sign as ProbeSign
+from actors.probe import Alive, Sign
+from actors.remote import AckedQueue, Batch, Remote
 from rstar_ray.config import BalancerConfig
 from rstar_ray.errors import DeadlineExceeded
 from rstar_ray.run_dir.metrics import PlacementFigures
 from rstar_ray.telemetry.meter import NO_METER, Meter
+from rstar_ray.trajectory import Placement
 from scheduler.balancer import PLACEMENT, Balancer
-from scheduler.cost import EngineCost
 from scheduler.learned import Learned
 from scheduler.load import (
     Admission,
@@ -36,6 +35,7 @@ from scheduler.load import (
     Decisions,
     Finished,
     Move,
+    Registration,
     ReplicaLoad,
     RolloutLoad,
     TurnReport,
@@ -51,18 +51,31 @@ SAMPLE_EVERY_S = 0.25  # of waiting, in flight and KV, for the figures of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sign:
-    """A sign of life, and what people should be shown since the last one."""
+class Grant:
+    """Run this rollout: from its payload, at the lengths of its load."""
 
-    epoch: str  # of the balancer's life
-    lines: tuple[str, ...] = ()
+    load: RolloutLoad
+    payload: Any
+    waited_s: float = 0.0  # since it was submitted
+    placement: Placement | None = None  # why it runs there
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop this rollout; its result is not wanted."""
+
+    rollout_id: str
+
+
+Order = Grant | Move | Cancel
+"""What a replica must do. A `Move` hands the rollout back at its next turn boundary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
     """What the balancer has learned that outlives a step."""
 
-    epoch: str  # of the balancer's life
+    incarnation: str  # of the balancer's process
     learned: Learned | None  # None: its rule learns nothing
 
 
@@ -84,13 +97,13 @@ class Lines:
     def note_set_aside(self, replica_id: str, reason: str | None) -> None:
         """Why the replica gets no more work; None: it does."""
         if reason is not None and reason != self._set_aside.get(replica_id):
-            self.add(f"balancer: {replica_id} is set aside and gets no more work: it {reason}")
+            self.add(f"{replica_id} is set aside and gets no more work: it {reason}")
         self._set_aside[replica_id] = reason
 
     def note_too_large(self, rollouts: int) -> None:
         """How many of those that wait fit in no cache that takes work."""
         if rollouts > self._too_large:
-            self.add(f"balancer: {rollouts} of those that wait need a larger replica than any that takes work now")
+            self.add(f"{rollouts} of those that wait need a larger replica than any that takes work now")
         self._too_large = rollouts
 
 
@@ -109,10 +122,10 @@ class BalancerService:
         self._balancer = Balancer(rule, placement)
         self._meter = meter
         self._clock = clock
-        self._epoch = uuid4().hex[:12]
+        self._incarnation = uuid4().hex[:12]
         self._payloads: dict[str, Any] = {}
         self._submitted_s: dict[str, float] = {}
-        self._mailboxes = Mailboxes(self._epoch)
+        self._orders: dict[str, AckedQueue[Order]] = {}  # by replica
         self._waits = Waits()
         self._tally = Tally(self._balancer.snapshot())
         self._sampled_s = clock()
@@ -122,7 +135,7 @@ class BalancerService:
         self._draining = False
         self._admit_from = clock() + settle_s
         if settle_s:
-            self._registered.set()  # in the life before this; the only replica may have died along, and take minutes
+            self._registered.set()  # before it died; the only replica may have died as well, and take minutes
         self._tick: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -157,7 +170,7 @@ class BalancerService:
             holder = self._balancer.cancel(rollout_id)
             self._forget(rollout_id)
             if holder is not None:
-                self._mailboxes.post(holder, cancels=(rollout_id,))
+                self._orders[holder].put(Cancel(rollout_id))
         self._wake()
 
     async def set_policy_version(self, policy_version: int) -> None:
@@ -169,10 +182,10 @@ class BalancerService:
         self._balancer.withdraw_versions()
 
     async def learned(self) -> Known:
-        return Known(epoch=self._epoch, learned=self._balancer.learned())
+        return Known(incarnation=self._incarnation, learned=self._balancer.learned())
 
-    async def know_again(self, learned: Learned) -> Known:
-        """As the life before did, or the run that this one goes on with; what is known then."""
+    async def load_learned(self, learned: Learned) -> Known:
+        """Take over what an earlier incarnation, or a resumed run, had learned; returns what is known then."""
         self._balancer.know_again(learned)
         return await self.learned()
 
@@ -202,7 +215,7 @@ class BalancerService:
         if not self._balancer.knows(replica_id):
             return []
         lost = self._balancer.remove_replica(replica_id)
-        self._mailboxes.close(replica_id)
+        self._close_orders(replica_id)
         self._waits.begin(lost, self._clock())
         self._drop_unknown(lost)
         self._wake()
@@ -230,48 +243,34 @@ class BalancerService:
         held_s = self._waits.take(self._clock())
         return self._tally.take(self._balancer.snapshot(), self._balancer.faults(), held_s)
 
-    async def sign(self) -> Sign:
-        """The epoch, for liveness; and, once each, what people should know of it (`Lines`)."""
-        return Sign(epoch=self._epoch, lines=self._lines.take())
+    def take_lines(self) -> tuple[str, ...]:
+        """What people should know of it, once each (`Lines`)."""
+        return self._lines.take()
+
+    async def incarnation(self) -> str:
+        """The id of this process of the balancer."""
+        return self._incarnation
 
     def export(self) -> None:
         """What people watch, as it is now."""
         export(self._balancer.snapshot(), self._meter)
 
     # -- the workers' side ----------------------------------------------------------------------------------------
-    async def register(
-        self,
-        replica_id: str,
-        kv_capacity_tokens: int,
-        *,
-        max_running: int,
-        block_tokens: int,
-        policy_version: int = 0,
-        resident: Sequence[RolloutLoad] = (),
-        cost: EngineCost | None = None,
-    ) -> Grants:
-        """A replica serves. `resident`: what it runs already, when it or the balancer has come back; `cost`: measured.
-
-        Returns the number to acknowledge first, and in `cancels` what the replica must stop.
-        """
-        self._lines.note_set_aside(replica_id, None)
-        lost = self._balancer.add_replica(
-            replica_id,
-            kv_capacity_tokens,
-            max_running=max_running,
-            block_tokens=block_tokens,
-            policy_version=policy_version,
-            cost=cost,
-        )
-        number = self._mailboxes.open(replica_id)
-        stop = self._balancer.adopt(replica_id, resident)
-        held = {load.rollout_id for load in resident}
-        back = [name for name in lost if name not in held]
+    async def register(self, replica: Registration) -> list[str]:
+        """The replica serves. Returns the rollouts that it must stop, because another replica holds them."""
+        name = replica.replica_id
+        self._lines.note_set_aside(name, None)
+        lost = self._balancer.add_replica(replica)
+        self._close_orders(name)
+        self._orders[name] = AckedQueue()
+        stop = self._balancer.adopt(name, replica.resident)
+        held = {load.rollout_id for load in replica.resident}
+        back = [rollout_id for rollout_id in lost if rollout_id not in held]
         self._waits.begin(back, self._clock())
         self._drop_unknown(back)
         self._registered.set()
         self._wake()
-        return Grants(number=number, epoch=self._epoch, cancels=tuple(stop))
+        return stop
 
     async def report(
         self,
@@ -282,7 +281,7 @@ class BalancerService:
     ) -> list[Move]:
         """One tick of one replica: turns and rollouts that ended, and the engine's load.
 
-        Returns the moves decided for it now; they are in the next grants as well. Raises `UnknownReplica` after the
+        Returns the moves decided for it now; they are among the next orders as well. Raises `UnknownReplica` after the
         balancer has come back: register again. A report that cannot be true sets the replica aside (see `snapshot`).
         """
         if not self._balancer.knows(replica_id):
@@ -300,12 +299,19 @@ class BalancerService:
         self._note_if_empty()
         return [move for move in moves if move.from_replica == replica_id]
 
-    async def next_grants(self, replica_id: str, ack: int, wait_s: float) -> Grants:
-        """Wait up to `wait_s` for what is decided for this replica after number `ack`; empty when nothing came.
+    async def next_orders(self, replica_id: str, acknowledged: int, wait_s: float) -> Batch[Order]:
+        """The orders after number `acknowledged`; waits up to `wait_s` for the first, and is empty where none came.
 
         Raises `UnknownReplica` when it must register (again).
         """
-        return await self._mailboxes.next(replica_id, ack, wait_s)
+        if replica_id not in self._orders:
+            raise UnknownReplica(f"replica {replica_id!r} is not registered; register it with what is resident")
+        return await self._orders[replica_id].take(acknowledged, wait_s)
+
+    def _close_orders(self, replica_id: str) -> None:
+        """A poll that is still open ends: its replica must register."""
+        if (orders := self._orders.pop(replica_id, None)) is not None:
+            orders.close(UnknownReplica(f"replica {replica_id!r} was removed while it waited; register it again"))
 
     async def return_rollouts(self, replica_id: str, items: Sequence[tuple[RolloutLoad, Any]]) -> None:
         """A worker hands back rollouts, to go on elsewhere from the payload it gives with them."""
@@ -342,14 +348,10 @@ class BalancerService:
         return decisions.moves
 
     def _deliver(self, decisions: Decisions, now: float) -> None:
-        grants: dict[str, list[Grant]] = {}
-        moves: dict[str, list[Move]] = {}
         for admission in decisions.admissions:
-            grants.setdefault(admission.replica_id, []).append(self._grant(admission, now))
+            self._orders[admission.replica_id].put(self._grant(admission, now))
         for move in decisions.moves:
-            moves.setdefault(move.from_replica, []).append(move)
-        for replica_id in grants.keys() | moves.keys():
-            self._mailboxes.post(replica_id, admissions=grants.get(replica_id, ()), moves=moves.get(replica_id, ()))
+            self._orders[move.from_replica].put(move)
 
     def _grant(self, admission: Admission, now: float) -> Grant:
         load = self._balancer.load_of(admission.rollout_id)
@@ -390,7 +392,7 @@ class BalancerService:
         if not self._payloads and self._balancer.books.in_flight == 0:
             if not self._empty.is_set():  # idle from now on
                 for fault in self._balancer.faults():
-                    self._lines.add(f"balancer: nothing is left to run, but {fault}")
+                    self._lines.add(f"nothing is left to run, but {fault}")
             self._empty.set()
         else:
             self._empty.clear()
@@ -413,9 +415,8 @@ def export(now: BalancerSnapshot, meter: Meter) -> None:
     meter.reached("rstar_balancer_recomputed_tokens_total", now.recomputed_tokens)
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=4096)  # pyright: ignore[reportCallIssue]
 class BalancerActor(BalancerService):
-    """Ray's view of one `BalancerService`; created under the name "balancer"."""
+    """Ray's view of one `BalancerService`, started by `start_balancer`."""
 
     def __init__(
         self,
@@ -434,7 +435,16 @@ class BalancerActor(BalancerService):
         )
         self._alive = Alive()
 
-    async def probe(self) -> ProbeSign:
+    async def probe(self) -> Sign:
         with self._meter.guarded():
             self.export()
-        return self._alive.sign()
+        return self._alive.sign(lines=self.take_lines())
+
+
+def start_balancer(
+    config: BalancerConfig, *, run: str = "", settle_s: float = 5.0, **options: Any
+) -> Remote[BalancerService]:
+    """The actor under the name "balancer"; `options` are Ray's."""
+    shared = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 0, "max_concurrency": 4096}
+    actor: Any = ray.remote(BalancerActor).options(**{"name": "balancer"} | shared | options)
+    return Remote(actor.remote(config.rule, placement=config, run=run, settle_s=settle_s), "balancer")

@@ -1,28 +1,17 @@
-"""What an actor says of itself when the run's detector asks whether it is there, and how it is asked."""
+"""What an actor reports of itself when the run's detector probes it."""
 
-import asyncio
 import contextlib
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import psutil
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from actors.birth import birth
-from rstar_ray.deadline import within
-from rstar_ray.errors import DeadlineExceeded
-
-LOOK_S = 10.0
-"""How long an actor that is late may take to say that it is there."""
-AVAILABLE_AGAIN_S = 0.5
-"""Between two questions to an actor that starts again."""
 
 ORPHAN_S = 20.0
 """How long a process whose raylet is gone is left to end by itself."""
@@ -90,47 +79,6 @@ def end_with_parent(after_s: float = ORPHAN_S, every_s: float = ORPHAN_S / 10) -
         os._exit(1)
 
     threading.Thread(target=look, name="parent", daemon=True).start()
-
-
-async def life_of(worker: Any, patience_s: float) -> str | None:
-    """Which life of the actor answers; None where none does within this time: it died, or starts again."""
-    asked = when_available(worker.probe.remote)
-    try:
-        return (await within(asked, patience_s, waiter="driver", owner="worker", reason="a sign", poll=True)).life
-    except (RayActorError, DeadlineExceeded):
-        return None
-
-
-async def when_available(call: Callable[[], Awaitable[Any]]) -> Any:
-    """Ask until the actor answers: one that Ray starts again is unavailable for a while. Bound it with `within`."""
-    while True:
-        try:
-            return await call()
-        except ActorUnavailableError:
-            await asyncio.sleep(AVAILABLE_AGAIN_S)
-
-
-async def until_up(
-    name: str,
-    actor: Any,
-    call: Callable[[], Awaitable[Any]],
-    seconds: float,
-    *,
-    reason: str,
-    show: Callable[[str], None],
-) -> Any:
-    """What an actor answers in its first start, in which Ray starts it again where it dies.
-
-    One that is late and was never heard of may be stopped: it is killed, and what starts in its place has as long.
-    """
-    try:
-        return await within(when_available(call), seconds, waiter="driver", owner=name, reason=reason)
-    except DeadlineExceeded as late:
-        if isinstance(late, RayTaskError) or await life_of(actor, LOOK_S) is not None:
-            raise
-    show(f"{name} did not come up, silent for {seconds:g} s: what starts in its place is waited for")
-    await asyncio.to_thread(ray.kill, actor, no_restart=False)
-    return await within(when_available(call), seconds, waiter="driver", owner=name, reason=reason)
 
 
 def own_memory_bytes(*pids: int) -> int:

@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ray.exceptions import ActorUnavailableError, RayError
+from ray.exceptions import RayError
 
 from actors.meter import ray_meter
 from actors.probe import Alive, Sign
+from actors.remote import Remote
 from rstar_ray.config import SandboxConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, JudgeError, SandboxError
@@ -151,10 +152,13 @@ class SandboxExecutor:
 class _Executor:
     """One executor as this client sees it."""
 
-    handle: Any
-    name: str
+    actor: Remote[SandboxExecutor]
     outstanding: int = 0
     rests_until_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.actor.name
 
 
 @dataclass(slots=True)
@@ -170,7 +174,7 @@ class SandboxClient:
 
     def __init__(
         self,
-        executors: dict[str, Any],
+        executors: Sequence[Remote[SandboxExecutor]],
         config: SandboxConfig,
         *,
         caller: str,
@@ -178,7 +182,7 @@ class SandboxClient:
     ) -> None:
         """`show` takes what people should read."""
         self._show = show
-        self._executors = [_Executor(handle, name) for name, handle in executors.items()]
+        self._executors = [_Executor(actor) for actor in executors]
         self._config = config
         self._caller = caller
         self._limits = program_limits(config)
@@ -270,7 +274,7 @@ class SandboxClient:
         waiting = {next(self._numbers): call for call in calls}
         batch = [(number, call.work) for number, call in waiting.items()]
         try:
-            stream = executor.handle.run.options(num_returns="streaming").remote(batch, self._caller)
+            stream = executor.actor.methods(num_returns="streaming").run(batch, self._caller)
             while waiting:
                 share_s = self._config.deadline_s * STREAM_SHARE
                 answers = await within(
@@ -305,16 +309,10 @@ class SandboxClient:
     async def _until_there(self, executor: _Executor) -> None:
         """Wait until it answers, so that no try is spent on one that is starting; the calls' own deadlines go on."""
 
-        async def there() -> None:
-            while True:
-                try:
-                    await executor.handle.start.remote()
-                    return
-                except ActorUnavailableError:
-                    await asyncio.sleep(ASK_AGAIN_S)
-
         with contextlib.suppress(RayError, DeadlineExceeded):
-            await within(there(), self._config.deadline_s, waiter=self._caller, owner=executor.name, reason="its start")
+            await executor.actor.call(
+                lambda e: e.start(), deadline_s=self._config.deadline_s, reason="its start", retry=True
+            )
             executor.rests_until_s = 0.0
 
     def _all_rest_s(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import ray
 
-from actors.balancer import BalancerActor
+from actors.balancer import BalancerService, start_balancer
 from actors.generation.actor import TO_OBJECT_STORE, GenerationActor, WorkerSettings
 from actors.generation.records import draw_timelines, record_trajectories
 from actors.generation.replicas import Replicas
@@ -24,18 +24,17 @@ from actors.lost_nodes import NodesSeen, until_placed
 from actors.meter import ray_meter
 from actors.paths import with_absolute_paths
 from actors.placement import Layout, fitted, in_bundle, larger_plan, place, plan_layout, refuse_misfit, sending_ranks
-from actors.probe import until_up
+from actors.remote import Remote
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from actors.seating import executor_nodes, nodes_in_order, on_node, seated
 from actors.tool_client import host_silent_s
-from actors.tool_host import entry_of, host_names, hosts_up, start_hosts
+from actors.tool_host import ToolHostActor, entry_of, host_names, hosts_up, start_hosts
 from actors.watch import Watch, is_here, kill_here
 from rstar_ray.chat.model_folder import write_chat_files
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import WeightWay, shares_gpus
 from rstar_ray.crew import Crew
-from rstar_ray.deadline import within
 from rstar_ray.evaluation.asked import brought_along
 from rstar_ray.repeat import repeated
 from rstar_ray.rollouts import TrajectoryRef
@@ -87,12 +86,12 @@ class TrainingActors:
         self.watch = Watch(config.detector, show=show, record=record, meter=self.meter, head=head, nodes=nodes)
         self.stopping: Callable[[], bool] = lambda: False  # asked by the stages after every step
         self._group: Any = None
-        self._executors: dict[str, Any] = {}
+        self._executors: dict[str, Remote[SandboxExecutor]] = {}
         self.specs = tuple(tools)
         self._brought = brought_along(config, self.specs)
         self._own_folder = str(Path(config.own_folder).absolute())
-        self._hosts: dict[str, Any] = {}
-        self._balancer: Any = None
+        self._hosts: dict[str, Remote[ToolHostActor]] = {}
+        self._balancer: Remote[BalancerService] | None = None
         self._learner: Learner | None = None
         self._replicas: Replicas | None = None
         self._turns = gpu_turns(config)
@@ -115,14 +114,14 @@ class TrainingActors:
         self._start_executors()
         self._hosts = start_hosts(self._config.tools, self.specs, self._own_folder, runtime_env={"env_vars": NO_GPU})
         head = on_node(nodes_in_order(ray.nodes())[0], or_elsewhere=False)  # without its head a cluster is none
-        self._balancer = BalancerActor.options(name="balancer", runtime_env={"env_vars": NO_GPU}, **head).remote(  # type: ignore[attr-defined]
-            self._config.balancer.rule, placement=self._config.balancer, run=self.meter.run
+        balancer = self._balancer = start_balancer(
+            self._config.balancer, run=self.meter.run, runtime_env={"env_vars": NO_GPU}, **head
         )
-        for name, handle in {"balancer": self._balancer, **self._executors, **self._hosts}.items():
-            self.watch.follow_start(name, handle, silent_s=self._silent_s(name))
-        self.tools = SandboxClient(self._executors, self._config.sandbox, caller="driver", show=self._show)
+        for one in self._services():
+            self.watch.follow_start(one.name, one.handle, silent_s=self._silent_s(one.name))
+        self.tools = SandboxClient([*self._executors.values()], self._config.sandbox, caller="driver", show=self._show)
         self._replicas = Replicas(
-            self._balancer,
+            balancer,
             self._chat,
             show=self._show,
             watch=self.watch,
@@ -155,8 +154,12 @@ class TrainingActors:
 
     def _follow_all(self) -> None:
         """Probe everything that is up by now; a replica is followed when it serves."""
-        for name, handle in {"balancer": self._balancer, **self._executors, **self._hosts}.items():
-            self.watch.follow(name, handle, silent_s=self._silent_s(name))
+        for one in self._services():
+            self.watch.follow(one.name, one.handle, silent_s=self._silent_s(one.name))
+
+    def _services(self) -> list[Remote[Any]]:
+        """Every actor that is started, but for the replicas and the learner's ranks."""
+        return [*([self._balancer] if self._balancer else []), *self._executors.values(), *self._hosts.values()]
 
     def _silent_s(self, name: str) -> float:
         silent_s = self._config.detector.silent_s
@@ -250,20 +253,19 @@ class TrainingActors:
         their raylets."""
         signs = self.watch.signs()
         await self.watch.close()
-        workers = self._replicas.workers if self._replicas else {}
-        there = self._replicas.there if self._replicas else {}
+        workers = [*self._replicas.workers.values()] if self._replicas else []
+        there = [*self._replicas.there.values()] if self._replicas else []
         if self._replicas is not None:
             await self._replicas.close()
+        ending: list[Remote[Any]] = [*there, *self._executors.values(), *self._hosts.values()]
         closing: list[Awaitable[Any]] = [
-            within(handle.close.remote(), CLOSE_DEADLINE_S, waiter="driver", owner=name, reason="its end")
-            for name, handle in [*there.items(), *self._executors.items(), *self._hosts.items()]
+            one.call(lambda actor: actor.close(), deadline_s=CLOSE_DEADLINE_S, reason="its end") for one in ending
         ]
         if self._learner is not None:
             closing.append(self._learner.close())
         await asyncio.gather(*closing, return_exceptions=True)
-        for handle in [*workers.values(), *self._executors.values(), *self._hosts.values(), self._balancer]:
-            if handle is not None:
-                ray.kill(handle)
+        for one in [*workers, *self._services()]:
+            ray.kill(one.handle)
         if self._head.silent:
             for sign in filter(is_here, signs):
                 kill_here(sign)
@@ -300,7 +302,7 @@ class TrainingActors:
         executor = ray.remote(SandboxExecutor)
         for number, node in enumerate(executor_nodes(nodes_in_order(ray.nodes()), sandbox.executors)):
             name = f"sandbox/{number}"
-            self._executors[name] = executor.options(
+            handle = executor.options(
                 name=name,
                 num_cpus=self._layout.executor_cpus,
                 max_restarts=-1,
@@ -308,6 +310,7 @@ class TrainingActors:
                 runtime_env={"env_vars": NO_GPU},
                 **on_node(node, or_elsewhere=True),
             ).remote(name, pool_config(self._config.sandbox), self.meter.run)
+            self._executors[name] = Remote(handle, name)
 
     def _host_names(self) -> dict[str, tuple[str, ...]]:
         entries = {entry_of(name) for name in self._hosts}
@@ -316,8 +319,10 @@ class TrainingActors:
     async def _executors_up(self) -> list[str]:
         """The isolation level that each executor achieved."""
         starting = (
-            until_up(name, handle, handle.start.remote, START_DEADLINE_S, reason="its warm servers", show=self._show)
-            for name, handle in self._executors.items()
+            one.first_answer(
+                lambda e: e.start(), deadline_s=START_DEADLINE_S, reason="its warm servers", show=self._show
+            )
+            for one in self._executors.values()
         )
         return await asyncio.gather(*starting)
 
@@ -351,7 +356,8 @@ class TrainingActors:
                 runtime_env={"env_vars": TO_OBJECT_STORE},
                 **in_bundle(self._group, bundle),
             )
-            replicas.add(settings.replica_id, actor.remote(settings), start_deadline_s=engine.start_deadline_s)
+            worker = Remote[GenerationActor](actor.remote(settings), settings.replica_id)
+            replicas.add(worker, start_deadline_s=engine.start_deadline_s)
 
 
 def traces_of(config: RunConfig) -> str:

@@ -5,15 +5,15 @@ import contextlib
 import json
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, Protocol
 
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import RayActorError
 
-from actors.tool_host import HELD_UP_S, START_S
+from actors.remote import Remote
+from actors.tool_host import HELD_UP_S, START_S, ToolHostActor
 from rstar_ray.agent.rollout import RolloutState
-from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, ToolError, ToolStateLost
 from rstar_ray.outcome import Outcome
 from rstar_ray.tools.environment import ENVIRONMENT, Reply
@@ -65,20 +65,20 @@ def _bound_s(deadline_s: float, *, stateful: bool) -> float:
 
 
 class Tools:
-    """What one generation worker calls. `handles` are hosts by entry, the same for all workers."""
+    """What one generation worker calls. `hosts` by entry are the same for all workers."""
 
     def __init__(
         self,
         specs: Sequence[ToolSpec],
         sandbox: SandboxCalls,
-        handles: Mapping[str, Sequence[Any]],
+        hosts: Mapping[str, Sequence[Remote[ToolHostActor]]],
         *,
         caller: str,
         environment: str = "",
     ) -> None:
         self.specs = {spec.name: spec for spec in specs}
         self.sandbox = sandbox
-        self.handles = handles
+        self.hosts = hosts
         self.caller = caller
         self.environment = environment
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,26 +86,27 @@ class Tools:
     def open(self, state: RolloutState) -> "RolloutTools":
         """The tools of one rollout, from where it stands: the states it has are its player's from now on."""
         tools = RolloutTools(self, state)
+        rollout_id = state.request.rollout_id
         for entry in sorted(tools.entries):
-            self._tell(entry, state.request.rollout_id, "take_over")
+            self._notify(entry, rollout_id, lambda host: host.take_over(rollout_id, self.caller))
         return tools
 
     async def ask(self, entry: str, tool: str, call: HostCall, deadline_s: float) -> HostAnswer:
         """One call at a host. Raises `ToolError` where our side failed on every try, or `ToolStateLost`."""
-        handles = self.handles[entry]
+        hosts = self.hosts[entry]
         reason, gone, silences = "", False, 0
         for tried in range(MAX_TRIES):
-            handle = handles[(zlib.crc32(call.rollout_id.encode()) + (0 if call.rollout_id else tried)) % len(handles)]
+            host = hosts[(zlib.crc32(call.rollout_id.encode()) + (0 if call.rollout_id else tried)) % len(hosts)]
             if gone:  # maybe this one
-                await self._wait_for(handle, entry)
+                await self._wait_for(host, entry)
             try:
-                answer = await self._asked(handle, entry, tool, call, deadline_s)
+                answer = await self._asked(host, entry, tool, call, deadline_s)
             except RayActorError as lost:
                 reason, gone = str(lost).splitlines()[0], True
                 continue
             if isinstance(answer, Found):
                 if answer is not Found.TURNS:
-                    self._kill(handle)
+                    await host.restart()
                 silences += answer is Found.SILENT
                 if answer is not Found.SILENT or silences > 1:  # twice at one call: it is silent for that
                     return HostAnswer(outcome=Outcome.TIMEOUT, text=f"Error: no answer within {deadline_s:g} s.")
@@ -120,18 +121,19 @@ class Tools:
                 await asyncio.sleep(REST_S)
         raise ToolError(f"{tool or entry}: failed {MAX_TRIES} times, last: {reason}")
 
-    async def _asked(self, handle: Any, entry: str, tool: str, call: HostCall, deadline_s: float) -> HostAnswer | Found:
+    async def _asked(
+        self, host: Remote[ToolHostActor], entry: str, tool: str, call: HostCall, deadline_s: float
+    ) -> HostAnswer | Found:
         """The answer, or why there is none. Raises `RayActorError` for a host that is gone."""
         bound_s = _bound_s(deadline_s, stateful=bool(call.rollout_id))
-        asking = handle.call.remote(tool, call)
         try:
-            reason = f"a call of {tool or entry}"
-            return await within(asking, bound_s, waiter=self.caller, owner=entry, reason=reason)
+            return await host.call(
+                lambda h: h.call(tool, call), deadline_s=bound_s, reason=f"a call of {tool or entry}"
+            )
         except DeadlineExceeded:
-            looking = handle.held_up.remote()
+            pass
         try:
-            reason = "whether a call holds it up"
-            held_up = await within(looking, LOOK_S, waiter=self.caller, owner=entry, reason=reason)
+            held_up = await host.call(lambda h: h.held_up(), deadline_s=LOOK_S, reason="whether a call holds it up")
         except DeadlineExceeded:
             return Found.SILENT
         return Found.HELD_UP if held_up else Found.TURNS
@@ -139,12 +141,11 @@ class Tools:
     def end(self, rollout_id: str, entries: Sequence[str]) -> None:
         """Have the hosts close a rollout's states; nobody waits for it."""
         for entry in entries:
-            self._tell(entry, rollout_id, "end")
+            self._notify(entry, rollout_id, lambda host: host.end(rollout_id, self.caller))
 
-    def _tell(self, entry: str, rollout_id: str, method: str) -> None:
-        handles = self.handles[entry]
-        handle = handles[zlib.crc32(rollout_id.encode()) % len(handles)]
-        task = asyncio.ensure_future(self._told(handle, rollout_id, method))
+    def _notify(self, entry: str, rollout_id: str, ask: Callable[[ToolHostActor], Awaitable[None]]) -> None:
+        hosts = self.hosts[entry]
+        task = asyncio.create_task(self._notified(hosts[zlib.crc32(rollout_id.encode()) % len(hosts)], rollout_id, ask))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -152,28 +153,15 @@ class Tools:
         """Wait until every state that was ended is closed, and every new player known."""
         await asyncio.gather(*self._tasks)
 
-    async def _told(self, handle: Any, rollout_id: str, method: str) -> None:
+    async def _notified(
+        self, host: Remote[ToolHostActor], rollout_id: str, ask: Callable[[ToolHostActor], Awaitable[None]]
+    ) -> None:
         with contextlib.suppress(RayActorError, DeadlineExceeded):  # a host that is gone holds no state
-            heard = getattr(handle, method).remote(rollout_id, self.caller)
-            await within(heard, START_S, waiter=self.caller, owner="tools", reason=f"the {method} of {rollout_id}")
+            await host.call(ask, deadline_s=START_S, reason=f"the state of {rollout_id}")
 
-    def _kill(self, handle: Any) -> None:
-        """Ray starts it again; one that is stopped too, which Ray ends by a signal some seconds later."""
-        import ray
-
-        ray.kill(handle, no_restart=False)
-
-    async def _wait_for(self, handle: Any, entry: str) -> None:
-        async def up() -> None:
-            while True:
-                try:
-                    await handle.pid.remote()
-                    return
-                except ActorUnavailableError:
-                    await asyncio.sleep(0.2)
-
+    async def _wait_for(self, host: Remote[ToolHostActor], entry: str) -> None:
         try:
-            await within(up(), START_S, waiter=self.caller, owner=entry, reason="its host")
+            await host.call(lambda h: h.pid(), deadline_s=START_S, reason="its host", retry=True)
         except (RayActorError, DeadlineExceeded) as lost:
             raise ToolError(f"{entry}: its host does not come back ({str(lost).splitlines()[0]})") from lost
 

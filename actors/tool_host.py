@@ -9,7 +9,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from actors.probe import Alive, Sign, until_up
+from actors.probe import Alive, Sign
+from actors.remote import Remote, in_group
 from rstar_ray.config import ToolsConfig
 from rstar_ray.errors import RStarError
 from rstar_ray.tools.host import AtStake, HostAnswer, HostCall, ToolHost
@@ -26,7 +27,6 @@ HELD_UP_S = 1.0
 SAY_HELD_UP_S = 5.0
 
 
-@ray.remote(concurrency_groups={"probe": 64})  # pyright: ignore[reportCallIssue]
 class ToolHostActor:
     """The address of the hosts of what one entry of `--tools.use` names; every rule lives in `rstar_ray.tools.host`.
 
@@ -72,13 +72,13 @@ class ToolHostActor:
         for host in self._hosts.values():
             await host.close()
 
-    @ray.method(concurrency_group="probe")
+    @in_group("probe")
     async def probe(self) -> Sign:
         """For the run's detector."""
         at_stake = sum((host.at_stake() for host in self._hosts.values()), AtStake())
         return self._alive.sign(progress=self._num_answered, loses=at_stake.line(), lines=self._held_up_line())
 
-    @ray.method(concurrency_group="probe")
+    @in_group("probe")
     async def held_up(self) -> bool:
         """Whether a call holds up this process, and with it all of its calls."""
         if self._pulse is None:
@@ -104,23 +104,29 @@ def planned_hosts(config: ToolsConfig, specs: Sequence[ToolSpec]) -> dict[str, t
     return {name: entry for entry in entries.items() for name in host_names(entry[0], config.hosts)}
 
 
-def start_hosts(config: ToolsConfig, specs: Sequence[ToolSpec], folder: str, **options: Any) -> dict[str, Any]:
-    """Handles of the planned hosts by name."""
+def start_hosts(
+    config: ToolsConfig, specs: Sequence[ToolSpec], folder: str, **options: Any
+) -> dict[str, Remote[ToolHostActor]]:
+    """The planned hosts by name."""
+    actor: Any = ray.remote(concurrency_groups={"probe": 64})(ToolHostActor)  # pyright: ignore[reportCallIssue]
     shared = {"num_cpus": 0, "max_restarts": MAX_HOST_RESTARTS, "max_concurrency": 1_000} | options
     return {
-        name: ToolHostActor.options(name=name, scheduling_strategy="SPREAD", **shared).remote(  # type: ignore[attr-defined]
-            name, entry, folder, is_environment=is_environment
+        name: Remote(
+            actor.options(name=name, scheduling_strategy="SPREAD", **shared).remote(
+                name, entry, folder, is_environment=is_environment
+            ),
+            name,
         )
         for name, (entry, is_environment) in planned_hosts(config, specs).items()
     }
 
 
-async def hosts_up(hosts: Mapping[str, Any], show: Callable[[str], None] = print) -> None:
+async def hosts_up(hosts: Mapping[str, Remote[ToolHostActor]], show: Callable[[str], None] = print) -> None:
     """Wait until each has loaded what it runs. Raises `RStarError` with what kept one from it."""
 
-    async def up(name: str, host: Any) -> None:
+    async def up(name: str, host: Remote[ToolHostActor]) -> None:
         try:
-            await until_up(name, host, host.pid.remote, START_S, reason="its tool", show=show)
+            await host.first_answer(lambda h: h.pid(), deadline_s=START_S, reason="its tool", show=show)
         except RayActorError as ended:
             last = str(ended).strip().splitlines()[-1]
             raise RStarError(f"{name} did not come up: {last}") from ended

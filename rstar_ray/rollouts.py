@@ -28,6 +28,10 @@ class FinishedRollout:
     summary: TrajectorySummary
     ref: TrajectoryRef
 
+    @property
+    def rollout_id(self) -> str:
+        return self.summary.rollout_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DroppedRollout:

@@ -5,10 +5,9 @@ from math import inf
 
 from rstar_ray.config import BalancerConfig
 from scheduler.books import Books, nonsense
-from scheduler.cost import EngineCost
 from scheduler.expected_kv.caution import Caution
 from scheduler.expected_kv.rule import ExpectedKV
-from scheduler.fleet import Fleet, Replica, Rollout, check_engine
+from scheduler.fleet import Fleet, Replica, Rollout
 from scheduler.learned import Learned
 from scheduler.load import (
     Admission,
@@ -17,6 +16,7 @@ from scheduler.load import (
     Finished,
     Move,
     NeverFits,
+    Registration,
     ReplicaLoad,
     RolloutLoad,
     TurnReport,
@@ -84,31 +84,14 @@ class Balancer:
         return self._rule.name
 
     # -- replicas -------------------------------------------------------------------------------------------------
-    def add_replica(
-        self,
-        replica_id: str,
-        kv_capacity_tokens: int,
-        *,
-        max_running: int,
-        block_tokens: int,
-        policy_version: int = 0,
-        cost: EngineCost | None = None,
-    ) -> list[str]:
-        """A replica serves from now on; one known by that name is removed first. `cost`: as measured there.
+    def add_replica(self, replica: Registration) -> list[str]:
+        """A replica serves from now on; one known by that name is removed first. What is resident is for `adopt`.
 
         Returns the rollouts that wait again, because the name's former holder had them.
-        Raises `ValueError` for a capacity or batch below 1.
         """
-        check_engine(replica_id, kv_capacity_tokens, max_running, block_tokens)
-        lost = self.remove_replica(replica_id) if replica_id in self.books.fleet.by_id else []
-        self.books.fleet.add(
-            replica_id,
-            kv_capacity_tokens,
-            max_running=max_running,
-            block_tokens=block_tokens,
-            policy_version=policy_version,
-            cost=cost,
-        )
+        known = replica.replica_id in self.books.fleet.by_id
+        lost = self.remove_replica(replica.replica_id) if known else []
+        self.books.fleet.add(replica)
         self._replicas_changed()
         return lost
 

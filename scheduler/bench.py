@@ -19,7 +19,7 @@ from typing import Any
 from scheduler.balancer import RULES, Balancer
 from scheduler.cost import placement_cost
 from scheduler.fleet import BLOCK_TOKENS
-from scheduler.load import RolloutLoad
+from scheduler.load import Registration, RolloutLoad
 from scheduler.traces.kinds import NAMES, draw, kind_named
 from scheduler.traces.record import TraceRollout
 from scheduler.twin.clairvoyant import clairvoyant_step
@@ -77,7 +77,11 @@ def decisions_per_s(rule: str, *, replicas: int = 64, groups: int = 512) -> floa
     """Admissions a second of CPU time, from a queue of `groups` x 32 until nothing more fits."""
     balancer = Balancer(rule)
     for index in range(replicas):
-        balancer.add_replica(f"replica-{index}", 650_000, max_running=SEATS, block_tokens=BLOCK_TOKENS)
+        balancer.add_replica(
+            Registration(
+                replica_id=f"replica-{index}", kv_capacity_tokens=650_000, max_running=SEATS, block_tokens=BLOCK_TOKENS
+            )
+        )
     balancer.submit(
         [
             RolloutLoad(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from rstar_ray.config import EngineConfig
 from scheduler.cost import EngineCost
-from scheduler.load import ReplicaLoad, ReplicaSnapshot, RolloutLoad
+from scheduler.load import Registration, ReplicaLoad, ReplicaSnapshot, RolloutLoad
 
 BLOCK_TOKENS = EngineConfig().block_size
 """As the engines have it, while no replica has told its own."""
@@ -103,15 +103,6 @@ class Replica:
         )
 
 
-def check_engine(replica_id: str, kv_capacity_tokens: int, max_running: int, block_tokens: int) -> None:
-    """Raises `ValueError` for a capacity or batch below 1."""
-    if min(kv_capacity_tokens, max_running, block_tokens) < 1:
-        raise ValueError(
-            f"replica {replica_id!r}: kv_capacity_tokens {kv_capacity_tokens}, max_running {max_running} and "
-            f"block_tokens {block_tokens} must be at least 1"
-        )
-
-
 class Fleet:
     """All replicas, by name and in a stable order."""
 
@@ -134,28 +125,19 @@ class Fleet:
     def __len__(self) -> int:
         return len(self.by_id)
 
-    def add(
-        self,
-        replica_id: str,
-        kv_capacity_tokens: int,
-        *,
-        max_running: int,
-        block_tokens: int,
-        policy_version: int,
-        cost: EngineCost | None = None,
-    ) -> Replica:
+    def add(self, registered: Registration) -> Replica:
         index = self.by_index.index(None) if None in self.by_index else len(self.by_index)
         replica = Replica(
-            replica_id,
+            registered.replica_id,
             index,
-            kv_capacity_tokens,
-            max_running,
-            block_tokens,
-            cost=cost,
-            policy_version=policy_version,
-            told_version=policy_version,
+            registered.kv_capacity_tokens,
+            registered.max_running,
+            registered.block_tokens,
+            cost=registered.cost,
+            policy_version=registered.policy_version,
+            told_version=registered.policy_version,
         )
-        self.by_id[replica_id] = replica
+        self.by_id[registered.replica_id] = replica
         self.block_tokens = max(known.block_tokens for known in self.by_id.values())
         if index == len(self.by_index):
             self.by_index.append(replica)

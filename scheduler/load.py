@@ -8,6 +8,7 @@ rounding (`block_tokens`).
 from dataclasses import dataclass, field
 
 from rstar_ray.errors import RStarError
+from scheduler.cost import EngineCost
 
 AHEAD_SHARE = 8  # one rollout waits in the engine for every so many that run there
 
@@ -73,6 +74,26 @@ class ReplicaLoad:
     policy_version: int = 0
     steps: int = 0  # of the engine since it started; each gives every running request one token
     at_tools: tuple[str, ...] = ()  # rollouts that wait for a tool, and sample nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """A replica that serves from now on: the size of its engine, and the rollouts that it runs already."""
+
+    replica_id: str
+    kv_capacity_tokens: int
+    max_running: int  # rollouts that it may hold
+    block_tokens: int
+    policy_version: int = 0
+    cost: EngineCost | None = None  # as measured there; None: not measured
+    resident: tuple[RolloutLoad, ...] = ()
+
+    def __post_init__(self) -> None:
+        if min(self.kv_capacity_tokens, self.max_running, self.block_tokens) < 1:
+            raise ValueError(
+                f"replica {self.replica_id!r}: kv_capacity_tokens {self.kv_capacity_tokens}, max_running "
+                f"{self.max_running} and block_tokens {self.block_tokens} must be at least 1"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,10 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from actors.balancer import BalancerService, Cancel, Grant
+from actors.remote import Remote
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.chat.template import Reading
@@ -40,8 +42,49 @@ from rstar_ray.trajectory import (
     Trajectory,
     TrajectorySummary,
 )
+from scheduler.load import Move, Registration
 
+A = TypeVar("A")
 END = 0  # the end-of-turn token
+
+
+def registration(
+    name: str, capacity: int, *, max_running: int = 8, block_tokens: int = 16, **rest: Any
+) -> Registration:
+    """A replica of this many KV tokens."""
+    return Registration(
+        replica_id=name, kv_capacity_tokens=capacity, max_running=max_running, block_tokens=block_tokens, **rest
+    )
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a replica received at once, by kind."""
+
+    number: int
+    admissions: tuple[Grant, ...]
+    moves: tuple[Move, ...]
+    cancels: tuple[str, ...]
+
+
+async def next_orders(balancer: BalancerService, replica: str, acknowledged: int, wait_s: float) -> Orders:
+    batch = await balancer.next_orders(replica, acknowledged, wait_s)
+    return Orders(
+        batch.number,
+        tuple(order for order in batch.items if isinstance(order, Grant)),
+        tuple(order for order in batch.items if isinstance(order, Move)),
+        tuple(order.rollout_id for order in batch.items if isinstance(order, Cancel)),
+    )
+
+
+class Local(Remote[A]):
+    """A `Remote` of an object in this process."""
+
+    def __init__(self, core: A, name: str = "balancer") -> None:
+        super().__init__(core, name)
+
+    def methods(self, **options: Any) -> A:
+        return self.handle
 
 
 class CharChat:

@@ -139,45 +139,6 @@ def test_recipes_do_not_start_each_other():
                 assert "main" not in {alias.name for alias in node.names}, path
 
 
-def lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    return (node.end_lineno or node.lineno) - node.lineno + 1
-
-
-def is_too_wide(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """More than six parameters, of which more than two may be given by position."""
-    by_position = [each.arg for each in [*node.args.posonlyargs, *node.args.args] if each.arg not in ("self", "cls")]
-    return len(by_position) + len(node.args.kwonlyargs) > 6 and len(by_position) > 2
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("room", [*sorted(ROOMS), "tests"])
-def test_classes_and_functions_are_short_and_their_parameters_few(room: str):
-    found: list[str] = []
-    for path in modules(room):
-        classes = nodes(path)[ast.ClassDef]
-        functions = nodes(path)[ast.FunctionDef] + nodes(path)[ast.AsyncFunctionDef]
-        found += [f"{path}: class {node.name}: {lines(node)} lines" for node in classes if lines(node) > 300]
-        found += [f"{path}: {node.name}: {lines(node)} lines" for node in functions if lines(node) > 60]
-        found += [f"{path}: {node.name}: too many parameters" for node in functions if is_too_wide(node)]
-    assert not found
-
-
-@pytest.mark.parametrize(
-    ("signature", "wide"),
-    [
-        ("a, b, c, d, e, f", False),
-        ("a, b, c, d, e, f, g", True),
-        ("self, a, b, c, d, e, f", False),
-        ("a, b, *, c, d, e, f, g", False),
-        ("a, b, /, c, *, d, e, f, g", True),
-    ],
-)
-def test_a_wide_function_has_more_than_six_parameters_and_more_than_two_by_position(signature: str, wide: bool):
-    (node,) = ast.parse(f"def f({signature}): ...").body
-    assert isinstance(node, ast.FunctionDef)
-    assert is_too_wide(node) == wide
-
-
 LOOKERS = {"NodeReader", "StandIn"}
 """Actors that live for a look at a node, and belong to no run."""
 
@@ -186,7 +147,11 @@ def test_every_actor_of_a_run_says_who_it_is():
     files = modules("actors")
     classes = {node.name: node for path in files for node in nodes(path)[ast.ClassDef]}
     calls = [node for path in files for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
-    remote = {call.args[0].id for call in calls if ast.unparse(call.func) == "ray.remote" and call.args}  # type: ignore[attr-defined]
+    remote = {
+        call.args[0].id
+        for call in calls
+        if call.args and isinstance(call.args[0], ast.Name) and ast.unparse(call.func).startswith("ray.remote")
+    } & classes.keys()
     decorated = {
         name for name, node in classes.items() if any("ray.remote" in ast.unparse(d) for d in node.decorator_list)
     }

@@ -23,11 +23,10 @@ from typing import Any
 import numpy as np
 import ray
 
-from actors.balancer import BalancerService
+from actors.balancer import BalancerService, Grant
 from actors.door import shut_door
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.rollout_traces import RolloutTraces
-from actors.mailbox import Grant, Grants
 from actors.meter import ray_meter
 from actors.probe import own_memory_bytes
 from rstar_ray.algorithm.update import SeenTokens
@@ -139,7 +138,7 @@ def watch_rollouts(step: Recorded, meter: Meter, folder: Path) -> None:
     for one, row in zip(step.trajectories, step.rows, strict=True):
         name, at_s = one.summary.rollout_id, time.time()
         load = RolloutLoad(rollout_id=name, group_id="g", prompt_tokens=1, max_response_tokens=1, max_turns=1)
-        traces.granted(Grants(number=1, epoch="e", admissions=(Grant(load=load, payload=None),)))
+        traces.granted(Grant(load=load, payload=None))
         for turn in row["turns"]:
             said = Completion(
                 token_ids=[],

@@ -10,19 +10,21 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 import numpy as np
 import ray
 
-from actors.balancer import BalancerActor
-from actors.generation.balancer_client import BalancerClient, rollout_load
+from actors.balancer import BalancerService, start_balancer
 from actors.generation.engine import Engine, EngineFacts
+from actors.generation.outbox import rollout_load
 from actors.generation.settings import EngineSettings
 from actors.generation.worker import GenerationWorker
+from actors.remote import Remote
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.chat.template import Reading
+from rstar_ray.config import BalancerConfig
 from rstar_ray.errors import RStarError
 from rstar_ray.outcome import Outcome
 from rstar_ray.reward.find import boxed_answer
@@ -244,19 +246,19 @@ def equal_trace(
 
 
 @asynccontextmanager
-async def balancer_actor(rule: str) -> AsyncGenerator[Any]:
+async def balancer_actor(rule: str) -> AsyncGenerator[Remote[BalancerService]]:
     """A balancer of its own, as an actor; Ray must run."""
-    actor: Any = BalancerActor.remote(rule)  # type: ignore[attr-defined]
+    balancer = start_balancer(replace(BalancerConfig(), rule=cast(Any, rule)))
     try:
-        yield actor
+        yield balancer
     finally:
-        ray.kill(actor)
+        ray.kill(balancer.handle)
 
 
 async def replay(
     engines: Sequence[ReplayEngine],
     rollouts: Sequence[TraceRollout],
-    balancer: Any,
+    balancer: Remote[BalancerService],
     *,
     salt: int,
     limits: RolloutLimits | None = None,
@@ -279,7 +281,7 @@ async def replay(
             engine=engine,
             max_running=engine.settings.max_num_seqs,
             chat=chat,
-            balancer=BalancerClient(balancer),
+            balancer=balancer,
             tools=EchoTools(),
             judge=_exact,
             die=_engine_died,
@@ -290,12 +292,14 @@ async def replay(
     wanted = [_request(name, f"{salt}/{rollout.group}", rollout, limits) for name, rollout in named.items()]
     starts = [RolloutState.start(one, chat.prompt_ids(one.problem)) for one in wanted]
     began = time.perf_counter()
-    await balancer.submit.remote([(rollout_load(start), start) for start in starts])
+    items = [(rollout_load(start), start) for start in starts]
+    await balancer.call(lambda b: b.submit(items), deadline_s=DRAIN_S, reason="the trace")
     await _all_done(workers, len(rollouts))
     seconds = time.perf_counter() - began
-    if not await balancer.drain.remote(DRAIN_S):  # results come here before the last ends are reported there
+    drained = balancer.call(lambda b: b.drain(DRAIN_S), deadline_s=2 * DRAIN_S, reason="the last reports")
+    if not await drained:  # results come here before the last ends are reported there
         raise RStarError(f"replay: the balancer still had rollouts {DRAIN_S:g} s after the last result")
-    await balancer.resume.remote()
+    await balancer.call(lambda b: b.resume(), deadline_s=DRAIN_S, reason="its end")
     for worker in workers:
         await worker.close()
     await asyncio.sleep(0.1)  # the engines' last statistics
@@ -357,9 +361,9 @@ async def _all_done(workers: Sequence[GenerationWorker], count: int) -> None:
         nonlocal left
         acknowledged = 0
         while left > 0:
-            delivery, _ = await worker.take_finished(LONGEST_S, acknowledged)
-            acknowledged = delivery.number
-            left -= len(delivery.finished) + len(delivery.dropped)
+            batch = await worker.take_finished(LONGEST_S, acknowledged)
+            acknowledged = batch.number
+            left -= len(batch.items)
         done.set()
 
     done = asyncio.Event()

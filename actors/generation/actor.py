@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
-
+from actors.balancer import BalancerService
 from actors.devices import see_own_gpu_first
-from actors.generation.balancer_client import BalancerClient
-from actors.generation.delivery import Delivery, in_parts
+from actors.generation.delivery import Delivery
 from actors.generation.engine import Engine, EngineFacts
 from actors.generation.kept_turns import KeptTurns
 from actors.generation.replica_metrics import ReplicaMetrics
@@ -21,8 +19,10 @@ from actors.generation.vllm_calls import VllmCalls
 from actors.generation.worker import GenerationWorker
 from actors.meter import ray_meter
 from actors.probe import Alive, Sign
-from actors.sandbox_executor import SandboxClient
+from actors.remote import Remote
+from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from actors.tool_client import Tools
+from actors.tool_host import ToolHostActor
 from actors.weights.buckets import BucketPlan
 from actors.weights.transfer import Pulled
 from rstar_ray.agent.journal import TurnJournal
@@ -74,10 +74,14 @@ class GenerationActor:
 
     def __init__(self, settings: WorkerSettings) -> None:
         see_own_gpu_first()
-        executors = {name: ray.get_actor(name) for name in settings.executors}
+        name = settings.replica_id
+        executors = [Remote[SandboxExecutor].named(one, caller=name) for one in settings.executors]
         self._lines: list[str] = []  # to be shown with the next sign
         sandbox = SandboxClient(executors, settings.sandbox, caller=settings.replica_id, show=self._lines.append)
-        hosts = {entry: [ray.get_actor(name) for name in names] for entry, names in settings.hosts.items()}
+        hosts = {
+            entry: [Remote[ToolHostActor].named(one, caller=name) for one in names]
+            for entry, names in settings.hosts.items()
+        }
         tools = Tools(settings.tools, sandbox, hosts, caller=settings.replica_id, environment=settings.environment)
         self._name = settings.replica_id
         self._weights_deadline_s = settings.weights_deadline_s
@@ -107,7 +111,7 @@ class GenerationActor:
             engine=self._engine,
             max_running=settings.engine.max_num_seqs,
             chat=self._chat,
-            balancer=BalancerClient(ray.get_actor("balancer"), self._traces.granted),
+            balancer=Remote[BalancerService].named("balancer", caller=self._name),
             tools=tools,
             judge=self._judge,
             metrics=self._metrics,
@@ -135,8 +139,8 @@ class GenerationActor:
 
     async def take_finished(self, wait_s: float, acknowledged: int) -> tuple[Delivery | list[Trajectory], ...]:
         """Call it with `num_returns=1 + NUM_PARTS`: the driver reads the delivery, and keeps refs of its parts."""
-        delivery, trajectories = await self._worker.take_finished(wait_s, acknowledged)
-        return delivery, *in_parts(trajectories)
+        delivery, parts = Delivery.of(await self._worker.take_finished(wait_s, acknowledged))
+        return delivery, *parts
 
     async def pull(self, policy_version: int, refs: Sequence[Any]) -> Pulled:
         """Fetch the published buckets and serve them; each ref comes in a list, so that Ray hands on the ref itself."""

@@ -1,26 +1,27 @@
-"""What the balancer has learned, as the driver keeps it: for checkpoints, and for a life of it that began empty."""
+"""The driver's copy of what the balancer has learned: for checkpoints, and for a balancer that restarted empty."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from actors.balancer import Known
+from actors.balancer import BalancerService, Known
+from actors.remote import Remote
 from rstar_ray.run_dir.decoration import decoration
 from scheduler.learned import Learned
 
 
 class BalancerMemory:
-    """The newest that was told, and which life of the balancer knows it."""
+    """The newest copy, and which incarnation of the balancer has it."""
 
-    def __init__(self, tell: Callable[..., Awaitable[Any]], show: Callable[[str], None]) -> None:
-        """`tell`: call a method of the balancer by name, with what it takes and a `reason`."""
-        self._tell = tell
+    def __init__(self, balancer: Remote[BalancerService], deadline_s: float, show: Callable[[str], None]) -> None:
+        self._balancer = balancer
+        self._deadline_s = deadline_s
         self._show = show
         self._newest: Known | None = None
         self._one_at_a_time = asyncio.Lock()
 
     async def note(self) -> None:
-        """Keep what it knows now, as far as it can be asked. One that began empty meanwhile is taught first."""
+        """Copy what it knows now, if it answers. A balancer that restarted empty gets the earlier copy first."""
         with decoration("what the balancer has learned", self._show):
             await self._known()
 
@@ -33,15 +34,23 @@ class BalancerMemory:
         """What a checkpoint had. Raises `ValueError` with the name of what is nonsense in it."""
         learned = Learned.from_json(saved)
         async with self._one_at_a_time:
-            self._newest = await self._know_again(learned)
+            self._newest = await self._load(learned)
 
     async def _known(self) -> Known:
         async with self._one_at_a_time:
-            before, known = self._newest, await self._tell("learned", reason="what it has learned")
-            if before is not None and before.learned is not None and known.epoch != before.epoch:
-                known = await self._know_again(before.learned)
+            before = self._newest
+            known = await self._balancer.call(
+                lambda b: b.learned(), deadline_s=self._deadline_s, reason="what it has learned", retry=True
+            )
+            if before is not None and before.learned is not None and known.incarnation != before.incarnation:
+                known = await self._load(before.learned)
             self._newest = known
             return known
 
-    async def _know_again(self, learned: Learned) -> Known:
-        return await self._tell("know_again", learned, reason="learning again what was known")
+    async def _load(self, learned: Learned) -> Known:
+        return await self._balancer.call(
+            lambda b: b.load_learned(learned),
+            deadline_s=self._deadline_s,
+            reason="loading what it had learned",
+            retry=True,
+        )

@@ -10,7 +10,8 @@ from typing import Any
 
 from ray.exceptions import RayActorError
 
-from rstar_ray.deadline import within
+from actors.generation.actor import GenerationActor
+from actors.remote import Remote
 from rstar_ray.errors import DeadlineExceeded
 from rstar_ray.rollouts import TrajectoryRef
 from scheduler.picture import Timeline, draw_step
@@ -19,7 +20,7 @@ DEADLINE_S = 120.0
 
 
 async def record_trajectories(
-    workers: Mapping[str, Any],
+    workers: Mapping[str, Remote[GenerationActor]],
     refs: Sequence[TrajectoryRef],
     *,
     path: Path,
@@ -36,9 +37,10 @@ async def record_trajectories(
     boxed = [[ref] for ref in seen]
     for name, worker in workers.items():
         try:
-            recorded = worker.record.remote(lists, indices, path, stage, step, boxed)
-            await within(
-                recorded, DEADLINE_S, waiter="driver", owner=name, reason=f"recording {len(refs)} trajectories"
+            await worker.call(
+                lambda w: w.record(lists, indices, path, stage, step, boxed),
+                deadline_s=DEADLINE_S,
+                reason=f"recording {len(refs)} trajectories",
             )
             return
         except (RayActorError, DeadlineExceeded) as gone:
@@ -50,7 +52,12 @@ async def record_trajectories(
 
 
 async def draw_timelines(
-    workers: Mapping[str, Any], path: Path, *, rollouts: str, title: str, show: Callable[[str], None]
+    workers: Mapping[str, Remote[GenerationActor]],
+    path: Path,
+    *,
+    rollouts: str,
+    title: str,
+    show: Callable[[str], None],
 ) -> None:
     """The picture of the rollouts whose ids begin so, as far as their workers are there to tell."""
     try:
@@ -71,13 +78,13 @@ async def draw_timelines(
         show(f"{path.name} was not drawn: {_first_line(failed)}")
 
 
-async def _timelines(workers: Mapping[str, Any], rollouts: str, show: Callable[[str], None]) -> list[Timeline]:
-    async def ask(name: str, worker: Any) -> Timeline:
-        return await within(
-            worker.timeline.remote(rollouts), DEADLINE_S, waiter="driver", owner=name, reason="its timeline"
-        )
-
-    asked = (ask(name, worker) for name, worker in workers.items())
+async def _timelines(
+    workers: Mapping[str, Remote[GenerationActor]], rollouts: str, show: Callable[[str], None]
+) -> list[Timeline]:
+    asked = (
+        worker.call(lambda w: w.timeline(rollouts), deadline_s=DEADLINE_S, reason="its timeline")
+        for worker in workers.values()
+    )
     told = await asyncio.gather(*asked, return_exceptions=True)
     timelines: list[Timeline] = []
     for name, timeline in zip(workers, told, strict=True):

@@ -1,5 +1,6 @@
 """What people watch of one replica, by the declared names."""
 
+from actors.balancer import Grant
 from actors.generation.rollout_traces import RolloutTraces
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.meter import Meter
@@ -30,6 +31,11 @@ class ReplicaMetrics:
         meter.set("rstar_engine_rollouts_at_tools", len(load.at_tools), replica=replica)
         meter.reached("rstar_engine_steps_total", load.steps, replica=replica)
         meter.reached("rstar_engine_preemptions_total", load.preemptions, replica=replica)
+
+    def granted(self, grant: Grant) -> None:
+        """A rollout comes from the balancer."""
+        if self._traces is not None:
+            self._traces.granted(grant)
 
     def took(self, span: Span, result: object) -> None:
         """A completion or a tool call that ended."""

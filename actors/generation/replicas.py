@@ -5,17 +5,18 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
+from actors.balancer import BalancerService
+from actors.generation.actor import GenerationActor
 from actors.generation.rollout_client import BLIP_PATIENCE_S, CALL_DEADLINE_S, RolloutClient, last_line
 from actors.generation.weight_swap import publish_figures
 from actors.gpu_turns import ANYTIME, Turn
 from actors.learner.gang import Publication
 from actors.lost_nodes import no_node
-from actors.probe import life_of, when_available
+from actors.remote import Remote
 from actors.watch import BACK_S, Guard
 from actors.weights.transfer import EngineSeat, Pulled
 from rstar_ray.chat.template import ChatFormat
@@ -23,6 +24,9 @@ from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, LearnerError, RankLost, RStarError, VersionGone
 from rstar_ray.run_dir.metrics import PlacementFigures, PublishFigures
 from rstar_ray.telemetry.meter import NO_METER, Meter
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 ASK_AGAIN_S = 0.2
 MAX_LOSSES_IN_A_ROW = 4
@@ -40,7 +44,7 @@ class Replicas:
 
     def __init__(
         self,
-        balancer: Any,
+        balancer: Remote[BalancerService],
         chat: ChatFormat,
         *,
         show: Callable[[str], None],
@@ -61,14 +65,14 @@ class Replicas:
         self._node_away_s = node_away_s
         self._meter = meter
         self._weights_deadline_s = weights_deadline_s
-        self.workers: dict[str, Any] = {}
+        self.workers: dict[str, Remote[GenerationActor]] = {}
         self.rollouts = RolloutClient(
             balancer, chat, on_worker_lost=self._lost, show=show, journal=journal, silent_s=silent_s
         )
         self._balancer = balancer
         self._show = show
         self._start_deadlines_s: dict[str, float] = {}
-        self._lives: dict[str, str] = {}  # of the workers' processes
+        self._incarnations: dict[str, str] = {}  # of the workers' processes
         self._watch = watch
         self._silent_s = silent_s
         self._losses_in_a_row: dict[str, int] = {}  # of each
@@ -83,12 +87,13 @@ class Replicas:
         self.figures: PublishFigures | None = None  # of the newest publish
 
     @property
-    def there(self) -> dict[str, Any]:
+    def there(self) -> dict[str, Remote[GenerationActor]]:
         """The workers that are not on their way back."""
         return {name: worker for name, worker in self.workers.items() if name not in self._coming_back}
 
-    def add(self, name: str, worker: Any, *, start_deadline_s: float) -> None:
+    def add(self, worker: Remote[GenerationActor], *, start_deadline_s: float) -> None:
         """A worker's actor, whose engine is not started yet."""
+        name = worker.name
         self.workers[name] = worker
         self._start_deadlines_s[name] = start_deadline_s
 
@@ -122,7 +127,7 @@ class Replicas:
         """Who is there to be sent weights, by the numbers of their senders. `ranks`: that an engine is split over."""
         self._back.clear()
         return [
-            EngineSeat(name=name, life=self._lives[name], ranks=ranks, sender=senders[number])
+            EngineSeat(name=name, life=self._incarnations[name], ranks=ranks, sender=senders[number])
             for number, name in enumerate(self.workers)
             if number in senders and name in self.there
         ]
@@ -143,20 +148,18 @@ class Replicas:
         self._meter.set("rstar_publish_move_seconds", self.figures.move_s)
         self._meter.set("rstar_publish_load_seconds", self.figures.load_s)
         await self.rollouts.memory.note()  # so that one which began empty has what the new version lets fade
-        told = when_available(lambda: self._balancer.set_policy_version.remote(weights.policy_version))
-        await self._ask(told, "balancer", "the policy version")
+        version = weights.policy_version
+        await self._ask(self._balancer, lambda b: b.set_policy_version(version), "the policy version", retry=True)
         await self.rollouts.memory.note()  # of the step that is over
 
     async def withdraw(self) -> None:
         """Give up what was handed in and not finished: the learner goes back to a checkpoint, and so do versions."""
         await self.rollouts.abandon()
-        told = when_available(lambda: self._balancer.withdraw_versions.remote())
-        await self._ask(told, "balancer", "taking back the policy versions")
+        await self._ask(self._balancer, lambda b: b.withdraw_versions(), "taking back the policy versions", retry=True)
 
     async def placed(self) -> PlacementFigures:
         """What the balancer did since this was asked last."""
-        told = when_available(lambda: self._balancer.step_figures.remote())
-        return await self._ask(told, "balancer", "the step's figures")
+        return await self._ask(self._balancer, lambda b: b.step_figures(), "the step's figures", retry=True)
 
     async def close(self) -> None:
         """Stop starting and following; the actors themselves end with the run's others."""
@@ -178,24 +181,24 @@ class Replicas:
                     self._coming_back.add(name)
                     self._count_loss(name, lost)  # once more: it, or its engine, may have been killed in its start
                     if _lives(lost):
-                        ray.kill(self.workers[name], no_restart=False)
+                        await self.workers[name].restart()
                     await self._up_again(name)
 
         await asyncio.gather(*(start(name) for name in names))
 
     async def _bring_up(self, name: str) -> None:
         worker, deadline_s = self.workers[name], self._start_deadlines_s[name]
-        self._watch.follow_start(name, worker, silent_s=START_PATIENCE * self._silent_s)
+        self._watch.follow_start(name, worker.handle, silent_s=START_PATIENCE * self._silent_s)
         async with self._turn():
-            facts = await within(worker.start.remote(), deadline_s, waiter="driver", owner=name, reason="its engine")
-        # Before it is among those who are there: a publish seats it by its life.
-        self._lives[name] = (await self._ask(worker.probe.remote(), name, "a sign")).life
+            facts = await worker.call(lambda w: w.start(), deadline_s=deadline_s, reason="its engine")
+        # Before it is among those who are there: a publish seats it by its incarnation.
+        self._incarnations[name] = (await self._ask(worker, lambda w: w.probe(), "a sign of life")).life
         await self._pull_newest(name, deadline_s)
         self._back |= self._coming_back & {name}
         self._coming_back.discard(name)
-        await self._ask(worker.serve.remote(), name, "its loops")
-        self.rollouts.follow(name, worker, self._lives[name])
-        self._watch.follow(name, worker, silent_s=self._silent_s)
+        await self._ask(worker, lambda w: w.serve(), "its loops")
+        self.rollouts.follow(worker, self._incarnations[name])
+        self._watch.follow(name, worker.handle, silent_s=self._silent_s)
         self._serves_since_s[name] = time.monotonic()
         self._show(f"{name}: {facts.kv_capacity_tokens:,} KV tokens")
 
@@ -208,7 +211,7 @@ class Replicas:
         self._watch.leave(name)
         self._count_loss(name, lost)
         if not _is_gone(lost):
-            ray.kill(self.workers[name], no_restart=False)
+            await self.workers[name].restart()
         if num_kept := await self.rollouts.go_on_without(name):
             self._show(f"{name}: of {num_kept} unfinished rollouts what was sampled is kept")
         await self._up_again(name)
@@ -219,10 +222,10 @@ class Replicas:
 
         Raises `RStarError` where none does for `node_away_s`.
         """
-        up = asyncio.ensure_future(when_available(self.workers[name].probe.remote))
+        up = asyncio.ensure_future(self.workers[name].until_answered(lambda w: w.probe()))
         saying = asyncio.get_running_loop().call_later(SAY_AFTER_S, self._say_it_waits, name)
         patience_s = self._silent_s + BACK_S
-        ending = asyncio.create_task(_end_what_is_silent(name, self.workers[name], patience_s, self._show))
+        ending = asyncio.create_task(_end_what_is_silent(self.workers[name], patience_s, self._show))
         try:
             while not up.done():
                 if self.there:  # nothing waits for this one
@@ -272,7 +275,7 @@ class Replicas:
                 if _waited_for_another(failed, name):
                     raise
                 self._show(f"{name} did not take version {weights.policy_version}: {last_line(failed)}")
-                ray.kill(self.workers[name], no_restart=False)
+                await self.workers[name].restart()
                 return None
             except RayActorError as lost:
                 judged = self._is_as_it_was(name)
@@ -284,8 +287,8 @@ class Replicas:
     async def _is_as_it_was(self, name: str) -> bool:
         """Wait until it answers, or is known to be lost: between the two it might go on with the weights it has."""
         while name not in self._coming_back:
-            if (life := await life_of(self.workers[name], BLIP_PATIENCE_S)) is not None:
-                return life == self._lives[name]
+            if (found := await self.workers[name].incarnation(BLIP_PATIENCE_S)) is not None:
+                return found == self._incarnations[name]
             await asyncio.sleep(ASK_AGAIN_S)
         return False
 
@@ -321,10 +324,11 @@ class Replicas:
 
     async def _pull(self, name: str, weights: Publication) -> Pulled:
         weights = await self._in_store(weights)
-        asked = self.workers[name].pull.remote(weights.policy_version, [[ref] for ref in weights.refs])
+        version, refs = weights.policy_version, [[ref] for ref in weights.refs]
         try:
-            reason = f"policy version {weights.policy_version}"
-            pulled: Pulled = await within(asked, self._weights_deadline_s, waiter="driver", owner=name, reason=reason)
+            pulled = await self.workers[name].call(
+                lambda w: w.pull(version, refs), deadline_s=self._weights_deadline_s, reason=f"policy version {version}"
+            )
         except RayTaskError as failed:
             if isinstance(failed.cause, ObjectLostError):
                 raise RankLost(f"the rank that published version {weights.policy_version} died with it") from failed
@@ -332,20 +336,20 @@ class Replicas:
         _refuse_others(name, pulled, weights)
         return pulled
 
-    async def _ask(self, answer: Awaitable[Any], owner: str, reason: str) -> Any:
-        seconds = CALL_DEADLINE_S + self._silent_s  # who is stopped is ended first, and starts again
-        return await within(answer, seconds, waiter="driver", owner=owner, reason=reason)
+    async def _ask(self, actor: Remote[A], ask: Callable[[A], Awaitable[R]], reason: str, *, retry: bool = False) -> R:
+        deadline_s = CALL_DEADLINE_S + self._silent_s  # an actor that is stopped is killed first, and restarts
+        return await actor.call(ask, deadline_s=deadline_s, reason=reason, retry=retry)
 
 
-async def _end_what_is_silent(name: str, worker: Any, patience_s: float, show: Callable[[str], None]) -> None:
+async def _end_what_is_silent(worker: Remote[Any], patience_s: float, show: Callable[[str], None]) -> None:
     """A process that is stopped before its first answer is asked without end: to Ray it starts, or is there.
 
     Each time it is given twice as long, for an honest start may be slow, and most that are waited for have no node.
     """
     while True:
         await asyncio.sleep(patience_s)
-        show(f"{name} did not come back, silent for {patience_s:g} s: what starts in its place is killed")
-        ray.kill(worker, no_restart=False)
+        show(f"{worker.name} did not come back, silent for {patience_s:g} s: what starts in its place is killed")
+        await worker.restart()
         patience_s *= 2
 
 

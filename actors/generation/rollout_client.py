@@ -7,18 +7,19 @@ for all siblings; what is sampled stays behind refs.
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
 
-from actors.generation.balancer_client import rollout_load
+from actors.balancer import BalancerService
 from actors.generation.balancer_memory import BalancerMemory
 from actors.generation.delivery import NUM_PARTS, Delivery
-from actors.probe import life_of, when_available
+from actors.generation.outbox import rollout_load
+from actors.remote import Remote
 from rstar_ray.agent.journal import journaled
 from rstar_ray.agent.rollout import RolloutState, score
 from rstar_ray.chat.template import ChatFormat
@@ -29,6 +30,10 @@ from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef, U
 from rstar_ray.trajectory import Problem, RolloutRequest, StopReason
 from scheduler.load import RolloutLoad
 
+if TYPE_CHECKING:
+    from actors.generation.actor import GenerationActor
+
+R = TypeVar("R")
 _Submission = tuple[RolloutLoad, RolloutState]
 
 ATTEMPT = "~"
@@ -53,7 +58,7 @@ class RolloutClient:
 
     def __init__(
         self,
-        balancer: Any,
+        balancer: Remote[BalancerService],
         chat: ChatFormat,
         *,
         on_worker_lost: Callable[[str, Exception], Any],
@@ -77,17 +82,16 @@ class RolloutClient:
         self.num_ended = 0  # over the whole run
         self._rewards = UnprovenRewards()
         self._deadline_s = CALL_DEADLINE_S + silent_s
-        self.memory = BalancerMemory(self._tell, show)
+        self.memory = BalancerMemory(balancer, self._deadline_s, show)
         self._num_recovering = 0  # losses whose rollouts are being read from the journal
         self._recovered = asyncio.Event()  # none is
         self._recovered.set()
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
 
-    def follow(self, replica_id: str, worker: Any, life: str) -> None:
-        """Collect what this life of the worker finishes, until it is lost."""
-        reader = asyncio.create_task(self._read(replica_id, worker, life))
-        self._readers[replica_id] = reader
+    def follow(self, worker: "Remote[GenerationActor]", incarnation: str) -> None:
+        """Collect what this process of the worker finishes, until it is lost."""
+        self._readers[worker.name] = asyncio.create_task(self._read(worker, incarnation))
 
     async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
         """Yield each request's end once. Prompts above the context end here, as refused.
@@ -138,18 +142,17 @@ class RolloutClient:
             if not self._num_recovering:
                 self._recovered.set()
         for first in range(0, len(kept), RETURN_BATCH):
-            items = kept[first : first + RETURN_BATCH]
-            await self._tell("return_rollouts", replica_id, items, reason=f"the turns of {replica_id}")
-        lost = await self._tell("replica_lost", replica_id, reason=f"the rollouts of {replica_id}")
+            await self._return(replica_id, kept[first : first + RETURN_BATCH])
+        lost = await self._ask(lambda b: b.replica_lost(replica_id), f"the rollouts of {replica_id}")
         if ended := [name for name in lost if name not in self._waiting]:
-            await self._tell("cancel", ended, reason=f"rollouts that had ended on {replica_id}")
+            await self._ask(lambda b: b.cancel(ended), f"rollouts that had ended on {replica_id}")
         await self.resubmit()
         return len(kept)
 
     async def _recover(self, replica_id: str) -> list[_Submission]:
         """Of what this replica held, that of which the journal has some: it goes on from there."""
-        held = await self._tell(
-            "held_by_lost", replica_id, [*self._waiting], reason=f"which rollouts {replica_id} held"
+        held = await self._ask(
+            lambda b: b.held_by_lost(replica_id, [*self._waiting]), f"which rollouts {replica_id} held"
         )
         return [self._waiting[name] for name in await self._read_again(held) if name in self._waiting]
 
@@ -183,7 +186,7 @@ class RolloutClient:
         for fault in ended:
             if isinstance(fault, BaseException):
                 self._finished.put_nowait(fault)
-        await self._tell("cancel", given_up, reason=f"taking back {len(given_up)} rollouts")
+        await self._ask(lambda b: b.cancel(given_up), f"taking back {len(given_up)} rollouts")
 
     def _named_apart(self, request: RolloutRequest) -> RolloutRequest:
         if not self._attempt:
@@ -211,9 +214,9 @@ class RolloutClient:
             await within(self._recovered.wait(), self._deadline_s, waiter="driver", owner="journal", reason=reason)
         if not self._waiting:
             return
-        missing = await self._tell("missing", [*self._waiting], reason="which rollouts it lacks")
+        missing = await self._ask(lambda b: b.missing([*self._waiting]), "which rollouts it lacks")
         if missing and self._journal is not None:
-            nobodys = await self._tell("held_by_lost", NOBODY, missing, reason="which rollouts no replica holds")
+            nobodys = await self._ask(lambda b: b.held_by_lost(NOBODY, missing), "which rollouts no replica holds")
             await self._read_again(nobodys)
         await self._submit([self._waiting[name] for name in missing if name in self._waiting])
 
@@ -224,53 +227,51 @@ class RolloutClient:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch_balancer(self) -> None:
-        """Show what it says. One that Ray has started again is empty: it is taught, and what waited is handed in."""
-        epoch = ""
+        """A balancer that Ray has restarted is empty: it gets what it had learned, and every unfinished rollout."""
+        known = ""
         try:
             while True:
                 with contextlib.suppress(ActorUnavailableError):
-                    sign = await within(
-                        self._balancer.sign.remote(),
-                        self._deadline_s,
-                        waiter="driver",
-                        owner="balancer",
-                        reason="a sign",
-                        poll=True,
+                    found = await self._balancer.call(
+                        lambda b: b.incarnation(), deadline_s=self._deadline_s, reason="its incarnation", poll=True
                     )
-                    for line in sign.lines:
-                        self._show(line)
-                    if epoch not in ("", sign.epoch):
+                    if known not in ("", found):
                         await self.memory.note()
                         await self.resubmit()
-                    epoch = sign.epoch
+                    known = found
                 await asyncio.sleep(BALANCER_PING_S)
         except Exception as fault:  # nobody awaits this task either
             self._finished.put_nowait(RStarError(f"balancer: {last_line(fault)}"))
 
     async def _submit(self, submissions: Sequence[_Submission]) -> None:
         for first in range(0, len(submissions), SUBMIT_BATCH):
-            items = submissions[first : first + SUBMIT_BATCH]
-            await self._tell("submit", items, reason=f"submitting {len(items)} rollouts")
+            await self._submit_batch(submissions[first : first + SUBMIT_BATCH])
 
-    async def _tell(self, method: str, *arguments: Any, reason: str) -> Any:
-        """The balancer's answer; while it starts again it is asked again."""
-        answer = when_available(lambda: getattr(self._balancer, method).remote(*arguments))
-        return await within(answer, self._deadline_s, waiter="driver", owner="balancer", reason=reason)
+    async def _submit_batch(self, items: Sequence[_Submission]) -> None:
+        await self._ask(lambda b: b.submit(items), f"submitting {len(items)} rollouts")
 
-    async def _read(self, replica_id: str, worker: Any, life: str) -> None:
+    async def _return(self, replica_id: str, items: Sequence[_Submission]) -> None:
+        await self._ask(lambda b: b.return_rollouts(replica_id, items), f"the turns of {replica_id}")
+
+    async def _ask(self, ask: Callable[[BalancerService], Awaitable[R]], reason: str) -> R:
+        """The balancer's answer; the call is repeated while it restarts."""
+        return await self._balancer.call(ask, deadline_s=self._deadline_s, reason=reason, retry=True)
+
+    async def _read(self, worker: "Remote[GenerationActor]", incarnation: str) -> None:
         try:
-            await self._read_until_lost(replica_id, worker, life)
+            await self._read_until_lost(worker, incarnation)
         except Exception as fault:  # nobody awaits a reader: what it met ends the run through `run`
-            self._finished.put_nowait(RStarError(f"{replica_id}: {last_line(fault)}"))
+            self._finished.put_nowait(RStarError(f"{worker.name}: {last_line(fault)}"))
 
-    async def _read_until_lost(self, replica_id: str, worker: Any, life: str) -> None:
-        take = worker.take_finished.options(num_returns=1 + NUM_PARTS)
-        acknowledged = 0
+    async def _read_until_lost(self, worker: "Remote[GenerationActor]", incarnation: str) -> None:
+        replica_id, acknowledged = worker.name, 0
+        methods = worker.methods(num_returns=1 + NUM_PARTS)
         while True:
-            asked, *parts = take.remote(DELIVERY_WAIT_S, acknowledged)
+            refs: Any = methods.take_finished(DELIVERY_WAIT_S, acknowledged)
+            message, *parts = refs
             try:
-                delivery = await within(
-                    asked,
+                delivery: Delivery = await within(
+                    message,
                     DELIVERY_WAIT_S + self._deadline_s,
                     waiter="driver",
                     owner=replica_id,
@@ -281,23 +282,15 @@ class RolloutClient:
                 await self._on_worker_lost(replica_id, failed)
                 return
             except (RayActorError, ObjectLostError) as lost:  # the second: its answer was on a node that is gone
-                if await life_of(worker, BLIP_PATIENCE_S) == life:
+                if await worker.incarnation(BLIP_PATIENCE_S) == incarnation:
                     self._show(f"{replica_id} answers again after {type(lost).__name__}: nothing is lost")
                     continue
                 await self._on_worker_lost(replica_id, lost)
                 return
             acknowledged = delivery.number
-            self._take(delivery, parts)
-
-    def _take(self, delivery: Delivery, parts: Sequence[Any]) -> None:
-        for dropped in delivery.dropped:
-            if self._ends(dropped.rollout_id):
-                self._finished.put_nowait(dropped)
-        for finished in delivery.finished:
-            if self._ends(finished.summary.rollout_id):
-                part, position = finished.place
-                ref = TrajectoryRef(parts[part], position)
-                self._finished.put_nowait(FinishedRollout(summary=finished.summary, ref=ref))
+            for ended in delivery.rollouts(parts):
+                if self._ends(ended.rollout_id):
+                    self._finished.put_nowait(ended)
 
     def _ends(self, rollout_id: str) -> bool:
         """False for one that ended before: its worker was lost after it had finished there."""

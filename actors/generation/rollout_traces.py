@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from actors.mailbox import Grants
+from actors.balancer import Grant
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.telemetry.traces import ROOT, TraceSink, TraceSpan, otlp_request
@@ -27,16 +27,12 @@ class RolloutTraces:
             with decoration("the traces", show):
                 self._sink = open_sink()
 
-    def granted(self, grants: Grants) -> None:
-        """Rollouts come from the balancer, where they have waited."""
-        if self._sink is None:
-            return
-        now_s = time.time()
-        for grant in grants.admissions:
-            rollout_id = grant.load.rollout_id
-            if rollout_id not in self._begun_s:  # a grant may be delivered twice
-                self._begun_s[rollout_id] = now_s - grant.waited_s
-                self._add(rollout_id, "queue", now_s - grant.waited_s, now_s)
+    def granted(self, grant: Grant) -> None:
+        """A rollout comes from the balancer, where it has waited."""
+        rollout_id, now_s = grant.load.rollout_id, time.time()
+        if self._sink is not None and rollout_id not in self._begun_s:  # a grant may be delivered twice
+            self._begun_s[rollout_id] = now_s - grant.waited_s
+            self._add(rollout_id, "queue", now_s - grant.waited_s, now_s)
 
     def took(self, span: Span, result: object) -> None:
         """A completion or a tool call ended; with the engine's own times, in its parts."""

@@ -14,17 +14,16 @@ from typing import Any, Protocol, TypeVar
 
 from ray.exceptions import RayError, RayTaskError
 
-from actors.generation.balancer_client import BalancerCalls, rollout_load
-from actors.generation.delivery import Deliveries, Delivery
+from actors.balancer import BalancerService, Cancel, Grant, Order
 from actors.generation.engine import EngineFacts
 from actors.generation.kept_turns import KeptTurns
 from actors.generation.load_meter import EngineLoad
-from actors.generation.outbox import Outbox
+from actors.generation.outbox import Outbox, rollout_load
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.timeline_log import TimelineLog
 from actors.generation.under_way import Sampled
 from actors.generation.weight_swap import WeightUpdate
-from actors.mailbox import Grant
+from actors.remote import AckedQueue, Batch, Remote
 from rstar_ray.agent.rollout import GenerateFn, RolloutState, run_rollout, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
@@ -34,13 +33,13 @@ from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.meter import NO_METER
 from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import Completion, StopReason, ToolCall, ToolMemory, ToolResult, Trajectory
-from scheduler.load import ReplicaLoad, UnknownReplica, in_flight_limit
+from scheduler.load import Registration, ReplicaLoad, UnknownReplica, in_flight_limit
 from scheduler.picture import Activity, Timeline
 
 T = TypeVar("T")
 
-GRANT_WAIT_S = 20.0
-"""How long one question for work stays open before it is asked again."""
+ORDERS_WAIT_S = 20.0
+"""How long one poll for orders stays open before the next."""
 REPORT_GATHER_S = 0.002
 """Turns that finish together are reported together."""
 REPORT_EVERY_S = 0.02
@@ -97,7 +96,7 @@ class GenerationWorker:
         engine: ServingEngine,
         max_running: int,
         chat: ChatFormat,
-        balancer: BalancerCalls,
+        balancer: Remote[BalancerService],
         tools: WorkerTools,
         judge: JudgeFn,
         kept: KeptTurns | None = None,
@@ -120,9 +119,10 @@ class GenerationWorker:
         self._leaving: set[str] = set()  # to be handed back at their next turn boundary
         self._outbox, self._unsent = Outbox(), Outbox()  # the second: what is being sent, or was
         self._reporting = asyncio.Event()
-        metrics = metrics or ReplicaMetrics(replica_id, NO_METER)
-        self._deliveries = Deliveries(metrics.ended)
-        self._timeline, self._loops = TimelineLog(replica_id, metrics.took), list[asyncio.Task[None]]()
+        self._metrics = metrics or ReplicaMetrics(replica_id, NO_METER)
+        self._ended: AckedQueue[Trajectory | DroppedRollout] = AckedQueue()
+        self._timeline = TimelineLog(replica_id, self._metrics.took)
+        self._loops: list[asyncio.Task[None]] = []
         self._engine_died: EngineError | None = None
 
     def __repr__(self) -> str:
@@ -141,14 +141,14 @@ class GenerationWorker:
             await self._register()
         if self._loops:  # it was taken for lost
             return
-        loops = (self._take_grants(), self._send_reports(), self._kept.keep(self._engine))
+        loops = (self._follow_orders(), self._send_reports(), self._kept.keep(self._engine))
         self._loops = [asyncio.create_task(loop) for loop in loops]
         for loop in self._loops:
             loop.add_done_callback(self._note_fault)
 
-    async def take_finished(self, wait_s: float, acknowledged: int) -> tuple[Delivery, list[Trajectory]]:
-        """Wait up to `wait_s` for what finishes next; raises what went wrong in here, which nobody else would see."""
-        return await self._deliveries.take(wait_s, acknowledged)
+    async def take_finished(self, wait_s: float, acknowledged: int) -> Batch[Trajectory | DroppedRollout]:
+        """Wait up to `wait_s` for the rollouts that end next; raises a fault of this worker's own loops."""
+        return await self._ended.take(acknowledged, wait_s)
 
     async def swap(self, part: Awaitable[T]) -> T:
         """A part of a swap of its engine's weights, or all of it; an engine that fails in it is at its end."""
@@ -188,42 +188,49 @@ class GenerationWorker:
         await self._engine.close()
 
     # -- work ---------------------------------------------------------------------------------------------------------
-    async def _register(self) -> Any:
+    async def _register(self) -> None:
         assert self._facts is not None, "start() comes before serve()"
-        grants = await self._ask(
-            self._balancer.register(
-                self._replica_id,
-                self._facts.kv_capacity_tokens,
-                max_running=in_flight_limit(self._max_running),
-                block_tokens=self._facts.block_size,
-                policy_version=self._engine.policy_version,
-                resident=[rollout_load(state) for state in self._states.values()],
-                cost=self._facts.cost,
-            ),
-            "register",
+        me = Registration(
+            replica_id=self._replica_id,
+            kv_capacity_tokens=self._facts.kv_capacity_tokens,
+            max_running=in_flight_limit(self._max_running),
+            block_tokens=self._facts.block_size,
+            policy_version=self._engine.policy_version,
+            resident=tuple(rollout_load(state) for state in self._states.values()),
+            cost=self._facts.cost,
         )
-        self._cancel(grants.cancels)
-        return grants
+        for rollout_id in await self._ask(lambda b: b.register(me), "register"):
+            self._cancel(rollout_id)
 
-    async def _take_grants(self) -> None:
+    async def _follow_orders(self) -> None:
         acknowledged = 0
         while True:
             try:
-                grants = await self._ask(
-                    self._balancer.next_grants(self._replica_id, acknowledged, GRANT_WAIT_S), "grants", GRANT_WAIT_S
-                )
+                orders = await self._next_orders(acknowledged)
             except UnknownReplica:  # the balancer came back empty
                 acknowledged = 0
                 with contextlib.suppress(DeadlineExceeded):
-                    acknowledged = (await self._register()).number
+                    await self._register()
                 continue
-            except DeadlineExceeded:  # it is wedged, which is the detector's to end, and no reason to end an engine
+            except DeadlineExceeded:  # the balancer is stuck: the detector ends it, and the engine goes on
                 continue
-            acknowledged = grants.number
-            self._leaving |= {move.rollout_id for move in grants.moves} & self._playing.keys()
-            self._cancel(grants.cancels)
-            for grant in grants.admissions:
-                self._begin(grant)
+            acknowledged = orders.number
+            for order in orders.items:
+                match order:
+                    case Grant():
+                        self._metrics.granted(order)
+                        self._begin(order)
+                    case Cancel():
+                        self._cancel(order.rollout_id)
+                    case _ if order.rollout_id in self._playing:  # a move
+                        self._leaving.add(order.rollout_id)
+                    case _:  # that ended meanwhile
+                        pass
+
+    async def _next_orders(self, acknowledged: int) -> Batch[Order]:
+        return await self._ask(
+            lambda b: b.next_orders(self._replica_id, acknowledged, ORDERS_WAIT_S), "orders", ORDERS_WAIT_S
+        )
 
     def _begin(self, grant: Grant) -> None:
         state: RolloutState = grant.payload
@@ -238,11 +245,10 @@ class GenerationWorker:
         task.add_done_callback(self._note_fault)
         self._playing[rollout_id] = task
 
-    def _cancel(self, rollout_ids: Sequence[str]) -> None:
-        for rollout_id in rollout_ids:
-            if task := self._playing.get(rollout_id):
-                task.cancel()
-            self._forget(rollout_id)
+    def _cancel(self, rollout_id: str) -> None:
+        if task := self._playing.get(rollout_id):
+            task.cancel()
+        self._forget(rollout_id)
 
     async def _play(self, state: RolloutState) -> None:
         """One rollout here. What is wrong with it alone ends it, and not the engine under all the others."""
@@ -292,7 +298,7 @@ class GenerationWorker:
                 return
             self._kept.finished(state)
             self._release(state)  # its KV cache is free; checking the answer holds nobody up
-            self._deliveries.add(await score(state, self._judge, self._chat))
+            self._end_rollout(await score(state, self._judge, self._chat))
         except ToolStateLost as lost:
             reached = self._states.get(rollout_id, state)
             if reached.restarts >= MAX_ROLLOUT_RESTARTS:
@@ -313,9 +319,13 @@ class GenerationWorker:
         """A failure of ours ends a rollout: its KV cache is freed, and its group hears the reason."""
         if state.request.rollout_id in self._playing:  # judging comes after the release
             self._release(state)
-        self._deliveries.add(
+        self._end_rollout(
             DroppedRollout(rollout_id=state.request.rollout_id, group_id=state.request.group_id, reason=reason)
         )
+
+    def _end_rollout(self, ended: Trajectory | DroppedRollout) -> None:
+        self._metrics.ended(ended)
+        self._ended.put(ended)
 
     def _turn_finished(self, state: RolloutState) -> bool:
         rollout_id = state.request.rollout_id
@@ -346,7 +356,7 @@ class GenerationWorker:
     def _note_fault(self, task: asyncio.Task[None]) -> None:
         """A task that raised would otherwise end in silence, and the run wait for it until its deadline."""
         if not task.cancelled() and (fault := task.exception()) is not None:
-            self._deliveries.fail(fault)
+            self._ended.close(fault)
 
     async def _send_reports(self) -> None:
         next_s = 0.0
@@ -359,7 +369,7 @@ class GenerationWorker:
             try:
                 await self._kept.flush()
                 await self._report(outbox)
-            except UnknownReplica:  # `_take_grants` registers again, with what is resident
+            except UnknownReplica:  # `_follow_orders` registers again, with what is resident
                 continue
             except DeadlineExceeded:  # as there
                 self._outbox = self._outbox.after(outbox)
@@ -367,11 +377,11 @@ class GenerationWorker:
 
     async def _report(self, outbox: Outbox) -> None:
         if outbox.turns or outbox.finished:
-            told = self._balancer.report(self._replica_id, outbox.turns, outbox.finished, self.load())
-            await self._ask(told, "a report")
+            turns, finished, load = outbox.turns, outbox.finished, self.load()
+            await self._ask(lambda b: b.report(self._replica_id, turns, finished, load), "a report")
             outbox.turns, outbox.finished = [], []
         if back := [both for name, both in outbox.returned.items() if name not in self._playing]:  # nor granted again
-            await self._ask(self._balancer.return_rollouts(self._replica_id, back), "rollouts handed back")
+            await self._ask(lambda b: b.return_rollouts(self._replica_id, back), "rollouts handed back")
 
     async def _end(self, died: EngineError) -> None:
         """The engine is gone: hand back every rollout with what there is of its turn, then end, to be started anew."""
@@ -388,8 +398,8 @@ class GenerationWorker:
             await within(words, LAST_WORDS_S, waiter=self._replica_id, owner="balancer", reason="its last words")
         self._die()
 
-    async def _ask(self, answer: Awaitable[Any], what: str, extra_s: float = 0.0) -> Any:
-        return await within(answer, CALL_DEADLINE_S + extra_s, waiter=self._replica_id, owner="balancer", reason=what)
+    async def _ask(self, ask: Callable[[BalancerService], Awaitable[T]], reason: str, extra_s: float = 0.0) -> T:
+        return await self._balancer.call(ask, deadline_s=CALL_DEADLINE_S + extra_s, reason=reason, retry=True)
 
 
 def _named(rollout_id: str, failed: BaseException) -> str:

@@ -8,11 +8,11 @@ import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError
 
 from actors.devices import see_own_gpu_first
-from actors.learner.calls import KeptAnswer
 from actors.learner.settings import LearnerSettings
 from actors.learner.shares import RlShare, RlWork, SftWork
 from actors.meter import ray_meter
 from actors.probe import Alive, Sign
+from actors.remote import Remote, ReplyCache, in_group
 from actors.weights.actor_line import ActorLine
 from actors.weights.transfer import EngineSeat, NoTransfer, Sent, StoreTransfer, Transfer
 from rstar_ray.algorithm.update import SeenTokens, UpdateResult
@@ -28,7 +28,6 @@ def rank_name(rank: int) -> str:
     return f"learner/rank-{rank}"
 
 
-@ray.remote(concurrency_groups={"probe": 1, "files": 1})  # pyright: ignore[reportCallIssue]
 class LearnerActor:
     """One rank; every rule lives in actors/learner/rank.py."""
 
@@ -39,14 +38,14 @@ class LearnerActor:
         self._rank = LearnerRank(settings, rank)
         self._name = rank_name(rank)
         self._alive = Alive()
-        self._answered, self._told = KeptAnswer(), KeptAnswer()  # of calls, and of what was written beside them
+        self._replies, self._written = ReplyCache(), ReplyCache()  # of `call`, and of `written` beside it
         self._transfers: dict[WeightWay, Transfer] = {}
         self._meter = ray_meter(run)
 
     def __repr__(self) -> str:
         return self._name
 
-    @ray.method(concurrency_group="probe")
+    @in_group("probe")
     def probe(self) -> Sign:
         """For the run's detector, in a thread of its own: the others wait while the rank computes."""
         held = self._rank.memory_bytes()
@@ -57,7 +56,7 @@ class LearnerActor:
 
     def call(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         """What a method answers; what it answered, where the newest call had this number."""
-        return self._answered.of(number, lambda: getattr(self, method)(*arguments))
+        return self._replies.of(number, lambda: getattr(self, method)(*arguments))
 
     def address(self) -> tuple[str, int]:
         """Where the ranks meet: a port of this node that listens from now on."""
@@ -122,10 +121,10 @@ class LearnerActor:
     def save_checkpoint(self, folder: str, extra: dict[str, Any]) -> None:
         self._rank.save_checkpoint(Path(folder), extra)
 
-    @ray.method(concurrency_group="files")
+    @in_group("files")
     def written(self, number: int) -> dict[Path, WrittenFile]:
         """In a thread of its own: the rank trains meanwhile. The same number, the same answer."""
-        return self._told.of(number, self._rank.written)
+        return self._written.of(number, self._rank.written)
 
     def load_checkpoint(self, folder: str) -> tuple[dict[str, Any], int]:
         return self._rank.load_checkpoint(Path(folder)), self._rank.step
@@ -141,6 +140,13 @@ class LearnerActor:
 
     def close(self) -> None:
         self._rank.close()
+
+
+def start_rank(settings: LearnerSettings, rank: int, *, run: str, caller: str, **options: Any) -> Remote[LearnerActor]:
+    """The rank's actor, under its name; `options` are Ray's."""
+    actor: Any = ray.remote(concurrency_groups={"probe": 1, "files": 1})(LearnerActor)  # pyright: ignore[reportCallIssue]
+    name = rank_name(rank)
+    return Remote(actor.options(name=name, **options).remote(settings, rank, run), name, caller=caller)
 
 
 def _all_shares(work: RlWork) -> Iterator[RlShare]:

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import ray
 
 from actors.gpu_turns import ANYTIME, Turn
-from actors.learner.actor import LearnerActor, rank_name
-from actors.learner.calls import CalledRank, RankDied
+from actors.learner.actor import LearnerActor, rank_name, start_rank
+from actors.learner.calls import RankClient, RankDied
 from actors.learner.settings import LearnerSettings
 from actors.learner.shares import rl_shares, rows_refused, sft_shares, usable_rows
 from actors.watch import Follow
@@ -40,6 +40,7 @@ CLOSE_DEADLINE_S = 20.0
 DEATH_NOTICE_S = 5.0
 """How long after a rank's failure the death of another may take to be noticed."""
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -88,7 +89,7 @@ class Learner:
         self._watch = watch
         self._silent_s = silent_s
         self._lost: asyncio.Future[str] | None = None  # why, once a rank of this life is
-        self._ranks: list[CalledRank] = []
+        self._ranks: list[RankClient] = []
         self._saved: list[Path] = []  # checkpoints whose parts the ranks of this life have not said to be on disk
         self._facts: Any = None
         self._step = 0
@@ -111,29 +112,32 @@ class Learner:
         env = self.settings.environment
         self._saved = []
         self._ranks = [
-            CalledRank(
-                LearnerActor.options(  # type: ignore[attr-defined]
-                    name=rank_name(rank), runtime_env={"env_vars": env}, **options
-                ).remote(self.settings, rank, self._meter.run),
-                rank_name(rank),
-                self._waiter,
+            RankClient(
+                start_rank(
+                    self.settings,
+                    rank,
+                    run=self._meter.run,
+                    caller=self._waiter,
+                    runtime_env={"env_vars": env},
+                    **options,
+                )
             )
             for rank, options in enumerate(self._options)
         ]
         seconds = self.settings.start_deadline_s
-        await self._heard([rank.meet(FIRST_ANSWER_SHARE * seconds) for rank in self._ranks])
+        await self._heard([rank.connect(FIRST_ANSWER_SHARE * seconds) for rank in self._ranks])
         if self._watch is not None:
             for rank in self._ranks:  # their probes have a thread of their own: no longer silent than in a checkpoint
-                self._watch.follow_start(rank.name, rank.handle, silent_s=self._silent_s)
-        asked = self._running()[0].call("address", seconds=seconds, reason="its address")
+                self._watch.follow_start(rank.name, rank.actor.handle, silent_s=self._silent_s)
+        asked = self._running()[0].call(lambda rank: rank.address(), deadline_s=seconds, reason="its address")
         ((host, port),) = await self._heard([asked])
         async with self._turn():
-            facts = await self._all("start", [(host, port)] * len(self._ranks), seconds, "loading the model")
+            facts = await self._everywhere(lambda rank: rank.start(host, port), "loading the model", seconds)
         self._facts = facts[0]
         self._lost = asyncio.get_running_loop().create_future()
         if self._watch is not None:
             for rank in self._ranks:
-                self._watch.follow(rank.name, rank.handle, silent_s=self._silent_s, on_death=self._rank_died)
+                self._watch.follow(rank.name, rank.actor.handle, silent_s=self._silent_s, on_death=self._rank_died)
 
     async def restart(self) -> None:
         """New ranks, as after `start`: what they had learned is in checkpoints."""
@@ -172,7 +176,7 @@ class Learner:
     async def close(self) -> None:
         """End the ranks; safe to call twice, and after a failure."""
         if self._ranks:
-            goodbyes = [rank.handle.close.remote() for rank in self._ranks]
+            goodbyes: list[Any] = [rank.actor.methods().close() for rank in self._ranks]
             await asyncio.wait([asyncio.ensure_future(_settled(ref)) for ref in goodbyes], timeout=CLOSE_DEADLINE_S)
         self._end_ranks()
 
@@ -181,7 +185,7 @@ class Learner:
         for rank in ranks:
             if self._watch is not None:
                 self._watch.leave(rank.name)
-            ray.kill(rank.handle)
+            ray.kill(rank.actor.handle)
 
     # ------------------------------------------------------------ training
 
@@ -200,19 +204,21 @@ class Learner:
         work = rl_shares(
             usable, settings.loss, self.limits, world_size=settings.world_size, num_updates=settings.updates_per_step
         )
-        result = await self._train("train_rl", [(share, lr) for share in work], f"an update of {len(usable)} rows")
+        result = await self._train(
+            lambda rank, share: rank.train_rl(share, lr), work, f"an update of {len(usable)} rows"
+        )
         return replace(result, left_out=(*left_out, *rows_refused(usable, settings.updates_per_step, result)))
 
     def seen_tokens(self) -> list[Any]:
         """Refs of what each rank saw of its rows' tokens in the newest update: `SeenTokens` by rollout id."""
-        return [rank.handle.seen_tokens.remote() for rank in self._ranks]
+        return [rank.actor.methods().seen_tokens() for rank in self._ranks]
 
     async def train_sft(self, examples: Sequence[SftExample], lr: float) -> UpdateResult:
         """One optimizer step of cross-entropy."""
         work = sft_shares(examples, self.limits, world_size=self.settings.world_size)
         if not work:
             return self._nothing(f"none of {len(examples)} conversations has a token with a loss", lr)
-        return await self._train("train_sft", [(share, lr) for share in work], "an SFT update")
+        return await self._train(lambda rank, share: rank.train_sft(share, lr), work, "an SFT update")
 
     async def evaluate_sft(self, examples: Sequence[SftExample]) -> float:
         """Mean cross-entropy per token with a loss; NaN without such a token."""
@@ -220,11 +226,14 @@ class Learner:
         if not work:
             return math.nan
         seconds = self.settings.step_deadline_s
-        return (await self._all("evaluate_sft", [(share,) for share in work], seconds, "validation loss"))[0]
+        losses = await self._all(lambda rank, share: rank.evaluate_sft(share), work, seconds, "validation loss")
+        return losses[0]
 
-    async def _train(self, method: str, arguments: Sequence[tuple[Any, ...]], reason: str) -> UpdateResult:
+    async def _train(
+        self, ask: Callable[[LearnerActor, T], UpdateResult], shares: Sequence[T], reason: str
+    ) -> UpdateResult:
         async with self._turn():
-            results = await self._all(method, arguments, self.settings.step_deadline_s, reason)
+            results = await self._all(ask, shares, self.settings.step_deadline_s, reason)
         self._step = results[0].step
         if results[0].reason:
             log.warning("update not applied: %s", results[0].reason)
@@ -265,8 +274,12 @@ class Learner:
         started = time.perf_counter()
         way: WeightWay = self.settings.weight_way if engines else "object_store"
         of_rank = [[seat for seat in engines if seat.sender == rank] for rank in range(len(self._ranks))]
-        arguments = [(policy_version, way, seats) for seats in of_rank]
-        sent = await self._all("publish", arguments, self.settings.step_deadline_s, "the weights")
+        sent = await self._all(
+            lambda rank, seats: rank.publish(policy_version, way, seats),
+            of_rank,
+            self.settings.step_deadline_s,
+            "the weights",
+        )
         seconds = time.perf_counter() - started
         self._meter.set("rstar_publish_pack_seconds", seconds)
         publication = publication_of(sent, policy_version, way=way, seconds=seconds)
@@ -275,7 +288,8 @@ class Learner:
 
     async def save_checkpoint(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
         """Everything the learner needs to go on, as it is now; each rank writes its part beside what comes next."""
-        await self._everywhere("save_checkpoint", (str(folder), dict(extra or {})), "a copy for a checkpoint")
+        saved = dict(extra or {})
+        await self._everywhere(lambda rank: rank.save_checkpoint(str(folder), saved), "a copy for a checkpoint")
         self._saved.append(folder)
 
     async def written(self) -> dict[Path, WrittenFile]:
@@ -286,7 +300,7 @@ class Learner:
         """
         ranks, seconds = self._running(), self.settings.step_deadline_s
         folders, self._saved = self._saved, []
-        waits = [rank.written(seconds=seconds, reason="writing a checkpoint") for rank in ranks]
+        waits = [rank.written(deadline_s=seconds, reason="writing a checkpoint") for rank in ranks]
         files: dict[Path, WrittenFile] = {}
         for of_rank in await asyncio.gather(*waits):
             files |= of_rank
@@ -296,33 +310,42 @@ class Learner:
 
     async def load_checkpoint(self, folder: Path) -> dict[str, Any]:
         """Go on from a checkpoint, of any number of ranks; returns the `extra` saved with it."""
-        extra, self._step = (await self._everywhere("load_checkpoint", (str(folder),), "loading a checkpoint"))[0]
+        loaded = await self._everywhere(lambda rank: rank.load_checkpoint(str(folder)), "loading a checkpoint")
+        extra, self._step = loaded[0]
         return extra
 
     async def export(self, folder: Path) -> None:
         """An ordinary Hugging Face folder that transformers and vLLM load; rank 0 writes it beside what comes next."""
-        await self._everywhere("export", (str(folder),), "a copy of the model")
+        await self._everywhere(lambda rank: rank.export(str(folder)), "a copy of the model")
 
     async def set_policy(self, folder: Path) -> None:
         """Take over the weights of a Hugging Face folder; the optimizer stays."""
-        await self._everywhere("set_policy", (str(folder),), "loading weights")
+        await self._everywhere(lambda rank: rank.set_policy(str(folder)), "loading weights")
 
     async def reset_optimizer(self) -> None:
         """Forget moments and steps; the policy stays."""
-        await self._everywhere("reset_optimizer", (), "a fresh optimizer")
+        await self._everywhere(lambda rank: rank.reset_optimizer(), "a fresh optimizer")
         self._step = 0
 
     # ------------------------------------------------------------ calls
 
-    async def _everywhere(self, method: str, arguments: tuple[Any, ...], reason: str) -> list[Any]:
-        return await self._all(method, [arguments] * len(self._ranks), self.settings.step_deadline_s, reason)
+    async def _everywhere(
+        self, ask: Callable[[LearnerActor], R], reason: str, deadline_s: float | None = None
+    ) -> list[R]:
+        deadline_s = self.settings.step_deadline_s if deadline_s is None else deadline_s
+        return await self._all(lambda rank, _: ask(rank), [None] * len(self._ranks), deadline_s, reason)
 
-    async def _all(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float, reason: str) -> list[Any]:
-        """Call every rank and wait for all."""
-        asked = zip(self._running(), arguments, strict=True)
-        return await self._heard([rank.call(method, *args, seconds=seconds, reason=reason) for rank, args in asked])
+    async def _all(
+        self, ask: Callable[[LearnerActor, T], R], shares: Sequence[T], deadline_s: float, reason: str
+    ) -> list[R]:
+        """Call every rank with its share, and wait for all."""
 
-    async def _heard(self, asked: Sequence[Awaitable[Any]]) -> list[Any]:
+        async def call(rank: RankClient, share: T) -> R:
+            return await rank.call(lambda methods: ask(methods, share), deadline_s=deadline_s, reason=reason)
+
+        return await self._heard([call(rank, share) for rank, share in zip(self._running(), shares, strict=True)])
+
+    async def _heard(self, asked: Sequence[Awaitable[R]]) -> list[R]:
         """The answers of ranks; the first failure ends all ranks, since the others wait for it."""
         calls = [asyncio.ensure_future(call) for call in asked]
         try:
@@ -341,7 +364,7 @@ class Learner:
             for call in calls:
                 call.cancel()
 
-    def _running(self) -> list[CalledRank]:
+    def _running(self) -> list[RankClient]:
         """All ranks, of which none is known to be lost: with one they all end."""
         if not self._ranks:
             why = f": {self._lost.result()}" if self._lost is not None and self._lost.done() else ""

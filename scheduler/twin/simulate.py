@@ -13,7 +13,7 @@ from rstar_ray.config import BalancerConfig
 from scheduler.balancer import PLACEMENT, Balancer
 from scheduler.cost import EngineCost
 from scheduler.fleet import Fleet
-from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, in_flight_limit
+from scheduler.load import Finished, Registration, ReplicaLoad, RolloutLoad, TurnReport, in_flight_limit
 from scheduler.picture import Activity, KvSample, Span
 from scheduler.rules import PlacementRule
 from scheduler.traces.record import TraceRollout, check_siblings, cut, stop_reason
@@ -164,11 +164,13 @@ class Twin:
         shape = self.settings.shape
         for name in self.names:
             self.balancer.add_replica(
-                name,
-                shape.kv_tokens,
-                max_running=in_flight_limit(shape.max_running),
-                block_tokens=shape.block_tokens,
-                cost=self.settings.cost,
+                Registration(
+                    replica_id=name,
+                    kv_capacity_tokens=shape.kv_tokens,
+                    max_running=in_flight_limit(shape.max_running),
+                    block_tokens=shape.block_tokens,
+                    cost=self.settings.cost,
+                )
             )
         if self._history:
             past = [cut(rollout, *self._limits) for rollout in self._history]

@@ -14,7 +14,7 @@ from sandbox.pool_config import PoolStats
 from sandbox.pool_metrics import lost_since, pool_figures
 from scheduler.load import ReplicaLoad, RolloutLoad
 from scheduler.picture import Activity, Span
-from tests.fakes import KeptMetrics
+from tests.fakes import KeptMetrics, registration
 from tests.rstar_ray.fabricate import example_trajectories
 
 LOAD = ReplicaLoad(kv_used_tokens=100, running=2, waiting=1, preemptions=3, policy_version=4, steps=50, at_tools=("a",))
@@ -37,9 +37,9 @@ def test_a_balancer_tells_who_waits_and_what_is_full():
 
     async def play() -> None:
         service = BalancerService(meter=kept.meter)
-        await service.register("replica", 1_000, max_running=1, block_tokens=32)
+        await service.register(registration("replica", 1_000, max_running=1, block_tokens=32))
         await service.submit([(rollout(name), None) for name in "ab"])
-        await service.next_grants("replica", 0, 5.0)
+        await service.next_orders("replica", 0, 5.0)
         await service.report("replica", [], [], LOAD)
         service.export()
         assert kept.values["rstar_balancer_in_flight"] + kept.values["rstar_balancer_waiting"] == 2

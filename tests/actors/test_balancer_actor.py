@@ -6,8 +6,10 @@ import time
 import pytest
 import ray
 
-from actors.balancer import BalancerActor
+from actors.balancer import Grant, start_balancer
+from rstar_ray.config import BalancerConfig
 from scheduler.load import Finished, RolloutLoad, UnknownReplica
+from tests.fakes import registration
 
 pytestmark = pytest.mark.real
 
@@ -30,35 +32,32 @@ def end(name: str) -> Finished:
 
 
 def test_a_burst_of_16384_submissions_is_accepted_and_granted(cluster: None):
-    balancer = BalancerActor.options(name="balancer").remote()
-    ray.get(
-        [balancer.register.remote(f"r{index}", 4_000_000, max_running=1_024, block_tokens=16) for index in range(64)],
-        timeout=120,
-    )
+    actor = start_balancer(BalancerConfig())
+    balancer = actor.handle
+    replicas = [registration(f"r{index}", 4_000_000, max_running=1_024) for index in range(64)]
+    ray.get([balancer.register.remote(replica) for replica in replicas], timeout=120)
     items = [(load(f"g{number // 32}/{number}"), number) for number in range(16_384)]
     started = time.monotonic()
     ray.get(balancer.submit.remote(items), timeout=60)
-    accepted_s = time.monotonic() - started
     granted: dict[str, int] = {}
     acks = {f"r{index}": 0 for index in range(64)}
     while len(granted) < 16_384 and time.monotonic() - started < 120:
-        polls = {name: balancer.next_grants.remote(name, ack, 0.2) for name, ack in acks.items()}
+        polls = {name: balancer.next_orders.remote(name, ack, 0.2) for name, ack in acks.items()}
         for name, poll in polls.items():
-            grants = ray.get(poll, timeout=60)
-            acks[name] = grants.number
-            granted |= {grant.load.rollout_id: grant.payload for grant in grants.admissions}
+            orders = ray.get(poll, timeout=60)
+            acks[name] = orders.number
+            granted |= {order.load.rollout_id: order.payload for order in orders.items if isinstance(order, Grant)}
     assert len(granted) == 16_384
     assert set(granted.values()) == set(range(16_384))
-    assert accepted_s < 10.0, "generous: the machine may be shared; BENCHMARKS.md has the figure"
     ray.kill(balancer)
 
 
 async def test_after_its_death_the_actor_is_rebuilt_from_what_is_resident(cluster: None):
-    balancer = BalancerActor.options(name="balancer-reborn").remote(settle_s=0.5)
-    await balancer.register.remote("r0", 100_000, max_running=64, block_tokens=16)
+    balancer = start_balancer(BalancerConfig(), settle_s=0.5, name="balancer-restarted").handle
+    await balancer.register.remote(registration("r0", 100_000, max_running=64))
     await balancer.submit.remote([(load(name), "payload") for name in ("g/a", "g/b", "h/c")])
-    grants = await balancer.next_grants.remote("r0", 0, 10.0)
-    assert {grant.load.rollout_id for grant in grants.admissions} == {"g/a", "g/b", "h/c"}
+    orders = await balancer.next_orders.remote("r0", 0, 10.0)
+    assert {order.load.rollout_id for order in orders.items} == {"g/a", "g/b", "h/c"}
     await balancer.report.remote("r0", [], [end("h/c")])
     before = await balancer.learned.remote()
     ray.kill(balancer, no_restart=False)
@@ -72,14 +71,12 @@ async def test_after_its_death_the_actor_is_rebuilt_from_what_is_resident(cluste
             assert time.monotonic() < deadline
             await asyncio.sleep(0.2)
     assert (empty := await balancer.learned.remote()).learned.lengths == ()
-    again = await balancer.know_again.remote(before.learned)
-    assert again.learned == before.learned and again.epoch == empty.epoch != before.epoch
-    await balancer.register.remote(
-        "r0", 100_000, max_running=64, block_tokens=16, policy_version=0, resident=[load("g/a")]
-    )
+    again = await balancer.load_learned.remote(before.learned)
+    assert again.learned == before.learned and again.incarnation == empty.incarnation != before.incarnation
+    await balancer.register.remote(registration("r0", 100_000, max_running=64, resident=(load("g/a"),)))
     await balancer.submit.remote([(load("g/a"), "payload"), (load("g/b"), "payload")])
-    grants = await balancer.next_grants.remote("r0", 0, 30.0)
-    assert [grant.load.rollout_id for grant in grants.admissions] == ["g/b"], "what runs is not granted twice"
+    orders = await balancer.next_orders.remote("r0", 0, 30.0)
+    assert [order.load.rollout_id for order in orders.items] == ["g/b"], "what runs is not granted twice"
     await balancer.report.remote("r0", [], [end("g/a"), end("g/b")])
     snapshot = await balancer.snapshot.remote()
     assert (snapshot.finished, snapshot.in_flight, snapshot.waiting) == (2, 0, 0)

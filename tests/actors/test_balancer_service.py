@@ -8,6 +8,7 @@ from actors.balancer import BalancerService
 from rstar_ray.errors import DeadlineExceeded
 from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
 from scheduler.waits import Held
+from tests.fakes import next_orders, registration
 
 
 def load(name: str, *, group: str = "g", prompt: int = 10, most: int = 90) -> RolloutLoad:
@@ -26,21 +27,21 @@ async def turn_of_the_loop(*tasks: asyncio.Task[object]) -> None:
 
 
 async def granted(service: BalancerService, replica: str, ack: int = 0, wait_s: float = 1.0) -> tuple[int, list[str]]:
-    grants = await service.next_grants(replica, ack, wait_s)
+    grants = await next_orders(service, replica, ack, wait_s)
     return grants.number, [grant.load.rollout_id for grant in grants.admissions]
 
 
 async def test_a_payload_comes_out_with_its_grant():
     service = BalancerService()
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.submit([(load("a"), {"seed": 7})])
-    grants = await service.next_grants("r0", 0, 1.0)
+    grants = await next_orders(service, "r0", 0, 1.0)
     assert [(grant.load.rollout_id, grant.payload) for grant in grants.admissions] == [("a", {"seed": 7})]
 
 
 async def test_grants_are_delivered_again_until_acknowledged():
     service = BalancerService()
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.submit([(load("a"), None)])
     number, first = await granted(service, "r0")
     assert (await granted(service, "r0"))[1] == first == ["a"]
@@ -49,7 +50,7 @@ async def test_grants_are_delivered_again_until_acknowledged():
 
 async def test_a_waiting_worker_is_woken_by_a_submission():
     service = BalancerService()
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     poll = asyncio.create_task(granted(service, "r0", wait_s=30.0))
     await turn_of_the_loop(poll)
     await service.submit([(load("a"), None)])
@@ -58,7 +59,7 @@ async def test_a_waiting_worker_is_woken_by_a_submission():
 
 async def test_a_rollout_is_granted_when_another_ends():
     service = BalancerService("worst_case")
-    await service.register("r0", 120, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 120, max_running=8, block_tokens=16))
     await service.submit([(load("a"), None), (load("b"), None)])
     number, first = await granted(service, "r0")
     assert first == ["a"]
@@ -69,42 +70,42 @@ async def test_a_rollout_is_granted_when_another_ends():
 
 async def test_a_dead_replicas_rollouts_are_granted_elsewhere_with_their_payload():
     service = BalancerService()
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.submit([(load("a"), "payload")])
     await granted(service, "r0")
-    await service.register("r1", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r1", 1000, max_running=8, block_tokens=16))
     turn = TurnReport(rollout_id="a", context_tokens=40, generated_tokens=30, turn=1)
     await service.report("r0", [turn], [])
     assert await service.replica_lost("r0") == ["a"]
-    grants = await service.next_grants("r1", 0, 1.0)
+    grants = await next_orders(service, "r1", 0, 1.0)
     assert grants.admissions[0].payload == "payload"
     assert grants.admissions[0].load.context_tokens == 40
 
 
 async def test_handed_back_rollouts_go_on_from_their_new_payload():
     service = BalancerService()
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.submit([(load("a"), "fresh")])
     await granted(service, "r0")
     await service.set_serving("r0", False)
-    await service.register("r1", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r1", 1000, max_running=8, block_tokens=16))
     later = RolloutLoad(
         rollout_id="a", group_id="g", prompt_tokens=10, max_response_tokens=90, max_turns=4, context_tokens=50,
         generated_tokens=30, turn=2,
     )  # fmt: skip
     await service.return_rollouts("r0", [(later, "resumed")])
-    grants = await service.next_grants("r1", 0, 1.0)
+    grants = await next_orders(service, "r1", 0, 1.0)
     assert [(g.payload, g.load.turn) for g in grants.admissions] == [("resumed", 2)]
 
 
 async def test_a_result_from_a_replica_that_lost_the_rollout_is_stale():
     service = BalancerService()
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
     await service.replica_lost("r0")
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
-    await service.register("r1", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
+    await service.register(registration("r1", 1000, max_running=8, block_tokens=16))
     snapshot = await service.snapshot()
     assert snapshot.finished == 0
     holder = "r0" if (await granted(service, "r0", wait_s=0.05))[1] else "r1"
@@ -117,18 +118,18 @@ async def test_a_result_from_a_replica_that_lost_the_rollout_is_stale():
 
 async def test_rollouts_that_need_a_larger_replica_than_takes_work_are_told_of_once():
     service = BalancerService()
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
-    await service.register("large", 4000, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
+    await service.register(registration("large", 4000, max_running=8, block_tokens=16))
     await service.submit([(load("big", prompt=2000), None)])
     assert (await granted(service, "large"))[1] == ["big"]
-    assert (await service.sign()).lines == ()
+    assert service.take_lines() == ()
     for _ in range(2):
         await service.replica_lost("large")
         await service.report("r0", [], [])
         await service.report("r0", [], [])
-        told = (await service.sign()).lines
-        assert told == ("balancer: 1 of those that wait need a larger replica than any that takes work now",)
-        await service.register("large", 4000, max_running=8, block_tokens=16)
+        told = service.take_lines()
+        assert told == ("1 of those that wait need a larger replica than any that takes work now",)
+        await service.register(registration("large", 4000, max_running=8, block_tokens=16))
         assert (await granted(service, "large"))[1] == ["big"]
 
 
@@ -136,36 +137,36 @@ async def test_a_reborn_balancer_is_rebuilt_from_what_is_resident():
     service = BalancerService(settle_s=0.05)
     with pytest.raises(UnknownReplica):
         await service.report("r0", [], [])
-    await service.register("r0", 1000, max_running=8, block_tokens=16, resident=[load("a")])
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16, resident=(load("a"),)))
     await service.submit([(load("a"), "again"), (load("b"), None)])
     assert (await granted(service, "r0"))[1] == ["b"]
     await service.replica_lost("r0")
-    await service.register("r1", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r1", 1000, max_running=8, block_tokens=16))
     assert sorted((await granted(service, "r1"))[1]) == ["a", "b"]
 
 
 async def test_a_late_return_of_a_rollout_that_runs_elsewhere_is_stopped():
     service = BalancerService()
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
-    reply = await service.register("r1", 1000, max_running=8, block_tokens=16, resident=[load("a")])
-    assert reply.cancels == ("a",)
+    reply = await service.register(registration("r1", 1000, max_running=8, block_tokens=16, resident=(load("a"),)))
+    assert reply == ["a"]
 
 
 async def test_a_cancelled_rollout_is_stopped_where_it_runs():
     service = BalancerService()
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.submit([(load("a"), None)])
     number, _ = await granted(service, "r0")
     await service.cancel(["a"])
-    assert (await service.next_grants("r0", number, 1.0)).cancels == ("a",)
+    assert (await next_orders(service, "r0", number, 1.0)).cancels == ("a",)
     assert (await service.snapshot()).in_flight == 0
 
 
 async def test_what_can_never_fit_is_refused_with_the_numbers():
     service = BalancerService()
-    await service.register("r0", 100, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 100, max_running=8, block_tokens=16))
     with pytest.raises(NeverFits, match=r"needs at least 101 KV tokens.*holds 100"):
         await service.submit([(load("a", prompt=100), None)])
 
@@ -177,8 +178,8 @@ async def test_a_submission_without_any_replica_ends_at_its_deadline():
 
 async def test_a_replica_that_reports_nonsense_gets_no_more_work():
     service = BalancerService()
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
-    await service.register("r1", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
+    await service.register(registration("r1", 1000, max_running=8, block_tokens=16))
     await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=1001))
     await service.submit([(load(f"x{i}"), None) for i in range(4)])
     assert len((await granted(service, "r1"))[1]) == 4
@@ -188,7 +189,7 @@ async def test_a_replica_that_reports_nonsense_gets_no_more_work():
 
 async def test_a_drain_ends_when_the_last_rollout_does():
     service = BalancerService()
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
     drain = asyncio.create_task(service.drain(5.0))
@@ -202,41 +203,41 @@ async def test_a_drain_ends_when_the_last_rollout_does():
 
 async def test_a_replica_that_is_set_aside_is_shown_once_with_its_reason():
     service = BalancerService()
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=1001))
     await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=1001))
-    (line,) = (await service.sign()).lines
+    (line,) = service.take_lines()
     assert "r0 is set aside" in line and "reports 1001 KV tokens in use of 1000" in line
-    assert (await service.sign()).lines == ()
+    assert service.take_lines() == ()
     assert (await service.step_figures()).set_aside == ("r0: reports 1001 KV tokens in use of 1000",)
 
 
 async def test_books_that_do_not_close_are_named_when_the_balancer_is_idle():
     service = BalancerService("worst_case")
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
     service._balancer.books.replica("r0").reserved_tokens += 7  # a fault of ours
     await service.report("r0", [], [end("a")])
-    (line,) = (await service.sign()).lines
+    (line,) = service.take_lines()
     assert "r0 is left with 7 reserved tokens" in line
     assert (await service.step_figures()).faults == ("r0 is left with 7 reserved tokens",)
 
 
 async def test_books_that_close_are_not_mentioned():
     service = BalancerService()
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.submit([(load("a"), None), (load("b"), None)])
     await granted(service, "r0")
     await service.cancel(["b"])
     await service.report("r0", [], [end("a")])
-    assert (await service.sign()).lines == ()
+    assert service.take_lines() == ()
 
 
 async def test_the_figures_of_a_step_tell_what_was_done_since_the_last_one():
     now = [100.0]
     service = BalancerService("worst_case", clock=lambda: now[0])
-    await service.register("r0", 112, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 112, max_running=8, block_tokens=16))
     await service.submit([(load("a"), None), (load("b"), None)])
     await granted(service, "r0")
     now[0] += 2.0
@@ -257,14 +258,14 @@ async def test_the_figures_of_a_step_tell_what_was_done_since_the_last_one():
 async def test_a_grant_tells_what_was_waited_for_and_why_it_runs_there():
     now = [0.0]
     service = BalancerService("worst_case", clock=lambda: now[0])
-    await service.register("r0", 128, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 128, max_running=8, block_tokens=16))
     await service.submit([(load("a"), None), (load("b"), None)])
-    first = (await service.next_grants("r0", 0, 1.0)).admissions[0].placement
+    first = (await next_orders(service, "r0", 0, 1.0)).admissions[0].placement
     assert first is not None and (first.waited_s, first.held_s, first.residents) == (0.0, {}, 1)
     assert first.why == "most KV that nobody has reserved"
     now[0] = 3.0
     await service.report("r0", [], [end("a")], ReplicaLoad(kv_used_tokens=48))
-    second = (await service.next_grants("r0", 1, 1.0)).admissions[0].placement
+    second = (await next_orders(service, "r0", 1, 1.0)).admissions[0].placement
     assert second is not None and second.held_s == {Held.ROOM: 3.0} and second.waited_s == 3.0
     assert (second.kv_used_tokens, second.kv_expected_tokens, second.kv_capacity_tokens) == (48, 112, 128)
     assert (await service.step_figures()).held_s == {Held.ROOM: 3.0}
@@ -275,7 +276,7 @@ async def test_a_grant_tells_what_was_waited_for_and_why_it_runs_there():
 async def test_a_rollout_that_goes_on_elsewhere_waits_from_when_it_came_back():
     now = [0.0]
     service = BalancerService(clock=lambda: now[0])
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
     now[0] = 5.0
@@ -283,8 +284,8 @@ async def test_a_rollout_that_goes_on_elsewhere_waits_from_when_it_came_back():
     await service.replica_lost("r0")
     await asyncio.sleep(0.01)
     now[0] = 7.0
-    await service.register("r1", 1000, max_running=8, block_tokens=16)
-    grant = (await service.next_grants("r1", 0, 1.0)).admissions[0]
+    await service.register(registration("r1", 1000, max_running=8, block_tokens=16))
+    grant = (await next_orders(service, "r1", 0, 1.0)).admissions[0]
     assert grant.placement is not None and grant.waited_s == 7.0
     assert (grant.placement.turn, grant.placement.waited_s) == (1, 2.0)
     assert grant.placement.held_s == {Held.REPLICA: 2.0}
@@ -294,20 +295,20 @@ async def test_a_reborn_balancer_takes_rollouts_while_its_only_replica_still_sta
     service = BalancerService(settle_s=0.01)
     await asyncio.wait_for(service.submit([(load("a"), "payload"), (load("huge", prompt=5_000), None)]), 5)
     await asyncio.sleep(0.05)  # so that it has tried to place them
-    await service.register("r0", 1000, max_running=8, block_tokens=16)
-    grants = await service.next_grants("r0", 0, 1.0)
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
+    grants = await next_orders(service, "r0", 0, 1.0)
     assert [(grant.load.rollout_id, grant.payload) for grant in grants.admissions] == [("a", "payload")]
 
 
 async def test_what_a_lost_replica_held_is_told_and_none_of_it_goes_back_there_before_the_loss_is_complete():
     service = BalancerService()
     for name in ("r0", "r1"):
-        await service.register(name, 100_000, max_running=8, block_tokens=16)
+        await service.register(registration(name, 100_000, max_running=8, block_tokens=16))
     await service.submit([(load(f"x{number}"), None) for number in range(8)])
     held = {name: (await granted(service, name))[1] for name in ("r0", "r1")}
     assert await service.held_by_lost("r0", [f"x{number}" for number in range(8)]) == held["r0"] != []
     await service.return_rollouts("r0", [(load(name), "with its turns") for name in held["r0"]])
-    grants = await service.next_grants("r1", 1, 1.0)
+    grants = await next_orders(service, "r1", len(held["r1"]), 1.0)
     assert [grant.load.rollout_id for grant in grants.admissions] == held["r0"]
     assert {grant.payload for grant in grants.admissions} == {"with its turns"}
 
@@ -316,13 +317,13 @@ async def test_a_reborn_balancer_says_of_a_lost_replica_what_no_other_holds_once
     service = BalancerService(settle_s=0.05)
     asked = asyncio.create_task(service.held_by_lost("r0", ["a", "b", "c"]))
     await turn_of_the_loop(asked)
-    await service.register("r1", 1000, max_running=8, block_tokens=16, resident=[load("b")])
+    await service.register(registration("r1", 1000, max_running=8, block_tokens=16, resident=(load("b"),)))
     assert await asked == ["a", "c"]
 
 
 async def test_rollouts_that_it_could_not_give_a_worker_are_missing():
     service = BalancerService()
-    await service.register("r0", 1000, max_running=8, block_tokens=16, resident=[load("a")])
+    await service.register(registration("r0", 1000, max_running=8, block_tokens=16, resident=(load("a"),)))
     await service.submit([(load("b"), None)])
     assert await service.missing(["a", "b", "c"]) == ["a", "c"]
 
@@ -336,17 +337,17 @@ async def ended(service: BalancerService, count: int) -> None:
     await service.set_policy_version(1)
 
 
-async def test_what_one_life_has_learned_another_is_taught_under_its_own_epoch():
+async def test_what_one_life_has_learned_another_is_taught_under_its_own_incarnation():
     services = [BalancerService(), BalancerService()]
     for service in services:
-        await service.register("r0", 100_000, max_running=64, block_tokens=16)
+        await service.register(registration("r0", 100_000, max_running=64, block_tokens=16))
     await ended(services[0], 20)
     before, empty = [await service.learned() for service in services]
     assert before.learned is not None and empty.learned is not None
     assert before.learned.lengths[0].past.deaths_B != () == empty.learned.lengths
-    after = await services[1].know_again(before.learned)
+    after = await services[1].load_learned(before.learned)
     assert after == await services[1].learned() and after.learned == before.learned
-    assert after.epoch == empty.epoch != before.epoch
+    assert after.incarnation == empty.incarnation != before.incarnation
     await ended(services[1], 20)  # and it goes on
     assert (await services[1].step_figures()).faults == ()
 

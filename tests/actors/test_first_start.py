@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
-from actors import probe, system, tool_host
+from actors import remote, system, tool_host
+from actors.remote import Remote
 from actors.system import TrainingActors
 from rstar_ray.errors import DeadlineExceeded, RStarError, SandboxError
 
@@ -49,20 +50,20 @@ class Actor:
 
 
 async def executor_up(actor: Actor, shown: list[str]) -> Any:
-    whole = SimpleNamespace(_executors={"sandbox/0": actor}, _show=shown.append)
+    whole = SimpleNamespace(_executors={"sandbox/0": Remote(actor, "sandbox/0")}, _show=shown.append)
     (level,) = await TrainingActors._executors_up(whole)  # type: ignore[arg-type]
     return level
 
 
 async def host_up(actor: Actor, shown: list[str]) -> Any:
-    return await tool_host.hosts_up({"tools/mine/0": actor}, shown.append)
+    return await tool_host.hosts_up({"tools/mine/0": Remote(actor, "tools/mine/0")}, shown.append)
 
 
 @pytest.fixture(params=[executor_up, host_up])
 def up(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> UpFn:
-    monkeypatch.setattr(probe.ray, "kill", lambda actor, no_restart: actor.kill())
-    monkeypatch.setattr(probe, "AVAILABLE_AGAIN_S", 0.01)
-    monkeypatch.setattr(probe, "LOOK_S", 0.05)
+    monkeypatch.setattr(remote.ray, "kill", lambda actor, no_restart: actor.kill())
+    monkeypatch.setattr(remote, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(remote, "LOOK_S", 0.05)
     monkeypatch.setattr(system, "START_DEADLINE_S", DEADLINE_S)
     monkeypatch.setattr(tool_host, "START_S", DEADLINE_S)
     return request.param

@@ -10,11 +10,10 @@ from weakref import WeakKeyDictionary
 import pytest
 
 from actors.balancer import BalancerService
-from actors.generation.balancer_client import rollout_load
-from actors.generation.delivery import Deliveries, Delivery
 from actors.generation.engine import EngineFacts
 from actors.generation.kept_turns import KeptTurns
 from actors.generation.load_meter import EngineLoad
+from actors.generation.outbox import rollout_load
 from actors.generation.under_way import Sampled
 from actors.generation.weight_swap import WeightUpdate
 from actors.generation.worker import GenerationWorker
@@ -33,6 +32,7 @@ from rstar_ray.trajectory import (
     ToolCall,
     ToolMemory,
     ToolResult,
+    Trajectory,
     TrajectorySummary,
 )
 from scheduler.picture import Activity
@@ -41,6 +41,7 @@ from tests.fakes import (
     LIMITS,
     AddingSandbox,
     CharChat,
+    Local,
     OpenTools,
     PlainTools,
     SkilledPolicy,
@@ -119,7 +120,7 @@ def worker(balancer: BalancerService, name: str = "generation/0", **parts: Any) 
     return GenerationWorker(
         name,
         max_running=64,
-        balancer=balancer,
+        balancer=Local(balancer),
         **{"engine": FakeEngine(), "chat": WorkerChat(), "tools": PlainTools(), "judge": same_text, **parts},
     )
 
@@ -142,12 +143,10 @@ async def collect(one: GenerationWorker, count: int) -> dict[str, TrajectorySumm
 
     async def read() -> None:
         while len(found) < count:
-            delivery, trajectories = await one.take_finished(10, ACKNOWLEDGED.get(one, 0))
-            ACKNOWLEDGED[one] = delivery.number
-            for finished in delivery.finished:
-                assert trajectories[finished.index].summary is finished.summary
-                found[finished.summary.rollout_id] = finished.summary
-            found.update({dropped.rollout_id: dropped for dropped in delivery.dropped})
+            batch = await one.take_finished(10, ACKNOWLEDGED.get(one, 0))
+            ACKNOWLEDGED[one] = batch.number
+            ended = [end.summary if isinstance(end, Trajectory) else end for end in batch.items]
+            found.update({end.rollout_id: end for end in ended})
 
     await asyncio.wait_for(read(), 10)
     return found
@@ -238,12 +237,12 @@ async def test_the_balancers_own_move_takes_a_rollout_from_a_full_worker_to_an_i
 
         async def read(one: GenerationWorker) -> None:
             while len(found) < count:
-                delivery, _ = await one.take_finished(0.05, ACKNOWLEDGED.get(one, 0))
-                ACKNOWLEDGED[one] = delivery.number
-                assert not delivery.dropped
-                for finished in delivery.finished:
-                    assert finished.summary.rollout_id not in found, "delivered twice"
-                    found[finished.summary.rollout_id] = finished.summary
+                batch = await one.take_finished(0.05, ACKNOWLEDGED.get(one, 0))
+                ACKNOWLEDGED[one] = batch.number
+                for ended in batch.items:
+                    assert isinstance(ended, Trajectory)
+                    assert ended.summary.rollout_id not in found, "delivered twice"
+                    found[ended.summary.rollout_id] = ended.summary
 
         async with asyncio.timeout(30):
             await asyncio.gather(*(read(one) for one in workers))
@@ -259,7 +258,6 @@ async def test_the_balancers_own_move_takes_a_rollout_from_a_full_worker_to_an_i
     assert "moved here, where less than half as much KV is in use" in moved
     assert await balancer.drain(10.0)
     assert (await balancer.step_figures()).moves >= 1
-    assert (await balancer.sign()).lines == (), "the books close"
     for one in workers:
         await one.close()
 
@@ -275,8 +273,8 @@ async def test_a_dead_engine_hands_its_rollouts_back_before_the_worker_ends():
     await healthy.start()
     await healthy.serve()
     await balancer.replica_lost("generation/0")
-    before, _ = await dying.take_finished(0, 0)
-    delivered = {finished.summary.rollout_id for finished in before.finished}
+    before = await dying.take_finished(0, 0)
+    delivered = {ended.summary.rollout_id for ended in before.items if isinstance(ended, Trajectory)}
     found = await collect(healthy, 16 - len(delivered))
     assert found.keys() | delivered == {f"r{i}" for i in range(16)}
     await healthy.close()
@@ -468,27 +466,6 @@ async def test_an_engine_that_is_starting_is_none_the_worse_for_weights_that_the
     with pytest.raises(EngineError):
         await one.swap(begun())
     assert ended.is_set()
-
-
-async def test_what_was_not_acknowledged_is_delivered_again():
-    deliveries = Deliveries()
-    gone = DroppedRollout(rollout_id="a", group_id="g", reason="sandbox")
-    deliveries.add(gone)
-    first, _ = await deliveries.take(1, 0)
-    deliveries.add(replace(gone, rollout_id="b"))
-    assert (await deliveries.take(1, 0))[0] is first  # its answer was lost on the way
-    second, _ = await deliveries.take(1, first.number)
-    assert [dropped.rollout_id for dropped in second.dropped] == ["b"]
-    assert await deliveries.take(0, second.number) == (Delivery(number=second.number), [])
-
-
-async def test_a_question_whose_asker_was_cut_off_takes_nothing_from_the_next():
-    deliveries = Deliveries()
-    cut_off, asked_again = (asyncio.ensure_future(deliveries.take(5, 0)) for _ in range(2))
-    await asyncio.sleep(0)
-    deliveries.add(DroppedRollout(rollout_id="a", group_id="g", reason="sandbox"))
-    assert await cut_off == await asked_again
-    assert (await asked_again)[0].dropped
 
 
 async def test_a_sandbox_that_fails_ends_a_rollout_as_dropped_with_its_reason():

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.learner.calls import CalledRank
+from actors.learner.calls import RankClient
 from actors.learner.gang import Learner, Publication
+from actors.remote import Remote
 from actors.watch import Watch
 from actors.weights.buckets import checksum
 from rstar_ray.algorithm.batch import TokenRow
@@ -305,7 +306,7 @@ async def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_the_dead
             await asyncio.sleep(60)
 
     learner = Learner(derived.learner(folder, step_deadline_s=0.3))
-    learner._ranks = [CalledRank(Silent.remote(), "learner/rank-0", "driver")]
+    learner._ranks = [RankClient(Remote(Silent.remote(), "learner/rank-0"))]
     with pytest.raises(RankLost, match=r"driver waited 0\.3 s for learner/rank-0 \(the weights\)"):
         await learner.publish(1)
 

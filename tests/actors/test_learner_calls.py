@@ -14,8 +14,9 @@ import torch
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectStoreFullError, RayTaskError
 
 from actors.learner import gang
-from actors.learner.calls import CalledRank, KeptAnswer, may_pass
+from actors.learner.calls import RankClient, may_pass
 from actors.learner.gang import Learner, first_start
+from actors.remote import Remote, ReplyCache
 from rstar_ray.errors import ConfigError, LearnerError, RankLost
 from rstar_ray.repeat import MOST_LOSSES_AT_A_STEP, repeated
 from rstar_ray.run_dir.manifest import WrittenFile
@@ -82,7 +83,7 @@ class Rank:
         self.gone = False
         self.writes: dict[Path, WrittenFile] = {}
         self.call, self.probe, self.written = (_Method(self, name) for name in ("call", "probe", "written"))
-        self._kept = {name: KeptAnswer() for name in ("call", "written")}
+        self._kept = {name: ReplyCache() for name in ("call", "written")}
 
     async def answer(self, name: str, *given: Any) -> Any:
         await asyncio.sleep(0)
@@ -140,8 +141,8 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 async def learner_of(*ranks: Rank, folder: Path = Path("model")) -> Learner:
     learner = Learner(derived.learner(folder, step_deadline_s=5.0, world_size=len(ranks)))
-    learner._ranks = [CalledRank(rank, f"learner/rank-{number}", "driver") for number, rank in enumerate(ranks)]
-    await asyncio.gather(*(rank.meet(5) for rank in learner._ranks))
+    learner._ranks = [RankClient(Remote(rank, f"learner/rank-{number}")) for number, rank in enumerate(ranks)]
+    await asyncio.gather(*(rank.connect(5) for rank in learner._ranks))
     return learner
 
 
@@ -163,19 +164,6 @@ async def test_a_rank_that_does_not_or_as_another_is_lost_and_so_are_all(end: st
     assert len(killed) == 2
     with pytest.raises(RankLost, match="not running"):
         await learner.set_policy(Path("p"))
-
-
-async def test_a_failure_is_given_once_more_too_and_is_not_tried_twice():
-    kept, tried = KeptAnswer(), []
-
-    def work() -> None:
-        tried.append(1)
-        raise LearnerError("rollout-0 has no tokens")
-
-    for _ in range(2):
-        with pytest.raises(LearnerError, match="rollout-0"):
-            kept.of(7, work)
-    assert len(tried) == 1 and kept.of(8, lambda: "next") == "next"
 
 
 async def test_a_broken_connection_is_a_loss_though_nobody_died_and_a_fault_of_the_program_is_none(killed: list[Any]):
@@ -241,23 +229,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def learner(*ranks: New, seconds: float = 5.0) -> Learner:
         made = iter(ranks)
-        monkeypatch.setattr(gang, "LearnerActor", _Made(lambda: next(made)))
+        monkeypatch.setattr(gang, "start_rank", lambda _, rank, **__: Remote(next(made), gang.rank_name(rank)))
         monkeypatch.setattr(gang.ray.util, "list_named_actors", lambda: [])
         settings = derived.learner(Path("model"), start_deadline_s=seconds, world_size=2)
         return Learner(settings, watch=EndsTheSilent(), silent_s=7.0)
 
     return learner
-
-
-class _Made:
-    def __init__(self, make: Any) -> None:
-        self._make = make
-
-    def options(self, **_: Any) -> "_Made":
-        return self
-
-    def remote(self, *_: Any) -> New:
-        return self._make()
 
 
 async def lost_once(learner: Learner) -> list[str]:
@@ -387,12 +364,13 @@ async def test_a_rank_that_cannot_write_is_no_loss_whatever_it_met(tmp_path: Pat
 BLIPS = """
 import asyncio, ray
 from types import SimpleNamespace
-from actors.learner.calls import CalledRank, KeptAnswer
+from actors.learner.calls import RankClient
+from actors.remote import Remote, ReplyCache
 
 @ray.remote(concurrency_groups={"probe": 1})
 class Counts:
     def __init__(self):
-        self.kept, self.done = KeptAnswer(), 0
+        self.kept, self.done = ReplyCache(), 0
 
     @ray.method(concurrency_group="probe")
     def probe(self):
@@ -406,9 +384,9 @@ class Counts:
         return self.done
 
 async def main():
-    rank = CalledRank(Counts.remote(), "learner/rank-0", "driver")
-    await rank.meet(60)
-    print([await rank.call("work", seconds=60, reason="an update") for _ in range(20)])
+    rank = RankClient(Remote(Counts.remote(), "learner/rank-0"))
+    await rank.connect(60)
+    print([await rank.call(lambda one: one.work(), deadline_s=60, reason="an update") for _ in range(20)])
 
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
 asyncio.run(main())

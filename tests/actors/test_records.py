@@ -10,6 +10,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 
 from actors.generation import records
 from actors.generation.records import draw_timelines, record_trajectories
+from actors.remote import Remote
 from rstar_ray.rollouts import TrajectoryRef
 from scheduler.picture import Activity, KvSample, Span, Timeline
 
@@ -45,16 +46,20 @@ class Worker:
         return Timeline(spans, [KvSample(self.name, 100.5, 64)], 1_024)
 
 
+def remotes(workers: dict[str, Worker]) -> dict[str, Any]:
+    return {name: Remote(worker, name) for name, worker in workers.items()}
+
+
 async def record(path: Path, **workers: Worker) -> list[str]:
     shown: list[str] = []
     seen = ["of rank 0", "of rank 1"]
-    await record_trajectories(workers, REFS, path=path, seen=seen, stage="stage1", step=3, show=shown.append)
+    await record_trajectories(remotes(workers), REFS, path=path, seen=seen, stage="stage1", step=3, show=shown.append)
     return shown
 
 
 async def draw(path: Path, **workers: Worker) -> list[str]:
     shown: list[str] = []
-    await draw_timelines(workers, path, rollouts="stage1/3/", title="stage1, step 3", show=shown.append)
+    await draw_timelines(remotes(workers), path, rollouts="stage1/3/", title="stage1, step 3", show=shown.append)
     return shown
 
 

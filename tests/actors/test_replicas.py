@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorUnavailableError, ObjectLostError, OwnerDiedError, RayTaskError
 
-from actors import probe
+from actors import remote
 from actors.balancer import Known
-from actors.balancer import Sign as BalancerSign
 from actors.generation import replicas, rollout_client
 from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.engine import EngineFacts
@@ -18,6 +17,7 @@ from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, START_PATIENCE, Repl
 from actors.gpu_turns import GpuTurns
 from actors.learner.gang import Publication
 from actors.probe import Sign
+from actors.remote import Remote
 from actors.weights.transfer import EngineSeat, Pulled
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.deadline import waits
@@ -158,23 +158,23 @@ class Balancer:
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.changed = asyncio.Event()
-        self.sign, self.submit = Method(self._sign), Method(self._submit)
+        self.incarnation, self.submit = Method(self._incarnation), Method(self._submit)
         self.replica_lost, self.set_policy_version = Method(self._replica_lost), Method(self._tell)
         self.held_by_lost, self.missing = Method(self._held_by_lost), Method(self._missing)
         self.return_rollouts = Method(self._return_rollouts)
-        self.learned, self.know_again = Method(self._learned), Method(self._know_again)
-        self.epoch = "epoch"
+        self.learned, self.load_learned = Method(self._learned), Method(self._load_learned)
+        self.process = "first"
         self.knows: Learned | None = learned_by(0)
         self.held: dict[str, list[str]] = {}  # by replica
         self.returned: list[list[RolloutState]] = []  # message by message
 
-    async def _sign(self) -> BalancerSign:
-        return BalancerSign(epoch=self.epoch)
+    async def _incarnation(self) -> str:
+        return self.process
 
     async def _learned(self) -> Known:
-        return Known(epoch=self.epoch, learned=self.knows)
+        return Known(incarnation=self.process, learned=self.knows)
 
-    async def _know_again(self, learned: Learned) -> Known:
+    async def _load_learned(self, learned: Learned) -> Known:
         self.knows = learned
         return await self._learned()
 
@@ -238,11 +238,16 @@ class Run:
         self.line_shown = asyncio.Event()
         self.followed = Followed()
         self.replicas = Replicas(
-            self.balancer, CharChat(), show=self._show, watch=self.followed, silent_s=10, node_away_s=0.3
+            Remote(self.balancer, "balancer"),
+            CharChat(),
+            show=self._show,
+            watch=self.followed,
+            silent_s=10,
+            node_away_s=0.3,
         )
         self.first, self.second = Worker(), Worker()
         for name, worker in (("generation/0", self.first), ("generation/1", self.second)):
-            self.replicas.add(name, worker, start_deadline_s=5)
+            self.replicas.add(Remote(worker, name), start_deadline_s=5)
 
     def _show(self, line: str) -> None:
         self.shown.append(line)
@@ -259,18 +264,20 @@ class Run:
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (replicas, rollout_client):
         monkeypatch.setattr(module, "BLIP_PATIENCE_S", 0.01)
-    monkeypatch.setattr(probe, "AVAILABLE_AGAIN_S", 0.005)
+    monkeypatch.setattr(remote, "ASK_AGAIN_S", 0.005)
     monkeypatch.setattr(replicas, "LOOK_AGAIN_S", 0.01)
 
 
 @pytest.fixture(autouse=True)
-def killed_like_an_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+async def killed_like_an_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+
     def kill(worker: Worker, *, no_restart: bool) -> None:
         assert not no_restart
         worker.told.append("killed")
-        worker.kill()
+        loop.call_soon_threadsafe(worker.kill)
 
-    monkeypatch.setattr(replicas.ray, "kill", kill)
+    monkeypatch.setattr(remote.ray, "kill", kill)
 
 
 async def test_one_that_is_stopped_before_its_first_answer_is_ended_and_another_started(
@@ -307,7 +314,7 @@ async def test_a_balancer_that_began_empty_is_taught_what_was_known_when_the_new
     for version, admissions in ((FIRST, 40), (SECOND, 80)):
         run.balancer.knows = learned_by(admissions)
         await run.replicas.publish(version)
-    run.balancer.epoch, run.balancer.knows = "reborn", learned_by(3)
+    run.balancer.process, run.balancer.knows = "reborn", learned_by(3)
     memory = run.replicas.rollouts.memory
     assert await memory.learned() == learned_by(80).as_json()  # for a checkpoint that is written before it is noticed
     assert run.balancer.knows == learned_by(80)

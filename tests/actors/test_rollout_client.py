@@ -7,24 +7,19 @@ from typing import Any
 
 import pytest
 
-from actors.balancer import BalancerService, Known, Sign
+from actors.balancer import BalancerService, Cancel, Grant, Known
 from actors.generation import rollout_client
-from actors.generation.balancer_client import rollout_load
-from actors.generation.delivery import NUM_PARTS, Delivery, FinishedAt, in_parts
+from actors.generation.delivery import NUM_PARTS, Delivery
+from actors.generation.outbox import rollout_load
 from actors.generation.rollout_client import RolloutClient
+from actors.remote import Batch, Remote
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import DeadlineExceeded
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
 from rstar_ray.trajectory import Problem, RolloutRequest, Turn
-from tests.fakes import CharChat, adding_problems, request, summary
-
-
-class Remote:
-    """A method as an actor's handle has it."""
-
-    def __init__(self, function: Any) -> None:
-        self.remote = function
+from tests.fakes import CharChat, Local, adding_problems, registration, request, summary
+from tests.rstar_ray import fabricate
 
 
 class ForgetfulBalancer:
@@ -36,32 +31,26 @@ class ForgetfulBalancer:
         self.submitted: list[list[str]] = []
         self.payloads: list[RolloutState] = []
         self.came_in = asyncio.Event()
-        self.sign = Remote(self._sign)
-        self.submit = Remote(self._submit)
         self.cancelled: list[str] = []
-        self.cancel = Remote(self._cancel)
-        self.missing = Remote(self._missing)
-        self.learned = Remote(self._learned)
 
-    async def _learned(self) -> Known:
+    async def learned(self) -> Known:
         self.asked.append("learned")
-        return Known(epoch="first" if self.signs < 3 else "second", learned=None)
+        return Known(incarnation="first" if self.signs < 3 else "second", learned=None)
 
-    async def _sign(self) -> Sign:
+    async def incarnation(self) -> str:
         self.signs += 1
-        lines = ("r0 is set aside",) if self.signs == 2 else ()
-        return Sign(epoch="first" if self.signs < 3 else "second", lines=lines)
+        return "first" if self.signs < 3 else "second"
 
-    async def _submit(self, items: list[tuple[Any, Any]]) -> None:
+    async def submit(self, items: list[tuple[Any, Any]]) -> None:
         self.asked.append("submit")
         self.submitted.append([load.rollout_id for load, _ in items])
         self.payloads += [payload for _, payload in items]
         self.came_in.set()
 
-    async def _missing(self, rollout_ids: list[str]) -> list[str]:
+    async def missing(self, rollout_ids: list[str]) -> list[str]:
         return rollout_ids
 
-    async def _cancel(self, rollout_ids: list[str]) -> None:
+    async def cancel(self, rollout_ids: list[str]) -> None:
         self.cancelled += rollout_ids
 
     async def next_submission(self) -> None:
@@ -69,11 +58,17 @@ class ForgetfulBalancer:
         self.came_in.clear()
 
 
+TRAJECTORY = fabricate.trajectory(adding_problems(1)[0], [("It is 1.", "", None)], reward=1.0)
+
+
+def client_of(balancer: Any, chat: CharChat | None = None, **parts: Any) -> RolloutClient:
+    return RolloutClient(Local(balancer), chat or CharChat(), on_worker_lost=lambda *_: None, **parts)
+
+
 async def test_what_waited_in_a_balancer_that_died_is_handed_in_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rollout_client, "BALANCER_PING_S", 0.01)
     balancer = ForgetfulBalancer()
-    shown: list[str] = []
-    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None, show=shown.append)
+    client = client_of(balancer)
     requests = [request(problem, rollout_id=f"r{i}") for i, problem in enumerate(adding_problems(3))]
 
     async def collect() -> None:
@@ -88,14 +83,13 @@ async def test_what_waited_in_a_balancer_that_died_is_handed_in_again(monkeypatc
         await asyncio.sleep(0)
     assert balancer.submitted == [["r0", "r1", "r2"]] * 2  # once more, and only once
     assert balancer.asked == ["submit", "learned", "submit"]  # what it has learned comes first, and is made up for
-    assert shown == ["r0 is set aside"]
     running.cancel()
     await client.close()
 
 
 async def test_an_id_handed_in_again_is_refused_since_its_result_would_never_come():
     balancer = ForgetfulBalancer()
-    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None)
+    client = client_of(balancer)
     requests = [request(problem, rollout_id="same") for problem in adding_problems(1)]
     first = asyncio.ensure_future(anext(client.run(requests)))
     await balancer.next_submission()
@@ -108,8 +102,8 @@ async def test_an_id_handed_in_again_is_refused_since_its_result_would_never_com
 @pytest.mark.parametrize("name", ["r0", "rl/1/~1/0", "theirs~7"])
 async def test_what_is_given_up_may_be_asked_for_again_and_its_late_results_count_for_nothing(name: str):
     balancer, worker = ForgetfulBalancer(), DeliveringWorker()
-    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None)
-    client.follow("generation/0", worker, "its life")
+    client = client_of(balancer)
+    client.follow(Remote(worker, "generation/0"), "its incarnation")
     wanted = [request(problem, rollout_id=name) for problem in adding_problems(1)]
     given_up = asyncio.ensure_future(anext(client.run(wanted)))
     await balancer.next_submission()
@@ -119,8 +113,7 @@ async def test_what_is_given_up_may_be_asked_for_again_and_its_late_results_coun
     again = asyncio.ensure_future(anext(client.run(wanted)))
     await balancer.next_submission()
     assert balancer.submitted == [[name], [f"{name}~1"]]
-    late, new = (FinishedAt(summary=summary(end), index=index) for index, end in enumerate((name, f"{name}~1")))
-    worker.deliveries.put_nowait(Delivery(finished=(late, new)))
+    worker.deliveries.put_nowait(Delivery(ended=(summary(name), summary(f"{name}~1"))))
     assert await again == FinishedRollout(summary=summary(name), ref=TrajectoryRef("part 1", 0))
     await client.close()
 
@@ -138,7 +131,7 @@ class CountingChat(CharChat):
 
 async def test_a_prompt_is_encoded_once_and_handed_over_to_every_sibling():
     balancer, chat = ForgetfulBalancer(), CountingChat()
-    client = RolloutClient(balancer, chat, on_worker_lost=lambda *_: None)
+    client = client_of(balancer, chat)
     problems = adding_problems(2)
     requests = [request(problem, rollout_id=f"{problem.id}/{i}") for problem in problems for i in range(8)]
     running = asyncio.ensure_future(anext(client.run(requests)))
@@ -154,7 +147,7 @@ async def test_a_prompt_is_encoded_once_and_handed_over_to_every_sibling():
 
 async def test_problems_of_two_sets_that_are_numbered_alike_have_prompts_of_their_own():
     balancer = ForgetfulBalancer()
-    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None)
+    client = client_of(balancer)
     problems = [Problem(id="1", problem="1+1", answer="2"), Problem(id="1", problem="3+4", answer="7")]
     requests = [request(problem, rollout_id=f"set-{number}/1") for number, problem in enumerate(problems)]
     running = asyncio.ensure_future(anext(client.run(requests)))
@@ -166,11 +159,11 @@ async def test_problems_of_two_sets_that_are_numbered_alike_have_prompts_of_thei
 
 def test_a_rank_that_needs_one_trajectory_fetches_little_more_than_that():
     for count in (1, 5, NUM_PARTS, 3 * NUM_PARTS + 1):
-        trajectories: Any = [f"trajectory {number}" for number in range(count)]
-        parts = in_parts(trajectories)
+        trajectories = [TRAJECTORY] * count
+        delivery, parts = Delivery.of(Batch(count, tuple(trajectories)))
         assert len(parts) == NUM_PARTS and max(map(len, parts)) == -(-count // NUM_PARTS)
-        places = [FinishedAt(summary=summary(), index=number).place for number in range(count)]
-        assert [parts[part][position] for part, position in places] == trajectories
+        refs = [rollout.ref for rollout in delivery.rollouts(parts) if isinstance(rollout, FinishedRollout)]
+        assert [ref.batch[ref.index] for ref in refs] == trajectories
 
 
 class DeliveringWorker:
@@ -190,16 +183,15 @@ class DeliveringWorker:
 
 async def test_a_delivery_is_taken_apart_into_ends_and_a_rollout_ends_once():
     balancer, worker = ForgetfulBalancer(), DeliveringWorker()
-    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None)
-    client.follow("generation/0", worker, "its life")
+    client = client_of(balancer)
+    client.follow(Remote(worker, "generation/0"), "its incarnation")
     requests = [request(problem, rollout_id=f"r{i}") for i, problem in enumerate(adding_problems(3))]
     ends = client.run(requests)
     first = asyncio.ensure_future(anext(ends))
     await balancer.next_submission()
-    twice = FinishedAt(summary=summary("r1"), index=0)
     lost = DroppedRollout(rollout_id="r0", group_id="g", reason="sandbox")
-    worker.deliveries.put_nowait(Delivery(finished=(twice, FinishedAt(summary=summary("r2"), index=1))))
-    worker.deliveries.put_nowait(Delivery(finished=(twice,), dropped=(lost,)))
+    worker.deliveries.put_nowait(Delivery(ended=(summary("r1"), summary("r2"))))
+    worker.deliveries.put_nowait(Delivery(ended=(summary("r1"), lost)))
     found = [await first, *[end async for end in ends]]
     assert found == [
         FinishedRollout(summary=summary("r1"), ref=TrajectoryRef("part 0", 0)),
@@ -218,17 +210,28 @@ class RemoteBalancer:
         self.held_up = asyncio.Event()  # questions about lost replicas wait for this
         self.held_up.set()
 
-    def __getattr__(self, name: str) -> Remote:
+    def __getattr__(self, name: str) -> Any:
         async def called(*arguments: Any) -> Any:
             if name == "held_by_lost":
                 await self.held_up.wait()
             self.told.append((name, arguments[-1] if arguments else None))
             return await getattr(self.now, name)(*arguments)
 
-        return Remote(called)
+        return called
 
     def sizes(self, name: str) -> list[int]:
         return [len(what) for method, what in self.told if method == name]
+
+
+async def grants(balancer: RemoteBalancer, replica: str, count: int = 1) -> list[Grant]:
+    """All that are not acknowledged, once there are `count`."""
+    async with asyncio.timeout(5):
+        while True:
+            orders = (await balancer.now.next_orders(replica, 0, 5)).items
+            granted = [order for order in orders if isinstance(order, Grant)]
+            if len(granted) >= count:
+                return granted
+            await asyncio.sleep(0)
 
 
 def training_requests(count: int, step: str = "stage1/1") -> list[RolloutRequest]:
@@ -256,12 +259,12 @@ async def test_of_a_lost_replica_what_it_held_is_read_again_and_nothing_else_and
     monkeypatch.setattr(rollout_client, "RETURN_BATCH", 2)
     balancer = RemoteBalancer()
     for name in ("generation/0", "generation/1"):
-        await balancer.now.register(name, 100_000, max_running=64, block_tokens=16)
-    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None, journal=tmp_path)
+        await balancer.now.register(registration(name, 100_000, max_running=64, block_tokens=16))
+    client = client_of(balancer, journal=tmp_path)
     requests = training_requests(10, played_for)
     first = asyncio.ensure_future(anext(client.run(requests)))
     held = {
-        name: {grant.load.rollout_id for grant in (await balancer.now.next_grants(name, 0, 5)).admissions}
+        name: {grant.load.rollout_id for grant in await grants(balancer, name)}
         for name in ("generation/0", "generation/1")
     }
     assert all(len(names) == 5 for names in held.values())
@@ -269,7 +272,7 @@ async def test_of_a_lost_replica_what_it_held_is_read_again_and_nothing_else_and
     assert await client.go_on_without("generation/0") == 5
     assert balancer.sizes("return_rollouts") == [2, 2, 1]
     assert balancer.sizes("submit") == [10]  # and nothing again
-    again = (await balancer.now.next_grants("generation/1", 1, 5)).admissions
+    again = (await grants(balancer, "generation/1", 10))[-5:]
     assert {grant.load.rollout_id for grant in again} == held["generation/0"]
     assert {len(grant.payload.turns) for grant in again} == {1}
     first.cancel()
@@ -279,27 +282,30 @@ async def test_of_a_lost_replica_what_it_held_is_read_again_and_nothing_else_and
 async def test_what_had_ended_on_a_lost_replica_before_the_balancer_heard_of_it_is_not_played_again():
     balancer = RemoteBalancer()
     for name in ("generation/0", "generation/1"):
-        await balancer.now.register(name, 100_000, max_running=64, block_tokens=16)
-    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None)
+        await balancer.now.register(registration(name, 100_000, max_running=64, block_tokens=16))
+    client = client_of(balancer)
     first = asyncio.ensure_future(anext(client.run(training_requests(4))))
-    held = [grant.load.rollout_id for grant in (await balancer.now.next_grants("generation/0", 0, 5)).admissions]
-    await balancer.now.next_grants("generation/1", 0, 5)
-    client._take(Delivery(dropped=(DroppedRollout(rollout_id=held[0], group_id="g", reason="as any end"),)), [])
-    await client.go_on_without("generation/0")
-    again = await balancer.now.next_grants("generation/1", 1, 5)
-    played = {grant.load.rollout_id for grant in again.admissions} - {*again.cancels}
-    assert played == {*held[1:]} and (await balancer.now.snapshot()).in_flight == 3
+    held = [grant.load.rollout_id for grant in await grants(balancer, "generation/0")]
+    others = await grants(balancer, "generation/1")
+    worker = DeliveringWorker()
+    client.follow(Remote(worker, "generation/0"), "its incarnation")
+    worker.deliveries.put_nowait(Delivery(ended=(DroppedRollout(rollout_id=held[0], group_id="g", reason="any"),)))
     await first
+    await client.go_on_without("generation/0")
+    again = (await balancer.now.next_orders("generation/1", len(others), 5)).items
+    played = {order.load.rollout_id for order in again if isinstance(order, Grant)}
+    played -= {order.rollout_id for order in again if isinstance(order, Cancel)}
+    assert played == {*held[1:]} and (await balancer.now.snapshot()).in_flight == 3
     await client.close()
 
 
 async def test_a_balancer_that_died_with_a_replica_is_told_of_its_turns_first(tmp_path: Path):
     balancer = RemoteBalancer()
-    await balancer.now.register("generation/0", 100_000, max_running=64, block_tokens=16)
-    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None, journal=tmp_path)
+    await balancer.now.register(registration("generation/0", 100_000, max_running=64, block_tokens=16))
+    client = client_of(balancer, journal=tmp_path)
     requests = training_requests(4)
     first = asyncio.ensure_future(anext(client.run(requests)))
-    await balancer.now.next_grants("generation/0", 0, 5)
+    await grants(balancer, "generation/0")
     write_turns(tmp_path, requests[:3])
     balancer.now = BalancerService(settle_s=0.05)
     balancer.held_up.clear()
@@ -310,9 +316,9 @@ async def test_a_balancer_that_died_with_a_replica_is_told_of_its_turns_first(tm
     balancer.held_up.set()
     assert await losing == 3
     await again
-    await balancer.now.register("generation/0", 100_000, max_running=64, block_tokens=16)
-    grants = (await balancer.now.next_grants("generation/0", 0, 5)).admissions
-    assert sorted(len(grant.payload.turns) for grant in grants) == [0, 1, 1, 1]
+    await balancer.now.register(registration("generation/0", 100_000, max_running=64, block_tokens=16))
+    granted = await grants(balancer, "generation/0")
+    assert sorted(len(grant.payload.turns) for grant in granted) == [0, 1, 1, 1]
     first.cancel()
     await client.close()
 
@@ -320,19 +326,21 @@ async def test_a_balancer_that_died_with_a_replica_is_told_of_its_turns_first(tm
 async def test_what_no_replica_holds_is_handed_in_again_as_far_as_the_journal_has_it(tmp_path: Path):
     """It was handed back to the balancer's life before, or had ended where it was being judged."""
     balancer = RemoteBalancer()
-    await balancer.now.register("generation/0", 100_000, max_running=64, block_tokens=16)
-    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None, journal=tmp_path)
+    await balancer.now.register(registration("generation/0", 100_000, max_running=64, block_tokens=16))
+    client = client_of(balancer, journal=tmp_path)
     requests = training_requests(4)
     first = asyncio.ensure_future(anext(client.run(requests)))
-    await balancer.now.next_grants("generation/0", 0, 5)
+    await grants(balancer, "generation/0")
     write_turns(tmp_path, requests)
     balancer.now = BalancerService(settle_s=0.2)
     held = RolloutState.start(requests[0], CharChat().prompt_ids(requests[0].problem))
     resubmitted = asyncio.ensure_future(client.resubmit())
-    await balancer.now.register("generation/0", 100_000, max_running=64, block_tokens=16, resident=[rollout_load(held)])
+    await balancer.now.register(
+        registration("generation/0", 100_000, max_running=64, block_tokens=16, resident=(rollout_load(held),))
+    )
     await resubmitted
-    grants = (await balancer.now.next_grants("generation/0", 0, 5)).admissions
-    assert sorted((grant.load.rollout_id, len(grant.payload.turns)) for grant in grants) == [
+    granted = await grants(balancer, "generation/0")
+    assert sorted((grant.load.rollout_id, len(grant.payload.turns)) for grant in granted) == [
         (one.rollout_id, 1) for one in requests[1:]
     ]
     assert not client._waiting[requests[0].rollout_id][1].turns, "the driver holds no tokens of what goes on by itself"
@@ -342,20 +350,20 @@ async def test_what_no_replica_holds_is_handed_in_again_as_far_as_the_journal_ha
 
 async def test_a_rollout_that_began_again_does_not_go_back_to_a_longer_beginning(tmp_path: Path):
     balancer, shown = RemoteBalancer(), list[str]()
-    await balancer.now.register("generation/0", 100_000, max_running=64, block_tokens=16)
-    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None, journal=tmp_path, show=shown.append)
+    await balancer.now.register(registration("generation/0", 100_000, max_running=64, block_tokens=16))
+    client = client_of(balancer, journal=tmp_path, show=shown.append)
     requests = training_requests(1)
     write_turns(tmp_path, requests)
     first = asyncio.ensure_future(anext(client.run(requests)))
-    (grant,) = (await balancer.now.next_grants("generation/0", 0, 5)).admissions
+    (grant,) = await grants(balancer, "generation/0")
     assert grant.payload.turns
     journal = TurnJournal(tmp_path, "generation/0-later")
     journal.begin_again(grant.payload.begun_again(), 0)
     journal.close()
     (tmp_path / "stage1-step-000001" / "odd.turns").mkdir()
     assert await client.go_on_without("generation/0") == 1
-    await balancer.now.register("generation/1", 100_000, max_running=64, block_tokens=16)
-    (grant,) = (await balancer.now.next_grants("generation/1", 0, 5)).admissions
+    await balancer.now.register(registration("generation/1", 100_000, max_running=64, block_tokens=16))
+    (grant,) = await grants(balancer, "generation/1")
     assert (grant.payload.restarts, grant.payload.turns) == (1, ())
     assert "odd.turns cannot be read" in shown[0]
     first.cancel()
@@ -368,7 +376,7 @@ async def test_a_stopped_balancer_is_waited_for_until_the_detector_has_ended_it(
 ):
     monkeypatch.setattr(rollout_client, "CALL_DEADLINE_S", 0.05)
     balancer = RemoteBalancer()  # its first replica registers late
-    client = RolloutClient(balancer, CharChat(), on_worker_lost=lambda *_: None, silent_s=silent_s)
+    client = client_of(balancer, silent_s=silent_s)
     first = asyncio.ensure_future(anext(client.run(training_requests(1))))
     await asyncio.wait({first}, timeout=0.3)
     assert first.done() == ends

@@ -13,8 +13,8 @@ import pytest
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from actors.balancer import Grant
 from actors.generation.rollout_traces import RolloutTraces
-from actors.mailbox import Grant, Grants
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.traces import ROOT, TraceCollector, TraceFile, TraceSpan, open_sink, otlp_request
 from rstar_ray.trajectory import Completion, EngineTimes
@@ -46,7 +46,7 @@ def seconds(span: dict[str, Any]) -> float:
 
 
 def play(told: RolloutTraces) -> None:
-    told.granted(Grants(number=1, epoch="e", admissions=(Grant(load=LOAD, payload=None, waited_s=5.0),)))
+    told.granted(Grant(load=LOAD, payload=None, waited_s=5.0))
     told.took(Span("generation/0", ROLLOUT, Activity.GENERATE, 100.0, 104.0), TIMED)
     told.took(Span("generation/0", ROLLOUT, Activity.TOOL, 104.0, 104.5), None)
     told.took(Span("generation/0", ROLLOUT, Activity.GENERATE, 105.0, 106.0), replace(TIMED, times=None))

@@ -1,15 +1,16 @@
 """The client that spreads calls over executors, with fakes in place of actors."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from actors import sandbox_executor
-from actors.sandbox_executor import Answer, Comparison, Failure, SandboxClient, Verdicts, Work
+from actors import remote, sandbox_executor
+from actors.remote import Remote
+from actors.sandbox_executor import Answer, Comparison, Failure, SandboxClient, SandboxExecutor, Verdicts, Work
 from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import JudgeError, SandboxError
 from rstar_ray.outcome import Outcome
@@ -79,8 +80,13 @@ async def _ready(answers: Any) -> Any:
     return answers
 
 
+def client_of(executors: Mapping[str, Any], config: SandboxConfig = CONFIG, **parts: Any) -> SandboxClient:
+    actors = [Remote[SandboxExecutor](executor, name) for name, executor in executors.items()]
+    return SandboxClient(actors, config, **{"caller": "generation/0", **parts})
+
+
 def client(**executors: FakeExecutor) -> SandboxClient:
-    return SandboxClient(executors, CONFIG, caller="generation/0")
+    return client_of(executors)
 
 
 async def test_calls_go_out_in_batches_and_come_back_to_their_callers():
@@ -113,7 +119,7 @@ async def test_a_call_whose_executor_fails_is_repeated_on_another_and_the_model_
 
 async def test_an_executor_that_fails_every_call_at_once_does_not_draw_them_all():
     bad, good = FakeExecutor(broken=True), FakeExecutor()
-    tools = SandboxClient({"a": bad, "b": good}, replace(CONFIG, deadline_s=60), caller="generation/0")
+    tools = client_of({"a": bad, "b": good}, replace(CONFIG, deadline_s=60), caller="generation/0")
     tools._rest_s = 60.0
     for number in range(8):
         assert (await tools.execute(ToolCall(code=str(number)))).text == str(number)
@@ -135,7 +141,7 @@ async def test_an_executor_that_lives_and_does_not_answer_is_named_and_the_call_
     shown: list[str] = []
     config = SandboxConfig(time_limit_s=0.05, wall_limit_s=0.05, deadline_s=0.6)
     executors = {"a": FakeExecutor(), "b": FakeExecutor()}
-    tools = SandboxClient(executors, config, caller="generation/0", show=shown.append)
+    tools = client_of(executors, config, caller="generation/0", show=shown.append)
     executors["b"].let_go.set()
     assert (await tools.execute(ToolCall(code="slow"))).text == "slow"
     assert shown == ["a left 1 calls unanswered for 0.3 s: made again"]
@@ -155,7 +161,7 @@ async def test_a_program_that_takes_all_its_time_is_waited_for_and_ends_by_its_o
     shown: list[str] = []
     config = SandboxConfig(time_limit_s=0.2, wall_limit_s=0.4, deadline_s=0.5)  # its half is less than a program has
     executors = {"a": Sleeping(), "b": Sleeping()}
-    tools = SandboxClient(executors, config, caller="generation/0", show=shown.append)
+    tools = client_of(executors, config, caller="generation/0", show=shown.append)
     assert (await tools.execute(ToolCall(code="sleep"))).outcome is Outcome.TIMEOUT
     assert shown == [] and sum(len(executor.batches) for executor in executors.values()) == 1
 
@@ -163,7 +169,7 @@ async def test_a_program_that_takes_all_its_time_is_waited_for_and_ends_by_its_o
 @pytest.mark.long
 async def test_a_tool_that_may_take_longer_than_other_calls_has_its_time():
     config = SandboxConfig(time_limit_s=0.05, wall_limit_s=0.05, deadline_s=0.2)
-    tools = SandboxClient({"a": Sleeping()}, config, caller="generation/0")
+    tools = client_of({"a": Sleeping()}, config, caller="generation/0")
     assert (await tools.run_tool("sleep", "", deadline_s=0.2, max_chars=16)).outcome is Outcome.TIMEOUT
 
 
@@ -214,7 +220,7 @@ async def test_an_executor_that_ends_without_a_word_is_passed_over_at_once():
             return
             yield
 
-    tools = SandboxClient({"a": Silent(), "b": FakeExecutor()}, replace(CONFIG, deadline_s=60), caller="generation/0")
+    tools = client_of({"a": Silent(), "b": FakeExecutor()}, replace(CONFIG, deadline_s=60), caller="generation/0")
     async with asyncio.timeout(10):
         assert (await tools.execute(ToolCall(code="1 + 1"))).text == "1 + 1"
         with pytest.raises(SandboxError, match=r"failed 3 times, last on a: StopAsyncIteration$"):
@@ -241,7 +247,7 @@ async def test_an_executor_whose_pool_did_not_come_up_is_started_again_when_it_i
 
 
 async def test_while_the_only_executor_starts_again_a_call_waits_and_spends_no_try(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sandbox_executor, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(remote, "ASK_AGAIN_S", 0.01)
 
     class Starting(FakeExecutor):
         async def _stream(self, batch: Sequence[tuple[int, Work]]) -> AsyncIterator[Any]:
@@ -263,7 +269,7 @@ async def test_a_call_that_fails_everywhere_is_our_error_and_no_outcome():
 
 async def test_a_call_without_an_answer_ends_at_its_deadline_as_our_error():
     config = SandboxConfig(time_limit_s=0.05, wall_limit_s=0.05, deadline_s=0.1)
-    tools = SandboxClient({"a": FakeExecutor()}, config, caller="g")
+    tools = client_of({"a": FakeExecutor()}, config, caller="g")
     with pytest.raises(SandboxError, match="waited"):
         await tools.execute(ToolCall(code="slow"))
 

@@ -14,8 +14,10 @@ import pytest_asyncio
 import ray
 from ray.experimental import get_object_locations
 
+from actors.remote import Remote
 from actors.system import TrainingActors
 from actors.tool_client import Tools
+from actors.tool_host import ToolHostActor
 from recipes.connect import connect
 from recipes.scales import at_scale
 from recipes.stage1 import STAGE_1
@@ -139,7 +141,7 @@ async def test_actors_are_found_by_the_names_the_dashboard_shows(system: Trainin
 
 
 async def test_tools_of_ones_own_run_beside_python_and_survive_a_death_and_a_call_that_blocks(system: TrainingActors):
-    host = ray.get_actor("tools/mine:tools/0")
+    host = Remote[ToolHostActor].named("tools/mine:tools/0", caller="test")
     tools = Tools(system.specs, system.tools, {"mine:tools": [host]}, caller="test").open(
         RolloutState.start(request(), [1])
     )
@@ -149,7 +151,7 @@ async def test_tools_of_ones_own_run_beside_python_and_survive_a_death_and_a_cal
 
     assert (await tools.execute(ToolCall(code="6*7"))).text == "42"
     assert (await words("a")).text == "a"
-    os.kill(await host.pid.remote(), signal.SIGKILL)
+    os.kill(await host.methods().pid(), signal.SIGKILL)
     assert (await words("b")).text == "ab"
     blocked = await tools.execute(ToolCall(tool="stall", arguments={"text": "block"}))
     assert (blocked.outcome, blocked.text) == (Outcome.TIMEOUT, "Error: no answer within 0.5 s.")
@@ -247,7 +249,7 @@ async def test_what_is_stopped_is_noticed_killed_and_lost_nothing_two_at_once(sy
 async def test_a_generation_worker_that_dies_loses_no_rollout_and_comes_back_with_todays_weights(
     system: TrainingActors, tmp_path: Path
 ):
-    worker = system.replicas.workers["generation/1"]
+    worker = system.replicas.workers["generation/1"].handle
     pid = (await worker.probe.remote()).pid
     rollouts = asyncio.create_task(roll_out(system, "death", prompts=12, siblings=16))
     async with asyncio.timeout(60):

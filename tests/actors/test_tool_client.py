@@ -9,7 +9,9 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from actors import tool_client
+from actors.remote import Remote
 from actors.tool_client import Tools, host_silent_s
+from actors.tool_host import ToolHostActor
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import ToolError, ToolStateLost
 from rstar_ray.outcome import Outcome
@@ -134,8 +136,8 @@ def tools_of(*tools: Tool) -> tuple[Tools, dict[str, FakeHost]]:
     specs: list[ToolSpec] = [PYTHON_TOOL, *(spec_of(tool, f"mine:{tool.name}") for tool in tools)]
     hosts = {f"mine:{tool.name}": FakeHost(lambda tool=tool: ToolHost(tool)) for tool in tools}
     hosts["mine:Counting"] = FakeHost(lambda: ToolHost(environment=Counting))
-    handles = {entry: [host] for entry, host in hosts.items()}
-    return Tools(specs, Sandbox(), handles, caller="generation/0", environment="mine:Counting"), hosts
+    remotes = {entry: [Remote[ToolHostActor](host, entry)] for entry, host in hosts.items()}
+    return Tools(specs, Sandbox(), remotes, caller="generation/0", environment="mine:Counting"), hosts
 
 
 def start() -> RolloutState:
@@ -161,7 +163,7 @@ async def test_calls_of_one_turn_reach_a_state_in_their_order():
 
 async def test_a_rollout_that_goes_on_elsewhere_and_calls_nothing_there_leaves_no_state():
     here, hosts = tools_of(WORDS)
-    there = Tools(list(here.specs.values()), Sandbox(), here.handles, caller="generation/1")
+    there = Tools(list(here.specs.values()), Sandbox(), here.hosts, caller="generation/1")
     first = await here.open(start()).execute(ToolCall(tool="words", arguments={"text": "a"}))
     assert first.memory is not None
     moved = replace(start(), memories=dict([first.memory]))
@@ -298,7 +300,7 @@ async def test_a_call_goes_to_another_host_where_there_is_one_and_does_not_wait_
     tools, hosts = tools_of(SHOUT)
     silent, other = hosts["mine:shout"], FakeHost(lambda: ToolHost(SHOUT))
     silent.stopped = True
-    tools.handles = {"mine:shout": [silent, other]}
+    tools.hosts = {"mine:shout": [Remote(host, "mine:shout") for host in (silent, other)]}
     assert (await shouted(tools)).text == "B"
     assert (silent.asked, other.asked) == (1, 1)
 

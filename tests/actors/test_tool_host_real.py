@@ -117,12 +117,12 @@ async def hosted(own: Path, *, detector: bool = True) -> AsyncIterator[Hosted]:
     try:
         await hosts_up(hosts)
         if detector:
-            looks.follow(NAME, hosts[NAME], silent_s=CONFIG.silent_s)
+            looks.follow(NAME, hosts[NAME].handle, silent_s=CONFIG.silent_s)
         tools = Tools(specs, None, {"mine:tools": [hosts[NAME]]}, caller="test")  # type: ignore[arg-type]
-        yield Hosted(hosts[NAME], shown, tools)
+        yield Hosted(hosts[NAME].handle, shown, tools)
     finally:
         await looks.close()
-        ray.kill(hosts[NAME])
+        ray.kill(hosts[NAME].handle)
         async with asyncio.timeout(60):
             while NAME in ray.util.list_named_actors():
                 await asyncio.sleep(0.05)

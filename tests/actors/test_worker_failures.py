@@ -12,10 +12,9 @@ from ray.exceptions import ActorUnavailableError, RayTaskError
 
 from actors.balancer import BalancerService
 from actors.generation import worker as worker_module
-from actors.generation.balancer_client import rollout_load
 from actors.generation.engine import EngineFacts
 from actors.generation.kept_turns import KeptTurns
-from actors.generation.outbox import Outbox
+from actors.generation.outbox import Outbox, rollout_load
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.chat.template import Reading
@@ -24,7 +23,7 @@ from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.trajectory import Completion, Problem, ToolCall, ToolResult, TrajectorySummary
 from tests.actors.test_generation_worker import FakeEngine, WorkerChat, collect, requests, submit, worker
-from tests.fakes import AddingSandbox, PlainTools, adding_problems, request
+from tests.fakes import AddingSandbox, PlainTools, adding_problems, registration, request
 
 
 class Stopped:
@@ -60,17 +59,17 @@ class Stopped:
                 await self.changed.wait()
 
 
-@pytest.mark.parametrize("method", ["report", "next_grants"])
+@pytest.mark.parametrize("method", ["report", "next_orders"])
 async def test_a_balancer_that_is_stopped_for_longer_than_any_call_waits_ends_no_engine(
     monkeypatch: pytest.MonkeyPatch, method: str
 ):
     monkeypatch.setattr(worker_module, "CALL_DEADLINE_S", 0.02)
-    monkeypatch.setattr(worker_module, "GRANT_WAIT_S", 0.02)
+    monkeypatch.setattr(worker_module, "ORDERS_WAIT_S", 0.02)
     balancer = Stopped(method)
     one = worker(balancer)  # type: ignore[arg-type]
     await one.start()
     await one.serve()
-    if method == "next_grants":  # else it would have no work to report
+    if method == "next_orders":  # else it would have no work to report
         await balancer.is_given_up(2)
         balancer.goes_on.set()
     await submit(balancer, requests(20))  # type: ignore[arg-type]
@@ -107,9 +106,9 @@ def state(name: str, turn_tokens: int) -> RolloutState:
 async def test_what_is_reported_twice_changes_nothing_at_the_balancer():
     """A call that was given up may have arrived all the same."""
     balancer = BalancerService()
-    await balancer.register("r0", 10_000, max_running=8, block_tokens=16)
+    await balancer.register(registration("r0", 10_000, max_running=8, block_tokens=16))
     await balancer.submit([(rollout_load(state(name, 0)), name) for name in ("a", "b", "c")])
-    await balancer.next_grants("r0", 0, 1.0)
+    await balancer.next_orders("r0", 0, 1.0)
     first = Outbox()
     first.turn_finished(state("a", 5))
     first.ended(state("b", 6))

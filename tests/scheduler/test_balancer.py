@@ -9,6 +9,7 @@ import pytest
 from scheduler.balancer import RULES, Balancer
 from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
 from scheduler.waits import Held, Waits
+from tests.fakes import registration
 
 
 def load(name: str, *, group: str = "g", prompt: int = 16, most: int = 84, context: int = 0) -> RolloutLoad:
@@ -25,7 +26,7 @@ def end(name: str, tokens: int, *, truncated: bool = False) -> Finished:
 def fleet(rule: str, replicas: int = 2, capacity: int = 1_000, max_running: int = 64) -> Balancer:
     balancer = Balancer(rule)
     for index in range(replicas):
-        balancer.add_replica(f"r{index}", capacity, max_running=max_running, block_tokens=16)
+        balancer.add_replica(registration(f"r{index}", capacity, max_running=max_running, block_tokens=16))
     return balancer
 
 
@@ -50,7 +51,7 @@ def test_a_rollout_that_can_never_fit_is_refused_with_the_numbers(rule: str):
 @pytest.mark.parametrize("rule", RULES)
 def test_what_no_replica_holds_after_a_death_is_named_and_keeps_nobody_waiting(rule: str):
     balancer = fleet(rule, replicas=1, capacity=600)
-    balancer.add_replica("large", 2_000, max_running=64, block_tokens=16)
+    balancer.add_replica(registration("large", 2_000, max_running=64, block_tokens=16))
     balancer.submit([load("big", group="big", prompt=900)])
     assert homes(balancer) == {"big": "large"}
     grown = TurnReport(rollout_id="big", context_tokens=950, generated_tokens=50, turn=1)
@@ -59,7 +60,7 @@ def test_what_no_replica_holds_after_a_death_is_named_and_keeps_nobody_waiting(r
     balancer.submit([load(f"x{i}") for i in range(5)])
     assert homes(balancer) == {f"x{i}": "r0" for i in range(5)}
     assert (balancer.snapshot().too_large, balancer.snapshot().waiting) == (("big",), 1)
-    balancer.add_replica("large", 2_000, max_running=64, block_tokens=16)
+    balancer.add_replica(registration("large", 2_000, max_running=64, block_tokens=16))
     assert balancer.snapshot().too_large == ()
     assert homes(balancer) == {"big": "large"}
     assert balancer.load_of("big") == replace(load("big", group="big", prompt=900), context_tokens=950,
@@ -71,7 +72,7 @@ def test_what_came_before_the_first_replica_and_is_too_large_for_it_keeps_nobody
     balancer = Balancer(rule)
     balancer.submit([load("big", prompt=5_000)])
     balancer.submit([load("x", group="x")])
-    balancer.add_replica("r0", 1_000, max_running=8, block_tokens=16)
+    balancer.add_replica(registration("r0", 1_000, max_running=8, block_tokens=16))
     assert homes(balancer) == {"x": "r0"}
     assert balancer.snapshot().too_large == ("big",)
     assert balancer.cancel("big") is None
@@ -81,9 +82,9 @@ def test_what_came_before_the_first_replica_and_is_too_large_for_it_keeps_nobody
 def test_what_is_parked_and_turns_up_on_a_replica_runs_there():
     balancer = Balancer()
     balancer.submit([load("big", prompt=900)])
-    balancer.add_replica("r0", 600, max_running=8, block_tokens=16)
+    balancer.add_replica(registration("r0", 600, max_running=8, block_tokens=16))
     balancer.set_serving("r0", False)
-    balancer.add_replica("r1", 2_000, max_running=8, block_tokens=16)
+    balancer.add_replica(registration("r1", 2_000, max_running=8, block_tokens=16))
     balancer.set_serving("r1", False)
     balancer.set_serving("r0", True)
     assert balancer.snapshot().too_large == ("big",)
@@ -125,14 +126,14 @@ def test_a_moved_rollout_does_not_follow_its_move_to_a_replica_that_came_back_sm
     stayed = next(name for name, home in placed.items() if home == "r0")
     balancer.turn_finished("r0", TurnReport(rollout_id=stayed, context_tokens=316, generated_tokens=300, turn=1))
     assert [move.to_replica for move in balancer.decide().moves] == ["r1"]
-    balancer.add_replica("r1", 300, max_running=8, block_tokens=16)
+    balancer.add_replica(registration("r1", 300, max_running=8, block_tokens=16))
     balancer.returned("r0", [load(stayed, group="g0", most=8_000, context=316)])
     assert homes(balancer) == {stayed: "r0"}
 
 
 def test_a_large_rollout_goes_to_the_large_replica_though_a_small_one_seems_roomier():
     balancer = fleet("expected_kv", replicas=1, capacity=600)
-    balancer.add_replica("large", 2_000, max_running=8, block_tokens=16)
+    balancer.add_replica(registration("large", 2_000, max_running=8, block_tokens=16))
     balancer.replica_report("large", ReplicaLoad(kv_used_tokens=1_500))  # nobody's: it is empty
     balancer.submit([load("big", prompt=900)])
     assert homes(balancer) == {"big": "large"}
@@ -162,7 +163,7 @@ def test_a_replica_that_is_set_aside_or_pauses_gets_nothing_new(rule: str):
 )
 def test_a_report_that_cannot_be_true_sets_the_replica_aside(report: ReplicaLoad, problem: str):
     balancer = Balancer()
-    balancer.add_replica("r0", 1_000, max_running=8, block_tokens=16, policy_version=5)
+    balancer.add_replica(registration("r0", 1_000, max_running=8, block_tokens=16, policy_version=5))
     assert problem in str(balancer.replica_report("r0", report))
     balancer.submit([load("x")])
     assert homes(balancer) == {}

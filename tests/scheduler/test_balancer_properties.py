@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from scheduler.balancer import RULES, Balancer
 from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport
+from tests.fakes import registration
 
 REPLICAS = ("r0", "r1", "r2")
 EVENTS = st.lists(
@@ -47,7 +48,7 @@ class World:
         self.granted = 0
         self.count = 0
         for replica in REPLICAS:
-            self.balancer.add_replica(replica, 1_000, max_running=8, block_tokens=16)
+            self.balancer.add_replica(registration(replica, 1_000, max_running=8, block_tokens=16))
 
     def needed(self, load: RolloutLoad) -> int:
         if self.rule == "worst_case":
@@ -125,13 +126,15 @@ class World:
             for orphan in self.balancer.remove_replica(replica):
                 assert self.home.pop(orphan) == replica
             if kind == "die":
-                self.balancer.add_replica(replica, self.capacity[replica], max_running=8, block_tokens=16)
+                self.balancer.add_replica(registration(replica, self.capacity[replica], max_running=8, block_tokens=16))
         elif kind == "return" and name:
             assert self.balancer.returned(self.home[name], [self.grown(name, number % 30)]) == [name]
             del self.home[name]
         elif kind == "resize":
             self.capacity[replica] = 40 + number % 1_400
-            for orphan in self.balancer.add_replica(replica, self.capacity[replica], max_running=8, block_tokens=16):
+            for orphan in self.balancer.add_replica(
+                registration(replica, self.capacity[replica], max_running=8, block_tokens=16)
+            ):
                 assert self.home.pop(orphan) == replica
         elif kind == "cancel" and name:
             assert self.balancer.cancel(name) == self.home.pop(name)
@@ -176,7 +179,7 @@ class World:
         """All replicas serve again, and are as large as they were."""
         for replica in REPLICAS:
             self.capacity[replica] = 1_000
-            self.balancer.add_replica(replica, 1_000, max_running=8, block_tokens=16)
+            self.balancer.add_replica(registration(replica, 1_000, max_running=8, block_tokens=16))
         self.decide()
 
 

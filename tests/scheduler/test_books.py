@@ -9,10 +9,20 @@ import pytest
 from rstar_ray.run_dir.metrics import PlacementFigures
 from scheduler.balancer import RULES, Balancer
 from scheduler.fleet import Fleet, Replica, Rollout
-from scheduler.load import Finished, NeverFits, ReplicaLoad, ReplicaSnapshot, RolloutLoad, TurnReport, in_flight_limit
+from scheduler.load import (
+    Finished,
+    NeverFits,
+    Registration,
+    ReplicaLoad,
+    ReplicaSnapshot,
+    RolloutLoad,
+    TurnReport,
+    in_flight_limit,
+)
 from scheduler.picture import Activity, KvSample, Span, Timeline, draw_step, rows_of
 from scheduler.rules import _mixed
 from scheduler.tally import Tally
+from tests.fakes import registration
 
 
 def load(name: str, *, group: str = "g", prompt: int = 16, most: int = 84, context: int = 0, made: int = 0):
@@ -25,7 +35,7 @@ def load(name: str, *, group: str = "g", prompt: int = 16, most: int = 84, conte
 def fleet(rule: str, *capacities: int, max_running: int = 64, blocks: int = 16) -> Balancer:
     balancer = Balancer(rule)
     for index, capacity in enumerate(capacities):
-        balancer.add_replica(f"r{index}", capacity, max_running=max_running, block_tokens=blocks)
+        balancer.add_replica(registration(f"r{index}", capacity, max_running=max_running, block_tokens=blocks))
     return balancer
 
 
@@ -66,7 +76,7 @@ def test_a_rollouts_age_grows_with_its_replicas_steps_up_to_its_budget():
 
 
 def test_a_new_replica_has_done_nothing():
-    replica = Fleet().add("r0", 1_000, max_running=2, block_tokens=16, policy_version=7)
+    replica = Fleet().add(registration("r0", 1_000, max_running=2, block_tokens=16, policy_version=7))
     assert replica.snapshot(5) == ReplicaSnapshot(
         replica_id="r0", kv_capacity_tokens=1_000, kv_used_tokens=0, kv_reserved_tokens=5, in_flight=0, running=0,
         preemptions=0, admissions=0, policy_version=7, serving=True, set_aside=None,
@@ -81,10 +91,10 @@ def test_a_fleet_keeps_places_and_reckons_with_the_largest_block():
     fleet = Fleet()
     assert fleet.largest_capacity_tokens == 0 and fleet.whole_blocks(1) == 32
     for name, capacity, block in (("a", 100, 32), ("b", 300, 16), ("c", 200, 16)):
-        fleet.add(name, capacity, max_running=1, block_tokens=block, policy_version=0)
+        fleet.add(registration(name, capacity, block_tokens=block))
     assert (len(fleet), fleet.largest_capacity_tokens, fleet.whole_blocks(33)) == (3, 300, 64)
     fleet.remove("b")
-    assert fleet.add("d", 50, max_running=1, block_tokens=16, policy_version=0).index == 1
+    assert fleet.add(registration("d", 50)).index == 1
     assert [replica.replica_id for replica in fleet.open()] == ["a", "d", "c"]
     fleet.by_id["d"].serving = False
     fleet.by_id["c"].set_aside = "why"
@@ -200,8 +210,7 @@ def test_a_replica_below_one_is_refused():
     for wrong in ({"kv_capacity_tokens": 0}, {"max_running": 0}, {"block_tokens": 0}):
         given = {"kv_capacity_tokens": 1, "max_running": 1, "block_tokens": 1} | wrong
         with pytest.raises(ValueError, match="must be at least 1"):
-            Balancer().add_replica("r0", **given)
-    Balancer().add_replica("r0", 1, max_running=1, block_tokens=1)
+            Registration(replica_id="r0", **given)
 
 
 def test_needs_are_whole_blocks_in_the_worst_case_and_one_token_more_otherwise():

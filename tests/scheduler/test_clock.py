@@ -2,11 +2,12 @@
 
 from scheduler.balancer import Balancer
 from scheduler.load import ReplicaLoad, RolloutLoad, TurnReport
+from tests.fakes import registration
 
 
 def running(*names: str) -> Balancer:
     balancer = Balancer("least_sessions")
-    balancer.add_replica("a", 10_000, max_running=8, block_tokens=16)
+    balancer.add_replica(registration("a", 10_000, max_running=8, block_tokens=16))
     balancer.submit(
         [
             RolloutLoad(rollout_id=name, group_id="g", prompt_tokens=10, max_response_tokens=5_000, max_turns=4)

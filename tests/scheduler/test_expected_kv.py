@@ -16,6 +16,7 @@ from scheduler.expected_kv.lengths import Lengths
 from scheduler.expected_kv.rule import ExpectedKV
 from scheduler.fleet import Fleet, Replica, Rollout
 from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport
+from tests.fakes import registration
 
 MOST = 8_000
 HORIZONS = [MOST * (k / 19) ** 1.5 for k in range(20)]
@@ -45,7 +46,9 @@ class World:
         assert isinstance(rule, ExpectedKV)
         self.rule: ExpectedKV = rule
         for number, capacity in enumerate(capacities):
-            self.balancer.add_replica(f"r{number}", capacity, max_running=max_running, block_tokens=blocks)
+            self.balancer.add_replica(
+                registration(f"r{number}", capacity, max_running=max_running, block_tokens=blocks)
+            )
 
     def replica(self, name: str) -> Replica:
         return self.balancer.books.replica(name)
@@ -664,7 +667,7 @@ def test_a_replica_that_leaves_and_comes_back_is_empty_and_what_it_held_goes_fir
     world.decide()
     assert world.balancer.remove_replica("r0") == lost
     world.balancer.submit([load("new/0")])
-    world.balancer.add_replica("r2", 2_000_000, max_running=1_000, block_tokens=16)
+    world.balancer.add_replica(registration("r2", 2_000_000, max_running=1_000, block_tokens=16))
     again = world.decide()
     assert [name for name, _ in again] == [*lost, "new/0"]
     assert world.replica("r2").index == 0 and world.rule._room.reserved_tokens(world.replica("r2")) > 0

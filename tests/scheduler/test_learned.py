@@ -17,6 +17,7 @@ from scheduler.picture import KvSample, Span
 from scheduler.traces.stages import STAGES, synthetic
 from scheduler.twin.engine_model import EngineShape
 from scheduler.twin.simulate import MI300X_14B, Twin, TwinSettings
+from tests.fakes import registration
 
 MOST = 8_000
 STAGE = STAGES["stage1"]
@@ -177,7 +178,7 @@ def test_a_long_run_learns_as_often_within_a_step_as_its_first_step_did():
     balancer, refreshes = Balancer("expected_kv"), list[int]()
     rule = balancer._rule
     assert isinstance(rule, ExpectedKV)
-    balancer.add_replica("r0", 2_000_000, max_running=1_000, block_tokens=16)
+    balancer.add_replica(registration("r0", 2_000_000, max_running=1_000, block_tokens=16))
     for number in range(3):
         rule._lengths._observed += 100_000  # those of many steps
         names = [f"{number}/{n}" for n in range(400)]
@@ -262,7 +263,7 @@ def test_numbers_that_are_possible_and_absurd_leave_a_balancer_that_decides(deat
     assert isinstance(rule, ExpectedKV)
     balancer.know_again(Learned.from_json(edited))
     assert rule.caution.raised_z == Z_SPAN
-    balancer.add_replica("r0", 20_000, max_running=64, block_tokens=16)
+    balancer.add_replica(registration("r0", 20_000, max_running=64, block_tokens=16))
     balancer.submit([load(f"new/{n}") for n in range(8)])
     for _ in range(8):
         for admission in balancer.decide().admissions:
@@ -281,7 +282,7 @@ def play(balancer: Balancer, name: str, *, generated_tokens: int, budget: int = 
 
 def one_replica() -> Balancer:
     balancer = Balancer("expected_kv")
-    balancer.add_replica("r0", 40_000, max_running=64, block_tokens=32)
+    balancer.add_replica(registration("r0", 40_000, max_running=64, block_tokens=32))
     return balancer
 
 
@@ -319,7 +320,7 @@ def test_a_past_that_has_faded_to_less_than_a_rollout_teaches_nothing_and_is_for
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rollout_that_fills_the_longest_context_fits_a_replica_of_that_size(rule: str):
     balancer = Balancer(rule)
-    balancer.add_replica("r0", 512, max_running=8, block_tokens=32)
+    balancer.add_replica(registration("r0", 512, max_running=8, block_tokens=32))
     whole = replace(load("whole"), prompt_tokens=12, context_tokens=512, generated_tokens=500)
     balancer.submit([whole])
     assert [admission.rollout_id for admission in balancer.decide().admissions] == ["whole"]
