@@ -1,23 +1,31 @@
 """How the families of chat models write a tool call as text, and how such text is read back.
 
-A syntax reads every call of a completion, in order. What stands where a call should and cannot be read is still a
-call, with its error: the model is told. A call that the text only quotes, between backticks, is none.
+A syntax reads every call of a completion, in order. Text that should be a call and cannot be read is still a call, with
+its error, so that the model receives the reason. A call between backticks is a quotation, not a call. A call in a code
+fence counts only where the fence ends the turn (`WrittenCall.fenced`).
+
+A model may write anything, also by accident. Every reader takes time proportional to the length of the text: it goes
+from left to right, and no regular expression here can match the same characters in more than one way.
 """
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
+
+from rstar_ray.chat.scan import SPACES, Scan, past
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A call as it stands in the text, before anybody asks whether there is such a tool."""
+    """A call as it stands in the text, before it is checked against the tools in use."""
 
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     error: str | None = None  # why it could not be read
+    fenced: bool = False  # in a code fence at the end of the turn: a call only if it can be read and its tool is known
 
 
 class CallSyntax(Protocol):
@@ -30,6 +38,10 @@ class CallSyntax(Protocol):
         """Arguments come as JSON values; otherwise all of them are text, and the tool's schema has to say more."""
         ...
 
+    def attempts(self, text: str) -> bool:
+        """Whether the text holds what begins a call; far cheaper than `read`."""
+        ...
+
     def read(self, text: str) -> list[WrittenCall]: ...
     def write(self, name: str, arguments: Mapping[str, Any]) -> str: ...
 
@@ -40,7 +52,10 @@ class _Unreadable(ValueError):
 
 def _json_call(body: str, arguments_key: str = "arguments") -> WrittenCall:
     """`{"name": ..., "arguments": {...}}`; raises `_Unreadable`."""
-    call = _json(body)
+    return _call_of(_json(body), arguments_key)
+
+
+def _call_of(call: Any, arguments_key: str = "arguments") -> WrittenCall:
     if not isinstance(call, dict):
         raise _Unreadable("not a JSON object")
     fields = cast(dict[str, Any], call)
@@ -74,11 +89,15 @@ def _json_text(value: object) -> str:
 # ---------------------------------------------------------------- between two markers
 
 
+WholeFn = Callable[[Scan, int], int | None]
+"""Of a well-formed call whose inside begins at a position: where its closing marker begins."""
+
+
 @dataclass(frozen=True, slots=True)
 class Marked:
     """Calls between an opening and a closing marker.
 
-    `whole` matches a well-formed call from its opening marker on: the closing marker may then stand in an argument too.
+    `whole` finds the end of a well-formed call, so that the closing marker may stand in an argument too.
     """
 
     name: str
@@ -87,85 +106,118 @@ class Marked:
     closes: str
     body: Callable[[str], WrittenCall]  # raises `_Unreadable`
     written: Callable[[str, Mapping[str, Any]], str]
-    whole: Callable[[str, int], int | None]  # end of the well-formed call that opens here
+    whole: WholeFn
     around: tuple[str, str] = ("", "")  # of a turn's calls together
 
+    def attempts(self, text: str) -> bool:
+        return self.opens in text
+
     def read(self, text: str) -> list[WrittenCall]:
-        calls: list[WrittenCall] = []
-        position = 0
-        while (start := text.find(self.opens, position)) >= 0:
-            call, position = self._at(text, start)
-            if call is not None and not _quoted(text, start, position):
-                calls.append(call)
-        return calls
+        if not self.attempts(text):
+            return []
+        found: list[_Found] = []
+        scan, position = Scan(text), 0
+        while (start := scan.find(self.opens, position)) >= 0:
+            call, position = self._at(scan, start)
+            if call is not None:
+                found.append(_Found(call, start, position))
+        return _made(text, found)
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         return self.around[0] + self.written(name, arguments) + self.around[1]
 
-    def _at(self, text: str, start: int) -> tuple[WrittenCall | None, int]:
+    def _at(self, scan: Scan, start: int) -> tuple[WrittenCall | None, int]:
         """The call that opens at `start`, and where it ends; None where prose only names the marker."""
         inside = start + len(self.opens)
-        end = self.whole(text, inside)
+        end = self.whole(scan, inside)
         if end is None:
-            end = text.find(self.closes, inside)
-            again = text.find(self.opens, inside)
+            end = scan.find(self.closes, inside)
+            again = scan.find(self.opens, inside)
             if end < 0 or 0 <= again < end:
-                until = again if again >= 0 else len(text)
+                until = again if again >= 0 else len(scan.text)
                 unclosed = WrittenCall(error=f"{self.opens} without {self.closes}")
-                return (unclosed if _tries_a_call(text, start, text[inside:until]) else None), until
+                return (unclosed if _tries_a_call(scan.text, start, inside, until) else None), until
         try:
-            call = self.body(text[inside:end])
+            call = self.body(scan.text[inside:end])
         except _Unreadable as error:
             call = WrittenCall(error=str(error))
         return call, end + len(self.closes)
 
 
-def _tries_a_call(text: str, start: int, rest: str) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What stands between two markers, and where."""
+
+    call: WrittenCall
+    start: int
+    end: int
+
+
+def _tries_a_call(text: str, start: int, inside: int, until: int) -> bool:
     """Rather than prose that names the marker: it begins a line, or nothing follows, or what calls begin with."""
-    begins_line = not text[text.rfind("\n", 0, start) + 1 : start].strip()
-    rest = rest.lstrip()
-    return begins_line or not rest or rest[0] in "{[<"
-
-
-def _quoted(text: str, start: int, end: int) -> bool:
-    """Between backticks, or inside a fence that closes again: shown, not made."""
-    if text[:start].endswith("`") and text[end:].startswith("`"):
+    before = start - 1
+    while before >= 0 and text[before] != "\n" and text[before].isspace():
+        before -= 1
+    if before < 0 or text[before] == "\n":
         return True
-    fences_before = len(re.findall(r"^\s*```", text[:start], re.MULTILINE))
-    return fences_before % 2 == 1 and re.search(r"^\s*```", text[end:], re.MULTILINE) is not None
+    follows = past(SPACES, text, inside)
+    return follows >= until or text[follows] in "{[<"
 
 
-_DECODER = json.JSONDecoder()
+def _made(text: str, found: Sequence[_Found]) -> list[WrittenCall]:
+    """The calls that the text makes: without those it only quotes, and with `fenced` where a fence ends the turn."""
+    fences = _fences(text) if found else []
+    made: list[WrittenCall] = []
+    ends_turn = True  # what follows the call is blank, a fence, or another call of which this is true
+    after = len(text)
+    for one in reversed(found):
+        ends_turn = ends_turn and _only_fences(text[one.end : after])
+        after = one.start
+        if text.startswith("`", one.end) and one.start > 0 and text[one.start - 1] == "`":
+            ends_turn = False
+            continue
+        is_open = bisect_left(fences, one.start) % 2 == 1 and bool(fences) and fences[-1] >= one.end
+        if not is_open:
+            made.append(one.call)
+        elif ends_turn:
+            made.append(replace(one.call, fenced=True))
+    return made[::-1]
 
 
-def _json_whole(closes: str) -> Callable[[str, int], int | None]:
-    """Where a JSON value from `position` on ends right before `closes`."""
+def _fences(text: str) -> list[int]:
+    """Where lines begin that open or close a code fence."""
+    found: list[int] = []
+    if "```" not in text:
+        return found
+    position = 0
+    for line in text.split("\n"):
+        if line.lstrip().startswith("```"):
+            found.append(position)
+        position += len(line) + 1
+    return found
 
-    def end(text: str, position: int) -> int | None:
-        begin = _past_space(text, position)
+
+def _only_fences(text: str) -> bool:
+    """Nothing but blanks and lines that open or close a code fence."""
+    return all(not line or line.startswith("```") for line in map(str.strip, text.split("\n")))
+
+
+_JSON_OUTSIDE_AND_STRINGS = re.compile(r'(?:[^"<\\]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+', re.DOTALL)
+"""Whole strings, and between them what JSON may hold: no `<` and no backslash."""
+
+
+def _json_whole(closes: str) -> WholeFn:
+    """Where a JSON value ends right before `closes`."""
+
+    def end(scan: Scan, position: int) -> int | None:
+        stop = past(_JSON_OUTSIDE_AND_STRINGS, scan.text, position)
+        if not scan.text.startswith(closes, stop):
+            return None
         try:
-            _, stop = _DECODER.raw_decode(text, begin)
+            json.loads(scan.text[position:stop])
         except (ValueError, RecursionError):
             return None
-        stop = _past_space(text, stop)
-        return stop if text.startswith(closes, stop) else None
-
-    return end
-
-
-def _past_space(text: str, position: int) -> int:
-    while position < len(text) and text[position] in " \t\r\n":
-        position += 1
-    return position
-
-
-def _pattern_whole(pattern: str) -> Callable[[str, int], int | None]:
-    """Where the pattern, which must match up to the closing marker, ends."""
-    compiled = re.compile(pattern, re.DOTALL)
-
-    def end(text: str, position: int) -> int | None:
-        found = compiled.match(text, position)
-        return found.end() if found else None
+        return stop
 
     return end
 
@@ -181,20 +233,47 @@ def _hermes_text(name: str, arguments: Mapping[str, Any]) -> str:
 HERMES = Marked("hermes", True, "<tool_call>", "</tool_call>", _json_call, _hermes_text, _json_whole("</tool_call>"))
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Qwen2.5, Qwen3, Hermes, rStar2 (arXiv:2508.20722 3.1)."""
 
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
+_FUNCTION, _PARAMETER, _ENDS_NAME = "<function=", "<parameter=", re.compile(r"[^>\n]++>")
 
 
 def _xml_call(body: str) -> WrittenCall:
-    found = _FUNCTION.fullmatch(body)
-    if found is None:
+    body = body.strip()
+    name_end = _named(body, _FUNCTION, 0)
+    if name_end is None or not body.endswith("</function>", name_end):
         raise _Unreadable("no <function=name> ... </function> inside <tool_call>")
-    rest, arguments = found[2], dict[str, Any]()
-    for name, value in _PARAMETER.findall(rest):
-        arguments[name] = value.removeprefix("\n").removesuffix("\n")
-    if _PARAMETER.sub("", rest).strip():
-        raise _Unreadable("text beside <parameter=name> ... </parameter>, or one that is not closed")
-    return WrittenCall(found[1].strip(), arguments)
+    rest, arguments = Scan(body[name_end : -len("</function>")].strip()), dict[str, Any]()
+    position = 0
+    while position < len(rest.text):
+        inside = _named(rest.text, _PARAMETER, position)
+        end = -1 if inside is None else _argument_end(rest, "</parameter>", _PARAMETER, inside)
+        if inside is None or end < 0:
+            raise _Unreadable("text beside <parameter=name> ... </parameter>, or one that is not closed")
+        value = rest.text[inside:end]
+        arguments[rest.text[position + len(_PARAMETER) : inside - 1]] = value.removeprefix("\n").removesuffix("\n")
+        position = past(SPACES, rest.text, end + len("</parameter>"))
+    return WrittenCall(body[len(_FUNCTION) : name_end - 1].strip(), arguments)
+
+
+def _named(text: str, opens: str, position: int) -> int | None:
+    """Where `<...=name>` ends that opens at `position`."""
+    if not text.startswith(opens, position):
+        return None
+    found = _ENDS_NAME.match(text, position + len(opens))
+    return found.end() if found else None
+
+
+def _argument_end(rest: Scan, closes: str, next_opens: str, position: int) -> int:
+    """Where the closing marker of an argument begins: the first that another argument or the end follows; or -1."""
+    text = rest.text
+    follows = rest.find_pair(closes, next_opens, position)
+    last = len(text) - len(closes) if text.endswith(closes, position) else -1
+    return text.rfind(closes, position, follows) if follows >= 0 else last
+
+
+def _xml_whole(scan: Scan, position: int) -> int | None:
+    inside = _named(scan.text, _FUNCTION, past(SPACES, scan.text, position))
+    end = -1 if inside is None else scan.find_pair("</function>", "</tool_call>", inside)
+    return None if end < 0 else end
 
 
 def _xml_text(name: str, arguments: Mapping[str, Any]) -> str:
@@ -213,21 +292,38 @@ QWEN_XML = Marked(
     "</tool_call>",
     _xml_call,
     _xml_text,
-    _pattern_whole(r"\s*<function=[^>\n]+>.*?</function>\s*(?=</tool_call>)"),
+    _xml_whole,
 )
 """`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3.5, 3.6, Coder."""
 
-_GLM_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+_GLM_NAME = re.compile(r"\s*+[\w.-]++\s*+(?=<arg_key>)")
 
 
 def _glm_call(body: str) -> WrittenCall:
-    name = body.partition("<arg_key>")[0].strip()
+    name, opens, pairs = body.partition(_KEY)
+    name = name.strip()
     if not name or "<" in name or "{" in name:
         raise _Unreadable("no name of a tool after <tool_call>")
-    rest = body[body.index(name) + len(name) :]
-    if _GLM_PAIR.sub("", rest).strip():
-        raise _Unreadable("text beside <arg_key> ... </arg_key><arg_value> ... </arg_value>, or one that is not closed")
-    return WrittenCall(name, {key.strip(): value for key, value in _GLM_PAIR.findall(rest)})
+    rest, arguments = Scan((opens + pairs).strip()), dict[str, Any]()
+    position = 0
+    while position < len(rest.text):
+        starts = rest.text.startswith(_KEY, position)
+        value = rest.find_pair(_KEY_END, _VALUE, position + len(_KEY)) if starts else -1
+        end = -1 if value < 0 else _argument_end(rest, _VALUE_END, _KEY, value + len(_VALUE))
+        if end < 0:
+            kinds = "<arg_key> ... </arg_key><arg_value> ... </arg_value>"
+            raise _Unreadable(f"text beside {kinds}, or one that is not closed")
+        key = rest.text[position + len(_KEY) : rest.text.rfind(_KEY_END, position, value)]
+        arguments[key.strip()] = rest.text[value + len(_VALUE) : end]
+        position = past(SPACES, rest.text, end + len(_VALUE_END))
+    return WrittenCall(name, arguments)
+
+
+def _glm_whole(scan: Scan, position: int) -> int | None:
+    named = _GLM_NAME.match(scan.text, position)
+    end = -1 if named is None else scan.find_pair(_VALUE_END, "</tool_call>", named.end())
+    return None if end < 0 else end
 
 
 def _glm_text(name: str, arguments: Mapping[str, Any]) -> str:
@@ -244,21 +340,23 @@ GLM = Marked(
     "</tool_call>",
     _glm_call,
     _glm_text,
-    _pattern_whole(r"\s*[\w.-]+\s*(?:<arg_key>.*?</arg_key>\s*<arg_value>.*?</arg_value>\s*)+(?=</tool_call>)"),
+    _glm_whole,
 )
 """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM 4.5 and later."""
 
 _DEEPSEEK_OPEN, _DEEPSEEK_CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
-_DEEPSEEK_NAME = re.compile(
-    r"(?:function<｜tool▁sep｜>([^\n]+)\n```json\n(.*)\n```|([^<\n]+)<｜tool▁sep｜>(.*))", re.DOTALL
-)
+_DEEPSEEK_FUNCTION = "function<｜tool▁sep｜>"
 
 
 def _deepseek_call(body: str) -> WrittenCall:
-    found = _DEEPSEEK_NAME.fullmatch(body.strip())
-    if found is None:
+    body = body.strip()
+    name, found, arguments = body.removeprefix(_DEEPSEEK_FUNCTION).partition("\n```json\n")
+    if body.startswith(_DEEPSEEK_FUNCTION) and found and "\n" not in name and arguments.endswith("\n```"):
+        arguments = arguments.removesuffix("\n```")
+    else:
+        name, found, arguments = body.partition("<｜tool▁sep｜>")
+    if not found or not name or "<" in name or "\n" in name:
         raise _Unreadable("no name and arguments around <｜tool▁sep｜>")
-    name, arguments = (found[1], found[2]) if found[1] else (found[3], found[4])
     return WrittenCall(name.strip(), _json_object(_json(arguments), "arguments"))
 
 
@@ -274,13 +372,19 @@ DEEPSEEK = Marked(
     _DEEPSEEK_CLOSE,
     _deepseek_call,
     _deepseek_text,
-    lambda text, position: None,
+    lambda scan, position: None,
     ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
 )
 """DeepSeek V3's, R1's and V3.1's markers, all of them special tokens."""
 
 
 # ---------------------------------------------------------------- without a closing marker
+
+
+_PYTHON_TAG = "<|python_tag|>"
+_LLAMA_BEGINS = re.compile(r'\s*+(?:<\|python_tag\|>|\{\s*+"(?:name|type|function)")')
+_DECODER = json.JSONDecoder()
+_JSON_SPACES = re.compile(r"[ \t\r\n]*+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,14 +394,14 @@ class LlamaJson:
     name: str = "llama_json"
     typed: bool = True
 
+    def attempts(self, text: str) -> bool:
+        return _LLAMA_BEGINS.match(text) is not None
+
     def read(self, text: str) -> list[WrittenCall]:
-        body = text.strip()
-        tagged = body.startswith("<|python_tag|>")
-        body = body.removeprefix("<|python_tag|>").strip()
-        if not tagged and not re.match(r'\{\s*"(?:name|type|function)"', body):
+        if not self.attempts(text):
             return []
         calls: list[WrittenCall] = []
-        for part in _json_values(body):
+        for part in _json_values(text.strip().removeprefix(_PYTHON_TAG)):
             try:
                 key = "arguments" if '"parameters"' not in part and '"arguments"' in part else "parameters"
                 calls.append(_json_call(part, key))
@@ -312,19 +416,18 @@ class LlamaJson:
 def _json_values(text: str) -> list[str]:
     """The JSON values of a text, `;` between them; what cannot be read is one more, to the end."""
     parts: list[str] = []
-    position = 0
-    while (position := _past_space(text, position)) < len(text):
+    position = past(_JSON_SPACES, text, 0)
+    while position < len(text):
+        begin = position
         try:
-            _, end = _DECODER.raw_decode(text, position)
+            _, end = _DECODER.raw_decode(text, begin)
         except (ValueError, RecursionError):
             end = len(text)
-        parts.append(text[position:end])
-        position = _past_space(text, end)
-        if position < len(text) and text[position] == ";":
-            position += 1
-        elif position < len(text):
-            parts[-1] = text[text.index(parts[-1]) :]  # prose after a call: the turn is not a call alone
-            break
+        position = past(_JSON_SPACES, text, end)
+        if position < len(text) and text[position] != ";":  # prose after a call: the turn is not a call alone
+            return [*parts, text[begin:]]
+        parts.append(text[begin:end])
+        position = past(_JSON_SPACES, text, position + 1)
     return parts
 
 
@@ -335,6 +438,9 @@ class Mistral:
 
     name: str = "mistral"
     typed: bool = True
+
+    def attempts(self, text: str) -> bool:
+        return "[TOOL_CALLS]" in text
 
     def read(self, text: str) -> list[WrittenCall]:
         calls: list[WrittenCall] = []
@@ -352,7 +458,7 @@ class Mistral:
         listed = _json(part)
         if not isinstance(listed, list):
             raise _Unreadable("no JSON list after [TOOL_CALLS]")
-        return [_json_call(json.dumps(call)) for call in cast(list[Any], listed)]
+        return [_call_of(call) for call in cast(list[Any], listed)]
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         return f"[TOOL_CALLS]{_json_text([{'name': name, 'arguments': arguments}])}"

@@ -10,7 +10,7 @@ class Thought:
 
     opens: str
     closes: str
-    holds_calls: bool = False  # its calls are part of it, as in rStar2's `<reason>`; an answer never is
+    holds_calls: bool = False  # rStar2's `<reason>`: its calls are made, and an answer ends one that is never closed
 
 
 THOUGHTS = (

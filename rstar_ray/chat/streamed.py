@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from rstar_ray.chat.profile import Thought
+from rstar_ray.chat.scan import Scan
 
 
 class Heard(StrEnum):
@@ -26,21 +27,24 @@ class Streamed:
 
     def feed(self, text: str) -> Iterator[tuple[Heard, str]]:
         """What can be shown now that `text` has come."""
-        self._kept += text
+        scan, position = Scan(self._kept + text), 0
+        self._kept = ""
         while True:
             markers = self._markers()
-            found = min(((at, one) for one in markers if (at := self._kept.find(one)) >= 0), default=None)
+            found = min(((at, one) for one in markers if (at := scan.find(one, position)) >= 0), default=None)
             if found is None:
-                yield from self._shown(len(self._kept) - _partial(self._kept, markers))
+                self._kept = _partial(scan.text, position, markers)
+                yield from self._shown(scan.text[position : len(scan.text) - len(self._kept)])
                 return
             at, marker = found
-            yield from self._shown(at)
-            self._kept = self._kept[len(marker) :]
+            yield from self._shown(scan.text[position:at])
+            position = at + len(marker)
             self._pass(marker)
 
     def end(self) -> Iterator[tuple[Heard, str]]:
         """What was kept back and is no marker after all."""
-        yield from self._shown(len(self._kept))
+        text, self._kept = self._kept, ""
+        yield from self._shown(text)
 
     def _markers(self) -> list[str]:
         if self._until:
@@ -57,13 +61,13 @@ class Streamed:
         else:
             self._inside = marker == self._thought.opens
 
-    def _shown(self, count: int) -> Iterator[tuple[Heard, str]]:
-        text, self._kept = self._kept[:count], self._kept[count:]
+    def _shown(self, text: str) -> Iterator[tuple[Heard, str]]:
         if text and not self._until:
             yield (Heard.THOUGHT if self._inside else Heard.SAID), text
 
 
-def _partial(text: str, markers: Sequence[str]) -> int:
-    """Characters at the end that may be the beginning of a marker."""
-    longest = min(len(text), max(map(len, markers)) - 1)
-    return next((n for n in range(longest, 0, -1) if any(one.startswith(text[-n:]) for one in markers)), 0)
+def _partial(text: str, position: int, markers: Sequence[str]) -> str:
+    """The end of the text from `position` on that may be the beginning of a marker."""
+    longest = min(len(text) - position, max(map(len, markers)) - 1)
+    ends = (text[len(text) - count :] for count in range(longest, 0, -1))
+    return next((end for end in ends if any(one.startswith(end) for one in markers)), "")

@@ -11,13 +11,26 @@ from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.trajectory import ToolCall
 
 ONLY_PYTHON = {PYTHON_TOOL.name: PYTHON_TOOL}
+MAX_CHARS = 2**18
+"""Of a turn whose calls are read. Reading happens on the event loop, so its time has to be bounded."""
+MAX_CALLS = 1_024
+"""Of a turn: each call gets an answer, and the answers have to be encoded."""
 
 
 def parse_tool_calls(
     text: str, syntax: CallSyntax = HERMES, tools: Mapping[str, ToolSpec] = ONLY_PYTHON
 ) -> list[ToolCall]:
-    """Every call in `text`, in order; one that cannot be run carries `parse_error`."""
-    return [_to_tool_call(call, tools, typed_already=syntax.typed) for call in syntax.read(text)]
+    """Every call in `text`, in order; one that cannot be run carries `parse_error`.
+
+    A text that is too long, or holds too many calls, is one malformed call.
+    """
+    if len(text) > MAX_CHARS:
+        too_long = f"the turn has {len(text):,} characters; calls are read in up to {MAX_CHARS:,}"
+        return [ToolCall(parse_error=too_long)] if syntax.attempts(text) else []
+    calls = [call for call in syntax.read(text) if not call.fenced or (call.error is None and call.name in tools)]
+    if len(calls) > MAX_CALLS:
+        return [ToolCall(parse_error=f"the turn holds {len(calls):,} calls; at most {MAX_CALLS:,} are read")]
+    return [_to_tool_call(call, tools, typed_already=syntax.typed) for call in calls]
 
 
 def _to_tool_call(call: WrittenCall, tools: Mapping[str, ToolSpec], *, typed_already: bool) -> ToolCall:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -10,7 +10,7 @@ from rstar_ray.report.record import Row, RunRecord, TrajectoryFile, trajectory_f
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL)
-_RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
+_RESPONSE_OPENS, _RESPONSE_CLOSES = "<tool_response>", "</tool_response>"
 _SPECIAL = re.compile(r"<\|(?:im_start\|>(?:assistant|user|system)?|im_end\|>|endoftext\|>)\n?")
 _PIECES = re.compile(f"{_CALL.pattern}|{_ANSWER.pattern}|{_SPECIAL.pattern}", re.DOTALL)
 _MAX_CHARS = 6_000
@@ -83,9 +83,21 @@ def tool_answers(turn: Row) -> list[Segment]:
     """What the tool said to each call of the turn, with how the call ended."""
     if turn["tool_response"] is None:
         return []
-    responses = _RESPONSE.findall(turn["tool_response"]) or [_SPECIAL.sub("", turn["tool_response"])]
+    responses = list(_responses(turn["tool_response"])) or [_SPECIAL.sub("", turn["tool_response"])]
     outcomes = [*turn["outcomes"], *["ok"] * len(responses)]
     return [Segment("response", text, outcome) for text, outcome in zip(responses, outcomes, strict=False)]
+
+
+def _responses(text: str) -> Iterator[str]:
+    """What stands between each pair of markers; a tool may print either of them."""
+    position = 0
+    while (start := text.find(_RESPONSE_OPENS, position)) >= 0:
+        start += len(_RESPONSE_OPENS)
+        end = text.find(_RESPONSE_CLOSES, start)
+        if end < 0:
+            return
+        yield text[start:end].removeprefix("\n").removesuffix("\n")
+        position = end + len(_RESPONSE_CLOSES)
 
 
 def call_pieces(text: str) -> list[Segment]:
@@ -94,7 +106,7 @@ def call_pieces(text: str) -> list[Segment]:
         call = json.loads(text)
         arguments = cast(dict[str, Any], call["arguments"])
         code, stdin = arguments["code"], arguments.get("input", "")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return [Segment("broken call", text.strip())]
     return [Segment("code", str(code)), *([Segment("stdin", str(stdin))] if stdin else [])]
 

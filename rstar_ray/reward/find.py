@@ -6,11 +6,13 @@ from typing import Literal
 Place = Literal["answer", "boxed", "anywhere"]
 r"""answer: the last `\boxed{}` in the last `<answer>`; boxed: the last `\boxed{}`; anywhere: that, or declared"""
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPENS, _CLOSES = "<answer>", "</answer>"
 _THOUGHT_ENDS = re.compile(r"</(?:think|reason|reasoning|thought)>")
 _THOUGHT_BEGINS = re.compile(r"<(?:think|reason|reasoning|thought)>")
 _DECLARED = re.compile(r"(?:final answer|answer)\s*(?:is|:|=)[ \t:]*\**[ \t]*([^\n]+)", re.IGNORECASE)
-_FENCED = re.compile(r"```[ \t]*([\w+#-]*)[ \t]*\n(.*?)```", re.DOTALL)
+_FENCE = "```"
+_FENCE_HEAD = re.compile(r"[ \t]*+[\w+#-]*+[ \t]*+\n")
+_BRACE = re.compile(r"[{}]")
 _INTEGER = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+|[+-]?\d+")
 
 
@@ -22,7 +24,7 @@ def count_answers(completion: str, place: Place) -> int:
     boxed = said.count("\\boxed{")
     if boxed or place == "boxed":
         return boxed
-    return len(_ANSWER.findall(said)) or len(_DECLARED.findall(said))
+    return len(_tagged(said)) or len(_DECLARED.findall(said))
 
 
 def find_answer(completion: str, place: Place) -> str | None:
@@ -33,9 +35,9 @@ def find_answer(completion: str, place: Place) -> str | None:
     boxed = last_boxed(said)
     if boxed is not None or place == "boxed":
         return boxed
-    tagged = _ANSWER.findall(said)
-    if tagged:
-        return tagged[-1].strip()
+    tagged = last_tagged(said)
+    if tagged is not None:
+        return tagged.strip()
     declared = _DECLARED.findall(said)
     return declared[-1].strip().rstrip(".*").strip() if declared else None
 
@@ -48,10 +50,29 @@ def spoken(completion: str) -> str:
     return "" if _THOUGHT_BEGINS.search(completion) else completion
 
 
+def last_tagged(text: str) -> str | None:
+    """What stands in the last `<answer>` that is closed; None without one."""
+    tagged = _tagged(text)
+    return tagged[-1] if tagged else None
+
+
+def _tagged(text: str) -> list[str]:
+    """What stands in each `<answer>` that is closed."""
+    found, position = list[str](), 0
+    while (start := text.find(_OPENS, position)) >= 0:
+        start += len(_OPENS)
+        end = text.find(_CLOSES, start)
+        if end < 0:
+            break
+        found.append(text[start:end])
+        position = end + len(_CLOSES)
+    return found
+
+
 def boxed_answer(completion: str) -> str | None:
     r"""What stands in the last `\boxed{}` inside the last closed `<answer>` of a completion; None without one."""
-    answers = _ANSWER.findall(completion)
-    return last_boxed(answers[-1]) if answers else None
+    answer = last_tagged(completion)
+    return None if answer is None else last_boxed(answer)
 
 
 def last_boxed(text: str) -> str | None:
@@ -60,21 +81,36 @@ def last_boxed(text: str) -> str | None:
     if start < 0:
         return None
     depth, begin = 1, start + len("\\boxed{")
-    for position in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
+    for brace in _BRACE.finditer(text, begin):
+        depth += 1 if brace[0] == "{" else -1
         if depth == 0:
-            return text[begin:position].strip()
+            return text[begin : brace.start()].strip()
     return None
 
 
 def last_program(completion: str) -> str | None:
     """The program in the last fenced block, else what stands in the last `<answer>`; None without either."""
     said = spoken(completion)
-    blocks = _FENCED.findall(said)
-    if blocks:
-        return blocks[-1][1]
-    tagged = _ANSWER.findall(said)
-    return tagged[-1].strip() or None if tagged else None
+    program = _last_fenced(said)
+    if program is not None:
+        return program
+    tagged = last_tagged(said)
+    return tagged.strip() or None if tagged is not None else None
+
+
+def _last_fenced(text: str) -> str | None:
+    """What stands in the last fenced block that is closed; None without one."""
+    found, position = None, 0
+    while (start := text.find(_FENCE, position)) >= 0:
+        head = _FENCE_HEAD.match(text, start + len(_FENCE))
+        if head is None:
+            position = start + 1
+            continue
+        end = text.find(_FENCE, head.end())
+        if end < 0:
+            break
+        found, position = (head.end(), end), end + len(_FENCE)
+    return text[slice(*found)] if found else None
 
 
 def as_integer(text: str) -> int | None:

@@ -119,6 +119,15 @@ def _sections(answer: str, asked: Mapping[str, Any]) -> bool:
     return len(re.findall(rf"{mark}\s?\d+", answer)) >= asked["num_sections"]
 
 
+def _title(answer: str, asked: Mapping[str, Any]) -> bool:
+    """A line with `<<`, a word and `>>`, from the first opening to the last closing, as IFEval reads it."""
+    for line in answer.split("\n"):
+        start, end = line.find("<<"), line.rfind(">>")
+        if start >= 0 and start + 2 < end and line[start:end].lstrip("<").rstrip(">").strip():
+            return True
+    return False
+
+
 def _json(answer: str, asked: Mapping[str, Any]) -> bool:
     text = answer.strip()
     fenced = len(text) >= 6 and text.startswith("```") and text.endswith("```")
@@ -197,7 +206,7 @@ CHECKS: dict[str, tuple[Check, dict[str, type]]] = {
     "detectable_format:number_highlighted_sections": (_highlights, {"num_highlights": int}),
     "detectable_format:multiple_sections": (_sections, {"section_spliter": str, "num_sections": int}),
     "detectable_format:json_format": (_json, {}),
-    "detectable_format:title": (lambda answer, _: re.search(r"<<[^\n<>]*\S[^\n<>]*>>", answer) is not None, {}),
+    "detectable_format:title": (_title, {}),
     "combination:two_responses": (_two_responses, {}),
     "combination:repeat_prompt": (_repeats, {"prompt_to_repeat": str}),
     "startend:end_checker": (_ends, {"end_phrase": str}),

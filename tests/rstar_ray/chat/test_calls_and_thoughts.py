@@ -36,7 +36,7 @@ CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]] | str]]] = [
     ("hermes", 'a `<tool_call>{"name": "a", "arguments": {}}</tool_call>` b', []),
     ("hermes", 'a `<tool_call>{"name": "a", "arguments": {}}</tool_call> b', [("a", {})]),
     ("hermes", '```\n```\n<tool_call>{"name": "a", "arguments": {}}</tool_call>\n```\n', [("a", {})]),
-    ("hermes", ' ```\n<tool_call>{"name": "a", "arguments": {}}</tool_call>\n ```\n', []),
+    ("hermes", ' ```\n<tool_call>{"name": "a", "arguments": {}}</tool_call>\n ```\nNo.', []),
     ("hermes", '```\n<tool_call>{"name": "a", "arguments": {}}</tool_call>\n', [("a", {})]),
     ("qwen_xml", "<tool_call><function= a ><parameter=x>\n\n1\n\n</parameter></function></tool_call>",
      [("a", {"x": "\n1\n"})]),
@@ -70,6 +70,25 @@ CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]] | str]]] = [
     ("mistral", "[TOOL_CALLS]5", [INVALID]),
     ("mistral", "none", []),
 ]  # fmt: skip
+
+
+PYTHON = '<tool_call>{"name": "python", "arguments": {"code": "1"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "num_calls"),
+    [
+        (f"I compute.\n```xml\n{PYTHON}\n```", 1),  # vLLM's parser, which serves the policy later, runs it too
+        (f"```\n{PYTHON}\n```\n```\n{PYTHON}\n```\n", 2),
+        (f"```\n{PYTHON}\n```\nThat is how a call looks.", 0),
+        (f"I would write `{PYTHON}`", 0),
+        (f"```\n{PYTHON.replace('python', 'other')}\n```", 0),
+        ("```\n<tool_call>{broken</tool_call>\n```", 0),
+    ],
+    ids=["fenced at the end", "two fences", "text follows", "inline", "unknown tool", "malformed"],
+)
+def test_a_fenced_call_counts_where_it_ends_the_turn_and_can_be_run(text: str, num_calls: int):
+    assert len(parse_tool_calls(text, tools={PYTHON_TOOL.name: PYTHON_TOOL})) == num_calls
 
 
 def test_calls_are_read_and_malformed_ones_are_invalid():

@@ -176,7 +176,9 @@ def test_the_reason_of_rstar2_holds_its_calls_but_not_its_answer():
     assert chat.profile.prefill == "<reason>"
     call = chat._syntax.write(TOOL, {"code": "1"})  # pyright: ignore[reportPrivateUsage]
     working = chat.read(ids_of(chat, f"let me see <answer>0</answer>\n{call}<|im_end|>"), after_tools=False)
-    assert ([one.code for one in working.calls], working.spoken) == (["1"], "")
+    assert [one.code for one in working.calls] == ["1"]
+    unclosed = chat.read(ids_of(chat, "so it is <answer>5</answer><|im_end|>"), after_tools=False)
+    assert unclosed.spoken == "<answer>5</answer>"  # as the released code judges it
     done = chat.read(ids_of(chat, "<answer>0</answer></reason><answer>1</answer><|im_end|>"), after_tools=True)
     assert (done.calls, done.spoken) == ((), "<answer>1</answer>")
     told = chat.decode(chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text="7")]))
