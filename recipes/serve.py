@@ -25,6 +25,7 @@ from recipes.listen import given_token, listening, refuse_port, refuse_taken, un
 from recipes.talker import TalkConfig, Talker, own_talker
 from rstar_ray.agent.talk import Heard
 from rstar_ray.config.options import options_of
+from rstar_ray.config.rollouts import MAX_TEMPERATURE
 from rstar_ray.data.conversation import RowError, conversation
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.trajectory import Sampling
@@ -240,7 +241,9 @@ def read_request(body: bytes) -> Asked:
     sampling = None
     if "temperature" in fields or "top_p" in fields:
         top_p = _number(fields, "top_p", 1.0, 1e-6, 1.0)
-        sampling = Sampling(temperature=float(_number(fields, "temperature", 1.0, 0.0, 10.0)), top_p=float(top_p))
+        sampling = Sampling(
+            temperature=float(_number(fields, "temperature", 1.0, 0.0, MAX_TEMPERATURE)), top_p=float(top_p)
+        )
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict):
         raise BadRequest("stream_options: no object")

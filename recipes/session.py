@@ -54,7 +54,7 @@ from rstar_ray.run_dir.sinks import refuse_missing_sink
 from rstar_ray.stage_progress import StageProgress, refuse_other_data
 from rstar_ray.stages import STAGES, previous_checkpoint, run_rl, run_sft
 from rstar_ray.tools.load import check_environment, tool_specs
-from rstar_ray.tools.spec import ToolSpec
+from rstar_ray.tools.spec import PYTHON, ToolSpec
 from rstar_ray.trajectory import Problem
 
 if TYPE_CHECKING:
@@ -196,6 +196,12 @@ def brought(configs: Sequence[RunConfig]) -> tuple[list[ToolSpec], dict[str, lis
             mend = "give --data.heldout, or evaluate with recipes/evaluate.py"
             raise ConfigError("--evaluate.files", "a run is evaluated on its held-out problems", mend)
     refuse_own_code(configs[0])
+    custom = [name for name in configs[0].tools.use if name != PYTHON]
+    if custom and not configs[0].rollout.instruct:
+        say(
+            f"warning: --tools.use {' '.join(custom)}: the policy is not shown these tools, because "
+            "--rollout.instruct is off. Hint: add --rollout.instruct, unless SFT taught the model to call them"
+        )
     problems = {config.stage: training_problems(config) for config in configs if config.stage != "sft"}
     heldout = heldout_problems(configs[0])
     if configs[0].evaluate.every_steps and not heldout:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from math import inf
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -29,6 +28,7 @@ from rstar_ray.chat.streamed import Streamed
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.config import ChatConfig, EvaluationConfig, RunConfig, ToolsConfig, with_values
+from rstar_ray.config.rollouts import MAX_TEMPERATURE
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.tiny.tokenizer import CHAT_TEMPLATE
 from rstar_ray.tools.spec import ToolSpec
@@ -65,8 +65,9 @@ class TalkConfig:
         for option, value in (("--max-tokens", self.max_tokens), ("--max-turns", self.max_turns)):
             if value < 1:
                 raise ConfigError(option, f"{value} is too small", "give at least 1")
-        if not 0 <= self.temperature < inf:
-            raise ConfigError("--temperature", f"{self.temperature} is no temperature", "give 0 or more")
+        if not 0 <= self.temperature <= MAX_TEMPERATURE:
+            problem = f"must be between 0 and {MAX_TEMPERATURE:g} (got {self.temperature})"
+            raise ConfigError("--temperature", problem, "use 0.6, as evaluations do")
         if not 0 < self.top_p <= 1:
             raise ConfigError("--top-p", f"{self.top_p} is no share", "give one in (0, 1]")
 

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rstar_ray.config.checks import at_least, require
+from rstar_ray.config.checks import at_least, at_most, require
 from rstar_ray.config.modes import OF_RL, not_with, only_with
 from rstar_ray.config.tree import MayChange, SameAnswers
 
+MAX_TEMPERATURE = 2.0
+"""The highest that vLLM accepts."""
 NO_FILES = only_with("evaluate.files", (), told=True)
 
 
@@ -30,6 +32,7 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         at_least(1, rollout__max_response_tokens=self.max_response_tokens, rollout__max_turns=self.max_turns)
         at_least(0, rollout__temperature=self.temperature)
+        at_most(MAX_TEMPERATURE, rollout__temperature=self.temperature)
         at_least(1, rollout__deadline_s=self.deadline_s)
         require(0 < self.top_p <= 1, "--rollout.top-p", f"{self.top_p} is no share", "give one in (0, 1]")
 
@@ -87,4 +90,5 @@ class EvaluationConfig:
         at_least(1, evaluate__samples=self.samples)
         at_least(1, evaluate__max_response_tokens=self.max_response_tokens, evaluate__max_turns=self.max_turns)
         at_least(0, evaluate__temperature=self.temperature)
+        at_most(MAX_TEMPERATURE, evaluate__temperature=self.temperature)
         require(0 < self.top_p <= 1, "--evaluate.top-p", f"{self.top_p} is no share", "give one in (0, 1]")

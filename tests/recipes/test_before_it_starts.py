@@ -11,7 +11,7 @@ import pytest
 from recipes.command_line import parse
 from recipes.data import training_problems
 from recipes.evaluate import EVALUATE
-from recipes.session import launch, launch_evaluation, run
+from recipes.session import brought, launch, launch_evaluation, run
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import may_change
@@ -202,3 +202,18 @@ def test_sft_is_not_gone_on_with_after_its_file_was_edited(tmp_path: Path):
     begun(config, digest_of_rows([], ""))
     with pytest.raises(ConfigError, match=r"^--sft\.data: sft stands at step 2 of other conversations than .*said"):
         run([config])
+
+
+def test_tools_that_the_policy_is_not_shown_are_named_before_the_run_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "own_search.py").write_text(
+        "from rstar_ray.tools.tool import Tool\n"
+        "async def find(): return 'nothing'\n"
+        'search = Tool(name="search", description="?", parameters={"type": "object", "properties": {}},\n'
+        "              function=find)\n"
+    )
+    own = ["--tools.use", "python", "own_search:search", "--own-folder", str(tmp_path)]
+    for options, warned in ((own, True), ([*own, "--rollout.instruct"], False), ([], False)):
+        brought(parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path / "run"), *options]))
+        assert ("warning: --tools.use own_search:search" in capsys.readouterr().out) == warned

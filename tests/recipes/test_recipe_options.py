@@ -637,7 +637,7 @@ def test_keeping_only_failures_is_refused():
         (chat, ["--server", "x", "--token", "t"], "--token: no such option"),
         (serve, ["--model", "x", "--token", "t"], "--token: no such option"),
         (watch, ["runs/x", "--token", "t"], "--token: no such option"),
-        (chat, ["--model", "x", "--temperature", "nan"], "--temperature: nan is no temperature; give 0 or more"),
+        (chat, ["--model", "x", "--temperature", "nan"], "--temperature: must be between 0 and 2 (got nan)"),
         (chat, ["--model", "absent/x", "--tools.use", "absent:x"], "--tools.use absent:x: ModuleNotFoundError"),
         (serve, ["--model", "x", "--allow-origin", "https://a/"], "--allow-origin: 'https://a/' is no origin; give"),
         (serve, ["--model", "x", "--allow-host", "a:80"], "--allow-host: 'a:80' is no host name; give a name alone"),

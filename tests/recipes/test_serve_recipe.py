@@ -116,7 +116,11 @@ async def test_a_stream_ends_with_what_was_used_where_that_is_asked_for():
         ({**QUESTION, "logprobs": True}, "logprobs: this server does not do it"),
         ({**QUESTION, "presence_penalty": 0.5}, "presence_penalty: this server does not do it"),
         ({**QUESTION, "stream_options": 1}, "stream_options: no object"),
-        ({**QUESTION, "temperature": "hot"}, "temperature: 'hot' is not between 0 and 10"),
+        ({**QUESTION, "temperature": "hot"}, "temperature: 'hot' is not between 0 and 2"),
+        ({**QUESTION, "temperature": 9}, "temperature: 9 is not between 0 and 2"),
+        ({**QUESTION, "temperature": float("nan")}, "temperature: nan is not between 0 and 2"),
+        ({**QUESTION, "top_p": 0}, "top_p: 0 is not between"),
+        ({**QUESTION, "max_tokens": -1}, "max_tokens: -1 is not between"),
         ({**QUESTION, "max_tokens": -1}, "max_tokens: -1 is not between"),
     ],
 )
