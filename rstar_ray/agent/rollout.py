@@ -135,8 +135,9 @@ async def run_rollout(
     """
     while state.stop_reason is None:
         state = await play_turn(state, generate=generate, execute=execute, chat=chat, converse=converse)
-        if state.stop_reason in (StopReason.TRUNCATED, StopReason.MAX_TURNS) and ended is not None:
-            state = await _with_end(state, state.stop_reason, ended)
+        reason = state.stop_reason
+        if ended is not None and (reason is StopReason.TRUNCATED or reason is StopReason.MAX_TURNS):
+            state = await _with_end(state, reason, ended)
         if state.stop_reason is None and not go_on(state):
             break
     return state

@@ -212,8 +212,7 @@ class _Process:
         self._child = self._signature = None
         for number, waiting in self._waiting.items():
             if not waiting.done():
-                beside_others = reason is None or number in self._accompanied
-                waiting.set_exception(_Interrupted() if beside_others else reason)
+                waiting.set_exception(_Interrupted() if reason is None or number in self._accompanied else reason)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(ended.pid, signal.SIGKILL)
         await ended.wait()
