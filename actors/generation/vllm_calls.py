@@ -29,19 +29,30 @@ class VllmCalls:
         asked = {"messages": [{"role": "user", "content": ""}], "tools": [dict(tool) for tool in tools]}
         self._request: Any = ChatCompletionRequest.model_validate(asked)
 
+    def attempts(self, text: str) -> bool:
+        """By the parser's own marker; a parser without one may find a call in any text."""
+        marker = _marker(self._parser(self._tokenizer, self._request.tools))
+        return not marker or marker in text
+
     def read(self, text: str) -> list[WrittenCall]:
         """What it finds; where it finds nothing although its marker stands there, a call that cannot be read."""
         parser = self._parser(self._tokenizer, self._request.tools)
         found = parser.extract_tool_calls(text, self._request)
         if found.tools_called:
             return [_call(call.function.name, call.function.arguments) for call in found.tool_calls]
-        marker = getattr(parser, "tool_call_start_token", None) or getattr(parser, "bot_token", None)
-        tried = isinstance(marker, str) and marker and marker in text
+        marker = _marker(parser)
+        tried = marker and marker in text
         return [WrittenCall(error=f"{self.name} cannot read what follows {marker}")] if tried else []
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         """For templates that write no calls: as hermes does."""
         return HERMES.write(name, arguments)
+
+
+def _marker(parser: Any) -> str:
+    """What begins a call for one of vLLM's parsers; empty where it does not say."""
+    marker = getattr(parser, "tool_call_start_token", None) or getattr(parser, "bot_token", None)
+    return marker if isinstance(marker, str) else ""
 
 
 def _call(name: str, arguments: str) -> WrittenCall:
