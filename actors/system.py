@@ -331,7 +331,7 @@ class TrainingActors:
         for replica, bundle in enumerate(self._layout.replica_bundles):
             settings = WorkerSettings(
                 replica_id=f"generation/{replica}",
-                engine=engine_settings(self._config, self._model),
+                engine=engine_settings(self._config, self._model, learner=self._learner is not None),
                 chat=self._config.chat,
                 instruct=self._config.rollout.instruct,
                 sandbox=self._config.sandbox,

@@ -308,7 +308,11 @@ def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated
         "",
         f"generate is {OVER_BOUND} x a lower bound on the step (simulated: 1.1 to 1.4); of it a mean rollout waits"
         f" {colocated.tools_s:.1f} s for tools.",
-        *(publish_line(model, placement) for placement in (colocated, separated) if placement is not None),
+        *(
+            publish_line(model, placement, config.lora_rank)
+            for placement in (colocated, separated)
+            if placement is not None
+        ),
         checkpoints(config, model, colocated.learner_gpus).told() + ".",
         _of_sft(checkpoints(config, model, colocated.learner_gpus)),
         "colocated adds the phases; separated overlaps them, and trains on rollouts one policy version old.",
@@ -322,8 +326,8 @@ def report(config: PlanConfig, model: ModelShape, colocated: PoolPlan, separated
     return "\n".join(lines)
 
 
-def publish_line(model: ModelShape, placement: PoolPlan) -> str:
-    parts = publish_seconds(model, Gpu(), placement.weight_way)
+def publish_line(model: ModelShape, placement: PoolPlan, lora_rank: int) -> str:
+    parts = publish_seconds(model, Gpu(), placement.weight_way, lora_rank=lora_rank)
     named = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in parts.items() if seconds)
     return f"publish, {placement.name}, by {placement.weight_way}: {named}, computed from assumed speeds."
 

@@ -71,11 +71,15 @@ def plan_checkpoint(
     storage: Storage = Storage(),
     gather_gb_s: float = Gpu().gather_gb_s,
 ) -> CheckpointPlan:
-    """Every parameter's float32 weight, and two moments of those that are trained, are dealt to the ranks."""
+    """Every parameter's float32 weight, and two moments of those that are trained, are dealt to the ranks.
+
+    With LoRA the exported model is merged in float32, and the adapters lie beside it.
+    """
     trained = adapter_parameters(model, lora_rank) if lora_rank else model.parameters
     frozen = model.parameters if lora_rank else 0.0
     rank_gb = (trained * (FLOAT32 + state_bytes(dtype, zero=1).moments) + frozen * FLOAT32) / ranks / GB
-    model_gb = model.parameters * BYTES[dtype] / GB
+    exported = (model.parameters * FLOAT32 + trained * BYTES[dtype]) if lora_rank else model.parameters * BYTES[dtype]
+    model_gb = exported / GB
     total_gb = rank_gb * ranks + model_gb
     return CheckpointPlan(
         ranks=ranks,

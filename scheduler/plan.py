@@ -221,18 +221,23 @@ def engine_cost(model: ModelShape, gpu: Gpu, tensor_parallel: int) -> EngineCost
     )
 
 
-def publish_seconds(model: ModelShape, gpu: Gpu, way: WeightWay = "object_store") -> dict[str, float]:
-    """Of one version, by part; all nodes move and all engines load at one time."""
+def publish_seconds(
+    model: ModelShape, gpu: Gpu, way: WeightWay = "object_store", *, lora_rank: int = 0
+) -> dict[str, float]:
+    """Of one version, by part; all nodes move and all engines load at one time. Of LoRA the adapters alone are sent."""
+    published_gb = adapters_gb(model, lora_rank) if lora_rank else model.weights_gb
     speeds = {
         "object_store": {"gather": gpu.gather_gb_s, "move": gpu.move_gb_s, "load": gpu.load_gb_s},
         "nccl": {"gather": gpu.collective_gb_s, "move": gpu.collective_gb_s, "load": gpu.device_load_gb_s},
         "ipc": {"gather": gpu.collective_gb_s, "move": math.inf, "load": gpu.device_load_gb_s},
     }
-    return {part: model.weights_gb / gb_s for part, gb_s in speeds[way].items()}
+    return {part: published_gb / gb_s for part, gb_s in speeds[way].items()}
 
 
 def way_of(pools: Pools) -> WeightWay:
     """How weights get from these ranks to these engines where nothing else is asked for."""
+    if pools.lora_rank:
+        return "object_store"
     if not pools.colocated:
         return "nccl"
     return "ipc" if pools.tensor_parallel == 1 else "object_store"
@@ -280,7 +285,7 @@ def plan_pools(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageShape, 
     flops_per_parameter = 2 * (PASSES + ANCHOR_PASSES)
     flops = pools.learner_gpus * gpu.tflops * 1e12 * gpu.train_share
     learn_s = flops_per_parameter * model.parameters * tokens / flops
-    publish_s = sum(publish_seconds(model, gpu, way_of(pools)).values())
+    publish_s = sum(publish_seconds(model, gpu, way_of(pools), lora_rank=pools.lora_rank).values())
     return PoolPlan(
         name="colocated" if pools.colocated else "separated",
         engine_gpus=pools.engine_gpus,
@@ -342,12 +347,18 @@ def adapter_parameters(model: ModelShape, rank: int) -> float:
     return float(model.layers * rank * (attention + 3 * (model.hidden + model.intermediate)))
 
 
+def adapters_gb(model: ModelShape, rank: int) -> float:
+    """As engines hold them, in bfloat16."""
+    return adapter_parameters(model, rank) * STATE.weight / GB
+
+
 def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools) -> Memory:
     """Of a GPU with an engine."""
     trained = trained_gb(model, pools) if pools.colocated else 0.0
     activations = learner_activations_gb(model, pools) if pools.colocated else 0.0
     buckets = buckets_gb(model, pools) if pools.colocated else 0.0
-    weights = model.weights_gb / pools.tensor_parallel
+    adapters = adapters_gb(model, pools.lora_rank) if pools.lora_rank else 0.0
+    weights = (model.weights_gb + adapters) / pools.tensor_parallel
     runtime = gpu.memory_gb * gpu.runtime_share
     left = gpu.memory_gb - weights - trained - buckets - activations - runtime
     return Memory(

@@ -160,7 +160,8 @@ def _times(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: See
         }  # fmt: skip
     lines = [_time(what, planned.get(what), seconds) for what, seconds in found.items()]
     parts = row.get("publish") or {}
-    ahead = publish_seconds(model, Gpu(), weight_way(config.engine, config.learner)) if planned else {}
+    way = weight_way(config.engine, config.learner)
+    ahead = publish_seconds(model, Gpu(), way, lora_rank=config.learner.lora_rank) if planned else {}
     of_publish = [
         _time(f"  publish: {part}", ahead.get(part) or None, parts[f"{part}_s"])
         for part in ("gather", "move", "load")

@@ -3,6 +3,7 @@
 A plain class around vLLM's `AsyncLLM`, without Ray. vLLM runs in processes of its own; this one only talks to them.
 """
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.generation.cost_probe import measure_cost
 from actors.generation.load_meter import EngineLoad, LoadMeter
+from actors.generation.served_adapter import ServedAdapter
 from actors.generation.settings import EngineSettings
 from actors.generation.under_way import SAMPLED_BEFORE, Sampled, UnderWay
 from actors.generation.vllm_process import VllmProcess
@@ -23,6 +25,7 @@ from rstar_ray.trajectory import MODELS_OWN, Completion, EngineTimes, Sampling
 from scheduler.cost import EngineCost
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
@@ -46,7 +49,11 @@ class Engine:
         self._stop_ids = list(stop_token_ids) or eos_token_ids(Path(settings.model))
         self._vllm = VllmProcess(settings)
         self._meter = LoadMeter()
-        self.weights = WeightSwap(self._vllm, self._meter, Path(settings.model), settings.control_deadline_s)
+        model = Path(settings.weights)
+        self._adapter: ServedAdapter | None = None
+        if settings.adapter is not None:
+            self._adapter = ServedAdapter(settings.adapter, settings.dtype)
+        self.weights = WeightSwap(self._vllm, self._meter, model, settings.control_deadline_s, self._adapter)
         self._facts: EngineFacts | None = None
         self._under_way = UnderWay()
 
@@ -64,6 +71,9 @@ class Engine:
         """Start vLLM's processes. Raises `EngineError` where they do not come up."""
         llm = await self._vllm.start(self._meter.observe)
         await self._vllm.ask(llm.update_weight_version("0"), "name its first weights")
+        if self._adapter is not None:
+            await asyncio.to_thread(self._adapter.create, self._vllm.folder / "adapter")
+            await self._vllm.ask(llm.add_lora(self._adapter.loading), "load an adapter")
         cache = llm.vllm_config.cache_config
         assert cache.num_gpu_blocks is not None
         self._facts = EngineFacts(
@@ -87,7 +97,9 @@ class Engine:
             params = self._sampling_params(tokens, 0, MODELS_OWN)
             params.stop_token_ids, params.ignore_eos = [], True
             prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
-            outputs = self._vllm.alive().generate(prompt, params, f"cost/{next(count)}")
+            outputs = self._vllm.alive().generate(
+                prompt, params, f"cost/{next(count)}", lora_request=self._lora_request
+            )
             await self._vllm.ask(_last(outputs), "measure its costs", self.settings.start_deadline_s)
 
         return await measure_cost(
@@ -150,7 +162,7 @@ class Engine:
         prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
         params = self._sampling_params(max_tokens, seed, sampling)
         params.extra_args = {SAMPLED_BEFORE: after} if after else None
-        outputs = llm.generate(prompt, params, request_id)
+        outputs = llm.generate(prompt, params, request_id, lora_request=self._lora_request)
         output = await self._vllm.ask(
             _last(outputs), f"complete {request_id}", self.settings.generate_deadline_s, may_refuse=True
         )
@@ -170,7 +182,8 @@ class Engine:
         params = self._sampling_params(max_tokens, seed, sampling)
         params.output_kind, params.logprobs, params.flat_logprobs = RequestOutputKind.DELTA, None, False
         prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
-        async with contextlib.aclosing(llm.generate(prompt, params, request_id)) as outputs:
+        asked = llm.generate(prompt, params, request_id, lora_request=self._lora_request)
+        async with contextlib.aclosing(asked) as outputs:
             deadline_s = self.settings.generate_deadline_s
             while True:
                 output = await self._vllm.ask(anext(outputs, None), f"go on with {request_id}", deadline_s)
@@ -180,13 +193,18 @@ class Engine:
                     yield token_ids
 
     async def update_weights(self, version: int, buckets: Sequence[WeightBucket], name: str = "") -> WeightUpdate:
-        """Serve the weights in `buckets`, which must hold every parameter, from the next decode step on.
+        """Serve the weights in `buckets`, which must hold every parameter, from the next decode step on; an engine with
+        an adapter takes its matrices, with or without the model's parameters.
 
         Engines of one node that are given the same weights under one `name` share one copy of them.
 
         Raises `EngineError` for parameters the model does not have, and goes on serving the old weights.
         """
         return await self.weights.update(version, buckets, name)
+
+    @property
+    def _lora_request(self) -> "LoRARequest | None":
+        return self._adapter.request if self._adapter is not None else None
 
     def load(self) -> EngineLoad:
         return self._meter.load

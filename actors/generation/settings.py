@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from actors.weights.adapter_folder import AdapterSettings, saved_adapter
 from rstar_ray.config import RunConfig
 
 
@@ -24,10 +25,16 @@ class EngineSettings:
     num_threads: int  # CPU threads of a worker; unused on GPUs
     measure_cost: bool  # tell what its steps cost, for the balancer
     vllm_metrics: bool  # hand vLLM's own statistics to Ray's metrics
+    adapter: AdapterSettings | None
     start_deadline_s: float
     generate_deadline_s: float  # for one completion, its time in the engine's queue included
     control_deadline_s: float  # for any other answer of the engine
     step_limit_s: float  # longest it may have work and take no step before it is killed
+
+    @property
+    def weights(self) -> str:
+        """The folder of the weights that it starts with."""
+        return self.adapter.base if self.adapter is not None else self.model
 
     @property
     def num_blocks(self) -> int | None:
@@ -35,8 +42,8 @@ class EngineSettings:
         return None if self.kv_tokens is None else -(-self.kv_tokens // self.block_size) + 1
 
 
-def engine_settings(config: RunConfig, model: Path) -> EngineSettings:
-    """An engine of a run that serves the policy in the folder `model`."""
+def engine_settings(config: RunConfig, model: Path, *, learner: bool = False) -> EngineSettings:
+    """An engine of a run that serves the policy in the folder `model`, or what a learner publishes from there on."""
     engine = config.engine
     return EngineSettings(
         model=str(model),
@@ -53,8 +60,17 @@ def engine_settings(config: RunConfig, model: Path) -> EngineSettings:
         num_threads=engine.num_threads,
         measure_cost=config.balancer.measured,
         vllm_metrics=engine.vllm_metrics,
+        adapter=_adapter(config, model, learner),
         start_deadline_s=engine.start_deadline_s,
         generate_deadline_s=engine.completion_deadline_s,
         control_deadline_s=engine.answer_deadline_s,
         step_limit_s=config.detector.engine_step_s,
     )
+
+
+def _adapter(config: RunConfig, model: Path, learner: bool) -> AdapterSettings | None:
+    """The learner's, or the one that the folder's model was merged with: in bfloat16 merging rounds most of it away."""
+    if learner:
+        rank, alpha = config.learner.lora_rank, config.learner.lora_alpha
+        return AdapterSettings(base=str(model), rank=rank, alpha=alpha) if rank else None
+    return saved_adapter(model.absolute()) if config.engine.dtype != "float32" else None

@@ -7,6 +7,7 @@ import multiprocessing
 import time
 from collections.abc import Awaitable, Sequence
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
@@ -66,6 +67,12 @@ class VllmProcess:
         self._death = asyncio.get_running_loop().create_future()
         self._watch = asyncio.create_task(self._watch_for_death(self._llm))
         return self._llm
+
+    @property
+    def folder(self) -> Path:
+        """For files that vLLM's processes read; removed at the end."""
+        assert self._folder is not None, "it was not started"
+        return self._folder.path
 
     async def close(self) -> None:
         """End the processes; safe to call twice."""

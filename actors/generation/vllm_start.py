@@ -7,10 +7,11 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from actors.generation.owner import owned_by_this
 from actors.generation.settings import EngineSettings
+from actors.weights.adapter_folder import target_modules
 from actors.weights.transfer import BACKEND
 from rstar_ray.errors import EngineError
 
@@ -86,7 +87,7 @@ def _on_cpu() -> bool:
 def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
     """What vLLM's `AsyncEngineArgs` is made of; ours alone decides sampling, and `weight_transfer_config` is added."""
     return {
-        "model": settings.model,
+        "model": settings.weights,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # sampling comes from the request alone
         "dtype": settings.dtype,
@@ -104,7 +105,23 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         "disable_log_stats": True,  # of vLLM's own loggers; ours is handed in
         "use_tqdm_on_load": False,
         "worker_extension_cls": "actors.weights.sync.WorkerExtension",
+        **_lora_arguments(settings),
         **(_cpu_args(settings) if _on_cpu() else {}),
+    }
+
+
+def _lora_arguments(settings: EngineSettings) -> dict[str, Any]:
+    """One adapter, wrapped around those layers alone that the learner adapts."""
+    adapter = settings.adapter
+    if adapter is None:
+        return {}
+    from vllm.config.lora import MaxLoRARanks
+
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": min(rank for rank in get_args(MaxLoRARanks) if rank >= adapter.rank),
+        "lora_target_modules": target_modules(Path(adapter.base)),
     }
 
 

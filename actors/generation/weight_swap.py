@@ -1,7 +1,8 @@
 """New weights for a running engine, between two decode steps.
 
 Those from the object store are laid out while decoding goes on; then comes a short pause (`update`). Those that a
-learner's rank sends come while it stands still (`begin`, `take`, `end`).
+learner's rank sends come while it stands still (`begin`, `take`, `end`). An engine with an adapter takes its matrices
+from the object store, mostly without the model's weights.
 """
 
 import asyncio
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.generation.load_meter import LoadMeter
+from actors.generation.served_adapter import ServedAdapter
 from actors.generation.vllm_process import VllmProcess
-from actors.weights.buckets import BucketPlan, WeightBucket
+from actors.weights.adapter_folder import is_adapter
+from actors.weights.buckets import BucketPlan, WeightBucket, WeightEntry, checksum
 from actors.weights.model_folder import refuse_other_parameters
 from actors.weights.shared_memory import BY_FILE, shared_buckets
 from actors.weights.transfer import Pulled
@@ -67,11 +70,20 @@ class _Begun:
 class WeightSwap:
     """One engine's swaps, one after the other."""
 
-    def __init__(self, vllm: VllmProcess, meter: LoadMeter, model: Path, deadline_s: float) -> None:
+    def __init__(
+        self,
+        vllm: VllmProcess,
+        meter: LoadMeter,
+        model: Path,
+        deadline_s: float,
+        adapter: ServedAdapter | None = None,
+    ) -> None:
         """`deadline_s`: so long senders wait for an answer of an engine."""
         self._vllm = vllm
         self._meter = meter
         self._model = model
+        self._adapter = adapter
+        self._model_replaced = False  # beside an adapter: its weights are not those of the folder any more
         self._deadline_s = deadline_s
         self._silent_s = PATIENCE * deadline_s
         self._one_at_a_time = asyncio.Lock()
@@ -79,7 +91,8 @@ class WeightSwap:
         self.policy_version = 0  # of the weights that serve; 0 for those of the model folder
 
     async def update(self, version: int, buckets: Sequence[WeightBucket], name: str = "") -> WeightUpdate:
-        """Serve the weights in `buckets`, which must hold every parameter, from the next decode step on.
+        """Serve the weights in `buckets`, which must hold every parameter, from the next decode step on; an engine with
+        an adapter takes its matrices, with or without the model's parameters.
 
         Engines of one node that are given the same weights under one `name` share one copy of them.
 
@@ -88,17 +101,38 @@ class WeightSwap:
         llm = self._vllm.alive()
         async with self._one_at_a_time:
             began = time.monotonic()
-            await self._refuse([bucket.entries for bucket in buckets])
+            entries = [entry for bucket in buckets for entry in bucket.entries]
+            await self._refuse(entries)
+            if self._adapter is not None:
+                alone = all(is_adapter(entry.name) for entry in entries)
+                if alone and self._model_replaced:
+                    raise EngineError(
+                        f"version {version} adapts the weights of {self._model}, which were replaced here"
+                    )
+                await asyncio.to_thread(self._adapter.write, buckets)
+                if alone:
+                    return await self._update_adapter(llm, version, buckets, began)
+                self._model_replaced = True
             sharing = shared_buckets(name or uuid.uuid4().hex, buckets)
             shared = await asyncio.to_thread(sharing.__enter__)
             try:
                 shared_s = time.monotonic() - began
-                paused_at = await self._pause(llm)
+                paused_at = await self._begin_update(llm)
                 await self._load(llm, {"by": BY_FILE, **shared.payload()})
                 update = await self._serve(llm, version, paused_at)
             finally:
                 await asyncio.to_thread(sharing.__exit__, None, None, None)
         return replace(update, shared_s=shared_s, laid_out=shared.laid_out)
+
+    async def _update_adapter(
+        self, llm: "AsyncLLM", version: int, buckets: Sequence[WeightBucket], began: float
+    ) -> WeightUpdate:
+        total = await asyncio.to_thread(checksum, buckets)
+        shared_s = time.monotonic() - began
+        paused_at = await self._pause(llm)
+        await self._half_done(llm.update_weight_version(str(version)), "name a version")
+        resumed_at = await self._resume(llm, version)
+        return WeightUpdate(policy_version=version, checksum=total, paused_s=resumed_at - paused_at, shared_s=shared_s)
 
     async def join(self, meeting: Mapping[str, Any]) -> None:
         """Be a member of the group in which a learner's rank broadcasts; decoding stands still until all are there."""
@@ -113,8 +147,10 @@ class WeightSwap:
         llm = self._vllm.alive()
         await self._one_at_a_time.acquire()
         with self._released_if_failed():
-            await self._refuse(plan)
-            paused_at = await self._pause(llm)
+            if self._adapter is not None:
+                raise EngineError("an engine with an adapter takes weights from the object store alone")
+            await self._refuse([entry for entries in plan for entry in entries])
+            paused_at = await self._begin_update(llm)
             self._begun = _Begun(version, paused_at, self._give_up_later())
 
     async def take(self, parcel: Mapping[str, Any]) -> None:
@@ -160,8 +196,9 @@ class WeightSwap:
             self._release()
             raise
 
-    async def _refuse(self, plan: BucketPlan | Sequence[Any]) -> None:
-        await asyncio.to_thread(refuse_other_parameters, self._model, [entry for bucket in plan for entry in bucket])
+    async def _refuse(self, entries: Sequence[WeightEntry]) -> None:
+        adapter = {} if self._adapter is None else self._adapter.shapes
+        await asyncio.to_thread(refuse_other_parameters, self._model, entries, adapter)
 
     async def _serve(self, llm: "AsyncLLM", version: int, paused_at: float) -> WeightUpdate:
         # Asked for once decoding goes on, the checksum would wait for a decode step.
@@ -177,7 +214,11 @@ class WeightSwap:
         # Not `pause_generation`: it sleeps for 20 ms more, so that callers see the last outputs before it returns.
         pausing = llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
         await self._vllm.ask(pausing, "pause for new weights")
-        paused_at = time.monotonic()
+        return time.monotonic()
+
+    async def _begin_update(self, llm: "AsyncLLM") -> float:
+        """Pause for weights that are loaded over those that serve; returns when."""
+        paused_at = await self._pause(llm)
         await self._half_done(llm.start_weight_update(), "begin a weight update")
         return paused_at
 
@@ -188,6 +229,11 @@ class WeightSwap:
 
     async def _go_on(self, llm: "AsyncLLM", version: int) -> float:
         await self._half_done(llm.finish_weight_update(str(version)), "finish a weight update")
+        return await self._resume(llm, version)
+
+    async def _resume(self, llm: "AsyncLLM", version: int) -> float:
+        if self._adapter is not None:  # after the model's weights: vLLM removes adapters with these
+            await self._half_done(llm.add_lora(self._adapter.loading), "load an adapter")
         self._meter.forgive_running()  # by now the statistics of the last step have come
         await self._vllm.ask(llm.resume_generation(), "go on after new weights")
         self.policy_version = version

@@ -1,6 +1,8 @@
-"""LoRA (arXiv:2106.09685) through PEFT: small matrices trained beside frozen weights, and merged where weights leave.
+"""LoRA (arXiv:2106.09685) through PEFT: small matrices trained beside frozen weights.
 
-An adapted layer computes W x + s B A x, with s = alpha / rank. B begins as zeros: a fresh adapter changes nothing.
+An adapted layer computes W x + s B A x, with s = alpha / rank. B starts as zeros: a fresh adapter changes nothing.
+Engines receive A and B and compute the same sum. An exported model has W + s B A in float32: bfloat16 would round most
+of s B A away.
 """
 
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ _BASE, _A, _B = f"{_OWN}.weight", f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTE
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """The parameters behind one weight that engines know: its own, and its adapter's two."""
+    """The parameters of one adapted layer: its frozen weight and its adapter's two matrices."""
 
     base: str
     a: str
@@ -37,7 +39,7 @@ def add_adapters(language_model: Any, settings: LearnerSettings) -> None:
 
 
 def adapted_weights(model: nn.Module) -> dict[str, Adapted]:
-    """By the name that a folder and an engine know the weight by; empty where nothing is adapted."""
+    """By the weight's name in a model folder; empty where nothing is adapted."""
     modules = dict(model.named_modules())
     found: dict[str, Adapted] = {}
     for name, _ in model.named_parameters():
@@ -49,7 +51,7 @@ def adapted_weights(model: nn.Module) -> dict[str, Adapted]:
 
 
 def frozen_biases(model: nn.Module) -> dict[str, str]:
-    """The biases of adapted layers, which no adapter changes: by the name that a folder and an engine know."""
+    """The biases of adapted layers, which no adapter changes: by their names in a model folder."""
     names = (name for name, _ in model.named_parameters() if name.endswith(f"{_OWN}.bias"))
     return {name.removesuffix(f"{_OWN}.bias") + ".bias": name for name in names}
 
@@ -60,6 +62,6 @@ def is_adapters(name: str) -> bool:
 
 
 def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """W + s B A in the weight's own type, added up in float32."""
+    """W + s B A in float32."""
     with torch.no_grad():
-        return (weight.float() + scale * (b.float() @ a.float())).to(weight.dtype)
+        return weight.float() + scale * (b.float() @ a.float())

@@ -39,6 +39,7 @@ class Position:
     calls: int  # of train_rl
     bad_updates: int  # the latest ones that were not applied, in a row
     extra: dict[str, Any]  # what the caller wants back
+    base: str = ""  # folder of the weights that adapters are trained beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,7 @@ def snapshot(state: "LearnerState", position: Position, *, architecture: str) ->
         "step": position.step,
         "calls": position.calls,
         "bad_updates": position.bad_updates,
+        "base": position.base,
         "world_size": dist.get_world_size(),
         "shapes": {name: list(shape) for name, shape in state.shapes.items()},
         "extra": position.extra,
@@ -120,6 +122,7 @@ def load(folder: Path, state: "LearnerState", *, architecture: str) -> Position:
         calls=facts["calls"],
         bad_updates=facts.get("bad_updates", 0),  # a checkpoint without it is none the worse
         extra=facts["extra"],
+        base=facts.get("base", ""),
     )
 
 

@@ -315,7 +315,8 @@ class Learner:
         return extra
 
     async def export(self, folder: Path) -> None:
-        """An ordinary Hugging Face folder that transformers and vLLM load; rank 0 writes it beside what comes next."""
+        """An ordinary Hugging Face folder that transformers and vLLM load, with a PEFT folder beside it under adapters;
+        rank 0 writes it beside the next step."""
         await self._everywhere(lambda rank: rank.export(str(folder)), "a copy of the model")
 
     async def set_policy(self, folder: Path) -> None:

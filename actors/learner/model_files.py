@@ -1,14 +1,19 @@
 """The policy as an ordinary Hugging Face folder: written, and taken over."""
 
+import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from actors.learner.checkpoint import refuse_other_shapes
 from actors.learner.policy import Policy
+from actors.learner.settings import LearnerSettings
+from actors.weights.adapter_folder import adapter_beside, target_modules, write_adapter
 from actors.weights.model_folder import SavedWeights
 
 if TYPE_CHECKING:
@@ -22,13 +27,41 @@ NOT_WEIGHTS = (
 )
 
 
-def export(folder: Path, policy: Policy, state: "LearnerState", *, source: Path) -> Callable[[], Sequence[Path]] | None:
-    """What writes the folder from copies in host memory, on rank 0; nothing on the others. A collective."""
-    tensors = {name: weight.detach().to("cpu", copy=True) for name, weight in state.served(GATHERED_BYTES)}
-    return (lambda: _write(folder, policy, tensors, source)) if dist.get_rank() == 0 else None
+def export(
+    folder: Path, policy: Policy, state: "LearnerState", settings: LearnerSettings, *, base: str
+) -> Callable[[], Sequence[Path]] | None:
+    """What writes the folder from copies in host memory, on rank 0; nothing on the others. A collective.
+
+    Under adapters the folder has the merged model in float32, and `adapter` beside it is a PEFT folder whose base model
+    is `base`.
+    """
+    tensors = _on_host(state.whole_model(GATHERED_BYTES))
+    adapter = _on_host(state.adapter(GATHERED_BYTES)) if settings.lora_rank else {}
+    if dist.get_rank() != 0:
+        return None
+
+    def write() -> list[Path]:
+        written = _write(folder, policy, tensors, Path(settings.model))
+        if adapter:
+            _name_dtype(folder / "config.json", next(iter(tensors.values())).dtype)
+            written += write_adapter(
+                adapter_beside(folder),
+                adapter,
+                base=base,
+                rank=settings.lora_rank,
+                alpha=settings.lora_alpha,
+                targets=target_modules(Path(settings.model)),
+            )
+        return written
+
+    return write
 
 
-def _write(folder: Path, policy: Policy, tensors: dict[str, Any], source: Path) -> list[Path]:
+def _on_host(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors}
+
+
+def _write(folder: Path, policy: Policy, tensors: dict[str, Tensor], source: Path) -> list[Path]:
     """Safetensors and config, and the tokenizer and the generation config of `source`, byte by byte.
 
     transformers loads generation configs that it refuses to save (a temperature where nothing is sampled).
@@ -46,6 +79,13 @@ def _write(folder: Path, policy: Policy, tensors: dict[str, Any], source: Path) 
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
+def _name_dtype(config: Path, dtype: torch.dtype) -> None:
+    """transformers writes the type of the model in memory, which an adapter's merged weights do not have."""
+    content = json.loads(config.read_text())
+    content["dtype"] = str(dtype).removeprefix("torch.")
+    config.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
 def take_over(folder: Path, policy: Policy, state: "LearnerState") -> None:
     """The weights of a folder of the same architecture, one tensor at a time; a collective, read by rank 0.
 
@@ -53,8 +93,8 @@ def take_over(folder: Path, policy: Policy, state: "LearnerState") -> None:
     """
     reads = dist.get_rank() == 0
     saved = SavedWeights(folder) if reads else None
-    expected = state.served_shapes
+    expected = state.folder_shapes
     shapes = {name: shape for name, shape in saved.shapes().items() if name in expected} if saved is not None else {}
     refuse_other_shapes(shapes, expected, option="--model", name=str(folder), ours=policy.architecture)
     for name in expected:
-        state.set_served(name, saved.tensor(name) if saved is not None else None)
+        state.set_model_weight(name, saved.tensor(name) if saved is not None else None)

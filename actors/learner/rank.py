@@ -41,6 +41,7 @@ class LearnerRank:
         self.rank = rank
         self.calls = 0  # of train_rl
         self._seen: list[tuple[Sequence[TokenRow], tuple[Tensor, Tensor]]] = []  # micro batches of the newest
+        self._base = settings.model  # folder of the weights that adapters are trained beside; empty if unknown
         self._store: Any = None  # held by the rank that the others meet at
         self._files = FileWriter(by=f"learner/rank-{rank}")
 
@@ -191,18 +192,23 @@ class LearnerRank:
     # ------------------------------------------------------------ weights out and in
 
     def served_weights(self) -> ServedWeights:
-        """The weights as an engine serves them, for whoever sends them (`actors.weights.transfer.Weights`)."""
+        """What an engine needs to serve the policy, for whoever sends them (`actors.weights.transfer.Weights`)."""
         return ServedWeights(self.state, self.settings.bucket_bytes, everywhere=self.settings.weight_way == "ipc")
 
     def export(self, folder: Path) -> None:
-        """An ordinary Hugging Face folder that transformers and vLLM load; it is there once `written` returns."""
-        write = model_files.export(folder, self.policy, self.state, source=Path(self.settings.model))
+        """An ordinary Hugging Face folder that transformers and vLLM load; it is there once `written` returns.
+
+        Under adapters `adapter` beside it is a PEFT folder.
+        """
+        write = model_files.export(folder, self.policy, self.state, self.settings, base=self._base)
         if write is not None:
             self._files.hand(write)
 
     def set_policy(self, folder: Path) -> None:
         """Take over the weights of a Hugging Face folder of the same architecture; the optimizer stays."""
         model_files.take_over(folder, self.policy, self.state)
+        if self.state.base_replaced:
+            self._base = str(folder)
 
     def reset_optimizer(self) -> None:
         """Forget the moments and the steps; the policy stays."""
@@ -213,7 +219,7 @@ class LearnerRank:
         """All that a learner needs to go on, and what the caller adds, as it is now; it is there once `written`
         returns, on every rank."""
         position = checkpoint.Position(
-            step=self.step, calls=self.calls, bad_updates=self._steps.bad_updates, extra=extra
+            step=self.step, calls=self.calls, bad_updates=self._steps.bad_updates, extra=extra, base=self._base
         )
         taken = checkpoint.snapshot(self.state, position, architecture=self.policy.architecture)
         self._files.hand(lambda: taken.write(folder))
@@ -230,5 +236,7 @@ class LearnerRank:
         position = checkpoint.load(folder, self.state, architecture=self.policy.architecture)
         self._steps.step, self._steps.bad_updates = position.step, position.bad_updates
         self.calls = position.calls
+        if self.state.base_replaced:
+            self._base = position.base
         self.optimizer.set_steps(position.step)
         return position.extra

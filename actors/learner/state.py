@@ -5,7 +5,7 @@ Everything here that reads or writes a whole parameter is a collective: all rank
 rank holds of one is counted in elements of its flattened value.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import deepspeed
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from actors.learner.adapters import adapted_weights, frozen_biases, is_adapters, merged
 from actors.learner.optimizer import MOMENTS, RefusingAdamW
+from actors.weights.adapter_folder import adapter_name
 from actors.weights.buckets import WeightEntry
 
 Part = str | None  # of a parameter: the float32 weight (None), or a moment
@@ -31,6 +32,7 @@ class LearnerState:
         self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         self._adapted = adapted_weights(model)
         self._biases = frozen_biases(model)
+        self.base_replaced = False  # under adapters: the frozen weights are not the model folder's any more
         self._rank = dist.get_rank()
         self._device = torch.device(engine.device)
 
@@ -40,11 +42,10 @@ class LearnerState:
         return {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self._parameters.items()}
 
     @property
-    def served_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the weights as folders and engines know them, adapters merged."""
-        own = {adapted.base: name for name, adapted in self._adapted.items()}
-        own |= {bias: name for name, bias in self._biases.items()}
-        return {own.get(name, name): shape for name, shape in self.shapes.items() if not is_adapters(name)}
+    def folder_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the model's weights, by their names in a model folder."""
+        shapes = self.shapes
+        return {name: shapes[own] for name, own in self._model_parameters().items()}
 
     def parts(self, name: str) -> tuple[Part, ...]:
         """What there is of a parameter: the weight (None), and its moments where it is trained."""
@@ -84,11 +85,17 @@ class LearnerState:
     def restore(self, read: Callable[[str, Part, range], Tensor]) -> None:
         """Take over what `read` has of all that this rank holds; then all ranks bring their weights into the forward
         pass's type."""
+        changed = False
         with torch.no_grad():
             for name in self.shapes:
                 held = self.held(name)
                 for part in self.parts(name) if held else ():
-                    self._set_flat(name, part, read(name, part, held).to(self._device))
+                    value = read(name, part, held).to(self._device)
+                    if not self._parameters[name].requires_grad:
+                        before = self._flat(name, part)[: len(value)]
+                        changed = changed or not torch.equal(before, value.to(before.dtype))
+                    self._set_flat(name, part, value)
+        self._note_base(changed)
         zero = self._engine.optimizer
         if self._zero in (1, 2):
             zero.update_lp_params()
@@ -168,13 +175,15 @@ class LearnerState:
             if self._spread(name) and held and parameter.requires_grad:
                 self._set_flat(name, None, whole.flatten()[held.start : held.stop])
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._zero == 3):
+                changed = not parameter.requires_grad and not torch.equal(parameter, whole.to(parameter.dtype))
                 if self._zero < 3 or self._rank == 0:
                     parameter.copy_(whole)
+        self._note_base(changed)
 
-    def set_served(self, name: str, value: Tensor | None) -> None:
-        """Take over a weight as `served` names it; its adapter adds nothing then."""
+    def set_model_weight(self, name: str, value: Tensor | None) -> None:
+        """Take over a weight by its name in a model folder; its adapter adds nothing then."""
         adapted = self._adapted.get(name)
-        self.set(self._behind(name)[0], value)
+        self.set(self._model_parameters()[name], value)
         if adapted:
             self.set(adapted.b, torch.zeros(self.shapes[adapted.b]) if self._rank == 0 else None)
 
@@ -184,44 +193,90 @@ class LearnerState:
             for value in state.values():
                 value.zero_()
 
+    def _note_base(self, changed: bool) -> None:
+        """All ranks agree on whether frozen weights have changed."""
+        if self._adapted:
+            any_changed = torch.tensor(int(changed), device=self._device)
+            dist.all_reduce(any_changed, dist.ReduceOp.MAX)
+            self.base_replaced = self.base_replaced or bool(any_changed)
+
     def served_entries(self) -> Iterator[WeightEntry]:
         """What `served` yields, in its order, on every rank and without a gather; no offsets yet."""
-        for name, shape in self.served_shapes.items():
-            dtype = str(self._parameters[self._behind(name)[0]].dtype).removeprefix("torch.")
-            yield WeightEntry(name, shape, dtype, 0)
+        for name, own in self._served_parameters().items():
+            dtype = str(self._parameters[own].dtype).removeprefix("torch.")
+            yield WeightEntry(name, self.shapes[own], dtype, 0)
 
     def served(self, group_bytes: int, *, everywhere: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """The weights as an engine serves them, in the type of the forward pass; on rank 0 alone, or on every rank.
+        """What engines need to serve this policy, in the type of the forward pass; on rank 0 alone, or on every rank.
 
-        Under ZeRO-3 about `group_bytes` are gathered at a time; a yielded tensor is valid until the next.
+        Under adapters their matrices alone, by PEFT's names; the model's weights too once they are not those of the
+        model folder that engines start from. A yielded tensor is valid until the next.
         """
+        sources = {name: (own,) for name, own in self._served_parameters().items()}
+        for name, (parameter,) in self._gathered(sources, group_bytes, everywhere=everywhere):
+            yield name, parameter
+
+    def adapter(self, group_bytes: int) -> Iterator[tuple[str, Tensor]]:
+        """The adapters' matrices in the type of the forward pass, by PEFT's names; on rank 0 alone."""
+        sources = {name: (own,) for name, own in self._adapter_parameters().items()}
+        for name, (parameter,) in self._gathered(sources, group_bytes):
+            yield name, parameter
+
+    def whole_model(self, group_bytes: int) -> Iterator[tuple[str, Tensor]]:
+        """The model's weights by their names in a model folder, on rank 0 alone; under adapters merged, in float32."""
+        sources = {
+            name: (own, self._adapted[name].a, self._adapted[name].b) if name in self._adapted else (own,)
+            for name, own in self._model_parameters().items()
+        }
+        for name, parameters in self._gathered(sources, group_bytes):
+            if name in self._adapted:
+                base, a, b = parameters
+                yield name, merged(base, a, b, self._adapted[name].scale)
+            else:
+                yield name, parameters[0].float() if self._adapted else parameters[0]
+
+    def _gathered(
+        self, sources: Mapping[str, tuple[str, ...]], group_bytes: int, *, everywhere: bool = False
+    ) -> Iterator[tuple[str, list[Tensor]]]:
+        """The parameters behind each name. Under ZeRO-3 about `group_bytes` are gathered at a time."""
+        for group in self._groups(sources, group_bytes):
+            needed = [self._parameters[own] for name in group for own in sources[name]]
+            with deepspeed.zero.GatheredParameters(needed, modifier_rank=None, enabled=self._zero == 3):
+                if everywhere or self._rank == 0:
+                    for name in group:
+                        tensors: list[Tensor] = [self._parameters[own] for own in sources[name]]
+                        yield name, tensors
+
+    def _groups(self, sources: Mapping[str, tuple[str, ...]], group_bytes: int) -> Iterator[list[str]]:
         group: list[str] = []
         size = 0
-        for entry in self.served_entries():
-            group.append(entry.name)
-            size += entry.num_bytes
+        for name, behind in sources.items():
+            group.append(name)
+            size += sum(self.numel(own) * self._parameters[own].element_size() for own in behind)
             if size >= group_bytes:
-                yield from self._served_group(group, everywhere)
+                yield group
                 group, size = [], 0
-        yield from self._served_group(group, everywhere)
+        if group:
+            yield group
 
-    def _served_group(self, names: list[str], everywhere: bool) -> Iterator[tuple[str, Tensor]]:
-        behind = [self._parameters[each] for name in names for each in self._behind(name)]
-        with deepspeed.zero.GatheredParameters(behind, modifier_rank=None, enabled=self._zero == 3):
-            if everywhere or self._rank == 0:
-                yield from ((name, self._served_weight(name)) for name in names)
+    def _served_parameters(self) -> dict[str, str]:
+        if not self._adapted:
+            return self._model_parameters()
+        return {**(self._model_parameters() if self.base_replaced else {}), **self._adapter_parameters()}
 
-    def _behind(self, name: str) -> tuple[str, ...]:
-        """The parameters that make a served weight."""
-        adapted = self._adapted.get(name)
-        return (adapted.base, adapted.a, adapted.b) if adapted else (self._biases.get(name, name),)
+    def _model_parameters(self) -> dict[str, str]:
+        """All but the adapters', by their names in a model folder."""
+        names = {adapted.base: name for name, adapted in self._adapted.items()}
+        names |= {own: name for name, own in self._biases.items()}
+        return {names.get(own, own): own for own in self._parameters if not is_adapters(own)}
 
-    def _served_weight(self, name: str) -> Tensor:
-        adapted = self._adapted.get(name)
-        if adapted is None:
-            return self._parameters[self._behind(name)[0]]
-        base, a, b = (self._parameters[each] for each in self._behind(name))
-        return merged(base, a, b, adapted.scale)
+    def _adapter_parameters(self) -> dict[str, str]:
+        """The adapters', by PEFT's names."""
+        found: dict[str, str] = {}
+        for name, adapted in self._adapted.items():
+            layer = name.removesuffix(".weight")
+            found |= {adapter_name(layer, "A"): adapted.a, adapter_name(layer, "B"): adapted.b}
+        return found
 
 
 def _share(numel: int, rank: int, size: int) -> range:

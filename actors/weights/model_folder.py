@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 from actors.weights.buckets import WeightEntry
@@ -30,6 +31,22 @@ def parameter_shapes(folder: Path) -> Shapes:
     with torch.device("meta"):
         model: Any = transformers.AutoModelForCausalLM.from_config(config)
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+@lru_cache(maxsize=4)
+def linear_layers(folder: Path) -> Mapping[str, tuple[int, int]]:
+    """Outputs and inputs of every linear layer of that causal LM but its output head; nothing is loaded."""
+    import torch
+    import transformers
+
+    with torch.device("meta"):
+        model: Any = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
+    head = model.get_output_embeddings()
+    return {
+        name: (module.out_features, module.in_features)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    }
 
 
 class SavedWeights:
@@ -156,10 +173,17 @@ def _refuse_another_head(folder: Path, parameters: Collection[str], saved: Colle
         )
 
 
-def refuse_other_parameters(model: Path, entries: Iterable[WeightEntry]) -> None:
-    """Raise `EngineError` unless these are the parameters of the folder's model, in the same shapes."""
-    expected = parameter_shapes(model)
+def refuse_other_parameters(
+    model: Path, entries: Iterable[WeightEntry], adapter: Shapes = MappingProxyType({})
+) -> None:
+    """Raise `EngineError` unless these are the parameters of the folder's model, in the same shapes.
+
+    With an adapter its matrices must be there, and the model's parameters may be absent.
+    """
     given = {entry.name: entry.shape for entry in entries}
+    if adapter and given == adapter:
+        return
+    expected = {**parameter_shapes(model), **adapter}
     if given == expected:
         return
     missing, unknown = sorted(expected.keys() - given.keys()), sorted(given.keys() - expected.keys())

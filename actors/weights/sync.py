@@ -18,6 +18,7 @@ from vllm.platforms import current_platform
 
 from actors.generation.owner import end_with_owner
 from actors.generation.resumed_sampling import go_on_with_seeds
+from actors.weights.adapter_folder import is_adapter
 from actors.weights.arrivals import Arrivals
 from actors.weights.tensors import TensorBucket, add_checksum
 from actors.weights.transfer import BACKEND
@@ -71,7 +72,8 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._parameters = {name for name, _ in self.model.named_parameters()}  # of tied ones only the first
+        # Of tied ones only the first. vLLM's LoRA layers hold the model's own layers, whose names loading knows.
+        self._parameters = {name.replace(".base_layer.", ".") for name, _ in self.model.named_parameters()}
         self._arrivals = Arrivals(self.device, self.parallel_config.rank)
         self._hashing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-checksum")
         self._checksum = LoadedChecksum(self._hashing)
@@ -97,7 +99,8 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
             self._reloading = True
         model: Any = self.model  # vLLM knows of any torch module only that it is one
         for bucket in self._arrivals.parcel(**vars(update_info)):
-            weights = ((name, weight.to(self.device)) for name, weight in bucket.weights())
+            named = ((name, weight) for name, weight in bucket.weights() if not is_adapter(name))
+            weights = ((name, weight.to(self.device)) for name, weight in named)
             self._missing -= set(model.load_weights(weights))
             self._checksum.add(bucket)
 

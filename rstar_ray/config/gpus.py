@@ -64,7 +64,7 @@ def weight_way(engine: EngineConfig, learner: LearnerConfig) -> WeightWay:
     """How weights reach the engines, `auto` decided by who sits where."""
     if learner.weights_by != "auto":
         return learner.weights_by
-    if not _on_gpus(engine, learner):
+    if not _on_gpus(engine, learner) or learner.lora_rank:  # adapters are small
         return "object_store"
     if not _shared(engine, learner):
         return "nccl"

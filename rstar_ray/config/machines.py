@@ -139,6 +139,10 @@ class BalancerConfig:
         return self.rule == "expected_kv" and not given
 
 
+MAX_LORA_RANK = 512
+"""Largest that vLLM serves."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
     """The DeepSpeed learner."""
@@ -156,8 +160,8 @@ class LearnerConfig:
     offload: MayChange[bool] = False
     """keep the optimizer's state and the float32 weights in host memory (ZeRO offload): room for memory, time for it"""
     lora_rank: int = 0
-    """train LoRA adapters of this rank (arXiv:2106.09685), through PEFT, in place of the weights, and serve the two
-    merged: little state to hold; wants some ten times the learning rate; 0 trains the weights"""
+    """train LoRA adapters of this rank (arXiv:2106.09685), through PEFT, in place of the weights: little state to hold,
+    and engines receive the adapters alone; wants some ten times the learning rate; 0 trains the weights"""
     lora_alpha: Annotated[int, not_with("learner.lora_rank", 0)] = 32
     """LoRA's strength: an adapter counts alpha / rank times"""
     attention: Literal["rows", "sdpa", "flash_attention_2"] = "rows"
@@ -187,8 +191,8 @@ class LearnerConfig:
     """weights go to the engines in buckets of so much, or of one parameter where that is larger [MiB]"""
     weights_by: MayChange[Literal["auto", "object_store", "ipc", "nccl"]] = "auto"
     """how new weights reach the engines. ipc: every rank hands them to the engine on its GPU; nccl: a broadcast to
-    engines on GPUs of their own (RCCL on ROCm); object_store: through Ray's, on CPUs, and for an engine that missed
-    a version. auto takes the first of these that the placement allows"""
+    engines on GPUs of their own (RCCL on ROCm); object_store: through Ray's, on CPUs, for LoRA adapters, and for an
+    engine that missed a version. auto takes the first of these that the placement allows"""
     check_old_logprobs_every: Annotated[MayChange[int], only_with("optimizer.updates_per_step", 1)] = 0
     """steps between those in which the old log-probs are computed by a pass of their own and compared with the
     update's (old_logprobs_drift in metrics.jsonl); 0 never"""
@@ -206,6 +210,18 @@ class LearnerConfig:
         at_least(0, learner__pass_tokens=self.pass_tokens)
         at_least(0, learner__check_old_logprobs_every=self.check_old_logprobs_every, learner__lora_rank=self.lora_rank)
         at_least(1, learner__lora_alpha=self.lora_alpha)
+        require(
+            self.lora_rank <= MAX_LORA_RANK,
+            "--learner.lora-rank",
+            f"vLLM serves adapters of rank {MAX_LORA_RANK} at most (got {self.lora_rank})",
+            "use a smaller rank",
+        )
+        require(
+            not self.lora_rank or self.weights_by in ("auto", "object_store"),
+            "--learner.weights-by",
+            f"adapters are published through the object store (got {self.weights_by})",
+            "use auto, or --learner.lora-rank 0",
+        )
         share(learner__max_padding=self.max_padding)
         require(
             self.gpus_per_rank > 0 or self.attention != "flash_attention_2",

@@ -106,6 +106,7 @@ APART = {"learner__own_gpus": True, "learner__gpus_per_rank": 1}
         ("gpu", APART, "nccl"),
         ("gpu", {"engine__gpus_per_replica": 1, "learner__gpus_per_rank": 1}, "nccl"),  # one bundle, two GPUs
         ("gpu", {"learner__gpus_per_rank": 0}, "object_store"),
+        ("gpu", {"learner__lora_rank": 8}, "object_store"),
     ],
 )
 def test_weights_go_the_way_that_the_placement_allows(scale: str, values: dict[str, Any], way: str):
