@@ -41,6 +41,10 @@ NEUTRAL: dict[str, Sequence[Any]] = {
     "logit_bias": ({},),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "min_tokens": (0,),
 }
 """What of a request this server does not do, and the values that ask for nothing, beside null."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -226,7 +230,7 @@ def read_request(body: bytes) -> Asked:
     fields = cast(dict[str, Any], fields)
     if fields.get("tools"):
         raise BadRequest("tools: the agent's own run inside; send none")
-    if fields.get("n", 1) != 1:
+    if fields.get("n") not in (None, 1):
         raise BadRequest("n: one answer at a time")
     for name, nothing in NEUTRAL.items():
         if fields.get(name) is not None and fields[name] not in nothing:
@@ -257,6 +261,8 @@ def _number(fields: Mapping[str, Any], name: str, default: float, low: float, hi
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise BadRequest(f"{name}: {value!r} is not between {low:g} and {high:g}")
+    if isinstance(default, int) and not isinstance(value, int):
+        raise BadRequest(f"{name}: must be an integer (got {value!r})")
     return value
 
 

@@ -120,7 +120,10 @@ async def test_a_stream_ends_with_what_was_used_where_that_is_asked_for():
         ({**QUESTION, "temperature": 9}, "temperature: 9 is not between 0 and 2"),
         ({**QUESTION, "temperature": float("nan")}, "temperature: nan is not between 0 and 2"),
         ({**QUESTION, "top_p": 0}, "top_p: 0 is not between"),
-        ({**QUESTION, "max_tokens": -1}, "max_tokens: -1 is not between"),
+        ({**QUESTION, "max_tokens": 1.5}, "max_tokens: must be an integer (got 1.5)"),
+        ({**QUESTION, "top_k": 5}, "top_k: this server does not do it"),
+        ({**QUESTION, "min_p": 0.1}, "min_p: this server does not do it"),
+        ({**QUESTION, "repetition_penalty": 1.1}, "repetition_penalty: this server does not do it"),
         ({**QUESTION, "max_tokens": -1}, "max_tokens: -1 is not between"),
     ],
 )
@@ -252,23 +255,27 @@ async def test_a_servers_calls_run_here_and_their_results_go_back():
 @pytest.mark.usefixtures("sandbox")
 async def test_a_server_is_told_what_a_policy_is_told_in_training():
     requests: list[Any] = []
-    app = openai_like([[{"content": "2"}], [{"content": "2"}], [{"content": "2"}]], requests)
+    app = openai_like([[{"content": "2"}]] * 4, requests)
     question = {"role": "user", "content": "1+1?"}
     configs = [
         TalkConfig(),
         TalkConfig(chat=ChatConfig(system="Be brief.", before="Think: ", thinking="on")),
         TalkConfig(chat=ChatConfig(system="none", thinking="off")),
+        TalkConfig(chat=ChatConfig(protocol="rstar2-agent-14b")),
     ]
     async with TestServer(app) as server:
         for config in configs:
             async with server_talker(str(server.make_url("/")), "", config) as talk:
                 _ = [one async for one in talk.answer([question])]
-    plain, chosen, bare = requests
+    plain, chosen, bare, published = requests
     assert plain["messages"] == [{"role": "system", "content": instructions([PYTHON_TOOL])}, question]
     assert chosen["messages"] == [
         {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Think: 1+1?"}
     ]  # fmt: skip
     assert bare["messages"] == [question]
+    (asked,) = published["messages"]
+    assert asked["content"].endswith("This is the problem:\n1+1?")
+    assert published["tools"][0]["function"]["name"] == "python_code_with_standard_io"
     assert "chat_template_kwargs" not in plain
     assert chosen["chat_template_kwargs"]["enable_thinking"] and not bare["chat_template_kwargs"]["enable_thinking"]
 
