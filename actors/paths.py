@@ -19,7 +19,11 @@ class Needed:
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Ray starts processes in folders of their own."""
-    named = {"chat.template": config.chat.template, "algorithm.reference_model": config.algorithm.reference_model}
+    named = {
+        "chat.template": config.chat.template,
+        "chat.tool_schema": config.chat.tool_schema,
+        "algorithm.reference_model": config.algorithm.reference_model,
+    }
     return with_values(config, {name: str(_absolute(path)) for name, path in named.items() if path})
 
 
@@ -30,6 +34,8 @@ def needed_paths(config: RunConfig, model: Path) -> list[Needed]:
         needed.append(Needed(option="--algorithm.reference-model", path=_absolute(reference), holds="model"))
     if template := config.chat.template:
         needed.append(Needed(option="--chat.template", path=_absolute(template), holds="file"))
+    if schema := config.chat.tool_schema:
+        needed.append(Needed(option="--chat.tool-schema", path=_absolute(schema), holds="file"))
     named = (*own_rewards(config.reward), config.tools.environment, *config.tools.use)
     if own := tuple(entry for entry in named if ":" in entry):
         needed.append(Needed(option="--own-folder", path=_absolute(config.own_folder), holds="code", entries=own))

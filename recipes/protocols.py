@@ -15,12 +15,9 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "release": {**PAPER, "evaluate.temperature": 0.0, "evaluate.max_turns": 5},
     "rstar2-agent-14b": {
         **PAPER,
-        "chat.tool_name": "python_code_with_standard_io",
-        "chat.system": "none",  # its template has one of its own
-        "chat.before": "You must put your answer inside <answer> </answer> tags, i.e., <answer> answer here </answer>. "
-        "And your final answer will be extracted automatically by the \\boxed{} tag.\nThis is the problem:\n",
+        "chat.protocol": "rstar2-agent-14b",
         "reward.place": "answer",
     },
 }
 """own: the stage's own; paper: arXiv:2508.20722 section 5; release: what the authors' released code evaluates with;
-rstar2-agent-14b: the paper's, with the prompt and the tool that the released rStar2-Agent-14B knows."""
+rstar2-agent-14b: the paper's, with the prompt and the tool of the released rStar2-Agent-14B (`--chat.protocol`)."""

@@ -197,7 +197,7 @@ def brought(configs: Sequence[RunConfig]) -> tuple[list[ToolSpec], dict[str, lis
             raise ConfigError("--evaluate.files", "a run is evaluated on its held-out problems", mend)
     refuse_own_code(configs[0])
     custom = [name for name in configs[0].tools.use if name != PYTHON]
-    if custom and not configs[0].rollout.instruct:
+    if custom and not configs[0].rollout.instruct and configs[0].chat.protocol == "own":
         say(
             f"warning: --tools.use {' '.join(custom)}: the policy is not shown these tools, because "
             "--rollout.instruct is off. Hint: add --rollout.instruct, unless SFT taught the model to call them"

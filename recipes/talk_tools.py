@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rstar_ray.agent.rollout import RolloutState
-from rstar_ray.config import RunConfig, ToolsConfig
+from rstar_ray.chat.protocol import python_tool
+from rstar_ray.config import ChatConfig, RunConfig, ToolsConfig
 from rstar_ray.tools.load import tool_specs
-from rstar_ray.tools.spec import ToolSpec, python_tool
+from rstar_ray.tools.spec import ToolSpec
 from rstar_ray.trajectory import MODELS_OWN, Problem, RolloutLimits, RolloutRequest, ToolCall, ToolResult
 from sandbox.limits import Limits, program_limits, tool_limits
 from sandbox.pool import SandboxPool
@@ -38,10 +39,10 @@ class TalkTools:
     open: Callable[[RolloutState], AnswerTools]
 
 
-def specs_of(config: ToolsConfig, folder: str, python_name: str) -> list[ToolSpec]:
+def specs_of(config: ToolsConfig, folder: str, chat: ChatConfig) -> list[ToolSpec]:
     """As a run has them. Raises `ConfigError` for what is no tool."""
     specs = tool_specs(config.use, str(Path(folder).absolute()))
-    return [python_tool(python_name) if spec.runs == "python" else spec for spec in specs]
+    return [python_tool(chat) if spec.runs == "python" else spec for spec in specs]
 
 
 @asynccontextmanager

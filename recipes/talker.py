@@ -23,6 +23,7 @@ from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.instructions import opened, system_text
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.chat.profile import THOUGHTS
+from rstar_ray.chat.protocol import with_protocol
 from rstar_ray.chat.resolve import thinking_switches
 from rstar_ray.chat.streamed import Streamed
 from rstar_ray.chat.template import TokenizerChat
@@ -156,7 +157,7 @@ def chat_in(folder: Path, config: ChatConfig, tools: Sequence[ToolSpec]) -> Toke
 @asynccontextmanager
 async def own_talker(model: str, config: TalkConfig) -> AsyncGenerator[OwnTalker, None]:
     """An engine that serves `model`, a folder or a hub's id, and the tools; both end with the context."""
-    specs = specs_of(config.tools, config.own_folder, config.chat.tool_name)
+    specs = specs_of(config.tools, config.own_folder, config.chat)
     folder = local_folder(model)
     if not (folder / "config.json").is_file():
         raise ConfigError("--model", f"{folder / 'config.json'} does not exist", "give a model's folder or a hub's id")
@@ -207,7 +208,7 @@ class ServerTalker:
         self, messages: Sequence[Message], tools: AnswerTools, *, max_tokens: int, sampling: Sampling | None
     ) -> AsyncIterator[Heard]:
         chosen = sampling or Sampling(temperature=self.config.temperature, top_p=self.config.top_p)
-        chat = self.config.chat
+        chat = with_protocol(self.config.chat)
         messages = opened(messages, system_text(chat, self.tools.specs, instruct=True), chat.before)
         said: list[Message] = []
         stop, num_tokens, most = StopReason.MAX_TURNS, 0, max_tokens or self.config.max_tokens
@@ -371,6 +372,6 @@ async def server_talker(url: str, token: str, config: TalkConfig) -> AsyncGenera
         name = _first_model(listed)
         if not name:
             raise ConfigError("--server", f"{url}/models names no model", "give the address of an OpenAI-like server")
-        specs = specs_of(config.tools, config.own_folder, config.chat.tool_name)
+        specs = specs_of(config.tools, config.own_folder, config.chat)
         async with talk_tools(specs, config.tools, config.own_folder) as tools:
             yield ServerTalker(session=session, url=url, model=name, tools=tools, config=config)

@@ -10,12 +10,13 @@ from typing import Any, Protocol, cast
 
 from rstar_ray.chat.call_syntax import CallSyntax
 from rstar_ray.chat.instructions import system_text
+from rstar_ray.chat.protocol import python_tool, with_protocol
 from rstar_ray.chat.resolve import ChatChoices, for_tools, resolve
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import write_json, write_text
-from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec, python_tool
+from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 
 GENERATION = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
@@ -57,7 +58,8 @@ def configured_chat(
     syntax_of: SyntaxOf | None = None,
 ) -> TokenizerChat:
     """As `load_chat`, of a tokenizer at hand; `generation` is what generation_config.json would hold."""
-    tools = [python_tool(config.tool_name) if tool.runs == "python" else tool for tool in tools]
+    tools = [python_tool(config) if tool.runs == "python" else tool for tool in tools]
+    config = with_protocol(config)
     found = resolve(tokenizer, generation, choices(config))
     profile = for_tools(found, [tool.name for tool in tools])
     thinking = "" if config.thinking == "auto" else config.thinking
@@ -70,7 +72,7 @@ def configured_chat(
         profile,
         system=system_text(config, tools, instruct=instruct),
         before=config.before,
-        shows_tools=instruct,
+        shows_tools=instruct or config.protocol != "own",
         tools=tools,
         thinking=thinking,
         syntax=syntax,

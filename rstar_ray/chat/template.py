@@ -150,7 +150,8 @@ class TokenizerChat:
     def as_content(self, reading: Reading, *, after_tools: bool) -> str:
         """A turn as a message of the conversation keeps it, with the thought that the prompt had opened."""
         inside = self.begins_inside_thought(after_tools=after_tools)
-        return (self.profile.thought.opens + "\n" if inside else "") + reading.text
+        opened = self.profile.prefill or f"{self.profile.thought.opens}\n"
+        return (opened if inside else "") + reading.text
 
     def begins_inside_thought(self, *, after_tools: bool) -> bool:
         """Whether the prompt has opened a thought for the policy."""

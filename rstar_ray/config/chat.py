@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from rstar_ray.config.checks import require
-
 
 @dataclass(frozen=True, kw_only=True)
 class ChatConfig:
     """Template, stop tokens, thinking and calls; what is left alone is found in the model's folder."""
 
+    protocol: Literal["own", "rstar2-agent-14b"] = "own"
+    """published prompt for training, evaluation and serving: rstar2-agent-14b sets template, system, before and
+    tool-schema to those of the released code of arXiv:2508.20722 and shows the tools; options given beside it win"""
     template: str = ""
     """chat template, a jinja file; empty takes the tokenizer's own"""
     system: str = ""
@@ -23,8 +24,6 @@ class ChatConfig:
     the one that reads what the template writes"""
     stop: tuple[str, ...] = ()
     """tokens that end a turn, besides those of template, tokenizer and generation_config.json"""
-    tool_name: str = "python"
-    """what the Python tool is called before this model (rStar2-Agent-14B: python_code_with_standard_io)"""
-
-    def __post_init__(self) -> None:
-        require(bool(self.tool_name), "--chat.tool-name", "it is empty", "give a name")
+    tool_schema: str = ""
+    """name, description and parameters of the Python tool as the model sees them, exactly: a JSON file of
+    {"type": "function", "function": {...}}; empty takes the built-in schema"""

@@ -67,7 +67,7 @@ class EvaluationConfig:
     protocol: MayChange[Literal["own", "paper", "release", "rstar2-agent-14b"]] = "own"
     """samples, temperature, top-p and budgets together: own, the stage's; paper, arXiv:2508.20722 section 5 (16 samples
     at 0.6, 30K tokens, 30 turns); release, the authors' code's (temperature 0, 5 turns); rstar2-agent-14b, the paper's
-    with that model's prompt and tool; other options go over them"""
+    with that model's prompt and tool (--chat.protocol); other options go over them"""
     num_problems: SameAnswers[int] = 0
     """problems of a set used, at most, drawn from the file at random; the same for every --seed; 0 uses all"""
     samples: int = 16

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from rstar_ray.chat.protocol import with_protocol
 from rstar_ray.config import RunConfig, leaves, may_change, own_rewards, same_answers
 from rstar_ray.evaluation.own_code import own_code
 from rstar_ray.tools.spec import ToolSpec
@@ -31,14 +32,19 @@ def brought_along(config: RunConfig, tools: Sequence[ToolSpec]) -> dict[str, obj
 
     To be taken when a command starts, for that is when they are read.
     """
-    template = config.chat.template
+    chat = with_protocol(config.chat)
     named = (*own_rewards(config.reward), config.tools.environment, *config.tools.use)
     entries = [entry for entry in named if ":" in entry]
     return {
         "own code": own_code(entries, Path(config.own_folder).absolute(), sys.path),
         "told tools": [asdict(tool) for tool in tools],
-        "template": hashlib.blake2b(Path(template).expanduser().read_bytes()).hexdigest() if template else "",
+        "template": _contents(chat.template),
+        "tool schema": _contents(chat.tool_schema),
     }
+
+
+def _contents(path: str) -> str:
+    return hashlib.blake2b(Path(path).expanduser().read_bytes()).hexdigest() if path else ""
 
 
 def digest_of(asked: Mapping[str, object]) -> str:

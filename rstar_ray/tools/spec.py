@@ -22,9 +22,12 @@ class ToolSpec:
     program: str = ""
     deadline_s: float = 0.0  # of one call; 0 for Python, which has the sandbox's [s]
     max_chars: int = 0
+    schema: Mapping[str, Any] | None = None  # what the model sees, where that is given exactly
 
     def told(self) -> dict[str, Any]:
         """As chat templates take it."""
+        if self.schema is not None:
+            return dict(self.schema)
         described = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": described}
 
@@ -44,9 +47,11 @@ PYTHON_TOOL = ToolSpec(
 )
 
 
-def python_tool(name: str) -> ToolSpec:
-    """The built-in tool under the name that a model knows it by."""
-    return replace(PYTHON_TOOL, name=name)
+def with_schema(tool: ToolSpec, schema: Mapping[str, Any]) -> ToolSpec:
+    """The tool as `schema`, `{"type": "function", "function": {...}}`, shows it to the model."""
+    shown = schema["function"]
+    names = ("name", "description", "parameters")
+    return replace(tool, **{name: shown[name] for name in names}, schema=schema)
 
 
 def spec_of(tool: Tool, entry: str) -> ToolSpec:

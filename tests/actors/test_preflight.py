@@ -282,7 +282,9 @@ def own_files(folder: Path) -> RunConfig:
     (folder / "chat.jinja").write_text("{{ messages }}")
     (folder / "mine.py").write_text("import beside")
     (folder / "beside.py").write_text("")
-    values = {"chat.template": str(folder / "chat.jinja"), "own_folder": str(folder), "reward.name": "mine:reward"}
+    (folder / "tool.json").write_text("{}")
+    chat = {"chat.template": str(folder / "chat.jinja"), "chat.tool_schema": str(folder / "tool.json")}
+    values = {**chat, "own_folder": str(folder), "reward.name": "mine:reward"}
     kl = {"algorithm.kl_coefficient": 0.1, "algorithm.reference_model": str(model)}
     return with_values(RunConfig(), values | kl)
 
@@ -292,7 +294,8 @@ def test_all_that_actors_read_is_looked_for(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     assert [(one.option, one.path) for one in needed_paths(config, Path("model"))] == [
         ("--model", tmp_path / "model"), ("--algorithm.reference-model", tmp_path / "model"),
-        ("--chat.template", tmp_path / "chat.jinja"), ("--own-folder", tmp_path),
+        ("--chat.template", tmp_path / "chat.jinja"), ("--chat.tool-schema", tmp_path / "tool.json"),
+        ("--own-folder", tmp_path),
     ]  # fmt: skip
     assert [one.option for one in needed_paths(RunConfig(), Path("model"))] == ["--model"]
 
@@ -300,7 +303,8 @@ def test_all_that_actors_read_is_looked_for(tmp_path: Path, monkeypatch: pytest.
 def test_actors_are_handed_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = own_files(tmp_path)
     monkeypatch.chdir(tmp_path)
-    relative = with_values(config, {"chat.template": "chat.jinja", "algorithm.reference_model": "model"})
+    chat = {"chat.template": "chat.jinja", "chat.tool_schema": "tool.json"}
+    relative = with_values(config, {**chat, "algorithm.reference_model": "model"})
     assert with_absolute_paths(relative) == config
     assert with_absolute_paths(RunConfig()) == RunConfig()
 
@@ -321,7 +325,7 @@ def test_what_a_node_has_is_held_against_what_is_here(tmp_path: Path, option: st
 
 
 def test_a_run_is_refused_where_nodes_lack_what_it_needs(tmp_path: Path):
-    model, _, template, code = needed_paths(own_files(tmp_path), tmp_path / "model")
+    model, _, template, _, code = needed_paths(own_files(tmp_path), tmp_path / "model")
     refuse_absent({model: {"n1": "", "n2": ""}})
     found = {model: {"n1": "", "n2": ""}, template: {"n1": "", "n2": "no such file"}, code: {"n1": "", "n2": "other"}}
     with pytest.raises(ConfigError) as refused:

@@ -22,7 +22,7 @@ from rstar_ray.tiny.tokenizer import make_tokenizer
 
 TINY = ["--scale", "tiny"]
 OWN = [
-    *(*TINY, "--chat.system", "Be brief.", "--chat.tool-name", "calc", "--tools.use", "python", "own:search"),
+    *(*TINY, "--chat.system", "Be brief.", "--chat.before", "Calc:", "--tools.use", "python", "own:search"),
     *("--reward.name", "own:graded", "--reward.partial", "--rollout.instruct", "--reward.deadline-s", "3"),
 ]
 
@@ -51,7 +51,7 @@ def test_every_setting_that_differs_has_a_line_whose_option_asks_as_before(tmp_p
     assert lines == [
         there + "--rollout.no-instruct; to ask as it did give --rollout.instruct",
         there + "--chat.system ''; to ask as it did give --chat.system 'Be brief.'",
-        there + "--chat.tool-name python; to ask as it did give --chat.tool-name calc",
+        there + "--chat.before ''; to ask as it did give --chat.before Calc:",
         there + "--reward.name math; to ask as it did give --reward.name own:graded",
         there + "--reward.no-partial; to ask as it did give --reward.partial",
         there + "--tools.use python; to ask as it did give --tools.use python own:search",
@@ -74,7 +74,7 @@ def test_a_long_text_is_named_by_where_it_stands(tmp_path: Path):
 
 def test_who_talks_with_a_policy_is_told_of_what_a_talk_has_too(tmp_path: Path):
     model = trained(tmp_path / "run", *OWN, "--tools.environment", "own:game")
-    now = TalkConfig(chat=ChatConfig(tool_name="calc"), tools=ToolsConfig(use=("python", "own:search")))
+    now = TalkConfig(chat=ChatConfig(before="Calc:"), tools=ToolsConfig(use=("python", "own:search")))
     (line,) = asked_otherwise(model, now, but=("tools.environment",))
     assert line.endswith("--chat.system 'Be brief.'")
 
@@ -86,13 +86,13 @@ async def test_in_a_talk_it_is_told_beside_the_answer_before_the_engine_comes_up
     def settings(*_: object) -> None:
         raise Enough("that will do")
 
-    model = trained(tmp_path / "run", *TINY, "--chat.tool-name", "calc")
+    model = trained(tmp_path / "run", *TINY, "--chat.before", "Calc:")
     monkeypatch.setattr("actors.generation.settings.engine_settings", settings)
     with pytest.raises(Enough):
         async with own_talker(str(model), TalkConfig()):
             pass
     said = capsys.readouterr()
-    assert said.out == "" and said.err.endswith("give --chat.tool-name calc\n")
+    assert said.out == "" and said.err.endswith("give --chat.before Calc:\n")
 
 
 def test_a_folder_that_no_run_wrote_is_nobodys(tmp_path: Path):
@@ -107,16 +107,16 @@ def test_a_folder_that_no_run_wrote_is_nobodys(tmp_path: Path):
 def test_a_stage_that_had_no_such_setting_yet_says_nothing_of_it(tmp_path: Path):
     model = trained(tmp_path / "run", *TINY)
     text = (tmp_path / "run" / "config.json").read_text()
-    (tmp_path / "run" / "config.json").write_text(text.replace('"tool_name"', '"older_name"'))
-    assert asked_otherwise(model, asked(*TINY, "--chat.tool-name", "calc")) == []
+    (tmp_path / "run" / "config.json").write_text(text.replace('"before"', '"older"'))
+    assert asked_otherwise(model, asked(*TINY, "--chat.before", "Calc:")) == []
 
 
 @pytest.mark.parametrize("name", [name for name in leaves(RunConfig()) if name.partition(".")[0] in ("chat", "tools")])
 def test_a_value_is_spelled_as_the_command_line_takes_it(name: str):
     default = leaves(RunConfig())[name]
     other = {str: "a b:c", int: 7, bool: not default}.get(type(default), ("a:b", "c:d"))
-    if name in ("chat.thinking", "tools.environment"):
-        other = {"chat.thinking": "on", "tools.environment": "a:b"}[name]
+    limited = {"chat.thinking": "on", "chat.protocol": "rstar2-agent-14b", "tools.environment": "a:b"}
+    other = limited.get(name, other)
     for value in (default, other):
         (config,) = parse([EVALUATE], [*TINY, *shlex.split(spelled(name, value))])
         assert leaves(config)[name] == value
@@ -133,7 +133,7 @@ def test_it_is_told_before_anything_starts(
         raise Enough("that will do")
 
     monkeypatch.setattr("recipes.session.connect", connected)
-    trained(tmp_path / "run", *TINY, "--chat.tool-name", "calc")
+    trained(tmp_path / "run", *TINY, "--chat.before", "Calc:")
     options = [*TINY, "--run-dir", str(tmp_path / "run"), "--rollout.instruct"]
     if what == "the next stage":
         with pytest.raises(Enough):
@@ -142,7 +142,7 @@ def test_it_is_told_before_anything_starts(
         with pytest.raises(SystemExit, match="1"):
             launch_evaluation(EVALUATE, options)
     said = capsys.readouterr().out
-    assert "asks otherwise than stage1" in said and "give --chat.tool-name calc\n" in said
+    assert "asks otherwise than stage1" in said and "give --chat.before Calc:\n" in said
     assert "give --rollout.no-instruct\n" in said
 
 

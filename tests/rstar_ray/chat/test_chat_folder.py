@@ -44,7 +44,6 @@ def test_a_system_text_takes_the_place_of_the_instructions_or_none_does(folder: 
     assert "Solve the problem. Think step by step; you may write Python" in prompt(ChatConfig())
     assert "<|im_start|>system\nBe kind." in prompt(ChatConfig(system="Be kind."))
     assert prompt(ChatConfig(system="none")).startswith("<|im_start|>system\n# Tools")
-    assert '"name": "other"' in prompt(ChatConfig(tool_name="other"))
 
 
 @pytest.mark.parametrize(
