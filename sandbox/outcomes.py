@@ -7,8 +7,9 @@ from rstar_ray.outcome import Outcome
 from sandbox.cage import cut, wire
 from sandbox.request import ExecutionRequest, ExecutionResult
 
+CPU_REASON = "used all of its CPU time"
 _REASONS = {
-    wire.CPU_TIME: (Outcome.TIMEOUT, "used all of its CPU time"),
+    wire.CPU_TIME: (Outcome.TIMEOUT, CPU_REASON),
     wire.WALL_TIME: (Outcome.TIMEOUT, "ran for too long"),
     wire.OUTPUT: (Outcome.OUTPUT_LIMIT, "printed too much"),
     wire.STORAGE: (Outcome.OUT_OF_MEMORY, "left too many or too large files"),

@@ -9,6 +9,7 @@ from rstar_ray.outcome import Outcome
 from sandbox.cage.verify_program import CODE
 from sandbox.errors import ComparisonFailed
 from sandbox.limits import MIB, Limits, standard_limits
+from sandbox.outcomes import CPU_REASON
 from sandbox.request import ExecutionRequest, ExecutionResult
 
 VERIFY_LIMITS = replace(standard_limits(), cpu_s=5.0, wall_s=10.0, memory_bytes=640 * MIB)
@@ -25,10 +26,14 @@ async def equal_expressions(
 ) -> list[bool]:
     """Whether the (answer, truth) of each pair are equal; what cannot be read is not.
 
-    Raises `ComparisonFailed` where the comparison hung or crashed, which is no verdict, and SandboxError.
+    A single pair whose comparison uses all of its CPU time is not equal either: an answer that no computer algebra
+    system can simplify in time is a failure of the answer. Raises `ComparisonFailed` where a comparison crashed or
+    waited, which says nothing of the answer, and SandboxError.
     """
     request = ExecutionRequest(code=CODE, stdin=json.dumps(list(pairs)), limits=limits, trusted=True)
     result = await pool.run(request, "verify")
+    if result.outcome is Outcome.TIMEOUT and result.reason == CPU_REASON and len(pairs) == 1:
+        return [False]
     verdicts = result.stdout.strip()
     if result.outcome is not Outcome.OK or len(verdicts) != len(pairs) or set(verdicts) - {"=", "/"}:
         said = result.stderr.strip().splitlines()[-1:] or [result.reason]

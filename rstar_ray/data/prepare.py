@@ -15,9 +15,7 @@ from itertools import combinations
 from rstar_ray.data.columns import MATHEMATICS, RawProblem
 from rstar_ray.data.overlap import NGRAM_WORDS, near_duplicates, numbers_of, shared_with, tokens
 from rstar_ray.reward.find import as_integer
-from rstar_ray.reward.latex import one_spelling
-from rstar_ray.reward.maths import same_by_rules
-from rstar_ray.reward.numbers import written_number
+from rstar_ray.reward.maths import decide, number, spelled
 from rstar_ray.trajectory import Problem
 
 _OTHER_SCRIPTS = re.compile(r"[\u0400-\u06ff\u0900-\u0dff\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
@@ -151,19 +149,19 @@ def _meant(row: RawProblem) -> Fraction | str:
         integer = as_integer(text)
         if integer is not None:
             return Fraction(integer)
-        number = written_number(text)
-        if number is None and _MAY_BE_A_NUMBER.fullmatch(text):
-            number = written_number(one_spelling(text))
-        if number is not None:
-            return number.value
+        value = number(text)
+        if value is None and _MAY_BE_A_NUMBER.fullmatch(text):
+            value = number(spelled(text))
+        if value is not None:
+            return value
     return " ".join(tokens(row.answer))
 
 
 def _same_answers(rows: Sequence[RawProblem]) -> bool:
-    """Whether all say the same by the rules of mathematical answers; computer algebra would take too long here."""
+    """Whether all are equal without computer algebra, which would take too long here."""
     if any(row.reward not in MATHEMATICS for row in rows):
         return False
-    return all(same_by_rules(one.answer, other.answer) for one, other in combinations(rows, 2))
+    return all(decide(one.answer, other.answer) is True for one, other in combinations(rows, 2))
 
 
 def _with_own_ids(rows: Sequence[RawProblem]) -> list[RawProblem]:

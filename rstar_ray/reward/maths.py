@@ -1,306 +1,293 @@
-r"""Is a mathematical answer the truth? The table of docs/rewards.md, as rules over structure, numbers and units.
+r"""Is a mathematical answer equal to the truth? math-verify decides, in the sandbox; this module guards it.
 
-What the rules leave open (`\frac{1+\sqrt{5}}{2}` against `\frac12 + \frac{\sqrt5}{2}`) goes to computer algebra
-in the sandbox; what would leave the arithmetic to it is turned down here.
+Numbers, alone or with a unit, are compared here, exactly. Everything else is math-verify's decision, except for answers
+that leave the work to it (`\sqrt{3}+\sqrt{3}`, huge powers), prose, and notation that it reads as something else
+(`f'` as f, `\gcd(a,b)` as a product): those must be equal as text. Texts are bounded, and every pattern takes time in
+proportion to their length.
 """
 
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-
-from rstar_ray.reward.latex import MAX_CHARS, dense, one_spelling, unwrapped
-from rstar_ray.reward.numbers import split_unit, written_number
-from rstar_ray.reward.structure import Node, named_as, names_agree, same_unknown, split_outside, structure
+from fractions import Fraction
 
 Pair = tuple[str, str]
-Decide = Callable[[str, str], bool]
 Compare = Callable[[Sequence[Pair]], Awaitable[Sequence[bool]]]
-"""(answer, truth) pairs to whether each is equal, by a computer algebra system."""
+"""(answer, truth) pairs to whether each is equal, by math-verify."""
 
-_COMMAND = re.compile(r"\\[a-zA-Z]+")
-_WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}")
-_PLAIN = {"\\frac", "\\sqrt", "\\cdot", "\\times", "\\pi", "\\infty", "\\text", "\\div"}
-_ELEMENTARY = {
-    *("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc", "\\log", "\\ln", "\\lg", "\\exp"),
-    *("\\arcsin", "\\arccos", "\\arctan", "\\sinh", "\\cosh", "\\tanh"),
+MAX_CHARS = 2_000
+"""Longer answers are wrong."""
+
+_CHARACTERS = str.maketrans(
+    {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge "}
+    | {"≠": r"\ne ", "±": r"\pm ", "°": r"^\circ ", "√": r"\sqrt ", "∪": r"\cup ", "²": "^2", "³": "^3", "~": " "}
+)
+_SPELLINGS = [
+    (re.compile(pattern), spelling)
+    for pattern, spelling in (
+        (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|boldsymbol|mathbf|bf|fbox|boxed|underline|!)(?![a-zA-Z])", ""),
+        (r"\\color\{[a-z]*\}|(?<!\\)\$|\\[()]|\\\\?$", ""),
+        (r"(?<!\\)\\(?:[,;: ]|q?quad(?![a-zA-Z]))", " "),
+        (r"\\[cdt]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\(?:langle|lbrack)(?![a-zA-Z])", "("),
+        (r"\\(?:rangle|rbrack)(?![a-zA-Z])", ")"),
+        (r"\\mathbb ?([A-Z])", r"\\mathbb{\1}"),
+        (r"\\mathcal ?\{(\w)\}", r"\1"),
+        (r"\\(?:mathrm|mbox|textbf|operatorname) ?\{", r"\\text{"),
+        (r"\\text ?\{ ?(e|and|or|[-+]?\d[\d.,]*) ?\}", r" \1 "),
+        (r"(?<![a-zA-Z]),? ?(?:and|or)(?![a-zA-Z])|\\lor(?![a-zA-Z])", ","),
+        (r"<=|\\leq(?![a-zA-Z])", r"\\le "),
+        (r">=|\\geq(?![a-zA-Z])", r"\\ge "),
+        (r"\\neq(?![a-zA-Z])", r"\\ne "),
+        (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+        (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+        (r"\*\*", "^"),
+        (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
+        (r"\+ ?/? ?-", r"\\pm "),
+        (r"([_^]) ?\{(\w)\}", r"\1\2"),
+        (r"\{([,.])\}", r"\1"),
+        (r"^\{([^{},]*)\}$", r"\1"),
+        (r"\\frac ?(\d|\\pi) ?(\d|\{)", r"\\frac{\1}\2"),
+        (r"(\\frac ?\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)?\}) ?(\d)", r"\1{\2}"),
+        (r"\s+", " "),
+    )
+]
+_WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)"
+_FRACTION = re.compile(rf"\\frac ?\{{ ?\(?([+-]? ?{_WHOLE})\)? ?\}} ?\{{ ?([+-]? ?{_WHOLE}) ?\}}")
+_NUMBER = re.compile(
+    rf"(?P<sign>[+-]?) ?(?:(?:(?P<mixed>\d+) )?\(?(?P<over>[+-]? ?{_WHOLE})\)? ?/ ?(?P<under>[+-]? ?{_WHOLE})"
+    rf"|(?P<decimal>{_WHOLE}?\.\d+|{_WHOLE}\.?)(?:\\overline ?\{{(?P<repeated>\d+)\}})?"
+    r"(?: ?(?:(?:\\times|\\cdot) ?10 ?\^|[eE]) ?\{? ?(?P<power>[+-]?\d{1,3}) ?\}?)?)"
+)
+_DECIMAL_COMMA = re.compile(r"-?\d+,(?!\d{3}$)\d+")
+_UNIT = re.compile(
+    r"(?: ?(?P<mark>\\?%|\^ ?\{? ?\\circ ?\}? ?(?:\\text ?\{ ?[CF] ?\}|[CF])?|_ ?\{? ?\d+ ?\}?|[€£]|\\text ?\{[^{}]*\})"
+    r"|(?: | ?(?<![a-zA-Z\\])(?=\(?[a-zA-Z]{2}))\(?[a-zA-Z]{1,20}(?: [a-z]{1,20}){0,2}\)?)(?: ?\^ ?\{?[23]\}?)?$"
+)
+_MONEY = re.compile(r"(?:\\\$|USD|[€£]) ?|\\text ?\{ ?[€£] ?\} ?")
+_NO_UNIT = re.compile(
+    r"hundred|thousand|illion|dozen|hal[fv]|third|quarter|tenth|factorial|squared|cubed|choose|mod|plus|minus|times|over"
+    r"|not|least|most|otherwise|infinity|(?<![a-z])(?:or|and|pi|e|i)(?![a-z])"
+)
+_UNITS = {
+    **{"%": "percent", "pct": "percent", "percentage": "percent", "circ": "degree", "deg": "degree", "texto": "degree"},
+    **{"$": "dollar", "usd": "dollar", "€": "euro", "£": "pound", "cm": "centimeter", "mm": "millimeter", "m": "meter"},
+    **{"km": "kilometer", "kg": "kilogram", "g": "gram", "ft": "foot", "feet": "foot", "in": "inch", "h": "hour"},
 }
-_TO_BE_DONE = {
-    *("\\sum", "\\prod", "\\int", "\\iint", "\\oint", "\\lim", "\\limsup", "\\liminf", "\\partial", "\\nabla"),
-    *("\\binom", "\\dbinom", "\\tbinom", "\\choose", "\\max", "\\min", "\\sup", "\\inf", "\\gcd", "\\lcm"),
-    *("\\bmod", "\\pmod", "\\mod", "\\lfloor", "\\rfloor", "\\lceil", "\\rceil", "\\det", "\\deg", "\\circ"),
-    *("\\bigcup", "\\bigcap"),
-}
-_ROOT = r"\s*\{?\s*\(?(?:1\s*/\s*\d|\\frac\{1\}\{\d\})"
-_FUNCTIONS = {
-    *("gcd", "lcm", "max", "min", "mod", "det", "sum", "prod", "lim", "int", "diff", "abs", "floor", "ceil", "round"),
-    *("log", "ln", "lg", "exp", "sin", "cos", "tan", "cot", "sec", "csc", "sqrt", "binomial", "choose", "factorial"),
-}
-_POWER_OF_NUMBER = re.compile(rf"[\d)}}\]]\s*(?:\^|\*\*)(?!{_ROOT})")
-_PRODUCT_OF_NUMBERS = re.compile(r"\d\s*(?:\\cdot|\\times|\*|\\div)\s*\(?\d|\)\s*\(\s*\d")
-_BINARY_SIGN = re.compile(r"(?<=[\w}\])!])\s*[+-]")
+_NAME = re.compile(r"(?=.*[a-zA-Z])(?:[^=<>+*/^!,;\d-]|_ ?\{?\d+\}?|\(\d+\))+", re.DOTALL)
+_NAME_ENDS = re.compile(r"(?<!:)=|\\approx(?![a-zA-Z])")
+_NAMES = re.compile(r"(?<![\w_{\\])[a-zA-Z](?:_ ?\{?\w+\}?)?'?(?:\([^()]*\))? ?=(?!=)")
+_READ = frozenset(
+    re.findall(
+        r"\S+",
+        r"\frac \sqrt \cdot \times \div \pi \infty \text \cup \cap \pm \mp \in \le \ge \ne \mid \mathbb \begin \end "
+        r"\emptyset \sin \cos \tan \cot \sec \csc \log \ln \exp \arcsin \arccos \arctan \binom \setminus \alpha \beta "
+        r"\gamma \delta \theta \lambda \mu \omega \phi \sigma \vec \angle \approx \overline \circ \# \sum \prod \int "
+        r"\lim \to",
+    )
+)
+"""Commands that math-verify reads as they are meant."""
 _SERIES = re.compile(r"\\(?:sum|prod|int|lim)(?![a-zA-Z])")
-_CALL = re.compile(r"\\(?:gcd|lcm|text\{(?:gcd|lcm)\})\s*(?=\()")
-_LEIBNIZ = re.compile(
-    r"\\frac\{\s*(?:d|\\partial)[^{}]*\}\{\s*(?:d|\\partial)\s*(?:\^\s*\{?\d\}?)?\s*\\?[a-zA-Z][^{}]*\}"
+_COMMAND = re.compile(r"\\[a-zA-Z#]+")
+_MISREAD = re.compile(
+    r"'|\^ ?\{? ?(?:T(?![a-z])|\\top|\*)|\\frac ?\{ ?(?:d|\\partial)|[A-Z]\)? ?\^ ?\{ ?- ?1|[+-] ?[+-]|vmatrix|\|\|"
+    r"|(?:lcm|gcd|mod|max|min|det)(?![a-z])"
 )
-_STAND_INS = (
-    "\\xi",
-    "\\zeta",
-    "\\eta",
-    "\\kappa",
-    "\\chi",
-    "\\varphi",
-    "\\tau",
-    "\\rho",
-    "\\nu",
-    "\\upsilon",
-    "\\iota",
-)
-_LETTERS = re.compile(r"\\text\s*\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]")
-_TWO_SIGNS = re.compile(r"[+-]\s*[+-]")
-_TURNED_INTO_ANOTHER = re.compile(r"'|\\prime(?![a-z])|(?<![e\d])\^\s*\{?\s*(?:T|\\top|\\dagger|\\ast|\*)(?![a-zA-Z])")
-"""Marks behind a name that computer algebra passes over: a derivative, a transpose."""
-_INVERSE = re.compile(r"[A-Z]\)?\s*\^\s*\{\s*-\s*1\s*\}")
-_LARGE_POWER = re.compile(r"(?:\^|\*\*)\s*\{?\s*\(?[+-]?\d{4,}|(?:\^|\*\*)[^+\-]{0,40}(?:\^|\*\*)")
+_HUGE = re.compile(r"\^ ?\{? ?\(?[+-]?\d{4,}|\^ ?\{[^{}a-zA-Z]*\^")
+_WORDS = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{4,}(?![a-zA-Z}])|\\text ?\{")
+_RELATION = re.compile(r"[=<>]|\\(?:in|le|ge|ne|mid|approx)(?![a-zA-Z])")
+_WORK = [
+    re.compile(pattern)
+    for pattern in (
+        r"[\d)}\]] ?\^(?! ?\{? ?\(?(?:1 ?/ ?\d|\\frac ?\{ ?1)| ?\{? ?\\circ)",
+        r"\d ?(?:\\cdot|\\times|\*|\\div) ?\(?\d|\) ?\(\d",
+        r"(?<=[\w})\]!]) ?[+-]",
+        r"\\(?:sin|cos|tan|cot|sec|csc|log|ln|exp|binom|sum|prod|int|lim)(?![a-z])|!",
+    )
+]
+"""Powers and products of numbers, sums, and functions: a constant may not hold more of them than the truth does."""
 
 
 async def same_mathematics(answer: str, truth: str, compare: Compare) -> bool:
-    """Whether `answer` says what `truth` does, by the rules; `compare` is asked once, where they leave it open."""
-    if not answer.strip() or not truth.strip() or len(answer) > MAX_CHARS:
-        return False
-    given, wanted = structure(one_spelling(answer)), structure(one_spelling(truth))
-    open_pairs: dict[Pair, None] = {}
+    """Whether `answer` equals `truth`; `compare` is called at most once, with one pair."""
+    verdict = decide(answer, truth)
+    return verdict if isinstance(verdict, bool) else (await compare([verdict]))[0]
 
-    def note(ours: str, theirs: str) -> bool:
-        open_pairs[(ours, theirs)] = None
-        return False
 
-    if equal_nodes(given, wanted, note):
+def decide(answer: str, truth: str) -> bool | Pair:
+    """The verdict where it needs no computer algebra, else the pair that math-verify should compare."""
+    if max(len(answer), len(truth)) > MAX_CHARS:
+        return False
+    (ours, our_unit), (theirs, their_unit) = _split_unit(spelled(answer)), _split_unit(spelled(truth))
+    if not ours or not theirs or (our_unit and their_unit and our_unit != their_unit):
+        return False
+    if _dense(ours) == _dense(theirs):
         return True
-    if not open_pairs:
+    for one, other in ((ours, theirs), (theirs, ours)):
+        if _DECIMAL_COMMA.fullmatch(one) and "," not in other and number(one.replace(",", ".")) == number(other):
+            return True
+    if re.sub(r"\{[^{}]*\}", "", theirs).count("=") > 1 and "," not in theirs:
+        theirs = theirs.rpartition("=")[2].strip()  # a chain of equations ends with the value
+    (name, ours), (true_name, theirs) = _split_name(ours), _split_name(theirs)
+    if name and true_name and name != true_name and {name, true_name} != {"y", "f"}:
         return False
-    asked = list(open_pairs)
-    known = dict(zip(asked, await compare(asked), strict=True))
-    return equal_nodes(given, wanted, lambda ours, theirs: known[(ours, theirs)])
-
-
-def same_by_rules(one: str, other: str) -> bool:
-    """Whether two truths say the same, whichever is taken for the answer; no where the rules leave it open."""
-    if max(len(one), len(other)) > MAX_CHARS:
-        return False
-    ours, theirs = structure(one_spelling(one)), structure(one_spelling(other))
-    return equal_nodes(ours, theirs, _never) or equal_nodes(theirs, ours, _never)
-
-
-def _never(_ours: str, _theirs: str) -> bool:
-    return False
-
-
-def equal_nodes(given: Node, wanted: Node, decide: Decide) -> bool:
-    """Compare part by part; `decide` judges leaves that the rules leave open. Every open pair is asked for."""
-    given, wanted = named_as(given, wanted), named_as(wanted, given)
-    if not names_agree(given.name, wanted.name):
-        return False
-    if given.kind == wanted.kind == "leaf":
-        verdict = equal_leaves(given.text, wanted.text)
-        return decide(*with_stand_ins(given.text, wanted.text)) if verdict is None else verdict
-    if given.kind == wanted.kind == "ordered":
-        if given.brackets != wanted.brackets or len(given.parts) != len(wanted.parts):
-            return False
-        equal = [equal_nodes(ours, theirs, decide) for ours, theirs in zip(given.parts, wanted.parts, strict=True)]
-        return all(equal)
-    if given.kind == wanted.kind == "union" or "unordered" in (given.kind, wanted.kind):
-        return _equal_in_any_order(_members(given), _members(wanted), decide)
-    return False
-
-
-def _members(node: Node) -> tuple[Node, ...]:
-    return node.parts if node.kind in ("unordered", "union") or same_unknown(node) else (node,)
-
-
-def _equal_in_any_order(given: Sequence[Node], wanted: Sequence[Node], decide: Decide) -> bool:
-    """Each of the one is one of the other; too many or too few are none."""
-    if len(given) != len(wanted):
-        return False
-    equal = [[_alike(ours, theirs) and equal_nodes(ours, theirs, decide) for theirs in wanted] for ours in given]
-    left = set(range(len(wanted)))
-    for row in equal:
-        match = next((j for j in left if row[j]), None)
-        if match is None:
-            return False
-        left.remove(match)
-    return True
-
-
-def _alike(ours: Node, theirs: Node) -> bool:
-    r"""Both are sets or neither: `\{5\}` says 5, but not inside of a set."""
-    return (ours.kind == "unordered") == (theirs.kind == "unordered")
-
-
-def equal_leaves(answer: str, truth: str) -> bool | None:
-    """The rules for one number, expression or word; None leaves it to computer algebra."""
-    if dense(answer) == dense(truth):
-        return bool(truth)
-    ours, our_unit = split_unit(answer)
-    theirs, their_unit = split_unit(truth)
-    if our_unit and their_unit and our_unit != their_unit:
-        return False
-    if dense(ours) == dense(theirs):
-        return bool(theirs)
-    wanted, given = written_number(theirs), written_number(ours)
-    if wanted is not None:  # a number must be written out
-        if given is None or (given.is_fraction and wanted.value.denominator == 1):
-            return False
-        return given.value == wanted.value
-    if re.fullmatch("[A-Za-z]", theirs) and re.fullmatch("[A-Za-z]", ours):
-        return False
-    if _is_words(theirs) or _is_words(ours):
-        return _word(ours) == _word(theirs)
-    if given is not None and "." in ours and "." not in theirs:
-        return False  # an approximation
-    if "\\infty" in ours + theirs:
-        return False
-    return None if may_be_compared(ours, theirs) else False
-
-
-def may_be_compared(answer: str, truth: str) -> bool:
-    """False for an answer that leaves the work to whoever compares it."""
-    if _equations(answer) != _equations(truth) or _equations(answer) > 1:
-        return False
-    if not set(_COMMAND.findall(answer)) <= _allowed_commands(truth) or _other_words(answer, truth):
-        return False
-    if _TWO_SIGNS.search(answer) and not _TWO_SIGNS.search(truth):
-        return False
-    if len(_TURNED_INTO_ANOTHER.findall(answer)) != len(_TURNED_INTO_ANOTHER.findall(truth)):
-        return False
-    if any(sign in answer and sign not in truth for sign in ("!", "|", "\\\\", "?", "_")):
-        return False
-    if (_may_be_matrices(answer) or _may_be_matrices(truth)) and answer.replace(" ", "") != truth.replace(" ", ""):
-        return False  # computer algebra takes their products in any order
-    if _LARGE_POWER.search(answer) and not _LARGE_POWER.search(truth):
-        return False
-    if (_LARGE_POWER.search(truth) or _SERIES.search(truth)) and _figures(answer) != _figures(truth):
-        return False  # computer algebra takes $1-2^{-2^{2002}}$ for 1, and passes over what stands below a sum
-    if _SERIES.search(truth) and _letters(answer) != _letters(truth):
-        return False
-    if sorted(map(dense, _LEIBNIZ.findall(answer))) != sorted(map(dense, _LEIBNIZ.findall(truth))):
-        return False  # dx/dy is dy/dx to it
-    if has_unknown(truth):
+    if _dense(ours) == _dense(theirs):
         return True
-    if has_unknown(answer):
+    value, true_value = number(ours), number(theirs)
+    if true_value is not None:
+        return value is not None and _equal_numbers(value, true_value) and not _undone(ours, value)
+    if value is not None and value.denominator != 1:
+        return False  # an approximation of what the truth writes exactly
+    if not _may_be_compared(ours, theirs):
         return False
-    return not any(
-        len(pattern.findall(answer)) > len(pattern.findall(truth))
-        for pattern in (_POWER_OF_NUMBER, _PRODUCT_OF_NUMBERS, _BINARY_SIGN)
-    )
+    names, true_names = (set(_NAMES.findall(text)) for text in (ours, theirs))
+    if names != true_names:
+        bases, true_bases = ({name[0] for name in some} for some in (names, true_names))
+        if len(bases | true_bases) == 1 or not (names and true_names):
+            ours, theirs = (
+                _NAMES.sub("", text) if len({name[0] for name in _NAMES.findall(text)}) == 1 else text
+                for text in (ours, theirs)
+            )
+        elif len(bases) == len(true_bases) == 1:
+            return False
+    return _equation(ours), _equation(theirs)
 
 
-def with_stand_ins(answer: str, truth: str) -> Pair:
-    r"""Both with a symbol in place of each `\gcd(...)`, the same one where the arguments are the same.
-
-    Computer algebra takes letters for polynomials, of which any two have the divisor 1 alone. And it reads all letters
-    as small ones: of a letter that stands in both cases the large one has a symbol too.
-    """
-    names: dict[tuple[str, ...], str] = {}
-    free = [name for name in _STAND_INS if name not in answer + truth]
-
-    def replaced(text: str) -> str:
-        parts, position = list[str](), 0
-        while (found := _CALL.search(text, position)) and (end := _closed(text, found.end())):
-            arguments = split_outside(text[found.end() + 1 : end - 1], ",")
-            key = ("lcm" if "lcm" in found[0] else "gcd", *sorted(_terms_in_order(one) for one in arguments))
-            if key not in names and len(names) == len(free):
-                break  # more of them than there are symbols
-            parts += [text[position : found.start()], names.setdefault(key, free[len(names) % len(free)]), " "]
-            position = end
-        return "".join([*parts, text[position:]])
-
-    return _cases_apart(replaced(answer), replaced(truth))
+def number(text: str) -> Fraction | None:
+    r"""The number that a text writes out (`1,234`, `-\frac{3}{4}`, `1 1/2`, `0.1\overline{6}`, `2\times 10^5`)."""
+    text = re.sub(r"^\\?[({](.*[^\\])\\?[)}]$", r"\1", text) if text.count("(") <= 1 and ")/" not in text else text
+    text = _FRACTION.sub(r" \1/\2", text).strip()
+    if (found := _NUMBER.fullmatch(text)) is None:
+        return None
+    parts = {name: re.sub("[, ]", "", part) for name, part in found.groupdict().items() if part}
+    if "under" in parts:
+        over, under = int(parts["over"]), int(parts["under"])
+        if under == 0 or ("mixed" in parts and not 0 < over < under):
+            return None
+        value = Fraction(over, under) + int(parts.get("mixed", 0))
+    else:
+        value = Fraction(parts["decimal"]) * Fraction(10) ** int(parts.get("power", 0))
+        if repeated := parts.get("repeated"):
+            fixed = len(parts["decimal"].partition(".")[2])
+            value += Fraction(int(repeated), (10 ** len(repeated) - 1) * 10**fixed)
+    return -value if parts.get("sign") == "-" else value
 
 
-def _cases_apart(answer: str, truth: str) -> Pair:
-    """Empty texts, which equal nothing, where there are more such letters than symbols."""
-    letters = set(_letters(answer + " " + truth))
-    both = sorted(letter for letter in letters if letter.isupper() and letter.lower() in letters)
-    free = [name for name in _STAND_INS if name not in answer + truth]
-    if len(both) > len(free):
-        return "", ""
-    symbols = dict(zip(both, free, strict=False))
-
-    def apart(text: str) -> str:
-        """Commands and words keep their letters."""
-        return _LETTERS.sub(lambda found: f"{symbols[found[0]]} " if found[0] in symbols else found[0], text)
-
-    return apart(answer), apart(truth)
+def _undone(text: str, value: Fraction) -> bool:
+    """A whole number written as a fraction."""
+    return value.denominator == 1 and ("/" in text or "\\frac" in text)
 
 
-def _terms_in_order(text: str) -> str:
-    """`-1+p` and `p-1` as one."""
-    terms, depth = [""], 0
-    for char in text if text.startswith(("+", "-")) else f"+{text}":
-        depth += {"(": 1, "{": 1, ")": -1, "}": -1}.get(char, 0)
-        if char in "+-" and depth == 0:
-            terms.append("")
-        terms[-1] += char
-    return " ".join(sorted(map(dense, terms)))
+def _equal_numbers(value: Fraction, truth: Fraction) -> bool:
+    """Exactly equal, or a decimal with at least six places for a fraction that has no finite one, as in math-verify."""
+    if value == truth or truth.denominator == 1:
+        return value == truth
+    return value.denominator >= 10**6 and round(value, 6) == round(truth, 6)
 
 
-def _closed(text: str, begin: int) -> int:
-    """Behind the bracket that closes the one at `begin`; 0 where none does."""
-    depth = 0
-    for position in range(begin, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[position], 0)
-        if depth == 0:
-            return position + 1
-    return 0
-
-
-def has_unknown(text: str) -> bool:
-    r"""A letter other than `e` and `i`, or a named one such as `\alpha`."""
-    named = set(_COMMAND.findall(text)) - _PLAIN - _ELEMENTARY - _TO_BE_DONE
-    return bool(named) or bool(re.search(r"[a-df-hj-zA-Z]", _without_commands(text)))
-
-
-def _allowed_commands(truth: str) -> set[str]:
-    theirs = set(_COMMAND.findall(truth))
-    if not has_unknown(truth):
-        return theirs | _PLAIN
-    return theirs | _PLAIN | _ELEMENTARY
-
-
-def _other_words(answer: str, truth: str) -> set[str]:
-    """Of the answer, which are no products of the truth's unknowns either: `ab` is one of `(a+b)^2`, `gcd` is none."""
-    theirs = _without_commands(truth)
-    words = set(_WORD.findall(_without_commands(answer))) - set(_WORD.findall(theirs))
-    return {word for word in words if word.lower() in _FUNCTIONS or not set(word) <= set(theirs)}
-
-
-def _may_be_matrices(text: str) -> bool:
-    """An inverse, and two large letters."""
-    return bool(_INVERSE.search(text)) and len({letter for letter in _letters(text) if letter.isupper()}) > 1
-
-
-def _figures(text: str) -> list[str]:
-    return sorted(re.findall(r"\d+", text))
-
-
-def _letters(text: str) -> list[str]:
-    return sorted(re.findall("[a-zA-Z]", _without_commands(text)))
-
-
-def _equations(text: str) -> int:
-    return len(re.findall(r"(?<![<>!])=", text))
-
-
-def _without_commands(text: str) -> str:
-    return _COMMAND.sub(" ", re.sub(r"\\text\s*\{[^{}]*\}", " ", text))
-
-
-def _is_words(text: str) -> bool:
-    """Text and no mathematics: `\\text{Monday}`, `Monday`, `no solution`."""
-    if unwrapped(text) != text.strip():
+def _may_be_compared(ours: str, theirs: str) -> bool:
+    """Whether math-verify's verdict on these two can be trusted."""
+    both = f"{ours} {theirs}"
+    commands = set(_COMMAND.findall(both))
+    if commands - _READ or _MISREAD.search(both) or _HUGE.search(both) or _WORDS.search(both):
+        return False
+    letters, true_letters = _letters(ours), _letters(theirs)
+    related, truth_related = bool(_RELATION.search(ours)), bool(_RELATION.search(theirs))
+    if (
+        letters != true_letters
+        and not (letters <= true_letters and truth_related)
+        and not (letters >= true_letters and related)
+    ):
+        return False
+    if letters and true_letters and letters != true_letters:
+        return False
+    names = {name[0] for name in _NAMES.findall(ours)}
+    if len(names) > 1 and not truth_related and "(" not in theirs:
+        return False
+    if not letters and any(len(work.findall(ours)) > len(work.findall(theirs)) for work in _WORK):
+        return False
+    if _SERIES.search(both):
+        return _SERIES.findall(ours) == _SERIES.findall(theirs)
+    if related or truth_related or "\\pm" in both:
         return True
-    return bool(re.fullmatch(r"[A-Za-z][A-Za-z' -]*[A-Za-z]", text)) and bool(re.search(r"[A-Za-z]{3}", text))
+    (members, brackets), (true_members, true_brackets) = _shape(ours), _shape(theirs)
+    return brackets in (true_brackets, "any") and (members == true_members or "(" in theirs)
 
 
-def _word(text: str) -> str:
-    return re.sub(r"[^\w+-]+", " ", unwrapped(text)).strip().casefold()
+def _shape(text: str) -> tuple[int, str]:
+    r"""(members, brackets) of a list: `\{1,2\}` has the shape of `1,2`, and a tuple or interval another."""
+    text = text.strip()
+    nested = text.count("\\{")
+    if text.startswith("{") and text.endswith("}") and "," in text:
+        return text.count(","), "any"  # braces without a backslash only group
+    if nested == 1 and text.startswith("\\{") and text.endswith("\\}"):
+        text, nested = text[2:-2], 0
+    depth, commas = 0, 0
+    whole = text[:1] in "([" and text[-1:] in ")]"
+    for place, char in enumerate(text):
+        depth += (char in "([{") - (char in ")]}")
+        commas += char in ",;" and depth == 0
+        whole = whole and (depth > 0 or place == len(text) - 1)
+    return commas, f"{nested}{'()' if whole and ',' in text else ''}"
+
+
+def _letters(text: str) -> Counter[str]:
+    """The unknowns, without names in front of an equals sign."""
+    text = re.sub(r"\\(?:text|begin|end|mathbb) ?\{[^{}]*\}", "", _NAMES.sub("", text))
+    return Counter(dict.fromkeys(re.findall("[a-zA-Z]", _COMMAND.sub("", text)), 1)) - Counter("ei")
+
+
+def _equation(text: str) -> str:
+    """`L = R` as L - R where R has letters alone, which math-verify would take for the answer."""
+    left, equals, right = text.partition("=")
+    if not equals or "=" in right or "," in text or re.search(r"\d", right):
+        return text
+    return f"({left.strip()})-({right.strip()})"
+
+
+def _split_name(text: str) -> tuple[str, str]:
+    """(name, value) of `x = 5`, `f(2) = 5`, `AB = 5`, `\\approx 5`; a name of words alone says nothing."""
+    end = _NAME_ENDS.search(text)
+    name = text[: end.start()] if end else ""
+    if end is None or len(name) > 60 or (name and not _NAME.fullmatch(name)):
+        return "", text
+    value = text[end.end() :].strip()
+    if "\\sqrt" in name or name.count("{") != name.count("}") or "=" in re.sub(r"\{[^{}]*\}", "", value):
+        return "", text
+    name = re.sub(r"\([^()]*\)|\\text ?\{[^{}]*\}|\\[a-z]+|[^a-zA-Z'_\d]", "", name)
+    return ("" if re.search("[a-z]{3}", name) else name), value
+
+
+def spelled(text: str) -> str:
+    """The same text with one spelling for what LaTeX and keyboards write in several ways."""
+    text = text.translate(_CHARACTERS).strip()
+    for pattern, spelling in _SPELLINGS:
+        text = pattern.sub(spelling, text)
+    return text.strip(" .,;") if not text.strip().startswith(".") else text.strip(" ,;")
+
+
+def _dense(text: str) -> str:
+    """Without the spaces that do not count, and words without case and frame: `1 1/2` is not `11/2`."""
+    if words := re.fullmatch(r"(?:\\text ?\{)?\(?([a-zA-Z ]{1,60})\)?\}?", text):
+        return words[1].strip().lower() if len(words[1].strip()) > 1 else words[1].strip()
+    return re.sub(r"(?<=[^a-zA-Z\d]) |(?<=\d) (?!\d)|(?<!\d) (?=[^a-zA-Z]|$)", "", text)
+
+
+def _split_unit(text: str) -> tuple[str, str]:
+    """(value, unit under one name); words that change the value are no unit."""
+    money = _MONEY.match(text)
+    begin = money.end() if money else 0
+    unit = _UNIT.search(text, begin)
+    if unit:
+        value = text[begin : unit.start()].strip()
+        known = number(value) is not None or (unit["mark"] and re.search(r"(?:[\d)}\]]|\\pi)$", value))
+        word = unit[0].strip().lower()
+        joined = not unit["mark"] and not unit[0].startswith(" ") and _UNITS.get(word, word) == word and word != "mph"
+        if not value or not known or joined or _NO_UNIT.search(unit[0].lower()):
+            unit = None
+    words = re.sub(r"\\text|[^a-z0-9%$€£]", "", (unit[0] if unit else money[0] if money else "").lower())
+    words = re.sub(r"^square(.*)", r"\g<1>2", words)
+    word, power = (words[:-1], words[-1]) if re.fullmatch(r"[a-z]+[23]", words) else (words, "")
+    word = _UNITS.get(word, _UNITS.get(word.rstrip("s"), word.rstrip("s")))
+    return text[begin : unit.start() if unit else None].strip(), word + power

@@ -115,7 +115,7 @@ def test_pass_rates_are_read_as_an_evaluation_writes_them(tmp_path: Path):
         (["{empty}", "--check"], "empty.jsonl: holds no row"),
         (
             ["{odd}", "--check"],
-            "odd.jsonl, row 2: reward 'choices' is none; give math, exact, choice, code, instructions, calls, or leave",
+            "odd.jsonl, row 2: reward 'choices' is unknown; give math, exact, choice, code, instructions, calls",
         ),
         (
             ["{half}", "--out", "{folder}/x.jsonl"],

@@ -11,7 +11,7 @@ from sandbox.errors import ComparisonFailed
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 from sandbox.verify import VERIFY_LIMITS, equal_expressions
-from tests.rstar_ray.reward.pairs import DIFFERENT, SAME
+from tests.rstar_ray.reward.pairs import DIFFERENT, NOT_READ, SAME
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 PATIENT = replace(VERIFY_LIMITS, cpu_s=60.0, wall_s=120.0)
@@ -41,17 +41,32 @@ async def test_three_hundred_pairs_are_judged_as_the_table_says(pool: SandboxPoo
 @pytest.mark.parametrize(
     "result",
     [
-        ExecutionResult(outcome=Outcome.TIMEOUT, reason="used all of its CPU time"),
+        ExecutionResult(outcome=Outcome.TIMEOUT, reason="ran for too long"),
         ExecutionResult(outcome=Outcome.ERROR, stderr="Traceback\nRecursionError: too deep"),
         ExecutionResult(outcome=Outcome.OK, stdout="==\n"),
         ExecutionResult(outcome=Outcome.OK, stdout=""),
     ],
-    ids=["hung", "crashed", "too many verdicts", "none"],
+    ids=["waited", "crashed", "too many verdicts", "none"],
 )
-async def test_a_comparison_that_hangs_or_crashes_is_no_verdict(result: ExecutionResult):
+async def test_a_comparison_that_waits_or_crashes_is_no_verdict(result: ExecutionResult):
     class Pool:
         async def run(self, request: ExecutionRequest, caller: str = "") -> ExecutionResult:
             return result
 
     with pytest.raises(ComparisonFailed, match="comparing 'x' with 'y'"):
         await equal_expressions(Pool(), [("x", "y")])
+
+
+@pytest.mark.real
+async def test_an_answer_whose_comparison_uses_all_of_its_cpu_time_is_wrong(pool: SandboxPool):
+    endless = "+".join(f"\\sqrt{{{n}+\\sqrt{{{n + 1}}}}}" for n in range(2, 40))
+    limits = replace(VERIFY_LIMITS, cpu_s=0.5, wall_s=120.0)
+    assert await equal_expressions(pool, [(endless, endless.replace("+", "-", 1))], limits=limits) == [False]
+
+
+@pytest.mark.real
+async def test_equal_answers_that_are_not_read_are_those_of_the_documentation(pool: SandboxPool):
+    async def compare(pairs: Sequence[Pair]) -> Sequence[bool]:
+        return await equal_expressions(pool, pairs, limits=PATIENT)
+
+    assert [pair for pair in NOT_READ if await same_mathematics(*pair, compare)] == []
