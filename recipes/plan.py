@@ -211,6 +211,8 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
     memory, tp = colocated.memory, config.tensor_parallel
     activations = memory.activations
     billions = f"{model.parameters / 1e9:.1f}e9"
+    rank = config.lora_rank
+    served = f" + adapters of {adapter_parameters(model, rank) / 1e6:.0f}e6 x 2 bytes" if rank else ""
     state = _state(config, model, colocated.learner_gpus)
     inputs_gb = config.micro_batch_tokens * model.hidden * 2 * model.layers / GB
     left = "KV of its share" if config.gpu_memory_share else "left for KV    "
@@ -218,7 +220,7 @@ def arithmetic(config: PlanConfig, model: ModelShape, colocated: PoolPlan) -> st
     return "\n".join(
         [
             f"one GPU of {config.gpu_memory_gb:g} GB, colocated (an engine and a learner rank share it):",
-            f"  engine weights   {memory.engine_weights:7.1f} GB = {billions} x 2 bytes / TP {tp}",
+            f"  engine weights   {memory.engine_weights:7.1f} GB = {billions} x 2 bytes{served} / TP {tp}",
             f"  learner state    {memory.trained_state:7.1f} GB = {state} (ZeRO-{config.zero})",
             f"  gradient bucket  {memory.buckets:7.1f} GB   what ZeRO adds up over ranks at a time",
             f"  activations      {activations:7.1f} GB   {config.micro_batch_tokens} tokens at once, checkpointed:"

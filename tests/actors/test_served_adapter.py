@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,15 @@ import pytest
 import torch
 
 from actors.generation.engine import Engine
-from actors.weights.adapter_folder import AdapterSettings, adapter_name, adapter_shapes
+from actors.generation.settings import engine_settings
+from actors.weights.adapter_folder import (
+    AdapterSettings,
+    adapter_beside,
+    adapter_name,
+    adapter_shapes,
+    target_modules,
+    write_adapter,
+)
 from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack
 from actors.weights.model_folder import linear_layers
 from rstar_ray.errors import EngineError
@@ -25,10 +34,14 @@ pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 RANK, ALPHA = 4, 8
 
 
+def save(model: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("policy")
-    policy(seed=0).save_pretrained(path)
+    save(policy(seed=0), path)
     return path
 
 
@@ -64,7 +77,7 @@ def merged(model: torch.nn.Module, folder: Path, matrices: Mapping[str, np.ndarr
     with torch.no_grad():
         for layer in linear_layers(folder):
             a, b = (torch.from_numpy(matrices[adapter_name(layer, matrix)]) for matrix in "AB")
-            model.get_submodule(layer).weight += ALPHA / RANK * b @ a
+            model.get_parameter(f"{layer}.weight").add_(ALPHA / RANK * b @ a)
     return model
 
 
@@ -139,6 +152,36 @@ async def test_the_models_weights_may_come_with_an_adapter_and_not_go_back(engin
     assert await off_by(engine, merged(other, folder, again)) <= TOLERANCE
 
 
+async def test_a_bfloat16_engine_serves_an_exported_model_by_its_adapter(folder: Path, tmp_path: Path):
+    """Merged weights are for float32, and for an adapter whose base model is gone."""
+    exported, base = tmp_path / "model", tmp_path / "base"
+    shutil.copytree(folder, base)
+    tensors = {name: torch.from_numpy(matrix) for name, matrix in adapter(folder, seed=40).items()}
+    write_adapter(
+        adapter_beside(exported), tensors, base=str(base), rank=RANK, alpha=ALPHA, targets=target_modules(folder)
+    )
+    of_trained = merged(policy(seed=0), folder, adapter(folder, seed=40))
+    save(of_trained, exported)
+    half = derived.small_config(engine__dtype="bfloat16")
+    settings = engine_settings(half, exported)
+    assert settings.adapter is not None and settings.weights == str(base) and settings.model == str(exported)
+    assert engine_settings(derived.small_config(), exported).weights == str(exported)
+    engine = Engine(replace(settings, measure_cost=False, max_model_len=256, kv_tokens=8_192))
+    try:
+        await engine.start()
+        assert await mean_off_by(engine, of_trained) < 0.05 < await mean_off_by(engine, policy(seed=0))
+    finally:
+        await engine.close()
+    shutil.rmtree(base)
+    assert engine_settings(half, exported).weights == str(exported)
+
+
+async def mean_off_by(engine: Engine, model: torch.nn.Module) -> float:
+    (prompt,) = prompts(1)
+    completion = await complete(engine, prompt)
+    return float(np.abs(logprobs_of(model, prompt, completion.token_ids) - np.array(completion.logprobs)).mean())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_an_engine_serves_what_a_bfloat16_learner_trained(tmp_path: Path, dtype: str):
     """Five updates at a learning rate whose changes are far below the steps of bfloat16 around a weight.
@@ -150,7 +193,7 @@ async def test_an_engine_serves_what_a_bfloat16_learner_trained(tmp_path: Path, 
     from actors.learner.rank import LearnerRank
 
     folder = tmp_path / "policy"
-    policy(seed=0).to(torch.bfloat16).save_pretrained(folder)
+    save(policy(seed=0).to(torch.bfloat16), folder)
     base: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     learner = LearnerRank(derived.learner(folder, dtype="bfloat16", lora_rank=RANK, lora_alpha=ALPHA))
     engine = Engine(derived.engine(folder, dtype=dtype, max_model_len=256, kv_tokens=8_192, adapter=adapted(folder)))
