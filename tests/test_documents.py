@@ -29,7 +29,6 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 def test_the_table_of_places_has_a_row_for_everything_one_usually_changes():
     text = (REPOSITORY / "CONTRIBUTING.md").read_text()
-    assert len(text.split()) <= 1_700, "two or three pages; detail belongs into docs/"
     rows = [line for line in text.partition("## I want to change")[2].splitlines() if line.startswith("| ")]
     assert len(rows) - 1 >= 25
     assert all(NAMED.search(row) for row in rows[1:])
