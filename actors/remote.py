@@ -161,7 +161,12 @@ class AckedQueue(Generic[T]):
         self._changed.set()
 
     async def take(self, acknowledged: int, wait_s: float) -> Batch[T]:
-        """Everything after number `acknowledged`; waits up to `wait_s` for it, and is empty where nothing came."""
+        """Everything after number `acknowledged`; waits up to `wait_s` for it, and is empty where nothing came.
+
+        A number that this queue has not given is of an earlier queue, and acknowledges nothing.
+        """
+        if acknowledged > self._number:
+            acknowledged = 0
         while self._items and self._number - len(self._items) < acknowledged:
             self._items.popleft()
         if not self._items and self._fault is None:

@@ -49,7 +49,7 @@ class Rollouts(Protocol):
 
 
 FEW = 8
-"""Rollouts in a row whose reward fails, from a rule's first one on, that end the run."""
+"""Rollouts whose reward fails, before the first of the rule that could be judged, that end the run."""
 
 
 class UnprovenRewards:
@@ -73,7 +73,7 @@ class UnprovenRewards:
                 raise RStarError(
                     f"reward{f' {rule}' if rule else ''}: {failed}. Hint: fix it and run the command again"
                 )
-        elif summary.stop_reason is StopReason.ANSWERED:
+        elif summary.stop_reason is StopReason.ANSWERED or summary.reward:  # not the 0 of one that nobody judged
             self._proven.add(rule)
 
 

@@ -17,9 +17,11 @@ from typing import Any
 
 import torch
 
+from actors.balancer import BalancerService
 from actors.bench.replay import ReplayEngine, ReplayResult, at_once, balancer_actor, replay
 from actors.bench.small import SMALL
 from actors.generation.settings import EngineSettings, engine_settings
+from actors.remote import Remote
 from rstar_ray.config import with_values
 from rstar_ray.tiny.model import make_random_model
 from rstar_ray.trajectory import RolloutLimits
@@ -113,7 +115,7 @@ def settings_of(size: CostlySize, folder: Path) -> EngineSettings:
 
 
 @asynccontextmanager
-async def _balancers() -> AsyncGenerator[dict[tuple[str, str], Any]]:
+async def _balancers() -> AsyncGenerator[dict[tuple[str, str], Remote[BalancerService]]]:
     """One for each distribution and rule, so that what is learned of one is not expected of another."""
     async with AsyncExitStack() as stack:
         yield {
@@ -156,7 +158,12 @@ async def compare(size: CostlySize, folder: Path, repeats: int) -> dict[str, Any
                     done[rule] = await replay(engines, trace, balancers[name, rule], salt=salt, limits=size.limits)
                     _show(f"{salt + 1} of {len(names) * len(RULES)}: {name}, {rule}", done[rule])
                 runs.append(Run(name, trace, done))
-            risks = {name: (await balancers[name, "expected_kv"].snapshot.remote()).risk for name in set(names)}
+            risks = {
+                name: (
+                    await balancers[name, "expected_kv"].call(lambda b: b.snapshot(), deadline_s=60, reason="its risk")
+                ).risk
+                for name in set(names)
+            }
     finally:
         for engine in engines:
             await engine.shut_down()

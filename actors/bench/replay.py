@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
+from uuid import uuid4
 from zlib import crc32
 
 import numpy as np
@@ -248,7 +249,7 @@ def equal_trace(
 @asynccontextmanager
 async def balancer_actor(rule: str) -> AsyncGenerator[Remote[BalancerService]]:
     """A balancer of its own, as an actor; Ray must run."""
-    balancer = start_balancer(replace(BalancerConfig(), rule=cast(Any, rule)))
+    balancer = start_balancer(replace(BalancerConfig(), rule=cast(Any, rule)), name=f"balancer-{uuid4().hex[:12]}")
     try:
         yield balancer
     finally:

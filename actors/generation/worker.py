@@ -137,10 +137,10 @@ class GenerationWorker:
 
     async def serve(self) -> None:
         """Register with the balancer, with what is resident, and take work until closed."""
+        if self._loops:  # it was taken for lost: `_follow_orders` registers again, and knows which orders it has
+            return
         with contextlib.suppress(DeadlineExceeded):  # then once it answers: it asks who wants work to register
             await self._register()
-        if self._loops:  # it was taken for lost
-            return
         loops = (self._follow_orders(), self._send_reports(), self._kept.keep(self._engine))
         self._loops = [asyncio.create_task(loop) for loop in loops]
         for loop in self._loops:

@@ -114,13 +114,12 @@ async def _judge_at_once(function: Callable[..., Any], say: Callable[[Answer], N
     async def judge(question: Question) -> None:
         number, deadline_s, *arguments = question
         try:
-            value = await asyncio.wait_for(function(*_without_absent(arguments)), deadline_s)
+            async with asyncio.timeout(deadline_s) as limit:
+                value = await function(*_without_absent(arguments))
             say({"id": number, "reward": _plain(value)})
-        except TimeoutError as late:
-            within = f"no answer within {deadline_s:g} s"
-            say({"id": number, "error": f"{within}: {late}" if str(late) else within})
-        except Exception as raised:
-            say({"id": number, "error": _in_one_line(raised)})
+        except (Exception, asyncio.CancelledError) as raised:  # a function may cancel itself
+            late = isinstance(raised, TimeoutError) and limit.expired()
+            say({"id": number, "error": f"no answer within {deadline_s:g} s" if late else _in_one_line(raised)})
 
     def begin(question: Question) -> None:
         task = loop.create_task(judge(question))
