@@ -113,8 +113,9 @@ async def _judge_at_once(function: Callable[..., Any], say: Callable[[Answer], N
 
     async def judge(question: Question) -> None:
         number, deadline_s, *arguments = question
+        limit = asyncio.timeout(deadline_s)
         try:
-            async with asyncio.timeout(deadline_s) as limit:
+            async with limit:
                 value = await function(*_without_absent(arguments))
             say({"id": number, "reward": _plain(value)})
         except (Exception, asyncio.CancelledError) as raised:  # a function may cancel itself
