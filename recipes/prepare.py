@@ -261,9 +261,8 @@ def write(prepared: Prepared, config: PrepareConfig) -> None:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
 
-        for row in rows:  # a column has one type, objects of several rows do not
-            if "metadata" in row:
-                row["metadata"] = json.dumps(row["metadata"])
+        if any("metadata" in row for row in rows):  # as text: a column has one type, the rows' objects may not
+            rows = [row | {"metadata": json.dumps(row["metadata"]) if "metadata" in row else None} for row in rows]
         buffer = io.BytesIO()
         parquet.write_table(arrow.Table.from_pylist(rows), buffer)
         write_bytes(config.out, buffer.getvalue())

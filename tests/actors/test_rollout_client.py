@@ -15,9 +15,9 @@ from actors.generation.rollout_client import RolloutClient
 from actors.remote import Batch, Remote
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.agent.rollout import RolloutState
-from rstar_ray.errors import DeadlineExceeded
+from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
-from rstar_ray.trajectory import Problem, RolloutRequest, Turn
+from rstar_ray.trajectory import Problem, RolloutRequest, StopReason, TrajectorySummary, Turn
 from tests.fakes import CharChat, Local, adding_problems, registration, request, summary
 from tests.rstar_ray import fabricate
 
@@ -179,6 +179,38 @@ class DeliveringWorker:
 
     def remote(self, wait_s: float, acknowledged: int) -> list[Any]:
         return [self.deliveries.get(), *(f"part {part}" for part in range(NUM_PARTS))]
+
+
+async def played(ends: list[TrajectorySummary], rewards: list[str]) -> int:
+    """How many of these ends the client hands on; each rollout's problem names the reward at its place."""
+    balancer, worker = ForgetfulBalancer(), DeliveringWorker()
+    client = client_of(balancer)
+    client.follow(Remote(worker, "generation/0"), "its incarnation")
+    named = [replace(one, reward=reward) for one, reward in zip(adding_problems(len(ends)), rewards, strict=True)]
+    requests = [request(problem, rollout_id=f"r{i}") for i, problem in enumerate(named)]
+    worker.deliveries.put_nowait(Delivery(ended=tuple(replace(end, rollout_id=f"r{i}") for i, end in enumerate(ends))))
+    count = 0
+    try:
+        async for _ in client.run(requests):
+            count += 1
+    finally:
+        await client.close()
+    return count
+
+
+FAILED = summary(reward=0.0, unjudged="judging: --reward.name mine:f: gave None, not a finite number")
+CUT = summary(reward=0.0, stop_reason=StopReason.TRUNCATED)
+
+
+async def test_a_reward_that_has_never_worked_ends_the_run_after_a_few_rollouts():
+    with pytest.raises(RStarError, match=r"mine:f: gave None, not a finite number"):
+        await played([FAILED, CUT] * 50, [""] * 100)  # of those that are cut nobody asks what they are worth
+    with pytest.raises(RStarError, match=r"reward mine:g: .*could be judged"):
+        await played([summary(), FAILED] * 50, ["", "mine:g"] * 50)  # another rule's rewards prove nothing
+
+
+async def test_a_reward_that_has_worked_may_fail_later():
+    assert await played([summary(), *[FAILED] * 50], [""] * 51) == 51
 
 
 async def test_a_delivery_is_taken_apart_into_ends_and_a_rollout_ends_once():

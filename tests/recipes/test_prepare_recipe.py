@@ -85,6 +85,25 @@ def test_a_rows_own_reward_is_kept_and_integers_are_asked_of_mathematics_alone(t
         ]
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_metadata_and_the_functions_that_rows_name_are_kept(suffix: str, tmp_path: Path):
+    rows = [
+        {"problem": "none", "answer": "8"},
+        {"problem": "first", "answer": "7", "metadata": {"points": 3}},
+        {"problem": "second", "answer": "a text", "reward": "mine:close", "metadata": {"points": "many"}},
+        {"problem": "third", "answer": "5", "metadata": "from somewhere"},
+    ]
+    source = write(tmp_path / "raw.jsonl", *rows)
+    main([source, "--out", str(tmp_path / f"set.{suffix}")])
+    problems = load_problems(tmp_path / f"set.{suffix}", integer_answers=False)
+    assert [(one.reward, one.metadata) for one in problems] == [
+        ("", {}),
+        ("", {"points": 3}),
+        ("mine:close", {"points": "many"}),
+        ("", {}),
+    ]
+
+
 def test_pass_rates_are_read_as_an_evaluation_writes_them(tmp_path: Path):
     source = write(tmp_path / "p.jsonl", *({"id": name, "problem": name, "answer": "1"} for name in ("a", "b", "c")))
     rows = [{"id": name, "num_correct": solved, "k": 16} for name, solved in (("a", 1), ("b", 2), ("c", 16))]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.prepare import read_pass_rates
+from rstar_ray.data.order import digest_of_problems
 from rstar_ray.data.problems import load_problems
 from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.figures import bootstrap_interval, bootstrap_ratio, evaluate, majority_is_right, pass_at_k
@@ -84,6 +85,7 @@ def test_figures_are_broken_down_by_family_and_difficulty():
     problems = [problem("a", "gcd", 1), problem("b", "gcd", 3), problem("c", "sum", 3)]
     done = rollouts("a", [1, 1]) + rollouts("b", [1, 0]) + rollouts("c", [0, 0])
     done[-1] = replace(done[-1], stop_reason=StopReason.TRUNCATED)
+    done[-3:-1] = [replace(one, stop_reason=StopReason.MAX_TURNS) for one in done[-3:-1]]
     result = evaluate(results_of(problems, done), stage="stage1", step=1)
     assert {name: (score.num_problems, score.avg_at_k) for name, score in result.by_family.items()} == {
         "gcd": (2, 0.75),
@@ -91,6 +93,7 @@ def test_figures_are_broken_down_by_family_and_difficulty():
     }
     assert {name: score.avg_at_k for name, score in result.by_difficulty.items()} == {"1": 1.0, "3": 0.25}
     assert result.share_truncated == pytest.approx(1 / 6)
+    assert result.share_max_turns == pytest.approx(2 / 6)
 
 
 def test_right_answers_are_told_apart_by_what_became_of_the_first_call():
@@ -233,9 +236,29 @@ def test_problems_are_read_from_jsonl_and_parquet_alike(tmp_path: Path):
     assert problems[1].as_row() == rows[1] | {"reward": ""} and problems[0].family == ""
 
 
+def test_a_problem_may_carry_metadata_and_the_reward_function_that_judges_it(tmp_path: Path):
+    metadata = {"points": 3, "hints": ["a", {"b": None}]}
+    rows = [GOOD, GOOD | {"id": "b", "answer": "a text", "reward": "mine:close", "metadata": metadata}]
+    problems = load_problems(write_rows(tmp_path / "set.jsonl", *rows), integer_answers=True)
+    assert (problems[1].metadata, problems[1].reward) == (metadata, "mine:close")
+    assert (problems[0].metadata, {**problems[0].as_row()}) == (
+        {},
+        GOOD | {"family": "", "difficulty": 0.0, "reward": ""},
+    )
+    as_text = [rows[0] | {"reward": None, "metadata": None}, rows[1] | {"metadata": json.dumps(metadata)}]
+    parquet.write_table(arrow.Table.from_pylist(as_text), tmp_path / "set.parquet")
+    assert load_problems(tmp_path / "set.parquet", integer_answers=True) == problems
+    other = replace(problems[1], metadata={"points": 4})
+    assert len({digest_of_problems([one]) for one in (problems[1], other, replace(other, metadata={}))}) == 3
+    assert len({problems[1], other}) == 2  # still usable as keys
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
+        (GOOD | {"id": "b", "metadata": [1]}, "row 2: metadata is list, not an object"),
+        (GOOD | {"id": "b", "metadata": "words"}, "row 2: metadata is not JSON"),
+        (GOOD | {"id": "b", "reward": "mine.close"}, "row 2: reward 'mine.close' is unknown; give math, .* or module:"),
         ({"id": "b", "problem": "?"}, "row 2: has no answer"),
         ({"id": "b", "answer": "1"}, "row 2: has no problem"),
         ({"problem": "?", "answer": "1"}, "row 2: has no id"),
