@@ -12,6 +12,7 @@ from typing import Any, cast
 from rstar_ray.outcome import Outcome
 from sandbox.cage.cut import STDOUT_HEAD_SHARE, cut_text
 from sandbox.limits import MIB, Limits
+from sandbox.pool_config import PoolStats
 from sandbox.request import ExecutionRequest, ExecutionResult
 
 MAX_BATCH = 50_000
@@ -109,6 +110,11 @@ def write_answer(submission: Submission, result: ExecutionResult) -> dict[str, A
         stderr=result.stderr or _note(result),
         reason=reason,
     )
+
+
+def write_status(stats: PoolStats) -> dict[str, int]:
+    """How busy the server is. No further field: Code Judge's own client accepts none."""
+    return {"queue": stats.waiting, "num_workers": stats.slots}
 
 
 def bad_answer(sub_id: str, text: str) -> dict[str, Any]:

@@ -113,8 +113,7 @@ class SandboxServer:
         return web.json_response("pong")
 
     async def _status(self, request: web.Request) -> web.Response:
-        stats = self._pool.stats()
-        return web.json_response({"queue": stats.waiting, "num_workers": stats.slots, "level": stats.level})
+        return web.json_response(code_judge.write_status(self._pool.stats()))
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.text(), content_type="text/plain", charset="utf-8")

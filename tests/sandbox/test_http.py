@@ -170,7 +170,8 @@ async def test_status_ping_and_metrics(http: aiohttp.ClientSession, url: str):
     async with http.get(f"{url}/ping") as answer:
         assert await answer.json() == "pong"
     async with http.get(f"{url}/status") as answer:
-        assert set(await answer.json()) == {"queue", "num_workers", "level"}
+        status = await answer.json()  # as Code Judge's client reads it, which accepts no further field
+    assert status.pop("num_workers") > 0 and status == {"queue": 0}
     async with http.get(f"{url}/metrics") as answer:
         text = await answer.text()
     assert 'sandbox_calls_total{outcome="ok"}' in text
