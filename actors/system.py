@@ -12,7 +12,7 @@ import ray
 
 from actors.balancer import BalancerService, start_balancer
 from actors.generation.actor import TO_OBJECT_STORE, GenerationActor, WorkerSettings
-from actors.generation.records import draw_timelines, record_trajectories
+from actors.generation.records import record_trajectories
 from actors.generation.replicas import Replicas
 from actors.generation.settings import engine_settings
 from actors.gpu_turns import ANYTIME, GpuTurns
@@ -243,10 +243,6 @@ class TrainingActors:
     async def placed(self) -> PlacementFigures:
         """What the balancer did since this was asked last."""
         return await self.replicas.placed()
-
-    async def draw_step(self, path: Path, *, rollouts: str, title: str) -> None:
-        """The picture of the rollouts whose ids begin so: what each replica did, and its KV; or a shown line."""
-        await draw_timelines(self.replicas.there, path, rollouts=rollouts, title=title, show=self._show)
 
     async def close(self) -> None:
         """End every actor this run started; where Ray's head does not answer, those of this node: others end with

@@ -1,4 +1,4 @@
-"""Who sits where, tried on fake nodes: Ray's own placement, stand-ins for the actors, checks, a table and a picture.
+"""Who sits where, tried on fake nodes: Ray's own placement, stand-ins for the actors, checks and a table.
 
 python recipes/plan.py --scale mi300x-64 --dry-run
 """
@@ -8,7 +8,6 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from actors.placement import Layout, fitted, place, plan_layout, refuse_misfit
@@ -154,42 +153,6 @@ def on_cores(seating: Seating, node: int) -> list[str]:
         places = [seating.at(bundle) for bundle in bundles]
         found += [f"{letter}{number}" for number, (where, gpus) in enumerate(places) if where == node and not gpus]
     return found
-
-
-def draw(seating: Seating, path: Path) -> None:
-    """A row a node, a box a GPU, the cores beside them."""
-    from matplotlib.figure import Figure
-
-    machines, holds = seating.machines, holders(seating)
-    figure = Figure(figsize=(1.6 + 1.1 * (machines.gpus + 3), 0.9 + 0.7 * machines.nodes), layout="constrained")
-    axes = figure.add_subplot()
-    for node in range(machines.nodes):
-        top = -node
-        for gpu in range(machines.gpus):
-            held = holds.get((node, gpu), "")
-            axes.add_patch(_box(gpu, top, 0.94, "#dbe9f6" if held else "#f3f3f3"))
-            axes.text(gpu + 0.47, top + 0.4, held.replace(" ", "\n"), ha="center", va="center", fontsize=8)
-        axes.add_patch(_box(machines.gpus, top, 2.6, "#e7f2e1"))
-        axes.text(machines.gpus + 0.1, top + 0.4, " ".join(on_cores(seating, node)), va="center", fontsize=8)
-    axes.set_xlim(-0.1, machines.gpus + 2.8)
-    axes.set_ylim(-machines.nodes + 0.9, 1.0)
-    columns = [*range(machines.gpus), machines.gpus + 1]
-    axes.set_xticks([column + 0.47 for column in columns], [*(f"GPU {gpu}" for gpu in columns[:-1]), "cores"])
-    axes.set_yticks([0.4 - node for node in range(machines.nodes)], ["head", *_numbered(machines.nodes)])
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    figure.savefig(path, dpi=110)
-
-
-def _box(left: float, bottom: float, width: float, colour: str) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((left, bottom), width, 0.8, facecolor=colour, edgecolor="#888888", linewidth=0.6)
-
-
-def _numbered(nodes: int) -> list[str]:
-    return [f"node {number}" for number in range(1, nodes)]
 
 
 def told(seating: Seating, wanted: RunConfig) -> str:

@@ -47,7 +47,7 @@ from scheduler.traces.stages import STAGES
 
 GPU = Gpu()
 """The planner's own: what is named here is the same."""
-OF_THE_DRY_RUN = {"--nodes", "--when-short", "--picture"}
+OF_THE_DRY_RUN = {"--nodes", "--when-short"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +62,6 @@ class PlanConfig:
     """Nodes of the dry run; 0 takes the scale's, fewer show what happens when some are missing."""
     when_short: Literal["refuse", "smaller"] = RUN.when_short
     """As the setting of a run: refuse a cluster that is too small, or make the plan smaller."""
-    picture: Path | None = None
-    """Where the dry run draws its picture; beside where you are as placement.png by default."""
     gpus: int = 64
     gpu_memory_gb: float = GPU.memory_gb
     stage: Literal["stage1", "stage2", "stage3"] = "stage1"
@@ -160,16 +158,13 @@ def of_scale(scale: str) -> PlanConfig:
 
 def show_dry_run(config: PlanConfig) -> int:
     """Exit status: 0 all sit where they should, 1 they do not; raises `ConfigError` where they cannot."""
-    from recipes.dry_run import draw, dry_run, problems, told
+    from recipes.dry_run import dry_run, problems, told
 
     machines = MACHINES[config.scale]
     machines = dataclasses.replace(machines, nodes=config.nodes or machines.nodes)
     wanted = with_values(at_scale(STAGE_1.paper, config.scale, STAGE_1.tiny), {"when_short": config.when_short})
     seating = dry_run(wanted, machines)
     print(told(seating, wanted))
-    picture = config.picture or Path("placement.png")
-    draw(seating, picture)
-    print(f"picture: {picture}")
     return int(bool(problems(seating)))
 
 

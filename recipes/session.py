@@ -400,10 +400,6 @@ async def _run_stage(
         checkpoint = await run_sft(config, train, validation, crew, run_dir, source=plan.source if plan else "")
     else:
         checkpoint = await run_rl(config, problems, crew, run_dir, heldout=heldout)
-        picture = run_dir.path / "plots" / f"step-{config.stage}.png"
-        with decoration(picture.name, say):
-            title = f"{config.stage}, step {checkpoint.step}"
-            await actors.draw_step(picture, rollouts=f"{config.stage}/{checkpoint.step}/", title=title)
     if heldout and not evaluated(run_dir, config.stage, checkpoint.step):
         progress = StageProgress.read(checkpoint.path)
         await crew.publish(progress.policy_version)

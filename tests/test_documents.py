@@ -27,10 +27,9 @@ DEFINED = re.compile(r"^(?:async )?def (\w+)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
 
-def test_the_table_of_places_has_a_row_for_everything_one_usually_changes():
+def test_every_row_of_the_table_of_places_names_a_file():
     text = (REPOSITORY / "CONTRIBUTING.md").read_text()
     rows = [line for line in text.partition("## I want to change")[2].splitlines() if line.startswith("| ")]
-    assert len(rows) - 1 >= 25
     assert all(NAMED.search(row) for row in rows[1:])
 
 
@@ -130,7 +129,7 @@ def test_what_is_written_of_trajectories_and_the_ledger_is_what_is_documented(tm
 
 def test_options_that_the_page_on_watching_names_exist():
     known = {f"--{name.replace('_', '-')}" for name in [*leaves(RunConfig()), *WatchOptions.__annotations__]}
-    known |= set(re.findall(r'"(--[a-z-]+)"', (REPOSITORY / "rstar_ray" / "report" / "__main__.py").read_text()))
+    known.add("--logdir")  # of TensorBoard
     named = set(re.findall(r"`[^`]*?(--[a-z][\w.-]*)", (REPOSITORY / "docs" / "watching.md").read_text()))
     assert len(named) >= 3 and named <= known
 

@@ -33,8 +33,8 @@ RUN_BY = {
 """What of a command is looked for, the test that runs it, and where it does."""
 THIS = ("make test", "export ")
 """Runs this test; sets a variable."""
-BY_HAND = ("ray job submit", "ray job stop")
-"""Ray's own, which no test runs; what they are given to run is looked for below."""
+BY_HAND = ("ray job submit", "ray job stop", "tensorboard ")
+"""Ray's and TensorBoard's own, which no test runs; what they are given to run is looked for below."""
 ELSEWHERE = {"docker build": "container", "ssh ": "another machine", "--scale gpu": "GPU", "--scale mi300x": "GPU"}
 """What needs more than a machine like this, and the word of its page that says so."""
 

@@ -46,7 +46,7 @@ from rstar_ray.telemetry.steps import meter_fates, meter_step
 from rstar_ray.telemetry.traces import TraceFile
 from rstar_ray.trajectory import Completion, EngineTimes, Trajectory
 from scheduler.load import ReplicaLoad, RolloutLoad
-from scheduler.picture import Activity, Span
+from scheduler.spans import Activity, Span
 
 REPEATS = 7
 Row = dict[str, Any]

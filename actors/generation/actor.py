@@ -37,7 +37,6 @@ from rstar_ray.telemetry.traces import open_sink
 from rstar_ray.tools.spec import ToolSpec
 from rstar_ray.trajectory import Trajectory
 from scheduler.load import ReplicaLoad
-from scheduler.picture import Timeline
 
 FETCH_DEADLINE_S = 60.0
 TO_OBJECT_STORE = {"RAY_max_direct_call_object_size": "1024"}
@@ -184,9 +183,6 @@ class GenerationActor:
             for of_rank in await self._fetch(seen, "what the learner saw of their tokens"):
                 by_id |= of_rank
         write_trajectories(path, chosen, self._chat.decode, seen=by_id, stage=stage, step=step)
-
-    async def timeline(self, rollouts: str) -> Timeline:
-        return self._worker.timeline(rollouts)
 
     async def load(self) -> ReplicaLoad:
         return self._worker.load()

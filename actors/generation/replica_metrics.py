@@ -6,7 +6,7 @@ from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.meter import Meter
 from rstar_ray.trajectory import Trajectory
 from scheduler.load import ReplicaLoad
-from scheduler.picture import Activity, Span
+from scheduler.spans import Activity, Span
 
 SECONDS_OF = {Activity.GENERATE: "rstar_completion_seconds", Activity.TOOL: "rstar_tool_call_seconds"}
 

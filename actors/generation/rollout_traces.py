@@ -8,7 +8,7 @@ from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.telemetry.traces import ROOT, TraceSink, TraceSpan, otlp_request
 from rstar_ray.trajectory import Completion, Trajectory
-from scheduler.picture import Activity, Span
+from scheduler.spans import Activity, Span
 
 
 class RolloutTraces:

@@ -34,7 +34,7 @@ from rstar_ray.telemetry.meter import NO_METER
 from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import Completion, StopReason, ToolCall, ToolMemory, ToolResult, Trajectory
 from scheduler.load import Registration, ReplicaLoad, UnknownReplica, in_flight_limit
-from scheduler.picture import Activity, Timeline
+from scheduler.spans import Activity
 
 T = TypeVar("T")
 
@@ -162,14 +162,9 @@ class GenerationWorker:
             self._kept.serve(done.policy_version, done.checksum)
         return done
 
-    def timeline(self, rollouts: str) -> Timeline:
-        """What rollouts whose ids begin so did here, and the KV in use meanwhile; seconds since the epoch."""
-        return self._timeline.timeline(rollouts, self._facts.kv_capacity_tokens if self._facts else 0)
-
     def load(self) -> ReplicaLoad:
         """The engine's load, for the balancer and for metrics."""
         engine = self._engine.load()
-        self._timeline.note_kv(engine.kv_used_tokens)
         return ReplicaLoad(
             kv_used_tokens=engine.kv_used_tokens,
             running=engine.running,

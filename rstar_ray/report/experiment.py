@@ -10,12 +10,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from rstar_ray.errors import ConfigError
 from rstar_ray.report.findings import number, percent
 from rstar_ray.report.markdown import table
-from rstar_ray.report.plots import GROUP_COLOURS, percent_axis, save, set_title
 from rstar_ray.report.record import Row, RunRecord, read_run
 from rstar_ray.run_dir.durable import write_json, write_text
 
@@ -138,7 +136,7 @@ def _mean(steps: Sequence[Row], name: str) -> float:
 
 
 def write_experiment(out: Path, arms: Sequence[Arm], *, start_from: Sequence[Path]) -> Path:
-    """Write experiment.md, .json and .png below `out` from the arms' run directories; returns the markdown's path.
+    """Write experiment.md and experiment.json below `out` from the arms' run directories; returns the markdown's path.
 
     `start_from` are the SFT runs, seed by seed. Raises `ConfigError` where an arm lacks a seed.
     """
@@ -149,7 +147,6 @@ def write_experiment(out: Path, arms: Sequence[Arm], *, start_from: Sequence[Pat
     names = [arm.name for arm in arms]
     found = results(runs, names, starts)
     write_json(out / "experiment.json", [asdict(one) for one in found])
-    save(partial(_draw, names=names, starts=starts), runs, out / "experiment.png", height_in=3.2)
     write_text(out / "experiment.md", markdown_experiment(found, starts))
     return out / "experiment.md"
 
@@ -192,7 +189,6 @@ def markdown_experiment(found: Sequence[ArmResult], starts: Sequence[Row]) -> st
     return "\n\n".join(
         [
             "# What resampling does to tool errors",
-            "![Tool errors in correct rollouts, and held-out pass@1, over steps](experiment.png)",
             f"The SFT policies, {len(starts)} seed{'s' * (len(starts) > 1)}: {began.shown(short)} of the calls in "
             f"correct rollouts fail, held-out pass@1 {accuracy.shown(short)}; share right after a first call that "
             f"failed, less the others': {100 * gaps.mean:+.1f} points.",
@@ -202,38 +198,3 @@ def markdown_experiment(found: Sequence[ArmResult], starts: Sequence[Row]) -> st
             "and at the number of generated tokens that the thriftiest arm needed.",
         ]
     ) + "\n"  # fmt: skip
-
-
-def _draw(figure: Any, runs: Sequence[Sequence[RunRecord]], *, names: Sequence[str], starts: Sequence[Row]) -> None:
-    errors, accuracy = figure.subplots(1, 2)
-    for name, colour, of_arm in zip(names, GROUP_COLOURS, runs, strict=False):
-        steps = [row["rl_step"] for row in of_arm[0].steps]
-        courses = [
-            [pooled_errors(run.steps[max(0, end - POOL) : end]) for end in range(1, len(run.steps) + 1)]
-            for run in of_arm
-        ]
-        _band(errors, steps, courses, colour, name)
-        evaluated = [row["rl_step"] for row in of_arm[0].heldout if row["rl_step"]]
-        scores = [
-            [start["avg_at_k"], *(row["avg_at_k"] for row in run.heldout if row["rl_step"])]
-            for run, start in zip(of_arm, starts, strict=True)
-        ]
-        _band(accuracy, [0, *evaluated], scores, colour, name)
-    percent_axis(errors, max(0.05, errors.get_ylim()[1]))
-    percent_axis(accuracy, 1.0)
-    set_title(errors, f"Failed calls in correct rollouts, over {POOL} steps")
-    set_title(accuracy, "Held-out pass@1")
-    for axes in (errors, accuracy):
-        axes.set_xlabel("step")
-        axes.set_xlim(0, None)
-    accuracy.legend(frameon=False, loc="lower right")
-
-
-def _band(axes: Any, xs: Sequence[int], courses: Sequence[Sequence[float]], colour: str, name: str) -> None:
-    """The mean over seeds, its 95 % interval as a band."""
-    spreads = [Spread(values) for values in zip(*courses, strict=True)]
-    means = [spread.mean for spread in spreads]
-    halves = [0.0 if math.isnan(spread.half_width) else spread.half_width for spread in spreads]
-    lows, highs = ([m + sign * h for m, h in zip(means, halves, strict=True)] for sign in (-1, 1))
-    axes.plot(xs, means, color=colour, linewidth=1.8, label=name)
-    axes.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0)

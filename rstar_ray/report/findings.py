@@ -120,10 +120,6 @@ def truncation_change(run: RunRecord) -> Change:
     return _change("Cut off by the budget", run.column("share_truncated"), percent)
 
 
-def solved_change(run: RunRecord) -> Change:
-    return _change("Problems all right", run.column("share_all_right"), percent)
-
-
 def results_rows(run: RunRecord) -> tuple[list[str], list[list[str]]]:
     """(head, rows) of held-out pass@1 by difficulty at every stage's end; no rows where problems have none."""
     ends = [row for row in before_after(run) if row["by_difficulty"]]

@@ -38,12 +38,12 @@ from rstar_ray.report.findings import (
     tool_error_change,
     truncation_change,
 )
-from rstar_ray.report.plots import quantile, smoothed
 from rstar_ray.report.record import (
     RunRecord,
     TrajectoryFile,
     read_ledger,
     seconds_by_phase,
+    smoothed,
     stage_title,
     trajectory_files,
     unread_files,
@@ -79,13 +79,13 @@ def as_script_data(data: Mapping[str, Any]) -> str:
     return json_bytes(data).decode().replace("<", "\\u003c")
 
 
-def whole_page(title: str, data: str, below: str, scripts: Sequence[str] = SCRIPTS) -> str:
+def whole_page(title: str, data: str, below: str) -> str:
     """The page around its figures; without any it asks the server it came from."""
     parts = {
         "TITLE": html.escape(title),
         "STYLE": (WEB / "page.css").read_text("utf-8"),
         "DATA": data,
-        "SCRIPT": "\n".join((WEB / f"{name}.js").read_text("utf-8") for name in scripts),
+        "SCRIPT": "\n".join((WEB / f"{name}.js").read_text("utf-8") for name in SCRIPTS),
         "BLOCKS": below,
     }
     template = (WEB / "page.html").read_text("utf-8")
@@ -149,7 +149,7 @@ def _phases(run: RunRecord) -> dict[str, Any]:
     heights = [sum(layer[i] for layer in layers.values()) for i in range(len(run.steps))]
     return {
         "time_title": time_title(run) if run.steps else "",
-        "time_top": 1.1 * quantile(heights, 0.99) if run.steps else 1,
+        "time_top": 1.1 * _quantile(heights, 0.99) if run.steps else 1,
         "phases": [
             {
                 "phase": phase,
@@ -257,6 +257,11 @@ def sampling_note(rows: int, with_text: int, with_figures: int, groups: int) -> 
         )
     tokens = "" if with_figures in (0, groups) else f"; tokens can be coloured in {with_figures:,} of {groups:,} groups"
     return f"{texts}{tokens}."
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] or 1.0
 
 
 def _nullable(values: Sequence[float]) -> list[float | None]:

@@ -294,12 +294,17 @@ def seconds_by_phase(steps: Sequence[Row]) -> dict[str, list[float]]:
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
     """Centred mean over `window` values, leaving NaN out; shorter at the ends."""
-    smoothed: list[float] = []
+    means: list[float] = []
     for position in range(len(values)):
         reach = min(window // 2, position, len(values) - 1 - position)
         near = [value for value in values[position - reach : position + reach + 1] if not math.isnan(value)]
-        smoothed.append(sum(near) / len(near) if near else math.nan)
-    return smoothed
+        means.append(sum(near) / len(near) if near else math.nan)
+    return means
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """The course of a figure, at the same smoothness wherever it is shown."""
+    return smooth(values, max(3, len(values) // 12))
 
 
 def ends(values: Sequence[float], width: int = 5) -> tuple[float, float] | None:

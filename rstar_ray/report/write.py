@@ -1,4 +1,4 @@
-"""All of a run's report at once: report.md, report.json, report.html and plots/*.png, in the run directory."""
+"""All of a run's report at once: report.md, report.json and report.html, in the run directory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,6 @@ from rstar_ray.report.findings import (
 )
 from rstar_ray.report.markdown import markdown_report
 from rstar_ray.report.page import html_report
-from rstar_ray.report.plots import draw_plots
 from rstar_ray.report.record import RunRecord, read_run
 from rstar_ray.run_dir.decoration import decoration
 from rstar_ray.run_dir.durable import write_json, write_text
@@ -46,7 +45,7 @@ def write_report(run_path: Path | str, show: Callable[[str], None] = print) -> R
         show(fault)
     report = Report(headline(run), run.path / "report.md", run.path / "report.html")
     with decoration(report.markdown_path.name, show):
-        write_text(report.markdown_path, markdown_report(run, draw_plots(run, run.path / "plots", show)))
+        write_text(report.markdown_path, markdown_report(run))
     with decoration(report.html_path.name, show):
         write_text(report.html_path, html_report(run))
     with decoration("report.json", show):

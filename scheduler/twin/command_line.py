@@ -13,7 +13,6 @@ from scheduler.balancer import PLACEMENT, RULES
 from scheduler.cost import read_cost
 from scheduler.fleet import BLOCK_TOKENS
 from scheduler.load import NeverFits
-from scheduler.picture import KvSample, Span, draw_step
 from scheduler.traces.record import TraceRollout, read_trace
 from scheduler.traces.stages import STAGES
 from scheduler.twin.engine_model import EngineShape
@@ -23,16 +22,14 @@ from scheduler.twin.simulate import MI300X_14B, CannotHold, Twin, TwinResult, Tw
 def main() -> None:
     args = _arguments()
     rules = list(RULES) if args.rule == "all" else [args.rule]
-    drawn = "expected_kv" if args.rule == "all" else args.rule
     results: list[TwinResult | CannotHold] = []
     try:
         rollouts = read_trace(args.trace)
         history = [] if args.history is None else read_trace(args.history)
         settings = _settings(args, rollouts)
         for rule in rules:
-            picture: Path | None = args.picture if rule == drawn else None
             try:
-                results.append(_simulated(rollouts, history, rule, settings, picture))
+                results.append(Twin(rollouts, rule, settings, history=history, clock=time.perf_counter).run())
             except NeverFits as error:
                 if len(rules) == 1:
                     raise
@@ -62,7 +59,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--preemption-steps", type=float, default=PLACEMENT.preemption_steps)
     parser.add_argument("--idle-share", type=float, default=PLACEMENT.idle_share)
     parser.add_argument("--cost", type=Path, help="a fitted engine model (JSON), instead of the computed MI300X")
-    parser.add_argument("--picture", type=Path, help="write the picture of the step here")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     cautious = (args.risk, args.preemption_steps, args.idle_share)
@@ -84,31 +80,6 @@ def _settings(args: argparse.Namespace, rollouts: Sequence[TraceRollout]) -> Twi
         max_turns=turns,
         placement=BalancerConfig(risk=args.risk, preemption_steps=args.preemption_steps, idle_share=args.idle_share),
     )
-
-
-def _simulated(
-    rollouts: Sequence[TraceRollout],
-    history: Sequence[TraceRollout],
-    rule: str,
-    settings: TwinSettings,
-    picture: Path | None,
-) -> TwinResult:
-    """One rule's step, drawn where a picture of it is wanted."""
-    seen: list[Span | KvSample] = []
-    result = Twin(
-        rollouts,
-        rule,
-        settings,
-        history=history,
-        clock=time.perf_counter,
-        watch=seen.append if picture else None,
-    ).run()
-    if picture is not None:
-        title = f"one step under {rule}, simulated"
-        spans = [one for one in seen if isinstance(one, Span)]
-        samples = [one for one in seen if isinstance(one, KvSample)]
-        draw_step(picture, spans, samples, kv_capacity_tokens=settings.shape.kv_tokens, title=title)
-    return result
 
 
 def table(results: Sequence[TwinResult | CannotHold]) -> str:

@@ -14,8 +14,8 @@ from scheduler.balancer import PLACEMENT, Balancer
 from scheduler.cost import EngineCost
 from scheduler.fleet import Fleet
 from scheduler.load import Finished, Registration, ReplicaLoad, RolloutLoad, TurnReport, in_flight_limit
-from scheduler.picture import Activity, KvSample, Span
 from scheduler.rules import PlacementRule
+from scheduler.spans import Activity, Span
 from scheduler.traces.record import TraceRollout, check_siblings, cut, stop_reason
 from scheduler.twin.bound import lower_bound
 from scheduler.twin.engine_model import EngineShape, ModelledEngine
@@ -112,7 +112,7 @@ def named(rollouts: Sequence[TraceRollout]) -> dict[str, TraceRollout]:
 
 
 class Twin:
-    """One step in virtual time. `watch` is called as it goes, for pictures.
+    """One step in virtual time. `watch` receives each span as it ends.
 
     `history`: rollouts of an earlier step, whose lengths the balancer has seen; without it the step is the run's first.
     """
@@ -124,7 +124,7 @@ class Twin:
         settings: TwinSettings,
         *,
         history: Sequence[TraceRollout] = (),
-        watch: Callable[[Span | KvSample], None] | None = None,
+        watch: Callable[[Span], None] | None = None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.settings = settings
@@ -290,8 +290,6 @@ class Twin:
         )
         reason = self.balancer.replica_report(name, load)
         assert reason is None, reason
-        if self._watch:
-            self._watch(KvSample(name, now_s, engine.kv_used_tokens))
         self._decide(now_s)
         return ended
 

@@ -13,7 +13,7 @@ from rstar_ray.telemetry.declared import METRICS
 from sandbox.pool_config import PoolStats
 from sandbox.pool_metrics import lost_since, pool_figures
 from scheduler.load import ReplicaLoad, RolloutLoad
-from scheduler.picture import Activity, Span
+from scheduler.spans import Activity, Span
 from tests.fakes import KeptMetrics, registration
 from tests.rstar_ray.fabricate import example_trajectories
 

@@ -35,7 +35,6 @@ from rstar_ray.trajectory import (
     Trajectory,
     TrajectorySummary,
 )
-from scheduler.picture import Activity
 from tests.fakes import (
     END,
     LIMITS,
@@ -514,22 +513,6 @@ async def test_a_worker_registers_again_after_the_balancer_came_back_empty():
     await old.replica_lost("generation/0")  # wakes the open question, as the death of the actor does
     await submit(balancer, [request(p, rollout_id=f"s{i}") for i, p in enumerate(adding_problems(4))])  # type: ignore[arg-type]
     assert (await collect(one, 4)).keys() >= {f"s{i}" for i in range(4)}
-    await one.close()
-
-
-async def test_the_timeline_tells_what_each_rollout_did_and_when():
-    balancer = BalancerService()
-    one = worker(balancer)
-    await one.start()
-    await one.serve()
-    await submit(balancer, requests(3))
-    await collect(one, 3)
-    timeline = one.timeline("r1")
-    assert {span.rollout_id for span in timeline.spans} == {"r1"}
-    assert [span.activity for span in timeline.spans[:2]] == [Activity.GENERATE, Activity.TOOL]
-    assert all(span.start_s <= span.end_s for span in timeline.spans)
-    assert min(span.start_s for span in timeline.since(timeline.spans[0].start_s).spans) == 0.0
-    assert timeline.kv_capacity_tokens == 100_000
     await one.close()
 
 

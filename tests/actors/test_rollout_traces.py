@@ -19,7 +19,7 @@ from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.traces import ROOT, TraceCollector, TraceFile, TraceSpan, open_sink, otlp_request
 from rstar_ray.trajectory import Completion, EngineTimes
 from scheduler.load import RolloutLoad
-from scheduler.picture import Activity, Span
+from scheduler.spans import Activity, Span
 from tests.rstar_ray.fabricate import example_trajectories
 
 PLAYED = example_trajectories(1.0)[0]

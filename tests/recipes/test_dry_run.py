@@ -1,14 +1,13 @@
 """Who sits where on fake nodes: what would be wrong, what is shown; and once on a cluster that Ray started here."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from actors.placement import plan_layout
 from actors.seating import Seat
-from recipes.dry_run import Seating, draw, dry_run, problems, table, told
+from recipes.dry_run import Seating, dry_run, problems, table, told
 from recipes.plan import PlanConfig, of_scale, parsed, plan
 from recipes.scales import MACHINES, Machines, at_scale
 from recipes.stage1 import STAGE_1
@@ -94,11 +93,6 @@ def test_without_gpus_all_sit_on_the_cores():
     assert table(alone).splitlines()[1] == "head     driver balancer s0 e0 r0 r1"
 
 
-def test_the_picture_is_drawn(tmp_path: Path):
-    draw(seating(), tmp_path / "p.png")
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_missing_node_is_refused_before_anything_starts():
     with pytest.raises(ConfigError, match="need 64 x 1 = 64 GPU, the cluster has 56"):
         dry_run(config("mi300x-64"), replace(MACHINES["mi300x-64"], nodes=7))
@@ -136,7 +130,6 @@ def test_what_is_said_goes_over_the_scale_even_where_it_is_a_default():
         ("--scale gpu-8 --dry-run --no-offload", "--no-offload: the dry run places what scale gpu-8 has"),
         ("--scale gpu-8 --dry-run --json", "--json: the dry run places what scale gpu-8 has"),
         ("--scale gpu-8 --nodes 2", "--nodes: it is for the dry run; give --dry-run too"),
-        ("--picture here.png", "--picture: it is for the dry run; give --dry-run too"),
     ],
 )
 def test_what_would_mean_nothing_to_a_plan_or_a_dry_run_is_refused(said: str, line: str):
@@ -146,10 +139,8 @@ def test_what_would_mean_nothing_to_a_plan_or_a_dry_run_is_refused(said: str, li
 
 
 def test_a_dry_run_takes_its_own_options():
-    asked = parsed(
-        ["--scale", "mi300x-64", "--dry-run", "--nodes", "7", "--when-short", "smaller", "--picture", "p.png"]
-    )
-    assert (asked.dry_run, asked.nodes, asked.when_short, str(asked.picture)) == (True, 7, "smaller", "p.png")
+    asked = parsed(["--scale", "mi300x-64", "--dry-run", "--nodes", "7", "--when-short", "smaller"])
+    assert (asked.dry_run, asked.nodes, asked.when_short) == (True, 7, "smaller")
 
 
 @pytest.mark.real

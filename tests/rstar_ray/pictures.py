@@ -1,4 +1,4 @@
-"""The page's pictures in docs/images: `python -m tests.rstar_ray.pictures RUN [--compared RUN RUN] [--out FOLDER]`.
+"""The page's pictures in docs/images: `python -m tests.rstar_ray.pictures RUN [--out FOLDER]`.
 
 With `--out` it takes every section there, light and dark, wide and narrow: what a person should look at after a change.
 """
@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from rstar_ray.report.compare import compare_runs
 from rstar_ray.report.write import write_report
 from tests.chromium import Tab, tab
 
@@ -26,16 +25,13 @@ async def trajectory(page: Tab) -> None:
     await page.evaluate(LOOK)
 
 
-async def for_docs(page: Tab, report: Path, compared: Path | None) -> None:
+async def for_docs(page: Tab, report: Path) -> None:
     await page.sized(*SIZES["wide"])
     await page.open(f"file://{report}")
     await page.picture(IMAGES / "watching.png", width=1280, height=1000)
     await page.open(f"file://{report}{RECOVERED}")
     await trajectory(page)
     await page.picture(IMAGES / "trajectory.png", width=1280, height=1000)
-    if compared:
-        await page.open(f"file://{compared}")
-        await page.picture(IMAGES / "comparison.png", width=1280, height=1000)
 
 
 async def everything(page: Tab, report: Path, out: Path) -> None:
@@ -50,25 +46,23 @@ async def everything(page: Tab, report: Path, out: Path) -> None:
                 await page.picture(out / name, width=width, height=height, dark=dark)
 
 
-async def take(run: Path, compared: list[Path], out: Path | None) -> None:
+async def take(run: Path, out: Path | None) -> None:
     with tempfile.TemporaryDirectory() as place:
         copy = Path(shutil.copytree(run, Path(place) / "tiny", ignore=shutil.ignore_patterns("checkpoints")))
         report = write_report(copy).html_path
-        beside = compare_runs({"": compared}, Path(place) / "comparison") if compared else None
         async with tab(Path(place) / "profile") as page:
-            await (everything(page, report, out) if out else for_docs(page, report, beside))
+            await (everything(page, report, out) if out else for_docs(page, report))
             assert page.complaints == []
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--compared", type=Path, nargs=2, default=[])
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     if asked.out:
         asked.out.mkdir(parents=True, exist_ok=True)
-    asyncio.run(take(asked.run, asked.compared, asked.out))
+    asyncio.run(take(asked.run, asked.out))
 
 
 if __name__ == "__main__":

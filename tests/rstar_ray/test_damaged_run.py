@@ -10,7 +10,6 @@ import pytest
 from recipes import replay
 from recipes.ending import status_of
 from rstar_ray.analysis.__main__ import main as analyse
-from rstar_ray.report import write
 from rstar_ray.report.__main__ import main as report
 from rstar_ray.report.live import LiveRun
 from rstar_ray.run_dir.__main__ import main as run_dir
@@ -58,8 +57,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(write, "draw_plots", lambda *given: [])
+def run(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "run"))
 
 

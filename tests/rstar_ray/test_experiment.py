@@ -89,7 +89,7 @@ def test_arms_are_compared_at_equal_updates_and_at_the_tokens_of_the_thriftiest(
 
 
 @pytest.mark.long
-def test_an_experiment_is_a_table_a_picture_and_figures(tmp_path: Path):
+def test_an_experiment_is_a_table_and_figures(tmp_path: Path):
     stages = {"stage1": 20}
     sft = [run_directory(tmp_path / f"sft-{seed}", seed=seed, stages={}) for seed in (0, 1)]
     arms = [
@@ -99,7 +99,6 @@ def test_an_experiment_is_a_table_a_picture_and_figures(tmp_path: Path):
     path = write_experiment(tmp_path, arms, start_from=sft)
     text = path.read_text()
     assert "The SFT policies, 2 seeds: " in text and "| plain GRPO |" in text and "| RoC |" in text
-    assert (tmp_path / "experiment.png").read_bytes().startswith(b"\x89PNG")
     plain, roc = json.loads((tmp_path / "experiment.json").read_text())
     assert sum(plain["errors"]["values"]) > 2 * sum(roc["errors"]["values"])
     arms[1].runs.pop()

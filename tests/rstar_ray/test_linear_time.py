@@ -21,7 +21,7 @@ from rstar_ray.chat.profile import THOUGHTS, Thought
 from rstar_ray.chat.streamed import Streamed
 from rstar_ray.chat.thoughts import spoken
 from rstar_ray.chat.tool_calls import MAX_CALLS, MAX_CHARS, parse_tool_calls
-from rstar_ray.report.examples import segments
+from rstar_ray.report.examples import call_pieces, spans, tool_answers
 from rstar_ray.reward.calls import written_calls
 from rstar_ray.reward.choice import chosen_letter
 from rstar_ray.reward.find import find_answer, last_program
@@ -69,7 +69,9 @@ def _finds(text: str) -> None:
 
 
 def _reports(text: str) -> None:
-    segments({"completion": text, "tool_response": text, "outcomes": ["ok"]})
+    for span in spans(text):
+        call_pieces(text[span.inner_start : span.inner_end])
+    tool_answers({"tool_response": text, "outcomes": ["ok"]})
 
 
 ASKED: dict[str, object] = {

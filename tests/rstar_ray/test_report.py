@@ -1,9 +1,6 @@
 import json
-import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from markdown_it import MarkdownIt
@@ -11,26 +8,20 @@ from markdown_it import MarkdownIt
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.run import HELD_OUT, run_evaluation
-from rstar_ray.report import plots, write
+from rstar_ray.report import write
 from rstar_ray.report.__main__ import main
-from rstar_ray.report.compare import compare_runs, group_runs
-from rstar_ray.report.compare_page import comparison_data, mean_course
-from rstar_ray.report.examples import examples, segments
 from rstar_ray.report.findings import (
-    Change,
     before_after,
-    duration,
     facts,
     family_changes,
     headline,
     heldout_change,
-    percent,
     phase_times,
     placement_rows,
 )
-from rstar_ray.report.markdown import fenced, markdown_report
+from rstar_ray.report.markdown import markdown_report
 from rstar_ray.report.page import html_report
-from rstar_ray.report.record import ends, read_run, smooth, stage_spans, trajectory_files
+from rstar_ray.report.record import read_run, stage_spans, trajectory_files
 from rstar_ray.report.stage_ends import stage_end_rows
 from rstar_ray.report.write import write_report
 from rstar_ray.run_dir.durable import append_row
@@ -39,17 +30,6 @@ from tests.fakes import SkilledPolicy, adding_problems, fake_crew
 from tests.rstar_ray.fabricate import run_directory
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
-PNG = b"\x89PNG\r\n"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_pictures() -> Iterator[None]:
-    """Pictures of few pixels."""
-    from matplotlib.figure import Figure
-
-    whole = Figure.savefig
-    with mock.patch.object(Figure, "savefig", lambda figure, path, **more: whole(figure, path, **(more | {"dpi": 20}))):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +46,7 @@ def embedded(page: str) -> dict:
 def test_a_report_is_made_from_the_directory_alone(run_path: Path):
     report = write_report(run_path)
     assert re.match(r"Held-out pass@1 rose from [12]\d\.\d % to 8\d\.\d %\. Tool errors .* fell from", report.headline)
-    for name in ("overview", "time", "families", "sft"):
-        assert (run_path / "plots" / f"{name}.png").read_bytes().startswith(PNG)
-        assert f"(plots/{name}.png)" in report.markdown_path.read_text()
+    assert report.headline in report.markdown_path.read_text()
     figures = json.loads((run_path / "report.json").read_text())
     assert figures["changes"]["heldout_pass_at_1"]["after"] > 0.85
     assert [row["stage"] for row in figures["evaluations"]["held-out"]] == ["sft", "stage1", "stage2", "stage3"]
@@ -131,39 +109,6 @@ def test_the_table_has_one_row_per_stage_with_its_last_evaluation(run_path: Path
     ]
 
 
-def test_examples_show_the_same_problem_before_and_after_and_a_recovery(run_path: Path):
-    before, after, mended = examples(read_run(run_path))
-    assert before.row["problem_id"] == after.row["problem_id"]
-    assert (before.row["reward"], after.row["reward"]) == (0.0, 1.0)
-    assert (before.title, after.title) == ("Before RL (SFT, held-out)", "At the end (Stage 3, held-out)")
-    assert [turn["outcomes"] for turn in mended.row["turns"]] == [["error"], ["ok"], []]
-
-
-def test_a_turn_falls_into_thoughts_program_and_tool_response():
-    turn = {
-        "completion": 'Try.\n<tool_call>\n{"name": "python", "arguments": {"code": "print(1)", "input": "2"}}\n'
-        "</tool_call>"
-        "<tool_call>oops</tool_call><|im_end|>",
-        "tool_response": "<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\nno\n</tool_response>"
-        "<|im_end|>\n<|im_start|>assistant\n",
-        "outcomes": ["ok", "invalid"],
-    }
-    assert [(piece.kind, piece.text, piece.failed) for piece in segments(turn)] == [
-        ("text", "Try.", False),
-        ("code", "print(1)", False),
-        ("stdin", "2", False),
-        ("broken call", "oops", False),
-        ("response", "1", False),
-        ("response", "no", True),
-    ]
-
-
-@pytest.mark.parametrize("call", ["[1]", '{"arguments": null}', '{"arguments": {"code": 7}}', "{", ""])
-def test_any_call_a_model_may_write_can_be_shown(call: str):
-    turn = {"completion": f"<tool_call>{call}", "tool_response": None, "outcomes": []}
-    assert len(segments(turn)) == 1
-
-
 def test_what_a_model_wrote_is_data_on_the_page_and_never_markup(run_path: Path):
     page = html_report(read_run(run_path))
     assert "<script>alert" not in page
@@ -171,19 +116,6 @@ def test_what_a_model_wrote_is_data_on_the_page_and_never_markup(run_path: Path)
     assert "<script>alert(1)</script>" in json.dumps(embedded(page)["browser"]["problems"])
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
     assert "default-src 'none'" in page
-
-
-def test_what_a_model_wrote_cannot_break_out_of_the_markdown(run_path: Path):
-    assert fenced("a ```` b").startswith("`````\n")
-    run = read_run(run_path)
-    evil = next(row for file in trajectory_files(run) for row in file.rows() if row["problem_id"] == "evil")
-    (run_path / "trajectories" / "sft-held-out.jsonl").rename(run_path / "kept")
-    try:
-        append_row(run_path / "trajectories" / "sft-held-out.jsonl", evil)
-        text = markdown_report(read_run(run_path), [])
-    finally:
-        (run_path / "kept").replace(run_path / "trajectories" / "sft-held-out.jsonl")
-    assert "alert(2)" in text and "<script>" not in text and "\n</details>" not in text
 
 
 def test_hostile_text_of_a_record_is_neither_markup_nor_a_terminal_s_command_and_stops_no_page(tmp_path: Path):
@@ -228,18 +160,15 @@ def test_a_run_without_correct_calls_updates_or_evaluations_can_be_reported(tmp_
     assert "NaN" not in report.html_path.read_text()
 
 
-@pytest.mark.long
-def test_a_plot_that_fails_is_a_shown_line_and_the_rest_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_page_that_fails_is_a_shown_line_and_the_rest_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*_: object) -> None:
         raise RuntimeError("no such font\nin any folder")
 
     path, shown = run_directory(tmp_path / "run", stages={"stage1": 3}), list[str]()
-    monkeypatch.setattr(plots, "draw_time", fail)
     monkeypatch.setattr(write, "html_report", fail)
     write.write_report(path, shown.append)
-    assert shown == [f"{name} is left out: RuntimeError: no such font" for name in ("time.png", "report.html")]
-    assert (path / "plots" / "overview.png").exists() and "overview.png" in (path / "report.md").read_text()
-    assert (path / "report.json").exists()
+    assert len(shown) == 1 and "report.html" in shown[0] and "no such font" in shown[0]
+    assert (path / "report.md").exists() and (path / "report.json").exists()
 
 
 def test_a_torn_last_line_does_not_stop_the_report(tmp_path: Path):
@@ -256,13 +185,6 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert "run_dir:" in capsys.readouterr().err
 
 
-def test_the_report_of_one_run_goes_nowhere_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    path = run_directory(tmp_path / "run", stages={"stage1": 2})
-    assert main([str(path), "--out", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err.startswith("--out: the report of one run goes into its folder")
-    assert not (path / "report.md").exists()
-
-
 def test_phases_add_up_to_the_time_of_the_steps(run_path: Path):
     steps = read_run(run_path).steps
     phases = phase_times(steps)
@@ -273,21 +195,6 @@ def test_phases_add_up_to_the_time_of_the_steps(run_path: Path):
 def test_families_are_listed_from_the_hardest_at_first(run_path: Path):
     before = [change[1] for change in family_changes(read_run(run_path))]
     assert before == sorted(before) and len(before) == 9
-
-
-def test_a_change_is_told_in_words_and_in_a_title():
-    length = Change("Response length", 84.2, 75.0, lambda value: f"{value:.0f}", "tokens")
-    assert length.title == "Response length: 84 → 75 tokens"
-    assert length.sentence == "Response length fell from 84 to 75 tokens."
-    assert Change("pass@1", 0.5, 0.5004, percent).sentence == "pass@1 stayed at 50.0 %."
-    assert Change("pass@1", None, None, percent).title == "pass@1"
-    assert (duration(45), duration(600), duration(7_200)) == ("45 s", "10.0 min", "2.0 h")
-
-
-def test_smoothing_is_centred_and_leaves_gaps_out():
-    assert smooth([1.0, 2.0, 6.0, math.nan, 4.0], 3) == [1.0, 3.0, 4.0, 5.0, 4.0]
-    assert ends([0.0, 0.2, 0.4, 0.6, math.nan, 0.8, 1.0]) == (0.1, 0.9)
-    assert ends([math.nan, 1.0]) is None
 
 
 def test_trajectories_lie_in_the_order_they_were_made(run_path: Path):
@@ -303,7 +210,7 @@ def test_an_evaluation_on_its_own_does_not_move_the_curve(tmp_path: Path):
     run = read_run(path)
     assert [row["stage"] for row in run.heldout] == ["sft", "stage1"]
     assert [row["rl_step"] for row in before_after(run, "aime2024")] == [10]
-    assert "### aime2024" in markdown_report(run, [])
+    assert "### aime2024" in markdown_report(run)
 
 
 def test_two_models_or_two_protocols_on_one_set_are_two_rows_with_what_they_were_asked(tmp_path: Path):
@@ -318,7 +225,7 @@ def test_two_models_or_two_protocols_on_one_set_are_two_rows_with_what_they_were
         ("/models/a", 3),
     ]
     assert rows[0]["avg_at_k"] == 0.25  # the same asked again replaces the earlier one
-    report = markdown_report(read_run(path), [])
+    report = markdown_report(read_run(path))
     assert "| /models/b | k 4, T 0.6, top-p 1, 30,720 tokens, 30 turns |" in report
     assert "k 4, T 0.6, top-p 0.9, 30,720 tokens, 3 turns" in report
 
@@ -342,7 +249,7 @@ def test_the_report_shows_what_decides_whether_a_stage_goes_on(run_path: Path):
     late = [row for row in run.steps if row["stage"] == "stage1"][-20:]
     assert rows[0][3] == f"{sum(row['reward_mean'] for row in late) / 20:.2f}"
     assert rows[0][6] == f"{100 * sum(row['share_all_right'] for row in late[-10:]) / 10:.0f} %"
-    assert "## Whether stages had more to teach" in markdown_report(run, [])
+    assert "## Whether stages had more to teach" in markdown_report(run)
     short = run_directory(run_path.parent / "short", stages={"stage1": 4})
     assert stage_end_rows(read_run(short))[0][2] == "–"  # nothing came before its last steps
 
@@ -356,52 +263,6 @@ def test_facts_tell_how_long_it_took_and_how_often_it_went_on(tmp_path: Path):
     assert known["Started"].endswith(", resumed once")
     assert known["Finished"] == "Stage 1 after 11.5 min"
     assert known["Held-out"] == "108 problems, 4 rollouts of each"
-
-
-@pytest.mark.long
-def test_runs_are_compared_by_algorithm_with_every_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for seed in (0, 1):
-        run_directory(tmp_path / f"roc{seed}", seed=seed, stages={"stage1": 12})
-        run_directory(tmp_path / f"plain{seed}", seed=seed, resample="none", stages={"stage1": 12})
-    runs = [str(tmp_path / name) for name in ("roc0", "roc1", "plain0", "plain1")]
-    assert main([*runs, "--out", str(tmp_path / "out")]) == 0
-    assert capsys.readouterr().out.strip().endswith("compare.html")
-    found = json.loads((tmp_path / "out" / "compare.json").read_text())
-    errors = {row["group"]: row["mean"] for row in found if row["figure"] == "tool errors when correct"}
-    assert errors["GRPO-RoC"] < 0.05 < 0.08 < errors["plain GRPO"]
-    assert all(len(row["ends"]) == 2 for row in found)
-    assert (tmp_path / "out" / "compare.png").read_bytes().startswith(PNG)
-    assert "# GRPO-RoC against plain GRPO" in (tmp_path / "out" / "compare.md").read_text()
-    assert main([f"A={runs[0]},{runs[1]}", f"B={runs[2]}", "--out", str(tmp_path / "named")]) == 0
-    assert "| A | 2 |" in (tmp_path / "named" / "compare.md").read_text()
-
-
-def test_runs_of_one_algorithm_stand_for_themselves_and_what_differs_is_told(tmp_path: Path):
-    for seed in (0, 1):
-        run_directory(tmp_path / f"{seed}" / "run", seed=seed, stages={"stage1": 12})
-    groups = group_runs({"": [read_run(tmp_path / f"{seed}" / "run") for seed in (0, 1)]})
-    assert list(groups) == ["0/run", "1/run"]
-    data = comparison_data(groups)
-    assert data["settings"] == [["sft: seed", "0", "1"], ["stage1: seed", "0", "1"]]
-    assert {len(row) for row in [*data["verdicts"], *data["phases"]]} == {3}
-    (reward,) = (chart for chart in data["charts"] if chart["title"] == "Mean reward")
-    assert [len(group["mean"]) for group in reward["groups"]] == [12, 12]
-
-
-def test_one_run_cannot_be_compared(run_path: Path):
-    with pytest.raises(ConfigError, match="only one run"):
-        group_runs({"": [read_run(run_path)]})
-
-
-def test_a_comparison_that_cannot_be_written_is_refused_before_it_is_drawn(run_path: Path, tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"^--out: .*/file: File exists; name a folder that can be written$"):
-        compare_runs({"a": [run_path], "b": [run_path]}, tmp_path / "file")
-
-
-def test_the_mean_course_covers_the_steps_that_all_runs_have():
-    assert mean_course([[(1, 0.0), (2, 1.0), (3, 1.0)], [(1, 1.0), (2, 1.0)]]) == [(1, 0.5), (2, 1.0)]
-    assert mean_course([]) == []
 
 
 def test_the_headline_of_sft_alone_is_about_its_loss(tmp_path: Path):

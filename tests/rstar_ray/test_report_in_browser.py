@@ -2,12 +2,10 @@
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rstar_ray.report.compare import compare_runs
 from rstar_ray.report.page import html_report
 from rstar_ray.report.record import read_run
 from rstar_ray.run_dir.ledger import Fate, write_fates
@@ -131,27 +129,5 @@ def test_an_address_with_a_filter_opens_there_and_a_narrow_page_does_not_overflo
         assert min(drawn) > 0.9  # letters in a drawing are as large as they are elsewhere
         beyond = "(rows => rows.scrollWidth - rows.clientWidth)(document.querySelector('.verdicts'))"
         assert await page.evaluate(beyond) <= 0
-
-    pages.walk(look)
-
-
-def test_two_runs_are_compared_on_one_page(pages: Pages, tmp_path: Path):
-    for seed, resample in ((0, "paper"), (1, "none")):
-        run_directory(tmp_path / f"run{seed}", seed=seed, resample=resample, stages={"stage1": 12})
-    address = compare_runs({"": [tmp_path / "run0", tmp_path / "run1"]}, tmp_path / "out")
-
-    async def look(page: Tab) -> None:
-        await page.open(f"file://{address}")
-        assert await page.evaluate("document.querySelector('h1').textContent") == "GRPO-RoC against plain GRPO"
-        charts = await page.evaluate("[...document.querySelectorAll('#courses .head')].map(head => head.textContent)")
-        assert charts[:3] == ["Held-out pass@1", "Mean reward", "Tool errors in correct answers"]
-        settings = await page.evaluate("document.querySelector('#settings table').innerText")
-        assert "stage1: algorithm.resample\tpaper\tnone" in settings
-        assert await page.evaluate("document.querySelectorAll('#verdicts .state').length") >= 20
-        await page.evaluate("charts.forEach(chart => chart(6))")
-        told = await page.evaluate("document.querySelectorAll('#courses .read')[1].textContent")
-        assert told.startswith("step 6: GRPO-RoC 0.") and ", plain GRPO 0." in told
-        await page.sized(390, 800, dark=True)
-        assert await page.evaluate("document.documentElement.scrollWidth") <= 390
 
     pages.walk(look)

@@ -1,7 +1,6 @@
 """What the balancer is told and keeps: records, books, tally, pictures, to the number."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from scheduler.load import (
     TurnReport,
     in_flight_limit,
 )
-from scheduler.picture import Activity, KvSample, Span, Timeline, draw_step, rows_of
 from scheduler.rules import _mixed
 from scheduler.tally import Tally
 from tests.fakes import registration
@@ -289,56 +287,6 @@ def test_the_tally_of_a_step():
     assert (empty.kv_used_share, empty.waiting_most, empty.wait_p99_s, empty.preemptions) == (0.0, 0, 0.0, 0)
     tally.sample(replace(now, replicas=(), waiting=3))
     assert tally.take(now, [], {}).waiting_most == 0  # without a replica there is no cache to speak of
-
-
-SPANS = [
-    Span("r1", "a", Activity.GENERATE, 0.0, 2.0), Span("r1", "a", Activity.TOOL, 2.0, 3.0),
-    Span("r1", "b", Activity.QUEUED, 1.0, 4.0), Span("r1", "c", Activity.GENERATE, 3.0, 5.0),
-    Span("r0", "d", Activity.GENERATE, 6.0, 5.5), Span("r2", "e", Activity.TOOL, 0.0, 7.0),
-]  # fmt: skip
-
-
-def test_a_rollout_has_the_lowest_row_that_is_free_for_its_whole_stay():
-    assert rows_of(SPANS) == {"r1/a": 0, "r1/b": 1, "r1/c": 0, "r0/d": 0, "r2/e": 0}
-    assert rows_of([Span("r", "a", Activity.TOOL, 5, 6), Span("r", "a", Activity.TOOL, 1, 2),
-                    Span("r", "b", Activity.TOOL, 3, 4)]) == {"r/a": 0, "r/b": 1}  # fmt: skip
-
-
-def test_a_timeline_begins_where_it_is_told():
-    line = Timeline(SPANS[:1], [KvSample("r1", 4.0, 7)], 100).since(1.5)
-    assert line == Timeline([Span("r1", "a", Activity.GENERATE, -1.5, 0.5)], [KvSample("r1", 2.5, 7)], 100)
-
-
-def test_a_picture_of_a_step_shows_lanes_bars_and_kv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    seen: list[Any] = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: seen.append(figure))
-    samples = [KvSample("r0", 1.0, 50), KvSample("r1", 2.0, 150), KvSample("r1", 3.0, 100), KvSample("r2", 3.0, 1)]
-    draw_step(tmp_path / "x.png", SPANS, samples, kv_capacity_tokens=200, title="a step", most_lanes=2)
-    first, second, kv = seen[0].axes
-    assert (first.get_ylabel(), second.get_ylabel(), first.get_title()) == ("r0", "r1", "a step (2 of 3 replicas)")
-    bars = {lines.get_label(): [path.vertices.tolist() for path in lines.get_paths()] for lines in second.collections}
-    assert bars == {
-        "generate": [[[0, 0], [2, 0]], [[3, 0], [5, 0]]], "tool": [[[2, 0], [3, 0]]], "queued": [[[1, 1], [4, 1]]]
-    }  # fmt: skip
-    (late,) = first.collections[0].get_paths()
-    assert late.vertices.tolist() == [[6, 0], [6, 0]]  # clocks may disagree; nothing is drawn backwards
-    assert second.collections[0].get_linewidths().tolist() == [30.0]
-    assert second.get_ylim() == (-1.0, 2.0)
-    assert [line.get_ydata().tolist() for line in map(_as_array, kv.lines[:2])] == [[25.0], [75.0, 50.0]]
-    assert (kv.get_xlim(), kv.get_ylim()) == ((0.0, 7.0), (0.0, 108.0))
-    assert len(kv.lines) == 3  # the last one is the cache's brim
-    draw_step(tmp_path / "y.png", SPANS[:1], [], kv_capacity_tokens=200, title="one")
-    assert seen[1].axes[0].get_title() == "one" and len(seen[1].axes) == 2
-    many = [Span("r", f"x{n}", Activity.TOOL, 0.0, 1.0) for n in range(300)]
-    draw_step(tmp_path / "z.png", many, [], kv_capacity_tokens=200, title="many")
-    assert seen[2].axes[0].collections[1].get_linewidths().tolist() == [0.4]
-
-
-def _as_array(line: Any) -> Any:
-    import numpy as np
-
-    line.set_ydata(np.asarray(line.get_ydata(), dtype=float))
-    return line
 
 
 def test_a_replica_says_what_cannot_be_true():

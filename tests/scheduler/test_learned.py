@@ -13,7 +13,7 @@ from scheduler.expected_kv.caution import Z_SPAN
 from scheduler.expected_kv.rule import ExpectedKV
 from scheduler.learned import Learned
 from scheduler.load import Finished, RolloutLoad
-from scheduler.picture import KvSample, Span
+from scheduler.spans import Span
 from scheduler.traces.stages import STAGES, synthetic
 from scheduler.twin.engine_model import EngineShape
 from scheduler.twin.simulate import MI300X_14B, Twin, TwinSettings
@@ -154,11 +154,7 @@ def played_on(balancer: Balancer) -> tuple[float, list[Span]]:
     """The step after, under this balancer: its length, and where everybody was when."""
     spans: list[Span] = []
 
-    def watch(seen: Span | KvSample) -> None:
-        if isinstance(seen, Span):
-            spans.append(seen)
-
-    twin = Twin(synthetic(STAGE, groups=8, siblings=16, seed=4), "expected_kv", SETTINGS, watch=watch)
+    twin = Twin(synthetic(STAGE, groups=8, siblings=16, seed=4), "expected_kv", SETTINGS, watch=spans.append)
     twin.balancer, balancer.books.finished = balancer, 0
     return twin.run().makespan_s, spans
 

@@ -9,7 +9,7 @@ import pytest
 
 from rstar_ray.trajectory import StopReason
 from scheduler.balancer import RULES
-from scheduler.picture import Activity, KvSample, Span, draw_step, rows_of
+from scheduler.spans import Activity, Span
 from scheduler.traces.command_line import main as write_synthetic
 from scheduler.traces.kinds import NAMES, draw, family, kind_named
 from scheduler.traces.record import TraceRollout, TraceTurn, cut, read_trace, stop_reason, write_trace
@@ -120,24 +120,11 @@ def test_more_replicas_or_more_kv_never_raise_the_bound():
     assert roomy.lower_bound_s <= few.lower_bound_s
 
 
-def test_spans_of_a_step_cover_generation_and_tools(tmp_path: Path):
-    seen: list[Span | KvSample] = []
-    Twin(ROLLOUTS[:32], "expected_kv", settings(60_000), watch=seen.append).run()
-    spans = [one for one in seen if isinstance(one, Span)]
-    samples = [one for one in seen if isinstance(one, KvSample)]
+def test_spans_of_a_step_cover_generation_and_tools():
+    spans: list[Span] = []
+    Twin(ROLLOUTS[:32], "expected_kv", settings(60_000), watch=spans.append).run()
     assert {span.activity for span in spans} >= {Activity.GENERATE, Activity.TOOL}
     assert all(span.start_s <= span.end_s for span in spans)
-    draw_step(tmp_path / "step.png", spans, samples, kv_capacity_tokens=60_000, title="a step, simulated")
-    assert (tmp_path / "step.png").stat().st_size > 10_000
-
-
-def test_rollouts_that_live_together_get_rows_of_their_own():
-    spans = [
-        Span("r0", "a", Activity.GENERATE, 0.0, 2.0),
-        Span("r0", "b", Activity.GENERATE, 1.0, 3.0),
-        Span("r0", "c", Activity.GENERATE, 2.0, 4.0),
-    ]
-    assert rows_of(spans) == {"r0/a": 0, "r0/b": 1, "r0/c": 0}
 
 
 def test_a_trace_survives_its_file(tmp_path: Path):
