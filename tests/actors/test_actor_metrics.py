@@ -5,13 +5,11 @@ from dataclasses import replace
 
 from actors.balancer import BalancerService
 from actors.generation.replica_metrics import ReplicaMetrics
-from actors.watch import Watch
-from rstar_ray.config import DetectorConfig
 from rstar_ray.outcome import Outcome
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.declared import METRICS
 from sandbox.pool_config import PoolStats
-from sandbox.pool_metrics import lost_since, pool_figures
+from sandbox.pool_metrics import lost_since
 from scheduler.load import ReplicaLoad, RolloutLoad
 from scheduler.spans import Activity, Span
 from tests.fakes import KeptMetrics, registration
@@ -71,20 +69,6 @@ def test_a_replica_tells_of_its_engine_and_of_what_ended():
     assert kept.values["rstar_tool_calls_total{outcome=error,replica=generation/0}"] == 1
 
 
-def test_a_detector_tells_who_is_silent():
-    kept = KeptMetrics()
-
-    async def play() -> None:
-        watch = Watch(DetectorConfig(), show=print, meter=kept.meter)
-        watch.follow("balancer", None, silent_s=60)
-        watch.tick()
-        await watch.close()
-
-    asyncio.run(play())
-    assert kept.values["rstar_detector_processes"] == 1
-    assert kept.values["rstar_detector_silence_seconds{process=balancer}"] == 0
-
-
 STATS = PoolStats(
     level="namespaces", slots=2, running=1, waiting=3, accepted=4, refused=5, finished={"ok": 6}, failed=7,
     retried=8, cells_replaced=9, cells_lost=10, servers_lost=11, waiting_s=12.5, running_s=13.5, timed_out_s=14.5,
@@ -98,17 +82,3 @@ def test_what_a_pool_has_lost_since_the_last_look_is_a_line():
     assert lost_since(STATS, replace(STATS, servers_lost=12)) == (
         "1 warm servers of its pool were lost, and others started",
     )
-
-
-def test_a_pool_tells_all_that_is_declared_of_sandboxes():
-    figures = pool_figures(STATS)
-    assert {metric.name for metric, _, _ in figures} == declared("sandbox")
-    assert sorted(value for _, value, _ in figures if value) == [
-        *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11), 12.5, 13.5, 14.5, 15,
-    ]  # fmt: skip
-    kept = KeptMetrics()
-    for metric, value, labels in figures:
-        (kept.meter.reached if metric.name.endswith("_total") else kept.meter.set)(
-            metric.name, value, executor="sandbox/0", **labels
-        )
-    assert kept.values["rstar_sandbox_calls_total{executor=sandbox/0,outcome=ok}"] == 6

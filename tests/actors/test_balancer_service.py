@@ -6,7 +6,7 @@ import pytest
 
 from actors.balancer import BalancerService
 from rstar_ray.errors import DeadlineExceeded
-from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
+from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport
 from scheduler.waits import Held
 from tests.fakes import next_orders, registration
 
@@ -29,43 +29,6 @@ async def turn_of_the_loop(*tasks: asyncio.Task[object]) -> None:
 async def granted(service: BalancerService, replica: str, ack: int = 0, wait_s: float = 1.0) -> tuple[int, list[str]]:
     grants = await next_orders(service, replica, ack, wait_s)
     return grants.number, [grant.load.rollout_id for grant in grants.admissions]
-
-
-async def test_a_payload_comes_out_with_its_grant():
-    service = BalancerService()
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
-    await service.submit([(load("a"), {"seed": 7})])
-    grants = await next_orders(service, "r0", 0, 1.0)
-    assert [(grant.load.rollout_id, grant.payload) for grant in grants.admissions] == [("a", {"seed": 7})]
-
-
-async def test_grants_are_delivered_again_until_acknowledged():
-    service = BalancerService()
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
-    await service.submit([(load("a"), None)])
-    number, first = await granted(service, "r0")
-    assert (await granted(service, "r0"))[1] == first == ["a"]
-    assert (await granted(service, "r0", ack=number, wait_s=0.01))[1] == []
-
-
-async def test_a_waiting_worker_is_woken_by_a_submission():
-    service = BalancerService()
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
-    poll = asyncio.create_task(granted(service, "r0", wait_s=30.0))
-    await turn_of_the_loop(poll)
-    await service.submit([(load("a"), None)])
-    assert (await asyncio.wait_for(poll, 2.0))[1] == ["a"]
-
-
-async def test_a_rollout_is_granted_when_another_ends():
-    service = BalancerService("worst_case")
-    await service.register(registration("r0", 120, max_running=8, block_tokens=16))
-    await service.submit([(load("a"), None), (load("b"), None)])
-    number, first = await granted(service, "r0")
-    assert first == ["a"]
-    poll = asyncio.create_task(granted(service, "r0", ack=number, wait_s=30.0))
-    await service.report("r0", [], [end("a")])
-    assert (await asyncio.wait_for(poll, 2.0))[1] == ["b"]
 
 
 async def test_a_dead_replicas_rollouts_are_granted_elsewhere_with_their_payload():
@@ -131,18 +94,6 @@ async def test_rollouts_that_need_a_larger_replica_than_takes_work_are_told_of_o
         assert told == ("1 of those that wait need a larger replica than any that takes work now",)
         await service.register(registration("large", 4000, max_running=8, block_tokens=16))
         assert (await granted(service, "large"))[1] == ["big"]
-
-
-async def test_a_reborn_balancer_is_rebuilt_from_what_is_resident():
-    service = BalancerService(settle_s=0.05)
-    with pytest.raises(UnknownReplica):
-        await service.report("r0", [], [])
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16, resident=(load("a"),)))
-    await service.submit([(load("a"), "again"), (load("b"), None)])
-    assert (await granted(service, "r0"))[1] == ["b"]
-    await service.replica_lost("r0")
-    await service.register(registration("r1", 1000, max_running=8, block_tokens=16))
-    assert sorted((await granted(service, "r1"))[1]) == ["a", "b"]
 
 
 async def test_a_late_return_of_a_rollout_that_runs_elsewhere_is_stopped():
@@ -224,55 +175,6 @@ async def test_books_that_do_not_close_are_named_when_the_balancer_is_idle():
     assert (await service.step_figures()).faults == ("r0 is left with 7 reserved tokens",)
 
 
-async def test_books_that_close_are_not_mentioned():
-    service = BalancerService()
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
-    await service.submit([(load("a"), None), (load("b"), None)])
-    await granted(service, "r0")
-    await service.cancel(["b"])
-    await service.report("r0", [], [end("a")])
-    assert service.take_lines() == ()
-
-
-async def test_the_figures_of_a_step_tell_what_was_done_since_the_last_one():
-    now = [100.0]
-    service = BalancerService("worst_case", clock=lambda: now[0])
-    await service.register(registration("r0", 112, max_running=8, block_tokens=16))
-    await service.submit([(load("a"), None), (load("b"), None)])
-    await granted(service, "r0")
-    now[0] += 2.0
-    await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=56, preemptions=3))
-    now[0] += 2.0
-    await service.report("r0", [], [end("a")], ReplicaLoad(kv_used_tokens=28, preemptions=3))
-    await service.report("r0", [], [end("b")])
-    step = await service.step_figures()
-    assert (step.rule, step.waiting_most, step.in_flight_most) == ("worst_case", 1, 1)
-    assert (step.kv_used_share_most, step.kv_used_share) == (0.5, 0.375)
-    assert step.kv_reserved_share == step.kv_reserved_share_most == 1.0
-    assert (step.preemptions, step.moves, step.recomputed_tokens) == (3, 0, 30)
-    assert (step.wait_p50_s, step.wait_p99_s) == (4.0, 4.0)
-    after = await service.step_figures()
-    assert (after.preemptions, after.recomputed_tokens, after.waiting_most, after.wait_p99_s) == (0, 0, 0, 0.0)
-
-
-async def test_a_grant_tells_what_was_waited_for_and_why_it_runs_there():
-    now = [0.0]
-    service = BalancerService("worst_case", clock=lambda: now[0])
-    await service.register(registration("r0", 128, max_running=8, block_tokens=16))
-    await service.submit([(load("a"), None), (load("b"), None)])
-    first = (await next_orders(service, "r0", 0, 1.0)).admissions[0].placement
-    assert first is not None and (first.waited_s, first.held_s, first.residents) == (0.0, {}, 1)
-    assert first.why == "most KV that nobody has reserved"
-    now[0] = 3.0
-    await service.report("r0", [], [end("a")], ReplicaLoad(kv_used_tokens=48))
-    second = (await next_orders(service, "r0", 1, 1.0)).admissions[0].placement
-    assert second is not None and second.held_s == {Held.ROOM: 3.0} and second.waited_s == 3.0
-    assert (second.kv_used_tokens, second.kv_expected_tokens, second.kv_capacity_tokens) == (48, 112, 128)
-    assert (await service.step_figures()).held_s == {Held.ROOM: 3.0}
-    now[0] = 9.0
-    assert (await service.step_figures()).held_s == {}
-
-
 async def test_a_rollout_that_goes_on_elsewhere_waits_from_when_it_came_back():
     now = [0.0]
     service = BalancerService(clock=lambda: now[0])
@@ -289,15 +191,6 @@ async def test_a_rollout_that_goes_on_elsewhere_waits_from_when_it_came_back():
     assert grant.placement is not None and grant.waited_s == 7.0
     assert (grant.placement.turn, grant.placement.waited_s) == (1, 2.0)
     assert grant.placement.held_s == {Held.REPLICA: 2.0}
-
-
-async def test_a_reborn_balancer_takes_rollouts_while_its_only_replica_still_starts():
-    service = BalancerService(settle_s=0.01)
-    await asyncio.wait_for(service.submit([(load("a"), "payload"), (load("huge", prompt=5_000), None)]), 5)
-    await asyncio.sleep(0.05)  # so that it has tried to place them
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
-    grants = await next_orders(service, "r0", 0, 1.0)
-    assert [(grant.load.rollout_id, grant.payload) for grant in grants.admissions] == [("a", "payload")]
 
 
 async def test_what_a_lost_replica_held_is_told_and_none_of_it_goes_back_there_before_the_loss_is_complete():

@@ -165,20 +165,6 @@ async def test_granted_rollouts_are_played_and_delivered_once_each():
     await one.close()
 
 
-async def test_a_few_more_rollouts_are_taken_than_the_engine_runs_at_a_time():
-    balancer, engine = BalancerService(), HeldEngine()
-    one = worker(balancer, engine=engine)
-    await one.start()
-    await one.serve()
-    await submit(balancer, requests(100))
-    await engine.holds(64 + 8)
-    snapshot = await balancer.snapshot()
-    assert (snapshot.in_flight, snapshot.waiting) == (64 + 8, 28)
-    engine.go.set()
-    assert len(await collect(one, 100)) == 100
-    await one.close()
-
-
 async def test_a_rollout_that_is_moved_goes_on_on_another_replica_from_its_last_turn():
     balancer, engine = BalancerService(), HeldEngine(SkilledPolicy(slip=1.0))
     first = worker(balancer, "generation/0", engine=engine)
@@ -293,24 +279,6 @@ async def test_a_worker_that_was_taken_for_lost_is_not_started_again_and_registe
     assert len(await collect(one, 5)) == 5
     assert await balancer.drain(10)
     assert (await balancer.snapshot()).finished == 5
-    await one.close()
-
-
-async def test_every_finished_turn_is_on_disk_by_the_time_the_balancer_hears_of_it(tmp_path: Path):
-    balancer, engine = BalancerService(), FakeEngine()
-    one = worker(balancer, engine=engine, kept=KeptTurns(TurnJournal(tmp_path, "generation/0-life")))
-    await one.start()
-    await one.swap(engine.update_weights(1, [], ""))
-    await one.serve()
-    wanted = [replace(asked, rollout_id=f"stage1/3/{asked.rollout_id}") for asked in requests(8)]
-    await submit(balancer, wanted)
-    found = await collect(one, 8)
-    assert await balancer.drain(10)
-    starts = [RolloutState.start(asked, CHAT.prompt_ids(asked.problem)) for asked in wanted]
-    kept = journaled(tmp_path, starts, weights=7)  # the checksum of what it pulled
-    assert {name: len(state.turns) for name, state in kept.items()} == {
-        name: end.num_turns for name, end in found.items() if isinstance(end, TrajectorySummary)
-    }
     await one.close()
 
 
@@ -665,23 +633,4 @@ async def test_a_judge_that_fails_leaves_the_rollout_unjudged_and_its_place_is_f
     assert await balancer.drain(10)
     snapshot = await balancer.snapshot()
     assert (snapshot.finished, snapshot.in_flight) == (3, 0)
-    await one.close()
-
-
-async def test_a_report_names_the_rollouts_that_are_at_a_tool():
-    said: list[tuple[str, ...]] = []
-
-    class Watched(AddingSandbox):
-        async def __call__(self, call: ToolCall) -> ToolResult:
-            said.append(one.load().at_tools)
-            return await super().__call__(call)
-
-    balancer = BalancerService()
-    one = worker(balancer, tools=PlainTools(Watched()))
-    await one.start()
-    await one.serve()
-    await submit(balancer, requests(1))
-    await collect(one, 1)
-    assert said and set(said) == {("r0",)}
-    assert one.load().at_tools == ()
     await one.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.bench.instant_tools import answers_of, remembering
+from actors.bench.instant_tools import remembering
 from rstar_ray.tools.tool import ToolFailed
 
 
@@ -21,10 +21,6 @@ def turn(program: str, answer: str, outcome: str) -> dict[str, Any]:
 
 LAST = {"completion": "<answer>\\boxed{5}</answer>", "tool_response": None, "outcomes": []}
 ROW = {"turns": [turn("print(2+3)", "5", "ok"), turn("print(1//0)", "ZeroDivisionError", "error"), LAST]}
-
-
-def test_programs_are_known_with_their_answers_and_failures():
-    assert answers_of([ROW]) == {"print(2+3)": ("5", False), "print(1//0)": ("ZeroDivisionError", True)}
 
 
 async def test_the_tool_answers_as_the_run_had_it_and_nothing_else(tmp_path: Path):

@@ -112,48 +112,6 @@ async def test_a_second_death_in_one_turn_loses_no_more_than_the_first(kept: Kep
     await second.close()
 
 
-@pytest.mark.parametrize(
-    "later",
-    [
-        pytest.param((4, tokens(4, 6, version=4)), id="sampled by others"),
-        pytest.param((5, tokens(5, 6)), id="one is missing between"),
-        pytest.param((0, tokens(50, 56)), id="of another request of the same name"),
-    ],
-)
-async def test_what_does_not_follow_ends_what_is_kept_of_a_turn(
-    kept: KeptTurns, tmp_path: Path, later: tuple[int, Completion]
-):
-    state = start()
-    kept.begin(state)
-    await kept.keep(Engine(*bits((0, tokens(0, 4)), later, (6, tokens(6, 8)))))
-    kept.completed(NAME, tokens(0, 20))
-    await kept.write()
-    assert on_disk(tmp_path) == tokens(0, 4)
-    assert timeless(kept.reached({NAME: state})[0].begun) == tokens(0, 4)
-
-
-async def test_a_swap_between_two_looks_ends_it_too(kept: KeptTurns, tmp_path: Path):
-    state = start()
-    kept.begin(state)
-    await kept.keep(Engine(*bits((0, tokens(0, 4)))))
-    await kept.keep(Engine(*bits((4, tokens(4, 5, version=4)))))  # before its end is known
-    assert on_disk(tmp_path) == tokens(0, 4)
-    kept.serve(4, 8)
-    await kept.keep(Engine(*bits((5, tokens(5, 6, version=4)))))
-    assert on_disk(tmp_path) == tokens(0, 4) and on_disk(tmp_path, 8) is None
-
-
-async def test_the_next_turn_begins_anew_and_rollouts_that_are_gone_are_passed_over(kept: KeptTurns, tmp_path: Path):
-    state = start()
-    kept.begin(state)
-    await kept.keep(Engine(*bits((0, tokens(0, 4)))))
-    kept.end(NAME)
-    await kept.keep(Engine(*bits((4, tokens(4, 6)))))
-    kept.begin(state)
-    await kept.keep(Engine(*bits((0, tokens(0, 5)))))
-    assert on_disk(tmp_path) == tokens(0, 5)
-
-
 async def test_of_turns_that_a_swap_falls_into_none_is_kept_for_either_weights(kept: KeptTurns, tmp_path: Path):
     """One ends between the swap and its end here, when the weights before still count as those that serve."""
     mixed = replace(tokens(0, 4), policy_versions=[3, 3, 4, 4])
@@ -194,11 +152,6 @@ async def test_the_time_that_a_turn_took_goes_along_from_engine_to_engine(kept: 
     assert found.begun and 0.05 <= found.begun.spent_s < 100.0
 
 
-async def test_a_turn_of_which_nothing_was_sampled_has_not_begun(kept: KeptTurns):
-    kept.begin(start())
-    assert kept.reached({NAME: start()}) == [start()]
-
-
 class SlowDisk(TurnJournal):
     """Writes once it is let."""
 
@@ -211,25 +164,6 @@ class SlowDisk(TurnJournal):
         self.asked.set()
         assert self.let.wait(10)
         super().flush()
-
-
-async def test_a_slow_disk_holds_up_nobody_but_who_waits_for_what_is_written(tmp_path: Path):
-    journal = SlowDisk(tmp_path)
-    kept = KeptTurns(journal)
-    kept.serve(3, 7)
-    kept.begin(start())
-    kept.finished(first := after(start(), tokens(0, 4)))
-    flushing = asyncio.ensure_future(kept.flush())
-    await asyncio.to_thread(journal.asked.wait, 10)
-    kept.finished(second := after(first, tokens(4, 6)))
-    later = [asyncio.ensure_future(kept.flush()) for _ in range(2)]
-    await asyncio.sleep(0.02)
-    assert not flushing.done() and not any(each.done() for each in later)
-    journal.let.set()
-    await later[0]
-    assert journaled(tmp_path, [start()], 7) == {NAME: second}
-    await asyncio.gather(flushing, *later)
-    await kept.close()
 
 
 async def test_a_disk_that_answers_no_more_is_not_waited_for_and_has_all_when_it_answers(
@@ -253,35 +187,3 @@ async def test_a_disk_that_answers_no_more_is_not_waited_for_and_has_all_when_it
     both = [start("stage1/12/0"), start("stage1/12/1")]
     assert [*journaled(tmp_path, both, 7)] == ["stage1/12/0", "stage1/12/1"]
     await kept.close()
-
-
-async def test_for_a_disk_that_answers_no_more_so_much_is_kept_in_memory_and_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(kept_turns, "DISK_PATIENCE_S", 0.02)
-    journal = SlowDisk(tmp_path)
-    kept = KeptTurns(journal, show=lambda line: None)
-    kept.serve(3, 7)
-    states = [start(f"stage1/12/{number}") for number in range(9)]
-    monkeypatch.setattr(kept_turns, "MOST_UNWRITTEN_BYTES", 1_000)
-    for state in states:
-        kept.begin(state)
-        kept.finished(after(state, tokens(0, 4)))
-        await kept.flush()
-    assert 1_000 < journal.unwritten_bytes < 2_000
-    journal.let.set()
-    await kept.close()
-    assert 0 < len(journaled(tmp_path, states, 7)) < len(states)
-
-
-async def test_without_a_journal_nothing_is_kept():
-    turns = KeptTurns(None)
-    turns.begin(start())
-    await turns.keep(Engine())
-    turns.completed(NAME, tokens(0, 4))
-    turns.finished(start())
-    await turns.write()
-    await turns.flush()
-    turns.end(NAME)
-    await turns.close()
-    assert turns.reached({NAME: start()}) == [start()]

@@ -19,7 +19,7 @@ from actors.placement import (
     sending_ranks,
 )
 from actors.seating import HEAD, Seat, StandIn, executor_nodes, in_order, nodes_in_order, seated
-from recipes.scales import MACHINES, at_scale
+from recipes.scales import at_scale
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.config.gpus import weight_way
@@ -31,31 +31,6 @@ MI300X_NODE = {"GPU": 8.0, "CPU": 96.0, "memory": 1e12, "node:10.0.0.1": 1.0}
 def config(scale: str, **values: Any) -> RunConfig:
     named = {name.replace("__", "."): value for name, value in values.items()}
     return with_values(at_scale(STAGE_1.paper, scale, STAGE_1.tiny), named)
-
-
-def test_in_the_tiny_world_all_ranks_share_the_one_replicas_bundle():
-    layout = plan_layout(config("tiny"))
-    assert layout.bundles == ({"CPU": 0.8 + 2 * 0.4},)
-    assert (layout.replica_bundles, layout.rank_bundles) == ((0,), (0, 0))
-    assert layout.totals == {"CPU": 1.7}
-
-
-def test_on_64_gpus_every_bundle_is_one_gpu_shared_by_a_replica_and_a_rank():
-    layout = plan_layout(config("mi300x-64"))
-    assert layout.bundles == ({"CPU": 6.0, "GPU": 1.0},) * 64
-    assert layout.rank_bundles == layout.replica_bundles == tuple(range(64))
-    assert layout.totals == {"CPU": 64 * 6 + 8 * 0.1, "GPU": 64.0}
-    refuse_misfit(layout, [MI300X_NODE] * 8)
-
-
-def test_fewer_ranks_than_replicas_leave_the_last_bundles_to_replicas_alone():
-    layout = plan_layout(config("gpu", engine__replicas=3, learner__ranks=2))
-    assert layout.bundles == ({"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 0.5})
-
-
-def test_a_replica_split_over_gpus_has_them_in_one_bundle_beside_its_rank():
-    layout = plan_layout(config("gpu", engine__tensor_parallel=4, engine__gpus_per_replica=4, learner__gpus_per_rank=1))
-    assert layout.bundles == ({"CPU": 4.0, "GPU": 5.0},)
 
 
 @pytest.mark.parametrize(
@@ -148,23 +123,6 @@ def refusal(layout: Layout, nodes: list[dict[str, float]]) -> ConfigError:
     return refused.value
 
 
-def test_more_gpus_than_the_cluster_has_are_refused_with_the_arithmetic():
-    refused = refusal(plan_layout(config("mi300x-64")), [MI300X_NODE])
-    assert refused.field == "--engine.replicas"
-    assert refused.problem == "64 replicas and 64 learner ranks need 64 x 1 = 64 GPU, the cluster has 8"
-    assert "--scale" in refused.mend
-
-
-def test_the_sandboxes_count_among_the_cpus():
-    layout = plan_layout(config("tiny"))
-    assert "1 x 1.6 + 1 x 0.1 for sandboxes = 1.7 CPU, the cluster has 1.6" in refusal(layout, [{"CPU": 1.6}]).problem
-    refuse_misfit(layout, [{"CPU": 1.7}])
-
-
-def test_a_cluster_without_gpus_is_said_to_have_none():
-    assert "the cluster has 0" in refusal(plan_layout(config("gpu")), [{"CPU": 64.0}]).problem
-
-
 def test_a_bundle_larger_than_any_node_is_refused():
     layout = plan_layout(config("gpu", engine__tensor_parallel=8, engine__gpus_per_replica=8, learner__gpus_per_rank=1))
     refused = refusal(layout, [MI300X_NODE] * 2)
@@ -185,42 +143,9 @@ def test_enough_in_all_but_in_pieces_too_small_is_refused():
     refuse_misfit(layout, [{"GPU": 6.0, "CPU": 64.0}, {"GPU": 3.0, "CPU": 64.0}])
 
 
-def test_nothing_is_refused_for_a_rounding():
-    layout = plan_layout(config("tiny", engine__cpus_per_replica=0.7, learner__cpus_per_rank=0.1))
-    refuse_misfit(layout, [{"CPU": 0.7 + 0.1 + 0.1 + 0.1}])
-
-
 def test_what_cannot_ever_be_placed_is_told_from_what_has_to_wait():
     assert "add nodes" in mend_for("INFEASIBLE")
     assert "other runs" in mend_for("NO_RESOURCES")
-
-
-def test_ranks_with_gpus_of_their_own_have_bundles_behind_the_replicas():
-    layout = plan_layout(
-        config(
-            "gpu",
-            engine__replicas=2,
-            engine__tensor_parallel=2,
-            engine__gpus_per_replica=2,
-            learner__ranks=3,
-            learner__gpus_per_rank=1,
-            learner__own_gpus=True,
-        )
-    )
-    assert layout.bundles == ({"CPU": 2.0, "GPU": 2.0},) * 2 + ({"CPU": 2.0, "GPU": 1.0},) * 3
-    assert (layout.replica_bundles, layout.rank_bundles) == ((0, 1), (2, 3, 4))
-    assert layout.totals["GPU"] == 7
-
-
-def test_a_rank_with_a_gpu_of_its_own_has_a_whole_one():
-    with pytest.raises(ConfigError, match=r"--learner.own-gpus: a rank that reserves 0.5 of a GPU has none of its own"):
-        config("gpu", learner__own_gpus=True)
-
-
-def test_every_scale_has_a_layout_that_its_machines_hold():
-    for name, machines in MACHINES.items():
-        node = {"CPU": float(machines.cpus), "GPU": float(machines.gpus)}
-        refuse_misfit(plan_layout(config(name)), [node] * machines.nodes)
 
 
 def test_with_a_node_missing_the_run_is_refused_or_smaller_as_the_settings_say():
@@ -236,26 +161,11 @@ def test_with_a_node_missing_the_run_is_refused_or_smaller_as_the_settings_say()
     assert fitted(hopeless, [{"CPU": 4.0}]) is hopeless
 
 
-def test_pools_of_their_own_shrink_alike():
-    engines = {"engine__replicas": 8, "engine__gpus_per_replica": 1}
-    ranks = {"learner__ranks": 4, "learner__gpus_per_rank": 1, "learner__own_gpus": True}
-    wanted = config("gpu", when_short="smaller", **engines, **ranks)
-    smaller = fitted(wanted, [{"GPU": 8.0, "CPU": 64.0}])
-    assert (smaller.engine.replicas, smaller.learner.ranks) == (5, 2)
-
-
 NODES = ["head", "n2"]
 
 
 def seats(*places: tuple[str, tuple[int, ...]]) -> list[Seat]:
     return [Seat(bundle=bundle, node=node, gpus=gpus) for bundle, (node, gpus) in enumerate(places)]
-
-
-def test_ranks_and_replicas_follow_nodes_and_gpus_however_ray_numbered_the_bundles():
-    layout = plan_layout(config("gpu", engine__replicas=4, learner__ranks=4))
-    ordered = in_order(layout, seats(("n2", (1,)), ("head", (1,)), ("n2", (0,)), ("head", (0,))), NODES)
-    assert ordered.replica_bundles == ordered.rank_bundles == (3, 1, 2, 0)
-    assert ordered.bundles == layout.bundles
 
 
 def test_only_bundles_that_reserve_the_same_are_exchanged():

@@ -14,15 +14,13 @@ from actors.generation import replicas, rollout_client
 from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.engine import EngineFacts
 from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, START_PATIENCE, Replicas
-from actors.gpu_turns import GpuTurns
 from actors.learner.gang import Publication
 from actors.probe import Sign
 from actors.remote import Remote
-from actors.weights.transfer import EngineSeat, Pulled
+from actors.weights.transfer import Pulled
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.deadline import waits
 from rstar_ray.errors import DeadlineExceeded, EngineError, RankLost, RStarError
-from rstar_ray.run_dir.metrics import PublishFigures
 from scheduler.learned import Learned, MoveCounts
 from tests.fakes import CharChat, adding_problems, request
 
@@ -304,12 +302,6 @@ async def run() -> AsyncIterator[Run]:
     await started.replicas.close()
 
 
-async def test_a_publish_reaches_every_replica_and_then_the_balancer(run: Run):
-    await run.replicas.publish(FIRST)
-    assert run.first.told == run.second.told == ["start", "serve", 1]
-    assert run.balancer.told == [1]
-
-
 async def test_a_balancer_that_began_empty_is_taught_what_was_known_when_the_newest_version_was_published(run: Run):
     for version, admissions in ((FIRST, 40), (SECOND, 80)):
         run.balancer.knows = learned_by(admissions)
@@ -331,21 +323,6 @@ async def test_a_publish_does_not_end_with_a_balancer_that_cannot_say_what_it_ha
     run.balancer.learned = Method(fail)
     await run.replicas.publish(SECOND)
     assert run.shown[-1] == "what the balancer has learned is left out: RuntimeError: no such call"
-
-
-async def test_where_the_time_of_a_publish_went_is_told_and_the_slowest_replica_counts(run: Run):
-    run.second.load_s = 0.5
-    run.second.laid_out = False  # the first of its node was quicker
-    await run.replicas.publish(FIRST)
-    assert run.replicas.figures == PublishFigures(gather_s=0.25, move_s=0.1, load_s=0.5, num_bytes=1, copies=1)
-
-
-async def test_other_weights_than_the_learners_end_the_run(run: Run):
-    run.second.checksums[1] = 99
-    with pytest.raises(
-        RStarError, match=r"generation/1 holds other weights .* version 1: checksum 00000063 for 0000000b"
-    ):
-        await run.replicas.publish(FIRST)
 
 
 async def test_a_lost_worker_takes_the_newest_weights_before_it_serves(run: Run):
@@ -377,17 +354,6 @@ async def test_a_worker_that_could_not_be_reached_for_a_moment_takes_the_weights
     await run.replicas.publish(FIRST)
     assert run.second.told == ["start", "serve", 1]  # and it was not started again
     assert "generation/1 answers again after ActorUnavailableError: it is given the weights again" in run.shown
-    assert run.balancer.told == [1]
-
-
-async def test_a_worker_that_says_nothing_for_longer_takes_the_weights_when_it_does_and_the_publish_waits(run: Run):
-    run.second.cut = run.second.mute = True
-    publishing = asyncio.create_task(run.replicas.publish(FIRST))
-    await asyncio.sleep(0.1)
-    assert not publishing.done() and run.balancer.told == []
-    run.second.mute = False
-    await publishing
-    assert run.second.told == ["start", "serve", 1]
     assert run.balancer.told == [1]
 
 
@@ -494,24 +460,6 @@ async def test_an_actor_is_followed_from_its_start_on_and_may_be_silent_for_long
     await started.replicas.close()
 
 
-async def test_no_publish_waits_for_a_worker_that_died_again_just_when_it_was_back(run: Run):
-    run.second.hold_serve.clear()
-    run.second.kill()
-    async with asyncio.timeout(10):
-        while run.second.told.count("serve") < 2:
-            await asyncio.sleep(0.01)
-    run.second.fault_in_serve = ActorUnavailableError("it died", None)
-    run.second.node.clear()
-    run.second.kill()
-    run.second.hold_serve.set()
-    await run.shows("generation/1 was lost (ActorUnavailableError) and starts again", times=2)
-    await asyncio.wait_for(run.replicas.publish(FIRST), 10)
-    assert run.balancer.told[-1] == 1
-    run.second.node.set()
-    await run.shows("generation/1: 1,000 KV tokens", times=2)
-    assert run.second.told[-3:] == ["start", 1, "serve"]
-
-
 @pytest.mark.parametrize(
     "fault",
     [
@@ -540,19 +488,6 @@ async def test_a_worker_that_cannot_take_the_weights_is_started_again_and_takes_
     assert run.second.told == ["start", "serve", "killed", "start", 1, "serve"]
 
 
-async def test_a_worker_that_does_not_take_the_weights_in_time_is_started_again_and_takes_them_then(run: Run):
-    run.replicas._weights_deadline_s = 0.1
-    run.second.hold_pull.clear()
-    publishing = asyncio.create_task(run.replicas.publish(FIRST))
-    await run.balancer.hears(1)
-    run.second.hold_pull.set()
-    await publishing
-    await run.shows("generation/1: 1,000 KV tokens", times=2)
-    line = "generation/1 did not take version 1: driver waited 0.1 s for generation/1 (policy version 1) and gave up"
-    assert line in run.shown
-    assert run.second.told == ["start", "serve", "killed", "start", 1, "serve"]
-
-
 async def test_weights_whose_publisher_died_are_a_loss_of_the_learner_and_who_comes_back_waits_for_the_next(run: Run):
     await run.replicas.publish(FIRST)
     run.second.lost = {1}
@@ -567,19 +502,6 @@ async def test_weights_whose_publisher_died_are_a_loss_of_the_learner_and_who_co
     assert run.second.told[-2:] == [2, "serve"]
 
 
-async def test_an_engine_comes_back_in_its_turn(run: Run):
-    turns = GpuTurns(start_deadline_s=5, step_deadline_s=5)
-    run.replicas._turn = turns.engine
-    await run.replicas.publish(FIRST)
-    async with turns.learner():  # an update on the GPU that both have
-        run.second.kill()
-        await run.balancer.hears("generation/1")
-        await asyncio.sleep(0.05)
-        assert run.second.told == ["start", "serve", 1]
-    await run.shows("generation/1: 1,000 KV tokens", times=2)
-    assert run.second.told == ["start", "serve", 1, "start", 1, "serve"]
-
-
 SENT = replace(
     FIRST,
     refs=(),
@@ -588,39 +510,6 @@ SENT = replace(
     failed={"generation/1": "its process died"},
 )
 """A version that one of two took from a rank, and that lies nowhere."""
-
-
-async def test_who_was_sent_a_version_pulls_nothing_and_who_missed_it_takes_it_from_the_object_store(run: Run):
-    asked: list[int] = []
-
-    async def store_again(version: int) -> Publication:
-        asked.append(version)
-        return FIRST
-
-    run.replicas._store_again = store_again
-    senders = {0: 0, 1: 1}
-    assert run.replicas.seats(senders, ranks=1) == [
-        EngineSeat(name=f"generation/{number}", life="1", ranks=1, sender=number) for number in (0, 1)
-    ]
-    assert run.replicas.seats({}, ranks=1) == []
-    await run.replicas.publish(SENT)
-    assert (run.first.told, run.second.told) == (["start", "serve"], ["start", "serve", 1])
-    assert asked == [1]
-    assert "generation/1 did not take version 1 by ipc: its process died" in run.shown
-    assert "version 1 goes through the object store for who missed it" in run.shown
-    assert run.replicas.figures == PublishFigures(gather_s=0.25, move_s=0.1, load_s=0.7, num_bytes=1, copies=1)
-    assert run.balancer.told == [1]
-
-
-async def test_a_worker_that_comes_back_is_seated_as_who_it_is_now_from_the_moment_it_is_there(run: Run):
-    run.second.hold_serve.clear()
-    run.second.kill()
-    async with asyncio.timeout(10):
-        while run.second.told.count("serve") < 2:
-            await asyncio.sleep(0.01)
-    lives = {seat.name: seat.life for seat in run.replicas.seats({0: 0, 1: 0}, ranks=1)}
-    run.second.hold_serve.set()
-    assert lives == {"generation/0": "1", "generation/1": "2"}
 
 
 async def test_who_took_a_version_died_and_is_back_before_the_publish_ends_takes_it_again(run: Run):
@@ -670,26 +559,6 @@ async def test_losses_without_a_rollout_that_ends_in_between_end_the_run_through
         await asyncio.wait_for(first, 10)
 
 
-async def test_any_number_of_losses_is_borne_as_long_as_rollouts_end_in_between(run: Run):
-    for time in range(3 * MAX_LOSSES_IN_A_ROW):
-        run.replicas.rollouts.num_ended += 1
-        run.second.kill()
-        await run.shows("generation/1: 1,000 KV tokens", times=2 + time)
-    assert run.replicas.there.keys() == {"generation/0", "generation/1"}
-
-
-async def test_any_number_of_losses_is_borne_of_a_worker_that_serves_for_a_while_in_between(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-):
-    """No rollout ends in supervised fine-tuning, nor in a long update."""
-    monkeypatch.setattr(replicas, "SERVED_WELL_S", 0.02)
-    for time in range(2 * MAX_LOSSES_IN_A_ROW):
-        await asyncio.sleep(0.03)
-        run.second.kill()
-        await run.shows("generation/1: 1,000 KV tokens", times=2 + time)
-    assert run.replicas.there.keys() == {"generation/0", "generation/1"}
-
-
 async def test_a_node_that_takes_many_replicas_at_once_is_no_row_of_losses(run: Run):
     for time in range(MAX_LOSSES_IN_A_ROW):
         run.first.kill()
@@ -697,20 +566,6 @@ async def test_a_node_that_takes_many_replicas_at_once_is_no_row_of_losses(run: 
         for name in ("generation/0", "generation/1"):
             await run.shows(f"{name}: 1,000 KV tokens", times=2 + time)
     assert run.replicas.there.keys() == {"generation/0", "generation/1"}
-
-
-async def test_a_replica_without_a_node_is_waited_for_as_long_as_another_serves(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(replicas, "SAY_AFTER_S", 0.05)
-    run.second.node.clear()
-    run.second.kill()
-    await run.shows("generation/1 waits for its process, or a node: 1 of 2 replicas serve")
-    await asyncio.sleep(0.4)  # longer than all may be without one
-    await run.replicas.publish(FIRST)
-    run.second.node.set()
-    await run.shows("generation/1: 1,000 KV tokens", times=2)
-    assert run.second.told == ["start", "serve", "start", 1, "serve"]
 
 
 async def test_replicas_of_which_none_has_a_node_end_the_run_through_its_rollouts(run: Run):

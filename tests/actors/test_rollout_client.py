@@ -10,7 +10,6 @@ import pytest
 from actors.balancer import BalancerService, Cancel, Grant, Known
 from actors.generation import rollout_client
 from actors.generation.delivery import NUM_PARTS, Delivery
-from actors.generation.outbox import rollout_load
 from actors.generation.rollout_client import RolloutClient
 from actors.remote import Batch, Remote
 from rstar_ray.agent.journal import TurnJournal
@@ -141,18 +140,6 @@ async def test_a_prompt_is_encoded_once_and_handed_over_to_every_sibling():
         CharChat().prompt_ids(problem) for problem in problems for _ in range(8)
     ]
     assert len({id(payload.prompt_ids) for payload in balancer.payloads}) == 2  # so that a message holds it once
-    running.cancel()
-    await client.close()
-
-
-async def test_problems_of_two_sets_that_are_numbered_alike_have_prompts_of_their_own():
-    balancer = ForgetfulBalancer()
-    client = client_of(balancer)
-    problems = [Problem(id="1", problem="1+1", answer="2"), Problem(id="1", problem="3+4", answer="7")]
-    requests = [request(problem, rollout_id=f"set-{number}/1") for number, problem in enumerate(problems)]
-    running = asyncio.ensure_future(anext(client.run(requests)))
-    await balancer.next_submission()
-    assert [payload.prompt_ids for payload in balancer.payloads] == [CharChat().prompt_ids(each) for each in problems]
     running.cancel()
     await client.close()
 
@@ -351,31 +338,6 @@ async def test_a_balancer_that_died_with_a_replica_is_told_of_its_turns_first(tm
     await balancer.now.register(registration("generation/0", 100_000, max_running=64, block_tokens=16))
     granted = await grants(balancer, "generation/0")
     assert sorted(len(grant.payload.turns) for grant in granted) == [0, 1, 1, 1]
-    first.cancel()
-    await client.close()
-
-
-async def test_what_no_replica_holds_is_handed_in_again_as_far_as_the_journal_has_it(tmp_path: Path):
-    """It was handed back to the balancer's life before, or had ended where it was being judged."""
-    balancer = RemoteBalancer()
-    await balancer.now.register(registration("generation/0", 100_000, max_running=64, block_tokens=16))
-    client = client_of(balancer, journal=tmp_path)
-    requests = training_requests(4)
-    first = asyncio.ensure_future(anext(client.run(requests)))
-    await grants(balancer, "generation/0")
-    write_turns(tmp_path, requests)
-    balancer.now = BalancerService(settle_s=0.2)
-    held = RolloutState.start(requests[0], CharChat().prompt_ids(requests[0].problem))
-    resubmitted = asyncio.ensure_future(client.resubmit())
-    await balancer.now.register(
-        registration("generation/0", 100_000, max_running=64, block_tokens=16, resident=(rollout_load(held),))
-    )
-    await resubmitted
-    granted = await grants(balancer, "generation/0")
-    assert sorted((grant.load.rollout_id, len(grant.payload.turns)) for grant in granted) == [
-        (one.rollout_id, 1) for one in requests[1:]
-    ]
-    assert not client._waiting[requests[0].rollout_id][1].turns, "the driver holds no tokens of what goes on by itself"
     first.cancel()
     await client.close()
 

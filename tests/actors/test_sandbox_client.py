@@ -15,8 +15,6 @@ from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import JudgeError, SandboxError
 from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import ToolCall
-from sandbox.limits import standard_limits
-from sandbox.pool_config import pool_config
 from sandbox.request import ExecutionRequest, ExecutionResult
 from tests import derived
 
@@ -97,17 +95,6 @@ async def test_calls_go_out_in_batches_and_come_back_to_their_callers():
     assert [len(batch) for batch in executor.batches] == [64, 64, 22]
 
 
-async def test_a_slow_call_holds_nobody_up():
-    executor = FakeExecutor()
-    tools = client(a=executor)
-    slow = asyncio.create_task(tools.execute(ToolCall(code="slow")))
-    quick = asyncio.create_task(tools.execute(ToolCall(code="quick")))
-    assert (await quick).text == "quick"
-    assert not slow.done()
-    executor.let_go.set()
-    assert (await slow).text == "slow"
-
-
 @pytest.mark.parametrize("trouble", ["broken", "dead"])
 async def test_a_call_whose_executor_fails_is_repeated_on_another_and_the_model_never_sees_it(trouble: str):
     bad, good = FakeExecutor(**{trouble: True}), FakeExecutor()
@@ -126,27 +113,6 @@ async def test_an_executor_that_fails_every_call_at_once_does_not_draw_them_all(
     assert len(bad.batches) == 1
 
 
-async def test_what_the_only_executor_cannot_run_for_a_moment_is_run_when_it_can():
-    class Short(FakeExecutor):
-        async def _stream(self, batch: Sequence[tuple[int, Work]]) -> AsyncIterator[Any]:
-            self.broken = asyncio.get_running_loop().time() < mended_s
-            async for ready in super()._stream(batch):
-                yield ready
-
-    mended_s = asyncio.get_running_loop().time() + 0.08
-    assert (await client(a=Short()).execute(ToolCall(code="1 + 1"))).text == "1 + 1"
-
-
-async def test_an_executor_that_lives_and_does_not_answer_is_named_and_the_call_goes_elsewhere():
-    shown: list[str] = []
-    config = SandboxConfig(time_limit_s=0.05, wall_limit_s=0.05, deadline_s=0.6)
-    executors = {"a": FakeExecutor(), "b": FakeExecutor()}
-    tools = client_of(executors, config, caller="generation/0", show=shown.append)
-    executors["b"].let_go.set()
-    assert (await tools.execute(ToolCall(code="slow"))).text == "slow"
-    assert shown == ["a left 1 calls unanswered for 0.3 s: made again"]
-
-
 class Sleeping(FakeExecutor):
     """Every program sleeps until its time by the clock is over."""
 
@@ -157,35 +123,11 @@ class Sleeping(FakeExecutor):
             yield _ready([(number, ExecutionResult(outcome=Outcome.TIMEOUT))])
 
 
-async def test_a_program_that_takes_all_its_time_is_waited_for_and_ends_by_its_own_limit():
-    shown: list[str] = []
-    config = SandboxConfig(time_limit_s=0.2, wall_limit_s=0.4, deadline_s=0.5)  # its half is less than a program has
-    executors = {"a": Sleeping(), "b": Sleeping()}
-    tools = client_of(executors, config, caller="generation/0", show=shown.append)
-    assert (await tools.execute(ToolCall(code="sleep"))).outcome is Outcome.TIMEOUT
-    assert shown == [] and sum(len(executor.batches) for executor in executors.values()) == 1
-
-
 @pytest.mark.long
 async def test_a_tool_that_may_take_longer_than_other_calls_has_its_time():
     config = SandboxConfig(time_limit_s=0.05, wall_limit_s=0.05, deadline_s=0.2)
     tools = client_of({"a": Sleeping()}, config, caller="generation/0")
     assert (await tools.run_tool("sleep", "", deadline_s=0.2, max_chars=16)).outcome is Outcome.TIMEOUT
-
-
-async def test_an_executor_gives_its_pool_as_much_time_as_a_program_may_take():
-    given: list[float] = []
-
-    class Pool:
-        async def run(self, request: ExecutionRequest, caller: str, deadline_s: float) -> ExecutionResult:
-            given.append(deadline_s)
-            return ExecutionResult(outcome=Outcome.OK)
-
-    executor = sandbox_executor.SandboxExecutor("sandbox/0", derived.pool(deadline_s=120.0))
-    executor._pool = Pool()  # type: ignore[assignment]
-    for wall_s in (7.0, 300.0):
-        await executor._answer(ExecutionRequest(code="1", limits=replace(standard_limits(), wall_s=wall_s)), "g")
-    assert given == [120.0, pytest.approx(330.0)]
 
 
 class OddExecutor(FakeExecutor):
@@ -203,15 +145,6 @@ async def test_answers_given_twice_or_to_nobody_are_passed_over_and_what_is_no_a
     tools = client(a=OddExecutor())
     results = await asyncio.gather(*(tools.execute(ToolCall(code=f"{i} + 1")) for i in range(3)))
     assert [result.text for result in results] == ["0 + 1", "1 + 1", "2 + 1"]
-
-
-async def test_an_executor_that_answers_nothing_but_garbage_is_our_error():
-    class Garbage(FakeExecutor):
-        async def _stream(self, batch: Sequence[tuple[int, Work]]) -> AsyncIterator[Any]:
-            yield _ready([(number, "garbage") for number, _ in batch])
-
-    with pytest.raises(SandboxError, match="failed 3 times, last on a: no answer but 'garbage'"):
-        await client(a=Garbage()).execute(ToolCall(code="1"))
 
 
 async def test_an_executor_that_ends_without_a_word_is_passed_over_at_once():
@@ -274,13 +207,6 @@ async def test_a_call_without_an_answer_ends_at_its_deadline_as_our_error():
         await tools.execute(ToolCall(code="slow"))
 
 
-async def test_calls_go_to_the_least_loaded_executor():
-    first, second = FakeExecutor(), FakeExecutor()
-    tools = client(a=first, b=second)
-    await asyncio.gather(*(tools.execute(ToolCall(code=str(i))) for i in range(40)))
-    assert sum(map(len, first.batches)) == sum(map(len, second.batches)) == 20
-
-
 async def test_answers_are_compared_in_the_same_executors():
     tools = client(a=FakeExecutor())
     assert await tools.compare([("1/2", "1/2"), ("1/2", "1/3")]) == (True, False)
@@ -317,13 +243,3 @@ async def test_every_call_of_an_executor_gets_one_answer_whatever_goes_wrong_ins
     answers = [answer async for part in executor.run(batch, "g") for answer in part]
     assert sorted(number for number, _ in answers) == [0, 1]
     assert isinstance(dict(answers)[0], Failure)
-
-
-def test_landlock_is_accepted_only_where_the_run_asks_for_it():
-    asked = {level: pool_config(SandboxConfig(level=level)) for level in ("namespaces", "landlock", "process")}
-    assert pool_config(SandboxConfig()) == asked["namespaces"]
-    assert {level: (pool.level, pool.allow_landlock) for level, pool in asked.items()} == {
-        "namespaces": ("namespaces", False),
-        "landlock": ("namespaces", True),
-        "process": ("process", False),
-    }

@@ -154,13 +154,6 @@ async def test_each_call_goes_to_its_tool():
     assert first.memory is not None and first.memory[1].snapshot == "a"
 
 
-async def test_calls_of_one_turn_reach_a_state_in_their_order():
-    tools, _ = tools_of(KEPT)
-    one = tools.open(start())
-    said = await asyncio.gather(*(one.execute(ToolCall(tool="kept", arguments={"text": t})) for t in "abc"))
-    assert [result.text for result in said] == ["a", "a b", "a b c"]
-
-
 async def test_a_rollout_that_goes_on_elsewhere_and_calls_nothing_there_leaves_no_state():
     here, hosts = tools_of(WORDS)
     there = Tools(list(here.specs.values()), Sandbox(), here.hosts, caller="generation/1")
@@ -328,21 +321,6 @@ def test_a_host_may_be_silent_until_its_caller_has_found_out_why():
     assert 1.0 + look_s < host_silent_s("own", [quick], 10.0) < 1.5 * 10.0
     assert host_silent_s("own", [quick, slow], 10.0) > 2 * 30.0 + look_s
     assert host_silent_s("other", [quick, slow], 10.0) > 2 * tool_client.ENVIRONMENT_DEADLINE_S + look_s
-
-
-async def test_the_end_of_a_rollout_ends_its_states_alone():
-    tools, hosts = tools_of(KEPT)
-    one, other = tools.open(start()), tools.open(RolloutState.start(request(rollout_id="other"), [1]))
-    for rollout in (one, other):
-        await rollout.execute(ToolCall(tool="kept", arguments={"text": "a"}))
-    assert hosts["mine:kept"].host.num_states == 2
-    one.close()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    async with asyncio.timeout(5):
-        while hosts["mine:kept"].host.num_states == 2:
-            await asyncio.sleep(0)
-    assert (await other.execute(ToolCall(tool="kept", arguments={"text": "b"}))).text == "a b"
 
 
 async def test_an_environment_answers_and_one_that_fails_is_our_error():

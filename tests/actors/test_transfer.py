@@ -24,11 +24,9 @@ from actors.weights import byte_sums, collective
 from actors.weights.arrivals import Arrivals, rebuilt
 from actors.weights.buckets import (
     BucketPlan,
-    NamedArray,
     WeightBucket,
     WeightEntry,
     checksum,
-    pack,
     plan_buckets,
     size_of,
 )
@@ -200,14 +198,6 @@ def test_a_sum_of_bytes_on_a_device_is_the_hosts(size: int):
     assert sum_of_bytes(torch.from_numpy(data)) == byte_sums.of_array(data)
 
 
-def test_what_is_laid_out_ahead_is_what_packing_gives():
-    parameters = {name: one.float().numpy() for name, one in model().items()}
-    packed = list(pack((NamedArray(name, one) for name, one in parameters.items()), BUCKET_BYTES))
-    entries = (WeightEntry(name, tuple(one.shape), "float32", 0) for name, one in parameters.items())
-    assert plan_buckets(entries, BUCKET_BYTES) == tuple(bucket.entries for bucket in packed)
-    assert [size_of(bucket.entries) for bucket in packed] == [bucket.num_bytes for bucket in packed]
-
-
 def test_another_parameter_than_the_layout_has_next_is_refused():
     weights = Gathered()
     reversed_order = iter(reversed(weights.parameters.items()))
@@ -248,20 +238,6 @@ class Beside:
         self.events.clear()
         weights = Gathered(seed, self.events)
         return self.transfer.send(weights, version, [self.engine]), weights
-
-
-def test_by_ipc_an_engine_reads_every_bucket_before_the_next_is_filled_and_lets_go_before_the_rank_does():
-    beside = Beside()
-    sent, weights = beside.send()
-    assert len(weights.plan) == 3
-    assert beside.events == [
-        "room", "exported", "begin",
-        "gathered 0", "ready", "take", "gathered 1", "ready", "take", "gathered 2", "ready", "take",
-        "all gathered", "end", "closed", "released",
-    ]  # fmt: skip
-    assert sent.checksum == sent.took["generation/0"].checksum == weights.checksum
-    assert sent.failed == {} and sent.num_bytes == sum(map(size_of, weights.plan))
-    assert same(beside.engine.serves, weights.parameters)  # though all buckets lay in one place
 
 
 def test_versions_by_ipc_follow_each_other():

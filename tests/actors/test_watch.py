@@ -1,7 +1,6 @@
 """The detector at work, with fakes in place of actors; no Ray. The process it ends is a real one."""
 
 import asyncio
-import inspect
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostErro
 
 from actors import watch
 from actors.birth import birth
-from actors.probe import Sign, own_memory_bytes, starved_s, waits_for_cores_s
+from actors.probe import Sign, starved_s, waits_for_cores_s
 from actors.watch import Watch, kill_here
 from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import within
@@ -92,25 +91,6 @@ async def test_a_silent_actor_is_ended_by_its_process_with_a_line_that_says_what
     assert [(handle, sign.pid) for handle, sign in run.ended if sign] == [(wedged, 1)]
     (line,) = run.shown
     assert line.startswith("wedged was silent for 0.") and "process 1 is killed" in line
-
-
-@pytest.mark.long
-async def test_what_ray_says_is_unavailable_is_not_judged_and_is_watched_again_when_it_answers(run: Run):
-    actor = Actor()
-    run.watch.follow("actor", actor, silent_s=0.3)
-    actor.fault = ActorUnavailableError("it restarts", None)
-    while actor.asked < 7:
-        await asyncio.sleep(0.01)
-    assert not run.ended
-    assert run.shown == ["actor cannot be reached: it starts again, or is cut off"]
-    actor.fault = None
-    while actor.asked < 9:
-        await asyncio.sleep(0.01)
-    assert run.shown[1:] == ["actor answers again"]
-    run.changed.clear()
-    actor.silent = True
-    await run.happens()
-    assert len(run.ended) == 1
 
 
 @pytest.mark.long
@@ -224,19 +204,6 @@ async def test_which_processes_are_the_runs_is_written_down(tmp_path: Path):
     await watch.close()
 
 
-async def test_a_record_of_processes_that_cannot_be_written_is_a_shown_line(tmp_path: Path):
-    (tmp_path / "processes.json").mkdir()
-    shown = list[str]()
-    watch = Watch(CONFIG, show=shown.append, record=tmp_path / "processes.json")
-    watch.start()
-    actor = Actor()
-    watch.follow("engine", actor, silent_s=0.4)
-    while actor.asked < 2:
-        await asyncio.sleep(0.01)
-    assert [line.partition(":")[0] for line in shown] == ["processes.json is left out"]
-    await watch.close()
-
-
 async def test_the_memory_of_the_runs_processes_is_told_by_what_they_are(run: Run):
     for name, held in (("generation/0", 30), ("generation/1", 12), ("balancer", 5)):
         actor = Actor()
@@ -247,18 +214,6 @@ async def test_the_memory_of_the_runs_processes_is_told_by_what_they_are(run: Ru
     held = run.watch.memory_bytes()
     assert held.pop("driver") > 10 * 2**20
     assert held == {"generation": 42, "balancer": 5, "learner": 0}
-
-
-def test_memory_is_that_of_a_process_and_its_children_without_what_is_shared():
-    child = subprocess.Popen([sys.executable, "-c", "x = bytearray(64 << 20); print(1, flush=True); input()"],
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
-    assert child.stdout is not None
-    child.stdout.readline()
-    alone = own_memory_bytes(child.pid)
-    assert 64 * 2**20 <= alone < 96 * 2**20
-    assert own_memory_bytes(os.getpid(), child.pid) > alone
-    child.communicate(b"\n")
-    assert own_memory_bytes(child.pid) == 0
 
 
 async def test_another_process_in_the_place_of_one_that_died_is_shown_and_so_is_what_it_says_itself(run: Run):
@@ -276,19 +231,6 @@ async def test_another_process_in_the_place_of_one_that_died_is_shown_and_so_is_
     assert not run.ended
 
 
-async def test_what_went_with_a_process_that_died_is_said(run: Run):
-    actor = Actor()
-    actor.sign = replace(SIGN, loses="the states of 2 rollouts")
-    run.watch.follow("tools/a:b/0", actor, silent_s=0.4)
-    while actor.asked < 2:
-        await asyncio.sleep(0.01)
-    actor.sign = replace(SIGN, life="another", pid=2)
-    await run.happens()
-    assert run.shown == [
-        "tools/a:b/0 died: process 1 is gone, and process 2 in its place; with it went the states of 2 rollouts"
-    ]
-
-
 async def test_what_it_has_left_is_not_judged(run: Run):
     actor = Actor()
     actor.silent = True
@@ -296,18 +238,6 @@ async def test_what_it_has_left_is_not_judged(run: Run):
     run.watch.leave("actor")
     await asyncio.sleep(0.5)
     assert not run.ended
-
-
-async def test_work_that_is_given_up_before_it_began_is_closed():
-    """As where a loop ends, and with it all of its tasks."""
-    work = asyncio.sleep(1)
-    waiting = asyncio.ensure_future(within(work, 1, waiter="a", owner="b", reason="c"))
-    await asyncio.sleep(0)
-    for task in asyncio.all_tasks() - {asyncio.current_task()}:
-        task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED  # else the collector warns of it some day
 
 
 async def test_a_run_in_which_nothing_gets_on_ends_naming_its_oldest_wait():
@@ -320,32 +250,6 @@ async def test_a_run_in_which_nothing_gets_on_ends_naming_its_oldest_wait():
         await asyncio.wait_for(run.watch.guard(wait_for_ever()), 10)
     assert len(run.shown) == 1 and "train loop has waited 0 s for generation" in run.shown[0]
     await run.watch.close()
-
-
-@pytest.mark.long
-async def test_steps_of_an_actor_and_answers_to_waits_are_getting_on_and_polls_are_not():
-    run = Run(replace(CONFIG, still_s=0.6))
-    actor = Actor()  # its progress grows with every probe
-    run.watch.follow("engine", actor, silent_s=0.3)
-    assert await run.watch.guard(asyncio.sleep(1.0, "done")) == "done"
-    run.watch.leave("engine")
-
-    async def ask(poll: bool) -> None:
-        for _ in range(20):
-            await within(asyncio.sleep(0.05), 1, waiter="a", owner="b", reason="c", poll=poll)
-
-    await run.watch.guard(ask(poll=False))
-    with pytest.raises(RStarError, match="nothing got on"):
-        await run.watch.guard(ask(poll=True))
-    await run.watch.close()
-
-
-async def test_what_the_guarded_work_raises_comes_through(run: Run):
-    async def fail() -> None:
-        raise ZeroDivisionError("a bug")
-
-    with pytest.raises(ZeroDivisionError):
-        await run.watch.guard(fail())
 
 
 def test_a_stopped_process_is_killed_and_none_that_merely_has_its_id(monkeypatch: pytest.MonkeyPatch):
@@ -392,45 +296,6 @@ def test_a_process_that_gets_no_core_is_told_from_one_that_is_stopped():
         for process in (spinning, stopped):
             process.kill()
             process.wait()
-
-
-def test_a_process_that_is_gone_waited_for_nothing():
-    assert waits_for_cores_s(2**22 + 1) == {}
-    assert starved_s({}, {}) == 0
-
-
-@pytest.mark.long
-async def test_what_starts_is_judged_from_its_first_answer_on_and_is_none_of_the_runs_processes_yet(tmp_path: Path):
-    run = Run()
-    run.watch._record = tmp_path / "processes.json"
-    up, starting = Actor(), Actor()
-    starting.silent = True  # it is not there yet
-    run.watch.follow("up", up, silent_s=0.3)
-    run.watch.follow_start("starting", starting, silent_s=0.3)
-    await asyncio.sleep(0.6)
-    assert not run.ended
-    run.watch.leave("starting")
-    starting.silent = False
-    run.watch.follow_start("starting", starting, silent_s=0.3)
-    while starting.asked < 4:
-        await asyncio.sleep(0.01)
-    up.sign = replace(SIGN, children=(7,))
-    while read_json(tmp_path / "processes.json")["up"]["children"] != [7]:
-        await asyncio.sleep(0.01)
-    assert read_json(tmp_path / "processes.json").keys() == {"up"}
-    starting.silent = True
-    while not run.ended:
-        await run.happens()
-    assert [handle for handle, _ in run.ended] == [starting]
-    await run.watch.close()
-
-
-async def test_a_run_is_ended_by_what_failed_beside_that_which_it_waits_for(run: Run):
-    waiting = asyncio.ensure_future(run.watch.guard(asyncio.Event().wait()))
-    await asyncio.sleep(0)
-    run.watch.end_run(MemoryError("an engine did not come up"))
-    with pytest.raises(MemoryError, match="did not come up"):
-        await asyncio.wait_for(waiting, 10)
 
 
 async def test_a_head_that_is_given_up_ends_the_run_and_is_named():

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from recipes.again import MOST_SOON, SOON_S, Deaths, Life, main
+from recipes.again import Life, main
 
 COUNTS = "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text((p.read_text() if p.exists() else '') + 'x')"
 SAVES = f"""
@@ -28,27 +28,8 @@ raise SystemExit(130)
 """
 
 
-@pytest.mark.parametrize("status", [0, 2, 130])
-def test_what_has_ended_was_refused_or_was_stopped_stays_so(status: int):
-    assert not Deaths().again(died(status), SOON_S)
-
-
-def test_what_was_asked_to_stop_stays_so_whatever_its_status():
-    assert not Deaths().again(Life(status=1, stopped=True), SOON_S)
-
-
 def died(status: int) -> Life:
     return Life(status=status, stopped=False)
-
-
-def test_what_dies_late_is_started_for_ever_and_what_dies_soon_again_and_again_is_left_dead():
-    deaths = Deaths()
-    for _ in range(MOST_SOON - 1):
-        assert deaths.again(died(-9), 1.0)
-    assert deaths.again(died(1), SOON_S)
-    for _ in range(MOST_SOON - 1):
-        assert deaths.again(died(-9), 1.0)
-    assert not deaths.again(died(-9), 1.0)
 
 
 def test_a_command_that_was_killed_runs_until_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -112,37 +112,6 @@ def begun(config: Any, data: str) -> None:
         write_json(folder / "progress.json", StageProgress(step=2, data=data).as_json())
 
 
-def test_a_stage_is_not_gone_on_with_after_its_file_was_edited(tmp_path: Path):
-    options = stage_1(tmp_path, problems(60, 9, 5_000))
-    (config,) = parse([STAGE_1], options)
-    begun(config, digest_of_problems(one for one in training_problems(config) if one.id != "p1"))
-    with pytest.raises(Enough):
-        run([config])
-    edited = problems(60, 9, 5_000)
-    edited[0]["answer"] = "3"
-    rows(tmp_path / "mine.jsonl", edited)
-    with pytest.raises(ConfigError, match=r"^--data\.train: stage1 stands at step 2 of other problems than .*mine"):
-        run([config])
-    edited = problems(60, 9, 6_000)  # of those that are left out nobody draws
-    rows(tmp_path / "mine.jsonl", edited)
-    with pytest.raises(Enough):
-        run([config])
-
-
-def test_the_hard_set_that_was_chosen_is_what_has_to_be_the_same(tmp_path: Path):
-    options = stage_1(tmp_path, problems(9), "--drop-solved")
-    (config,) = parse([STAGE_1], options)
-    chosen = [one for one in training_problems(config) if one.id in ("p2", "p5")]
-    begun(config, digest_of_problems(chosen))
-    write_json(tmp_path / "run" / "stage1-problems.json", ["p2", "p5"])
-    rows(tmp_path / "mine.jsonl", problems(12))
-    with pytest.raises(Enough):
-        run([config])
-    rows(tmp_path / "mine.jsonl", problems(4))
-    with pytest.raises(ConfigError, match=r"^--data\.train: stage1 stands at step 2 of other problems"):
-        run([config])
-
-
 def test_a_stage_that_lacks_its_evaluation_alone_is_refused_where_its_end_is_damaged(tmp_path: Path):
     exam = str(rows(tmp_path / "exam.jsonl", problems(3)))
     (config,) = parse([STAGE_1], stage_1(tmp_path, problems(9), "--data.heldout", exam))

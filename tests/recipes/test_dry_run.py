@@ -39,15 +39,6 @@ def seating(*, order: tuple[int, ...] = (0, 1, 2, 3)) -> Seating:
     )
 
 
-def test_a_good_seating_has_no_problems_and_reads_as_a_table():
-    assert problems(seating()) == []
-    assert table(seating()).splitlines()[:3] == [
-        "node     GPU 0  GPU 1  cores",
-        "head     e0 r0  e1 r1  driver balancer s0",
-        "node 1   e2 r2  e3 r3  s1",
-    ]
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -84,15 +75,6 @@ def test_an_engine_split_over_gpus_that_a_rank_has_too_is_wrong():
     assert "an engine split over GPUs shares one with a rank" in problems(shared)
 
 
-def test_without_gpus_all_sit_on_the_cores():
-    layout = plan_layout(config("tiny"))
-    alone = replace(
-        seating(), machines=MACHINES["tiny"], layout=layout, seats=(Seat(bundle=0, node="0", gpus=()),), sandboxes=(0,)
-    )
-    assert problems(alone) == []
-    assert table(alone).splitlines()[1] == "head     driver balancer s0 e0 r0 r1"
-
-
 def test_a_missing_node_is_refused_before_anything_starts():
     with pytest.raises(ConfigError, match="need 64 x 1 = 64 GPU, the cluster has 56"):
         dry_run(config("mi300x-64"), replace(MACHINES["mi300x-64"], nodes=7))
@@ -118,11 +100,6 @@ def test_a_plan_takes_its_gpus_from_a_scale():
         PlanConfig(dry_run=True)
 
 
-def test_what_is_said_goes_over_the_scale_even_where_it_is_a_default():
-    planned = parsed(["--scale", "gpu-8", "--gpus=64", "--no-offload", "--gpu-memory-gb", "141"])
-    assert (planned.gpus, planned.offload, planned.gpu_memory_gb, planned.prompts) == (64, False, 141.0, 64)
-
-
 @pytest.mark.parametrize(
     ("said", "line"),
     [
@@ -136,11 +113,6 @@ def test_what_would_mean_nothing_to_a_plan_or_a_dry_run_is_refused(said: str, li
     with pytest.raises(ConfigError) as refused:
         parsed(said.split())
     assert str(refused.value).startswith(line)
-
-
-def test_a_dry_run_takes_its_own_options():
-    asked = parsed(["--scale", "mi300x-64", "--dry-run", "--nodes", "7", "--when-short", "smaller"])
-    assert (asked.dry_run, asked.nodes, asked.when_short) == (True, 7, "smaller")
 
 
 @pytest.mark.real

@@ -147,17 +147,6 @@ def test_where_a_node_does_not_see_the_directory_nothing_is_kept_and_a_line_says
     assert capsys.readouterr().out == f"node-1 do not see {tmp_path} (there is none): {rest}"
 
 
-@pytest.mark.usefixtures("fakes")
-def test_an_evaluation_in_which_nothing_gets_on_ends_with_what_it_waited_for(
-    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    def stands_still(actors: FakeActors) -> None:
-        actors.watch.end_run(RStarError("nothing got on, silent for 9 s; driver has waited 9 s for generation"))
-
-    ended_with(1, options, stands_still, monkeypatch)
-    assert capsys.readouterr().err == ("error: nothing got on, silent for 9 s; driver has waited 9 s for generation\n")
-
-
 class Enough(RStarError): ...
 
 

@@ -4,46 +4,15 @@ from pathlib import Path
 import pytest
 
 from recipes.prepare import main
-from rstar_ray.config import RewardConfig
 from rstar_ray.data.problems import load_problems
 from rstar_ray.reward.calls import read_wanted, same_calls
-from rstar_ray.reward.judge import refuse_truths
 from rstar_ray.reward.verifiable import read_instructions
-from rstar_ray.run_dir.durable import read_json
 from rstar_ray.trajectory import Problem
 
 
 def write(path: Path, *rows: dict) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_what_is_prepared_can_be_trained_on_and_its_counts_add_up(tmp_path: Path, suffix: str, capsys):
-    exam = write(tmp_path / "exam.jsonl", {"question": "one two three four five six seven eight nine", "answer": "1"})
-    source = write(
-        tmp_path / "raw.jsonl",
-        {"question": "What is 1 + 1?", "final_answer": 2},
-        {"question": "What is 1 + 1 ?", "final_answer": 2},
-        {"question": "Half of one?", "final_answer": "1/2"},
-        {"question": "zero one two three four five six seven eight", "final_answer": "3"},
-    )
-    out = tmp_path / f"out.{suffix}"
-    main([source, "--out", str(out), "--integer-answers", "--against", exam])
-    (problem,) = load_problems(out, integer_answers=True)
-    assert (problem.id, problem.problem, problem.answer) == ("raw-1", "What is 1 + 1?", "2")
-    counts = read_json(tmp_path / f"out.{suffix}.counts.json")
-    assert counts["read"] == 4 == counts["kept"] + sum(counts["dropped"].values())
-    assert counts["settings"]["integer_answers"] is True
-    shown = capsys.readouterr().out
-    assert "reading question, final_answer" in shown and "exact duplicate" in shown and "with exam" in shown
-
-
-def test_check_reports_and_writes_nothing(tmp_path: Path, capsys):
-    source = write(tmp_path / "raw.jsonl", {"problem": "What is 1 + 1?", "answer": "2"})
-    main([source, "--check"])
-    assert "1  kept" in capsys.readouterr().out
-    assert [path.name for path in tmp_path.iterdir()] == ["raw.jsonl"]
 
 
 def test_several_sources_are_one_set_whose_columns_may_differ(tmp_path: Path):
@@ -186,17 +155,6 @@ GPQA |= {f"Incorrect Answer {number}": f"not {number}" for number in (1, 2, 3)}
 def prepared(tmp_path: Path, *options: str) -> list[Problem]:
     main([*options, "--out", str(tmp_path / "out.jsonl"), "--integer-answers", "--keep-duplicates"])
     return load_problems(tmp_path / "out.jsonl", integer_answers=True)
-
-
-def test_gpqa_gets_letters_in_an_order_of_its_own_and_is_judged_by_the_choice(tmp_path: Path):
-    rows = [GPQA | {"Record ID": f"rec{number}", "Question": f"Which of {number}?"} for number in range(40)]
-    problems = prepared(tmp_path, write(tmp_path / "gpqa_diamond.jsonl", *rows))
-    for problem in problems:
-        assert f"({problem.answer}) this\n" in problem.problem and problem.reward == "choice"
-        assert problem.family == "Physics"
-    assert {problem.answer for problem in problems} == set("ABCD")
-    assert problems == prepared(tmp_path, str(tmp_path / "gpqa_diamond.jsonl"))
-    refuse_truths(problems, RewardConfig(), "set")
 
 
 def test_questions_with_choices_get_letters(tmp_path: Path):

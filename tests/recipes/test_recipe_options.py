@@ -1,6 +1,5 @@
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import pytest
 from recipes import session
 from recipes.chat import main as chat
 from recipes.command_line import parse
-from recipes.data import heldout_problems, problem_sets, training_problems
+from recipes.data import problem_sets, training_problems
 from recipes.evaluate import EVALUATE
 from recipes.model import model_context_tokens
 from recipes.prepare import main as prepare
@@ -29,7 +28,7 @@ from recipes.watch import main as watch
 from rstar_ray.algorithm.advantage import rewards_differ
 from rstar_ray.chat.__main__ import main as show_chat
 from rstar_ray.chat.model_folder import load_chat
-from rstar_ray.config import RunConfig, differences, idle, leaves, may_change, with_values
+from rstar_ray.config import RunConfig, idle, leaves, may_change, with_values
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.rollouts import FinishedRollout, TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
@@ -154,61 +153,11 @@ def test_a_single_failure_of_a_group_is_trained_on_late_in_a_run(recipe: Recipe,
     assert not keeps_a_signal(recipe, "--scale", scale, "--algorithm.least-failures", "0")
 
 
-@pytest.mark.parametrize(
-    ("recipes", "options", "lines"),
-    [
-        ([SFT], "--algorithm.keep 3", ["--algorithm.keep means nothing to sft: it changes nothing here"]),
-        ([SFT], "--algorithm.least-failures 1 --learner.max-padding 0.1 --learner.attention sdpa",
-         ["--algorithm.least-failures means nothing to sft: it changes nothing here"]),
-        ([STAGE_2], "--optimizer.warmup-steps 3",
-         ["--optimizer.warmup-steps means nothing with --no-reset-optimizer: it changes nothing here"]),
-        ([STAGE_2], "--optimizer.warmup-steps 3 --model /some/policy", []),
-        ([EVALUATE], "--learner.ranks 1 --evaluate.files a.jsonl --data.heldout b.jsonl",
-         ["--learner.ranks means nothing to evaluate: it changes nothing here",
-          "--data.heldout means nothing with --evaluate.files a.jsonl: it changes nothing here"]),
-        ([STAGE_1], "--tools.hosts 3",
-         ["--tools.hosts means nothing with --tools.use python: it changes nothing here"]),
-        ([STAGE_1], "--sft.batch-size 4", []),  # SFT may come first
-        (ALL, "--data.num-filtered 6 --algorithm.keep 4 --sft.steps 3", []),
-    ],
-)  # fmt: skip
-def test_an_option_that_several_commands_share_is_told_where_it_changes_nothing(
-    recipes: list[Recipe], options: str, lines: list[str]
-):
-    shown: list[str] = []
-    parse(recipes, [*TINY, *options.split()], show=shown.append)
-    assert shown == lines
-
-
-def test_at_a_scale_that_has_no_sft_of_its_own_its_settings_mean_nothing_to_a_stage():
-    shown: list[str] = []
-    parse([STAGE_1], ["--scale", "gpu", "--sft.batch-size", "4"], show=shown.append)
-    assert shown == ["--sft.batch-size means nothing to stage1: it changes nothing here"]
-
-
 def test_an_unknown_scale_is_refused_with_the_choices():
     with pytest.raises(ConfigError, match="--scale: needs a value; choose auto, tiny"):
         parse([STAGE_1], ["--scale", "--run-dir", "runs/a"])
     with pytest.raises(ConfigError, match=r"--scale: 'huge' is no scale; choose auto, tiny, gpu, gpu-8, mi300x-64"):
         parse([STAGE_1], ["--scale", "huge"])
-
-
-def test_an_option_holds_for_every_stage_and_only_it_changes():
-    plain, changed = parse(ALL, TINY), parse(ALL, [*TINY, "--algorithm.resample", "none", "--seed", "3"])
-    for before, after in zip(plain, changed, strict=True):
-        assert differences(after, before) == {"algorithm.resample": "none", "seed": 3}
-    assert [config.stage for config in changed] == ["sft", "stage1", "stage2", "stage3"]
-
-
-@pytest.mark.long
-def test_an_option_holds_for_every_stage_even_where_it_is_one_stages_own_default():
-    assert [config.steps for config in parse(ALL, [*TINY, "--steps", "34"])] == [34] * 4
-    assert [config.rollout.max_turns for config in parse(ALL, [*TINY, "--rollout.max-turns", "4"])] == [4] * 4
-
-
-def test_a_model_is_what_the_first_stage_starts_from():
-    models = [config.model for config in parse(ALL, [*TINY, "--model", "/a/model"])]
-    assert models == ["/a/model", "", "", ""]
 
 
 def test_sft_that_comes_first_runs_under_the_options_given(tmp_path: Path):
@@ -221,13 +170,6 @@ def test_sft_that_comes_first_runs_under_the_options_given(tmp_path: Path):
     assert sft == as_in_train
 
 
-def test_a_relative_run_directory_of_a_job_starts_beside_the_runs_of_its_cluster(monkeypatch: pytest.MonkeyPatch):
-    (config,) = parse([STAGE_1], [*TINY, "--run-dir", "runs/mine"])
-    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    monkeypatch.setenv("RSTAR_RAY_RUNS", "/there/runs")
-    assert run_path(config) == Path("/there/runs/mine")
-
-
 def test_a_broken_row_names_the_option_the_file_and_the_row(tmp_path: Path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"id": "a", "problem": "1 + 1?", "answer": "2"}\n{"id": "b", "problem": "?"}\n')
@@ -237,19 +179,6 @@ def test_a_broken_row_names_the_option_the_file_and_the_row(tmp_path: Path):
     (config,) = parse([STAGE_1], [*TINY, "--data.train", str(tmp_path)])
     with pytest.raises(ConfigError, match=r"--data\.train .*is a directory"):
         training_problems(config)
-
-
-def test_a_row_without_a_whole_number_is_refused_with_an_option_that_exists(tmp_path: Path):
-    path = tmp_path / "set.jsonl"
-    path.write_text('{"id": "a", "problem": "?", "answer": "1/2"}\n')
-    options = [*TINY, "--data.train", str(path)]
-    with pytest.raises(ConfigError) as refused:
-        training_problems(parse([STAGE_1], options)[0])
-    (mend,) = re.findall(r"--data[\w.-]+no[\w.-]+|--data\.no[\w.-]+", str(refused.value))
-    assert len(training_problems(parse([STAGE_1], [*options, mend])[0])) == 1
-    assert len(training_problems(parse([STAGE_1], [*options, "--reward.name", "exact"])[0])) == 1
-    with pytest.raises(ConfigError, match=r"--data.train set.jsonl, problem 'a': answer '1/2' is no letter"):
-        training_problems(parse([STAGE_1], [*options, "--reward.name", "choice"])[0])
 
 
 def test_a_reward_of_ones_own_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path):
@@ -266,13 +195,6 @@ def test_two_problem_files_of_one_name_are_refused(tmp_path: Path):
         problem_sets(config)
 
 
-def test_a_folder_that_holds_an_evaluation_alone_can_become_a_run(tmp_path: Path):
-    (tmp_path / "evaluations.jsonl").write_text("{}\n")
-    (tmp_path / "trajectories").mkdir()
-    with RunDir.open(tmp_path, "stage1", {}):
-        pass
-
-
 def test_the_papers_stages_are_those_of_table_2():
     stages = [at_scale(recipe.paper, "mi300x-64", recipe.tiny) for recipe in (STAGE_1, STAGE_2, STAGE_3)]
     assert [stage.rollout.max_response_tokens for stage in stages] == [8_192, 12_288, 12_288]
@@ -282,12 +204,6 @@ def test_the_papers_stages_are_those_of_table_2():
         assert (stage.prompts_per_step, stage.algorithm.rollouts_per_prompt, stage.algorithm.keep) == (512, 32, 16)
         assert (stage.optimizer.learning_rate, stage.optimizer.warmup_steps) == (1e-6, 20)
         assert (stage.algorithm.clip_low, stage.algorithm.clip_high) == (0.2, 0.28)
-
-
-def test_every_recipe_stands_at_every_scale():
-    for scale in SCALES:
-        for recipe in (*ALL, EVALUATE):
-            assert at_scale(recipe.paper, scale, recipe.tiny).scale == scale
 
 
 def test_the_scale_follows_from_what_the_cluster_offers():
@@ -313,13 +229,6 @@ def test_help_of_the_whole_recipe_shows_how_long_its_sft_is(capsys: pytest.Captu
         parse(ALL, ["--scale", "gpu", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "(default: 5200)" in shown and "(default: 300)" in shown
-
-
-def test_changes_are_found_and_applied_by_dotted_names():
-    base = RunConfig()
-    changed = with_values(base, {"steps": 4, "rollout.max_turns": 3, "algorithm.keep": 2})
-    assert differences(changed, base) == {"steps": 4, "rollout.max_turns": 3, "algorithm.keep": 2}
-    assert with_values(base, differences(changed, base)) == changed
 
 
 def test_run_directories_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -395,17 +304,6 @@ def context_refusal(run_dir: Path, *options: str) -> str:
     return str(refused.value)
 
 
-LONG = ["--engine.max-context-tokens", "4096"]
-
-
-def test_a_context_beyond_the_models_own_is_refused_and_nothing_is_written(tmp_path: Path):
-    short = model_folder(tmp_path / "short", max_position_embeddings=1_024)
-    line = context_refusal(tmp_path / "run", "--model", str(short))
-    assert line.startswith("--engine.max-context-tokens: 2048 is above the 1024") and "at most 1024" in line
-    assert "above the 2048" in context_refusal(tmp_path / "run", *LONG)  # the tiny model, not made yet
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("stage", [SFT, STAGE_1])
 def test_a_mixture_of_experts_is_refused_before_anything_starts(
     stage: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -423,16 +321,6 @@ def test_heads_that_cannot_be_split_over_a_replicas_gpus_are_refused_and_nothing
     assert line.startswith("--engine.tensor-parallel: the 12 attention heads") and line.endswith("divides 12")
     assert "the 8 attention heads" in context_refusal(tmp_path / "run", "--engine.tensor-parallel", "3")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_context_beyond_that_of_the_stage_before_is_refused(tmp_path: Path):
-    with RunDir.open(tmp_path / "run", "sft", {"scale": "tiny", "seed": 0}) as run_dir:
-        with run_dir.write_checkpoint("sft", 1) as folder:
-            model_folder(folder / "model", max_position_embeddings=3_000)
-        run_dir.finish_stage("sft", 1)
-    before = (tmp_path / "run" / "config.json").read_bytes()
-    assert "above the 3000" in context_refusal(tmp_path / "run", *LONG)
-    assert (tmp_path / "run" / "config.json").read_bytes() == before
 
 
 def test_adapters_other_than_those_of_the_stage_before_are_refused(tmp_path: Path):
@@ -530,23 +418,6 @@ def test_help_and_refusals_load_no_framework():
     assert done.stdout.strip() == "[]"
 
 
-def test_a_named_file_is_evaluated_whole_unless_less_is_asked_for(tmp_path: Path):
-    rows = [{"id": str(number), "problem": "1 + 1?", "answer": "2"} for number in range(500)]
-    path = tmp_path / "math500.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for recipe in (EVALUATE, STAGE_1):
-        named = ["--evaluate.files", str(path), "--data.heldout", str(path)]
-        (config,) = parse([recipe], [*TINY, *named])
-        assert [len(problem_sets(config)["math500"]), len(heldout_problems(config))] == [500, 500]
-        (config,) = parse([recipe], [*TINY, *named, "--evaluate.num-problems", "30"])
-        assert [len(problem_sets(config)["math500"]), len(heldout_problems(config))] == [30, 30]
-        chosen = [int(problem.id) for problem in heldout_problems(config)]
-        assert chosen == sorted(chosen) and 100 < sum(chosen) / 30 < 400  # of the whole file, which may be sorted
-        assert heldout_problems(with_values(config, {"seed": 7})) == heldout_problems(config)
-    (config,) = parse([STAGE_1], TINY)
-    assert len(heldout_problems(config)) == 240
-
-
 def test_what_nobody_would_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     files = ["--evaluate.files", str(tmp_path), "--run-dir", str(tmp_path / "run")]
     with pytest.raises(ConfigError, match=r"--evaluate\.files: a run is evaluated on its held-out problems"):
@@ -566,22 +437,6 @@ def test_what_nobody_would_read_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (["--chat.template", "/no/such.jinja"], "--chat.template: /no/such.jinja cannot be read"),
-        (["--chat.parser", "none-of-them"], "--chat.parser: "),
-        (["--chat.stop", "<never>"], "--chat.stop: "),
-    ],
-)
-def test_how_one_talks_with_the_tiny_worlds_first_model_is_looked_at_before_anything_starts(
-    options: list[str], line: str, tmp_path: Path
-):
-    with pytest.raises(ConfigError) as refused:
-        run(parse([SFT], [*TINY, "--run-dir", str(tmp_path / "run"), *options]))
-    assert str(refused.value).startswith(line) and not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("command", [partial(launch, [STAGE_1]), partial(launch_evaluation, EVALUATE)])
 def test_a_scale_for_gpus_is_refused_on_a_machine_without_one_before_anything_else(
     command: Callable[[list[str]], None],
@@ -598,24 +453,6 @@ def test_a_scale_for_gpus_is_refused_on_a_machine_without_one_before_anything_el
     with pytest.raises(SystemExit, match="2"):
         command(["--scale", "gpu", "--run-dir", str(tmp_path / "run")])
     assert "needs a GPU" not in capsys.readouterr().err
-
-
-def test_a_model_is_fetched_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def fetch(model: str, *, weights: bool) -> Path:
-        raise AssertionError(f"{model} was fetched")
-
-    monkeypatch.setattr("recipes.model.local_folder", fetch)
-    hub = ["--model", "Qwen/Qwen3-14B", "--run-dir", str(tmp_path / "run")]
-    with pytest.raises(ConfigError, match=r"--data\.train: it is empty"):
-        run(parse([STAGE_1], ["--scale", "gpu", *hub]))
-    with pytest.raises(SystemExit, match="2"):
-        launch_evaluation(EVALUATE, [*TINY, *hub, "--evaluate.files", str(tmp_path / "absent")])
-
-
-def test_plain_grpo_keeps_what_it_draws():
-    (config,) = parse([STAGE_1], [*TINY, "--algorithm.resample", "none", "--algorithm.keep", "16"])
-    assert config.algorithm.num_rollouts == 16  # above the 8 that scale tiny draws where it resamples
-    parse([STAGE_1], [*TINY, "--algorithm.resample", "none", "--algorithm.keep", "2"])  # it keeps any failures
 
 
 def test_keeping_only_failures_is_refused():
@@ -701,28 +538,3 @@ def test_the_released_model_is_asked_on_five_sets_with_its_own_prompt_and_tool_b
     assert asked.count("python_code_with_standard_io") == 1 and "Solve the problem." not in asked
     assert "\\boxed{} tag.\nThis is the problem:\nFrom hmmt2025?<|im_end|>" in asked
     assert asked.endswith("<|im_start|>assistant\n<reason>")
-
-
-@pytest.mark.parametrize(
-    ("options", "refused"),
-    [
-        ("--engine.tensor-parallel 2", r"--engine\.tensor-parallel: .* give --engine\.gpus-per-replica 2"),
-        ("--engine.gpus-per-replica 2", r"--engine\.gpus-per-replica: .* give 1, or --engine\.tensor-parallel 2"),
-        ("--learner.gpus-per-rank 2", r"--learner\.gpus-per-rank: a rank uses one GPU of 2"),
-        ("--learner.gpus-per-rank 0.6", r"--learner\.gpus-per-rank: 0.6 of a GPU .* 0.5 .* lower one of them"),
-        ("--learner.ranks 2", r"--learner\.ranks: 2 ranks beside 1 replicas .* --learner\.gpus-per-rank 1"),
-    ],
-)
-def test_shares_of_gpus_that_nothing_can_run_on_are_refused_with_the_mend(options: str, refused: str):
-    with pytest.raises(ConfigError, match=refused):
-        parse([STAGE_1], ["--scale", "gpu", *options.split()])
-
-
-def test_shares_of_gpus_that_run_are_taken():
-    for options in (
-        "--engine.tensor-parallel 2 --engine.gpus-per-replica 2 --learner.gpus-per-rank 1 --learner.ranks 2",
-        "--engine.replicas 2 --learner.ranks 2",
-        "--engine.replicas 2 --learner.ranks 1",
-        "--learner.ranks 4 --learner.gpus-per-rank 1",
-    ):
-        parse([STAGE_1], ["--scale", "gpu", *options.split()])

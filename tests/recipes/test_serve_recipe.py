@@ -85,16 +85,6 @@ async def test_an_answer_has_what_was_said_apart_from_what_was_thought_and_run()
     assert fake.asked[0][1:] == (9, Sampling(temperature=0.5, top_p=1.0))
 
 
-async def test_a_stream_is_what_openais_clients_read():
-    status, text, headers = await ask({**QUESTION, "stream": True})
-    assert (status, headers["Content-Type"]) == (200, "text/event-stream")
-    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    assert lines[-1] == "[DONE]"
-    events = [json.loads(line)["choices"][0] for line in lines[:-1]]
-    assert "".join(event["delta"].get("content", "") for event in events) == "It is 1."
-    assert [event["finish_reason"] for event in events if event["finish_reason"]] == ["stop"]
-
-
 async def test_a_stream_ends_with_what_was_used_where_that_is_asked_for():
     _, text, _ = await ask({**QUESTION, "stream": True, "stream_options": {"include_usage": True}})
     *_, last, done = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
@@ -238,21 +228,6 @@ CALL_DELTAS: list[dict[str, Any]] = [
 
 
 @pytest.mark.usefixtures("sandbox")
-async def test_a_servers_calls_run_here_and_their_results_go_back():
-    requests: list[Any] = []
-    app = openai_like([CALL_DELTAS, [{"content": "It is "}, {"content": "2."}]], requests)
-    async with TestServer(app) as server, server_talker(str(server.make_url("/")), "", TalkConfig()) as talk:
-        heard = [one async for one in talk.answer([{"role": "user", "content": "1+1?"}])]
-    assert [(one.kind, one.text) for one in heard] == [
-        ("thought", "hm"), ("call", "1+1"), ("result", "ran 1+1"), ("said", "It is "), ("said", "2."),
-        ("end", "answered"),
-    ]  # fmt: skip
-    assert requests[1]["messages"][-1] == {"role": "tool", "tool_call_id": "c1", "content": "ran 1+1"}
-    assert requests[0]["model"] == "served" and requests[0]["tools"][0]["function"]["name"] == "python"
-    assert RanTools.closed == 1
-
-
-@pytest.mark.usefixtures("sandbox")
 async def test_a_server_is_told_what_a_policy_is_told_in_training():
     requests: list[Any] = []
     app = openai_like([[{"content": "2"}]] * 4, requests)
@@ -354,25 +329,6 @@ async def test_a_server_that_hangs_up_in_an_answer_is_a_line():
     async with TestServer(app) as server, server_talker(str(server.make_url("/v2")), "", TalkConfig()) as talk:
         with pytest.raises(RStarError, match="/v2/v1 failed: ServerDisconnectedError"):
             _ = [one async for one in talk.answer([{"role": "user", "content": "x"}])]
-
-
-@pytest.mark.usefixtures("sandbox")
-async def test_thoughts_that_a_server_sends_among_what_is_said_are_told_apart():
-    app = openai_like([[{"content": "<th"}, {"content": "ink>hm</think>It"}, {"content": " is."}]], [])
-    async with TestServer(app) as server, server_talker(str(server.make_url("/")), "", TalkConfig()) as talk:
-        heard = [one async for one in talk.answer([{"role": "user", "content": "x"}])]
-    assert [(one.kind, one.text) for one in heard[:-1]] == [("thought", "hm"), ("said", "It"), ("said", " is.")]
-    assert heard[-1].messages[0]["content"] == "<think>hm</think>It is."
-
-
-@pytest.mark.usefixtures("sandbox")
-async def test_a_call_of_a_server_that_cannot_be_read_is_told_back():
-    bad = [{"tool_calls": [{"index": 0, "id": "c", "function": {"name": "bash", "arguments": "{}"}}]}]
-    app = openai_like([bad, [{"content": "sorry"}]], [])
-    async with TestServer(app) as server, server_talker(str(server.make_url("/")), "", TalkConfig()) as talk:
-        heard = [one async for one in talk.answer([{"role": "user", "content": "x"}])]
-    (result,) = [one for one in heard if one.kind == "result"]
-    assert result.failed and "unknown tool 'bash'" in result.text
 
 
 @pytest.mark.usefixtures("sandbox")

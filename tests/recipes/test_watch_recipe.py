@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import sys
-import zlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -68,38 +67,6 @@ def test_figures_are_given_to_those_with_the_token_and_to_no_other_page(run_path
                     assert answer.status == status, headers
             async with session.get(address, headers={"Host": "evil.example"}) as page:
                 assert page.status == 421
-
-    served(run_path, look)
-
-
-def test_figures_come_again_only_where_they_are_new(run_path: Path):
-    async def look(address: str) -> None:
-        async with aiohttp.ClientSession(headers=ALLOWED) as session:
-            async with session.get(f"{address}/data") as answer:
-                version, data = answer.headers["X-Version"], await answer.json()
-                assert len(data["x"]) == 12 and answer.headers["X-State"].startswith("not running: Stage 1, step 12")
-            async with session.get(f"{address}/data?have={version}") as answer:
-                assert answer.status == 204
-            last = json.loads((run_path / "metrics.jsonl").read_text().splitlines()[-1])
-            append_row(run_path / "metrics.jsonl", last | {"step": 13})
-            async with session.get(f"{address}/data?have={version}") as answer:
-                assert len((await answer.json())["x"]) == 13
-            async with session.get(f"{address}/block/texts/stage1-step-000001.jsonl/0") as answer:
-                assert json.loads(zlib.decompress(await answer.read()))[0]["id"] == "gcd-17/0"
-            for odd in (
-                "texts/..%2Fconfig.json/0",
-                "texts/stage1-step-000001.jsonl/77",
-                "other/a/0",
-                "texts/a/-1",
-                "texts/stage1-step-000001.jsonl/²",
-            ):
-                async with session.get(f"{address}/block/{odd}") as answer:
-                    assert answer.status == 404
-            (run_path / "metrics.jsonl").unlink()
-            (run_path / "evaluations.jsonl").unlink()
-            (run_path / "config.json").unlink()
-            async with session.get(f"{address}/data") as answer:
-                assert answer.status == 410 and "name the directory of a run" in await answer.text()
 
     served(run_path, look)
 

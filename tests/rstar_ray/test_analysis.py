@@ -13,7 +13,7 @@ from rstar_ray.analysis.__main__ import main
 from rstar_ray.analysis.measure import Entropies
 from rstar_ray.analysis.read import sampled_turns, whole
 from rstar_ray.analysis.report import Checkpoint, markdown_analysis, reflection_example
-from rstar_ray.analysis.zones import REFLECTION_TOKENS, SampledTurn, Zone, count_zones, marked, zones
+from rstar_ray.analysis.zones import SampledTurn, Zone, count_zones, zones
 from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax
 from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.folder import RunDir
@@ -32,39 +32,6 @@ def turn(count: int, told: Outcome | None, *, call: int = 0, answer: int = 0) ->
         (False,) * (count + call) + (True,) * answer,
         told,
     )
-
-
-def test_tokens_behind_a_tools_answer_are_reflection_up_to_a_bound():
-    found = zones(
-        [turn(2, None, call=3), turn(REFLECTION_TOKENS + 1, Outcome.ERROR, call=2), turn(1, Outcome.OK, answer=2)]
-    )
-    assert found == [
-        *[Zone.PROSE] * 2, *[Zone.CODE] * 3,
-        *[Zone.AFTER_ERROR] * REFLECTION_TOKENS, Zone.PROSE, *[Zone.CODE] * 2,
-        Zone.AFTER_RESULT, *[Zone.ANSWER] * 2,
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome.failed])
-def test_every_failure_counts_as_an_error(outcome: Outcome):
-    assert zones([turn(1, outcome)]) == [Zone.AFTER_ERROR]
-
-
-def test_a_fifth_of_the_tokens_is_marked_rounded_up_and_the_earlier_of_equals():
-    assert marked(np.array([1.0, 3.0, 2.0, 0.0, 0.5])).tolist() == [False, True, False, False, False]
-    assert marked(np.array([1.0, 3.0, 2.0, 0.0, 0.5, 0.1])).tolist() == [False, True, True, False, False, False]
-    assert marked(np.ones(5)).tolist() == [True, False, False, False, False]
-    assert marked(np.array([])).tolist() == []
-
-
-def test_counts_are_of_tokens_and_densities_of_zones():
-    entropy = np.array([0.0, 0.0, 0.0, 0.0, 2.0])
-    one = ([Zone.PROSE, Zone.CODE, Zone.CODE, Zone.CODE, Zone.AFTER_ERROR], entropy)
-    counts = {count.zone: count for count in count_zones([one, one])}
-    assert (counts[Zone.AFTER_ERROR].tokens, counts[Zone.AFTER_ERROR].marked) == (2, 2)
-    assert counts[Zone.AFTER_ERROR].density == 1.0 and counts[Zone.AFTER_ERROR].entropy_mean == 2.0
-    assert (counts[Zone.CODE].tokens, counts[Zone.CODE].density) == (6, 0.0)
-    assert counts[Zone.ANSWER].tokens == 0 and counts[Zone.ANSWER].density == 0.0
 
 
 WORDS = ["<tool_call>", "print(a)", "</tool_call>", "<", "answer>", "7", "</answer>", "so"]

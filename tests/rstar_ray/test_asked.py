@@ -2,18 +2,14 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rstar_ray.config import RunConfig, leaves, may_change, same_answers, with_values
+from rstar_ray.config import RunConfig, with_values
 from rstar_ray.evaluation.asked import asked_by, brought_along
-from rstar_ray.evaluation.own_code import module_file, own_code
-from rstar_ray.evaluation.run import run_evaluation
-from rstar_ray.run_dir.folder import RunDir
+from rstar_ray.evaluation.own_code import own_code
 from rstar_ray.tools.spec import PYTHON_TOOL
-from tests.fakes import LocalRollouts, SkilledPolicy, adding_problems, fake_crew
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 
@@ -57,20 +53,6 @@ def test_own_code_is_what_is_named_and_what_that_imports_beside_it(own: RunConfi
     assert found.keys() == {"graded", "search", "helper", "pack", "pack.deep", "pack.wide", "pack.sibling"}
 
 
-def test_the_programs_own_modules_are_nobodys_own_code(tmp_path: Path):
-    here = Path(__file__).parents[2]
-    written(tmp_path, mine="from rstar_ray.tools.tool import Tool\n")
-    assert own_code(["rstar_ray.tiny.broken_tool:x"], here) == {}
-    (tmp_path / "rstar_ray").symlink_to(here / "rstar_ray")
-    assert own_code(["mine:x"], tmp_path).keys() == {"mine"}
-
-
-def test_a_named_module_elsewhere_is_looked_at_alone(tmp_path: Path):
-    away = written(tmp_path / "away", named="import more", more="")
-    assert own_code(["named:x", "absent.x:y"], tmp_path, [str(away)]).keys() == {"named"}
-    assert module_file("named", [str(tmp_path)]) is None
-
-
 def test_code_that_is_no_python_is_known_by_its_bytes(tmp_path: Path):
     before = own_code(["mine:x"], written(tmp_path, mine="def ("))
     assert before != own_code(["mine:x"], written(tmp_path, mine="def (\0"))
@@ -94,45 +76,3 @@ def test_another_content_behind_the_same_name_is_another_evaluation(
     change(tmp_path)
     os.utime(tmp_path / "own")
     assert digest(own) != before, what
-
-
-def test_a_tool_that_the_policy_is_told_of_otherwise_is_another_evaluation(own: RunConfig):
-    """As those of a server are, whose code is not here."""
-    told = replace(PYTHON_TOOL, description="Another.")
-    assert asked_by(own, brought_along(own, [told]), None) != digest(own)
-
-
-def test_what_changes_no_answer_is_marked_so_and_nothing_else(own: RunConfig):
-    marked = same_answers(own)
-    assert {name for name in marked if "." not in name} == {
-        "stage", "scale", "model", "steps", "until", "prompts_per_step", "drop_solved", "reset_optimizer"
-    }  # fmt: skip
-    branches = {name.partition(".")[0] for name in marked if "." in name}
-    assert branches == {"algorithm", "optimizer", "learner", "sft", "tiny", "data", "evaluate"}
-    whole = {name for name in leaves(own) if name.partition(".")[0] in branches - {"evaluate"}}
-    assert whole | {"evaluate.num_problems"} == {name for name in marked if "." in name}
-    asked = leaves(own).keys() - marked - may_change(own)
-    assert {"seed", "engine.dtype", "chat.system", "reward.place", "sandbox.memory_mb", "rollout.instruct"} <= asked
-    assert {name for name in asked if name.startswith("evaluate.")} == {
-        f"evaluate.{name}" for name in ("samples", "temperature", "top_p", "max_response_tokens", "max_turns")
-    }
-
-
-async def test_rows_that_are_taken_from_before_are_told_and_where_they_lie(own: RunConfig, tmp_path: Path):
-    config = with_values(own, {"evaluate.samples": 2, "evaluate.max_response_tokens": 400})
-    run_dir, shown, sets = RunDir(tmp_path / "run"), list[str](), {"held-out": adding_problems(3)}
-    crew = fake_crew(SkilledPolicy(), shown)
-    crew = replace(crew, brought=brought_along(config, []))
-    await run_evaluation(config, {"held-out": sets["held-out"][:2]}, crew, run_dir, step=1)
-    assert not any("taken from" in line for line in shown)
-    await run_evaluation(config, sets, crew, run_dir, step=1)
-    (file,) = run_dir.results_path.iterdir()
-    (line,) = (line for line in shown if "taken from" in line)
-    assert line == (
-        f"stage1 held-out: 2 of 3 problems taken from {file}, where they were asked in the same way; delete it to play "
-        "them again"
-    )
-    written(tmp_path / "own", graded="")
-    crew = replace(crew, rollouts=LocalRollouts(SkilledPolicy()), brought=brought_along(config, []))
-    await run_evaluation(config, sets, crew, run_dir, step=1)
-    assert len([*run_dir.results_path.iterdir()]) == 2 and sum("taken from" in line for line in shown) == 1

@@ -3,7 +3,6 @@
 import json
 import zlib
 from dataclasses import replace
-from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,11 @@ from rstar_ray.report.browse import (
     Siblings,
     StepFates,
     fates_by_step,
-    read_siblings,
     reason,
     siblings_of,
 )
-from rstar_ray.report.browser import ids_of, ledger_data, ledger_ids, read_browser
-from rstar_ray.report.examples import spans
+from rstar_ray.report.browser import ids_of, ledger_data, ledger_ids
 from rstar_ray.report.record import TrajectoryFile, read_ledger, read_run
-from rstar_ray.run_dir.durable import append_row
 from rstar_ray.run_dir.ledger import Fate, write_fates
 from rstar_ray.run_dir.trajectory_log import readable, token_chars, write_trajectories
 from rstar_ray.trajectory import Problem
@@ -94,19 +90,6 @@ def test_equal_rewards_failures_of_ours_and_evaluations_have_reasons_of_their_ow
     assert reason(group[0], group, NOTHING_KNOWN, "paper") == ""
 
 
-def test_a_completion_falls_into_pieces_that_make_it_up():
-    text = 'Hm <tool_call>\n{"a": 1}\n</tool_call> then <answer>7</answer><|im_end|>'
-    found = spans(text)
-    assert "".join(text[span.start : span.end] for span in found) == text
-    assert [(span.kind, text[span.inner_start : span.inner_end].strip()) for span in found] == [
-        ("text", "Hm"),
-        ("call", '{"a": 1}'),
-        ("text", "then"),
-        ("answer", "7"),
-        ("special", "<|im_end|>"),
-    ]
-
-
 def test_the_characters_of_tokens_make_up_the_text():
     pieces = {1: "a", 2: "b c", 3: "\ufffd", 4: "\ufffd"}
 
@@ -115,20 +98,6 @@ def test_the_characters_of_tokens_make_up_the_text():
 
     assert token_chars([1, 3, 4, 2], "aéb c", pieces.__getitem__, whole) == [1, 0, 1, 3]
     assert token_chars([1, 2], "a b c", pieces.__getitem__, whole) is None  # the pieces are not the text
-
-
-def test_token_figures_can_be_read_back():
-    one = example_trajectories(1.0)[1]
-    logprobs = np.where(one.loss_mask, -np.linspace(0, 9, len(one.loss_mask)), 0).astype(np.float32)
-    siblings = Siblings(0, "g", [readable(replace(one, rollout_logprobs=logprobs), decode)], [0])
-    told = logprobs[one.loss_mask].tolist()
-    for turn, (chars, small, *of_learner) in zip(siblings.rows[0]["turns"], figures_of(siblings)[0], strict=True):
-        assert of_learner == ["", ""]  # it was not trained on
-        assert [ord(letter) - FIRST for letter in chars] == [1] * turn["num_tokens"] == turn["token_chars"]
-        for letter in small:
-            assert exp(-(((ord(letter) - FIRST) / SCALE) ** 2)) == pytest.approx(exp(told.pop(0)), abs=0.012)
-    assert not told
-    assert siblings.rows[0]["turns"][0]["version_runs"] == [[3, siblings.rows[0]["turns"][0]["num_tokens"]]]
 
 
 def test_what_the_learner_saw_can_be_read_back():
@@ -194,32 +163,6 @@ def test_a_half_written_file_of_trajectories_is_read_as_far_as_it_goes(tmp_path:
     assert rows == ["g0/0", "g0/1", "g1/0"]
 
 
-def test_rows_know_their_fate_advantage_and_problem_over_the_run(tmp_path: Path):
-    path = run_directory(tmp_path / "run", stages={"stage1": 12})
-    of_step = [one for one in read_siblings(read_run(path)) if one.rows[0]["step"] == 1]
-    fates = {f"stage1/1/{one['rollout_id']}": Fate.TRAINED for group in of_step for one in group.rows}
-    del fates["stage1/1/evil/0"]
-    write_fates(path, fates, stage="stage1", step=1, reasons={}, advantages={"stage1/1/sum-3/0": 0.66667})
-    run = read_run(path)
-    browser, bodies = read_browser(run, read_ledger(run))
-    data = browser.as_json()
-    columns = [
-        dict(zip(data["columns"], values, strict=True)) for values in zip(*data["columns"].values(), strict=True)
-    ]
-    named = [
-        (data["files"][data["groups"][one["group"]][1]]["name"], data["groups"][one["group"]][0], one["sibling"])
-        for one in columns
-    ]
-    at = named.index(("stage1-step-000001.jsonl", "sum-3", 0))
-    assert data["fates"][columns[at]["fate"]] == "trained" and columns[at]["advantage"] == 0.6667
-    assert columns[at]["recovered"] == 1 and data["outcomes"][columns[at]["outcomes"] >> 1] in ("error", "ok")
-    assert [data["fates"][one["fate"]] for one in columns if data["files"][data["groups"][one["group"]][1]]["set"]] == [
-        ""
-    ] * 8
-    assert len(data["problems"]) == 3 and len(bodies) == len(data["groups"]) == 9
-    assert json.loads(zlib.decompress(bodies[0].texts))[0]["turns"][0]["results"] == [["42", "ok"]]
-
-
 def test_every_count_of_the_ledger_leads_to_its_rollouts(tmp_path: Path):
     path = run_directory(tmp_path / "run", stages={"stage1": 2})
     for step in (1, 2):
@@ -236,15 +179,3 @@ def test_every_count_of_the_ledger_leads_to_its_rollouts(tmp_path: Path):
         "0-p": {"0": 0, "5": 0, "1": 1, "2": 2, "3": 3, "4": 4}
     }  # fmt: skip
     assert fates_by_step(ledger)["stage1", 1].fates["0-p/1"] == Fate.RESAMPLED_AWAY
-
-
-def test_a_step_that_was_done_again_counts_as_it_was_done_last(tmp_path: Path):
-    path = run_directory(tmp_path / "run", stages={"stage1": 1})
-    for fate in (Fate.TRAINED, Fate.EQUAL_REWARDS):
-        write_fates(path, {"stage1/1/p/0": fate}, stage="stage1", step=1, reasons={}, advantages={})
-    with (path / "ledger.jsonl").open("a") as file:
-        file.write('{"stage": "sta')
-    (one,) = read_ledger(read_run(path))
-    assert one["in_equal_groups"] == 1
-    append_row(path / "ledger.jsonl", one | {"step": 2})
-    assert len(read_ledger(read_run(path))) == 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rstar_ray.agent.journal import TurnJournal, TurnPart, journaled, read, turns_folder
+from rstar_ray.agent.journal import TurnJournal, journaled, read
 from rstar_ray.agent.rollout import RolloutState, play_turn, run_rollout
 from rstar_ray.trajectory import Completion, Placement, RolloutRequest, ToolMemory
 from tests.fakes import AddingSandbox, CharChat, ScriptedEngine, adding_problems, answer, call, request
@@ -46,50 +46,6 @@ async def test_a_rollout_is_read_again_at_its_last_finished_turn_to_the_token(tm
     for count in (1, 2, 3):
         write(tmp_path / str(count), states[:count])
         assert journaled(tmp_path / str(count), [start()], 7) == {"stage1/12/0-p/3": states[count - 1]}
-
-
-async def test_a_rollout_that_moved_is_put_together_from_the_files_of_both_workers(tmp_path: Path):
-    states = await played(start())
-    write(tmp_path, states[:1], "generation/0-a")
-    second = TurnJournal(tmp_path, "generation/1-b")
-    second.begin(states[0])
-    second.add(states[1], 7)
-    second.flush()
-    assert journaled(tmp_path, [start()], 7) == {"stage1/12/0-p/3": states[1]}
-    (file,) = (path for path in tmp_path.rglob("*.turns") if "1-b" in path.name)
-    second.close()
-    assert file.stat().st_size < 2_000  # its own turn alone
-
-
-async def test_turns_of_other_weights_steps_and_rollouts_do_not_count(tmp_path: Path):
-    write(tmp_path, await played(start()))
-    assert journaled(tmp_path, [start()], 8) == {}
-    assert journaled(tmp_path, [start("stage1/12/0-p/4")], 7) == {}
-    assert journaled(tmp_path, [start("stage1/13/0-p/3")], 7) == {}
-
-
-@pytest.mark.parametrize("begun", [False, True])
-async def test_turns_that_were_sampled_behind_another_prompt_or_under_other_budgets_do_not_count(
-    tmp_path: Path, begun: bool
-):
-    """The problem was edited, the template has another day's date, or the stage was begun anew in another way."""
-    states = await played(start())
-    journal = TurnJournal(tmp_path, "generation/0-a")
-    journal.begin(start())
-    if begun:
-        journal.add_begun({start().request.rollout_id: sampled(states[0], 0, 5)}, 7)
-    else:
-        journal.add(states[0], 7)
-    journal.close()
-    other = replace(start(), prompt_ids=[*start().prompt_ids, ord("!")])
-    assert journaled(tmp_path, [start()], 7) and journaled(tmp_path, [other], 7) == {}
-    asked = start().request
-    for changed in (
-        {"seed": asked.seed + 1},
-        {"limits": replace(asked.limits, max_response_tokens=asked.limits.max_response_tokens + 1)},
-        {"sampling": replace(asked.sampling, temperature=0.5)},
-    ):
-        assert journaled(tmp_path, [replace(start(), request=replace(asked, **changed))], 7) == {}
 
 
 async def test_a_turn_that_continues_other_tokens_is_not_put_behind_them(tmp_path: Path):
@@ -132,18 +88,6 @@ async def test_zeros_that_a_lost_power_leaves_and_records_of_another_form_end_a_
     assert journaled(tmp_path, [start()], 7) == {}
 
 
-async def test_a_file_that_cannot_be_read_is_named_and_ends_there(tmp_path: Path):
-    states = await played(start())
-    write(tmp_path, states[:1])
-    (file,) = tmp_path.rglob("*.turns")
-    broken = file.parent / "generation-0-b.turns"
-    broken.mkdir()
-    shown: list[str] = []
-    assert journaled(tmp_path, [start()], 7, show=shown.append) == {"stage1/12/0-p/3": states[0]}
-    (line,) = shown
-    assert line.startswith(f"{broken} cannot be read") and line.endswith("under way is sampled again")
-
-
 class FullOnce(TurnJournal):
     """Its disk is full in the middle of one write."""
 
@@ -173,16 +117,6 @@ async def test_what_follows_a_write_that_failed_is_not_put_behind_its_torn_end(t
     journal.close()
 
 
-async def test_attempts_at_the_same_rollout_are_told_apart_by_their_ids_and_share_its_turns(tmp_path: Path):
-    import re
-
-    states = await played(start())
-    write(tmp_path, states[:2])
-    again = start("stage1/12/0-p/3~1")
-    found = journaled(tmp_path, [again], 7, same=re.compile(r"~\d+"))
-    assert found == {"stage1/12/0-p/3~1": replace(states[1], request=again.request)}
-
-
 async def test_where_a_rollout_stands_with_its_tools_is_read_again_with_its_turns(tmp_path: Path):
     states = [replace(state, restarts=1, reward=0.5) for state in await played(start())]
     states = [replace(state, memories={"notes": ToolMemory(calls=3, snapshot="a b")}) for state in states]
@@ -195,12 +129,6 @@ STAY = Placement(
     replica_id="generation/0", turn=0, why="most room", waited_s=1.5, held_s={"no room": 1.0}, kv_used_tokens=16,
     kv_expected_tokens=64, kv_capacity_tokens=128, residents=2,
 )  # fmt: skip
-
-
-async def test_where_it_was_placed_and_why_is_read_again(tmp_path: Path):
-    states = await played(replace(start(), placements=(STAY,)))
-    write(tmp_path, states[:2])
-    assert journaled(tmp_path, [start()], 7)["stage1/12/0-p/3"].placements == (STAY,)
 
 
 async def test_of_a_turn_under_way_where_it_was_placed_and_the_time_it_took_are_read_again_and_written_once(
@@ -235,21 +163,6 @@ async def test_evaluations_and_the_choice_of_a_hard_set_go_on_as_training_does(n
     assert journaled(tmp_path, [start(name.replace("0a1b", "2c3d"))], 7) == {}  # it is asked in another way
 
 
-async def test_a_folder_that_was_removed_and_made_anew_by_another_worker_is_written_anew(tmp_path: Path):
-    (first, *_) = await played(start())
-    ours, other = TurnJournal(tmp_path, "generation/0-a"), TurnJournal(tmp_path, "generation/1-b")
-    for journal in (ours, other, ours):
-        if journal is other:
-            for folder in tmp_path.iterdir():
-                shutil.rmtree(folder)
-        journal.begin(start())
-        journal.add(first, 7)
-        journal.flush()
-    assert len([*tmp_path.rglob("*.turns")]) == 2
-    ours.close()
-    other.close()
-
-
 async def test_a_folder_that_was_removed_is_written_anew(tmp_path: Path):
     (first, *_) = await played(start())
     journal = TurnJournal(tmp_path, "generation/0-a")
@@ -264,22 +177,6 @@ async def test_a_folder_that_was_removed_is_written_anew(tmp_path: Path):
     assert journaled(tmp_path, [start()], 7) == {start().request.rollout_id: first}
 
 
-@pytest.mark.parametrize(
-    ("rollout_id", "folder"),
-    [
-        ("stage1/12/0-p/3", "stage1-step-000012"),
-        ("stage1/filter/0a1b/0-p/3", "stage1-filter"),
-        ("evaluate/stage1/held-out/step-3/0a1b/0-p/4", "stage1-evaluation"),
-        ("evaluate/evaluate/a b.c/step-0/0a1b/0-p/4", "evaluate-evaluation"),
-        ("validation/0", None),
-        ("stage1/filtered/0-p/3", None),
-        ("../../etc/3/4", None),
-    ],
-)
-def test_turns_lie_in_a_folder_of_what_they_are_played_for(rollout_id: str, folder: str | None):
-    assert turns_folder(Path("/run"), rollout_id) == (Path("/run") / folder if folder else None)
-
-
 def sampled(state: RolloutState, first: int, last: int) -> Completion:
     """Of a finished turn that is its whole response, these tokens."""
     chosen = slice(first, last)
@@ -287,33 +184,6 @@ def sampled(state: RolloutState, first: int, last: int) -> Completion:
         token_ids=state.response_ids[chosen], logprobs=state.logprobs[chosen],
         policy_versions=state.policy_versions[chosen], ended=False,
     )  # fmt: skip
-
-
-async def test_what_was_sampled_of_a_turn_under_way_is_read_again_behind_the_turns_before_it(tmp_path: Path):
-    first, second, _ = await played(start())
-    name, before = first.request.rollout_id, len(first.response_ids)
-    journal = TurnJournal(tmp_path, "generation/0-a")
-    journal.begin(start())
-    journal.begin(start("stage1/12/1-q/0"))
-    for known, count in ((0, 3), (3, 7), (7, 9)):
-        new = sampled(first, known, count)
-        journal.add_begun({"stage1/12/1-q/0": new, name: new, "validation/0": new}, 7)
-        journal.flush()
-        (found,) = journaled(tmp_path, [start()], 7).values()
-        assert found == replace(start(), begun=sampled(first, 0, count))
-    journal.add(first, 7)
-    journal.add_begun({name: sampled(second, before, before + 4)}, 7)
-    journal.flush()
-    (found,) = journaled(tmp_path, [start()], 7).values()
-    assert found == replace(first, begun=sampled(second, before, before + 4))
-    assert journaled(tmp_path, [start()], 8) == {}
-    journal.add(second, 7)
-    journal.close()
-    (found,) = journaled(tmp_path, [start()], 7).values()
-    assert found == second
-    (file,) = tmp_path.rglob("*.turns")
-    parts = [record for _, record, _ in read(file) if isinstance(record, TurnPart) and record.rollout_id == name]
-    assert [(part.start, part.num_tokens) for part in parts] == [(0, 3), (3, 4), (7, 2), (before, 4)]
 
 
 async def test_who_goes_on_within_a_turn_writes_what_came_after_alone(tmp_path: Path):
@@ -334,39 +204,6 @@ async def test_who_goes_on_within_a_turn_writes_what_came_after_alone(tmp_path: 
     assert (part.start, part.num_tokens, len(columns)) == (5, 3, 36)
 
 
-async def test_of_two_beginnings_of_one_turn_none_is_mixed_with_the_other(tmp_path: Path):
-    """Where sampling is not the same each time: a replica was lost, and the next began the turn afresh."""
-    (first, *_), (other, *_) = await played(start()), await played(start(), (call("7+5"), call("3+3"), answer("9")))
-    name = first.request.rollout_id
-    for writer, state, counts in (("generation/0-a", first, (32, 36)), ("generation/1-b", other, (34,))):
-        journal = TurnJournal(tmp_path, writer)
-        journal.begin(start())
-        for known, count in itertools.pairwise((0, *counts)):
-            journal.add_begun({name: sampled(state, known, count)}, 7)
-        journal.close()
-    (found,) = journaled(tmp_path, [start()], 7).values()
-    assert found.begun in (sampled(first, 0, 36), sampled(other, 0, 34))
-
-
-async def test_of_a_rollout_that_began_again_only_its_latest_beginning_counts(tmp_path: Path):
-    states, name = await played(start()), start().request.rollout_id
-    again = replace(start(), restarts=1)
-    for lost, later in (("0-a", "1-b"), ("1-b", "0-a")):  # whatever file is read first
-        folder = tmp_path / lost
-        write(folder, states[:2], f"generation/{lost}")
-        journal = TurnJournal(folder, f"generation/{later}")
-        journal.begin_again(again, 7)
-        journal.flush()
-        assert journaled(folder, [start()], 7) == {name: again}
-        journal.begin(again)
-        journal.add_begun({name: sampled(states[0], 0, 4)}, 7)
-        journal.flush()
-        assert journaled(folder, [start()], 7) == {name: replace(again, begun=sampled(states[0], 0, 4))}
-        journal.add(replace(states[0], restarts=1), 7)
-        journal.close()
-        assert journaled(folder, [start()], 7) == {name: replace(states[0], restarts=1)}
-
-
 async def test_a_part_without_tokens_is_followed_by_what_comes_after_it(tmp_path: Path):
     (first, *_) = await played(start())
     name, journal = first.request.rollout_id, TurnJournal(tmp_path, "generation/0-a")
@@ -375,22 +212,6 @@ async def test_a_part_without_tokens_is_followed_by_what_comes_after_it(tmp_path
         journal.add_begun({name: sampled(first, known, count)}, 7)
     journal.close()
     assert journaled(tmp_path, [start()], 7) == {name: replace(start(), begun=sampled(first, 0, 5))}
-
-
-async def test_what_the_driver_knew_of_a_rollout_is_not_mixed_with_what_the_files_have_of_it(tmp_path: Path):
-    """It had read more before, of a file that is gone."""
-    states = await played(start())
-    known = replace(states[1], memories={"notes": ToolMemory(calls=2)}, num_answers=1, placements=(STAY,))
-    write(tmp_path, states[:1])
-    assert journaled(tmp_path, [known], 7) == {start().request.rollout_id: states[0]}
-    (file,) = tmp_path.rglob("*.turns")
-    file.unlink()
-    journal = TurnJournal(tmp_path, "generation/1-b")
-    journal.begin(start())
-    journal.add_begun({known.request.rollout_id: sampled(states[0], 0, 4)}, 7)
-    journal.close()
-    (found,) = journaled(tmp_path, [known], 7).values()
-    assert found == replace(start(), begun=sampled(states[0], 0, 4))
 
 
 async def test_a_turn_goes_on_with_what_was_sampled_of_it_and_ends_as_it_would_have(tmp_path: Path):
@@ -407,13 +228,3 @@ async def test_a_turn_goes_on_with_what_was_sampled_of_it_and_ends_as_it_would_h
     assert state.response_ids == whole.response_ids and state.begun is None
     assert asked == [begun.begun, None, None]
     assert begun.begun_again() == replace(start(), restarts=1)
-
-
-async def test_a_turn_that_two_engines_sampled_took_the_time_of_both():
-    first, *_ = await played(start())
-    begun = replace(sampled(first, 0, 6), spent_s=100.0)
-    state = await play_turn(
-        replace(start(), begun=begun), generate=ScriptedEngine(list(TURNS)), execute=SANDBOX, chat=CHAT
-    )
-    assert 100.0 <= state.turns[0].generate_s < 110.0
-    assert state.turns[0].tool_s < 10.0

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from rstar_ray.errors import ConfigError
 from rstar_ray.report.live import LiveRun
 from rstar_ray.report.page import html_report
 from rstar_ray.report.record import read_run
-from rstar_ray.run_dir.durable import append_row, cut_rows
-from rstar_ray.run_dir.folder import RUN_FORMAT
+from rstar_ray.run_dir.durable import append_row
 from rstar_ray.run_dir.growing import GrowingRows
 from rstar_ray.run_dir.ledger import Fate, write_fates
 from tests.rstar_ray.fabricate import run_directory
@@ -33,30 +31,6 @@ def test_rows_are_taken_as_they_come_and_a_torn_one_when_it_is_whole(tmp_path: P
     assert growing.read() and [row["a"] for row in growing.rows] == [1, 2, 3]
 
 
-def test_a_table_that_was_written_anew_is_read_from_its_start(tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    for step in (1, 2, 3):
-        append_row(path, {"stage": "s", "step": step})
-    growing = GrowingRows(path)
-    growing.read()
-    cut_rows(path, stage="s", after_step=1)
-    assert growing.read() and growing.rows == [{"stage": "s", "step": 1}]
-    path.unlink()
-    assert growing.read() and growing.rows == []
-
-
-def test_a_line_that_is_no_row_is_left_out_and_told_of(tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"a": 1}\n{"a": 1, "b\n[2]\n{"a": 3}\n')
-    growing = GrowingRows(path)
-    growing.read()
-    assert growing.rows == [{"a": 1}, {"a": 3}]
-    assert growing.faults == [
-        "rows.jsonl, line 2 is no row of JSON and is left out",
-        "rows.jsonl, line 3 is no row of JSON and is left out",
-    ]
-
-
 def test_a_run_whose_files_were_cut_off_anywhere_has_a_page(tmp_path: Path):
     path = run_directory(tmp_path / "run", stages={"stage1": 12})
     lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -68,16 +42,6 @@ def test_a_run_whose_files_were_cut_off_anywhere_has_a_page(tmp_path: Path):
     assert "metrics.jsonl, line 106 is no row of JSON and is left out" in html_report(read_run(path))
     data = LiveRun(path).data()
     assert len(data["x"]) == 10 and len(data["browser"]["columns"]["group"]) == 11
-
-
-def test_a_folder_that_is_no_run_and_a_run_of_a_newer_version_are_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"holds no metrics and no evaluations; name the directory of a run"):
-        LiveRun(tmp_path)
-    path = run_directory(tmp_path / "run", stages={"stage1": 1})
-    append_row(path / "launches.jsonl", {"format": RUN_FORMAT + 1, "started_at": "2026-01-05T10:00:00+00:00"})
-    for look in (LiveRun, read_run):
-        with pytest.raises(ConfigError, match=r"was written by a newer rstar_ray .* use that version"):
-            look(path)
 
 
 def test_a_run_that_has_ended_no_step_can_be_watched_already(tmp_path: Path):

@@ -1,5 +1,5 @@
 import json
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,8 @@ from rstar_ray.run_dir.metrics import (
     SftMetrics,
     StepMetrics,
     StepTimings,
-    progress_line,
     share_rollout_time,
     step_metrics,
-    tool_error_share_correct,
 )
 from rstar_ray.trajectory import StopReason
 from tests.rstar_ray.fabricate import summary
@@ -51,31 +49,6 @@ def test_a_step_counts_rollouts_groups_and_tokens():
     assert (row.loss, row.lr) == (-0.01, 1e-4)
 
 
-def test_the_versions_that_sampled_a_step_are_told_by_what_sampled_at_all():
-    versions = [(4, 5), (5, 6), (0, 0)]
-    summaries = [
-        replace(summary("a", n), policy_version_min=low, policy_version_max=high)
-        for n, (low, high) in enumerate(versions)
-    ]
-    refused = replace(summaries[2], num_sampled_tokens=0)
-    row = metrics(step=6, summaries=[*summaries[:2], refused])
-    assert (row.policy_version_min, row.policy_version_max) == (4, 6)
-    row = metrics(step=6, summaries=[refused], kept_ids=[], update=None)
-    assert (row.policy_version_min, row.policy_version_max) == (6, 6)
-
-
-def test_all_that_the_learner_says_of_an_update_is_in_the_steps_row():
-    said = replace(UPDATE, ratio_mean=1.1, ratio_max=3.0, kl=0.02, correction_mean=0.9, old_logprobs_drift=1e-7)
-    row = asdict(metrics(update=said))
-    assert {name: row[name] for name in asdict(said)} == asdict(said)
-
-
-def test_a_step_with_nothing_to_train_on_is_logged_without_an_update():
-    row = metrics(kept_ids=[], update=None)
-    assert (row.groups_kept, row.groups_equal_dropped, row.trained_trajectories) == (0, 1, 0)
-    assert all(getattr(row, each.name) is None for each in fields(UpdateFigures))
-
-
 def test_a_sink_that_fails_is_a_shown_line_and_the_others_go_on(tmp_path: Path):
     class Full:
         def write(self, *_: object) -> None:
@@ -106,48 +79,16 @@ def test_a_kept_id_that_was_never_rolled_out_is_refused():
         metrics(kept_ids=["z/9"])
 
 
-def test_tool_errors_in_wrong_trajectories_do_not_count():
-    assert tool_error_share_correct([summary(calls=4), summary(reward=0.0, calls=4, failed=4)]) == 0
-
-
-def test_without_a_correct_call_the_error_share_has_no_value():
-    assert tool_error_share_correct([summary(calls=0), summary(reward=0.0, calls=2)]) is None
-    assert tool_error_share_correct([]) is None
-
-
 def test_phases_of_the_rollout_add_up_to_its_wall_time():
     shares = share_rollout_time(10.0, [summary(generate_s=3, tool_s=1), summary(generate_s=3, tool_s=2, verify_s=1)])
     assert shares == (6.0, 3.0, 1.0)
     assert share_rollout_time(2.0, []) == (2.0, 0.0, 0.0)
 
 
-def test_the_progress_line_shows_every_figure_a_watcher_needs():
-    line = progress_line(metrics(step=3), num_steps=40)
-    for part in ("stage1  3/40", "reward 0.500", "pass  50%", "tool errors 0.0%", "80 tok", "cut 0.0%", "30 tok/s"):
-        assert part in line
-    limited = [replace(summary("a", n), stop_reason=StopReason.MAX_TURNS) for n in range(2)]
-    assert "turn limit 100.0%" in progress_line(metrics(summaries=limited), num_steps=40)
-    assert "generate 4.0  tools 0.0  verify 0.0  learn 2.0  publish 0.5 s" in line
-
-
 def events(folder: str) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     return EventAccumulator(folder)
-
-
-def test_rows_are_on_disk_and_in_tensorboard_as_soon_as_they_are_written(tmp_path: Path):
-    lines: list[str] = []
-    with MetricsLog(tmp_path, stage="stage1", after_step=0, num_steps=2, show=lines.append) as log:
-        log.write(metrics(step=1))
-        assert read_rows(tmp_path / "metrics.jsonl")[0]["pass_rate"] == 0.5
-        log.write(metrics(step=2, update=None))
-    assert len(lines) == 2
-    board = events(str(tmp_path / "tensorboard" / "stage1"))
-    board.Reload()
-    assert [(event.step, event.value) for event in board.Scalars("pass_rate")] == [(1, 0.5), (2, 0.5)]
-    assert len(board.Scalars("loss")) == 1
-    assert "step" not in board.Tags()["scalars"]
 
 
 def test_going_on_from_a_checkpoint_never_doubles_a_step(tmp_path: Path):
@@ -168,22 +109,7 @@ def test_going_on_from_a_checkpoint_never_doubles_a_step(tmp_path: Path):
     assert [event.step for event in board.Scalars("reward_mean")] == [1, 2]
 
 
-def test_a_step_cannot_be_logged_twice(tmp_path: Path):
-    with MetricsLog(tmp_path, stage="stage1", after_step=4, num_steps=9) as log, pytest.raises(AssertionError):
-        log.write(metrics(step=4))
-
-
 def test_a_figure_that_is_not_finite_is_kept_as_null(tmp_path: Path):
     with MetricsLog(tmp_path, stage="sft", after_step=0, num_steps=1) as log:
         log.write(SftMetrics(step=1, loss=float("nan"), lr=1e-3, tokens_per_s=10, step_s=1))
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] is None
-
-
-def test_sft_prints_every_nth_step_the_ends_and_what_was_validated(tmp_path: Path):
-    lines: list[str] = []
-    with MetricsLog(tmp_path, stage="sft", after_step=0, num_steps=25, print_every=10, show=lines.append) as log:
-        for step in range(1, 26):
-            val_loss = 0.5 if step == 13 else None
-            log.write(SftMetrics(step=step, loss=1.0, lr=1e-3, tokens_per_s=10, step_s=1, val_loss=val_loss))
-    assert [line.split()[1] for line in lines] == ["1/25", "10/25", "13/25", "20/25", "25/25"]
-    assert "val loss 0.5000" in lines[2]

@@ -6,21 +6,19 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from recipes import replay
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.errors import ConfigError
-from rstar_ray.repeat_update import Compared, compared, recorded_step, repeat_update, repeatable, rows_of
+from rstar_ray.repeat_update import Compared, recorded_step, repeat_update, repeatable, rows_of
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.run_dir.recorded import recorded_trajectories, recorded_trajectory
-from rstar_ray.run_dir.trajectory_log import readable, write_trajectories
+from rstar_ray.run_dir.recorded import recorded_trajectories
+from rstar_ray.run_dir.trajectory_log import write_trajectories
 from rstar_ray.stages import run_rl
 from rstar_ray.train_loop import TrainingRow
-from tests.fakes import CharChat, SkilledPolicy, SkillLearner, adding_problems, fake_crew, update_result
-from tests.rstar_ray.fabricate import decode, example_trajectories
+from tests.fakes import CharChat, SkilledPolicy, SkillLearner, adding_problems, fake_crew
 from tests.rstar_ray.test_stages import stage
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
@@ -66,17 +64,6 @@ async def run(tmp_path: Path) -> tuple[Path, Telling]:
     return tmp_path / "run", learner
 
 
-@pytest.mark.parametrize("step", [2, 3])
-async def test_a_steps_update_is_repeated_from_what_the_run_left(step: int, run: tuple[Path, Telling]):
-    path, then = run
-    again = Telling(SkilledPolicy(skill=0.123))
-    figures = await repeat_update(recorded_step(path, "stage1", step), again)
-    assert again.told == [then.told[step - 1]]
-    assert {figure.name for figure in figures if figure.alike} == {
-        "loss", "grad_norm", "entropy", "clip_share", "logprob_diff_mean", "logprob_diff_max", "lr",
-    }  # fmt: skip
-
-
 async def test_another_policy_before_the_update_is_a_difference(run: tuple[Path, Telling]):
     path, _ = run
     recorded = recorded_step(path, "stage1", 2)
@@ -95,22 +82,6 @@ def test_steps_that_can_be_repeated_are_listed(run: tuple[Path, Telling], capsys
     assert capsys.readouterr().out == "stage1 step 2\nstage1 step 3\n"
     assert replay.main([str(path), "--stage", "stage2"]) == 2
     assert "has no step of stage2 with its trajectories" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        (["--step", "2", "--stage", "sft"], "has no RL stage 'sft'; choose one that it has: stage1"),
-        (["--step", "9"], "has no row of stage stage1 step 9; choose a step that the run has taken"),
-        (["--step", "1"], "has no whole checkpoint of stage1 before step 1; choose a step after a checkpoint"),
-    ],
-)
-def test_what_was_not_recorded_is_refused_in_a_line(
-    asked: list[str], says: str, run: tuple[Path, Telling], capsys: pytest.CaptureFixture[str]
-):
-    assert replay.main([str(run[0]), *asked]) == 2
-    told = capsys.readouterr().err
-    assert says in told and told.count("\n") == 1
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -148,41 +119,6 @@ def test_settings_of_another_version_are_refused(run: tuple[Path, Telling]):
     path.write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=r"settings are of another version .*zero_stage"):
         recorded_step(run[0], "stage1", 2)
-
-
-def test_a_recorded_trajectory_is_the_one_it_was_written_from():
-    for written in example_trajectories(1.0):
-        read = recorded_trajectory(json.loads(json.dumps(readable(written, decode))))
-        for name in ("prompt_ids", "response_ids", "loss_mask", "policy_versions"):
-            np.testing.assert_array_equal(getattr(read, name), getattr(written, name))
-        np.testing.assert_allclose(read.rollout_logprobs, written.rollout_logprobs, atol=1e-4)
-        for name in ("rollout_id", "group_id", "reward", "num_calls", "num_failed", "num_answers", "num_turns",
-                     "num_prompt_tokens", "num_response_tokens", "num_sampled_tokens", "stop_reason"):  # fmt: skip
-            assert getattr(read.summary, name) == getattr(written.summary, name), name
-        assert [turn.num_tokens for turn in read.turns] == [turn.num_tokens for turn in written.turns]
-
-
-@pytest.mark.parametrize(
-    ("then", "now", "alike"),
-    [
-        (1.0, 1.0005, True),
-        (1.0, 1.01, False),
-        (-1.0, 1.0, False),
-        (0.0, 0.0, True),
-        (1e-7, 3e-6, True),
-        (0.0, 1.0, False),
-    ],
-)
-def test_figures_are_alike_up_to_what_is_recorded(then: float, now: float, alike: bool):
-    figure = Compared(name="loss", then=then, now=now)
-    assert figure.alike is alike
-    assert ("same" if alike else "differs by") in figure.line()
-
-
-def test_a_figure_without_a_meaning_then_is_not_compared():
-    row = dict.fromkeys(("loss", "grad_norm", "clip_share", "logprob_diff_mean", "logprob_diff_max", "lr"))
-    (figure,) = compared({**row, "entropy": 0.25}, update_result(1, tokens=1, lr=0.1))
-    assert (figure.name, figure.then, figure.now) == ("entropy", 0.25, 0.3)
 
 
 def test_the_verdict_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str]):

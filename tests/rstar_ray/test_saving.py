@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rstar_ray.errors import ConfigError, LearnerError, Stopped
-from rstar_ray.run_dir.durable import read_json, read_rows, write_json
+from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.manifest import MANIFEST, WrittenFile, checksum
 from rstar_ray.saving import Saving, saving
@@ -70,18 +70,6 @@ async def test_a_step_begins_once_the_copy_is_taken_and_the_checkpoint_is_whole_
         await saves.settled()
         assert steps(run_dir) == [1]
         assert read_json(run_dir.checkpoints("stage1")[0].path / "skill.json")[2] == 7
-
-
-async def test_the_next_checkpoint_waits_for_the_one_before_and_a_stage_ends_with_its_last_on_disk(tmp_path: Path):
-    async with slow(tmp_path) as (saves, learner, run_dir):
-        await saves.take(progress(1))
-        second = asyncio.ensure_future(saves.take(progress(2), finishes=True))
-        await asyncio.sleep(0.05)
-        assert not second.done() and (steps(run_dir), learner.writes) == ([], 1)
-        learner.may_write.set()
-        await second
-        assert steps(run_dir) == [1, 2]
-        assert (finished := run_dir.finished_checkpoint("stage1")) is not None and finished.step == 2
 
 
 async def test_a_checkpoint_that_cannot_be_written_ends_the_run_by_name_and_the_one_before_stays(tmp_path: Path):
@@ -174,37 +162,6 @@ async def test_older_checkpoints_are_removed_beside_the_steps_and_one_that_canno
             assert len(removed) == step
     assert shown == ["the removal of older checkpoints is left out: OSError: Device or resource busy"]
     assert removed == ["stage1, but for 3"] * 3
-
-
-async def test_steps_of_a_run_go_on_while_a_checkpoint_is_written_and_a_failed_one_ends_it(tmp_path: Path):
-    async def ends_as(path: Path, expected: type[Exception] | None, **changes: Any) -> list[int]:
-        learner = SlowLearner(SkilledPolicy())
-        crew = replace(fake_crew(learner.policy), learner=learner, **changes)
-        seen: list[int] = []
-
-        async def written() -> dict[Path, WrittenFile]:
-            while len(read_rows(path / "metrics.jsonl")) == seen[-1] < 6:  # until a step has ended beside it
-                await asyncio.sleep(0.01)
-            if expected is LearnerError:
-                raise LearnerError("disk full")
-            return await SkillLearner.written(learner)
-
-        async def copy(_: Path) -> None:
-            seen.append(len(read_rows(path / "metrics.jsonl")))
-
-        learner.written, learner.export = written, copy
-        with RunDir.open(path, "stage1", asdict(CONFIG)) as run_dir:
-            if expected is None:
-                await run_rl(CONFIG, adding_problems(40), crew, run_dir)
-            else:
-                with pytest.raises(expected):
-                    await run_rl(CONFIG, adding_problems(40), crew, run_dir)
-        return seen
-
-    assert await ends_as(tmp_path / "well", None) == [2, 4, 6]
-    assert steps(RunDir(tmp_path / "well")) == [2, 4, 6]
-    assert await ends_as(tmp_path / "full", LearnerError) == [2]
-    assert steps(RunDir(tmp_path / "full")) == [] and len(read_rows(tmp_path / "full" / "metrics.jsonl")) in (3, 4)
 
 
 async def test_a_run_that_is_asked_to_stop_ends_with_its_checkpoint_whole(tmp_path: Path):

@@ -116,11 +116,3 @@ async def test_a_whole_file_of_nonsense_is_a_line_and_the_run_goes_on_untaught(
     (line,) = second.left_out()
     assert line.startswith(f"{LEARNED} of stage1-step-000002 is left out: {said}") and second.taught == []
     assert read_json(tmp_path / "finished" / "stage1.json")["step"] == 4
-
-
-async def test_a_balancer_that_learns_nothing_has_no_such_file_and_is_taught_none(tmp_path: Path):
-    crew = fake_crew(SkilledPolicy())
-    for config in (CONFIG, replace(CONFIG, stage="stage2")):
-        with RunDir.open(tmp_path, config.stage, asdict(config)) as run_dir:
-            await run_rl(config, adding_problems(40), crew, run_dir)
-    assert not (folder(tmp_path, 4) / LEARNED).exists()

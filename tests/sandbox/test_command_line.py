@@ -8,8 +8,6 @@ import pytest
 from rstar_ray.outcome import Outcome
 from sandbox.__main__ import main
 from sandbox.cage import flavors
-from sandbox.case_check import read_cases
-from sandbox.limits import standard_limits
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
 from tests import derived
@@ -60,15 +58,6 @@ def test_what_cannot_be_read_or_is_out_of_bounds_or_means_nothing_is_one_line(
     assert main(said.split()) == 2
     told = capsys.readouterr().err
     assert told.startswith(line) and told.count("\n") == 1
-
-
-def test_a_case_that_does_nothing_ends_before_its_seconds_are_over(tmp_path: Path):
-    idle = {"name": "idle", "code": "", "stdin": None, "expect": {"status": ["timeout"]}}
-    cases = tmp_path / "cases.json"
-    for seconds, wall_s in ((6, 5.0), (3, 2.0), (0.5, 1.0), (600, standard_limits().wall_s)):
-        idle["expect"]["max_seconds"] = seconds
-        cases.write_text(json.dumps([idle]))
-        assert read_cases(cases)[0].request.limits.wall_s == wall_s
 
 
 @pytest.mark.asyncio(loop_scope="session")

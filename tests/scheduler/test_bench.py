@@ -32,21 +32,6 @@ def test_a_step_has_a_row_for_a_first_and_a_later_one_and_who_knows_all_is_never
         assert row.lower_bound_s <= row.clairvoyant_s <= min(row.makespan_s, row.best_other_s)
 
 
-@pytest.mark.parametrize(
-    ("step", "makespan_s", "recomputed", "missed"),
-    [
-        ("later", 112.0, 0.01, []),
-        ("later", 113.0, 0.0, ["bimodal at 1.5, later step: 1.03 x the time of static, of 1.02"]),
-        ("later", 90.0, 0.011, ["bimodal at 1.5, later step: 1.1% recomputed, of 1%"]),
-        ("first", 121.0, 0.02, []),
-        ("first", 122.0, 0.03, ["1.11 x the time of static, of 1.10", "3.0% recomputed, of 2%"]),
-    ],
-)
-def test_limits_that_are_not_kept_are_named(step: str, makespan_s: float, recomputed: float, missed: list[str]):
-    found = replace(ROW, step=step, makespan_s=makespan_s, recomputed_share=recomputed).missed()
-    assert len(found) == len(missed) and all(text in said for text, said in zip(missed, found, strict=True))
-
-
 def test_what_is_computed_again_is_limited_where_a_preemption_costs_more_than_ten_steps():
     much = replace(ROW, recomputed_share=0.3)
     assert [len(replace(much, preemption_steps=steps).missed()) for steps in (10.0, 10.1)] == [0, 1]

@@ -6,19 +6,14 @@ from typing import Any
 import pytest
 
 from rstar_ray.run_dir.metrics import PlacementFigures
-from scheduler.balancer import RULES, Balancer
-from scheduler.fleet import Fleet, Replica, Rollout
+from scheduler.balancer import Balancer
+from scheduler.fleet import Fleet, Replica
 from scheduler.load import (
-    Finished,
-    NeverFits,
     Registration,
     ReplicaLoad,
-    ReplicaSnapshot,
     RolloutLoad,
     TurnReport,
-    in_flight_limit,
 )
-from scheduler.rules import _mixed
 from scheduler.tally import Tally
 from tests.fakes import registration
 
@@ -45,15 +40,6 @@ def report(name: str, context: int, made: int, turn: int = 1) -> TurnReport:
     return TurnReport(rollout_id=name, context_tokens=context, generated_tokens=made, turn=turn)
 
 
-def end(name: str, context: int, made: int) -> Finished:
-    return Finished(rollout_id=name, context_tokens=context, generated_tokens=made, turn=1)
-
-
-@pytest.mark.parametrize(("running", "limit"), [(1, 2), (8, 9), (9, 11), (64, 72), (1_024, 1_152)])
-def test_one_more_than_an_eighth_may_wait_in_an_engine(running: int, limit: int):
-    assert in_flight_limit(running) == limit
-
-
 def test_a_load_knows_its_response_and_its_longest_life_and_refuses_what_cannot_be():
     known = load("a", context=40, made=20)
     assert (known.response_tokens, known.worst_case_tokens, load("b").context_tokens) == (24, 100, 16)
@@ -65,24 +51,6 @@ def test_a_load_knows_its_response_and_its_longest_life_and_refuses_what_cannot_
         with pytest.raises(ValueError, match="rollout 'a'"):
             replace(known, **{field: -1})
     assert replace(known, max_turns=1, prompt_tokens=1, max_response_tokens=1, turn=0)
-
-
-def test_a_rollouts_age_grows_with_its_replicas_steps_up_to_its_budget():
-    rollout = Rollout(replace(load("a", context=40), generated_tokens=20), 0, step_seen=100.0)
-    assert [rollout.response_at(step) for step in (100.0, 110.0, 158.0, 159.0, 500.0)] == [24, 34, 82, 83, 83]
-    assert [rollout.sampled_at(step) for step in (100.0, 110.0, 162.0, 163.0, 500.0)] == [20, 30, 82, 83, 83]
-
-
-def test_a_new_replica_has_done_nothing():
-    replica = Fleet().add(registration("r0", 1_000, max_running=2, block_tokens=16, policy_version=7))
-    assert replica.snapshot(5) == ReplicaSnapshot(
-        replica_id="r0", kv_capacity_tokens=1_000, kv_used_tokens=0, kv_reserved_tokens=5, in_flight=0, running=0,
-        preemptions=0, admissions=0, policy_version=7, serving=True, set_aside=None,
-    )  # fmt: skip
-    assert replica.decode_step == 0.0 and replica.has_seat and replica.open
-    assert [replica.whole_blocks(tokens) for tokens in (0, 1, 16, 17)] == [0, 16, 16, 32]
-    rollout = Rollout(load("a"), 0)
-    assert (rollout.step_seen, rollout.reserved_tokens, rollout.profile_row, rollout.length_row) == (0.0, 0, -1, -1)
 
 
 def test_a_fleet_keeps_places_and_reckons_with_the_largest_block():
@@ -97,12 +65,6 @@ def test_a_fleet_keeps_places_and_reckons_with_the_largest_block():
     fleet.by_id["d"].serving = False
     fleet.by_id["c"].set_aside = "why"
     assert [replica.replica_id for replica in fleet.open()] == ["a"]
-
-
-def test_a_seat_is_one_of_max_running():
-    balancer = fleet("worst_case", 10_000, max_running=3)
-    balancer.submit([load(f"x{n}") for n in range(5)])
-    assert len(homes(balancer)) == 3
 
 
 def test_what_a_replica_reports_is_counted():
@@ -121,64 +83,6 @@ def test_what_a_replica_reports_is_counted():
     assert balancer.replica_report("r0", ReplicaLoad(preemptions=1, steps=50)) is None  # said once
 
 
-def test_the_decode_clock_follows_turns_and_the_engines_own_steps():
-    balancer = fleet("expected_kv", 10_000)
-    balancer.submit([load("a", most=900), load("b", group="h", most=900)])
-    homes(balancer)
-    replica = balancer.books.replica("r0")
-    balancer.turn_finished("r0", report("a", 116, 90))  # ten of them are a tool's
-    assert replica.decode_step == 90
-    balancer.replica_report("r0", ReplicaLoad(steps=1_000))
-    assert (replica.decode_step, replica.clock_offset) == (90, -910)
-    balancer.replica_report("r0", ReplicaLoad(steps=1_040))
-    assert replica.decode_step == 130
-    balancer.turn_finished("r0", report("b", 316, 300))
-    assert replica.decode_step == 300
-    balancer.replica_report("r0", ReplicaLoad(steps=1_050))
-    assert (replica.decode_step, replica.clock_offset) == (300, -750)
-    balancer.turn_finished("r0", report("a", 150, 100))
-    assert replica.decode_step == 300  # it had been seen at 90, and is behind the others
-    assert balancer.books.fleet.generated_tokens == 400
-    balancer.turn_finished("r0", report("a", 140, 90))  # what goes back does not count
-    assert balancer.books.fleet.generated_tokens == 400
-    known = balancer.load_of("a")
-    assert known is not None and (known.context_tokens, known.generated_tokens, known.turn) == (150, 100, 1)
-
-
-def test_what_is_handed_back_counts_as_sampled_and_as_computed_again():
-    balancer = fleet("round_robin", 1_000, 1_000)
-    balancer.submit([load("a")])
-    assert homes(balancer) == {"a": "r0"}
-    balancer.turn_finished("r0", report("a", 46, 30))
-    assert balancer.returned("r0", [load("a", context=70, made=50)]) == ["a"]
-    snapshot = balancer.snapshot()
-    assert balancer.books.fleet.generated_tokens == 50
-    assert (snapshot.requeued, snapshot.recomputed_tokens, snapshot.moves, snapshot.waiting) == (1, 70, 0, 1)
-    assert balancer.returned("r0", [load("a", context=70)]) == []
-    assert balancer.snapshot().stale_reports == 1
-    balancer.replica_report("r0", ReplicaLoad(preemptions=2))
-    assert balancer.snapshot().recomputed_tokens == 70  # nobody was there to be preempted
-
-
-def test_no_more_is_decided_than_asked_for():
-    balancer = fleet("round_robin", 1_000, 1_000)
-    balancer.submit([load(f"x{n}") for n in range(7)])
-    assert [len(homes(balancer, limit)) for limit in (0, 2, 3, None, None)] == [0, 2, 3, 2, 0]
-
-
-def test_what_runs_already_is_taken_over_once():
-    balancer = fleet("worst_case", 1_000, 1_000)
-    balancer.submit([load("waiting")])
-    assert balancer.adopt("r0", [load("new", context=30), load("waiting", context=40)]) == []
-    assert balancer.residents("r0") == ["new", "waiting"] and balancer.reserved_tokens("r0") == 224
-    assert balancer.adopt("r0", [load("new", context=35)]) == []  # known there: left as it is
-    assert balancer.load_of("new") == load("new", context=30)
-    assert balancer.adopt("r1", [load("new"), load("other")]) == ["new"]
-    assert homes(balancer) == {}
-    snapshot = balancer.snapshot()
-    assert (snapshot.submitted, snapshot.in_flight, snapshot.admitted) == (3, 3, 0)
-
-
 def test_a_cancelled_rollout_is_gone_wherever_it_was():
     balancer = fleet("expected_kv", 400)
     balancer.submit([load("runs"), load("waits", group="h")])
@@ -190,68 +94,11 @@ def test_a_cancelled_rollout_is_gone_wherever_it_was():
     assert homes(balancer) == {}
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_when_all_have_ended_every_counter_is_back_at_zero(rule: str):
-    balancer = fleet(rule, 1_000, 1_000)
-    balancer.submit([load(f"x{n}", group=f"g{n % 3}") for n in range(6)])
-    placed = homes(balancer)
-    assert balancer.faults() == []  # nothing is said while one is left
-    for name, home in placed.items():
-        assert balancer.finished(home, end(name, 66, 50))
-    assert balancer.faults() == []
-    balancer.books.replica("r1").reserved_tokens = 3
-    balancer.books.finished -= 1
-    assert balancer.faults() == ["6 submitted, but 5 finished or cancelled", "r1 is left with 3 reserved tokens"]
-
-
 def test_a_replica_below_one_is_refused():
     for wrong in ({"kv_capacity_tokens": 0}, {"max_running": 0}, {"block_tokens": 0}):
         given = {"kv_capacity_tokens": 1, "max_running": 1, "block_tokens": 1} | wrong
         with pytest.raises(ValueError, match="must be at least 1"):
             Registration(replica_id="r0", **given)
-
-
-def test_needs_are_whole_blocks_in_the_worst_case_and_one_token_more_otherwise():
-    for rule, needed in (("worst_case", 112), ("static", 17), ("expected_kv", 17)):
-        with pytest.raises(NeverFits) as refused:
-            fleet(rule, needed - 1).submit([load("a")])
-        assert (refused.value.needed_tokens, refused.value.largest_capacity_tokens) == (needed, needed - 1)
-        balancer = fleet(rule, needed)
-        balancer.submit([load("a")])
-        assert homes(balancer) == {"a": "r0"}
-
-
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        ("round_robin", "r0 r1 r2 r0 r1 r2 r0"), ("least_sessions", "r0 r1 r2 r0 r1 r2 r0"),
-        ("least_requests", "r1 r2 r1 r2 r1 r2 r0"), ("static", "r0 r0 r0 r1 r1 r2 r2"),
-    ],
-)  # fmt: skip
-def test_plain_rules_place_as_they_are_named(rule: str, expected: str):
-    balancer = fleet(rule, 1_000, 1_000, 1_000)
-    balancer.replica_report("r0", ReplicaLoad(running=2, waiting=1))
-    balancer.submit([load(f"x{n}") for n in range(7)])
-    assert list(homes(balancer).values()) == expected.split()
-
-
-def test_prefix_aware_leaves_a_cached_prompt_that_is_well_ahead():
-    balancer = fleet("prefix_aware", 100_000, 100_000, max_running=1_000)
-    balancer.submit([load(f"a{n}", group="a") for n in range(33)] + [load("b", group="b")])
-    placed = homes(balancer)
-    assert [placed[f"a{n}"] for n in range(33)] == ["r0"] * 33 and placed["b"] == "r1"
-    balancer.submit([load("a-more", group="a")])
-    assert homes(balancer) == {"a-more": "r0"}  # 32 ahead of the idlest, and no more
-    balancer.submit([load("a-last", group="a"), load("b2", group="b")])
-    assert homes(balancer) == {"a-last": "r1", "b2": "r1"}
-
-
-def test_worst_case_takes_the_freest_and_waits_in_order():
-    balancer = fleet("worst_case", 300, 500)
-    balancer.submit([load(f"x{n}") for n in range(7)])
-    assert list(homes(balancer).values()) == ["r1", "r1", "r0", "r1", "r0", "r1"]
-    assert (balancer.reserved_tokens("r0"), balancer.reserved_tokens("r1")) == (224, 448)
-    assert balancer.finished("r1", end("x0", 20, 4)) and homes(balancer) == {"x6": "r1"}
 
 
 def shown(rule: str, *replicas: tuple[int, int, int], **counters: Any):
@@ -299,18 +146,3 @@ def test_a_replica_says_what_cannot_be_true():
     replica.load = ReplicaLoad(steps=5, preemptions=2)
     assert nonsense(replica, ReplicaLoad(steps=5, preemptions=2)) is None
     assert nonsense(replica, ReplicaLoad(steps=4, preemptions=2)) == "reports 4 steps after 5"
-
-
-def test_the_hash_of_a_replica_is_murmurs():
-    """Its finaliser is the hash of nothing with that seed, whose values are published with it."""
-    known = {0: 0, 1: 0x514E28B7, 0xFFFFFFFF: 0x81F16F39}
-    assert {value: _mixed(value) for value in known} == known
-
-
-@pytest.mark.parametrize(("cached", "idlest", "home"), [(400, 365, "r0"), (100, 60, "r1"), (44, 40, "r0")])
-def test_a_lead_counts_from_a_tenth_on(cached: int, idlest: int, home: str):
-    balancer = fleet("prefix_aware", 100_000, 100_000, max_running=1_000)
-    balancer.adopt("r0", [load(f"a{n}", group="a") for n in range(cached)])
-    balancer.adopt("r1", [load(f"b{n}", group="b") for n in range(idlest)])
-    balancer.submit([load("more", group="a")])
-    assert homes(balancer) == {"more": home}

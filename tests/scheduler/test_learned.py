@@ -9,8 +9,6 @@ import pytest
 
 from scheduler.balancer import RULES, Balancer
 from scheduler.estimate import LengthEstimate
-from scheduler.expected_kv.caution import Z_SPAN
-from scheduler.expected_kv.rule import ExpectedKV
 from scheduler.learned import Learned
 from scheduler.load import Finished, RolloutLoad
 from scheduler.spans import Span
@@ -170,25 +168,6 @@ def test_the_step_after_a_resume_is_the_one_of_a_run_that_was_never_stopped():
     assert played_on(resumed) == step_after != played_on(Balancer("expected_kv"))
 
 
-def test_a_long_run_learns_as_often_within_a_step_as_its_first_step_did():
-    balancer, refreshes = Balancer("expected_kv"), list[int]()
-    rule = balancer._rule
-    assert isinstance(rule, ExpectedKV)
-    balancer.add_replica(registration("r0", 2_000_000, max_running=1_000, block_tokens=16))
-    for number in range(3):
-        rule._lengths._observed += 100_000  # those of many steps
-        names = [f"{number}/{n}" for n in range(400)]
-        balancer.submit([load(name) for name in names])
-        learnt: set[int] = set()
-        for name in names:
-            balancer.decide()
-            learnt.add(rule._lengths._learnt_at)
-            end = Finished(rollout_id=name, context_tokens=50, generated_tokens=40, turn=1)
-            assert balancer.finished("r0", end)
-        refreshes.append(len(learnt))
-    assert refreshes[0] > 3 and len(set(refreshes)) == 1
-
-
 def saved() -> dict[str, Any]:
     learned = played().learned()
     assert learned is not None
@@ -244,30 +223,6 @@ def test_what_is_no_object_is_refused(saved: Any):
         Learned.from_json(saved)
 
 
-@pytest.mark.parametrize("deaths", [0.0, 1e-300, 1.0, 2.0**53])
-@pytest.mark.parametrize("tokens", [0.0, 1e-300, 1.0, 2.0**53])
-@pytest.mark.parametrize("budget", [1, 12_288, 2**53])
-def test_numbers_that_are_possible_and_absurd_leave_a_balancer_that_decides(deaths: float, tokens: float, budget: int):
-    edited: Any = json.loads(json.dumps(SAVED)) | {"raised_z": 2.0**53, "admissions": 2**53}
-    past = {"deaths_B": [deaths] * 48, "tokens_B": [tokens] * 48, "alikeness": 1.0 - 2.0**-53, "fit_at": 1e-300}
-    edited["lengths"].append(
-        {"max_response_tokens": budget, "max_turns": 2, "sampled_tokens": 1, "response_tokens": 2**53, "past": past}
-    )
-    edited["lengths"][1] |= {"past": past, "response_tokens": 2**53, "sampled_tokens": 1}
-    balancer = Balancer("expected_kv")
-    rule = balancer._rule
-    assert isinstance(rule, ExpectedKV)
-    balancer.know_again(Learned.from_json(edited))
-    assert rule.caution.raised_z == Z_SPAN
-    balancer.add_replica(registration("r0", 20_000, max_running=64, block_tokens=16))
-    balancer.submit([load(f"new/{n}") for n in range(8)])
-    for _ in range(8):
-        for admission in balancer.decide().admissions:
-            end = Finished(rollout_id=admission.rollout_id, context_tokens=50, generated_tokens=40, turn=1)
-            assert balancer.finished("r0", end)
-    assert balancer.snapshot().finished == 8 and balancer.faults() == []
-
-
 def play(balancer: Balancer, name: str, *, generated_tokens: int, budget: int = 500) -> None:
     """One rollout from its submission to its end."""
     balancer.submit([replace(load(name), max_response_tokens=budget)])
@@ -280,21 +235,6 @@ def one_replica() -> Balancer:
     balancer = Balancer("expected_kv")
     balancer.add_replica(registration("r0", 40_000, max_running=64, block_tokens=32))
     return balancer
-
-
-def test_what_was_known_of_other_budgets_is_gone_where_what_is_taught_knows_none():
-    balancer, other = one_replica(), one_replica()
-    play(balancer, "long", generated_tokens=1_500, budget=2_000)
-    play(other, "short", generated_tokens=100)
-    learned = other.learned()
-    assert learned is not None
-    balancer.know_again(learned)
-    assert balancer.learned() == learned
-    live = one_replica()
-    live.submit([replace(load("lives"), max_response_tokens=2_000)])
-    live.know_again(learned)
-    known = live.learned()
-    assert known is not None and sorted(one.max_response_tokens for one in known.lengths) == [500, 2_000]
 
 
 def test_a_past_that_has_faded_to_less_than_a_rollout_teaches_nothing_and_is_forgotten():
@@ -311,12 +251,3 @@ def test_a_past_that_has_faded_to_less_than_a_rollout_teaches_nothing_and_is_for
         learned = balancer.learned()
         assert learned is not None and len(learned.lengths) == (version <= 4)
     play(balancer, "2/0", generated_tokens=100)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_rollout_that_fills_the_longest_context_fits_a_replica_of_that_size(rule: str):
-    balancer = Balancer(rule)
-    balancer.add_replica(registration("r0", 512, max_running=8, block_tokens=32))
-    whole = replace(load("whole"), prompt_tokens=12, context_tokens=512, generated_tokens=500)
-    balancer.submit([whole])
-    assert [admission.rollout_id for admission in balancer.decide().admissions] == ["whole"]

@@ -7,22 +7,17 @@ from pathlib import Path
 import pytest
 
 from recipes.plan import PlanConfig, plan, report, row
-from rstar_ray.algorithm.state_bytes import state_bytes
-from rstar_ray.config import RunConfig, leaves, with_values
+from rstar_ray.config import RunConfig, leaves
 from rstar_ray.errors import ConfigError
 from scheduler.plan import (
     QWEN3_14B,
     Gpu,
     Pools,
-    activations_gb,
-    best_separated,
     engine_memory,
     lacks,
     plan_pools,
-    pools_of,
     read_model,
     remedies,
-    trained_gb,
 )
 from scheduler.traces.stages import STAGES
 from tests import derived
@@ -53,70 +48,11 @@ def test_64_large_gpus_hold_engine_and_learner_and_two_thirds_of_a_million_kv_to
     assert not placement.problems
 
 
-def test_what_does_not_fit_says_what_to_change():
-    placement = colocated(gpus=2, memory_gb=80.0)
-    kv, learner = placement.problems
-    assert "0 tokens; one rollout may need 10240: 32 GPUs, or GPUs of 256 GB" in kv
-    assert learner.startswith("a learner rank needs 161.7 GB")
-    assert not colocated(gpus=32, memory_gb=80.0).problems
-    assert not colocated(gpus=2, memory_gb=256.0).problems
-
-
-@pytest.mark.parametrize(
-    ("gpus", "memory_gb", "tensor_parallel", "offered", "useless"),
-    [
-        (1, 192.0, 1, {"4 GPUs"}, "--engine.tensor-parallel separated --learner.micro-batch-tokens"),
-        (
-            8,
-            80.0,
-            1,
-            {"--engine.tensor-parallel 4 instead of 1", "--learner.offload (optimizer state in host memory)"},
-            "",
-        ),
-        (1, 24.0, 1, set[str](), "separated"),
-    ],
-)
-def test_only_what_helps_is_offered(gpus: int, memory_gb: float, tensor_parallel: int, offered: set[str], useless: str):
-    pools = shared(gpus, tensor_parallel)
-    gpu, stage = Gpu(memory_gb=memory_gb), STAGES["stage1"]
-    assert lacks(QWEN3_14B, gpu, stage, pools)
-    found = remedies(QWEN3_14B, gpu, stage, pools)
-    assert offered <= set(found)
-    assert not any(found_one.startswith(word) for word in useless.split() for found_one in found)
-
-
 def test_what_is_offered_are_options_of_a_run():
     options = {"--" + name.replace("_", "-") for name in leaves(RunConfig())}
     for gpus, memory_gb in ((1, 24.0), (2, 80.0), (8, 80.0), (16, 80.0), (1, 192.0)):
         for problem in colocated(gpus=gpus, memory_gb=memory_gb).problems:
             assert {word for word in problem.split() if word.startswith("--")} <= options
-
-
-def test_the_planner_budgets_what_a_run_that_sets_nothing_would_take():
-    bf16 = state_bytes("bfloat16", 3)
-    assert (bf16.weight, bf16.gradient, bf16.master, bf16.moments, bf16.total) == (2, 4, 4, 8, 18)
-    fp32 = state_bytes("float32", 3)
-    assert (fp32.total, fp32.offloaded) == (20, 16)
-    assert state_bytes("float32", zero=0).total == 16
-    pools = derived.pools(micro_batch_tokens=4_096)
-    assert trained_gb(QWEN3_14B, pools) == pytest.approx(14.8 * 18)
-    assert trained_gb(QWEN3_14B, replace(pools, offload=True)) == pytest.approx(14.8 * 2)
-    logits_gb = 3 * RunConfig().learner.logprob_chunk_tokens * QWEN3_14B.vocabulary * 4 / 1e9
-    assert activations_gb(
-        replace(QWEN3_14B, parameters=0.0, layers=1, hidden=0, intermediate=0), 4_096
-    ) == pytest.approx(logits_gb)
-    asked, run = PlanConfig(), RunConfig()
-    assert (asked.micro_batch_tokens, asked.prompts, asked.tensor_parallel, asked.offload) == (
-        run.learner.micro_batch_tokens, run.prompts_per_step, run.engine.tensor_parallel, run.learner.offload
-    )  # fmt: skip
-
-
-def test_offloading_leaves_more_for_kv():
-    _, held, _ = plan(PlanConfig(gpus=8))
-    _, freed, _ = plan(PlanConfig(gpus=8, offload=True))
-    assert held.memory.trained_state == pytest.approx(9 * freed.memory.trained_state)
-    assert freed.kv_tokens_per_replica > held.kv_tokens_per_replica
-    assert freed.kv_tokens_per_replica % RunConfig().engine.block_size == 0
 
 
 def test_an_engine_has_no_more_kv_than_its_share_of_the_gpu_leaves_beside_its_weights():
@@ -137,15 +73,6 @@ def test_an_engine_has_no_more_kv_than_its_share_of_the_gpu_leaves_beside_its_we
         PlanConfig(gpu_memory_share=1.5)
 
 
-def test_a_run_is_planned_as_it_is_set():
-    run = with_values(RunConfig(), {"engine.gpu_memory_share": 0.3, "engine.max_running": 7, "learner.offload": True})
-    made = pools_of(run, STAGES["stage1"], engine_gpus=4, learner_gpus=2, colocated=False)
-    assert (made.memory_share, made.max_running, made.offload, made.zero) == (0.3, 7, True, run.learner.zero)
-    few, many = (replace(shared(8), max_running=seats) for seats in (2, 256))
-    steps = [plan_pools(QWEN3_14B, Gpu(), one, stage=STAGES["stage1"], rollouts=4_096) for one in (few, many)]
-    assert steps[0].generate_s > steps[1].generate_s
-
-
 def test_what_does_not_fit_has_no_times():
     config = PlanConfig(gpus=1, gpu_memory_gb=80.0)
     model, placement, separated = plan(config)
@@ -162,41 +89,6 @@ def test_an_option_without_a_meaning_is_named(wrong: dict[str, float]):
     (name,) = wrong
     with pytest.raises(ValueError, match=f"--{name.replace('_', '-')} is .*, not a number above 0"):
         PlanConfig(**wrong)  # pyright: ignore[reportArgumentType]
-
-
-def test_engines_of_separated_pools_are_whole():
-    best = best_separated(QWEN3_14B, Gpu(), shared(12, 2), stage=STAGES["stage1"], rollouts=3_072)
-    assert best is not None and best.engine_gpus % 2 == 0
-
-
-def test_more_gpus_shorten_both_phases():
-    few, many = colocated(gpus=32), colocated(gpus=64)
-    assert many.learn_s == pytest.approx(few.learn_s / 2)
-    assert many.generate_s < few.generate_s
-
-
-def test_pools_are_split_where_the_slower_phase_is_shortest():
-    best = best_separated(QWEN3_14B, Gpu(), shared(16), stage=STAGES["stage1"], rollouts=4_096)
-    assert best is not None and not best.problems
-    assert best.engine_gpus + best.learner_gpus == 16
-    assert best.step_s == pytest.approx(max(best.generate_s, best.learn_s) + best.publish_s)
-
-
-def test_a_model_is_read_from_its_config(tmp_path: Path):
-    path = tmp_path / "config.json"
-    row = {
-        "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 8,
-        "head_dim": 128, "intermediate_size": 17408, "vocab_size": 151936, "tie_word_embeddings": False,
-    }  # fmt: skip
-    path.write_text(json.dumps(row))
-    assert read_model(path).parameters == pytest.approx(14.8e9, rel=0.01)
-    path.write_text(json.dumps({**row, "hidden_size": None}))
-    with pytest.raises(ValueError, match="'hidden_size' is None"):
-        read_model(path)
-    path.write_text(json.dumps({**row, "head_dim": None}))
-    assert read_model(path).head_dim == 128
-    path.write_text(json.dumps({**row, "num_key_value_heads": None}))
-    assert read_model(path).kv_heads == 40
 
 
 @pytest.mark.parametrize(

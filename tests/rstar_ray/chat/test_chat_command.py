@@ -19,37 +19,11 @@ def folder_of(name: str, path: Path) -> Path:
     return path
 
 
-def test_a_base_model_is_told_with_what_stops_and_what_is_trained_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert main([str(folder_of("qwen3-base", tmp_path))]) == 0
-    said = capsys.readouterr().out
-    assert "what stops        '<|endoftext|>' (256), '<|im_end|>' (258)" in said
-    assert "note: generation_config.json does not name '<|im_end|>'" in said
-    assert "calls             hermes, written by the template" in said
-    assert "⟦<think>\nI compute it.\n</think>\n\n<tool_call>" in said
-    assert "row 2 of 2" in said and "⟦<think>\n\n</think>\n\nGladly.<|im_end|>⟧" in said
-    asked = said.partition("--- a problem as it is asked")[2]
-    assert "<|im_start|>system\nSolve the problem." in asked and asked.endswith("<|im_start|>assistant\n\n")
-
-
 @pytest.mark.parametrize("name", ["llama3.1", "rstar2", "glm4.5"])
 def test_another_family_has_its_conversation_shown(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([str(folder_of(name, tmp_path))]) == 0
     said = capsys.readouterr().out
     assert said.count("print(17 + 5)") >= 1 and "⟦" in said
-
-
-def test_what_does_not_fit_is_one_line_with_the_mend(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    folder = folder_of("qwen3", tmp_path)
-    (folder / "chat_template.jinja").unlink()
-    assert main([str(folder)]) == 2
-    assert (
-        capsys.readouterr().err
-        == "error: --chat.template: the tokenizer has no chat template; give one, a file in jinja\n"
-    )
-    assert main([str(tmp_path / "nowhere")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
 
 
 TURN = "<|im_start|>{{ m.role }}\\n{{ m.content }}<|im_end|>\\n"
