@@ -13,6 +13,7 @@ class EngineSettings:
 
     model: str  # a Hugging Face folder
     dtype: str
+    float32_head: bool  # logits of a bfloat16 model in float32
     max_model_len: int  # prompt and response together [tokens]
     kv_tokens: int | None  # room of the KV cache [tokens]; None: what `gpu_memory_utilization` leaves
     block_size: int  # tokens in a KV block; vLLM's CPU kernels want a multiple of 32
@@ -48,6 +49,7 @@ def engine_settings(config: RunConfig, model: Path, *, learner: bool = False) ->
     return EngineSettings(
         model=str(model),
         dtype=engine.dtype,
+        float32_head=config.float32_head,
         max_model_len=engine.max_context_tokens,
         kv_tokens=engine.kv_tokens or None,
         block_size=engine.block_size,

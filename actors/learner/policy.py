@@ -20,13 +20,13 @@ from rstar_ray.errors import ConfigError
 class Policy(nn.Module):
     """A causal LM that answers with log-probabilities of chosen tokens in place of logits."""
 
-    def __init__(self, language_model: Any, chunk_tokens: int) -> None:
+    def __init__(self, language_model: Any, chunk_tokens: int, *, float32_head: bool = False) -> None:
         super().__init__()
         head = language_model.get_output_embeddings()
         if not isinstance(head, nn.Linear) or cast(Any, head.bias) is not None:
             raise ConfigError("--model", f"its output layer is {head}", "use a causal LM with a plain linear head")
         self.language_model = language_model
-        language_model.set_output_embeddings(LogprobHead(head.weight, chunk_tokens))
+        language_model.set_output_embeddings(LogprobHead(head.weight, chunk_tokens, float32=float32_head))
 
     @property
     def architecture(self) -> str:
@@ -52,16 +52,24 @@ class Policy(nn.Module):
 class LogprobHead(nn.Module):
     """The output layer; as a module of its own, so that ZeRO-3 gathers its weight around it."""
 
-    def __init__(self, weight_VH: Tensor, chunk_tokens: int) -> None:
+    def __init__(self, weight_VH: Tensor, chunk_tokens: int, *, float32: bool) -> None:
         super().__init__()
         self.weight = cast(nn.Parameter, weight_VH)
         self.chunk_tokens = chunk_tokens
+        self.float32 = float32
 
     def forward(self, hidden: Tensor, targets_N: Tensor | None = None, temperature: float | None = None) -> Any:
         """Logits as the model's own layer gives them; at a temperature log-probabilities and entropies of targets."""
         if targets_N is None or temperature is None:
             return nn.functional.linear(hidden, self.weight)
-        return token_logprobs(hidden, self.weight, targets_N, chunk_tokens=self.chunk_tokens, temperature=temperature)
+        return token_logprobs(
+            hidden,
+            self.weight,
+            targets_N,
+            chunk_tokens=self.chunk_tokens,
+            temperature=temperature,
+            float32_head=self.float32,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,8 @@ class LearnerRank:
         language_model = load_language_model(folder, self.settings)
         if trained and self.settings.lora_rank:
             add_adapters(language_model, self.settings)
-        return Policy(language_model, self.settings.logprob_chunk_tokens)
+        settings = self.settings
+        return Policy(language_model, settings.logprob_chunk_tokens, float32_head=settings.float32_head)
 
     def _start_engine(self, policy: Policy) -> None:
         settings = self.settings

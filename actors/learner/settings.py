@@ -30,6 +30,7 @@ class LearnerSettings:
     longest_tokens: int  # of a row: prompt and response
     num_threads: int  # CPU threads of a rank
     seed: int
+    float32_head: bool  # logits of a bfloat16 model in float32
     deterministic: bool  # no kernel whose sums come in another order each time
 
     weight_decay: float  # not applied to norms and biases
@@ -85,6 +86,7 @@ def learner_settings(config: RunConfig, model: Path) -> LearnerSettings:
         longest_tokens=config.engine.max_context_tokens,
         num_threads=learner.num_threads,
         seed=config.seed,
+        float32_head=config.float32_head,
         deterministic=config.deterministic,
         weight_decay=optimizer.weight_decay,
         betas=(optimizer.beta1, optimizer.beta2),

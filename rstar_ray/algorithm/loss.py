@@ -20,30 +20,57 @@ MOST_LOG_RATIO = 20.0  # exp overflows float32 at 88, and inf times an advantage
 
 
 def token_logprobs(
-    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, *, chunk_tokens: int, temperature: float
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    targets_N: Tensor,
+    *,
+    chunk_tokens: int,
+    temperature: float,
+    float32_head: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target, and the entropy of its distribution in nats: two float32 [N].
 
     Forward and backward hold the logits of `chunk_tokens` tokens at a time and nothing of size
     [N, V]; the backward pass computes each chunk's logits again, where there is more than one
     chunk. Both outputs are differentiable.
-    Float64 inputs stay float64.
+    Float64 inputs stay float64. `float32_head` leaves the logits of bfloat16 inputs unrounded; the
+    backward pass multiplies in the inputs' type either way.
     """
-    logprobs_N, entropy_N = _ChunkedLogprobs.apply(hidden_NH, weight_VH, targets_N, chunk_tokens, temperature)
+    head = _Head(temperature, float32=float32_head)
+    logprobs_N, entropy_N = _ChunkedLogprobs.apply(hidden_NH, weight_VH, targets_N, chunk_tokens, head)
     return logprobs_N, entropy_N
 
 
-def _logits(hidden: Tensor, weight_VH: Tensor, temperature: float) -> Tensor:
-    """[chunk, V] in at least float32. The product is taken in the model's own type, as the engine does."""
-    logits = hidden @ weight_VH.t()
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    return logits if temperature == 1.0 else logits / temperature
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """How hidden states become logits, the same way as in the engine."""
+
+    temperature: float
+    float32: bool
+
+    def logits(self, hidden: Tensor, weight_VH: Tensor) -> Tensor:
+        """[chunk, V] in at least float32: of a product in the inputs' type, or in float32."""
+        logits = _float32_product(hidden, weight_VH.t()) if self.float32 else hidden @ weight_VH.t()
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return logits if self.temperature == 1.0 else logits / self.temperature
+
+
+def _float32_product(one: Tensor, other: Tensor) -> Tensor:
+    """The product of two matrices, accumulated and returned in at least float32.
+
+    GPUs multiply bfloat16 matrices so without float32 copies of them (vLLM's `LogitsProcessor` does the same).
+    """
+    if one.dtype in (torch.float32, torch.float64):
+        return one @ other
+    if one.is_cuda:
+        return torch.mm(one, other, out_dtype=torch.float32)
+    return one.float() @ other.float()
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, chunk_tokens: int, temperature: float
+        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, chunk_tokens: int, head: _Head
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.float64 if hidden_NH.dtype == torch.float64 else torch.float32
         logprobs_N = torch.empty(len(targets_N), dtype=dtype, device=hidden_NH.device)
@@ -51,7 +78,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         kept = None
         for start in range(0, len(targets_N), chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
-            logits = _logits(hidden_NH[chunk], weight_VH, temperature)
+            logits = head.logits(hidden_NH[chunk], weight_VH)
             normaliser_N[chunk] = normaliser = logits.logsumexp(-1)
             logits -= normaliser[:, None]  # now log-probabilities
             logprobs_N[chunk] = logits.gather(-1, targets_N[chunk, None])[:, 0]
@@ -59,7 +86,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if len(targets_N) <= chunk_tokens:
                 kept = logits
         ctx.save_for_backward(hidden_NH, weight_VH, targets_N, normaliser_N, entropy_N, kept)
-        ctx.chunk_tokens, ctx.temperature = chunk_tokens, temperature
+        ctx.chunk_tokens, ctx.head = chunk_tokens, head
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
 
@@ -78,7 +105,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             hidden = hidden_NH[chunk]
             log_probs = kept
             if log_probs is None:
-                log_probs = _logits(hidden, weight_VH, ctx.temperature)
+                log_probs = ctx.head.logits(hidden, weight_VH)
                 log_probs -= normaliser_N[chunk, None]
             # d logprob_t / d logit_v = [v = t] - p_v ;  d H / d logit_v = -p_v (log p_v + H)
             grad_logits = log_probs.exp().neg_()
@@ -93,8 +120,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
             del log_probs, scale  # or they would lie beside the next chunk's
             if of_target is not None:
                 grad_logits.scatter_add_(-1, targets_N[chunk, None], of_target)
-            if ctx.temperature != 1.0:
-                grad_logits /= ctx.temperature
+            if ctx.head.temperature != 1.0:
+                grad_logits /= ctx.head.temperature
             grad_logits = grad_logits.to(hidden.dtype)
             if hidden_grads_NH is not None:
                 torch.mm(grad_logits, weight_VH, out=hidden_grads_NH[chunk])

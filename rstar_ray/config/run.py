@@ -17,6 +17,11 @@ from rstar_ray.config.telemetry import TelemetryConfig
 from rstar_ray.config.tiny import TinyConfig
 from rstar_ray.config.tree import MayChange, SameAnswers
 
+BFLOAT16 = where(
+    "learner.dtype",
+    lambda config: "bfloat16" in (config.engine.dtype, config.learner.dtype),
+    "give --engine.dtype bfloat16 or --learner.dtype bfloat16, or leave it out",
+)
 CorrectionMode = Literal["none", "token", "sequence", "icepop"]
 MOST_SEED = 2**32 - 1
 """What numpy, and so vLLM, seeds its generators with."""
@@ -58,6 +63,9 @@ class RunConfig:
     """fixes data order, sampling and resampling"""
     deterministic: bool = False
     """on GPUs, compute what does not depend on what else is computed beside it (docs/determinism.md): slower"""
+    float32_head: Annotated[bool, BFLOAT16] = False
+    """compute logits in float32 where the model is bfloat16, in engines and learner alike, as MiniMax-M1 does
+    (arXiv:2506.13585): rounding logits to bfloat16 moves the probabilities of engine and learner apart"""
     model: SameAnswers[str] = ""
     """policy to start from, a Hugging Face folder or a hub's id; empty takes the stage before in the run directory"""
     steps: Annotated[SameAnswers[int], OF_RL] = 300

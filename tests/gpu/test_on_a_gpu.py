@@ -96,7 +96,8 @@ async def test_a_rank_learns_in_bfloat16_within_what_the_planner_counts(rank: An
     assert rank.memory_bytes()["device"] < 1.5 * held
 
 
-async def test_chunked_log_probs_hold_what_the_planner_counts():
+@pytest.mark.parametrize("float32_head", [False, True])
+async def test_chunked_log_probs_hold_what_the_planner_counts(float32_head: bool):
     import torch
 
     from rstar_ray.algorithm.loss import token_logprobs
@@ -107,7 +108,9 @@ async def test_chunked_log_probs_hold_what_the_planner_counts():
     targets = torch.arange(tokens, device="cuda")
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    logprobs, entropy = token_logprobs(hidden, weight, targets, chunk_tokens=chunk, temperature=1.0)
+    logprobs, entropy = token_logprobs(
+        hidden, weight, targets, chunk_tokens=chunk, temperature=1.0, float32_head=float32_head
+    )
     (logprobs.sum() + 0.1 * entropy.sum()).backward()
     assert torch.cuda.max_memory_allocated() - before < 1.1 * logits_gb(vocabulary, chunk) * GB
 

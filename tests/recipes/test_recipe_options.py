@@ -112,6 +112,10 @@ def test_a_setting_of_other_stages_is_refused_with_the_one_that_is_meant(recipe:
             "--algorithm.correction-cap=3 --algorithm.correction icepop",
             "--algorithm.correction-cap: it means nothing with --algorithm.correction icepop; give --algorithm.corr",
         ),
+        (
+            "--float32-head",
+            "--float32-head: it means nothing with --learner.dtype float32; give --engine.dtype bfloat16",
+        ),
         ("--algorithm.correction-high=3", "--algorithm.correction-high: it means nothing with --algorithm.correction"),
         (
             "--learner.max-padding 0.1",

@@ -85,6 +85,26 @@ def test_bfloat16_inputs_give_float32_logprobs_close_to_float32s():
     assert (got - want).abs().max() < 0.15
 
 
+@pytest.mark.parametrize("chunk_tokens", [16, 64])  # the backward pass computes logits again, or keeps them
+def test_a_float32_head_rounds_no_logit_of_bfloat16_inputs(chunk_tokens: int):
+    hidden, weight = draw(1, 64, 32).bfloat16(), draw(2, 50, 32).bfloat16()
+    targets = torch.arange(64) % 50
+
+    def with_gradients(one: Tensor, other: Tensor, **head: bool) -> tuple[Tensor, Tensor, Tensor]:
+        leaves = one.clone().requires_grad_(), other.clone().requires_grad_()
+        found = token_logprobs(*leaves, targets, chunk_tokens=chunk_tokens, temperature=0.9, **head)[0]
+        found.sum().backward()
+        return found.detach(), leaves[0].grad, leaves[1].grad
+
+    exact = with_gradients(hidden.double(), weight.double())
+    float32 = with_gradients(hidden, weight, float32_head=True)
+    rounded = with_gradients(hidden, weight)
+    assert (float32[0] - exact[0]).abs().max() < 1e-5
+    assert (rounded[0] - exact[0]).abs().max() > 1e-3
+    for ours, theirs in zip(float32[1:], exact[1:], strict=True):
+        assert (ours - theirs).abs().max() < 0.02 * theirs.abs().max()
+
+
 def test_the_gradient_does_not_depend_on_the_chunk_in_float32():
     hidden, weight = draw(1, 300, 16, dtype=torch.float32), draw(2, 50, 16, dtype=torch.float32)
     targets = torch.arange(300) % 50
