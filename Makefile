@@ -85,28 +85,28 @@ format: $(READY)  ## Put the format right
 bench: bench-sandbox bench-balancer bench-learner bench-evaluation  ## All benchmarks; each prints one JSON line
 
 bench-sandbox: $(READY)  ## Sandbox calls/s; REFERENCE=URL names a running Code Judge to alternate with
-	$(BIN)/python -m sandbox.bench $(ARGS)
+	$(BIN)/python -m benchmarks.sandbox $(ARGS)
 
 soak-sandbox: $(READY)  ## 200,000 mixed calls, 5 % hostile, watching memory and leaks
-	$(BIN)/python -m sandbox.soak $(ARGS)
+	$(BIN)/python -m benchmarks.sandbox_soak $(ARGS)
 
 fuzz-sandbox: $(READY)  ## Generated programs against the cage, at each level, as each user; ARGS="--seconds 900", or "--door" for the HTTP server
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
 bench-balancer: $(READY)  ## The balancer in the twin (simulated), and on real engines
-	$(BIN)/python -m scheduler.bench $(ARGS)
-	$(BIN)/python -m actors.bench.balancer
-	$(BIN)/python -m actors.bench.balancer --costly
+	$(BIN)/python -m benchmarks.scheduler $(ARGS)
+	$(BIN)/python -m benchmarks.balancer
+	$(BIN)/python -m benchmarks.balancer --costly
 
 bench-evaluation: $(READY)  ## Evaluating against a bare engine; the first word of a talk against its first token
-	$(BIN)/python -m actors.bench.evaluation $(ARGS)
+	$(BIN)/python -m benchmarks.evaluation $(ARGS)
 
 calibrate: $(READY)  ## Fit the twin's engine model to this machine's vLLM and predict runs it has not seen
-	$(BIN)/python -m actors.bench.balancer --calibrate $(ARGS)
+	$(BIN)/python -m benchmarks.balancer --calibrate $(ARGS)
 
 bench-learner: $(READY)  ## Learner tokens/s against a bare DeepSpeed loop and TRL; publishing to an engine
-	$(BIN)/python -m actors.bench.learner $(ARGS)
-	$(BIN)/python -m actors.bench.publish
+	$(BIN)/python -m benchmarks.learner $(ARGS)
+	$(BIN)/python -m benchmarks.publish
 
 cluster-up: $(READY)  ## A Ray head with dashboard on 127.0.0.1:8265; CLUSTER=deploy/mi300x.yaml for hosts over ssh
 	@$(BIN)/python -m actors.cluster up $(CLUSTER)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from actors.bench.small import SMALL
+from benchmarks.small import SMALL
 from rstar_ray.algorithm.batch_plan import BatchLimits, batch_limits
 from rstar_ray.algorithm.loss_settings import LossSettings, loss_settings
 from rstar_ray.algorithm.lr_schedule import LrSchedule, rl_schedule

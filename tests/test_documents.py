@@ -20,7 +20,7 @@ from tests.rstar_ray.fabricate import decode, example_trajectories
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")])
-ROOMS = ("rstar_ray", "sandbox", "scheduler", "actors", "recipes", "tests", "docs", "deploy")
+ROOMS = ("rstar_ray", "sandbox", "scheduler", "actors", "recipes", "benchmarks", "examples", "tests", "docs", "deploy")
 NAMED = re.compile(rf"`((?:{'|'.join(ROOMS)})/[\w./-]*)`")
 MKDOCS = shutil.which("mkdocs", path=f"{REPOSITORY / '.venv-docs' / 'bin'}:{os.environ.get('PATH', '')}")
 DEFINED = re.compile(r"^(?:async )?def (\w+)", re.MULTILINE)

@@ -126,10 +126,9 @@ def test_what_runs_in_a_cage_imports_nothing_but_the_cage_and_the_standard_libra
             assert ours or top in sys.stdlib_module_names | WARM, f"{path.name} imports {name}"
 
 
-def test_the_product_does_not_need_its_benchmarks():
+def test_the_product_imports_neither_benchmarks_nor_examples_nor_tests():
     for path in [path for room in ROOMS for path in modules(room)]:
-        if "bench" not in path.parts and path.stem not in ("bench", "soak"):
-            assert not [name for name in imports(path) if name.startswith("actors.bench")], path
+        assert not {"benchmarks", "examples", "tests"} & {name.partition(".")[0] for name in imports(path)}, path
 
 
 def test_recipes_do_not_start_each_other():
@@ -163,22 +162,3 @@ def test_every_actor_of_a_run_says_who_it_is():
     actors = (remote | decorated) - LOOKERS
     assert actors >= {"GenerationActor", "LearnerActor", "BalancerActor", "SandboxExecutor", "ToolHostActor"}
     assert [name for name in actors if not says(name)] == []
-
-
-def test_no_room_holds_a_grab_bag():
-    names = {path.stem for room in ROOMS for path in modules(room)}
-    assert not names & {"utils", "util", "helpers", "misc", "common"}
-
-
-ONE_MEANING = {"Layout", "Publish", "Policy", "Stage", "Slot"}
-"""Words that are kept for one thing (CONTRIBUTING.md, Habits); a second record of such a name would be another."""
-
-
-def test_a_word_that_is_kept_for_one_thing_names_one_thing():
-    named = [node.name for room in sorted(ROOMS) for path in modules(room) for node in nodes(path)[ast.ClassDef]]
-    for path in (path for room in sorted(ROOMS) for path in modules(room)):
-        for node in parsed(path).body:
-            named += [target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)]
-        words = {node.id for node in ast.walk(parsed(path)) if isinstance(node, ast.Name)}
-        assert not [word for word in words if "staged" in word.lower() or "staging" in word.lower()], path
-    assert {name: named.count(name) for name in ONE_MEANING if named.count(name) > 1} == {}

@@ -38,7 +38,6 @@ def _read() -> set[str]:
 
 OWN_MEANING = {
     "sandbox/http/": "a server and a client that other projects may use",
-    "scheduler/bench.py": "a benchmark",
     "recipes/roc_vs_grpo.py": "an experiment says what differs, as a recipe does",
     "recipes/plan.py": "the stage that is planned for",
     "rstar_ray/run_dir/metrics.py": "the only stage that has such rows",

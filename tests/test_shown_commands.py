@@ -24,7 +24,7 @@ RUN_BY = {
     "recipes/evaluate.py": ("recipes/test_train_real.py", "recipes/evaluate.py"),
     "recipes/chat.py": ("recipes/test_real_shaped.py", "recipes/chat"),
     "recipes/serve.py": ("recipes/test_real_shaped.py", "recipes/serve"),
-    "-m tests.recipes.real_shaped": ("recipes/test_real_shaped.py", "write_all("),
+    "-m examples.real_shaped": ("recipes/test_real_shaped.py", "write_all("),
     "curl ": ("recipes/test_real_shaped.py", "/chat/completions"),
     "-m rstar_ray.report": ("rstar_ray/test_report.py", "assert main("),
     "-m rstar_ray.chat": ("rstar_ray/chat/test_chat_command.py", "main("),

@@ -26,6 +26,7 @@ import psutil
 import pytest
 from aiohttp.test_utils import TestServer
 
+from examples.real_shaped import TEN_MILLION, TOOLS, Shape, write_all
 from recipes.prepare import main as prepare
 from recipes.serve import ServeOptions, Server
 from recipes.talker import OwnTalker, TalkConfig, Talker, chat_in, own_talker, server_talker
@@ -33,7 +34,6 @@ from rstar_ray.chat.instructions import opened, system_text
 from rstar_ray.config import ChatConfig, ToolsConfig
 from rstar_ray.run_dir.durable import read_json, read_rows
 from rstar_ray.tools.load import tool_specs
-from tests.recipes.real_shaped import TEN_MILLION, TOOLS, Shape, write_all
 
 pytestmark = [pytest.mark.real, pytest.mark.journey]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.trace_kinds import NAMES, draw, family, kind_named
+from benchmarks.traces import main as write_synthetic
 from scheduler.balancer import RULES
 from scheduler.spans import Activity, Span
-from scheduler.traces.command_line import main as write_synthetic
-from scheduler.traces.kinds import NAMES, draw, family, kind_named
 from scheduler.traces.record import TraceRollout, TraceTurn, read_trace, write_trace
 from scheduler.traces.stages import STAGES, synthetic
 from scheduler.twin.command_line import main as simulate
@@ -143,7 +143,7 @@ def test_a_trace_that_cannot_be_made_is_refused_in_one_line_and_nothing_is_writt
     tmp_path: Path, options: list[str], named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     options = [option.format(folder=tmp_path) for option in options]
-    monkeypatch.setattr("sys.argv", ["scheduler.traces", "--out", str(tmp_path / "trace.jsonl"), *options])
+    monkeypatch.setattr("sys.argv", ["benchmarks.traces", "--out", str(tmp_path / "trace.jsonl"), *options])
     with pytest.raises(SystemExit) as refused:
         write_synthetic()
     assert refused.value.code == 2

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from actors.bench.balancer import BenchSettings
-from actors.bench.costly import CostlySize, rollouts, simulated
-from actors.bench.publish import BenchSettings as PublishSettings
+from benchmarks.balancer import BenchSettings
+from benchmarks.costly import CostlySize, rollouts, simulated
+from benchmarks.publish import BenchSettings as PublishSettings
 from rstar_ray.errors import ConfigError
 from scheduler.cost import EngineCost
 

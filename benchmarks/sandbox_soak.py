@@ -1,4 +1,4 @@
-"""Many calls in one go, 5 % of them hostile: `python -m sandbox.soak` prints one JSON line.
+"""Many calls in one go, 5 % of them hostile: `python -m benchmarks.sandbox_soak` prints one JSON line.
 
 What must come out: every call answered with the outcome its kind allows, memory flat, and no
 process, descriptor, temporary file or mount more than before.
@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.sandbox import MIX, PROGRAMS
 from rstar_ray.config import SandboxConfig
-from sandbox.bench import MIX, PROGRAMS
 from sandbox.isolation import FIRST_UID, IsolationLevel
 from sandbox.limits import standard_limits
 from sandbox.pool import SandboxPool
@@ -135,7 +135,7 @@ async def soak(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     """Parse the command line, run, print; exit status 1 where something was wrong."""
-    parser = argparse.ArgumentParser(prog="python -m sandbox.soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sandbox_soak", description=__doc__)
     parser.add_argument("--calls", type=int, default=200_000)
     parser.add_argument(
         "--level", default=pool_config(SandboxConfig()).level, choices=[str(level) for level in IsolationLevel]

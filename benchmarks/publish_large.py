@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.bench.random_model import make_random_model
-from actors.bench.small import SMALL
 from actors.generation.engine import Engine
 from actors.generation.settings import engine_settings
 from actors.learner.settings import MIB
 from actors.weights.buckets import WeightBucket, checksum, pack
 from actors.weights.tensors import named_array
+from benchmarks.random_model import make_random_model
+from benchmarks.small import SMALL
 from rstar_ray.config import with_values
 
 CHANGED = {"engine.kv_tokens": 4_096, "engine.max_running": 8, "engine.dtype": "bfloat16"}

@@ -1,4 +1,4 @@
-"""What keeping turns costs a worker, as one JSON line: `python -m actors.bench.keeping`.
+"""What keeping turns costs a worker, as one JSON line: `python -m benchmarks.keeping`.
 
 Looks: so many rollouts are under way, and each has a few tokens more than at the look before. Turns: some end.
 CPU time of the event loop's thread, where agent loops run too; and of a driver that reads all of it again.

@@ -5,8 +5,8 @@ from functools import cache
 
 import pytest
 
-from scheduler.bench import demand_tokens
-from scheduler.traces.kinds import KINDS, draw
+from benchmarks.scheduler import demand_tokens
+from benchmarks.trace_kinds import KINDS, draw
 from scheduler.twin.engine_model import EngineShape
 from scheduler.twin.simulate import MI300X_14B, Twin, TwinResult, TwinSettings
 

@@ -1,4 +1,4 @@
-"""Weights from a learner to real vLLM engines, as one JSON line: `python -m actors.bench.publish`.
+"""Weights from a learner to real vLLM engines, as one JSON line: `python -m benchmarks.publish`.
 
 Every round trains the tiny policy on what its own engines sampled, publishes while an engine decodes other requests,
 samples conversations of several turns and compares the engines' log-probs with the learner's. Every conversation moves
@@ -21,14 +21,14 @@ import numpy as np
 import torch
 import tyro
 
-from actors.bench.publish_large import large
-from actors.bench.small import SMALL
 from actors.generation.engine import Engine
 from actors.generation.settings import engine_settings
 from actors.generation.weight_swap import WeightUpdate
 from actors.learner.rank import LearnerRank
 from actors.learner.settings import learner_settings
 from actors.weights.buckets import checksum
+from benchmarks.publish_large import large
+from benchmarks.small import SMALL
 from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.config import with_values
 from rstar_ray.errors import ConfigError

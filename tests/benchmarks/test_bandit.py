@@ -1,7 +1,7 @@
 import pytest
 
-from rstar_ray.tiny import bandit
-from rstar_ray.tiny.bandit import FORMS, learn, telling_share
+from benchmarks import bandit
+from benchmarks.bandit import FORMS, learn, telling_share
 
 
 def test_where_nearly_all_is_right_the_papers_rule_loses_the_signal_that_one_kept_failure_gives():

@@ -1,6 +1,6 @@
 """What a rule of resampling does to learning, in seconds: a policy of a few coins under the product's own rules.
 
-python -m rstar_ray.tiny.bandit
+python -m benchmarks.bandit
 
 Each family of problems has two coins: whether a rollout's answer is right, and whether its first tool call fails. They
 are independent, so that reward alone says nothing about failed calls. Groups are drawn, resampled and given advantages

@@ -1,6 +1,6 @@
 """Planning SFT against rendering and encoding alone: tokens per second of one core, alternating.
 
-python -m actors.bench.sft problems.jsonl --template qwen3.jinja
+python -m benchmarks.sft problems.jsonl --template qwen3.jinja
 
 The conversations are made of the file's problems: a thought, a call, its result, an answer, in one of three a second
 question; the tokenizer, of 8,000 entries, of the same texts. Prints one JSON line.

@@ -1,4 +1,4 @@
-"""Calls per second, latency and memory: `python -m sandbox.bench` prints one JSON line.
+"""Calls per second, latency and memory: `python -m benchmarks.sandbox` prints one JSON line.
 
 With REFERENCE=URL, a running Code Judge (0xWJ/code-judge), every measurement alternates between
 the two, round by round, and ratios are given; machines differ and drift, so ratios count.
@@ -278,7 +278,7 @@ def _end(signum: int, frame: object) -> None:
 def main() -> None:
     """Parse the command line, measure, print."""
     signal.signal(signal.SIGTERM, _end)  # so that the server goes with us
-    parser = argparse.ArgumentParser(prog="python -m sandbox.bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sandbox", description=__doc__)
     levels = [str(IsolationLevel.NAMESPACES), str(IsolationLevel.LANDLOCK)]
     parser.add_argument("--level", default=levels[0], choices=levels, help="`process` is measured beside it")
     parser.add_argument("--workers", type=int, default=0, help="programs at once (default: one per core)")

@@ -1,6 +1,6 @@
 """What records, metrics and traces cost of a step: CPU seconds over the step's seconds, in one JSON line.
 
-python -m actors.bench.recording runs/tiny
+python -m benchmarks.recording runs/tiny
 
 Does again, with the newest recorded step of a run, all that is done so that the run can be watched: its trajectories as
 text, its rows, its metrics through a real Ray, probes of its processes, a trace of each rollout. CPU time of this

@@ -1,4 +1,4 @@
-"""Figures of the scheduler: `python -m scheduler.bench` (`--quick`: a small fleet, for a smoke test).
+"""Figures of the scheduler: `python -m benchmarks.scheduler` (`--quick`: a small fleet, for a smoke test).
 
 Decisions are timed on one core with 64 replicas and 16,384 rollouts waiting. Steps are simulated by the twin: named
 kinds of traces and members of a family (`family:NUMBER`) that nobody tuned for; KV demand (the peak that all rollouts
@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from benchmarks.trace_kinds import NAMES, draw, kind_named
 from scheduler.balancer import RULES, Balancer
 from scheduler.cost import placement_cost
 from scheduler.fleet import BLOCK_TOKENS
 from scheduler.load import Registration, RolloutLoad
-from scheduler.traces.kinds import NAMES, draw, kind_named
 from scheduler.traces.record import TraceRollout
 from scheduler.twin.clairvoyant import clairvoyant_step
 from scheduler.twin.engine_model import EngineShape
@@ -191,7 +191,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 def asked(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What a command line asks for; ends the process where that cannot be."""
-    parser = argparse.ArgumentParser(prog="python -m scheduler.bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler", description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--replicas", type=int, help="default: 64, with --quick 4")
     parser.add_argument("--kinds", nargs="+", default=KINDS, help=f"of {', '.join(NAMES)}, and family:NUMBER")

@@ -1,4 +1,4 @@
-"""Learner throughput against a bare DeepSpeed loop and TRL, as one JSON line: `python -m actors.bench.learner`.
+"""Learner throughput against a bare DeepSpeed loop and TRL, as one JSON line: `python -m benchmarks.learner`.
 
 Each pair trains the same random policy on the same rows in this process, run after run in turn; a figure is the
 median of the ratios of neighbouring runs, with the smallest and the largest beside it. The bare loop pads a fixed
@@ -21,10 +21,10 @@ import numpy as np
 import torch
 import tyro
 
-from actors.bench.small import SMALL
 from actors.learner.rank import LearnerRank
 from actors.learner.settings import LearnerSettings, learner_settings
 from actors.weights.buckets import checksum
+from benchmarks.small import SMALL
 from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.algorithm.batch_plan import padding_waste, plan_ranks
 from rstar_ray.config import with_values

@@ -1,6 +1,6 @@
 """Evaluating against a bare engine, and the first word of a talk against the engine's first token: one JSON line.
 
-python -m actors.bench.evaluation --problems 32 --samples 16 --repeats 5
+python -m benchmarks.evaluation --problems 32 --samples 16 --repeats 5
 
 The same requests, in turn: as an evaluation with all of its actors, and by `Engine.generate` alone, as many at once as
 the engine decodes. Tokens a second count until nine tenths of the rollouts have ended: the rest is what is left to wait
@@ -22,11 +22,11 @@ from typing import Any
 import ray
 import tyro
 
-from actors.bench.small import SMALL
 from actors.door import shut_door
 from actors.generation.engine import Engine
 from actors.generation.settings import engine_settings
 from actors.system import TrainingActors
+from benchmarks.small import SMALL
 from rstar_ray.agent.talk import TalkLimits, talk
 from rstar_ray.chat.model_folder import load_chat
 from rstar_ray.chat.template import TokenizerChat

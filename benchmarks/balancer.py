@@ -1,11 +1,11 @@
-"""The balancer on real engines, as one JSON line: `python -m actors.bench.balancer`.
+"""The balancer on real engines, as one JSON line: `python -m benchmarks.balancer`.
 
 Overhead: the same prompts and forced lengths through balancer and agent loop, and by `AsyncLLM.generate` alone, in
 turn.
 Under pressure: two engines with a small KV cache and mixed lengths, `expected_kv` and `least_requests` in turn, both
 after one step whose lengths they have seen.
 Costly (`--costly`): the same where computing a preempted rollout again takes tens of decode steps, a larger model and
-lengths of several distributions, against `least_sessions`, too (actors/bench/costly.py).
+lengths of several distributions, against `least_sessions`, too (benchmarks/costly.py).
 Calibration (`--calibrate`): the engine model is fitted to a few equal runs of one engine, and predicts mixed ones.
 """
 
@@ -26,8 +26,10 @@ import ray
 import tyro
 from scipy.optimize import least_squares
 
-from actors.bench.costly import CostlySize, compare
-from actors.bench.replay import (
+from actors.door import shut_door
+from actors.generation.settings import EngineSettings, engine_settings
+from benchmarks.costly import CostlySize, compare
+from benchmarks.replay import (
     MIXED_LIMITS,
     ReplayEngine,
     ReplayResult,
@@ -39,9 +41,7 @@ from actors.bench.replay import (
     replay_bare,
     request_limits,
 )
-from actors.bench.small import SMALL
-from actors.door import shut_door
-from actors.generation.settings import EngineSettings, engine_settings
+from benchmarks.small import SMALL
 from rstar_ray.config import with_values
 from rstar_ray.config.checks import at_least
 from rstar_ray.errors import ConfigError

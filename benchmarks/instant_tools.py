@@ -1,6 +1,6 @@
 """What the tool costs a step at scale `tiny`: its seconds with the sandbox over those with answers known beforehand.
 
-python -m actors.bench.instant_tools --model runs/tiny/checkpoints/CHECKPOINT/model --steps 12 --repeats 3
+python -m benchmarks.instant_tools --model runs/tiny/checkpoints/CHECKPOINT/model --steps 12 --repeats 3
 
 Runs stage 1 from that model with every trajectory recorded, then again with a tool in the sandbox's place that gives
 each program the answer it had. So both roll out the same tokens, but for the few programs whose answer was never shown,
@@ -68,7 +68,7 @@ def sampled(run: Path) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m actors.bench.instant_tools", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.instant_tools", description=__doc__)
     parser.add_argument("--model", required=True, help="folder of a policy of scale tiny")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=3)
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = Path(tempfile.mkdtemp(prefix="instant-tools-"))
     (folder / "own").mkdir()
     remembered = (
-        f"from actors.bench.instant_tools import remembering\n\npython = remembering({str(folder / 'sandbox-0')!r})\n"
+        f"from benchmarks.instant_tools import remembering\n\npython = remembering({str(folder / 'sandbox-0')!r})\n"
     )
     (folder / "own" / "instant.py").write_text(remembered)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.bench import Row, asked, line, simulate, summary
+from benchmarks.scheduler import Row, asked, line, simulate, summary
 
 ROW = Row(
     kind="bimodal",

@@ -2,7 +2,7 @@
 
 Everything is made here, of generated problems and, for the tokenizer, of Python's own library, which no change of this
 repository changes; only the sizes are not those of a 14B.
-`python -m tests.recipes.real_shaped FOLDER` writes it all for whoever wants to walk docs/own.md without a GPU.
+`python -m examples.real_shaped FOLDER` writes it all for whoever wants to walk docs/own.md without a GPU.
 """
 
 import json
@@ -10,14 +10,16 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rstar_ray.chat.instructions import instructions
 from rstar_ray.tools.load import tool_specs
-from tests.rstar_ray.chat.families import QWEN, QWEN_TAGS, template_text
 
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 LIBRARY = Path(json.__file__).parents[1]
 PRE_TOKENS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -203,7 +205,7 @@ def _tokenizer(vocabulary: int, texts: Sequence[str]) -> Any:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    added = [*QWEN, *QWEN_TAGS]
+    added = [*SPECIAL, *TAGS]
     backend: Any = Tokenizer(models.BPE())
     backend.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(PRE_TOKENS), "isolated")
@@ -215,16 +217,24 @@ def _tokenizer(vocabulary: int, texts: Sequence[str]) -> Any:
         show_progress=False,
     )
     backend.train_from_iterator([*texts, *_programs()], learned)
-    backend.add_special_tokens(list(QWEN))
-    backend.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in QWEN_TAGS])
+    backend.add_special_tokens(list(SPECIAL))
+    backend.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token="<|endoftext|>",
         pad_token="<|endoftext|>",
-        chat_template=template_text("qwen3"),
+        chat_template=_template(),
         clean_up_tokenization_spaces=False,
         model_max_length=131_072,
     )
+
+
+def _template() -> str:
+    """Qwen3's chat template, as TRL ships it; importing TRL would take seconds."""
+    trl = find_spec("trl")
+    if trl is None or trl.origin is None:
+        raise SystemExit("Qwen3's chat template comes from trl, which is not installed. Hint: pip install trl")
+    return (Path(trl.origin).parent / "chat_templates" / "qwen3.jinja").read_text(encoding="utf-8")
 
 
 def _programs() -> Iterator[str]:

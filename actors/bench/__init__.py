@@ -1,1 +1,0 @@
-"""Benchmarks of the real parts; the product imports nothing from here."""

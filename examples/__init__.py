@@ -1,0 +1,1 @@
+"""Tools and programs to start from. The product imports nothing from here."""

@@ -1,3 +1,0 @@
-from scheduler.traces.command_line import main
-
-main()
