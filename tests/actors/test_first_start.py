@@ -69,7 +69,11 @@ def up(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> UpFn:
     return request.param
 
 
-async def test_one_that_dies_while_it_starts_is_waited_for_until_ray_has_started_it_again(up: UpFn):
+async def test_one_that_dies_while_it_starts_is_waited_for_until_ray_has_started_it_again(
+    up: UpFn, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(system, "START_DEADLINE_S", 60.0)
+    monkeypatch.setattr(tool_host, "START_S", 60.0)
     shown, dies = list[str](), ActorUnavailableError("it restarts", None)
     actor = Actor(dies, dies, "up")
     await up(actor, shown)

@@ -162,7 +162,7 @@ class SlowDisk(TurnJournal):
 
     def flush(self) -> None:
         self.asked.set()
-        assert self.let.wait(10)
+        assert self.let.wait(60)
         super().flush()
 
 

@@ -72,10 +72,11 @@ async def test_nothing_is_said_where_every_bundle_has_its_node(stand_in: StandIn
 async def test_a_bundle_without_a_node_is_waited_for_and_named(stand_in: StandIn):
     shown: list[str] = []
     stand_in.places[0].set_result(None)
-    waiting = asyncio.ensure_future(placed(shown, 5.0))
-    await asyncio.sleep(0.15)
+    waiting = asyncio.ensure_future(placed(shown, 60.0))
+    while not shown:
+        await asyncio.sleep(0.01)
     assert shown == [
-        "no node for learner/rank-1: the run waits for one with room, 5 s at most (--detector.node-away-s)"
+        "no node for learner/rank-1: the run waits for one with room, 60 s at most (--detector.node-away-s)"
     ]
     stand_in.places[1].set_result(None)
     await waiting

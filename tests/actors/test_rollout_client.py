@@ -53,7 +53,7 @@ class ForgetfulBalancer:
         self.cancelled += rollout_ids
 
     async def next_submission(self) -> None:
-        await asyncio.wait_for(self.came_in.wait(), 10)
+        await asyncio.wait_for(self.came_in.wait(), 60)
         self.came_in.clear()
 
 
@@ -244,7 +244,7 @@ class RemoteBalancer:
 
 async def grants(balancer: RemoteBalancer, replica: str, count: int = 1) -> list[Grant]:
     """All that are not acknowledged, once there are `count`."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while True:
             orders = (await balancer.now.next_orders(replica, 0, 5)).items
             granted = [order for order in orders if isinstance(order, Grant)]

@@ -69,7 +69,7 @@ class Run:
         self.changed.set()
 
     async def happens(self) -> None:
-        await asyncio.wait_for(self.changed.wait(), 10)
+        await asyncio.wait_for(self.changed.wait(), 60)
         self.changed.clear()
 
 
@@ -170,14 +170,14 @@ async def test_a_detector_that_fails_ends_the_run_and_not_in_silence(run: Run, m
 
     monkeypatch.setattr(run.watch, "tick", fail)
     with pytest.raises(RStarError, match="the detector has failed: KeyError: 'a bug'"):
-        await asyncio.wait_for(run.watch.guard(asyncio.Event().wait()), 10)
+        await asyncio.wait_for(run.watch.guard(asyncio.Event().wait()), 60)
 
 
 async def test_a_death_for_good_is_told_while_nobody_waits_for_the_actor(run: Run):
     actor, told = Actor(), asyncio.Queue[tuple[str, Exception]]()
     actor.fault = ActorDiedError()
     run.watch.follow("rank", actor, silent_s=0.3, on_death=lambda *death: told.put_nowait(death))
-    name, death = await asyncio.wait_for(told.get(), 10)
+    name, death = await asyncio.wait_for(told.get(), 60)
     assert name == "rank" and isinstance(death, ActorDiedError) and not run.ended
 
 
@@ -210,8 +210,8 @@ async def test_the_memory_of_the_runs_processes_is_told_by_what_they_are(run: Ru
         actor.sign = replace(SIGN, memory_bytes=held)
         run.watch.follow(name, actor, silent_s=10)
     run.watch.follow("learner/rank-0", Actor(), silent_s=10)
-    await asyncio.sleep(0.05)
-    held = run.watch.memory_bytes()
+    while len(held := run.watch.memory_bytes()) < 4:
+        await asyncio.sleep(0.01)
     assert held.pop("driver") > 10 * 2**20
     assert held == {"generation": 42, "balancer": 5, "learner": 0}
 
@@ -247,7 +247,7 @@ async def test_a_run_in_which_nothing_gets_on_ends_naming_its_oldest_wait():
         await within(asyncio.Event().wait(), 100, waiter="train loop", owner="generation", reason="3 rollouts")
 
     with pytest.raises(RStarError, match=r"nothing got on, .*train loop has waited 1 s for generation \(3 rollouts\)"):
-        await asyncio.wait_for(run.watch.guard(wait_for_ever()), 10)
+        await asyncio.wait_for(run.watch.guard(wait_for_ever()), 60)
     assert len(run.shown) == 1 and "train loop has waited 0 s for generation" in run.shown[0]
     await run.watch.close()
 
@@ -262,7 +262,7 @@ def test_a_stopped_process_is_killed_and_none_that_merely_has_its_id(monkeypatch
         booted_s = psutil.boot_time()
         monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted_s + 3_600)  # the clock was set
         kill_here(replace(SIGN, pid=child.pid, birth=began))
-        assert child.wait(10) == -signal.SIGKILL
+        assert child.wait(60) == -signal.SIGKILL
         kill_here(replace(SIGN, pid=child.pid, birth=began))  # gone already
     finally:
         child.kill()
@@ -311,7 +311,7 @@ async def test_a_head_that_is_given_up_ends_the_run_and_is_named():
     gone = Watch(CONFIG, show=lambda line: None, head=Head())  # type: ignore[arg-type]
     gone.start()
     with pytest.raises(RStarError, match="Ray's head has not answered"):
-        await asyncio.wait_for(gone.guard(asyncio.Event().wait()), 10)
+        await asyncio.wait_for(gone.guard(asyncio.Event().wait()), 60)
     await gone.close()
 
 
@@ -333,7 +333,7 @@ print(child.stdout.readline().decode())
 def test_an_actor_ends_some_time_after_its_raylet_where_ray_does_not_end_it():
     """Its end waits for the head's answer."""
     parent = subprocess.run([sys.executable, "-c", RAYLET, ORPHAN], stdout=subprocess.PIPE, timeout=60, check=True)
-    pid, until_s = int(parent.stdout), time.monotonic() + 20
+    pid, until_s = int(parent.stdout), time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until_s
         time.sleep(0.05)

@@ -108,7 +108,7 @@ class Together(Gathered):
 
     def on_device(self, data: Tensor) -> Iterator[TensorBucket]:
         for bucket in super().on_device(data):
-            self._barrier.wait(10)
+            self._barrier.wait(60)
             yield bucket
 
 
@@ -134,7 +134,7 @@ async def test_an_engine_whose_sender_says_nothing_more_ends_and_lets_the_next_l
     await engine.swap.begin(1, ())
     later = asyncio.ensure_future(engine.swap.begin(2, ()))
     with pytest.raises(EngineError, match=r"a swap of weights was begun, and for 0\.8 s nothing more came"):
-        await asyncio.wait_for(later, 10)
+        await asyncio.wait_for(later, 60)
     with pytest.raises(EngineError, match="no swap of weights has begun here"):
         await engine.swap.take({})
 
@@ -161,7 +161,7 @@ async def test_where_one_engine_does_not_begin_no_other_stands_still_for_a_broad
     monkeypatch.setattr(transfer, "_meet", lambda _: None)
     sent = await asyncio.to_thread(transfer.send, Gathered(), 1, engines)
     assert sorted(sent.failed) == ["generation/0", "generation/1"]
-    async with asyncio.timeout(DEADLINE_S / 2):  # long before it would give up by itself
+    async with asyncio.timeout(60):
         while not engines[0].vllm.dead:
             await asyncio.sleep(0.01)
     assert "half-way: no weights came" in engines[0].vllm.dead

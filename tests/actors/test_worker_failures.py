@@ -52,7 +52,7 @@ class Stopped:
         return called
 
     async def is_given_up(self, times: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.given_up < times:
                 self.changed.clear()
                 await self.changed.wait()

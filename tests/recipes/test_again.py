@@ -43,10 +43,10 @@ def test_a_command_that_was_killed_runs_until_it_ends(tmp_path: Path, capsys: py
 def test_a_signal_reaches_the_command_once_and_its_status_is_that_of_the_whole(tmp_path: Path):
     lives, program = tmp_path / "lives", tmp_path / "program.py"
     handler = "import signal, time; signal.signal(15, lambda *_: (time.sleep(0.3), sys.exit(130)))"
-    program.write_text(f"{COUNTS}\n{handler}\ntime.sleep(60)")
+    program.write_text(f"{handler}\n{COUNTS}\ntime.sleep(60)")
     again = started(program, lives)
     again.send_signal(signal.SIGTERM)
-    assert again.wait(30) == 130
+    assert again.wait(60) == 130
     assert lives.read_text() == "x"
 
 
@@ -56,7 +56,7 @@ def test_a_signal_that_every_process_of_a_job_gets_asks_once(tmp_path: Path):
     again = started(program, lives)
     for process in [again, *psutil.Process(again.pid).children(recursive=True)]:  # as `ray job stop` does
         process.send_signal(signal.SIGTERM)
-    assert again.wait(30) == 130
+    assert again.wait(60) == 130
     assert lives.read_text() == "x, saved"
 
 
@@ -67,10 +67,10 @@ def test_one_that_is_stopped_before_it_can_say_so_or_while_it_closes_is_not_star
     tmp_path: Path, handler: str, status: int
 ):
     lives, program = tmp_path / "lives", tmp_path / "program.py"
-    program.write_text(f"{COUNTS}\n{handler}\nimport time; time.sleep(60)")
+    program.write_text(f"{handler}\n{COUNTS}\nimport time; time.sleep(60)")
     again = started(program, lives)
     again.send_signal(signal.SIGTERM)
-    assert again.wait(30) == status
+    assert again.wait(60) == status
     assert lives.read_text() == "x"
 
 
@@ -81,15 +81,14 @@ def test_a_command_goes_with_who_starts_it_again(tmp_path: Path):
     again = started(program, lives)
     (child,) = psutil.Process(again.pid).children()
     again.kill()
-    again.wait(30)
+    again.wait(60)
     assert psutil.wait_procs([child], timeout=30)[1] == []
 
 
 def started(program: Path, lives: Path) -> "subprocess.Popen[bytes]":
-    """Once the program is at work, with its handlers."""
+    """Once the program is at work: it writes `lives` behind its handlers."""
     again = subprocess.Popen([sys.executable, "recipes/again.py", str(program), str(lives)])
-    give_up_s = time.monotonic() + 30
+    give_up_s = time.monotonic() + 60
     while not lives.exists() and time.monotonic() < give_up_s:
         time.sleep(0.05)
-    time.sleep(0.3)
     return again

@@ -82,4 +82,4 @@ def test_what_serves_ends_in_order_also_where_a_shell_began_it_in_the_background
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
         process.send_signal(sent)
-        assert (process.stdout.read(), process.wait(30)) == ("closed in order\n", 0)
+        assert (process.stdout.read(), process.wait(60)) == ("closed in order\n", 0)

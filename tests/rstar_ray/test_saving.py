@@ -141,7 +141,7 @@ async def test_older_checkpoints_are_removed_beside_the_steps_and_one_that_canno
 
     def slowly(self: RunDir, stage: str, keep_last: int) -> None:
         removing.set()
-        assert may_go.wait(10)
+        assert may_go.wait(60)
         removed.append(f"{stage}, but for {keep_last}")
         if len(removed) == 2:
             raise OSError("Device or resource busy")

@@ -151,15 +151,15 @@ async def test_a_warning_about_the_caller_of_nobody_names_no_file_of_ours(pool: 
 
 
 async def test_a_timeout_keeps_what_was_printed_even_unflushed(pool: SandboxPool):
-    result = await run(pool, "print('so far', end='')\nwhile True: pass", wall_s=0.5)
+    result = await run(pool, "print('so far', end='')\nwhile True: pass", cpu_s=0.5, wall_s=60.0)
     assert (result.outcome, result.stdout) == (Outcome.TIMEOUT, "so far")
     assert tool_text(result) == "so far\nExecution timed out."
 
 
 async def test_cpu_time_decides_for_a_working_program(pool: SandboxPool):
-    result = await run(pool, "while True: pass", cpu_s=0.3, wall_s=20)
+    result = await run(pool, "while True: pass", cpu_s=0.3, wall_s=60)
     assert result.outcome is Outcome.TIMEOUT
-    assert 0.25 < result.cpu_s < 0.45
+    assert 0.25 < result.cpu_s < 5.0
 
 
 async def test_cut_output_says_how_much_is_missing(pool: SandboxPool):

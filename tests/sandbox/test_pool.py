@@ -55,7 +55,7 @@ def busy_cells(pool: SandboxPool) -> list[CellHandle]:
     return [cell for crew in pool._crews.everyone() for cell in crew.cells if cell.call]
 
 
-async def until(condition, seconds: float = 20.0) -> None:
+async def until(condition, seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come about"
@@ -64,9 +64,8 @@ async def until(condition, seconds: float = 20.0) -> None:
 
 async def test_a_lost_cell_costs_a_second_run_and_nothing_else():
     async with SandboxPool(derived.pool(slots=1, flavors=LEAN)) as pool:
-        call = asyncio.ensure_future(pool.run(sleeping(1.0)))
+        call = asyncio.ensure_future(pool.run(sleeping(2.0)))
         await until(lambda: busy_cells(pool))
-        await asyncio.sleep(0.2)
         busy = busy_cells(pool)[0]
         signal.pidfd_send_signal(busy.channel.pidfd, signal.SIGKILL)
         result = await call
@@ -75,13 +74,13 @@ async def test_a_lost_cell_costs_a_second_run_and_nothing_else():
     assert (stats.retried, stats.cells_lost, sum(stats.finished.values())) == (1, 1, 2)  # with the self-test
 
 
-async def test_a_wedged_cell_is_replaced_within_two_seconds_and_its_call_repeated():
+async def test_a_wedged_cell_is_replaced_and_its_call_repeated():
     async with SandboxPool(derived.pool(slots=1, flavors=LEAN)) as pool:
-        call = asyncio.ensure_future(pool.run(sleeping(0.8)))
+        call = asyncio.ensure_future(pool.run(sleeping(2.0)))
         await until(lambda: busy_cells(pool))
         busy = busy_cells(pool)[0]
         signal.pidfd_send_signal(busy.channel.pidfd, signal.SIGSTOP)
-        result = await asyncio.wait_for(call, 20)
+        result = await asyncio.wait_for(call, 60)
         assert (result.stdout, pool.stats().retried) == ("slept\n", 1)
 
 
@@ -213,7 +212,7 @@ async def test_a_burst_is_answered_once_each(pool: SandboxPool):
 
 
 async def test_cells_are_replaced_after_their_share_of_calls():
-    async with SandboxPool(derived.pool(slots=1, calls_per_cell=5, flavors=LEAN)) as pool:
+    async with SandboxPool(derived.pool(slots=1, calls_per_cell=5, spare_cells=0, flavors=LEAN)) as pool:
         for i in range(12):
             assert (await pool.run(ExecutionRequest(code=f"print({i})"))).stdout == f"{i}\n"
         assert pool.stats().cells_replaced >= 2

@@ -239,7 +239,7 @@ async def test_the_function_in_the_documentation_works(tmp_path: Path, own: Own)
 
 
 async def _gone(pid: int) -> None:
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -328,7 +328,7 @@ async def waits(completion, problem):
 async def test_an_async_function_judges_many_rollouts_at_once_and_each_gets_its_own_reward(tmp_path: Path, own: Own):
     (tmp_path / "mine.py").write_text(ASYNC)
     judge = own("mine:waits", processes=1, concurrency=40)
-    async with asyncio.timeout(30):  # 256 s one after the other
+    async with asyncio.timeout(60):  # 256 s one after the other
         found = await asyncio.gather(*(judge(str(number), problem("")) for number in range(512)))
     assert [one.reward for one in found] == [float(number) for number in range(512)]
     assert (await judge("most", problem(""))).reward == 40

@@ -178,11 +178,19 @@ async def test_a_host_says_what_would_be_lost_with_it():
 
 async def test_a_state_whose_first_call_is_not_answered_is_not_at_stake():
     """That call is made again, with a state like the first."""
-    host = host_of(Slow)
+    may_end = asyncio.Event()
+
+    class Held(Tally):
+        async def call(self, text: str) -> str:
+            await may_end.wait()
+            return await super().call(text)
+
+    host = host_of(Held)
     calling = asyncio.ensure_future(say(host, "a"))
     while not host.num_states:
         await asyncio.sleep(0)
     assert host.at_stake() == AtStake()
+    may_end.set()
     await calling
     assert host.at_stake() == AtStake(states=1)
 
@@ -208,42 +216,56 @@ async def test_who_goes_on_with_a_rollout_ends_its_state_though_it_never_calls()
     assert (host.num_states, Tally.closed) == (0, ["a"])
 
 
-class Slow(Tally):
-    async def call(self, text: str) -> str:
-        before = self.said
-        await asyncio.sleep(0.02)
-        self.said = before + text
-        return self.said
-
-
 @pytest.mark.parametrize("holder", ["a", "b"])
 async def test_a_call_that_still_runs_for_a_worker_that_is_gone_changes_a_state_of_its_own(holder: str):
     """The worker that comes after it may have the same name."""
-    host = host_of(Slow)
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    class Held(Tally):
+        async def call(self, text: str) -> str:
+            before = self.said
+            if text == "lost":
+                begun.set()
+                await may_end.wait()
+            self.said = before + text
+            return self.said
+
+    host = host_of(Held)
     then = (await say(host, "a")).memory
     lost = asyncio.create_task(say(host, "lost", then))
-    await asyncio.sleep(0.005)
+    await begun.wait()
     again = await say(host, "b", then, holder=holder)
+    may_end.set()
     assert again.text == "ab" and (await lost).lost
     assert Tally.made == [None, "a"] and host.num_states == 1
 
 
-@pytest.mark.parametrize(("lost_s", "again_s"), [(0.04, 0.01), (0.01, 0.04)])
-async def test_of_two_states_that_are_being_made_the_later_players_is_kept(lost_s: float, again_s: float):
-    seconds = iter((lost_s, again_s))
+@pytest.mark.parametrize("first", [0, 1])
+async def test_of_two_states_that_are_being_made_the_later_players_is_kept(first: int):
+    """Whichever is made first."""
+    begun, may_end = [asyncio.Event(), asyncio.Event()], [asyncio.Event(), asyncio.Event()]
+    numbers = iter(range(2))
 
     async def slowly(problem: Problem, snapshot: str | None) -> Tally:
-        await asyncio.sleep(next(seconds))
+        number = next(numbers, None)
+        if number is not None:
+            begun[number].set()
+            await may_end[number].wait()
         return Tally(problem, snapshot)
 
     host = host_of(slowly)
     lost = asyncio.create_task(say(host, "lost"))
-    await asyncio.sleep(0.005)
-    again = await say(host, "a", holder="b")
+    await begun[0].wait()
+    again = asyncio.create_task(say(host, "a", holder="b"))
+    await begun[1].wait()
+    may_end[first].set()
+    await (lost, again)[first]
+    may_end[1 - first].set()
     assert (await lost).lost
+    answer = await again
     await asyncio.sleep(0)  # nobody waits for it to be closed
-    assert (again.text, Tally.closed) == ("a", [""])
-    assert (await say(host, "b", again.memory, holder="b")).text == "ab" and host.num_states == 1
+    assert (answer.text, Tally.closed) == ("a", [""])
+    assert (await say(host, "b", answer.memory, holder="b")).text == "ab" and host.num_states == 1
 
 
 async def test_a_rollout_that_ends_while_its_state_is_made_leaves_none():
