@@ -151,7 +151,8 @@ def _meant(row: RawProblem) -> Fraction | str:
             return Fraction(integer)
         value = number(text)
         if value is None and _MAY_BE_A_NUMBER.fullmatch(text):
-            value = number(spelled(text))
+            value_text, unit = spelled(text)
+            value = None if unit else number(value_text)
         if value is not None:
             return value
     return " ".join(tokens(row.answer))

@@ -1,20 +1,25 @@
 """Comparing answers as a program: what `sandbox.verify` runs in the pool's `verify` servers."""
 
+import re
 from typing import Any
 
-# math-verify with its defaults, except that letters keep their case (R is not r) and intervals may be inequalities. The
-# warm server has imported it; the program does so again by name, at no cost. Every pair gets a character: what cannot
-# be read is different, and what ends the program ends it without a verdict.
+# math-verify with its defaults, with three exceptions. A text is read whole or not at all: by default math-verify takes
+# a number out of what it cannot read (3 out of $2x^2 + 3y = d$), and letters for units ($3s$ and $3d$). Letters keep
+# their case (R is not r). Intervals may be inequalities. The warm server has imported all this; the program imports it
+# again by name, at no cost. Every pair gets a character: what cannot be read is different, and what ends the program
+# ends it without a verdict.
 EQUAL = r"""
 import functools, json, sys
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, parser, verify
+from dataclasses import replace
+from math_verify import LatexExtractionConfig, parse, parser, verify
 if not isinstance(parser.latex2sympy, functools.partial):
     keep_case = ConversionConfig(lowercase_symbols=False)
     parser.latex2sympy = functools.partial(parser.latex2sympy, conversion_config=keep_case)
-KINDS = [LatexExtractionConfig(), ExprExtractionConfig()]
+keep_units = replace(LatexExtractionConfig().normalization_config, units=False)
+WHOLE = (LatexExtractionConfig(try_extract_without_anchor=False, normalization_config=keep_units),)
 def read(text):
-    return parse("\\boxed{%s}" % text, KINDS, parsing_timeout=None)
+    return parse("\\boxed{%s}" % text, WHOLE, parsing_timeout=None)
 def equal(answer, truth):
     gold, given = read(truth), read(answer)
     return bool(gold and given and verify(gold, given, allow_set_relation_comp=True, timeout_seconds=None))
@@ -22,9 +27,23 @@ def equal(answer, truth):
 CODE = EQUAL + 'print("".join("=" if equal(*pair) else "/" for pair in json.load(sys.stdin)))'
 
 
+# The parser caches what it learns of its grammar, and every fork inherits that: one of each form that answers take.
+_FORMS = r"""
+\frac{1}{2}  0.5  -3\frac{2}{3}  1,234  25\%  2\sqrt{3}  -\sqrt{12}  \sqrt[3]{2}  \frac{\sqrt{3}}{3}  2^{10}
+2^{\frac{1}{3}}  5!  \binom{5}{2}  \frac{\pi}{3}  2\pi+1  1+2\sqrt{5}  3\pm\sqrt{2}  3-2i  e^{2x}  \ln 2
+\log_2 3  \sin x  \cos^2 x  x  90^\circ  x^2+3x-6  -x^2-2x+4  (x-1)(x+2)  \frac{n(n+1)}{2}  \frac{11+9a}{20}
+2ab  x_1  f(x)  f(x)=x^3+1  y=2x-1  5x-7y+4=0  x>2  1<x\le 4  x\in[-2,7]  1,2  1,-2,\frac{1}{2}  \{1,2\}  (1,2)
+(3,\frac{\pi}{2})  (1,-2,3)  (1,2),(3,4)  [0,1)  (2,\infty)  (-\infty,1)\cup(2,\infty)  x=1,x=2  (x,y)=(1,2)
+\sum_{k=1}^{n}k  \lfloor x\rfloor  |x-1|  7:32  \begin{pmatrix}1&2\\3&-4\end{pmatrix}
+\begin{pmatrix}-\frac{1}{3}\\2\end{pmatrix}  \int_0^1 x dx  \emptyset  \text{even}
+"""
+
+
 def warm() -> None:
-    """Import math-verify and compare once, so that it has built its grammars."""
+    """Import math-verify and let its parser and SymPy meet every common form once."""
     names: dict[str, Any] = {}
     exec(EQUAL, names)
-    names["equal"]("\\frac{1}{2}", "0.5")
-    names["equal"]("x^2+1", "(2,\\infty)")
+    forms = re.split(r"  |\n", _FORMS.strip())
+    for one, other in zip(forms, [*forms[1:], forms[0]], strict=True):
+        names["equal"](one, one)
+        names["equal"](one, other)

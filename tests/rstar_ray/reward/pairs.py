@@ -115,7 +115,17 @@ SAME = [
     ("\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}", "\\begin{vmatrix}1 & 2\\\\3 & 4\\end{vmatrix}"),
     # other spellings that math-verify knows
     ("(11,7) or (7,11)", "(7,11),(11,7)"), ("a=4,b=1;a=6,b=1", "(4,1),(6,1)"), ("T:T_1=5:12", "5:12"),
-    ("35 pct", "35\\%"), ("2<g(x)<3", "(2,3)"),
+    ("35 pct", "35\\%"), ("2<g(x)<3", "(2,3)"), ("-y > -2", "y < 2"), ("{3,5}", "(3,5)"), ("3,14", "3.14"),
+    ("(3,1),(1,3),(3,1)", "(1,3),(3,1)"), ("0.333333", "\\frac{1}{3}"), ("z = 7 + 1 = 8", "z = 5 + 3 = 8"),
+    ("\\mathbb{R}", "(-\\infty,\\infty)"),
+    # both values of plus-minus, the value of an operation, thousands with a thin space
+    ("1+\\sqrt{19}, 1-\\sqrt{19}", "1\\pm\\sqrt{19}"), ("126410606437752", "\\dbinom{50}{25}"),
+    ("11111111100", "11,\\! 111,\\! 111,\\! 100"),
+    # equations whose terms stand in another order, and symbols that math-verify keeps as they are
+    ("-ay+bx=0", "bx-ay=0"), ("4x+3y=6", "4\\cdot x+3\\cdot y=6"), ("3 a^{2}", "3a^2"), ("\\frac{d}{2}", "0.5d"),
+    ("-i\\cot(\\rho a)", "-i \\cot(a\\rho)"), ("e^{1/\\epsilon}", "e^{\\frac{1}{\\epsilon}}"),
+    ("\\lfloor\\frac{n}{2}\\rfloor+\\lfloor\\frac{m}{2}\\rfloor",
+     "\\lfloor\\frac{m}{2}\\rfloor+\\lfloor\\frac{n}{2}\\rfloor"),
 ]  # fmt: skip
 
 DIFFERENT = [
@@ -217,11 +227,17 @@ DIFFERENT = [
     ("S_3", "S_4"),
     ("\\sum_{k=0}^n x^k", "\\sum_{k=1}^n x^k"), ("A\\cap B", "A\\cup B"), ("\\frac{x^3}{3}", "\\frac{x^3}{3}+C"),
     ("\\{(2,1)\\}", "\\{(1,2)\\}"), ("y<x", "x<y"), ("x^2+y^2\\le 1", "x^2+y^2=1"), ("\\log_3 2", "\\log_2 3"),
+    # unknowns and prose behind a number
+    ("5 x", "5"), ("5 ab", "5"), ("5\\text{x}", "5"), ("5 is wrong", "5"), ("5 maybe", "5"), ("x = 4 = 5", "5"),
+    # work and approximations inside of tuples and products
+    ("(\\sqrt{25},1)", "(5,1)"), ("(\\frac{10}{2},1)", "(5,1)"), ("\\frac{4}{2}\\pi", "2\\pi"),
+    ("\\sqrt{16}\\sqrt{2}", "4\\sqrt{2}"), ("(1.41421356237,1)", "(\\sqrt{2},1)"),
+    ("1.2", "1,2"), ("1,234", "(1,234)"), ("\\omega", "\\Omega"),
 ]  # fmt: skip
 
 NOT_READ = [
     ("]2,5[", "(2,5)"), ("(2;5)", "(2,5)"), ("\\{x \\mid 1<x<4\\}", "(1,4)"), ("\\gcd(p-1,n)", "\\gcd(n,p-1)"),
     ("1+f'(x)", "f'(x)+1"), ("\\frac{dy}{dx}+1", "1+\\frac{dy}{dx}"), ("\\exp(2)", "e^2"),
-    ("\\mathbb{R}", "(-\\infty,\\infty)"), ("2·10⁻³", "0.002"),
+    ("2·10⁻³", "0.002"),
 ]  # fmt: skip
 """Equal answers that are judged wrong, as docs/rewards.md says: math-verify does not read them, or not reliably."""

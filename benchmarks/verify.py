@@ -1,0 +1,144 @@
+"""Answer verification: agreement with labelled cases, and CPU time per answer.
+
+`python -m benchmarks.verify PROBLEMS.jsonl ... [--cases CASES.json]` prints one JSON line. Every problem is judged
+three times: by its own answer, by the same answer in another spelling, and by the answer of the next problem. CPU time
+covers this process and the sandbox. CASES.json is a list of `{"gold": ..., "prediction": ..., "equal": ...}`.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rstar_ray.config import SandboxConfig
+from rstar_ray.errors import SandboxError
+from rstar_ray.reward.judge import math_reward
+from rstar_ray.reward.programs import ProgramRun
+from sandbox.pool import SandboxPool
+from sandbox.pool_config import pool_config
+from sandbox.verify import equal_expressions
+
+AT_ONCE = 16
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_SUM = re.compile(r"([\w^{}\\]+) \+ ([\w^{}\\]+)")
+
+
+class Tools:
+    """The sandbox as the judge sees it; counts the comparisons."""
+
+    def __init__(self, pool: SandboxPool) -> None:
+        self._pool = pool
+        self.num_compared = 0
+
+    async def compare(self, pairs: Sequence[tuple[str, str]]) -> Sequence[bool]:
+        self.num_compared += 1
+        return await equal_expressions(self._pool, pairs)
+
+    async def run_program(self, code: str, stdin: str) -> ProgramRun:
+        raise NotImplementedError
+
+
+def respelled(answer: str) -> str:
+    """An equal answer: other commands for fractions and brackets, and the terms of a plain sum exchanged."""
+    text = _SUM.sub(r"\2 + \1", answer, count=1) if _SUM.fullmatch(answer) else answer
+    return (
+        text.replace("\\frac", "\\dfrac")
+        .replace("(", "\\left(")
+        .replace(")", "\\right)")
+        .replace("\\left\\left", "\\left")
+    )
+
+
+def cpu_s() -> float:
+    """CPU time of this process and everything below it, children that ended included."""
+    parents: dict[int, int] = {}
+    used: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+            used[int(entry.name)] = sum(map(int, fields[11:15]))
+    tree = {os.getpid()}
+    while more := {child for child, parent in parents.items() if parent in tree} - tree:
+        tree |= more
+    return sum(used[pid] for pid in tree) / _TICKS_PER_S
+
+
+async def judge_all(pairs: Sequence[tuple[str, str]], tools: Tools) -> list[float | None]:
+    """Rewards of (answer, truth) pairs; None where judging failed."""
+    permits = asyncio.Semaphore(AT_ONCE)
+
+    async def one(answer: str, truth: str) -> float | None:
+        async with permits:
+            try:
+                return await math_reward(answer, truth, tools)
+            except SandboxError:
+                return None
+
+    return await asyncio.gather(*[one(*pair) for pair in pairs])
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    out: dict[str, Any] = {"bench": "verify", "sets": {}}
+    async with SandboxPool(pool_config(SandboxConfig(slots=options.slots, warm=("lean",)))) as pool:
+        await equal_expressions(pool, [("\\sqrt{12}", "2\\sqrt{3}")])  # starts the warm server
+        for path in options.problems:
+            truths = [json.loads(line)["answer"] for line in path.read_text("utf-8").splitlines()][: options.limit]
+            kinds = {
+                "equal": list(zip(truths, truths, strict=True)),
+                "respelled": [(respelled(truth), truth) for truth in truths],
+                "other": list(zip([*truths[1:], *truths[:1]], truths, strict=True)),
+            }
+            rows: dict[str, Any] = {}
+            for kind, pairs in kinds.items():
+                tools = Tools(pool)
+                begin_s, wall_s = cpu_s(), time.monotonic()
+                rewards = await judge_all(pairs, tools)
+                spent_s = cpu_s() - begin_s
+                rows[kind] = {
+                    "answers": len(pairs),
+                    "reward_1": sum(reward == 1.0 for reward in rewards),
+                    "unjudged": rewards.count(None),
+                    "compared_in_sandbox": tools.num_compared,
+                    "cpu_ms_per_answer": round(1e3 * spent_s / len(pairs), 2),
+                    "wall_s": round(time.monotonic() - wall_s, 1),
+                }
+            out["sets"][path.stem] = rows
+        if options.cases:
+            cases: list[dict[str, Any]] = json.loads(options.cases.read_text("utf-8"))
+            begin_s = cpu_s()
+            rewards = await judge_all([(case["prediction"], case["gold"]) for case in cases], Tools(pool))
+            spent_s = cpu_s() - begin_s
+            differ = [
+                {**case, "reward": reward}
+                for case, reward in zip(cases, rewards, strict=True)
+                if (reward == 1.0) != case["equal"]
+            ]
+            out["cases"] = {
+                "cases": len(cases),
+                "agree": len(cases) - len(differ),
+                "cpu_ms_per_answer": round(1e3 * spent_s / len(cases), 2),
+                "differ": differ,
+            }
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.verify", description=__doc__)
+    parser.add_argument("problems", nargs="*", type=Path, help="JSON lines with an `answer` each")
+    parser.add_argument("--cases", type=Path, help="labelled cases, for the agreement")
+    parser.add_argument("--limit", type=int, default=None, help="problems read per file (default: all)")
+    parser.add_argument("--slots", type=int, default=1, help="comparisons at once")
+    print(json.dumps(asyncio.run(measure(parser.parse_args())), ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()
