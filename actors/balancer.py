@@ -244,7 +244,7 @@ class BalancerService:
         return self._tally.take(self._balancer.snapshot(), self._balancer.faults(), held_s)
 
     def take_lines(self) -> tuple[str, ...]:
-        """What people should know of it, once each (`Lines`)."""
+        """Lines to show to people, each returned once (`Lines`)."""
         return self._lines.take()
 
     async def incarnation(self) -> str:

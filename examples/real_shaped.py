@@ -2,7 +2,7 @@
 
 Everything is made here, of generated problems and, for the tokenizer, of Python's own library, which no change of this
 repository changes; only the sizes are not those of a 14B.
-`python -m examples.real_shaped FOLDER` writes it all for whoever wants to walk docs/own.md without a GPU.
+`python -m examples.real_shaped FOLDER` writes it all to follow docs/own.md without a GPU.
 """
 
 import json

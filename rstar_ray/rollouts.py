@@ -73,7 +73,7 @@ class UnprovenRewards:
                 raise RStarError(
                     f"reward{f' {rule}' if rule else ''}: {failed}. Hint: fix it and run the command again"
                 )
-        elif summary.stop_reason is StopReason.ANSWERED or summary.reward:  # not the 0 of one that nobody judged
+        elif summary.stop_reason is StopReason.ANSWERED or summary.reward:  # not the 0 of a rollout that was not judged
             self._proven.add(rule)
 
 

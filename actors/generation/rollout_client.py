@@ -216,8 +216,8 @@ class RolloutClient:
             return
         missing = await self._ask(lambda b: b.missing([*self._waiting]), "which rollouts it lacks")
         if missing and self._journal is not None:
-            nobodys = await self._ask(lambda b: b.held_by_lost(NOBODY, missing), "which rollouts no replica holds")
-            await self._read_again(nobodys)
+            unheld = await self._ask(lambda b: b.held_by_lost(NOBODY, missing), "which rollouts no replica holds")
+            await self._read_again(unheld)
         await self._submit([self._waiting[name] for name in missing if name in self._waiting])
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
 """The adapter that an engine serves beside its model's weights, as the PEFT folder that vLLM loads it from.
 
-Every request names the same adapter, whose matrices each version replaces: a request that runs meanwhile goes on with
+Every request names the same adapter, whose matrices each version replaces: a running request continues with
 the new ones, as it would with new weights. vLLM's prefix cache takes an adapter's name for what it holds, so it must be
 emptied with each version.
 """

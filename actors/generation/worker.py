@@ -207,7 +207,7 @@ class GenerationWorker:
                 with contextlib.suppress(DeadlineExceeded):
                     await self._register()
                 continue
-            except DeadlineExceeded:  # the balancer is stuck: the detector ends it, and the engine goes on
+            except DeadlineExceeded:  # the balancer is stuck: the detector ends it, and the engine continues
                 continue
             acknowledged = orders.number
             for order in orders.items:

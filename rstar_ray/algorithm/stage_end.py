@@ -35,7 +35,7 @@ class StepSigns:
 
 
 def reached(until: Until, signs: Sequence[StepSigns], *, steps_since_warmup: int) -> str:
-    """Why the stage ends after the latest of these steps (oldest first); empty if it goes on.
+    """Why the stage ends after the latest of these steps (oldest first); empty if it continues.
 
     `signs` holds at least the last `REMEMBERED` steps, or all steps of a shorter stage.
 

@@ -9,7 +9,7 @@ ANSWER = "<answer>"
 def spoken(text: str, thought: Thought, *, inside: bool) -> str:
     """`text` without its thoughts; with `inside` it begins in one that the prompt has opened.
 
-    A thought that is never closed goes on to the end; one of rStar2's kind goes on to the answer, since the released
+    A thought that is never closed extends to the end; one of rStar2's kind extends to the answer, since the released
     code of arXiv:2508.20722 looks for the answer in the whole text. A thought that is closed without having been opened
     began before.
     """

@@ -37,7 +37,7 @@ class Signature:
 
 
 class _Interrupted(Exception):
-    """The process hung or ended while it judged several completions: nobody knows which of them is to blame."""
+    """The process hung or ended while it judged several completions: any of them may be the cause."""
 
 
 class OwnReward:
@@ -191,7 +191,7 @@ class _Process:
             self._accompanied.discard(number)
 
     async def _read(self, child: asyncio.subprocess.Process) -> None:
-        """Give each answer to whoever waits for it, until the child ends."""
+        """Give each answer to its waiter, until the child ends."""
         assert child.stdout is not None
         with contextlib.suppress(ValueError):  # a line that is none: the child is of no use
             while line := await child.stdout.readline():
@@ -204,7 +204,7 @@ class _Process:
     async def end(self, child: asyncio.subprocess.Process | None = None, reason: JudgeError | None = None) -> None:
         """Kill the child, or this one if it still is the child, with all that it has started.
 
-        Whoever waits for it alone gets the reason, all others `_Interrupted`.
+        The waiter of a completion that was judged alone gets the reason, all others `_Interrupted`.
         """
         ended = self._child
         if ended is None or child not in (None, ended):
