@@ -11,7 +11,7 @@ ARGS ?=
 CLUSTER ?=
 DOCS := .venv-docs/bin/mkdocs
 
-# Ray answers those who have the token alone; see actors/door.py.
+# Ray answers those who have the token alone; see actors/cluster/auth.py.
 export RAY_AUTH_MODE ?= token
 export RAY_USAGE_STATS_ENABLED ?= 0
 export PYTHONPATH := $(CURDIR)
@@ -115,7 +115,7 @@ cluster-down: $(READY)  ## Stop the head that cluster-up started, and no other; 
 	@$(BIN)/python -m actors.cluster down $(CLUSTER)
 
 dashboards: $(READY)  ## Prometheus for that head on 127.0.0.1:9090, and how to point Grafana at it; ARGS="9091" for another port
-	@$(BIN)/python -m actors.dashboards $(ARGS)
+	@$(BIN)/python -m actors.cluster.dashboards $(ARGS)
 
 preflight: $(READY)  ## What is wrong with this machine, or with every node of the cluster, and how to mend it
 	@$(BIN)/python -m actors.preflight $(ARGS)

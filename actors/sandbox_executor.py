@@ -14,13 +14,13 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from actors.meter import ray_meter
-from actors.probe import Alive, Sign
+from actors.cluster.ray_metrics import ray_meter
+from actors.health.heartbeat import Alive, Sign
 from actors.remote import Remote
 from rstar_ray.config import SandboxConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, JudgeError, SandboxError
-from rstar_ray.reward.programs import ProgramRun
+from rstar_ray.reward.code_problems import ProgramRun
 from rstar_ray.telemetry.declared import Kind
 from rstar_ray.trajectory import ToolCall, ToolResult
 from sandbox.errors import ComparisonFailed

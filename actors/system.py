@@ -10,33 +10,42 @@ from typing import Any, TypeVar
 
 import ray
 
-from actors.balancer import BalancerService, start_balancer
-from actors.generation.actor import TO_OBJECT_STORE, GenerationActor, WorkerSettings
+from actors.balancer_service import BalancerService, start_balancer
+from actors.cluster.bundles import executor_nodes, nodes_in_order, on_node, seated
+from actors.cluster.gpu_lock import ANYTIME, GpuTurns
+from actors.cluster.placement import (
+    Layout,
+    fitted,
+    in_bundle,
+    larger_plan,
+    place,
+    plan_layout,
+    refuse_misfit,
+    sending_ranks,
+)
+from actors.cluster.ray_metrics import ray_meter
+from actors.generation.generation_actor import TO_OBJECT_STORE, GenerationActor, WorkerSettings
 from actors.generation.records import record_trajectories
 from actors.generation.replicas import Replicas
 from actors.generation.settings import engine_settings
-from actors.gpu_turns import ANYTIME, GpuTurns
-from actors.head import HeadProbe, exit_within, in_time
-from actors.learner.actor import rank_name
+from actors.health.head import HeadProbe, exit_within, in_time
+from actors.health.lost_nodes import NodesSeen, until_placed
+from actors.health.watchdog import Watch, is_here, kill_here
 from actors.learner.gang import Learner, first_start
+from actors.learner.learner_actor import rank_name
 from actors.learner.settings import learner_settings
-from actors.lost_nodes import NodesSeen, until_placed
-from actors.meter import ray_meter
-from actors.paths import with_absolute_paths
-from actors.placement import Layout, fitted, in_bundle, larger_plan, place, plan_layout, refuse_misfit, sending_ranks
+from actors.preflight.required_paths import with_absolute_paths
 from actors.remote import Remote
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
-from actors.seating import executor_nodes, nodes_in_order, on_node, seated
 from actors.tool_client import host_silent_s
 from actors.tool_host import ToolHostActor, entry_of, host_names, hosts_up, start_hosts
-from actors.watch import Watch, is_here, kill_here
-from rstar_ray.chat.model_folder import write_chat_files
+from rstar_ray.chat.load_chat import write_chat_files
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import WeightWay, shares_gpus
 from rstar_ray.crew import Crew
-from rstar_ray.evaluation.asked import brought_along
-from rstar_ray.repeat import repeated
+from rstar_ray.evaluation.request_digest import brought_along
+from rstar_ray.learner_restart import repeated
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.metrics import PlacementFigures

@@ -9,12 +9,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from actors.probe import Alive, Sign
+from actors.health.heartbeat import Alive, Sign
 from actors.remote import Remote, in_group
 from rstar_ray.config import ToolsConfig
 from rstar_ray.errors import RStarError
 from rstar_ray.tools.host import AtStake, HostAnswer, HostCall, ToolHost
-from rstar_ray.tools.load import load_environment, load_tools
+from rstar_ray.tools.loader import load_environment, load_tools
 from rstar_ray.tools.pulse import Pulse
 from rstar_ray.tools.spec import ToolSpec
 

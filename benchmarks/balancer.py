@@ -26,7 +26,7 @@ import ray
 import tyro
 from scipy.optimize import least_squares
 
-from actors.door import shut_door
+from actors.cluster.auth import shut_door
 from actors.generation.settings import EngineSettings, engine_settings
 from benchmarks.costly import CostlySize, compare
 from benchmarks.replay import (
@@ -45,11 +45,11 @@ from benchmarks.small import SMALL
 from rstar_ray.config import with_values
 from rstar_ray.config.checks import at_least
 from rstar_ray.errors import ConfigError
-from rstar_ray.tiny.model import make_tiny_model
+from rstar_ray.tiny.tiny_model import make_tiny_model
 from scheduler.cost import EngineCost
-from scheduler.traces.record import TraceRollout
-from scheduler.twin.engine_model import EngineShape
-from scheduler.twin.simulate import Twin, TwinSettings
+from scheduler.simulator.engine_model import EngineShape
+from scheduler.simulator.simulate import Twin, TwinSettings
+from scheduler.traces.trace import TraceRollout
 
 ROOMY_KV_TOKENS, SMALL_KV_TOKENS = 65_536, 4_096
 PRESSED = ((SMALL_KV_TOKENS, 16), (16_384, 128))
@@ -69,7 +69,7 @@ class BenchSettings:
     size: CostlySize = field(default_factory=CostlySize)
     """of that one"""
     out: str = ""
-    """with --calibrate: file for the fitted cost, as `python -m scheduler.twin --cost` reads it"""
+    """with --calibrate: file for the fitted cost, as `python -m scheduler.simulator --cost` reads it"""
 
     def __post_init__(self) -> None:
         at_least(1, repeats=self.repeats)

@@ -17,19 +17,19 @@ from typing import Any
 
 import torch
 
-from actors.balancer import BalancerService
+from actors.balancer_service import BalancerService
 from actors.generation.settings import EngineSettings, engine_settings
 from actors.remote import Remote
 from benchmarks.replay import ReplayEngine, ReplayResult, at_once, balancer_actor, replay
 from benchmarks.small import SMALL
 from benchmarks.trace_kinds import KINDS, Floats, Kind, Random, draw
 from rstar_ray.config import with_values
-from rstar_ray.tiny.model import make_random_model
+from rstar_ray.tiny.tiny_model import make_random_model
 from rstar_ray.trajectory import RolloutLimits
 from scheduler.cost import EngineCost, placement_cost
-from scheduler.traces.record import TraceRollout
-from scheduler.twin.engine_model import EngineShape
-from scheduler.twin.simulate import Twin, TwinResult, TwinSettings
+from scheduler.simulator.engine_model import EngineShape
+from scheduler.simulator.simulate import Twin, TwinResult, TwinSettings
+from scheduler.traces.trace import TraceRollout
 
 MEDIUM = {
     "hidden_size": 512,

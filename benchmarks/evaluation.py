@@ -22,21 +22,21 @@ from typing import Any
 import ray
 import tyro
 
-from actors.door import shut_door
+from actors.cluster.auth import shut_door
 from actors.generation.engine import Engine
 from actors.generation.settings import engine_settings
 from actors.system import TrainingActors
 from benchmarks.small import SMALL
 from rstar_ray.agent.talk import TalkLimits, talk
-from rstar_ray.chat.model_folder import load_chat
+from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig, with_values
-from rstar_ray.evaluation.run import run_evaluation
+from rstar_ray.evaluation.evaluator import run_evaluation
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, Rollouts
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.seeds import derive_seed
-from rstar_ray.tiny.model import make_tiny_model
-from rstar_ray.tiny.problems import Split, generate_problems
+from rstar_ray.tiny.tiny_model import make_tiny_model
+from rstar_ray.tiny.tiny_problems import Split, generate_problems
 from rstar_ray.trajectory import MODELS_OWN, RolloutRequest, ToolCall, ToolResult
 
 SHARE = 0.9

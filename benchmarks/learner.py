@@ -28,7 +28,7 @@ from benchmarks.small import SMALL
 from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.algorithm.batch_plan import padding_waste, plan_ranks
 from rstar_ray.config import with_values
-from rstar_ray.tiny.model import make_tiny_model
+from rstar_ray.tiny.tiny_model import make_tiny_model
 
 Batch = dict[str, torch.Tensor]
 

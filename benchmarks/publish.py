@@ -32,7 +32,7 @@ from benchmarks.small import SMALL
 from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.config import with_values
 from rstar_ray.errors import ConfigError
-from rstar_ray.tiny.model import make_tiny_model
+from rstar_ray.tiny.tiny_model import make_tiny_model
 from rstar_ray.trajectory import MODELS_OWN
 
 MICRO_BATCH_TOKENS = 2_048

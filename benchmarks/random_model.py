@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from actors.weights.model_folder import SavedWeights
+from actors.weights.model_parameters import SavedWeights
 from actors.weights.random_weights import write_random_weights
 
 VOCABULARY = 32_000

@@ -23,29 +23,29 @@ from typing import Any
 import numpy as np
 import ray
 
-from actors.balancer import BalancerService, Grant
-from actors.door import shut_door
+from actors.balancer_service import BalancerService, Grant
+from actors.cluster.auth import shut_door
+from actors.cluster.ray_metrics import ray_meter
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.rollout_traces import RolloutTraces
-from actors.meter import ray_meter
-from actors.probe import own_memory_bytes
+from actors.health.heartbeat import own_memory_bytes
 from rstar_ray.algorithm.update import SeenTokens
-from rstar_ray.chat.model_folder import load_chat
+from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig
 from rstar_ray.errors import ConfigError
-from rstar_ray.repeat_update import config_of
+from rstar_ray.replay_update import config_of
 from rstar_ray.run_dir.durable import append_row, read_json, read_rows
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.ledger import LEDGER, Fate
 from rstar_ray.run_dir.metrics import MetricsLog, StepMetrics
-from rstar_ray.run_dir.recorded import recorded_trajectories
+from rstar_ray.run_dir.recorded_trajectories import recorded_trajectories
 from rstar_ray.run_dir.trajectory_log import write_trajectories
 from rstar_ray.telemetry.meter import Meter
 from rstar_ray.telemetry.steps import meter_fates, meter_step
 from rstar_ray.telemetry.traces import TraceFile
 from rstar_ray.trajectory import Completion, EngineTimes, Trajectory
-from scheduler.load import ReplicaLoad, RolloutLoad
+from scheduler.records import ReplicaLoad, RolloutLoad
 from scheduler.spans import Activity, Span
 
 REPEATS = 7

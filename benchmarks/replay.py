@@ -17,7 +17,7 @@ from zlib import crc32
 import numpy as np
 import ray
 
-from actors.balancer import BalancerService, start_balancer
+from actors.balancer_service import BalancerService, start_balancer
 from actors.generation.engine import Engine, EngineFacts
 from actors.generation.outbox import rollout_load
 from actors.generation.settings import EngineSettings
@@ -44,9 +44,9 @@ from rstar_ray.trajectory import (
     ToolResult,
 )
 from scheduler.cost import EngineCost
-from scheduler.traces.record import TraceRollout, TraceTurn
-from scheduler.traces.stages import StageShape, synthetic
-from scheduler.twin.simulate import limits_of
+from scheduler.simulator.simulate import limits_of
+from scheduler.traces.stage_traces import StageShape, synthetic
+from scheduler.traces.trace import TraceRollout, TraceTurn
 
 CALL, ANSWER, FILLER = 5, 6, 7
 """Last tokens of a completion that calls the tool and of one that answers; and what tools answer with.

@@ -20,11 +20,11 @@ from benchmarks.trace_kinds import NAMES, draw, kind_named
 from scheduler.balancer import RULES, Balancer
 from scheduler.cost import placement_cost
 from scheduler.fleet import BLOCK_TOKENS
-from scheduler.load import Registration, RolloutLoad
-from scheduler.traces.record import TraceRollout
-from scheduler.twin.clairvoyant import clairvoyant_step
-from scheduler.twin.engine_model import EngineShape
-from scheduler.twin.simulate import MI300X_14B, Twin, TwinResult, TwinSettings
+from scheduler.records import Registration, RolloutLoad
+from scheduler.simulator.engine_model import EngineShape
+from scheduler.simulator.oracle import clairvoyant_step
+from scheduler.simulator.simulate import MI300X_14B, Twin, TwinResult, TwinSettings
+from scheduler.traces.trace import TraceRollout
 
 OTHERS = [name for name in RULES if name != "expected_kv"]
 KINDS = ["bimodal", "heavy_tail", "slow_tools", "hard_last", *(f"family:{number}" for number in range(101, 105))]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.traces.record import TraceRollout, TraceTurn, cut
-from scheduler.traces.stages import STAGES, StageShape, synthetic
+from scheduler.traces.stage_traces import STAGES, StageShape, synthetic
+from scheduler.traces.trace import TraceRollout, TraceTurn, cut
 
 Floats = NDArray[np.float64]
 Random = np.random.Generator

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.trace_kinds import KINDS, NAMES, draw, kind_named
-from scheduler.traces.record import stop_reason, write_trace
+from scheduler.traces.trace import stop_reason, write_trace
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ from typing import Any
 
 from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import SandboxError
+from rstar_ray.reward.code_problems import ProgramRun
 from rstar_ray.reward.judge import math_reward
-from rstar_ray.reward.programs import ProgramRun
 from sandbox.pool import SandboxPool
 from sandbox.pool_config import pool_config
 from sandbox.verify import equal_expressions

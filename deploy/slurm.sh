@@ -39,7 +39,7 @@ container=(${CONTAINER:+--container-image="$CONTAINER" --container-mounts="$PWD:
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "${container[@]}" bash -c '
   unset ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES # srun sets them again
   ulimit -c 0; ulimit -n 65536; ulimit -l unlimited || true
-  RAY_TMPDIR=$(python -m actors.door) || exit # every node needs the private directory of Ray: the others use the path of the head
+  RAY_TMPDIR=$(python -m actors.cluster.auth) || exit # every node needs the private directory of Ray: the others use the path of the head
   export RAY_TMPDIR
   address=$1 nodes=$2; shift 2
   exec ray symmetric-run --address "$address" --min-nodes "$nodes" --disable-usage-stats -- \

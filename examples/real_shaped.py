@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_ray.chat.instructions import instructions
-from rstar_ray.tools.load import tool_specs
+from rstar_ray.tools.loader import tool_specs
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rstar_ray.config import RunConfig
 from rstar_ray.errors import ConfigError
-from scheduler.checkpoints import CheckpointPlan, plan_checkpoint
-from scheduler.plan import GB, ModelShape, read_model
+from scheduler.planner.capacity import GB, ModelShape, read_model
+from scheduler.planner.checkpoint_cost import CheckpointPlan, plan_checkpoint
 
 
 def checkpoint_lines(ahead: Sequence[RunConfig], model: Path, run_dir: Path) -> list[str]:

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from uuid import uuid4
 
-from actors.door import MODE_VARIABLE, PATH_VARIABLE, TOKEN_VARIABLE, default_token_path, shut_door
-from actors.environment import accelerator, gpu_environment, missing
+from actors.cluster.auth import MODE_VARIABLE, PATH_VARIABLE, TOKEN_VARIABLE, default_token_path, shut_door
+from actors.cluster.gpu_environment import accelerator, gpu_environment, missing
 from recipes.scales import local_resources
 from rstar_ray.errors import ConfigError, RStarError
 
@@ -30,7 +30,7 @@ def connect() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.update(missing(gpu_environment(accelerator())))
-    from actors.head import exit_within
+    from actors.health.head import exit_within
     from actors.system import quiet_environment
 
     atexit.register(exit_within)  # after Ray's own, and so called before it

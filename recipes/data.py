@@ -14,10 +14,10 @@ from rstar_ray.data.sft import encode
 from rstar_ray.data.sft_plan import ChatSource, SftPlan, plan_sft, refuse_many_epochs
 from rstar_ray.data.too_long import too_long
 from rstar_ray.errors import ConfigError
-from rstar_ray.evaluation.run import HELD_OUT
+from rstar_ray.evaluation.evaluator import HELD_OUT
 from rstar_ray.reward.judge import refuse_truths
 from rstar_ray.tiny.conversations import generate_conversations
-from rstar_ray.tiny.problems import MAX_PROBLEMS, Split, generate_problems
+from rstar_ray.tiny.tiny_problems import MAX_PROBLEMS, Split, generate_problems
 from rstar_ray.trajectory import Problem
 
 SFT_VALIDATION = 256

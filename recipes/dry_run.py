@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actors.placement import Layout, fitted, place, plan_layout, refuse_misfit
-from actors.seating import Seat, executor_nodes, in_order, nodes_in_order, on_node, seats_of, stand_ins
+from actors.cluster.bundles import Seat, executor_nodes, in_order, nodes_in_order, on_node, seats_of, stand_ins
+from actors.cluster.placement import Layout, fitted, place, plan_layout, refuse_misfit
 from recipes.scales import Machines
 from rstar_ray.config import RunConfig
 
@@ -93,7 +93,7 @@ async def _nodes_of(options: Sequence[dict[str, Any]]) -> list[str]:
     """Where Ray puts actors with these options: a process for each of these few."""
     import ray
 
-    from actors.seating import StandIn
+    from actors.cluster.bundles import StandIn
 
     actor: Any = ray.remote(StandIn)
     standing = [actor.options(**{"num_cpus": 0, **each}).remote() for each in options]

@@ -13,7 +13,7 @@ def status_of(act: Callable[[], int | None], *, interrupted: str = "") -> int:
     `interrupted` is said where Ctrl-C ends it.
     """
     status = _status_of(act, interrupted)
-    if (known := sys.modules.get("actors.head")) is not None:  # else there is no Ray that could hold its end up
+    if (known := sys.modules.get("actors.health.head")) is not None:  # else there is no Ray that could hold its end up
         known.Ending.status = status
     return status
 

@@ -9,11 +9,11 @@ from typing import Any
 from actors.generation.vllm_calls import VllmCalls
 from recipes.data import refuse_without_tiny
 from rstar_ray.chat.hub import local_folder
-from rstar_ray.chat.model_folder import configured_chat, load_chat
+from rstar_ray.chat.load_chat import configured_chat, load_chat
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
-from rstar_ray.tiny.model import CONTEXT_TOKENS, TINY, make_tiny_model
+from rstar_ray.tiny.tiny_model import CONTEXT_TOKENS, TINY, make_tiny_model
 from rstar_ray.tools.spec import ToolSpec
 
 
@@ -25,7 +25,7 @@ def with_local_model(config: RunConfig, *, weights: bool = True, trains: bool = 
     if not config.model:
         return config
     if trains:
-        from actors.weights.model_folder import refuse_untrainable
+        from actors.weights.model_parameters import refuse_untrainable
 
         refuse_untrainable(local_folder(config.model, weights=False))
     return with_values(config, {"model": str(local_folder(config.model, weights=weights))})
@@ -47,7 +47,7 @@ def checked_chat(config: RunConfig, folder: Path, tools: Sequence[ToolSpec]) -> 
         )
     chat = load_chat(folder, config.chat, instruct=config.rollout.instruct, tools=tools, syntax_of=VllmCalls)
     if config.model:
-        from actors.weights.model_folder import refuse_misfit, refuse_unpacked
+        from actors.weights.model_parameters import refuse_misfit, refuse_unpacked
 
         refuse_misfit(folder)
         refuse_unpacked(folder, config.learner.attention)

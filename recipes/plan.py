@@ -24,8 +24,7 @@ from rstar_ray.algorithm.state_bytes import gradient_bytes, state_bytes
 from rstar_ray.config import with_values
 from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError
-from scheduler.checkpoints import CheckpointPlan, plan_checkpoint
-from scheduler.plan import (
+from scheduler.planner.capacity import (
     GB,
     GROUP_ROLLOUTS,
     OVER_BOUND,
@@ -43,7 +42,8 @@ from scheduler.plan import (
     read_model,
     score_tokens,
 )
-from scheduler.traces.stages import STAGES
+from scheduler.planner.checkpoint_cost import CheckpointPlan, plan_checkpoint
+from scheduler.traces.stage_traces import STAGES
 
 GPU = Gpu()
 """The planner's own: what is named here is the same."""

@@ -22,7 +22,7 @@ import tyro
 from rstar_ray.config.options import options_of
 from rstar_ray.data.columns import Columns, RawProblem, find_columns, raw_problem
 from rstar_ray.data.overlap import NGRAM_WORDS
-from rstar_ray.data.prepare import PassRates, Prepared, Rules, prepare
+from rstar_ray.data.preparation import PassRates, Prepared, Rules, prepare
 from rstar_ray.data.published import ANSWERED_APART, Form, published_form
 from rstar_ray.data.tables import FORMATS, read_table
 from rstar_ray.errors import ConfigError

@@ -30,8 +30,8 @@ from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.tools.spec import ToolSpec
-from scheduler.plan import ModelShape, read_model
-from scheduler.rehearsal import Seen, compared, told
+from scheduler.planner.capacity import ModelShape, read_model
+from scheduler.planner.rehearsal import Seen, compared, told
 
 STEPS = 3
 CHANGED: dict[str, Any] = {

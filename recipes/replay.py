@@ -18,7 +18,7 @@ from recipes.connect import connect
 from recipes.ending import status_of
 from recipes.model import start_model
 from rstar_ray.errors import ConfigError
-from rstar_ray.repeat_update import Compared, RecordedStep, recorded_step, repeat_update, repeatable, rows_of
+from rstar_ray.replay_update import Compared, RecordedStep, recorded_step, repeat_update, repeatable, rows_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:

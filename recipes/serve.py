@@ -25,7 +25,7 @@ from recipes.listen import given_token, listening, refuse_port, refuse_taken, un
 from recipes.talker import TalkConfig, Talker, own_talker
 from rstar_ray.agent.talk import Heard
 from rstar_ray.config.options import options_of
-from rstar_ray.config.rollouts import MAX_TEMPERATURE
+from rstar_ray.config.rollout import MAX_TEMPERATURE
 from rstar_ray.data.conversation import RowError, conversation
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.trajectory import Sampling

@@ -37,23 +37,23 @@ from recipes.model import (
 from recipes.recipe import Recipe
 from recipes.scales import at_scale, refuse_without_gpu
 from recipes.stop import GRACE_OF_EVALUATION, StopSignals, grace_of_run
-from rstar_ray.chat.model_folder import load_chat
+from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import RunConfig, differences, idle, may_change, own_rewards, with_values
 from rstar_ray.data.order import digest_of_problems, digest_of_rows
 from rstar_ray.data.sft_plan import SftPlan
 from rstar_ray.errors import ConfigError
-from rstar_ray.evaluation.asked import brought_along, digest_of
-from rstar_ray.evaluation.run import HELD_OUT, evaluated, result_files, run_evaluation
+from rstar_ray.evaluation.evaluator import HELD_OUT, evaluated, result_files, run_evaluation
+from rstar_ray.evaluation.request_digest import brought_along, digest_of
 from rstar_ray.hard_set import kept_hard_set
-from rstar_ray.reward.own import check_own_reward
-from rstar_ray.run_dir.decoration import decoration
+from rstar_ray.reward.own_function import check_own_reward
+from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import read_json
 from rstar_ray.run_dir.folder import RunDir, refuse_damaged_end
 from rstar_ray.run_dir.lock import written_alone
 from rstar_ray.run_dir.sinks import refuse_missing_sink
 from rstar_ray.stage_progress import StageProgress, refuse_other_data
 from rstar_ray.stages import STAGES, previous_checkpoint, run_rl, run_sft
-from rstar_ray.tools.load import check_environment, tool_specs
+from rstar_ray.tools.loader import check_environment, tool_specs
 from rstar_ray.tools.spec import PYTHON, ToolSpec
 from rstar_ray.trajectory import Problem
 
@@ -168,7 +168,7 @@ def run(configs: Sequence[RunConfig], *, steps_given: bool = True) -> None:
             connect()
             _refuse_unseen(path, ahead[0], model)
             asyncio.run(_run_stages(configs, problems, heldout, path, plan))
-    with decoration("the report", say):
+    with best_effort("the report", say):
         from rstar_ray.report.write import write_report
 
         write_report(path, say)
@@ -228,8 +228,8 @@ def _refuse_other_adapters(config: RunConfig, path: Path) -> None:
 def _refuse_unseen(path: Path | None, config: RunConfig, model: Path) -> None:
     """Raise `ConfigError` where a node of the cluster does not see the run directory, or what the run reads beside
     it."""
-    from actors.paths import needed_paths
     from actors.preflight.nodes import refuse_unseen
+    from actors.preflight.required_paths import needed_paths
 
     refuse_unseen(path, needed_paths(config, model))
 
@@ -364,7 +364,7 @@ async def _run_stages(
             for config in configs:
                 with _open(path, config) as run_dir:
                     if not _done(config, run_dir, heldout):
-                        with decoration(run_dir.launches_path.name, say):
+                        with best_effort(run_dir.launches_path.name, say):
                             correction = "" if config.stage == "sft" else config.correction
                             run_dir.log_launch(stage=config.stage, scale=config.scale, importance_correction=correction)
                         of_stage = problems.get(config.stage, [])
@@ -442,6 +442,6 @@ async def _evaluate(
     try:
         with stop.handled():
             await actors.start(learner=False)
-            await actors.watch.guard(evaluate())
+            await actors.health.watchdog.guard(evaluate())
     finally:
         await actors.close()

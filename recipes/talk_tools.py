@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.chat.protocol import python_tool
 from rstar_ray.config import ChatConfig, RunConfig, ToolsConfig
-from rstar_ray.tools.load import tool_specs
+from rstar_ray.tools.loader import tool_specs
 from rstar_ray.tools.spec import ToolSpec
 from rstar_ray.trajectory import MODELS_OWN, Problem, RolloutLimits, RolloutRequest, ToolCall, ToolResult
 from sandbox.limits import Limits, program_limits, tool_limits

@@ -19,17 +19,17 @@ from recipes.scales import at_scale, detect_scale, local_resources
 from recipes.talk_tools import AnswerTools, TalkTools, begun, specs_of, talk_tools
 from rstar_ray.agent.rollout import answer_calls
 from rstar_ray.agent.talk import Heard, Message, TalkLimits, as_written, talk
+from rstar_ray.chat.chat_profile import THOUGHTS
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.instructions import opened, system_text
-from rstar_ray.chat.model_folder import load_chat
-from rstar_ray.chat.profile import THOUGHTS
+from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.chat.protocol import with_protocol
 from rstar_ray.chat.resolve import thinking_switches
 from rstar_ray.chat.streamed import Streamed
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.config import ChatConfig, EvaluationConfig, RunConfig, ToolsConfig, with_values
-from rstar_ray.config.rollouts import MAX_TEMPERATURE
+from rstar_ray.config.rollout import MAX_TEMPERATURE
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.tiny.tokenizer import CHAT_TEMPLATE
 from rstar_ray.tools.spec import ToolSpec

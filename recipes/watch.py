@@ -24,9 +24,9 @@ from recipes.ending import status_of
 from recipes.listen import given_token, listening, refuse_port, until_interrupted
 from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError
-from rstar_ray.report.bodies import json_bytes
 from rstar_ray.report.live import LiveRun
 from rstar_ray.report.page import whole_page
+from rstar_ray.report.trajectory_text import json_bytes
 from sandbox.http import door
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

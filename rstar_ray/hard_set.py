@@ -11,9 +11,9 @@ from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
 from rstar_ray.data.problems import random_subset
 from rstar_ray.errors import ConfigError, RStarError, Stopped
-from rstar_ray.evaluation.asked import asked_by
+from rstar_ray.evaluation.request_digest import asked_by
 from rstar_ray.evaluation.results import ProblemResult, ResultLog
-from rstar_ray.progress import Progress
+from rstar_ray.progress_lines import Progress
 from rstar_ray.rollouts import MOST_REPEATS, DroppedRollout, rollout_requests, whole_groups
 from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import RunDir, stage_ends

@@ -13,19 +13,19 @@ from pathlib import Path
 
 from rstar_ray.algorithm.lr_schedule import sft_schedule
 from rstar_ray.algorithm.update import SftExample, UpdateResult
+from rstar_ray.checkpointing import LEARNED, saving
 from rstar_ray.config import RunConfig
 from rstar_ray.crew import Crew
 from rstar_ray.data.order import DataPosition, digest_of_problems, digest_of_rows, draw
 from rstar_ray.errors import RStarError, Stopped
-from rstar_ray.evaluation.run import HELD_OUT, evaluated, forget_evaluations, run_evaluation
+from rstar_ray.evaluation.evaluator import HELD_OUT, evaluated, forget_evaluations, run_evaluation
 from rstar_ray.hard_set import hard_set
 from rstar_ray.reward.judge import answer_place
-from rstar_ray.run_dir.decoration import decoration
+from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import read_object
 from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name, hashed, refuse_damaged_end
 from rstar_ray.run_dir.ledger import LEDGER, forget_fates, write_fates
 from rstar_ray.run_dir.metrics import MetricsLog, PlacementFigures, SftMetrics, StepMetrics
-from rstar_ray.saving import LEARNED, saving
 from rstar_ray.stage_progress import StageProgress, refuse_other_data
 from rstar_ray.telemetry.steps import meter_fates, meter_step, under_way
 from rstar_ray.train_loop import StepRecord, TrainingSystem, train_steps
@@ -232,7 +232,10 @@ async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> tuple[StageP
 async def _teach(folder: Path | None, crew: Crew) -> None:
     """Have the balancer know again what it had learned by this checkpoint; without that it learns anew."""
     if crew.teach is not None and folder is not None:
-        with decoration(f"{LEARNED} of {folder.name}", crew.show), suppress(FileNotFoundError):  # nobody could say then
+        with (
+            best_effort(f"{LEARNED} of {folder.name}", crew.show),
+            suppress(FileNotFoundError),
+        ):  # nobody could say then
             await crew.teach(read_object(folder / LEARNED))
 
 
@@ -261,7 +264,7 @@ async def _with_placement(metrics: StepMetrics, crew: Crew) -> StepMetrics:
     for fault in placed.faults if placed else ():
         crew.show(f"step {metrics.step}: the balancer's books do not close: {fault}")
     row = replace(metrics, balancer=placed)
-    with decoration("the run's memory and its publish", crew.show):
+    with best_effort("the run's memory and its publish", crew.show):
         published = crew.published() if metrics.publish_s else None
         return replace(row, memory_bytes=crew.memory_bytes(), publish=published)
     return row
@@ -270,7 +273,7 @@ async def _with_placement(metrics: StepMetrics, crew: Crew) -> StepMetrics:
 async def _placed(crew: Crew) -> PlacementFigures | None:
     """What the balancer did since this was asked last, as far as it can be told."""
     if crew.placed is not None:
-        with decoration("the balancer's row", crew.show):
+        with best_effort("the balancer's row", crew.show):
             return await crew.placed()
     return None
 
@@ -310,5 +313,5 @@ async def _record(record: StepRecord, config: RunConfig, crew: Crew, run_dir: Ru
     every, step = config.checkpoint.trajectories_every_steps, record.metrics.step
     if every and (step - 1) % every == 0:  # after a checkpoint, so that its update can be repeated
         path = run_dir.trajectories_path / f"{checkpoint_name(config.stage, step)}.jsonl"
-        with decoration(path.name, crew.show):
+        with best_effort(path.name, crew.show):
             await crew.record(record.refs, path, stage=config.stage, step=step, trained=True)

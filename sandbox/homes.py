@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from rstar_ray.locked_folder import LockedFolder, insides
+from rstar_ray.temporary_folder import LockedFolder, insides
 from sandbox.cage.scratch import clear_away
 from sandbox.cgroups import Groups, find_groups
 from sandbox.isolation import FIRST_UID, MAX_THREADS, IsolationLevel

@@ -9,7 +9,7 @@ from scheduler.expected_kv.caution import Caution
 from scheduler.expected_kv.rule import ExpectedKV
 from scheduler.fleet import Fleet, Replica, Rollout
 from scheduler.learned import Learned
-from scheduler.load import (
+from scheduler.records import (
     Admission,
     BalancerSnapshot,
     Decisions,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rstar_ray.trajectory import Placement
 from scheduler.fleet import Fleet, Replica, Rollout
-from scheduler.load import BalancerSnapshot, Finished, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
+from scheduler.records import BalancerSnapshot, Finished, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
 from scheduler.waits import Held
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from rstar_ray.config import EngineConfig
 from scheduler.cost import EngineCost
-from scheduler.load import Registration, ReplicaLoad, ReplicaSnapshot, RolloutLoad
+from scheduler.records import Registration, ReplicaLoad, ReplicaSnapshot, RolloutLoad
 
 BLOCK_TOKENS = EngineConfig().block_size
 """As the engines have it, while no replica has told its own."""

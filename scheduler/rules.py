@@ -12,7 +12,7 @@ from zlib import crc32
 
 from scheduler.fleet import Fleet, Replica, Rollout
 from scheduler.learned import Learned
-from scheduler.load import Move, RolloutLoad
+from scheduler.records import Move, RolloutLoad
 
 
 class PlacementRule(Protocol):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from rstar_ray.run_dir.metrics import PlacementFigures
-from scheduler.load import BalancerSnapshot
+from scheduler.records import BalancerSnapshot
 
 
 class Tally:

@@ -12,7 +12,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from actors.door import private_directory  # noqa: E402
+from actors.cluster.auth import private_directory  # noqa: E402
 
 os.environ.update(
     RAY_AUTH_MODE="token",

@@ -12,8 +12,8 @@ from rstar_ray.algorithm.resample import ResampleRule, resample_rule
 from rstar_ray.config import AlgorithmConfig, LearnerConfig, RunConfig, SandboxConfig, with_values
 from sandbox.limits import Limits, standard_limits
 from sandbox.pool_config import PoolConfig, pool_config
-from scheduler.plan import Pools, pools_of
-from scheduler.traces.stages import STAGES
+from scheduler.planner.capacity import Pools, pools_of
+from scheduler.traces.stage_traces import STAGES
 
 
 def small_config(**values: Any) -> RunConfig:

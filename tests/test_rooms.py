@@ -28,7 +28,7 @@ TORCH_ALLOWED = {
     "rstar_ray/analysis/measure.py",
     "rstar_ray/algorithm/batch.py",
     "rstar_ray/algorithm/loss.py",
-    "rstar_ray/tiny/model.py",
+    "rstar_ray/tiny/tiny_model.py",
 }
 
 WARM = {"numpy", "scipy", "sympy", "math_verify"}

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from actors.balancer import BalancerService, Known
+from actors.balancer_service import BalancerService, Known
 from actors.remote import Remote
-from rstar_ray.run_dir.decoration import decoration
+from rstar_ray.run_dir.best_effort import best_effort
 from scheduler.learned import Learned
 
 
@@ -22,7 +22,7 @@ class BalancerMemory:
 
     async def note(self) -> None:
         """Copy what it knows now, if it answers. A balancer that restarted empty gets the earlier copy first."""
-        with decoration("what the balancer has learned", self._show):
+        with best_effort("what the balancer has learned", self._show):
             await self._known()
 
     async def learned(self) -> dict[str, Any] | None:

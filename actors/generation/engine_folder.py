@@ -2,7 +2,7 @@
 
 Sockets, rendezvous files and locks get a folder of the engine's own, and which files of shared memory it has is noted
 there. A closed engine takes all of it along; what a killed one has left the next of this machine clears
-(`rstar_ray.locked_folder`).
+(`rstar_ray.temporary_folder`).
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from rstar_ray.locked_folder import LockedFolder, empty
+from rstar_ray.temporary_folder import LockedFolder, empty
 
 PREFIX = "vllm-"
 SOCKETS = "VLLM_RPC_BASE_PATH"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from rstar_ray.agent.rollout import RolloutState
-from scheduler.load import Finished, RolloutLoad, TurnReport
+from scheduler.records import Finished, RolloutLoad, TurnReport
 
 
 def rollout_load(state: RolloutState) -> RolloutLoad:

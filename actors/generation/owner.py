@@ -14,7 +14,7 @@ import time
 
 import psutil
 
-from actors.birth import birth
+from actors.cluster.process_start import birth
 
 OWNER = "RSTAR_ENGINE_OWNER"
 GRACE_S = 10.0

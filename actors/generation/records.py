@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.exceptions import RayActorError
 
-from actors.generation.actor import GenerationActor
+from actors.generation.generation_actor import GenerationActor
 from actors.remote import Remote
 from rstar_ray.errors import DeadlineExceeded
 from rstar_ray.rollouts import TrajectoryRef

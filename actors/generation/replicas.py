@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from actors.balancer import BalancerService
-from actors.generation.actor import GenerationActor
+from actors.balancer_service import BalancerService
+from actors.cluster.gpu_lock import ANYTIME, Turn
+from actors.generation.generation_actor import GenerationActor
 from actors.generation.rollout_client import BLIP_PATIENCE_S, CALL_DEADLINE_S, RolloutClient, last_line
 from actors.generation.weight_swap import publish_figures
-from actors.gpu_turns import ANYTIME, Turn
+from actors.health.lost_nodes import no_node
+from actors.health.watchdog import BACK_S, Guard
 from actors.learner.gang import Publication
-from actors.lost_nodes import no_node
 from actors.remote import Remote
-from actors.watch import BACK_S, Guard
 from actors.weights.transfer import EngineSeat, Pulled
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import ray
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
 
-from actors.balancer import BalancerService
+from actors.balancer_service import BalancerService
 from actors.generation.balancer_memory import BalancerMemory
 from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.outbox import rollout_load
@@ -28,10 +28,10 @@ from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef, UnprovenRewards
 from rstar_ray.trajectory import Problem, RolloutRequest, StopReason
-from scheduler.load import RolloutLoad
+from scheduler.records import RolloutLoad
 
 if TYPE_CHECKING:
-    from actors.generation.actor import GenerationActor
+    from actors.generation.generation_actor import GenerationActor
 
 R = TypeVar("R")
 _Submission = tuple[RolloutLoad, RolloutState]

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-from actors.balancer import Grant
+from actors.balancer_service import Grant
 from rstar_ray.rollouts import DroppedRollout
-from rstar_ray.run_dir.decoration import decoration
+from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.telemetry.traces import ROOT, TraceSink, TraceSpan, otlp_request
 from rstar_ray.trajectory import Completion, Trajectory
 from scheduler.spans import Activity, Span
@@ -24,7 +24,7 @@ class RolloutTraces:
         self._begun_s: dict[str, float] = {}
         self._sink: TraceSink | None = None
         if open_sink is not None:
-            with decoration("the traces", show):
+            with best_effort("the traces", show):
                 self._sink = open_sink()
 
     def granted(self, grant: Grant) -> None:
@@ -65,14 +65,14 @@ class RolloutTraces:
             begun_s = self._begun_s.pop(rollout.rollout_id, now_s)
             self._add(rollout.rollout_id, ROOT, begun_s, now_s, end="dropped", reason=rollout.reason)
         spans, self._spans, self._sink = self._spans, [], None
-        with decoration("the traces from here on", self._show):
+        with best_effort("the traces from here on", self._show):
             sink.write(otlp_request(spans, service=self._replica_id, run=self._run))
             self._sink = sink
 
     def close(self) -> None:
         """Write what is left."""
         if self._sink is not None:
-            with decoration("the end of the traces", self._show):
+            with best_effort("the end of the traces", self._show):
                 self._sink.close()
 
     def _add(self, rollout_id: str, name: str, start_s: float, end_s: float, **attributes: str | int | float) -> None:

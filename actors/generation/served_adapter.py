@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from actors.weights.adapter_folder import AdapterSettings, adapter_shapes, is_adapter, target_modules, write_adapter
 from actors.weights.buckets import WeightBucket
-from actors.weights.model_folder import Shapes
+from actors.weights.model_parameters import Shapes
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,8 +16,8 @@ from actors.generation.engine_folder import EngineFolder
 from actors.generation.settings import EngineSettings
 from actors.generation.vllm_start import ObserveFn, start_vllm
 from rstar_ray.deadline import within
-from rstar_ray.detector import Detector, Limit
 from rstar_ray.errors import DeadlineExceeded, EngineError
+from rstar_ray.stall_detector import Detector, Limit
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM

@@ -19,7 +19,7 @@ from actors.generation.served_adapter import ServedAdapter
 from actors.generation.vllm_process import VllmProcess
 from actors.weights.adapter_folder import is_adapter
 from actors.weights.buckets import BucketPlan, WeightBucket, WeightEntry, checksum
-from actors.weights.model_folder import refuse_other_parameters
+from actors.weights.model_parameters import refuse_other_parameters
 from actors.weights.shared_memory import BY_FILE, shared_buckets
 from actors.weights.transfer import Pulled
 from rstar_ray.errors import DeadlineExceeded, EngineError

@@ -15,19 +15,19 @@ from typing import Any, TypeVar
 
 import ray
 
-from actors.gpu_turns import ANYTIME, Turn
-from actors.learner.actor import LearnerActor, rank_name, start_rank
-from actors.learner.calls import RankClient, RankDied
+from actors.cluster.gpu_lock import ANYTIME, Turn
+from actors.health.watchdog import Follow
+from actors.learner.learner_actor import LearnerActor, rank_name, start_rank
+from actors.learner.rank_client import RankClient, RankDied
 from actors.learner.settings import LearnerSettings
 from actors.learner.shares import rl_shares, rows_refused, sft_shares, usable_rows
-from actors.watch import Follow
 from actors.weights.transfer import EngineSeat, Pulled, Sent
 from rstar_ray.algorithm.batch_plan import BatchLimits
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.config.gpus import WeightWay
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost
-from rstar_ray.repeat import MOST_LOSSES_AT_A_STEP
+from rstar_ray.learner_restart import MOST_LOSSES_AT_A_STEP
 from rstar_ray.run_dir.manifest import WrittenFile
 from rstar_ray.telemetry.meter import NO_METER, Meter
 from rstar_ray.train_loop import TrainingRow

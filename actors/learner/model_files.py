@@ -14,7 +14,7 @@ from actors.learner.checkpoint import refuse_other_shapes
 from actors.learner.policy import Policy
 from actors.learner.settings import LearnerSettings
 from actors.weights.adapter_folder import adapter_beside, target_modules, write_adapter
-from actors.weights.model_folder import SavedWeights
+from actors.weights.model_parameters import SavedWeights
 
 if TYPE_CHECKING:
     from actors.learner.state import LearnerState

@@ -18,7 +18,7 @@ from actors.learner.settings import LearnerSettings
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow
 from rstar_ray.algorithm.loss import MAXIMA, SUMS, LossStats
 from rstar_ray.algorithm.update import UpdateResult
-from rstar_ray.run_dir.decoration import decoration
+from rstar_ray.run_dir.best_effort import best_effort
 
 MicroBatches = Sequence[Sequence[TokenRow]]  # of one rank; a micro batch may be empty
 
@@ -118,7 +118,7 @@ class OptimizerSteps:
         reason = f"loss {loss:g}, gradient norm {grad_norm:g} ({named or 'no row of its own stands out'})"
         if self._settings.save_bad_updates:
             path = Path(self._settings.save_bad_updates) / f"update-{self.step + 1:06d}-rank-{self._rank}.npz"
-            with decoration(path.name, print):
+            with best_effort(path.name, print):
                 save_rows([row for rows in micro_batches for row in rows], path)
         return reason
 

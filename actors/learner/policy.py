@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from actors.learner import row_attention
 from actors.learner.settings import LearnerSettings
-from actors.weights.model_folder import refuse_misfit
+from actors.weights.model_parameters import refuse_misfit
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow, collate
 from rstar_ray.algorithm.loss import token_logprobs
 from rstar_ray.errors import ConfigError

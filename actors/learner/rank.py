@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class LearnerRank:
-    """Trains one policy together with the other ranks; see `actors.learner.actor` for its Ray shell."""
+    """Trains one policy together with the other ranks; see `actors.learner.learner_actor` for its Ray shell."""
 
     policy: Policy
     reference: Policy | None  # of a KL term, whole on every rank in the forward pass's type

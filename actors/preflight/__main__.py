@@ -16,7 +16,7 @@ from pathlib import Path
 from actors.preflight.cluster_checks import check_cluster
 from actors.preflight.facts import Asked, Finding, NodeFacts, Verdict
 from actors.preflight.node_checks import check_node
-from actors.preflight.read import read_facts
+from actors.preflight.read_facts import read_facts
 from actors.preflight.table import table
 from rstar_ray.errors import ConfigError
 

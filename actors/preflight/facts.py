@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from actors.environment import Accelerator
+from actors.cluster.gpu_environment import Accelerator
 from rstar_ray.config import CheckpointConfig, SandboxConfig
 
 Level = Literal["namespaces", "landlock", "process"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from actors.environment import DEPLOY, gpu_environment, read_env_file
+from actors.cluster.gpu_environment import DEPLOY, gpu_environment, read_env_file
 from actors.preflight.facts import UNLIMITED, Asked, Finding, NodeFacts, Probe, Verdict
 
 LEAST_ROCM = (7, 2, 2)

@@ -12,10 +12,10 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError
 
-from actors.door import shut_door
-from actors.paths import Needed
+from actors.cluster.auth import shut_door
 from actors.preflight.facts import Asked, Folder, NodeFacts
-from actors.preflight.read import look_at_needed, look_at_run_dir, read_facts
+from actors.preflight.read_facts import look_at_needed, look_at_run_dir, read_facts
+from actors.preflight.required_paths import Needed
 from rstar_ray.errors import ConfigError, DeadlineExceeded
 
 START_DEADLINE_S = 120.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.weights.model_folder import Shapes, linear_layers
+from actors.weights.model_parameters import Shapes, linear_layers
 
 if TYPE_CHECKING:
     from torch import Tensor

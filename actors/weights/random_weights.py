@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from actors.weights.model_folder import INDEX, parameter_shapes
+from actors.weights.model_parameters import INDEX, parameter_shapes
 
 SPREAD = 0.02
 SHARD_BYTES = 2 * 2**30

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from rstar_ray.analysis.measure import Entropies
-from rstar_ray.analysis.read import sampled_turns, whole
+from rstar_ray.analysis.read_run import sampled_turns, whole
 from rstar_ray.analysis.report import Checkpoint, Example, markdown_analysis, reflection_example
 from rstar_ray.analysis.zones import count_zones, marked, zones
 from rstar_ray.chat.call_syntax import SYNTAXES
-from rstar_ray.chat.model_folder import load_chat
+from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError, RStarError
-from rstar_ray.report.record import TrajectoryFile, read_run, trajectory_files
+from rstar_ray.report.run_record import TrajectoryFile, read_run, trajectory_files
 from rstar_ray.run_dir.durable import read_object, write_json, write_text
 from rstar_ray.run_dir.folder import RunDir
 

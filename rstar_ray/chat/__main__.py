@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import tyro
 
 from rstar_ray.chat.hub import local_folder
-from rstar_ray.chat.model_folder import GENERATION, load_chat
+from rstar_ray.chat.load_chat import GENERATION, load_chat
 from rstar_ray.chat.render import CALL_ID
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from rstar_ray.chat.call_syntax import CallSyntax
-from rstar_ray.chat.profile import TemplateFacts, Thought
+from rstar_ray.chat.chat_profile import TemplateFacts, Thought
 
 Message = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax, WrittenCall
-from rstar_ray.chat.profile import THOUGHTS, ChatProfile, Frame, TemplateFacts, Thought
+from rstar_ray.chat.chat_profile import THOUGHTS, ChatProfile, Frame, TemplateFacts, Thought
 from rstar_ray.chat.render import Message, Renderer
 from rstar_ray.errors import ConfigError
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
-from rstar_ray.chat.profile import Thought
+from rstar_ray.chat.chat_profile import Thought
 from rstar_ray.chat.scan import Scan
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax, Marked
+from rstar_ray.chat.chat_profile import ChatProfile, Frame
 from rstar_ray.chat.encoding import Encoder
 from rstar_ray.chat.instructions import instructions, opened
-from rstar_ray.chat.profile import ChatProfile, Frame
 from rstar_ray.chat.render import Renderer
 from rstar_ray.chat.resolve import ChatChoices, resolve, thinking_switches
 from rstar_ray.chat.thoughts import spoken, where_calls_stand

@@ -1,6 +1,6 @@
 """What a model only thinks, apart from what it says: calls and answers count where they are said."""
 
-from rstar_ray.chat.profile import Thought
+from rstar_ray.chat.chat_profile import Thought
 from rstar_ray.chat.scan import Scan
 
 ANSWER = "<answer>"

@@ -10,8 +10,8 @@ from rstar_ray.config.chat import ChatConfig
 from rstar_ray.config.detector import DetectorConfig
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
 from rstar_ray.config.modes import Condition, conditions, idle
-from rstar_ray.config.own import REWARDS, RewardConfig, ToolsConfig, own_rewards
-from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfig
+from rstar_ray.config.own_code import REWARDS, RewardConfig, ToolsConfig, own_rewards
+from rstar_ray.config.rollout import DataConfig, EvaluationConfig, RolloutConfig
 from rstar_ray.config.run import CheckpointConfig, RunConfig
 from rstar_ray.config.telemetry import TelemetryConfig
 from rstar_ray.config.tiny import TinyConfig

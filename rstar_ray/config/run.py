@@ -11,8 +11,8 @@ from rstar_ray.config.detector import DetectorConfig
 from rstar_ray.config.gpus import check_gpus
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
 from rstar_ray.config.modes import OF_RL, OF_SFT, OF_TRAINING, only_with, where
-from rstar_ray.config.own import RewardConfig, ToolsConfig, has_own
-from rstar_ray.config.rollouts import DataConfig, EvaluationConfig, RolloutConfig
+from rstar_ray.config.own_code import RewardConfig, ToolsConfig, has_own
+from rstar_ray.config.rollout import DataConfig, EvaluationConfig, RolloutConfig
 from rstar_ray.config.telemetry import TelemetryConfig
 from rstar_ray.config.tiny import TinyConfig
 from rstar_ray.config.tree import MayChange, SameAnswers

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from rstar_ray.config.own import REWARDS, is_reward
+from rstar_ray.config.own_code import REWARDS, is_reward
 from rstar_ray.errors import ConfigError
 from rstar_ray.reward.find import last_boxed
 

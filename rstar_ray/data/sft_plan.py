@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rstar_ray.algorithm.update import SftExample
-from rstar_ray.chat.model_folder import configured_chat, load_chat
+from rstar_ray.chat.load_chat import configured_chat, load_chat
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig, SftConfig
 from rstar_ray.data.conversation import Conversation, RowError, conversation

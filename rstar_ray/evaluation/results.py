@@ -6,8 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from rstar_ray.config.own import READ_LOOSELY
-from rstar_ray.evaluation.asked import digest_of
+from rstar_ray.config.own_code import READ_LOOSELY
+from rstar_ray.evaluation.request_digest import digest_of
 from rstar_ray.run_dir.durable import mend_rows, read_rows, to_row
 from rstar_ray.run_dir.metrics import is_correct
 from rstar_ray.trajectory import Problem, StopReason, TrajectorySummary

@@ -14,7 +14,7 @@ from pathlib import Path
 from rstar_ray.errors import ConfigError
 from rstar_ray.report.findings import number, percent
 from rstar_ray.report.markdown import table
-from rstar_ray.report.record import Row, RunRecord, read_run
+from rstar_ray.report.run_record import Row, RunRecord, read_run
 from rstar_ray.run_dir.durable import write_json, write_text
 
 POOL = 10

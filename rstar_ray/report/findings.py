@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from rstar_ray.report.record import Row, RunRecord, asked_of, ends, seconds_by_phase, stage_title
+from rstar_ray.report.run_record import Row, RunRecord, asked_of, ends, seconds_by_phase, stage_title
 
 PHASE_NAMES = {
     "generate_s": "generation",

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar_ray.report.bodies import deflated, figure_block, text_block
-from rstar_ray.report.browse import (
+from rstar_ray.report.findings import duration
+from rstar_ray.report.page import page_data
+from rstar_ray.report.run_record import Row, RunFiles, TrajectoryFile, stage_title, trajectory_files
+from rstar_ray.report.trajectory_browser import fates_of, ids_of, ledger_data, new_browser, rule_of
+from rstar_ray.report.trajectory_rows import (
     Siblings,
     fates_by_step,
     has_figures,
@@ -18,10 +21,7 @@ from rstar_ray.report.browse import (
     siblings_of,
     without_texts,
 )
-from rstar_ray.report.browser import fates_of, ids_of, ledger_data, new_browser, rule_of
-from rstar_ray.report.findings import duration
-from rstar_ray.report.page import page_data
-from rstar_ray.report.record import Row, RunFiles, TrajectoryFile, stage_title, trajectory_files
+from rstar_ray.report.trajectory_text import deflated, figure_block, text_block
 
 TABLES = ("config.json", "metrics.jsonl", "evaluations.jsonl", "launches.jsonl", "ledger.jsonl")
 

@@ -18,7 +18,7 @@ from rstar_ray.report.findings import (
     sft_change,
     time_rows,
 )
-from rstar_ray.report.record import Row, RunRecord
+from rstar_ray.report.run_record import Row, RunRecord
 from rstar_ray.report.stage_ends import STAGE_END_HEAD, STAGE_END_NOTE, stage_end_rows
 
 

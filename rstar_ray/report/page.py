@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rstar_ray.algorithm.stage_end import WINDOW
-from rstar_ray.report.bodies import MOST_TEXT_BYTES, Body, block, blocks, chosen, json_bytes
-from rstar_ray.report.browser import Browser, ledger_data, ledger_ids, read_browser
 from rstar_ray.report.findings import (
     EVALUATION_HEAD,
     PHASE_COLOURS,
@@ -38,7 +36,7 @@ from rstar_ray.report.findings import (
     tool_error_change,
     truncation_change,
 )
-from rstar_ray.report.record import (
+from rstar_ray.report.run_record import (
     RunRecord,
     TrajectoryFile,
     read_ledger,
@@ -50,6 +48,8 @@ from rstar_ray.report.record import (
 )
 from rstar_ray.report.slow import slow_data
 from rstar_ray.report.stage_ends import STAGE_END_HEAD, STAGE_END_NOTE, stage_end_rows
+from rstar_ray.report.trajectory_browser import Browser, ledger_data, ledger_ids, read_browser
+from rstar_ray.report.trajectory_text import MOST_TEXT_BYTES, Body, block, blocks, chosen, json_bytes
 from rstar_ray.report.verdicts import summary, verdicts
 
 WEB = Path(__file__).with_name("web")

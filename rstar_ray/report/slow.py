@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from rstar_ray.report.findings import PHASE_NAMES, duration, percent
-from rstar_ray.report.record import PHASES, Row, RunRecord
+from rstar_ray.report.run_record import PHASES, Row, RunRecord
 
 NOTABLE = 1.15
 """Times its median from which on a step or a figure is spoken of."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rstar_ray.algorithm.stage_end import SETTLED_WINDOW, WINDOW
 from rstar_ray.report.findings import percent
-from rstar_ray.report.record import Row, RunRecord, stage_title
+from rstar_ray.report.run_record import Row, RunRecord, stage_title
 
 STAGE_END_HEAD = (
     "stage",

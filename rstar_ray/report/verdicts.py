@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from rstar_ray.algorithm.stage_end import ALL_RIGHT, NEAR, TRUNCATED, WINDOW
 from rstar_ray.report.findings import percent
-from rstar_ray.report.record import Row, RunRecord
+from rstar_ray.report.run_record import Row, RunRecord
 
 PAPER = "arXiv:2508.20722 section 4.3"
 CHOSEN = "chosen here"

@@ -20,8 +20,8 @@ from rstar_ray.report.findings import (
 )
 from rstar_ray.report.markdown import markdown_report
 from rstar_ray.report.page import html_report
-from rstar_ray.report.record import RunRecord, read_run
-from rstar_ray.run_dir.decoration import decoration
+from rstar_ray.report.run_record import RunRecord, read_run
+from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import write_json, write_text
 
 
@@ -44,11 +44,11 @@ def write_report(run_path: Path | str, show: Callable[[str], None] = print) -> R
     for fault in run.faults:
         show(fault)
     report = Report(headline(run), run.path / "report.md", run.path / "report.html")
-    with decoration(report.markdown_path.name, show):
+    with best_effort(report.markdown_path.name, show):
         write_text(report.markdown_path, markdown_report(run))
-    with decoration(report.html_path.name, show):
+    with best_effort(report.html_path.name, show):
         write_text(report.html_path, html_report(run))
-    with decoration("report.json", show):
+    with best_effort("report.json", show):
         write_json(run.path / "report.json", report_figures(run))
     return report
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.forget import forget
-from rstar_ray.run_dir.verify import faults
+from rstar_ray.run_dir.verify_run import faults
 
 USAGE = "usage: python -m rstar_ray.run_dir verify PATH | forget PATH --stage STAGE [--yes]"
 

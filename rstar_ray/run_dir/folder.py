@@ -21,9 +21,9 @@ from typing import IO, Any, TypeVar
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.durable import append_row, read_object, sync_folder, sync_tree, unwritable, write_json
-from rstar_ray.run_dir.growing import GrowingRows
 from rstar_ray.run_dir.lock import lock
 from rstar_ray.run_dir.manifest import SET_ASIDE, WrittenFile, checkpoint_name, damage, unreadable, write_manifest
+from rstar_ray.run_dir.tail import GrowingRows
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from rstar_ray.run_dir.durable import append_row, cut_rows, read_rows
-from rstar_ray.run_dir.growing import GrowingRows
+from rstar_ray.run_dir.tail import GrowingRows
 
 LEDGER = "ledger.jsonl"
 

@@ -8,7 +8,7 @@ from typing import Self, TextIO
 
 from rstar_ray.algorithm.update import UpdateFigures
 from rstar_ray.reward.value import SOLVED
-from rstar_ray.run_dir.decoration import decoration
+from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import cut_rows, to_row
 from rstar_ray.run_dir.sinks import Sink, TensorBoard, WeightsAndBiases
 from rstar_ray.trajectory import Placement, StopReason, TrajectorySummary
@@ -311,24 +311,24 @@ class MetricsLog:
 
     def __enter__(self) -> Self:
         self._entered = True
-        with decoration(f"{self._path.name} of {self._stage}", self._show):
+        with best_effort(f"{self._path.name} of {self._stage}", self._show):
             cut_rows(self._path, stage=self._stage, after_step=self._after_step)
             self._file = self._path.open("a", encoding="utf-8")
-        with decoration("TensorBoard's file", self._show):
+        with best_effort("TensorBoard's file", self._show):
             folder = self._run_path / "tensorboard" / self._stage
             self._sinks["TensorBoard's file"] = TensorBoard(folder, first_step=self._after_step + 1)
         if self._wandb:
-            with decoration("Weights & Biases", self._show):
+            with best_effort("Weights & Biases", self._show):
                 sink = WeightsAndBiases(self._run_path, project=self._wandb, stage=self._stage)
                 self._sinks["Weights & Biases"] = sink
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
         if self._file is not None:
-            with decoration(f"the end of {self._path.name}", self._show):
+            with best_effort(f"the end of {self._path.name}", self._show):
                 self._file.close()
         for name, sink in self._sinks.items():
-            with decoration(f"the end of {name}", self._show):
+            with best_effort(f"the end of {name}", self._show):
                 sink.close()
 
     def write(self, row: StepMetrics | SftMetrics) -> None:
@@ -338,13 +338,13 @@ class MetricsLog:
         assert row.step > self._after_step, f"step {row.step} of {row.stage} is already logged"
         self._after_step = row.step
         values = asdict(row)
-        with decoration(f"step {row.step} in {self._path.name}", self._show):
+        with best_effort(f"step {row.step} in {self._path.name}", self._show):
             if self._file is not None:
                 self._file.write(to_row(values))
                 self._file.flush()  # what it could not write stays in its buffer, and comes before the next row
         sinks, self._sinks = self._sinks, {}
         for name, sink in sinks.items():
-            with decoration(f"{name} from step {row.step} on", self._show):
+            with best_effort(f"{name} from step {row.step} on", self._show):
                 sink.write(row.step, values)
                 self._sinks[name] = sink  # one that failed is asked no more
         measured = isinstance(row, SftMetrics) and row.val_loss is not None

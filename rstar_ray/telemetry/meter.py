@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
-from rstar_ray.run_dir.decoration import decoration
+from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.telemetry.declared import BY_NAME, Kind, Metric
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Meter:
     def guarded(self) -> Generator[None, None, None]:
         """Around the reading of what is exported: a failure there is one line too, and the end of the export."""
         failed = True
-        with decoration("the export of metrics", self._show):
+        with best_effort("the export of metrics", self._show):
             yield
             failed = False
         if failed:
@@ -75,7 +75,7 @@ class Meter:
         if self._open is None:
             return
         opened, self._open = self._open, None
-        with decoration("the export of metrics", self._show):
+        with best_effort("the export of metrics", self._show):
             instrument = self._instruments.get(name)
             if instrument is None:
                 instrument = self._instruments[name] = opened(declared(name, kind, labels))

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
-from rstar_ray.run_dir.decoration import decoration
+from rstar_ray.run_dir.best_effort import best_effort
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class TraceCollector:
         if self._gone:
             return
         answered = False
-        with decoration(f"the export of traces to {self._url}", self._show):
+        with best_effort(f"the export of traces to {self._url}", self._show):
             asked = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
             with urllib.request.urlopen(asked, timeout=SEND_DEADLINE_S):
                 answered = True

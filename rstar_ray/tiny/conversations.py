@@ -16,8 +16,8 @@ from rstar_ray.config import TinyConfig
 from rstar_ray.errors import SandboxError
 from rstar_ray.outcome import Outcome
 from rstar_ray.tiny.families import Numbers
-from rstar_ray.tiny.problems import Question, Split, draw_questions
 from rstar_ray.tiny.programs import EVERYWHERE, PROGRAMS, Failing, Program, fail
+from rstar_ray.tiny.tiny_problems import Question, Split, draw_questions
 from rstar_ray.trajectory import ToolCall, ToolResult
 
 Message = dict[str, Any]  # one entry of a `messages` list: role, content, tool_calls

@@ -12,7 +12,7 @@ from scheduler.expected_kv.lengths import Lengths
 from scheduler.expected_kv.room import Room
 from scheduler.fleet import Fleet, Replica, Rollout
 from scheduler.learned import MoveCounts
-from scheduler.load import Move
+from scheduler.records import Move
 
 MOVE_SHARE = 0.003  # tokens computed again because of moves, at most, of all generated
 PRESSED_SHARE = 0.008  # the same, where the alternative is an engine's preemption, which wastes more; once

@@ -15,8 +15,8 @@ import numpy as np
 
 from scheduler.estimate import Floats
 from scheduler.expected_kv.caution import Caution
+from scheduler.expected_kv.demand_profile import Profile
 from scheduler.expected_kv.lengths import Group, Lengths
-from scheduler.expected_kv.profile import Profile
 from scheduler.fleet import Fleet, Replica, Rollout
 
 REFRESH_STEPS = 32  # decode steps after which a replica's profile is computed anew

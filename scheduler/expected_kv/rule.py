@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from math import inf
 
+from scheduler.expected_kv.admission_order import Order
 from scheduler.expected_kv.caution import CLOSING_Z, ROOMY_SHARE, ROOMY_Z, Z_SPAN, Caution
 from scheduler.expected_kv.lengths import Lengths
 from scheduler.expected_kv.moves import Moves
-from scheduler.expected_kv.order import Order
 from scheduler.expected_kv.room import Room
 from scheduler.fleet import Fleet, Replica, Rollout
 from scheduler.learned import Learned
-from scheduler.load import Move, RolloutLoad
+from scheduler.records import Move, RolloutLoad
 
 
 class ExpectedKV:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actors.weights.adapter_folder import adapter_name, adapter_shapes
-from actors.weights.model_folder import refuse_other_parameters
+from actors.weights.model_parameters import refuse_other_parameters
 from tests import derived
 from tests.actors.policies import draw_rows, micro_batches, save_policy, weighted
 from tests.actors.unpacked import unpack

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from actors.balancer import BalancerService
+from actors.balancer_service import BalancerService
 from rstar_ray.errors import DeadlineExceeded
-from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.records import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport
 from scheduler.waits import Held
 from tests.fakes import next_orders, registration
 

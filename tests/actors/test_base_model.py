@@ -13,7 +13,7 @@ from actors.generation.engine import Engine
 from actors.generation.vllm_calls import VllmCalls
 from rstar_ray.agent.rollout import RolloutState, run_rollout
 from rstar_ray.chat.call_syntax import SYNTAXES, WrittenCall
-from rstar_ray.chat.model_folder import load_chat, write_chat_files
+from rstar_ray.chat.load_chat import load_chat, write_chat_files
 from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError
 from rstar_ray.trajectory import MODELS_OWN, Problem, RolloutLimits, RolloutRequest, StopReason, ToolCall, ToolResult

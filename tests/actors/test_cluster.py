@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from actors import cluster
-from actors.birth import birth
-from actors.environment import DEPLOY, read_env_file
+from actors.cluster import __main__ as cluster
+from actors.cluster.gpu_environment import DEPLOY, read_env_file
+from actors.cluster.process_start import birth
 from rstar_ray.errors import ConfigError
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actors import cluster, dashboards
-from actors.recorded import recorded
+from actors.cluster import __main__ as cluster
+from actors.cluster import dashboards
+from actors.cluster.recorded_processes import recorded
 
 pytestmark = pytest.mark.real
 

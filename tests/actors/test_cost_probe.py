@@ -8,8 +8,8 @@ import pytest
 
 from actors.generation.cost_probe import measure_cost
 from scheduler.cost import EngineCost
-from scheduler.twin.engine_model import EngineShape, ModelledEngine
-from scheduler.twin.paged_cache import Request
+from scheduler.simulator.engine_model import EngineShape, ModelledEngine
+from scheduler.simulator.paged_cache import Request
 
 COST = EngineCost(fixed_s=4e-3, per_sequence_s=1e-4, per_context_s=2e-7, per_prefill_s=3e-5)
 

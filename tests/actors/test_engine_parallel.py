@@ -6,9 +6,9 @@ import pytest
 import ray
 from ray.util import placement_group
 
+from actors.cluster.placement import in_bundle
 from actors.generation.engine import Engine
-from actors.placement import in_bundle
-from rstar_ray.tiny.model import make_tiny_model
+from rstar_ray.tiny.tiny_model import make_tiny_model
 from rstar_ray.trajectory import MODELS_OWN
 from tests import derived
 

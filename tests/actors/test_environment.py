@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.devices import mask_for, own_first
-from actors.environment import (
+from actors.cluster.devices import mask_for, own_first
+from actors.cluster.gpu_environment import (
     DEPLOY,
     accelerator,
     gpu_environment,

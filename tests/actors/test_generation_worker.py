@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from actors.balancer import BalancerService
+from actors.balancer_service import BalancerService
 from actors.generation.engine import EngineFacts
 from actors.generation.kept_turns import KeptTurns
 from actors.generation.load_meter import EngineLoad

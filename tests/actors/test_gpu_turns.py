@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from actors.gpu_turns import GpuTurns
+from actors.cluster.gpu_lock import GpuTurns
 from rstar_ray.errors import DeadlineExceeded
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from actors.head import HeadProbe, in_time
+from actors.health.head import HeadProbe, in_time
 
 
 class Head:
@@ -106,7 +106,7 @@ def test_what_ray_does_not_do_holds_up_neither_the_loop_nor_its_end():
 
 HANGS = """
 import atexit, subprocess, threading
-from actors.head import Ending, exit_within
+from actors.health.head import Ending, exit_within
 
 def end():  # as Ray's own, of a driver whose head is stopped: it ends a raylet, and not what the raylet started
     raylet.kill()

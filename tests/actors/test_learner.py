@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.learner.calls import RankClient
+from actors.health.watchdog import Watch
 from actors.learner.gang import Learner, Publication
+from actors.learner.rank_client import RankClient
 from actors.remote import Remote
-from actors.watch import Watch
 from actors.weights.buckets import checksum
 from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.algorithm.update import SftExample

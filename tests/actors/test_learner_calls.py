@@ -14,11 +14,11 @@ import torch
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from actors.learner import gang
-from actors.learner.calls import RankClient, may_pass
 from actors.learner.gang import Learner, first_start
+from actors.learner.rank_client import RankClient, may_pass
 from actors.remote import Remote, ReplyCache
 from rstar_ray.errors import ConfigError, LearnerError, RankLost
-from rstar_ray.repeat import MOST_LOSSES_AT_A_STEP, repeated
+from rstar_ray.learner_restart import MOST_LOSSES_AT_A_STEP, repeated
 from rstar_ray.run_dir.manifest import WrittenFile
 from tests import derived
 
@@ -108,7 +108,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     handles: list[Any] = []
     monkeypatch.setattr(gang.ray, "kill", handles.append)
     monkeypatch.setattr(gang, "DEATH_NOTICE_S", 0.2)
-    monkeypatch.setattr("actors.learner.calls.BLIP_PATIENCE_S", 0.2)
+    monkeypatch.setattr("actors.learner.rank_client.BLIP_PATIENCE_S", 0.2)
     yield handles
 
 
@@ -319,7 +319,7 @@ async def test_what_was_written_is_heard_once_more_where_the_answer_was_lost(tmp
 BLIPS = """
 import asyncio, ray
 from types import SimpleNamespace
-from actors.learner.calls import RankClient
+from actors.learner.rank_client import RankClient
 from actors.remote import Remote, ReplyCache
 
 @ray.remote(concurrency_groups={"probe": 1})

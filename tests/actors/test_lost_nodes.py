@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from ray.exceptions import ObjectLostError
 
-from actors import lost_nodes
-from actors.learner.actor import LearnerActor
-from actors.lost_nodes import NodesSeen, until_placed
+from actors.health import lost_nodes
+from actors.health.lost_nodes import NodesSeen, until_placed
+from actors.learner.learner_actor import LearnerActor
 from rstar_ray.errors import RankLost, RStarError
 
 
@@ -95,7 +95,7 @@ def test_trajectories_that_went_with_a_node_are_a_loss_that_the_learner_starts_a
     def get(refs: Any, *, timeout: float) -> Any:
         raise ObjectLostError("ref", None, "")
 
-    monkeypatch.setattr("actors.learner.actor.ray.get", get)
+    monkeypatch.setattr("actors.learner.learner_actor.ray.get", get)
     rank = object.__new__(LearnerActor)
     rank._name = "learner/rank-0"
     with pytest.raises(RankLost, match="learner/rank-0 found no trajectories where they lay: that node was lost"):

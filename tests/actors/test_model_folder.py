@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from actors.weights.buckets import NamedArray, WeightBucket, pack
-from actors.weights.model_folder import (
+from actors.weights.model_parameters import (
     INDEX,
     SavedWeights,
     parameter_shapes,

@@ -7,7 +7,8 @@ import pytest
 import ray
 from ray.util import placement_group, remove_placement_group
 
-from actors.placement import (
+from actors.cluster.bundles import HEAD, Seat, StandIn, executor_nodes, in_order, nodes_in_order, seated
+from actors.cluster.placement import (
     Layout,
     fitted,
     in_bundle,
@@ -18,7 +19,6 @@ from actors.placement import (
     refuse_misfit,
     sending_ranks,
 )
-from actors.seating import HEAD, Seat, StandIn, executor_nodes, in_order, nodes_in_order, seated
 from recipes.scales import at_scale
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import ray
 
-from actors.environment import gpu_environment
-from actors.paths import needed_paths, with_absolute_paths
-from actors.preflight import read
+from actors.cluster.gpu_environment import gpu_environment
+from actors.preflight import read_facts as read
 from actors.preflight.__main__ import findings, main, parse
 from actors.preflight.cluster_checks import check_cluster
 from actors.preflight.facts import Asked, Finding, Folder, NodeFacts, Probe, Verdict
@@ -26,7 +25,7 @@ from actors.preflight.nodes import (
     wrong_with,
 )
 from actors.preflight.pair import judge_pair
-from actors.preflight.read import (
+from actors.preflight.read_facts import (
     count_gpus,
     look_at_model,
     look_at_needed,
@@ -34,6 +33,7 @@ from actors.preflight.read import (
     read_driver,
     read_facts,
 )
+from actors.preflight.required_paths import needed_paths, with_absolute_paths
 from actors.preflight.table import table
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError

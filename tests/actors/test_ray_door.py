@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actors import door
+from actors.cluster import auth as door
 from rstar_ray.errors import ConfigError
 
 
@@ -128,7 +128,7 @@ def test_a_named_directory_must_be_private_and_leave_room_for_sockets(short: Pat
 
 
 def test_scripts_get_the_directory_by_a_command(short: Path):
-    done = subprocess.run([sys.executable, "-m", "actors.door"], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "actors.cluster.auth"], capture_output=True, text=True, check=True)
     assert done.stdout == f"{short}/ray-{os.geteuid()}\n"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from actors import door
+from actors.cluster import auth as door
 
 pytestmark = pytest.mark.real
 

@@ -6,8 +6,8 @@ from urllib.request import Request
 
 import pytest
 
-from actors.cluster import free_port
-from actors.recorded import Sign, end, recorded, start
+from actors.cluster.__main__ import free_port
+from actors.cluster.recorded_processes import Sign, end, recorded, start
 from rstar_ray.errors import DeadlineExceeded
 
 SERVES = """

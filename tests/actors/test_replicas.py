@@ -9,13 +9,13 @@ import pytest
 from ray.exceptions import ActorUnavailableError, ObjectLostError, OwnerDiedError, RayTaskError
 
 from actors import remote
-from actors.balancer import Known
+from actors.balancer_service import Known
 from actors.generation import replicas, rollout_client
 from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.engine import EngineFacts
 from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, START_PATIENCE, Replicas
+from actors.health.heartbeat import Sign
 from actors.learner.gang import Publication
-from actors.probe import Sign
 from actors.remote import Remote
 from actors.weights.transfer import Pulled
 from rstar_ray.agent.rollout import RolloutState

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.balancer import BalancerService, Cancel, Grant, Known
+from actors.balancer_service import BalancerService, Cancel, Grant, Known
 from actors.generation import rollout_client
 from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.rollout_client import RolloutClient

@@ -23,7 +23,7 @@ from actors.weights.adapter_folder import (
     write_adapter,
 )
 from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack
-from actors.weights.model_folder import linear_layers
+from actors.weights.model_parameters import linear_layers
 from rstar_ray.errors import EngineError
 from tests import derived
 from tests.actors.policies import draw_rows, micro_batches, weighted

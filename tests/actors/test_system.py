@@ -22,13 +22,13 @@ from recipes.connect import connect
 from recipes.scales import at_scale
 from recipes.stage1 import STAGE_1
 from rstar_ray.agent.rollout import RolloutState, ToolCall
-from rstar_ray.chat.model_folder import load_chat
+from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import with_values
 from rstar_ray.outcome import Outcome
 from rstar_ray.rollouts import FinishedRollout, rollout_requests
-from rstar_ray.tiny.model import make_tiny_model
-from rstar_ray.tiny.problems import Split, generate_problems
-from rstar_ray.tools.load import tool_specs
+from rstar_ray.tiny.tiny_model import make_tiny_model
+from rstar_ray.tiny.tiny_problems import Split, generate_problems
+from rstar_ray.tools.loader import tool_specs
 from rstar_ray.train_loop import TrainingRow
 from rstar_ray.trajectory import RolloutRequest, StopReason, ToolResult, Trajectory
 from tests.fakes import request

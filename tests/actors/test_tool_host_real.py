@@ -13,15 +13,16 @@ import psutil
 import pytest
 import ray
 
-from actors import tool_client, watch
+from actors import tool_client
+from actors.health import watchdog as watch
+from actors.health.watchdog import Watch
 from actors.tool_client import RolloutTools, Tools
 from actors.tool_host import hosts_up, start_hosts
-from actors.watch import Watch
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.config import DetectorConfig, ToolsConfig
 from rstar_ray.errors import RStarError, ToolStateLost
 from rstar_ray.outcome import Outcome
-from rstar_ray.tools.load import tool_specs
+from rstar_ray.tools.loader import tool_specs
 from rstar_ray.trajectory import ToolCall, ToolResult
 from tests.fakes import request
 

@@ -15,10 +15,10 @@ import psutil
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayTaskError
 
-from actors import watch
-from actors.birth import birth
-from actors.probe import Sign, starved_s, waits_for_cores_s
-from actors.watch import Watch, kill_here
+from actors.cluster.process_start import birth
+from actors.health import watchdog as watch
+from actors.health.heartbeat import Sign, starved_s, waits_for_cores_s
+from actors.health.watchdog import Watch, kill_here
 from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import RStarError
@@ -317,7 +317,7 @@ async def test_a_head_that_is_given_up_ends_the_run_and_is_named():
 
 ORPHAN = """
 import os, time
-from actors.probe import end_with_parent
+from actors.health.heartbeat import end_with_parent
 end_with_parent(0.2, 0.05)
 print(os.getpid(), flush=True)
 time.sleep(600)

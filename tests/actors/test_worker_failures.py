@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayTaskError
 
-from actors.balancer import BalancerService
+from actors.balancer_service import BalancerService
 from actors.generation import worker as worker_module
 from actors.generation.engine import EngineFacts
 from actors.generation.kept_turns import KeptTurns

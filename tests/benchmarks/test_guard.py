@@ -7,8 +7,8 @@ import pytest
 
 from benchmarks.scheduler import demand_tokens
 from benchmarks.trace_kinds import KINDS, draw
-from scheduler.twin.engine_model import EngineShape
-from scheduler.twin.simulate import MI300X_14B, Twin, TwinResult, TwinSettings
+from scheduler.simulator.engine_model import EngineShape
+from scheduler.simulator.simulate import MI300X_14B, Twin, TwinResult, TwinSettings
 
 REPLICAS, GROUPS, SIBLINGS = 4, 32, 16
 

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rstar_ray.run_dir.folder import SET_ASIDE
-from rstar_ray.run_dir.verify import faults as faults_of_run
+from rstar_ray.run_dir.verify_run import faults as faults_of_run
 from tests.chaos.campaign import OVER_S, Campaign, Case, summary
 from tests.chaos.faults import KINDS, Kind
 from tests.chaos.run import REPOSITORY, Run, make_policy

@@ -41,10 +41,10 @@ def timed(what: str, work: Callable[..., Any], *, awaited: bool = False) -> Call
 
 def main() -> None:
     import rstar_ray.stages as stages
-    from actors.watch import Watch
+    from actors.health.watchdog import Watch
     from recipes.session import launch
     from recipes.stage1 import STAGE_1
-    from rstar_ray.saving import Saving
+    from rstar_ray.checkpointing import Saving
 
     Saving.take = timed("checkpoints", Saving.take, awaited=True)
     stages.write_fates = timed("ledger", stages.write_fates)

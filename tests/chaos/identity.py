@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rstar_ray.checkpointing import LEARNED
 from rstar_ray.run_dir.durable import read_json, read_rows
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.ledger import LEDGER
-from rstar_ray.saving import LEARNED
 from tests.chaos.run import REPOSITORY, Run, make_policy
 
 TIMES = ("_s", "balancer", "longest", "publish", "memory_bytes", "restarts", "judge_retries")

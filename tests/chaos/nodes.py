@@ -24,8 +24,8 @@ from typing import Any
 
 import psutil
 
-from actors.birth import birth
-from actors.door import shut_door
+from actors.cluster.auth import shut_door
+from actors.cluster.process_start import birth
 from tests.chaos.__main__ import verified
 from tests.chaos.campaign import Campaign, Case, summary
 from tests.chaos.faults import STOPPED_S, Kind, NotPutIn, held

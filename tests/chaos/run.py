@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from actors.birth import birth
+from actors.cluster.process_start import birth
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.folder import RunDir
 from tests.chaos.seams import PHASE, VARIABLE

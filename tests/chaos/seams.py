@@ -15,7 +15,7 @@ from pathlib import Path
 from random import random
 from typing import Any
 
-from actors.birth import birth
+from actors.cluster.process_start import birth
 
 VARIABLE = "CHAOS_CONTROL"
 PHASE = "phase"
@@ -50,7 +50,7 @@ def in_driver() -> None:
     import rstar_ray.train_loop as train_loop
     from actors.learner.gang import Learner
     from rstar_ray.chat.template import TokenizerChat
-    from rstar_ray.saving import Saving
+    from rstar_ray.checkpointing import Saving
 
     system.TrainingActors.publish = _phase("publish", system.TrainingActors.publish)
     Learner.train_rl = _phase("update", Learner.train_rl)
@@ -65,7 +65,7 @@ def in_driver() -> None:
 
 def in_worker() -> None:
     """In each of Ray's processes, before its actor is made."""
-    import actors.generation.actor as generation
+    import actors.generation.generation_actor as generation
     from actors.generation.load_meter import LoadMeter
     from actors.sandbox_executor import SandboxExecutor
 

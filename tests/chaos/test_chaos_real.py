@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar_ray.tiny.model import make_tiny_model
+from rstar_ray.tiny.tiny_model import make_tiny_model
 from tests.chaos.campaign import Campaign
 from tests.chaos.faults import KINDS
 from tests.chaos.run import Run

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar_ray.tiny.model import make_tiny_model
+from rstar_ray.tiny.tiny_model import make_tiny_model
 from tests.chaos.nodes import play
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from actors import cluster, dashboards
-from actors.recorded import record
+from actors.cluster import __main__ as cluster
+from actors.cluster import dashboards
+from actors.cluster.recorded_processes import record
 from rstar_ray.errors import ConfigError
 from rstar_ray.telemetry.declared import BY_NAME, METRICS, Kind
 
@@ -199,4 +200,4 @@ def test_anything_but_a_port_is_told_the_usage(
 ):
     monkeypatch.setattr("sys.argv", ["dashboards", *arguments])
     assert dashboards.main() == 2
-    assert "usage: python -m actors.dashboards [PORT]" in capsys.readouterr().err
+    assert "usage: python -m actors.cluster.dashboards [PORT]" in capsys.readouterr().err

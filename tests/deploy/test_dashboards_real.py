@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from actors import cluster, dashboards
-from actors.recorded import recorded
+from actors.cluster import __main__ as cluster
+from actors.cluster import dashboards
+from actors.cluster.recorded_processes import recorded
 from tests.deploy.test_dashboards import BOARDS, queries
 
 pytestmark = [

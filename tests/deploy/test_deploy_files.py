@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
-from actors.cluster_file import ray_command, read_cluster_file
+from actors.cluster.hosts_file import ray_command, read_cluster_file
 from deploy.missing import is_hashed, normal, outside, requirements, to_install
 from rstar_ray.errors import ConfigError
 

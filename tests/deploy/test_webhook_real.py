@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from actors.cluster import HOST, free_port
-from actors.dashboards import DEPLOYED, DISCOVERY
+from actors.cluster.__main__ import HOST, free_port
+from actors.cluster.dashboards import DEPLOYED, DISCOVERY
 
 PROGRAMS = {
     name: shutil.which(name) for name in ("prometheus", "prometheus-alertmanager")

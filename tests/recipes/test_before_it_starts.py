@@ -98,7 +98,7 @@ def test_of_what_is_evaluated_on_nothing_is_left_out_and_a_line_says_what_counts
     place = ["--run-dir", str(tmp_path / "run"), "--model", str(model)]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit, match="1"):
         for name in ("refuse_misfit", "refuse_unpacked"):
-            patch.setattr(f"actors.weights.model_folder.{name}", none_wrong, raising=False)
+            patch.setattr(f"actors.weights.model_parameters.{name}", none_wrong, raising=False)
         launch_evaluation(EVALUATE, [*TINY, *place, "--evaluate.files", exam])
     assert f"exam{line}" in capsys.readouterr().out
 

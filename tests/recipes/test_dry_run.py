@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import pytest
 
-from actors.placement import plan_layout
-from actors.seating import Seat
+from actors.cluster.bundles import Seat
+from actors.cluster.placement import plan_layout
 from recipes.dry_run import Seating, dry_run, problems, table, told
 from recipes.plan import PlanConfig, of_scale, parsed, plan
 from recipes.scales import MACHINES, Machines, at_scale

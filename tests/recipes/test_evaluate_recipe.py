@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from actors.watch import Watch
+from actors.health.watchdog import Watch
 from recipes import session
 from recipes.evaluate import EVALUATE
 from recipes.session import launch_evaluation
 from rstar_ray.errors import ConfigError, RStarError
-from rstar_ray.evaluation.asked import brought_along
+from rstar_ray.evaluation.request_digest import brought_along
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.folder import RunDir

@@ -5,7 +5,7 @@ import pytest
 
 from recipes.prepare import main
 from rstar_ray.data.problems import load_problems
-from rstar_ray.reward.calls import read_wanted, same_calls
+from rstar_ray.reward.reward_calls import read_wanted, same_calls
 from rstar_ray.reward.verifiable import read_instructions
 from rstar_ray.trajectory import Problem
 

@@ -16,7 +16,7 @@ from recipes.stage1 import STAGE_1
 from recipes.talk_tools import specs_of
 from recipes.talker import chat_in
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
-from rstar_ray.chat.model_folder import load_chat
+from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig, RewardConfig, ToolsConfig
 from rstar_ray.errors import ConfigError

@@ -33,7 +33,7 @@ from recipes.talker import OwnTalker, TalkConfig, Talker, chat_in, own_talker, s
 from rstar_ray.chat.instructions import opened, system_text
 from rstar_ray.config import ChatConfig, ToolsConfig
 from rstar_ray.run_dir.durable import read_json, read_rows
-from rstar_ray.tools.load import tool_specs
+from rstar_ray.tools.loader import tool_specs
 
 pytestmark = [pytest.mark.real, pytest.mark.journey]
 

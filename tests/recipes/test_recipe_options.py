@@ -27,7 +27,7 @@ from recipes.stage3 import STAGE_3
 from recipes.watch import main as watch
 from rstar_ray.algorithm.advantage import rewards_differ
 from rstar_ray.chat.__main__ import main as show_chat
-from rstar_ray.chat.model_folder import load_chat
+from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import RunConfig, idle, leaves, may_change, with_values
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.rollouts import FinishedRollout, TrajectoryRef

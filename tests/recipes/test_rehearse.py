@@ -15,9 +15,9 @@ from recipes.rehearse import REHEARSAL, random_model, rehearse
 from recipes.scales import MACHINES, at_scale
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
-from rstar_ray.tiny.model import make_random_model
-from scheduler.plan import QWEN3_14B, ModelShape
-from scheduler.rehearsal import Line, Seen, compared, told
+from rstar_ray.tiny.tiny_model import make_random_model
+from scheduler.planner.capacity import QWEN3_14B, ModelShape
+from scheduler.planner.rehearsal import Line, Seen, compared, told
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SMALL = ModelShape(

@@ -24,7 +24,7 @@ from rstar_ray.chat.instructions import instructions
 from rstar_ray.config import ChatConfig, ToolsConfig
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.outcome import Outcome
-from rstar_ray.tools.load import tool_specs
+from rstar_ray.tools.loader import tool_specs
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.trajectory import Sampling, ToolCall, ToolResult
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actors import cluster
+from actors.cluster import __main__ as cluster
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.run_dir.verify import faults
-from rstar_ray.tiny.model import make_tiny_model
+from rstar_ray.run_dir.verify_run import faults
+from rstar_ray.tiny.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.real
 

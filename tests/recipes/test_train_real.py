@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rstar_ray.repeat_update import COMPARED
+from rstar_ray.replay_update import COMPARED
 from rstar_ray.run_dir.durable import read_rows
 
 pytestmark = [pytest.mark.real, pytest.mark.journey]

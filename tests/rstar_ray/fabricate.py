@@ -11,9 +11,9 @@ import numpy as np
 
 from rstar_ray.algorithm.update import SeenTokens, UpdateFigures
 from rstar_ray.config import RunConfig
+from rstar_ray.evaluation.evaluator import protocol
 from rstar_ray.evaluation.figures import evaluate
 from rstar_ray.evaluation.results import ProblemResult
-from rstar_ray.evaluation.run import protocol
 from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.durable import append_row, to_row, write_json, write_text
 from rstar_ray.run_dir.manifest import checkpoint_name

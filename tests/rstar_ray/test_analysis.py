@@ -11,14 +11,14 @@ from torch.distributions import Categorical
 
 from rstar_ray.analysis.__main__ import main
 from rstar_ray.analysis.measure import Entropies
-from rstar_ray.analysis.read import sampled_turns, whole
+from rstar_ray.analysis.read_run import sampled_turns, whole
 from rstar_ray.analysis.report import Checkpoint, markdown_analysis, reflection_example
 from rstar_ray.analysis.zones import SampledTurn, Zone, count_zones, zones
 from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax
 from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.trajectory_log import write_trajectories
-from rstar_ray.tiny.model import make_tiny_model
+from rstar_ray.tiny.tiny_model import make_tiny_model
 from rstar_ray.trajectory import Problem
 from tests.rstar_ray.chat.families import FAMILIES, tokenizer_of
 from tests.rstar_ray.fabricate import run_directory, trajectory

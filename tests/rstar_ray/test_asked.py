@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rstar_ray.config import RunConfig, with_values
-from rstar_ray.evaluation.asked import asked_by, brought_along
-from rstar_ray.evaluation.own_code import own_code
+from rstar_ray.evaluation.own_code_digest import own_code
+from rstar_ray.evaluation.request_digest import asked_by, brought_along
 from rstar_ray.tools.spec import PYTHON_TOOL
 
 pytestmark = pytest.mark.usefixtures("without_fsync")

@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from rstar_ray.algorithm.update import SeenTokens
-from rstar_ray.report.bodies import (
+from rstar_ray.report.run_record import TrajectoryFile, read_ledger, read_run
+from rstar_ray.report.trajectory_browser import ids_of, ledger_data, ledger_ids
+from rstar_ray.report.trajectory_rows import (
+    NOTHING_KNOWN,
+    Siblings,
+    StepFates,
+    fates_by_step,
+    reason,
+    siblings_of,
+)
+from rstar_ray.report.trajectory_text import (
     DECADES,
     FIRST,
     LEAST_DECADE,
@@ -22,16 +32,6 @@ from rstar_ray.report.bodies import (
     figures_of,
     texts_of,
 )
-from rstar_ray.report.browse import (
-    NOTHING_KNOWN,
-    Siblings,
-    StepFates,
-    fates_by_step,
-    reason,
-    siblings_of,
-)
-from rstar_ray.report.browser import ids_of, ledger_data, ledger_ids
-from rstar_ray.report.record import TrajectoryFile, read_ledger, read_run
 from rstar_ray.run_dir.ledger import Fate, write_fates
 from rstar_ray.run_dir.trajectory_log import readable, token_chars, write_trajectories
 from rstar_ray.trajectory import Problem

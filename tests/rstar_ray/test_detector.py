@@ -1,6 +1,6 @@
 """Who is silent or stuck, to the tick, on a clock that the tests turn."""
 
-from rstar_ray.detector import Detector, Limit
+from rstar_ray.stall_detector import Detector, Limit
 
 LIMIT = Limit(silent_s=10, stuck_s=5)
 

@@ -18,7 +18,7 @@ from rstar_ray.report.experiment import (
     results,
     write_experiment,
 )
-from rstar_ray.report.record import RunRecord, stage_spans
+from rstar_ray.report.run_record import RunRecord, stage_spans
 from tests.rstar_ray.fabricate import run_directory
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
-from rstar_ray.evaluation.run import HELD_OUT, run_evaluation
+from rstar_ray.evaluation.evaluator import HELD_OUT, run_evaluation
 from rstar_ray.run_dir.__main__ import main
 from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.run_dir.verify import faults
+from rstar_ray.run_dir.verify_run import faults
 from rstar_ray.stages import run_rl
 from tests.fakes import SkilledPolicy, adding_problems, fake_crew
 

@@ -9,13 +9,13 @@ import pytest
 from rstar_ray.agent.journal import turns_folder
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import RStarError, Stopped
+from rstar_ray.evaluation.evaluator import forget_evaluations
 from rstar_ray.evaluation.results import ResultLog
-from rstar_ray.evaluation.run import forget_evaluations
 from rstar_ray.hard_set import SIBLINGS, hard_set, unsolved
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, Rollouts
 from rstar_ray.run_dir.durable import read_json, read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.run_dir.verify import faults
+from rstar_ray.run_dir.verify_run import faults
 from rstar_ray.stages import run_rl
 from rstar_ray.train_loop import TrainingSystem
 from rstar_ray.trajectory import Problem, RolloutRequest
@@ -179,7 +179,7 @@ async def test_part_of_a_file_is_looked_at_by_the_seed_and_not_its_first_rows(tm
 
 async def test_the_progress_begins_with_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     finished = await killed(tmp_path)
-    monkeypatch.setattr("rstar_ray.progress.EVERY_S", 0.0)
+    monkeypatch.setattr("rstar_ray.progress_lines.EVERY_S", 0.0)
     shown: list[str] = []
     await chosen(tmp_path, Watched(often_right()), shown=shown)
     known = len(finished) + 1

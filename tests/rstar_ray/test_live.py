@@ -10,10 +10,10 @@ import pytest
 
 from rstar_ray.report.live import LiveRun
 from rstar_ray.report.page import html_report
-from rstar_ray.report.record import read_run
+from rstar_ray.report.run_record import read_run
 from rstar_ray.run_dir.durable import append_row
-from rstar_ray.run_dir.growing import GrowingRows
 from rstar_ray.run_dir.ledger import Fate, write_fates
+from rstar_ray.run_dir.tail import GrowingRows
 from tests.rstar_ray.fabricate import run_directory
 
 pytestmark = pytest.mark.usefixtures("without_fsync")

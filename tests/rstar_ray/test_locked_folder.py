@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from rstar_ray.locked_folder import LOCK, LockedFolder, sweep
+from rstar_ray.temporary_folder import LOCK, LockedFolder, sweep
 
 HELD = (
-    "import sys, time; from rstar_ray.locked_folder import LockedFolder; f = LockedFolder('kind-', parent=sys.argv[1])"
+    "import sys, time; "
+    "from rstar_ray.temporary_folder import LockedFolder; f = LockedFolder('kind-', parent=sys.argv[1])"
 )
 
 

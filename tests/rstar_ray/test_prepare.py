@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rstar_ray.data.columns import RawProblem, find_columns, raw_problem
 from rstar_ray.data.overlap import near_duplicates, numbers_of, shared_with, tokens
-from rstar_ray.data.prepare import PassRates, Rules, prepare
+from rstar_ray.data.preparation import PassRates, Rules, prepare
 from rstar_ray.data.tables import read_table
 from rstar_ray.errors import ConfigError
 

@@ -1,4 +1,4 @@
-from rstar_ray.progress import EVERY_S, Progress
+from rstar_ray.progress_lines import EVERY_S, Progress
 
 
 class Clock:

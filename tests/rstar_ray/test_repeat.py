@@ -3,7 +3,7 @@
 import pytest
 
 from rstar_ray.errors import LearnerError, RankLost, RStarError
-from rstar_ray.repeat import MOST_LOSSES_AT_A_STEP, repeated
+from rstar_ray.learner_restart import MOST_LOSSES_AT_A_STEP, repeated
 
 
 class Stage:

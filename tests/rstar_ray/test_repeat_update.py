@@ -11,10 +11,10 @@ import pytest
 from recipes import replay
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.errors import ConfigError
-from rstar_ray.repeat_update import Compared, recorded_step, repeat_update, repeatable, rows_of
+from rstar_ray.replay_update import Compared, recorded_step, repeat_update, repeatable, rows_of
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.run_dir.recorded import recorded_trajectories
+from rstar_ray.run_dir.recorded_trajectories import recorded_trajectories
 from rstar_ray.run_dir.trajectory_log import write_trajectories
 from rstar_ray.stages import run_rl
 from rstar_ray.train_loop import TrainingRow

@@ -13,7 +13,7 @@ from rstar_ray.report.findings import (
 )
 from rstar_ray.report.markdown import markdown_report
 from rstar_ray.report.page import html_report
-from rstar_ray.report.record import read_run
+from rstar_ray.report.run_record import read_run
 from rstar_ray.report.write import write_report
 from rstar_ray.run_dir.durable import append_row
 from tests.rstar_ray.fabricate import run_directory

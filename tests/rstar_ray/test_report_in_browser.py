@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rstar_ray.report.page import html_report
-from rstar_ray.report.record import read_run
+from rstar_ray.report.run_record import read_run
 from rstar_ray.run_dir.ledger import Fate, write_fates
 from tests.chromium import CHROMIUM, Pages, Tab
 from tests.rstar_ray.fabricate import run_directory

@@ -9,8 +9,8 @@ from rstar_ray.algorithm.resample import total_penalty
 from rstar_ray.config import RewardConfig
 from rstar_ray.errors import EngineError, SandboxError
 from rstar_ray.outcome import Outcome
+from rstar_ray.reward.code_problems import ProgramRun
 from rstar_ray.reward.judge import Judgement, make_judge
-from rstar_ray.reward.programs import ProgramRun
 from rstar_ray.run_dir.trajectory_log import readable
 from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import (

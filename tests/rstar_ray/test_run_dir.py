@@ -20,7 +20,7 @@ from rstar_ray.run_dir.durable import append_row, read_json, read_rows
 from rstar_ray.run_dir.folder import Checkpoint, RunDir
 from rstar_ray.run_dir.ledger import Fate, forget_fates, ledger_faults, write_fates
 from rstar_ray.run_dir.manifest import Unreadable, WrittenFile, damage
-from rstar_ray.run_dir.verify import faults
+from rstar_ray.run_dir.verify_run import faults
 
 CONFIG = {"seed": 1, "rollout": {"max_turns": 4, "temperature": 1.0}, "stages": ("sft", "stage1")}
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from rstar_ray.checkpointing import Saving, saving
 from rstar_ray.errors import ConfigError, LearnerError, Stopped
 from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.manifest import MANIFEST, WrittenFile, checksum
-from rstar_ray.saving import Saving, saving
 from rstar_ray.stage_progress import DataPosition, StageProgress
 from rstar_ray.stages import run_rl
 from tests.fakes import SkilledPolicy, SkillLearner, adding_problems, fake_crew

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rstar_ray import progress
+from rstar_ray import progress_lines as progress
 from rstar_ray.agent.journal import turns_folder
 from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError, DeadlineExceeded, RStarError, Stopped
-from rstar_ray.evaluation import run as evaluation_run
-from rstar_ray.evaluation.run import evaluated, run_evaluation
+from rstar_ray.evaluation import evaluator as evaluation_run
+from rstar_ray.evaluation.evaluator import evaluated, run_evaluation
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, Group, roll_out, rollout_requests, whole_groups
 from rstar_ray.run_dir import ledger, manifest, metrics
 from rstar_ray.run_dir.durable import append_row, read_json, read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.metrics import PlacementFigures
-from rstar_ray.run_dir.verify import faults
+from rstar_ray.run_dir.verify_run import faults
 from rstar_ray.stages import previous_checkpoint, run_rl, run_sft
 from rstar_ray.train_loop import Ledger, PublishOnce, TrainingRow, TrainingSystem, train_step
 from rstar_ray.trajectory import RolloutRequest

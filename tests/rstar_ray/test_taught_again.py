@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from rstar_ray.checkpointing import LEARNED
 from rstar_ray.config import RunConfig
 from rstar_ray.errors import Stopped
 from rstar_ray.run_dir.durable import read_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.manifest import MANIFEST, write_manifest
-from rstar_ray.run_dir.verify import faults
-from rstar_ray.saving import LEARNED
+from rstar_ray.run_dir.verify_run import faults
 from rstar_ray.stages import run_rl
 from tests.fakes import Published, SkilledPolicy, adding_problems, fake_crew
 from tests.rstar_ray.test_stages import stage

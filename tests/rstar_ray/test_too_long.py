@@ -7,7 +7,7 @@ import pytest
 
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.data.too_long import too_long
-from rstar_ray.evaluation.run import run_evaluation
+from rstar_ray.evaluation.evaluator import run_evaluation
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.trajectory import Problem
 from tests.fakes import CharChat, SkilledPolicy, adding_problems, fake_crew

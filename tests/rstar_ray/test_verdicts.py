@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rstar_ray.report.record import RunRecord
+from rstar_ray.report.run_record import RunRecord
 from rstar_ray.report.slow import explained, slow_data, stage_medians
 from rstar_ray.report.verdicts import State, Verdict, summary, verdicts
 from rstar_ray.run_dir.metrics import longest_rollout

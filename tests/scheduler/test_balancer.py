@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler.balancer import RULES, Balancer
-from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
+from scheduler.records import Finished, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
 from tests.fakes import registration
 
 

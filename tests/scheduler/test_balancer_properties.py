@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.balancer import RULES, Balancer
-from scheduler.load import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.records import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport
 from tests.fakes import registration
 
 REPLICAS = ("r0", "r1", "r2")

@@ -8,7 +8,7 @@ import pytest
 from rstar_ray.run_dir.metrics import PlacementFigures
 from scheduler.balancer import Balancer
 from scheduler.fleet import Fleet, Replica
-from scheduler.load import (
+from scheduler.records import (
     Registration,
     ReplicaLoad,
     RolloutLoad,

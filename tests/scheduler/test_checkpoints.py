@@ -11,8 +11,8 @@ from recipes import checkpoints as shown
 from recipes.scales import at_scale
 from recipes.stage1 import STAGE_1
 from rstar_ray.errors import ConfigError
-from scheduler.checkpoints import plan_checkpoint
-from scheduler.plan import QWEN3_14B
+from scheduler.planner.capacity import QWEN3_14B
+from scheduler.planner.checkpoint_cost import plan_checkpoint
 
 PLAN = plan_checkpoint(QWEN3_14B, ranks=64, dtype="bfloat16", every_steps=10, keep=2, lora_rank=0)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.cost import EngineCost, PlacementCost, read_cost, risk_of
-from scheduler.twin import command_line
+from scheduler.simulator import cli as command_line
 
 COST = EngineCost(fixed_s=0.01, per_sequence_s=1e-4, per_context_s=1e-7, per_prefill_s=1e-4, per_prefill_context_s=1e-8)
 
@@ -44,6 +44,6 @@ def test_a_file_of_costs_is_refused_with_its_field_and_the_mend(
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"group": "a", "prompt_tokens": 4, "turns": [{"completion_tokens": 9, "tool_tokens": 0, '
                      '"tool_seconds": 0}]}\n')  # fmt: skip
-    monkeypatch.setattr("sys.argv", ["scheduler.twin", "--trace", str(trace), "--cost", str(path)])
+    monkeypatch.setattr("sys.argv", ["scheduler.simulator", "--trace", str(trace), "--cost", str(path)])
     with pytest.raises(SystemExit, match=r"^scheduler\.twin: "):
         command_line.main()

@@ -3,8 +3,8 @@
 import pytest
 
 from scheduler.cost import EngineCost
-from scheduler.twin.engine_model import EngineShape, ModelledEngine
-from scheduler.twin.paged_cache import Request
+from scheduler.simulator.engine_model import EngineShape, ModelledEngine
+from scheduler.simulator.paged_cache import Request
 
 COST = EngineCost(fixed_s=1.0, per_sequence_s=0.1, per_context_s=0.001, per_prefill_s=0.01)
 

@@ -12,7 +12,7 @@ from scheduler.cost import EngineCost, PlacementCost
 from scheduler.expected_kv.caution import ROOMY_Z, Caution
 from scheduler.expected_kv.rule import ExpectedKV
 from scheduler.fleet import Replica, Rollout
-from scheduler.load import Finished, ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.records import Finished, ReplicaLoad, RolloutLoad, TurnReport
 from tests.fakes import registration
 
 MOST = 8_000

@@ -10,11 +10,11 @@ import pytest
 from scheduler.balancer import RULES, Balancer
 from scheduler.estimate import LengthEstimate
 from scheduler.learned import Learned
-from scheduler.load import Finished, RolloutLoad
+from scheduler.records import Finished, RolloutLoad
+from scheduler.simulator.engine_model import EngineShape
+from scheduler.simulator.simulate import MI300X_14B, Twin, TwinSettings
 from scheduler.spans import Span
-from scheduler.traces.stages import STAGES, synthetic
-from scheduler.twin.engine_model import EngineShape
-from scheduler.twin.simulate import MI300X_14B, Twin, TwinSettings
+from scheduler.traces.stage_traces import STAGES, synthetic
 from tests.fakes import registration
 
 MOST = 8_000

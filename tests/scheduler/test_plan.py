@@ -9,7 +9,7 @@ import pytest
 from recipes.plan import PlanConfig, plan, report, row
 from rstar_ray.config import RunConfig, leaves
 from rstar_ray.errors import ConfigError
-from scheduler.plan import (
+from scheduler.planner.capacity import (
     QWEN3_14B,
     Gpu,
     Pools,
@@ -19,7 +19,7 @@ from scheduler.plan import (
     read_model,
     remedies,
 )
-from scheduler.traces.stages import STAGES
+from scheduler.traces.stage_traces import STAGES
 from tests import derived
 
 

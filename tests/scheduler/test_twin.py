@@ -10,12 +10,12 @@ import pytest
 from benchmarks.trace_kinds import NAMES, draw, family, kind_named
 from benchmarks.traces import main as write_synthetic
 from scheduler.balancer import RULES
+from scheduler.simulator.cli import main as simulate
+from scheduler.simulator.engine_model import EngineShape
+from scheduler.simulator.simulate import MI300X_14B, Twin, TwinSettings
 from scheduler.spans import Activity, Span
-from scheduler.traces.record import TraceRollout, TraceTurn, read_trace, write_trace
-from scheduler.traces.stages import STAGES, synthetic
-from scheduler.twin.command_line import main as simulate
-from scheduler.twin.engine_model import EngineShape
-from scheduler.twin.simulate import MI300X_14B, Twin, TwinSettings
+from scheduler.traces.stage_traces import STAGES, synthetic
+from scheduler.traces.trace import TraceRollout, TraceTurn, read_trace, write_trace
 
 STAGE = STAGES["stage1"]
 ROLLOUTS = synthetic(STAGE, groups=8, siblings=16, seed=3)
@@ -70,7 +70,7 @@ def test_a_rule_that_cannot_hold_a_rollout_says_so_and_the_others_run(
 ):
     path = tmp_path / "trace.jsonl"
     write_trace(path, [TraceRollout("g", 100, (TraceTurn(20),)), TraceRollout("h", 16, (TraceTurn(90),))])
-    command = ["scheduler.twin", "--trace", str(path), "--replicas", "1", "--kv-tokens", "144", "--rule", "all"]
+    command = ["scheduler.simulator", "--trace", str(path), "--replicas", "1", "--kv-tokens", "144", "--rule", "all"]
     command += ["--block-tokens", "16"]
     monkeypatch.setattr("sys.argv", [*command, *(["--json"] if as_json else [])])
     simulate()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rstar_ray.chat.call_syntax import SYNTAXES
-from rstar_ray.chat.profile import THOUGHTS
+from rstar_ray.chat.chat_profile import THOUGHTS
 from rstar_ray.chat.resolve import ChatChoices, resolve
 from rstar_ray.chat.template import chat_of
 from rstar_ray.chat.thoughts import spoken, where_calls_stand

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar_ray.chat.model_folder import load_chat, write_chat_files
+from rstar_ray.chat.load_chat import load_chat, write_chat_files
 from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError
 from tests.rstar_ray.chat.families import FAMILIES, generation_of, template_text, tokenizer_of

@@ -9,7 +9,7 @@ import pytest
 
 from rstar_ray.chat.__main__ import main
 from rstar_ray.chat.encoding import Encoder
-from rstar_ray.chat.model_folder import load_chat
+from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig
 from rstar_ray.data.conversation import conversation

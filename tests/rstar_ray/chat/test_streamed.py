@@ -4,7 +4,7 @@ from itertools import groupby
 
 import pytest
 
-from rstar_ray.chat.profile import THOUGHTS
+from rstar_ray.chat.chat_profile import THOUGHTS
 from rstar_ray.chat.streamed import Streamed
 
 THINK, REASON = THOUGHTS[0], THOUGHTS[1]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rstar_ray.reward.calls import Written, read_wanted, same_calls, written_calls
+from rstar_ray.reward.reward_calls import Written, read_wanted, same_calls, written_calls
 
 ONE = [{"name": "area", "arguments": {"base": [10], "height": [5], "unit": ["units", ""]}}]
 TWO = [{"name": "play", "arguments": {"artist": [one], "minutes": [20]}} for one in ("Taylor Swift", "Maroon 5")]

@@ -15,9 +15,9 @@ import pytest
 from rstar_ray.config import RewardConfig
 from rstar_ray.errors import ConfigError, JudgeError
 from rstar_ray.outcome import Outcome
+from rstar_ray.reward.code_problems import ProgramRun
 from rstar_ray.reward.judge import MAX_TRIES, JudgeFn, Judgement, Retrying, make_judge, refuse_truths
-from rstar_ray.reward.own import check_own_reward
-from rstar_ray.reward.programs import ProgramRun
+from rstar_ray.reward.own_function import check_own_reward
 from rstar_ray.trajectory import Problem, StopReason, ToolCall, ToolResult, Transcript, TranscriptTurn
 from tests.fakes import answer
 
@@ -339,7 +339,7 @@ async def test_an_async_function_judges_many_rollouts_at_once_and_each_gets_its_
 async def test_one_that_hangs_or_ends_the_process_costs_no_other_its_reward(
     said: str, complaint: str, tmp_path: Path, own: Own, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("rstar_ray.reward.own.GRACE_S", 0.5)
+    monkeypatch.setattr("rstar_ray.reward.own_function.GRACE_S", 0.5)
     (tmp_path / "mine.py").write_text(ASYNC)
     judge = own("mine:waits", processes=1, deadline_s=2.0)
     late = asyncio.ensure_future(judge(said, problem("")))

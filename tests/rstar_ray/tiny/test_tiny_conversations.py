@@ -14,8 +14,8 @@ from rstar_ray.tiny.conversations import (
     generate_conversations,
 )
 from rstar_ray.tiny.families import FAMILIES
-from rstar_ray.tiny.problems import Split, generate_problems
 from rstar_ray.tiny.programs import Failing
+from rstar_ray.tiny.tiny_problems import Split, generate_problems
 from rstar_ray.tiny.tokenizer import make_tokenizer
 from rstar_ray.trajectory import ToolCall, ToolResult
 from tests.fakes import InProcess

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rstar_ray.tiny.model import make_tiny_model
+from rstar_ray.tiny.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from rstar_ray.tiny.families import FAMILIES, Numbers
-from rstar_ray.tiny.problems import Question, Split, draw_questions, generate_problems
 from rstar_ray.tiny.programs import PROGRAMS, Step
+from rstar_ray.tiny.tiny_problems import Question, Split, draw_questions, generate_problems
 
 
 def test_answers_take_one_two_or_three_results_and_a_program_has_a_step_for_each():

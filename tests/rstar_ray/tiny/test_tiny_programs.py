@@ -6,8 +6,8 @@ from rstar_ray.config import TinyConfig
 from rstar_ray.tiny.broken_tool import python
 from rstar_ray.tiny.conversations import draft_tool_use
 from rstar_ray.tiny.families import FAMILIES, Numbers
-from rstar_ray.tiny.problems import Question
 from rstar_ray.tiny.programs import EVERYWHERE, PROGRAMS, Failing, fail
+from rstar_ray.tiny.tiny_problems import Question
 from rstar_ray.tools.tool import ToolFailed
 
 

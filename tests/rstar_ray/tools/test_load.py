@@ -7,9 +7,9 @@ import pytest
 
 from rstar_ray.errors import ConfigError
 from rstar_ray.outcome import Outcome
-from rstar_ray.tools import load
+from rstar_ray.tools import loader as load
 from rstar_ray.tools.host import HostCall, ToolHost
-from rstar_ray.tools.load import check_environment, load_environment, load_tools, tool_specs
+from rstar_ray.tools.loader import check_environment, load_environment, load_tools, tool_specs
 from rstar_ray.trajectory import Problem
 
 PAGE = Path(__file__).parents[3] / "docs" / "tools.md"

@@ -1,0 +1,1 @@
+"""Ray and its nodes: starting a head, authentication, devices, placement and metrics."""

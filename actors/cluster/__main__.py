@@ -1,0 +1,123 @@
+"""A Ray head on this machine: `python -m actors.cluster up` starts one, `down` stops that one and no other.
+
+It accepts only clients that have its token (`actors.cluster.auth`). Only the dashboard is bound to the loopback; Ray's
+other servers listen on every interface.
+"""
+
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+from urllib.request import Request
+
+from actors.cluster.auth import MODE_VARIABLE, export_line, private_directory, shut_door, the_token
+from actors.cluster.gpu_environment import accelerator, gpu_environment
+from actors.cluster.hosts_file import run_cluster_file
+from actors.cluster.recorded_processes import Sign, end, recorded, start
+from rstar_ray.config.run import CheckpointConfig
+from rstar_ray.errors import ConfigError, DeadlineExceeded
+
+HOST, DASHBOARD_PORT = "127.0.0.1", 8265
+STATE = Path(".cluster")
+HEAD, PROMETHEUS = STATE / "head.json", STATE / "prometheus.json"
+"""Which processes are ours; see `actors.cluster.dashboards` for the second."""
+START_DEADLINE_S = 180.0  # on a machine with much else to do
+STARTED = "Ray runtime started."
+"""What `ray start` says when the node has joined; its dashboard answers before, and even where no node ever joins."""
+STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
+"""Until `ray job stop` kills what it asked to end [s]; Ray reads it in the head's environment or the job's. Else 3."""
+CLOSING_S = 60  # a run's actors, after its grace
+
+
+def cluster_environment(runs: Path) -> dict[str, str]:
+    """The environment of the head, which every job's driver inherits."""
+    return {
+        STOP_WAIT: f"{CheckpointConfig().grace_s + CLOSING_S:.0f}",
+        **gpu_environment(accelerator()),
+        **os.environ,  # over the file's: what a person set is meant
+        MODE_VARIABLE: os.environ.get(MODE_VARIABLE, "token"),
+        "RAY_DASHBOARD_ENABLE_PROFILING": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RSTAR_RAY_RUNS": str(runs),  # a job's own folder is thrown away with its session
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+def up() -> None:
+    """Start the head and wait until its dashboard answers. Raises `ConfigError` where the port is taken."""
+    if recorded(HEAD) is not None:
+        raise ConfigError("cluster", "it is up already", "run `make cluster-down` first")
+    refuse_taken_port(DASHBOARD_PORT)
+    private_directory()
+    locked = shut_door(print)
+    STATE.mkdir(exist_ok=True)
+    ray = shutil.which("ray", path=str(Path(sys.executable).parent)) or "ray"
+    command = [ray, "start", "--head", "--block", "--disable-usage-stats", f"--node-ip-address={HOST}"]
+    command += [f"--dashboard-host={HOST}", f"--dashboard-port={DASHBOARD_PORT}", "--port=0"]
+    command += [f"--dashboard-agent-listen-port={free_port()}"]  # by default one port, which a second Ray here has
+    dashboard = f"http://{HOST}:{DASHBOARD_PORT}"
+    start(
+        HEAD,
+        command,
+        Sign(
+            Request(f"{dashboard}/api/version", headers={"Authorization": f"Bearer {the_token()}"} if locked else {}),
+            says=STARTED,
+        ),
+        log=STATE / "head.log",
+        deadline_s=START_DEADLINE_S,
+        environment=cluster_environment(Path.cwd() / "runs"),
+    )
+    print(f"cluster up: dashboard {dashboard}")
+    print(f"in your shell, once: {export_line()}")
+    print(f"submit:     ray job submit --address {dashboard} --working-dir . -- python recipes/stage1.py")
+
+
+def down() -> None:
+    """Stop the head that `up` started, with its children and its Prometheus, by their recorded ids."""
+    head, prometheus = recorded(HEAD), recorded(PROMETHEUS)
+    if prometheus is not None:
+        end(PROMETHEUS, prometheus)
+    if head is None:
+        print("no cluster of this folder is up")
+        return
+    end(HEAD, head)
+    print("cluster down")
+
+
+def refuse_taken_port(port: int, mend: str = "the dashboard and `ray job submit` need it") -> None:
+    """Raise `ConfigError` for what is no port, or where something listens; `mend` says what else helps."""
+    if not 0 < port < 65536:
+        raise ConfigError(f"port {port}", "it is no port", "give 1 to 65535")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as taken:
+            raise ConfigError(f"port {port}", "it is in use", f"stop what listens there; {mend}") from taken
+
+
+def free_port() -> int:
+    """One that nothing listens on at this moment, on any address."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def main() -> int:
+    actions = {"up": up, "down": down}
+    if len(sys.argv) not in (2, 3) or sys.argv[1] not in actions:
+        print("usage: python -m actors.cluster up|down [FILE for `ray up`]", file=sys.stderr)
+        return 2
+    try:
+        if len(sys.argv) == 3:
+            return run_cluster_file("up" if sys.argv[1] == "up" else "down", Path(sys.argv[2]))
+        actions[sys.argv[1]]()
+    except (ConfigError, DeadlineExceeded) as refused:
+        print(refused, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""Who may talk to Ray: token authentication, on unless a person asks for `disabled` by name.
+
+Ray's GCS, raylets and workers listen on every interface of the machine, whatever address they are given, and whoever
+they answer runs code. So the token is made before the first of them starts, readable by its owner alone, where Ray's
+own tools look for it. docs/security.md says what listens where.
+
+Ray also makes its session directories writable for every user of the machine (mode 777), with the code of jobs in them.
+So they lie below a directory with mode 700, which Ray and its tools find by RAY_TMPDIR.
+
+`python -m actors.cluster.auth` creates that directory and prints its path, for scripts that call `ray start`.
+"""
+
+import os
+import secrets
+import shlex
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rstar_ray.errors import ConfigError
+
+MODE_VARIABLE = "RAY_AUTH_MODE"
+TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
+PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"
+DIRECTORY_VARIABLE = "RAY_TMPDIR"
+SOCKET_PATH_BYTES = 107
+"""The longest path of a Unix socket on Linux."""
+_SOCKET = (
+    "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/dash_UsageStatsHead"  # the longest path that Ray adds
+)
+
+
+def shut_door(show: Callable[[str], None]) -> bool:
+    """Put this process, and all that it starts, under token authentication; before Ray is started or joined.
+
+    A Ray that is started afterwards keeps its files in `private_directory`. False where RAY_AUTH_MODE=disabled asked
+    for no token, which is shown as a warning. Raises `ConfigError` for a mode that does not exist, and for a token that
+    is named and not there, empty, or readable by others for good.
+    """
+    if not os.environ.get("RAY_ADDRESS"):  # a cluster that is joined has its directory already
+        private_directory()
+    mode = os.environ.setdefault(MODE_VARIABLE, "token").lower()
+    if mode == "disabled":
+        show(
+            f"warning: {MODE_VARIABLE}=disabled: whoever reaches this machine's ports over the network can run code "
+            "here as you; unset it for token authentication"
+        )
+        return False
+    if mode != "token":
+        raise ConfigError(MODE_VARIABLE, f"{mode!r} is no mode", "unset it, or give token or disabled")
+    if TOKEN_VARIABLE in os.environ:  # Ray takes it before any file
+        if not os.environ[TOKEN_VARIABLE].strip():
+            raise ConfigError(TOKEN_VARIABLE, "it is empty", "unset it, or give the cluster's token")
+    elif PATH_VARIABLE in os.environ:
+        _keep_private(Path(os.environ[PATH_VARIABLE]), PATH_VARIABLE, show)
+    else:
+        path = default_token_path()
+        _make(path)
+        _keep_private(path, "token", show)
+    if "ray" in sys.modules:  # it read the mode when it was imported
+        from ray._raylet import Config  # pyright: ignore[reportAttributeAccessIssue]
+
+        Config.initialize("")
+    return True
+
+
+def private_directory() -> Path:
+    """Create the directory for Ray's sessions with mode 700, and name it in RAY_TMPDIR for this process's children.
+
+    A directory that RAY_TMPDIR already names is checked and used. Raises `ConfigError` where other users can enter the
+    directory, where it belongs to another user, and where its path leaves no room for Ray's sockets.
+    """
+    named = os.environ.get(DIRECTORY_VARIABLE, "")
+    parent = Path(os.environ.get("TMPDIR") or "/tmp")  # as Ray chooses it
+    path = Path(named or parent / f"ray-{os.geteuid()}").absolute()
+    hint = f"set {DIRECTORY_VARIABLE} to a directory of yours with mode 700 and a short path"
+    if len(os.fsencode(f"{path}{_SOCKET}")) > SOCKET_PATH_BYTES:
+        room = SOCKET_PATH_BYTES - len(_SOCKET)
+        raise ConfigError(DIRECTORY_VARIABLE, f"{path} is longer than {room} bytes, too long for Ray's sockets", hint)
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise ConfigError(DIRECTORY_VARIABLE, f"{path} is not a directory of user {os.geteuid()}", hint)
+        if found.st_mode & 0o077:
+            if named:
+                mode = f"{stat.S_IMODE(found.st_mode):o}"
+                raise ConfigError(DIRECTORY_VARIABLE, f"other users can enter {path} (mode {mode})", hint)
+            path.chmod(0o700)
+    except OSError as failed:
+        raise ConfigError(DIRECTORY_VARIABLE, f"{path} cannot be used ({failed.strerror})", hint) from failed
+    os.environ[DIRECTORY_VARIABLE] = str(path)
+    return path
+
+
+def export_line() -> str:
+    """For a shell whose `ray` commands talk to the cluster: Ray's tools set neither variable by themselves."""
+    directory = f"{DIRECTORY_VARIABLE}={shlex.quote(os.environ[DIRECTORY_VARIABLE])}"
+    return f"export {MODE_VARIABLE}={os.environ[MODE_VARIABLE]} {directory}"
+
+
+def default_token_path() -> Path:
+    """Where Ray's own tools look when neither variable is set."""
+    return Path.home() / ".ray" / "auth_token"
+
+
+def the_token() -> str:
+    """The token that `shut_door` found or made."""
+    if TOKEN_VARIABLE in os.environ:
+        return os.environ[TOKEN_VARIABLE].strip()
+    return Path(os.environ.get(PATH_VARIABLE) or default_token_path()).read_text().strip()
+
+
+def _make(path: Path) -> None:
+    """A new token, unless there is one; whole at once, for several runs may start together."""
+    if path.exists() and path.stat().st_size:
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}-{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))
+    try:
+        if path.exists():  # empty
+            path.unlink()
+        os.link(partial, path)  # refused where another run was faster, whose token then holds
+    except FileExistsError:
+        pass
+    finally:
+        partial.unlink()
+
+
+def _keep_private(path: Path, name: str, show: Callable[[str], None]) -> None:
+    try:
+        if not path.read_text().strip():
+            raise ConfigError(name, f"{path} is empty", "run `ray get-auth-token --generate`, or name another file")
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            path.chmod(0o600)
+            show(f"{path} was readable by others (mode {mode:o}) and is yours alone now; delete it for a new token")
+    except OSError as refused:
+        mend = "name a file of your own with the cluster's token, mode 600"
+        raise ConfigError(name, f"{path}: {refused.strerror}", mend) from refused
+
+
+def main() -> int:
+    try:
+        print(private_directory())
+    except ConfigError as refused:
+        print(refused, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Which seat a bundle got, and who takes which: Ray numbers bundles and GPUs in no order, collectives want one.
+
+Ranks and replicas go by node and GPU, so that neighbours in a collective are neighbours in the machine; sandboxes are
+dealt over all nodes, the head included.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+
+from actors.cluster.placement import Layout, in_bundle
+from rstar_ray.deadline import within
+
+SEATED_DEADLINE_S = 120.0
+HEAD = "node:__internal_head__"
+"""Ray's own mark on the head's resources."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Where one bundle is."""
+
+    bundle: int
+    node: str  # Ray's id
+    gpus: tuple[int, ...]  # of that node; none on a CPU
+
+
+class StandIn:
+    """Holds a bundle for a moment, and says where it is."""
+
+    def where(self) -> tuple[str, tuple[int, ...]]:
+        return ray.get_runtime_context().get_node_id(), tuple(sorted(int(gpu) for gpu in ray.get_gpu_ids()))
+
+
+def stand_ins(group: Any, layout: Layout) -> list[Any]:
+    """One in every bundle, with all its GPUs; whoever made them ends them."""
+    actor: Any = ray.remote(StandIn)
+    return [
+        actor.options(num_cpus=0, num_gpus=bundle.get("GPU", 0), **in_bundle(group, number)).remote()
+        for number, bundle in enumerate(layout.bundles)
+    ]
+
+
+async def seats_of(standing: Sequence[Any]) -> list[Seat]:
+    """Where these stand. Raises `DeadlineExceeded`."""
+    return [
+        Seat(bundle=bundle, node=node, gpus=gpus)
+        for bundle, actor in enumerate(standing)
+        for node, gpus in [
+            await within(
+                actor.where.remote(),
+                SEATED_DEADLINE_S,
+                waiter="driver",
+                owner=f"bundle {bundle}",
+                reason="where it is",
+            )
+        ]
+    ]
+
+
+async def seated(group: Any, layout: Layout) -> Layout:
+    """The layout with replicas and ranks in order of node and GPU; as it is where there is nothing to order."""
+    if len(layout.bundles) == 1 or not any("GPU" in bundle for bundle in layout.bundles):
+        return layout
+    standing = stand_ins(group, layout)
+    try:
+        return in_order(layout, await seats_of(standing), nodes_in_order(ray.nodes()))
+    finally:
+        for actor in standing:
+            ray.kill(actor)
+
+
+def nodes_in_order(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Ids of the living nodes, the head first, the others by address."""
+    alive = [node for node in nodes if node["Alive"]]
+    alive.sort(key=lambda node: (HEAD not in node["Resources"], _numbers(node["NodeManagerAddress"]), node["NodeID"]))
+    return [node["NodeID"] for node in alive]
+
+
+def _numbers(address: str) -> list[tuple[int, str]]:
+    """10.0.0.9 before 10.0.0.10."""
+    return [(int(part) if part.isdigit() else -1, part) for part in address.split(".")]
+
+
+def in_order(layout: Layout, seats: Sequence[Seat], nodes: Sequence[str]) -> Layout:
+    """Bundles that reserve the same are exchanged until their numbers follow nodes and GPUs."""
+    position = {node: number for number, node in enumerate(nodes)}
+    by_seat = sorted(seats, key=lambda seat: (position[seat.node], seat.gpus, seat.bundle))
+    exchanged: dict[int, int] = {}
+    for kind in {tuple(sorted(bundle.items())) for bundle in layout.bundles}:
+        alike = [number for number, bundle in enumerate(layout.bundles) if tuple(sorted(bundle.items())) == kind]
+        in_kind = [seat.bundle for seat in by_seat if seat.bundle in set(alike)]
+        exchanged |= dict(zip(alike, in_kind, strict=True))
+    return replace(
+        layout,
+        replica_bundles=tuple(exchanged[bundle] for bundle in layout.replica_bundles),
+        rank_bundles=tuple(exchanged[bundle] for bundle in layout.rank_bundles),
+    )
+
+
+def executor_nodes(nodes: Sequence[str], executors: int) -> list[str]:
+    """Dealt over the nodes in turn."""
+    return [nodes[number % len(nodes)] for number in range(executors)]
+
+
+def on_node(node: str, *, or_elsewhere: bool) -> dict[str, Any]:
+    """Ray's actor option that puts an actor there, or elsewhere once the node is gone.
+
+    With `or_elsewhere` Ray takes another node for an actor that reserves nothing, even while this one lives.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=or_elsewhere)}

@@ -1,0 +1,90 @@
+"""Prometheus beside the head of `make cluster-up`: `python -m actors.cluster.dashboards [PORT]` or `make dashboards`.
+
+It scrapes the nodes that Ray's head lists, judges the alerts of deploy/prometheus, and listens on the loopback alone.
+`make cluster-down` ends it with the head.
+"""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from urllib.request import Request
+
+import psutil
+
+from actors.cluster.__main__ import HEAD, HOST, PROMETHEUS, STATE, refuse_taken_port
+from actors.cluster.auth import private_directory
+from actors.cluster.recorded_processes import Sign, recorded, start
+from rstar_ray.errors import ConfigError, DeadlineExceeded
+
+DEPLOYED = Path(__file__).resolve().parents[2] / "deploy"
+DISCOVERY = "/tmp/ray-UID/ray/prom_metrics_service_discovery.json"
+"""The list of nodes in deploy/prometheus/prometheus.yml; UID stands for the user who started Ray."""
+PORT = 9090
+START_DEADLINE_S = 30.0
+
+
+def up(port: int = PORT) -> None:
+    """Start Prometheus and say how to look at it. Raises `ConfigError` for what a person can mend."""
+    program = shutil.which("prometheus")
+    if program is None:
+        raise ConfigError(
+            "dashboards", "there is no program `prometheus` here", "apt-get install prometheus, or put it on PATH"
+        )
+    head = recorded(HEAD)
+    if head is None:
+        raise ConfigError("dashboards", "no cluster of this folder is up", "run `make cluster-up` first")
+    running = recorded(PROMETHEUS)
+    if running is not None:
+        port = listens_on(running) or port
+    else:
+        refuse_taken_port(port, 'another is given by `make dashboards ARGS="9091"`')
+        _start(program, head, port)
+    print(f"prometheus:  http://{HOST}:{port} (scrapes Ray, judges {DEPLOYED.name}/prometheus/alerts.yml)")
+    print(f"grafana:     add a Prometheus data source with the URL http://{HOST}:{port}, then under Dashboards, New,")
+    print(f"             Import the files {', '.join(sorted(str(path) for path in (DEPLOYED / 'grafana').glob('*')))}")
+    print("alerts:      prometheus-alertmanager --config.file deploy/prometheus/alertmanager.yml")
+    print("             once your webhook's address is in it; docs/metrics.md has the list")
+
+
+def _start(program: str, head: psutil.Process, port: int) -> None:
+    folder = STATE / "prometheus"
+    folder.mkdir(parents=True, exist_ok=True)
+    config = (DEPLOYED / "prometheus/prometheus.yml").read_text().replace(DISCOVERY, discovery_file(head))
+    (folder / "prometheus.yml").write_text(config)
+    shutil.copy(DEPLOYED / "prometheus/alerts.yml", folder)
+    command = [program, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    command += [f"--web.listen-address={HOST}:{port}", "--storage.tsdb.retention.time=30d"]
+    ready = Sign(Request(f"http://{HOST}:{port}/-/ready"))
+    start(PROMETHEUS, command, ready, log=folder / "log", deadline_s=START_DEADLINE_S)
+
+
+def listens_on(prometheus: psutil.Process) -> int:
+    """The port that it was started with; 0 where its command line does not say so."""
+    found = re.search(r"--web\.listen-address=\S+:(\d+)", " ".join(prometheus.cmdline()))
+    return int(found[1]) if found else 0
+
+
+def discovery_file(head: psutil.Process) -> str:
+    """The list of nodes that this head keeps: several Rays may run on one machine, each in a folder of its own."""
+    for process in head.children(recursive=True):
+        found = re.search(r"--session[-_]dir=(\S+)", " ".join(process.cmdline()))
+        if found:
+            return f"{found[1]}/{Path(DISCOVERY).name}"
+    return str(private_directory() / "ray" / Path(DISCOVERY).name)
+
+
+def main() -> int:
+    if len(sys.argv) > 2 or not all(word.isascii() and word.isdigit() for word in sys.argv[1:]):
+        print("usage: python -m actors.cluster.dashboards [PORT]", file=sys.stderr)
+        return 2
+    try:
+        up(*map(int, sys.argv[1:]))
+    except (ConfigError, DeadlineExceeded) as refused:
+        print(refused, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""The environment that processes on GPUs need: `deploy/rocm.env`, `deploy/cuda.env`, and the site's own beside them.
+
+The files have the form that Docker, `kubectl create configmap --from-env-file` and a shell's `source` read alike, so
+that every way of starting Ray takes them from one place.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rstar_ray.errors import ConfigError
+
+Accelerator = Literal["cpu", "cuda", "rocm"]
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+SITE = "site.env"
+"""What depends on the site (network interfaces); optional, and not under version control."""
+
+_SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([A-Za-z0-9_.,:/@%+=-]*)")
+_HARMFUL = re.compile(r"# not ([A-Za-z_][A-Za-z0-9_]*): (.+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """One line of a file."""
+
+    name: str
+    value: str
+    reason: str  # the comment right above, with its source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvFile:
+    """What a file sets, and what it says must not be set."""
+
+    variables: tuple[Variable, ...] = ()
+    harmful: Mapping[str, str]  # name to reason
+
+    @property
+    def values(self) -> dict[str, str]:
+        return {variable.name: variable.value for variable in self.variables}
+
+
+def parse_env_file(text: str, where: str) -> EnvFile:
+    """Raises `ConfigError` with the line where Docker, Kubernetes and a shell would read it differently."""
+    variables: list[Variable] = []
+    harmful: dict[str, str] = {}
+    reason = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            if match := _HARMFUL.fullmatch(line):
+                harmful[match[1]] = match[2]
+            reason = line.lstrip("# ").rstrip()
+            continue
+        match = _SETTING.fullmatch(line)
+        if match is None:
+            mend = "write NAME=value without export, quotes, spaces, $ or anything behind it"
+            raise ConfigError(f"{where}:{number}", f"{line!r} does not read the same everywhere", mend)
+        if any(variable.name == match[1] for variable in variables):
+            raise ConfigError(f"{where}:{number}", f"{match[1]} is set twice", "leave one of them")
+        variables.append(Variable(name=match[1], value=match[2], reason=reason))
+        reason = ""
+    return EnvFile(variables=tuple(variables), harmful=harmful)
+
+
+def read_env_file(path: Path) -> EnvFile:
+    """Raises `ConfigError` where it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"cannot be read ({error})", "take it from the repository") from error
+    return parse_env_file(text, f"{path.parent.name}/{path.name}")
+
+
+def accelerator(devices: Path = Path("/dev")) -> Accelerator:
+    """What kind of GPU this machine has, by its device files."""
+    if (devices / "kfd").exists():
+        return "rocm"
+    return "cuda" if any(path.name[6:].isdigit() for path in devices.glob("nvidia[0-9]*")) else "cpu"
+
+
+def gpu_environment(kind: Accelerator, folder: Path = DEPLOY) -> dict[str, str]:
+    """Variables for processes on such GPUs; the site's own come over the file's. None on a CPU."""
+    if kind == "cpu":
+        return {}
+    site = read_env_file(folder / SITE).values if (folder / SITE).exists() else {}
+    return read_env_file(folder / f"{kind}.env").values | site
+
+
+def missing(wanted: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Those that the shell has not set: what a person set by hand is meant."""
+    return {name: value for name, value in wanted.items() if name not in environment}

@@ -1,0 +1,102 @@
+"""Processes that outlive the command that starts them: recorded with their birth, so that no other is ever ended."""
+
+import contextlib
+import json
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from actors.cluster.process_start import birth
+from rstar_ray.errors import ConfigError, DeadlineExceeded
+
+
+class Sign(NamedTuple):
+    """By what one knows that a process has come up."""
+
+    asked: urllib.request.Request  # it answers this
+    says: str = ""  # and its log has this
+
+
+def start(
+    path: Path,
+    command: Sequence[str],
+    sign: Sign,
+    *,
+    log: Path,
+    deadline_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Start one in a session of its own that writes to `log`, record it at `path`, and wait for the sign that it is up.
+
+    One that does not come up is ended. Raises `ConfigError` where it ended by itself, with its last words, and
+    `DeadlineExceeded`.
+    """
+    with log.open("w") as output:
+        started = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    record(path, started.pid)
+    try:
+        _wait(started, Path(command[0]).name, sign, log, deadline_s)
+    except BaseException:
+        if (process := recorded(path)) is not None:
+            end(path, process)
+        raise
+
+
+def _wait(started: "subprocess.Popen[bytes]", name: str, sign: Sign, log: Path, deadline_s: float) -> None:
+    deadline = time.monotonic() + deadline_s
+    while time.monotonic() < deadline:
+        if started.poll() is not None:
+            raise ConfigError(
+                name, f"it ended: {log.read_text(errors='replace').strip().splitlines()[-1:]}", f"see {log}"
+            )
+        try:
+            with urllib.request.urlopen(sign.asked, timeout=2):
+                if sign.says in log.read_text(errors="replace"):
+                    return
+        except (urllib.error.URLError, OSError):
+            pass
+        time.sleep(0.2)
+    raise DeadlineExceeded(name, "an answer", sign.asked.full_url, deadline_s)
+
+
+def record(path: Path, pid: int) -> None:
+    """Write down the process with this id, which has just been started."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"pid": pid, "birth": birth(pid)}))
+
+
+def recorded(path: Path) -> psutil.Process | None:
+    """The one that was recorded, if that very process still runs."""
+    try:
+        saved = json.loads(path.read_text())
+        process = psutil.Process(saved["pid"])
+        return process if birth(process.pid) == saved["birth"] else None
+    except (OSError, ValueError, TypeError, LookupError, psutil.NoSuchProcess):  # none, or a damaged record
+        return None
+
+
+def end(path: Path, process: psutil.Process) -> None:
+    """Terminate it and all its children, and forget it; any of them may end meanwhile."""
+    alive: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        alive = [process, *process.children(recursive=True)]
+        process.terminate()
+    _, alive = psutil.wait_procs(alive, timeout=20)
+    for one in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    psutil.wait_procs(alive, timeout=10)
+    path.unlink(missing_ok=True)

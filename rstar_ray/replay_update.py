@@ -1,0 +1,208 @@
+"""A recorded step's update once more: the same rollouts, chosen by the same draw, against the same checkpoint.
+
+What a step's update depends on is in the run directory: the trajectories' tokens, rewards and log-probs, the settings,
+and the checkpoint before it. Nothing else is read, so that a difference says something.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rstar_ray.algorithm.advantage import rewards_differ
+from rstar_ray.algorithm.update import UpdateResult
+from rstar_ray.config import RunConfig, with_values
+from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.rollouts import FinishedRollout, TrajectoryRef
+from rstar_ray.run_dir.durable import read_object, read_rows
+from rstar_ray.run_dir.folder import RunDir, checkpoint_name, flatten
+from rstar_ray.run_dir.ledger import LEDGER, Fate
+from rstar_ray.run_dir.manifest import damage
+from rstar_ray.run_dir.recorded_trajectories import recorded_trajectories
+from rstar_ray.stages import previous_checkpoint
+from rstar_ray.train_loop import TrainingRow, learning_rate, resample, training_rows
+from rstar_ray.trajectory import Trajectory
+
+COMPARED = ("loss", "grad_norm", "entropy", "clip_share", "logprob_diff_mean", "logprob_diff_max", "lr")
+"""Figures of an update that a step's row has."""
+ALIKE = 1e-3
+"""Relative difference up to which a figure counts as repeated: log-probs are recorded to four decimals."""
+ALIKE_BELOW = 1e-4
+"""Two figures that are both below it are alike: the rounding of what is recorded."""
+
+
+class BroughtBack(Protocol):
+    """A learner that can be put where a step began."""
+
+    async def load_checkpoint(self, folder: Path) -> Any: ...
+    async def set_policy(self, folder: Path) -> None: ...
+    async def reset_optimizer(self) -> None: ...
+    async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedStep:
+    """What one step left behind."""
+
+    config: RunConfig
+    step: int
+    row: Mapping[str, Any]  # of metrics.jsonl
+    handed_over: frozenset[str]  # rollout ids that the learner was given
+    trajectories: list[Trajectory]
+    before: Path | None  # the checkpoint that the update starts from; None: the model that the run was given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One figure of the update, then and now."""
+
+    name: str
+    then: float
+    now: float
+
+    @property
+    def difference(self) -> float:
+        """Relative to the larger of the two; 0 where both are too small to tell apart."""
+        largest = max(abs(self.then), abs(self.now))
+        return abs(self.now - self.then) / largest if largest > ALIKE_BELOW else 0.0
+
+    @property
+    def alike(self) -> bool:
+        return self.difference <= ALIKE
+
+    def line(self) -> str:
+        said = "same" if self.alike else f"differs by {self.difference:.2%}"
+        return f"{self.name:<18} {self.then:>14.6g} then {self.now:>14.6g} now   {said}"
+
+
+def recorded_step(run: Path, stage: str, step: int) -> RecordedStep:
+    """Everything of one step. Raises `ConfigError` with the mend for what the directory has not."""
+    run_dir = RunDir(run)
+    configs = _configs(run_dir)
+    if stage not in configs or stage == "sft":
+        there = ", ".join(name for name in configs if name != "sft") or "none"
+        raise ConfigError("--stage", f"{run} has no RL stage {stage!r}", f"choose one that it has: {there}")
+    config = config_of(configs[stage])
+    name = {"stage": stage, "step": step}
+    return RecordedStep(
+        config=config,
+        step=step,
+        row=_row(run / "metrics.jsonl", name),
+        handed_over=_handed_over(_row(run / LEDGER, name), stage, step),
+        trajectories=recorded_trajectories(run_dir.trajectories_path / f"{checkpoint_name(stage, step)}.jsonl"),
+        before=_before(run_dir, config, step),
+    )
+
+
+def repeatable(run: Path) -> list[tuple[str, int]]:
+    """(stage, step) of the steps whose trajectories are kept and whose checkpoint before is there."""
+    run_dir, found = RunDir(run), list[tuple[str, int]]()
+    configs = _configs(run_dir)
+    for path in sorted(run_dir.trajectories_path.glob("*-step-*.jsonl")):
+        stage, _, step = path.stem.partition("-step-")
+        try:
+            _before(run_dir, config_of(configs[stage]), int(step))
+        except (RStarError, KeyError, ValueError):
+            continue
+        found.append((stage, int(step)))
+    return found
+
+
+def _configs(run_dir: RunDir) -> dict[str, Any]:
+    """By stage. Raises `ConfigError` for what is no run, or one that cannot be read."""
+    if not run_dir.config_path.exists():
+        raise ConfigError("RUN", f"{run_dir.path} is no run directory", "name one that holds config.json")
+    run_dir.refuse_newer()
+    return read_object(run_dir.config_path)
+
+
+def config_of(written: Mapping[str, Any]) -> RunConfig:
+    """The settings that a run wrote down. Raises `ConfigError` for those of another version."""
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in flatten(written).items()}
+    try:
+        return with_values(RunConfig(), values)
+    except (AttributeError, TypeError) as other:
+        mend = "replay with the version of rstar_ray that wrote them"
+        raise ConfigError("RUN", f"its settings are of another version ({other})", mend) from other
+
+
+def rows_of(recorded: RecordedStep) -> list[TrainingRow]:
+    """What the learner is given, by the run's own draw and advantages.
+
+    Raises `ConfigError` where these are not the rollouts that the step was trained on: a rule has changed since.
+    """
+    config, groups = recorded.config, dict[str, list[FinishedRollout]]()
+    for index, trajectory in enumerate(recorded.trajectories):
+        ref = TrajectoryRef(recorded.trajectories, index)
+        finished = FinishedRollout(summary=trajectory.summary, ref=ref)
+        groups.setdefault(trajectory.summary.group_id, []).append(finished)
+    kept = [
+        resample(group, config.algorithm, seed=config.seed, stage=config.stage, step=recorded.step)
+        for group in groups.values()
+    ]
+    if config.algorithm.reject_equal_reward:
+        kept = [group for group in kept if rewards_differ([rollout.summary.reward for rollout in group])]
+    rows = training_rows(kept, config.algorithm)
+    chosen = {row.rollout_id for row in rows}
+    if odd := chosen ^ recorded.handed_over:
+        raise ConfigError(
+            "--step",
+            f"resampling chooses {len(chosen)} rollouts now and chose {len(recorded.handed_over)} then, "
+            f"such as {min(odd)} only once",
+            "replay with the version of rstar_ray that wrote the run",
+        )
+    return rows
+
+
+async def repeat_update(recorded: RecordedStep, learner: BroughtBack) -> list[Compared]:
+    """Bring a started learner to where the step began, take its update, and compare. Raises as `rows_of`."""
+    config, rows = recorded.config, rows_of(recorded)
+    if not rows:
+        raise ConfigError("--step", f"step {recorded.step} trained on nothing", "choose another")
+    if recorded.before is not None:
+        await learner.load_checkpoint(recorded.before)
+    else:
+        await learner.set_policy(Path(config.model))
+    if recorded.step == 1 and config.fresh_optimizer:
+        await learner.reset_optimizer()
+    return compared(recorded.row, await learner.train_rl(rows, learning_rate(recorded.step, config)))
+
+
+def compared(row: Mapping[str, Any], now: UpdateResult) -> list[Compared]:
+    """Every figure of the row that had a meaning then."""
+    return [
+        Compared(name=name, then=float(row[name]), now=float(getattr(now, name)))
+        for name in COMPARED
+        if row[name] is not None
+    ]
+
+
+def _row(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    rows = read_rows(path) if path.exists() else []
+    for row in rows:
+        if all(row.get(name) == value for name, value in wanted.items()):
+            return row
+    said = " ".join(f"{name} {value}" for name, value in wanted.items())
+    raise ConfigError("--step", f"{path} has no row of {said}", "choose a step that the run has taken")
+
+
+def _handed_over(row: Mapping[str, Any], stage: str, step: int) -> frozenset[str]:
+    ids: Collection[str] = [*row["ids"][Fate.TRAINED], *row["ids"][Fate.LEFT_OUT]]
+    return frozenset(f"{stage}/{step}/{rollout_id}" for rollout_id in ids)
+
+
+def _before(run_dir: RunDir, config: RunConfig, step: int) -> Path | None:
+    """Where the learner stood before the step. Raises `ConfigError` where that is not there any more."""
+    if step == 1:
+        if config.model:
+            return None
+        found: Sequence[Any] = [previous_checkpoint(run_dir, config.stage)]
+    else:
+        found = [one for one in run_dir.checkpoints(config.stage) if one.step == step - 1]
+    if not found or found[0] is None or damage(found[0].path) is not None:
+        raise ConfigError(
+            "--step",
+            f"{run_dir.checkpoints_path} has no whole checkpoint of {config.stage} before step {step}",
+            "choose a step after a checkpoint (--help lists how), or keep more with --checkpoint.keep",
+        )
+    return found[0].path

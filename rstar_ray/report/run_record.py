@@ -1,0 +1,316 @@
+"""A run directory read back: steps on one axis over all RL stages, evaluations, launches, trajectories.
+
+Nothing here needs the run's process, model or code paths; a run that is still going, or that stopped early, reads too.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar_ray.errors import ConfigError
+from rstar_ray.run_dir.durable import read_object
+from rstar_ray.run_dir.folder import RunDir, flatten
+from rstar_ray.run_dir.ledger import LEDGER
+from rstar_ray.run_dir.tail import GrowingRows
+
+Row = dict[str, Any]
+PHASES = ("generate_s", "tools_s", "verify_s", "learn_s", "publish_s")
+TABLES = {
+    "metrics.jsonl": ("stage", "step", "step_s"),
+    "evaluations.jsonl": ("stage", "step", "set"),
+    "launches.jsonl": ("started_at", "versions"),
+    LEDGER: ("stage", "step", "ids"),
+}
+"""A run's tables, and what a row of each has at least."""
+TRAJECTORY = ("rollout_id", "group_id", "problem_id", "problem", "answer", "reward", "stop_reason", "turns")
+"""Without these a row is no trajectory."""
+ALGORITHMS = {"paper": "GRPO-RoC", "release": "GRPO-RoC, released rule", "none": "plain GRPO"}
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpan:
+    """Where an RL stage lies on the axis of all RL steps: after `start`, up to and with `end`."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """All that a report needs of one run."""
+
+    path: Path
+    config: dict[str, Row]  # by stage
+    sft: list[Row]
+    steps: list[Row]  # of all RL stages, each with its `rl_step`
+    spans: tuple[StageSpan, ...]
+    evaluations: list[Row]  # each with its `rl_step`, oldest first; one per stage, step and set
+    launches: list[Row]
+    finished: list[Row]  # stages that ended, in the order they did
+    faults: tuple[str, ...] = ()  # rows that could not be read, a line each
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def heldout(self) -> list[Row]:
+        """On the held-out set along the stages; where there are none, the last evaluation on its own.
+
+        What another policy does is no point of this run's curve.
+        """
+        rows = [row for row in self.evaluations if row["set"] == "held-out"]
+        stages = {"sft", *(span.name for span in self.spans)}
+        return [row for row in rows if row["stage"] in stages] or rows[-1:]
+
+    @property
+    def algorithm(self) -> str:
+        """Which algorithm the RL stages trained with, in words."""
+        known = {ALGORITHMS.get(str(value), str(value)) for value in self.setting("algorithm.resample")}
+        return " / ".join(sorted(known)) or "GRPO"
+
+    def column(self, name: str) -> list[float]:
+        """One figure of every RL step; NaN where it has no value."""
+        return [math.nan if row[name] is None else float(row[name]) for row in self.steps]
+
+    def setting(self, name: str) -> list[Any]:
+        """The distinct values of a dotted setting over the stages, in their order."""
+        values: list[Any] = []
+        for stage, config in self.config.items():
+            value = flatten(config).get(name)
+            rl_only = name.startswith("algorithm.") and self.spans and stage not in [span.name for span in self.spans]
+            if value not in (None, "") and value not in values and not rl_only:
+                values.append(value)
+        return values
+
+    def rollouts_drawn(self) -> list[int]:
+        """Per prompt, over the RL stages; plain GRPO draws what it keeps. Empty where some are that and some not."""
+        plain = [rule == "none" for rule in self.setting("algorithm.resample")]
+        if len(set(plain)) > 1:
+            return []
+        return self.setting(f"algorithm.{'keep' if any(plain) else 'rollouts_per_prompt'}")
+
+
+class RunFiles:
+    """A run directory's tables, read as they grow."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).absolute()
+        self._metrics, self._evaluations, self._launches, self._ledger = (
+            GrowingRows(self.path / name, *needs) for name, needs in TABLES.items()
+        )
+
+    def record(self, *, begun: bool = False) -> RunRecord:
+        """As it stands now, without the ledger. `begun` allows a run that has ended no step yet.
+
+        Raises `ConfigError` where there is no run, or one of a newer version.
+        """
+        tables = (self._metrics, self._evaluations, self._launches, self._ledger)
+        for table in tables:
+            table.read()
+        config_path = self.path / "config.json"
+        rows, evaluations = self._metrics.rows, self._evaluations.rows
+        if not rows and not evaluations and not (begun and config_path.exists()):
+            raise ConfigError(
+                "run_dir",
+                f"{self.path} holds no metrics and no evaluations",
+                "name the directory of a run, or wait until it has begun",
+            )
+        RunDir(self.path).refuse_newer()
+        configs, unread = _configs(config_path)
+        finished, unread_ends = _objects(self.path / "finished", "stage", "step", "finished_at")
+        steps = [row for row in rows if "reward_mean" in row]
+        spans = stage_spans(steps)
+        starts = {span.name: span.start for span in spans}
+        return RunRecord(
+            path=self.path,
+            config=configs,
+            sft=[row for row in rows if "reward_mean" not in row],
+            steps=[row | {"rl_step": starts[row["stage"]] + row["step"]} for row in steps],
+            spans=spans,
+            evaluations=_newest_evaluations(evaluations, spans),
+            launches=self._launches.rows,
+            finished=sorted(finished, key=lambda row: row["finished_at"]),
+            faults=(*(fault for table in tables for fault in table.faults), *unread, *unread_ends),
+        )
+
+    def ledger(self) -> list[Row]:
+        """What became of every rollout, a row a step; a step written twice counts as it was done last."""
+        self._ledger.read()
+        return list({(row["stage"], row["step"]): row for row in self._ledger.rows}.values())
+
+
+def read_run(path: Path | str) -> RunRecord:
+    """Raises `ConfigError` where there is no run."""
+    return RunFiles(path).record()
+
+
+def _configs(path: Path) -> tuple[dict[str, Row], list[str]]:
+    """config.json, by stage, or why it cannot be used."""
+    if not path.exists():
+        return {}, []
+    try:
+        read = read_object(path)
+    except ConfigError as unread:
+        return {}, [f"{path.name} is left out: {unread.problem}"]
+    stages = {name: config for name, config in read.items() if isinstance(config, dict)}
+    return stages, [f"{path.name}: {name} is no stage and is left out" for name in read.keys() - stages.keys()]
+
+
+def _objects(folder: Path, *names: str) -> tuple[list[Row], list[str]]:
+    """The folder's files of JSON that have these names, and why the others cannot be used."""
+    found: list[Row] = []
+    unread: list[str] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found.append(read_object(path, *names))
+        except ConfigError as broken:
+            unread.append(f"{folder.name}/{path.name} is left out: {broken.problem}")
+    return found, unread
+
+
+def read_ledger(run: RunRecord) -> list[Row]:
+    """Of `RunFiles.ledger`."""
+    return RunFiles(run.path).ledger()
+
+
+def stage_spans(steps: Sequence[Row]) -> tuple[StageSpan, ...]:
+    """RL stages one after the other, in the order of their first rows."""
+    last: dict[str, int] = {}
+    for row in steps:
+        last[row["stage"]] = max(row["step"], last.get(row["stage"], 0))
+    spans: list[StageSpan] = []
+    for name, num_steps in last.items():
+        start = spans[-1].end if spans else 0
+        spans.append(StageSpan(name, start, start + num_steps))
+    return tuple(spans)
+
+
+def _newest_evaluations(rows: Sequence[Row], spans: Sequence[StageSpan]) -> list[Row]:
+    """A repeated evaluation replaces the earlier one."""
+    newest: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        rl_step = _rl_step(row["stage"], row["step"], spans)
+        newest[row["stage"], row["step"], *asked_of(row)] = row | {"rl_step": rl_step}
+    return sorted(newest.values(), key=lambda row: row["rl_step"])
+
+
+ASKED = ("set", "model", "k", "num_problems", "temperature", "top_p", "max_response_tokens", "max_turns")
+"""What an evaluation was asked: rows that differ in any of it stand beside each other."""
+
+
+def asked_of(row: Row) -> tuple[Any, ...]:
+    """Values of `ASKED`, and the digest of all else that may change answers (rewards, tools, chat, seed), with which
+    its file of results ends; the file's whole name has the step too, over which a stage's last row is looked for."""
+    digest = Path(row["problems"]).stem.rpartition("-")[2]
+    return (*(row[name] for name in ASKED), digest)
+
+
+def _rl_step(stage: str, step: int, spans: Sequence[StageSpan]) -> int:
+    """SFT lies at 0; what belongs to no stage of the run was done with its last policy."""
+    for span in spans:
+        if span.name == stage:
+            return span.start + step
+    return 0 if stage == "sft" or not spans else spans[-1].end
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryFile:
+    """The readable trajectories of one training step or one evaluation."""
+
+    path: Path
+    stage: str
+    step: int
+    problem_set: str  # empty for a training step
+    rl_step: int  # 0 before RL
+
+    @property
+    def title(self) -> str:
+        return f"{stage_title(self.stage)}, {self.problem_set or f'step {self.step}'}"
+
+    def rows(self) -> list[Row]:
+        """Those that are whole."""
+        table = GrowingRows(self.path, *TRAJECTORY)
+        table.read()
+        return table.rows
+
+
+def trajectory_files(run: RunRecord) -> list[TrajectoryFile]:
+    """Oldest first; an evaluation follows the training step whose weights it looked at."""
+    files = _trajectory_files(run)
+    return sorted(files, key=lambda file: (file.rl_step, file.problem_set != "", file.path.name))
+
+
+def unread_files(run: RunRecord, files: Sequence[TrajectoryFile]) -> list[str]:
+    """A line for each file of trajectories that is none of `files`, and not just begun."""
+    read = {file.path.name for file in files}
+    return [
+        f"trajectories/{path.name} is left out: its first line is no trajectory"
+        for path in sorted((run.path / "trajectories").glob("*.jsonl"))
+        if path.name not in read and not _just_begun(path)
+    ]
+
+
+def _just_begun(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as lines:
+        return not lines.readline().endswith(b"\n")
+
+
+def _trajectory_files(run: RunRecord) -> Iterator[TrajectoryFile]:
+    """Files named `<stage>-step-<step>` or `<stage>-<problem set>`, whose rows tell the stage and step."""
+    for path in (run.path / "trajectories").glob("*.jsonl"):
+        try:
+            with path.open("rb") as lines:
+                first = lines.readline()
+            if not first.endswith(b"\n"):
+                continue  # empty, or torn in its first row
+            row = json.loads(first)
+            stage, step = row["stage"], row["step"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        rest = path.stem.removeprefix(f"{stage}-")
+        problem_set = "" if re.fullmatch(r"step-\d+", rest) else rest
+        yield TrajectoryFile(path, stage, step, problem_set, _rl_step(stage, step, run.spans))
+
+
+def stage_title(stage: str) -> str:
+    """`stage1` as people write it."""
+    return "SFT" if stage == "sft" else re.sub(r"^stage(\d+)$", r"Stage \1", stage)
+
+
+def seconds_by_phase(steps: Sequence[Row]) -> dict[str, list[float]]:
+    """Seconds of every phase in each step, bottom layer first; `other_s` is what no phase claims of the step."""
+    layers: dict[str, list[float]] = {phase: [float(row[phase]) for row in steps] for phase in PHASES}
+    layers["other_s"] = [max(0.0, row["step_s"] - sum(row[phase] for phase in PHASES)) for row in steps]
+    return layers
+
+
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """Centred mean over `window` values, leaving NaN out; shorter at the ends."""
+    means: list[float] = []
+    for position in range(len(values)):
+        reach = min(window // 2, position, len(values) - 1 - position)
+        near = [value for value in values[position - reach : position + reach + 1] if not math.isnan(value)]
+        means.append(sum(near) / len(near) if near else math.nan)
+    return means
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """The course of a figure, at the same smoothness wherever it is shown."""
+    return smooth(values, max(3, len(values) // 12))
+
+
+def ends(values: Sequence[float], width: int = 5) -> tuple[float, float] | None:
+    """Means of the first and last `width` values that are not NaN (fewer, at most a third, in a short series)."""
+    known = [value for value in values if not math.isnan(value)]
+    if len(known) < 2:
+        return None
+    width = max(1, min(width, len(known) // 3))
+    return sum(known[:width]) / width, sum(known[-width:]) / width

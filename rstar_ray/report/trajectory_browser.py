@@ -1,0 +1,160 @@
+"""All that the page's trajectory browser and ledger show, from the run directory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rstar_ray.report.run_record import Row, RunRecord, TrajectoryFile, stage_title, trajectory_files
+from rstar_ray.report.trajectory_rows import (
+    COLUMNS,
+    FATES,
+    NOTHING_KNOWN,
+    LedgerBySteps,
+    Siblings,
+    StepFates,
+    Words,
+    fates_by_step,
+    place_in_step,
+    read_siblings,
+    row_values,
+)
+from rstar_ray.report.trajectory_text import Body, deflated, figure_block, text_block
+from rstar_ray.run_dir.ledger import Fate
+
+MOST_LOST = 2_000
+"""Dropped rollouts and those that the learner left out, with their reasons; the newest."""
+MOST_LEDGER_BYTES = 2**20
+"""Of the compressed ids behind the ledger's counts; the newest steps."""
+
+
+@dataclass(slots=True)
+class Browser:
+    """Rows by column, what they point to, and bodies; filled group by group."""
+
+    files: list[dict[str, Any]]
+    groups: list[list[Any]] = field(default_factory=list[list[Any]])  # id, file, problem, place in file
+    problems: list[list[Any]] = field(default_factory=list[list[Any]])  # id, text, truth, family, difficulty
+    values: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    words: Words = field(default_factory=Words)
+    problem_numbers: dict[str, int] = field(default_factory=dict[str, int])
+    groups_in_file: dict[int, int] = field(default_factory=dict[int, int])
+    rows_in_file: dict[int, int] = field(default_factory=dict[int, int])
+
+    def add(self, siblings: Siblings, known: LedgerBySteps) -> int:
+        """Returns the group's number."""
+        first = siblings.rows[0]
+        number, place = len(self.groups), self.groups_in_file.get(siblings.file, 0)
+        self.groups_in_file[siblings.file] = place + 1
+        self.groups.append([_short_id(siblings.group_id, first), siblings.file, self._problem(first), place])
+        fates = fates_of(siblings, self.files[siblings.file], known)
+        for sibling, row in enumerate(siblings.rows):
+            self.values.append(row_values(row, sibling, number, fates, self.words))
+        self.rows_in_file[siblings.file] = self.rows_in_file.get(siblings.file, 0) + len(siblings.rows)
+        return number
+
+    def _problem(self, row: Row) -> int:
+        number = self.problem_numbers.setdefault(row["problem_id"], len(self.problems))
+        if number == len(self.problems):
+            shown = [row["problem_id"], row["problem"], row["answer"], row["family"], row["difficulty"]]
+            self.problems.append(shown)
+        return number
+
+    def as_json(self) -> dict[str, Any]:
+        """Columns, and the lists that they count in."""
+        columns = dict(zip(COLUMNS, map(list, zip(*self.values, strict=True)), strict=True)) if self.values else {}
+        shown = [file | {"rows": self.rows_in_file.get(number, 0)} for number, file in enumerate(self.files)]
+        return {
+            "columns": columns or {name: [] for name in COLUMNS},
+            "files": shown,
+            "groups": self.groups,
+            "problems": self.problems,
+            "stops": self.words.stops,
+            "outcomes": self.words.outcomes,
+            "fates": list(FATES),
+        }
+
+
+def new_browser(files: Sequence[TrajectoryFile]) -> Browser:
+    """Empty, over these files."""
+    return Browser([file_facts(file) for file in files])
+
+
+def file_facts(file: TrajectoryFile) -> dict[str, Any]:
+    return {
+        "name": file.path.name,
+        "title": file.title,
+        "stage": file.stage,
+        "step": file.step,
+        "set": file.problem_set,
+        "rl_step": file.rl_step,
+    }
+
+
+def _short_id(group_id: str, row: Row) -> str:
+    return place_in_step({**row, "rollout_id": group_id})
+
+
+def read_browser(run: RunRecord, ledger: Sequence[Row]) -> tuple[Browser, list[Body]]:
+    """Rows and bodies of what is recorded, within the bounds of `read_siblings`."""
+    browser, known, bodies = new_browser(trajectory_files(run)), fates_by_step(ledger), list[Body]()
+    for siblings in read_siblings(run):
+        number = browser.add(siblings, known)
+        file, place, rule = browser.files[siblings.file], browser.groups[number][3], rule_of(run, siblings.stage)
+        texts = text_block(siblings, fates_of(siblings, file, known), rule)
+        bodies.append(Body(number, siblings.file, file["name"], place, texts, figure_block(siblings)))
+    return browser, bodies
+
+
+def fates_of(siblings: Siblings, file: Mapping[str, Any], known: LedgerBySteps) -> StepFates:
+    """The ledger's word on a training step; it has none on an evaluation."""
+    return NOTHING_KNOWN if file["set"] else known.get((siblings.stage, siblings.step), NOTHING_KNOWN)
+
+
+def rule_of(run: RunRecord, stage: str) -> str:
+    """How a stage resampled."""
+    return str(run.config.get(stage, {}).get("algorithm", {}).get("resample", "paper"))
+
+
+def ledger_data(run: RunRecord, ledger: Sequence[Row]) -> dict[str, Any]:
+    """Counts by step, and every rollout that was dropped or left out, with its reason."""
+    starts = {span.name: span.start for span in run.spans}
+    lost = [
+        [row["stage"], row["step"], rollout_id, fate, row["reasons"].get(rollout_id, "")]
+        for row in reversed(ledger)
+        for fate in (Fate.DROPPED, Fate.LEFT_OUT)
+        for rollout_id in row["ids"][fate]
+    ]
+    return {
+        "fates": list(Fate),
+        "steps": [
+            [row["stage"], row["step"], starts.get(row["stage"], 0) + row["step"], row["rollouts"]]
+            + [row[fate] for fate in Fate]
+            for row in ledger
+        ],
+        "stages": {stage: stage_title(stage) for stage in {row["stage"] for row in ledger}},
+        "lost": lost[:MOST_LOST],
+        "num_lost": len(lost),
+    }
+
+
+def ledger_ids(ledger: Sequence[Row]) -> dict[str, bytes]:
+    """The rollouts behind each step's counts, deflated, by `<stage>/<step>`; the newest steps that fit."""
+    blocks: dict[str, bytes] = {}
+    size = 0
+    for row in reversed(ledger):
+        data = deflated(ids_of(row))
+        size += len(data)
+        if size > MOST_LEDGER_BYTES:
+            break
+        blocks[f"{row['stage']}/{row['step']}"] = data
+    return blocks
+
+
+def ids_of(row: Row) -> dict[str, dict[str, int]]:
+    """By group the fate's number of each sibling: `{"3-gcd-17": {"0": 0, "1": 2}}`."""
+    groups: dict[str, dict[str, int]] = {}
+    for number, fate in enumerate(Fate):
+        for rollout_id in row["ids"][fate]:
+            group, _, sibling = rollout_id.rpartition("/")
+            groups.setdefault(group, {})[sibling] = number
+    return groups

@@ -1,0 +1,92 @@
+"""A run directory looked through: checkpoints by their checksums, stages by their ends, steps by their rows."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rstar_ray.errors import ConfigError
+from rstar_ray.run_dir.durable import read_object
+from rstar_ray.run_dir.folder import SET_ASIDE, RunDir
+from rstar_ray.run_dir.ledger import ledger_faults
+from rstar_ray.run_dir.manifest import Unreadable, damage, writers
+from rstar_ray.run_dir.tail import GrowingRows
+
+Steps = dict[str, list[int]]
+"""By stage."""
+WITHOUT_ROLLOUTS = "sft"
+"""The stage whose steps have no row in the ledger."""
+
+
+def faults(path: Path, *, show: Callable[[str], None]) -> list[str]:
+    """What is wrong, a line each; `show` gets a line for each thing that was looked at and is whole."""
+    run_dir = RunDir(path)
+    whole, of_checkpoints = _checkpoints(run_dir, show)
+    ended, of_ends = _ends(run_dir, whole)
+    reached = {stage: max(whole.get(stage, []) + ended.get(stage, [])) for stage in whole | ended}
+    logged, of_metrics = _metrics(run_dir, reached, show)
+    # A step's row of the ledger is written after its row of metrics: a run that was killed lacks at most the newest.
+    rolled_out = {
+        stage: max(reached.get(stage, 0), len(logged.get(stage, [])) - 1)
+        for stage in reached | logged
+        if stage != WITHOUT_ROLLOUTS
+    }
+    of_ledger = ledger_faults(run_dir.path, show=show, reached=rolled_out)
+    return of_checkpoints + of_ends + of_metrics + of_ledger
+
+
+def _checkpoints(run_dir: RunDir, show: Callable[[str], None]) -> tuple[Steps, list[str]]:
+    """Steps of the whole ones, and what is wrong with the others."""
+    whole, found = Steps(), list[str]()
+    for folder in sorted(run_dir.checkpoints_path.glob("*")) if run_dir.checkpoints_path.is_dir() else ():
+        if folder.name.startswith("."):
+            continue
+        try:
+            wrong = damage(folder)
+        except Unreadable as unread:
+            wrong = str(unread)
+        if wrong is None:
+            wrote = ", ".join(f"{count} of {writer}" for writer, count in sorted(writers(folder).items()))
+            show(f"checkpoint {folder.name}: whole; files: {wrote}")
+            stage, _, step = folder.name.rpartition("-step-")
+            if step.isdecimal() and not stage.startswith(SET_ASIDE):
+                whole.setdefault(stage, []).append(int(step))
+        else:
+            found.append(f"checkpoint {folder.name}: {wrong}")
+    return whole, found
+
+
+def _ends(run_dir: RunDir, whole: Steps) -> tuple[Steps, list[str]]:
+    """The step at which each finished stage ended, and what is wrong with these ends."""
+    ended, found = Steps(), list[str]()
+    for marker in sorted((run_dir.path / "finished").glob("*.json")):
+        try:
+            stage, step = marker.stem, read_object(marker, "step")["step"]
+        except ConfigError as unread:
+            found.append(f"finished/{marker.name}: {unread.problem}")
+            continue
+        if isinstance(step, int):
+            ended[stage] = [step]
+        if step not in whole.get(stage, []):
+            found.append(f"{stage} finished at step {step}, but that checkpoint is not there or not whole")
+    return ended, found
+
+
+def _metrics(run_dir: RunDir, reached: Mapping[str, int], show: Callable[[str], None]) -> tuple[Steps, list[str]]:
+    """In metrics.jsonl every stage has each step from 1 on once, at least up to the one that it has `reached`.
+
+    Returns the steps that it has, and what is wrong with them.
+    """
+    table = GrowingRows(run_dir.path / "metrics.jsonl", "stage", "step")
+    table.read()
+    logged: Steps = {stage: [] for stage, step in reached.items() if step > 0}
+    for row in table.rows:
+        logged.setdefault(row["stage"], []).append(row["step"])
+    found = list(table.faults)
+    for stage, steps in logged.items():
+        if steps != list(range(1, len(steps) + 1)):
+            odd = next(step for position, step in enumerate(steps, start=1) if step != position)
+            found.append(f"metrics.jsonl: the steps of {stage} are not 1, 2, 3, ...: {odd} stands out of turn")
+        elif reached.get(stage, 0) > len(steps):
+            found.append(f"metrics.jsonl: {stage} has {len(steps)} steps, and has gone through {reached[stage]}")
+        else:
+            show(f"metrics of {stage}: {len(steps)} steps, each once")
+    return logged, found

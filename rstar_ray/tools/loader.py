@@ -1,0 +1,124 @@
+"""From `--tools.use` and `--tools.environment` to tools: imported once in a process of its own, to look at them.
+
+Run as `python -m rstar_ray.tools.loader ENTRY...` it writes their specs as JSON; so a module that hangs or crashes
+when imported is refused in one line, and nothing of it runs where the run is driven from.
+"""
+
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, cast
+
+from rstar_ray.errors import ConfigError
+from rstar_ray.tools.spec import PYTHON, PYTHON_TOOL, ToolSpec, spec_of
+from rstar_ray.tools.tool import Tool
+
+IMPORT_DEADLINE_S = 60.0
+ENVIRONMENT_METHODS = ("start", "reply", "close")
+
+
+def tool_specs(entries: Sequence[str], folder: str) -> list[ToolSpec]:
+    """What the entries of `--tools.use` are, in their order; `folder` is where their modules lie.
+
+    Raises `ConfigError` for what cannot be imported, is no tool, or has the name of another.
+    """
+    own = [entry for entry in entries if entry != PYTHON]
+    described = _described("--tools.use", own, folder) if own else {}
+    specs = [spec for entry in entries for spec in ([PYTHON_TOOL] if entry == PYTHON else described[entry])]
+    for position, spec in enumerate(specs):
+        if twin := next((other for other in specs[:position] if other.name == spec.name), None):
+            wrong = f"{spec.entry or PYTHON} and {twin.entry or PYTHON} are both named {spec.name!r}"
+            raise ConfigError("--tools.use", wrong, "rename one, or leave it out")
+    return specs
+
+
+def check_environment(entry: str, folder: str) -> None:
+    """Raises `ConfigError` for an environment that cannot be imported or lacks a method."""
+    _described("--tools.environment", [f"environment {entry}"], folder)
+
+
+def load_tools(entry: str) -> list[Tool]:
+    """The tool, or the tools, that `module:object` names. Raises whatever the module does, or `ConfigError`."""
+    found = load_object(entry)
+    tools = [found] if isinstance(found, Tool) else found
+    if not isinstance(tools, Iterable) or not all(isinstance(tool, Tool) for tool in cast(Iterable[Any], tools)):
+        raise ConfigError(entry, "is no Tool and no list of them", "write `name = Tool(...)`, see docs/tools.md")
+    return list(cast(Iterable[Tool], tools))
+
+
+def load_environment(entry: str) -> type[Any]:
+    """The environment's class. Raises as `load_tools`."""
+    found = load_object(entry)
+    for method in ENVIRONMENT_METHODS:
+        if not callable(getattr(found, method, None)):
+            raise ConfigError(entry, f"has no method {method!r}", f"write {', '.join(ENVIRONMENT_METHODS)}")
+    if (ended := getattr(found, "ended", None)) is not None:
+        _refuse_ended(entry, ended)
+    return found
+
+
+def _refuse_ended(entry: str, ended: Any) -> None:
+    """Raise `ConfigError` for an `ended` that could not be called at the end of a rollout."""
+    try:
+        fits = inspect.iscoroutinefunction(ended) and bool(inspect.signature(ended).bind("self", "reason"))
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ConfigError(entry, "its method 'ended' is not async or does not take one argument",
+                          "write `async def ended(self, reason) -> float | None`")  # fmt: skip
+
+
+def load_object(entry: str) -> Any:
+    """Import what `module:object` names."""
+    module, colon, name = entry.partition(":")
+    if not colon or not name:
+        raise ConfigError(entry, "is no module:object", "name the module and what it holds")
+    return getattr(importlib.import_module(module), name)
+
+
+def _described(option: str, entries: Sequence[str], folder: str) -> dict[str, list[ToolSpec]]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [folder, *sys.path]))}
+    command = [sys.executable, "-m", "rstar_ray.tools.loader", *entries]
+    mend = "give module:object, and its folder as --own-folder"
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=IMPORT_DEADLINE_S, start_new_session=True
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(option, f"importing {', '.join(entries)} takes over {IMPORT_DEADLINE_S:g} s", mend) from None
+    said = done.stdout.rpartition("\n\0")[2]
+    if done.returncode or not said:
+        last = (done.stderr.strip().splitlines() or ["its process ended"])[-1]
+        raise ConfigError(option, last[:300], mend)
+    answer: dict[str, Any] = json.loads(said)
+    if refused := answer.get("refused"):
+        raise ConfigError(f"{option} {refused[0]}", refused[1], refused[2] or mend)
+    return {entry: [ToolSpec(**spec) for spec in specs] for entry, specs in answer["specs"].items()}
+
+
+def main(entries: Sequence[str]) -> None:
+    specs: dict[str, list[dict[str, Any]]] = {}
+    answer: dict[str, Any] = {"specs": specs}
+    for entry in entries:
+        try:
+            if entry.startswith("environment "):
+                load_environment(entry.removeprefix("environment "))
+            else:
+                specs[entry] = [asdict(spec_of(tool, entry)) for tool in load_tools(entry)]
+        except ConfigError as refused:
+            answer["refused"] = [refused.field, refused.problem, refused.mend]
+            break
+        except Exception as raised:
+            said = str(raised).strip().splitlines()
+            answer["refused"] = [entry, f"{type(raised).__name__}: {said[-1][:200] if said else ''}", ""]
+            break
+    sys.stdout.write("\n\0" + json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""What fits on which GPUs and how long a step takes, computed and not measured."""

@@ -1,0 +1,100 @@
+"""What a checkpoint takes, on paper: bytes of each rank, seconds, room on the disk. Nothing here is measured.
+
+A rank's copy into host memory and the gathering of the model by rank 0 keep the next step waiting; writing does not.
+"""
+
+from dataclasses import dataclass
+
+from rstar_ray.algorithm.state_bytes import BYTES, Dtype, state_bytes
+from scheduler.planner.capacity import GB, Gpu, ModelShape, adapter_parameters
+
+FLOAT32 = BYTES["float32"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Assumed speeds, GB/s."""
+
+    copy_gb_s: float = 5.0  # from a device to its host, pageable
+    rank_gb_s: float = 1.0  # written by one rank, its checksum included
+    all_gb_s: float = 10.0  # that the file system takes from all ranks together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPlan:
+    """Of one checkpoint, and of all that lie on the disk at one time."""
+
+    ranks: int
+    rank_gb: float  # weights in float32 and moments, of each rank
+    model_gb: float  # the Hugging Face folder, by rank 0
+    blocking_s: float
+    writing_s: float  # beside the next step
+    every_steps: int
+    keep: int
+
+    @property
+    def total_gb(self) -> float:
+        return self.rank_gb * self.ranks + self.model_gb
+
+    @property
+    def on_disk_gb(self) -> float:
+        """Of a stage under way: those kept and the one being written."""
+        return (self.keep + 1) * self.total_gb
+
+    def left_gb(self, steps: int) -> float:
+        """By a whole stage, for good: its end, and what was kept beside it."""
+        return max(1, min(self.keep, -(-steps // self.every_steps))) * self.total_gb
+
+    def written_gb(self, steps: int) -> float:
+        """By a whole stage."""
+        return -(-steps // self.every_steps) * self.total_gb
+
+    def told(self) -> str:
+        """One line for a person."""
+        each = "the one rank" if self.ranks == 1 else f"each of {self.ranks} ranks"
+        return (
+            f"a checkpoint every {self.every_steps} steps: {_gb(self.rank_gb)} by {each} and {_gb(self.model_gb)} of "
+            f"the model, {_gb(self.total_gb)} in all; a step waits about {_seconds(self.blocking_s)} for it, writing "
+            f"takes {_seconds(self.writing_s)} beside the next (computed); {self.keep} kept and one being written take "
+            f"{_gb(self.on_disk_gb)}, and what every finished stage leaves {_gb(self.keep * self.total_gb)} more"
+        )
+
+
+def plan_checkpoint(
+    model: ModelShape,
+    *,
+    ranks: int,
+    dtype: Dtype,
+    every_steps: int,
+    keep: int,
+    lora_rank: int,
+    storage: Storage = Storage(),
+    gather_gb_s: float = Gpu().gather_gb_s,
+) -> CheckpointPlan:
+    """Every parameter's float32 weight, and two moments of those that are trained, are dealt to the ranks.
+
+    With LoRA the exported model is merged in float32, and the adapters lie beside it.
+    """
+    trained = adapter_parameters(model, lora_rank) if lora_rank else model.parameters
+    frozen = model.parameters if lora_rank else 0.0
+    rank_gb = (trained * (FLOAT32 + state_bytes(dtype, zero=1).moments) + frozen * FLOAT32) / ranks / GB
+    exported = (model.parameters * FLOAT32 + trained * BYTES[dtype]) if lora_rank else model.parameters * BYTES[dtype]
+    model_gb = exported / GB
+    total_gb = rank_gb * ranks + model_gb
+    return CheckpointPlan(
+        ranks=ranks,
+        rank_gb=rank_gb,
+        model_gb=model_gb,
+        blocking_s=rank_gb / storage.copy_gb_s + model_gb / gather_gb_s,
+        writing_s=max((rank_gb + model_gb) / storage.rank_gb_s, total_gb / storage.all_gb_s),
+        every_steps=every_steps,
+        keep=keep,
+    )
+
+
+def _gb(size: float) -> str:
+    return f"{size:,.0f} GB" if size >= 10 else f"{size:.1f} GB" if size >= 0.1 else f"{size * 1e3:.0f} MB"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.2g} s"

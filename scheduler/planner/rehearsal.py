@@ -1,0 +1,176 @@
+"""What a rehearsal was planned to take and what it took, line by line."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rstar_ray.algorithm.state_bytes import BYTES, rank_bytes, scores_bytes
+from rstar_ray.config import RunConfig
+from rstar_ray.config.gpus import weight_way
+from scheduler.planner.capacity import (
+    GB,
+    Gpu,
+    ModelShape,
+    activations_gb,
+    adapter_parameters,
+    plan_pools,
+    pools_of,
+    publish_seconds,
+)
+from scheduler.traces.stage_traces import StageShape
+
+BYTES_TOLERANCE = 0.05
+TIMES_FACTOR = 2.0  # the plan's times rest on assumed shares of peak: told where further off, and no fault
+MEMORY_FACTOR = 1.1
+"""More than the plan by so much would not fit where the plan just fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Of a run of a few steps."""
+
+    steps: tuple[Mapping[str, Any], ...]  # rows of metrics.jsonl
+    evaluations: int  # rows of evaluations.jsonl
+    learner_bytes: int  # of the checkpoint's weights and moments
+    model_bytes: int  # of its exported model
+    worker_back_s: float | None  # from its death to its next life; None where it did not come back
+    worker_problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One figure; `wrong` where the run cannot be trusted to go as planned."""
+
+    what: str
+    planned: float | None  # None: no plan is made of it here
+    seen: float | None  # None: it was not seen
+    unit: str
+    wrong: bool = False
+    remark: str = ""
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compared(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: Seen) -> list[Line]:
+    """Events, bytes, memory and times; without a GPU no time is planned."""
+    return [*_events(config, seen), *_bytes(config, model, seen), *_memory(config, model, seen),
+            *_times(config, model, gpu_memory_gb, seen)]  # fmt: skip
+
+
+def told(lines: Sequence[Line]) -> str:
+    """As a table; the plan is computed, what is beside it was measured."""
+    rows = [("", "planned", "seen", "ratio", "")]
+    for line in lines:
+        ratio = f"{line.seen / line.planned:.2f}" if line.seen is not None and line.planned else "-"
+        verdict = "NOT AS PLANNED" if line.wrong else "ok"
+        remark = f"{verdict}: {line.remark}" if line.remark else verdict
+        rows.append((line.what, _figure(line.planned, line.unit), _figure(line.seen, line.unit), ratio, remark))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join(
+        f"{row[0]:<{widths[0]}}  " + "  ".join(f"{row[n]:>{widths[n]}}" for n in (1, 2, 3)) + f"  {row[4]}".rstrip()
+        for row in rows
+    )
+
+
+def _figure(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:,.4g} {unit}".strip()
+
+
+def _events(config: RunConfig, seen: Seen) -> list[Line]:
+    steps, trained = len(seen.steps), sum(row["loss"] is not None for row in seen.steps)
+    lines = [
+        Line(what="steps", planned=config.steps, seen=steps, unit="", wrong=steps != config.steps),
+        Line(what="updates", planned=config.steps, seen=trained, unit="", wrong=trained != config.steps),
+        Line(
+            what="killed worker back after", planned=None, seen=seen.worker_back_s, unit="s",
+            wrong=seen.worker_back_s is None, remark=seen.worker_problem,
+        ),
+    ]  # fmt: skip
+    expected = 1.0 if config.scale == "tiny" or config.data.heldout else 0.0
+    missing = seen.evaluations < expected
+    return [*lines, Line(what="evaluations", planned=expected, seen=seen.evaluations, unit="", wrong=missing)]
+
+
+def _bytes(config: RunConfig, model: ModelShape, seen: Seen) -> list[Line]:
+    published = [row["publish"]["num_bytes"] for row in seen.steps if row.get("publish")]
+    weights = model.parameters * BYTES[config.learner.dtype]
+    trained = adapter_parameters(model, config.learner.lora_rank) if config.learner.lora_rank else model.parameters
+    frozen = model.parameters if config.learner.lora_rank else 0.0
+    planned = {
+        "weights published": (weights, published[-1] if published else None),
+        "model in the checkpoint": (weights, seen.model_bytes),
+        "learner in the checkpoint": (12 * trained + 4 * frozen, seen.learner_bytes),
+    }
+    return [_near(what, expected, found) for what, (expected, found) in planned.items()]
+
+
+def _near(what: str, planned: float, seen: float | None) -> Line:
+    off = math.inf if seen is None else abs(seen / planned - 1)
+    figure = None if seen is None else seen / GB
+    return Line(what=what, planned=planned / GB, seen=figure, unit="GB", wrong=off > BYTES_TOLERANCE)
+
+
+def _memory(config: RunConfig, model: ModelShape, seen: Seen) -> list[Line]:
+    """On a device the plan is an upper bound; a process on a host is mostly its libraries."""
+    learner = config.learner
+    held = [row["memory_bytes"] for row in seen.steps if row.get("memory_bytes")]
+    lines = [
+        Line(what=f"{kind}, host", planned=None, seen=held[-1][kind] / GB, unit="GB")
+        for kind in (sorted(held[-1]) if held else ())
+        if kind != "learner_device"
+    ]
+    state = rank_bytes(model.parameters, dtype=learner.dtype, zero=learner.zero, ranks=learner.ranks)
+    kept = (state.state - (state.offloaded if learner.offload else 0.0) + state.bucket) / GB
+    planned = kept + activations_gb(model, learner.micro_batch_tokens)
+    if learner.attention_kernel == "eager":
+        longest = config.engine.max_context_tokens
+        scores = scores_bytes(model.heads, micro_batch_tokens=learner.micro_batch_tokens, longest_tokens=longest)
+        planned += scores / GB
+    device = max((row.get("learner_device", 0) for row in held), default=0) / GB
+    if learner.gpus_per_rank:
+        wrong = not 0 < device < MEMORY_FACTOR * planned
+        lines.append(Line(what="a rank, device", planned=planned, seen=device or None, unit="GB", wrong=wrong))
+    return lines
+
+
+def _times(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: Seen) -> list[Line]:
+    """Of the last step, whose engines and allocators are warm."""
+    if not seen.steps:
+        return []
+    row = seen.steps[-1]
+    generate_s = row["generate_s"] + row["tools_s"] + row["verify_s"]
+    found = {"generate": generate_s, "learn": row["learn_s"], "publish": row["publish_s"], "step": row["step_s"]}
+    planned: dict[str, float] = {}
+    if config.engine.gpus_per_replica:
+        budget = config.rollout.max_response_tokens
+        stage = StageShape(max_response_tokens=budget, max_turns=config.rollout.max_turns, mean_response_tokens=budget)
+        pools = pools_of(
+            config,
+            stage,
+            engine_gpus=config.engine.replicas * config.engine.tensor_parallel,
+            learner_gpus=config.learner.ranks,
+            colocated=not config.learner.own_gpus,
+        )
+        rollouts = config.prompts_per_step * config.algorithm.num_rollouts
+        plan = plan_pools(model, Gpu(memory_gb=gpu_memory_gb), pools, stage=stage, rollouts=rollouts)
+        planned = {
+            "generate": plan.generate_s, "learn": plan.learn_s, "publish": plan.publish_s, "step": plan.step_s
+        }  # fmt: skip
+    lines = [_time(what, planned.get(what), seconds) for what, seconds in found.items()]
+    parts = row.get("publish") or {}
+    way = weight_way(config.engine, config.learner)
+    ahead = publish_seconds(model, Gpu(), way, lora_rank=config.learner.lora_rank) if planned else {}
+    of_publish = [
+        _time(f"  publish: {part}", ahead.get(part) or None, parts[f"{part}_s"])
+        for part in ("gather", "move", "load")
+        if parts
+    ]
+    return [*lines[:3], *of_publish, *lines[3:]]
+
+
+def _time(what: str, planned: float | None, seen: float) -> Line:
+    far = planned is not None and not 1 / TIMES_FACTOR < seen / max(planned, 1e-9) < TIMES_FACTOR
+    remark = "further from the plan than its assumptions reach: calibrate" if far else ""
+    return Line(what=what, planned=planned, seen=seen, unit="s", remark=remark)

@@ -1,0 +1,3 @@
+from scheduler.simulator.cli import main
+
+main()

@@ -1,0 +1,367 @@
+"""The twin: the same balancer over modelled engines and tools in virtual time. All its figures are *simulated*.
+
+    python -m scheduler.simulator --trace stage1.jsonl --replicas 64 --kv-tokens 650000 --rule expected_kv --json
+
+The rule sees what it would see of real engines: turn reports, ends, and the engines' own load.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rstar_ray.config import BalancerConfig
+from scheduler.balancer import PLACEMENT, Balancer
+from scheduler.cost import EngineCost
+from scheduler.fleet import Fleet
+from scheduler.records import Finished, Registration, ReplicaLoad, RolloutLoad, TurnReport, in_flight_limit
+from scheduler.rules import PlacementRule
+from scheduler.simulator.bound import lower_bound
+from scheduler.simulator.engine_model import EngineShape, ModelledEngine
+from scheduler.simulator.paged_cache import Request
+from scheduler.spans import Activity, Span
+from scheduler.traces.trace import TraceRollout, check_siblings, cut, stop_reason
+
+MI300X_14B = EngineCost(
+    # Computed, not measured: Qwen3-14B in bf16 (29.6 GB, 14.8e9 parameters, 160 KiB of KV per token) on 5.3 TB/s at
+    # 70 % and 1307 TFLOP/s at 40 %, and 1 ms of host time per step.
+    fixed_s=9.0e-3,
+    per_sequence_s=20.0e-6,
+    per_context_s=44.0e-9,
+    per_prefill_s=57.0e-6,
+    per_prefill_context_s=1.6e-9,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwinSettings:
+    """What is simulated."""
+
+    replicas: int
+    shape: EngineShape
+    cost: EngineCost
+    max_response_tokens: int
+    max_turns: int
+    placement: BalancerConfig = PLACEMENT  # what risk is taken; the rule is chosen apart
+    rpc_s: float = 0.002  # from a decision to the engine
+    tool_workers: int | None = None  # None: as many as are asked for
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ValueError(f"replicas is {self.replicas}; give at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwinResult:
+    """One simulated step."""
+
+    rule: str
+    makespan_s: float
+    lower_bound_s: float
+    longest_rollout_s: float
+    work_s: float
+    kv_area_s: float
+    rollouts: int
+    generated_tokens: int
+    recomputed_tokens: int
+    preemptions: int
+    moves: int
+    kv_utilisation: float  # mean share of all replicas' KV in use until the end
+    wait_s_p50: float  # submission until the engine first computes
+    wait_s_p99: float
+    decisions: int  # admissions and moves
+    decisions_per_s: float  # over all time inside `decide`, calls that found nothing to do included
+
+    def as_json(self) -> dict[str, str | float | int]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {
+            "simulated": True,
+            "over_bound": self.makespan_s / self.lower_bound_s,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CannotHold:
+    """A rule that asks for more KV than a replica has; others may run the same step."""
+
+    rule: str
+    reason: str
+
+    def as_json(self) -> dict[str, str | bool]:
+        return {"rule": self.rule, "cannot_hold": self.reason, "simulated": True}
+
+
+class _Life:
+    """A rollout on its way through the twin."""
+
+    __slots__ = ("answer", "context", "first_s", "generated", "home", "load", "rollout", "since_s", "turn")
+
+    def __init__(self, load: RolloutLoad, rollout: TraceRollout) -> None:
+        self.load = load
+        self.rollout = rollout
+        self.turn = 0
+        self.context = rollout.prompt_tokens
+        self.answer = 0  # tokens of the tool's answer that no engine has seen yet
+        self.generated = 0
+        self.home = -1
+        self.first_s = -1.0
+        self.since_s = 0.0
+
+
+def named(rollouts: Sequence[TraceRollout]) -> dict[str, TraceRollout]:
+    """By the ids that the twin gives them."""
+    return {f"{rollout.group}/{number}": rollout for number, rollout in enumerate(rollouts)}
+
+
+class Twin:
+    """One step in virtual time. `watch` receives each span as it ends.
+
+    `history`: rollouts of an earlier step, whose lengths the balancer has seen; without it the step is the run's first.
+    """
+
+    def __init__(
+        self,
+        rollouts: Sequence[TraceRollout],
+        rule: str | Callable[[Fleet], PlacementRule],
+        settings: TwinSettings,
+        *,
+        history: Sequence[TraceRollout] = (),
+        watch: Callable[[Span], None] | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.settings = settings
+        self._limits = (settings.max_response_tokens, settings.max_turns)
+        self.balancer = Balancer(rule, settings.placement)
+        self.names = [f"replica-{index:02d}" for index in range(settings.replicas)]
+        self._index = {name: index for index, name in enumerate(self.names)}
+        self.engines = [ModelledEngine(settings.cost, settings.shape) for _ in self.names]
+        self._watch, self._clock = watch, clock
+        self._history = history
+        self._lives: dict[str, _Life] = {}
+        self._moving: set[str] = set()
+        self._reports: list[list[TurnReport]] = [[] for _ in self.names]
+        self._at_tools: list[dict[str, None]] = [{} for _ in self.names]
+        self._tools_busy_until: list[float] = [0.0] * (settings.tool_workers or 0)
+        self._events: list[tuple[float, int, int, int, str]] = []  # time, order, engine or -1, version, rollout
+        self._order = 0
+        self._decide_s = 0.0
+        self._decisions = 0
+        check_siblings(rollouts)
+        self.rollouts = [cut(rollout, settings.max_response_tokens, settings.max_turns) for rollout in rollouts]
+        largest = max(rollout.prompt_tokens + rollout.response_tokens for rollout in self.rollouts)
+        if largest + settings.shape.block_tokens > settings.shape.kv_tokens:
+            raise ValueError(f"a rollout of {largest} tokens does not fit into {settings.shape.kv_tokens} KV tokens")
+        for rollout_id, rollout in named(self.rollouts).items():
+            load = RolloutLoad(
+                rollout_id=rollout_id,
+                group_id=rollout.group,
+                prompt_tokens=rollout.prompt_tokens,
+                max_response_tokens=settings.max_response_tokens,
+                max_turns=settings.max_turns,
+            )
+            self._lives[rollout_id] = _Life(load, rollout)
+
+    def run(self) -> TwinResult:
+        """Until every rollout has ended."""
+        shape = self.settings.shape
+        for name in self.names:
+            self.balancer.add_replica(
+                Registration(
+                    replica_id=name,
+                    kv_capacity_tokens=shape.kv_tokens,
+                    max_running=in_flight_limit(shape.max_running),
+                    block_tokens=shape.block_tokens,
+                    cost=self.settings.cost,
+                )
+            )
+        if self._history:
+            past = [cut(rollout, *self._limits) for rollout in self._history]
+            self.balancer.remember(
+                *self._limits,
+                [(r.group, float(r.generated_tokens), stop_reason(r, *self._limits).truncated) for r in past],
+                growth=sum(r.response_tokens for r in past) / sum(r.generated_tokens for r in past),
+            )
+        self.balancer.submit([life.load for life in self._lives.values()])
+        self._decide(0.0)
+        now = 0.0
+        left = len(self._lives)
+        while self._events:
+            at, _, index, version, rollout_id = heapq.heappop(self._events)
+            if index < 0:
+                self._arrive(at, rollout_id)
+                continue
+            engine = self.engines[index]
+            if engine.version != version:
+                continue
+            now = at
+            done = engine.advance()
+            self._schedule(index)
+            if done:
+                left -= self._turns_ended(at, index, done)
+        if left:
+            raise AssertionError(f"{left} rollouts never ended under {self.balancer.rule}")
+        return self._result(now)
+
+    # -- events ---------------------------------------------------------------------------------------------------
+    def _push(self, at_s: float, index: int, version: int, rollout_id: str) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (at_s, self._order, index, version, rollout_id))
+
+    def _schedule(self, index: int) -> None:
+        engine = self.engines[index]
+        if engine.next_event_s != float("inf"):
+            self._push(engine.next_event_s, index, engine.version, "")
+
+    def _arrive(self, now_s: float, rollout_id: str) -> None:
+        """A turn boundary, the tool's answer known: the rollout's next turn reaches its engine, or it leaves."""
+        life = self._lives[rollout_id]
+        fresh = life.turn > life.load.turn  # not told yet: it comes from its tool, not from an admission
+        if fresh and self._watch:
+            self._watch(Span(self.names[life.home], rollout_id, Activity.TOOL, life.since_s, now_s))
+        life.since_s = now_s
+        self._at_tools[life.home].pop(rollout_id, None)
+        if rollout_id in self._moving:
+            self._hand_back(now_s, life)
+            return
+        if fresh:  # gathered, as a worker does, and sent with what its engine reports next
+            self._reports[life.home].append(
+                TurnReport(
+                    rollout_id=rollout_id,
+                    context_tokens=life.context + life.answer,
+                    generated_tokens=life.generated,
+                    turn=life.turn,
+                )
+            )
+        self._submit(now_s, life)
+
+    def _submit(self, now_s: float, life: _Life) -> None:
+        seen = life.context if life.turn else 0
+        life.context += life.answer
+        life.answer = 0
+        request = Request(
+            life.load.rollout_id,
+            life.load.group_id,
+            life.load.prompt_tokens,
+            life.context,
+            life.rollout.turns[life.turn].completion_tokens,
+            seen,
+        )
+        engine = self.engines[life.home]
+        version = engine.version
+        engine.submit(now_s, request)
+        if engine.version != version:
+            self._schedule(life.home)
+
+    def _turns_ended(self, now_s: float, index: int, done: Sequence[Request]) -> int:
+        """Report them as a worker would, and act on what the balancer decides; returns how many rollouts ended."""
+        engine, name = self.engines[index], self.names[index]
+        ended = 0
+        for report in self._reports[index]:
+            self.balancer.turn_finished(name, report)
+        self._reports[index].clear()
+        for request in done:
+            life = self._lives[request.key]
+            self._record(life, request, name, now_s)
+            turn = life.rollout.turns[life.turn]
+            life.turn += 1
+            life.context = request.context
+            life.generated += turn.completion_tokens
+            if life.turn < len(life.rollout.turns):
+                life.answer = turn.tool_tokens
+                self._push(self._tool_end(now_s, life), -1, 0, request.key)
+                self._at_tools[index][request.key] = None
+                continue
+            ended += 1
+            self.balancer.finished(
+                name,
+                Finished(
+                    rollout_id=request.key,
+                    context_tokens=life.context,
+                    generated_tokens=life.generated,
+                    turn=life.turn,
+                    truncated=stop_reason(life.rollout, *self._limits).truncated,
+                ),
+            )
+        load = ReplicaLoad(
+            kv_used_tokens=engine.kv_used_tokens,
+            running=len(engine.running),
+            waiting=len(engine.waiting),
+            preemptions=engine.preemptions,
+            steps=engine.steps,
+            at_tools=tuple(self._at_tools[index]),
+        )
+        reason = self.balancer.replica_report(name, load)
+        assert reason is None, reason
+        self._decide(now_s)
+        return ended
+
+    def _record(self, life: _Life, request: Request, name: str, now_s: float) -> None:
+        if life.first_s < 0:
+            life.first_s = request.admitted_s
+        if self._watch:
+            if request.admitted_s > life.since_s:
+                self._watch(Span(name, request.key, Activity.QUEUED, life.since_s, request.admitted_s))
+            self._watch(Span(name, request.key, Activity.GENERATE, request.admitted_s, now_s))
+        life.since_s = now_s
+
+    def _tool_end(self, now_s: float, life: _Life) -> float:
+        seconds = life.rollout.turns[life.turn - 1].tool_seconds
+        if not self._tools_busy_until:
+            return now_s + seconds
+        start = max(now_s, heapq.heappop(self._tools_busy_until))
+        heapq.heappush(self._tools_busy_until, start + seconds)
+        return start + seconds
+
+    def _hand_back(self, now_s: float, life: _Life) -> None:
+        """A moved rollout leaves with its state, the tool's answer in it."""
+        load, name = life.load, self.names[life.home]
+        self._moving.discard(load.rollout_id)
+        self.engines[life.home].abort(load.rollout_id)
+        life.load = replace(
+            load,
+            context_tokens=life.context + life.answer,
+            generated_tokens=life.generated,
+            turn=life.turn,
+        )
+        self.balancer.returned(name, [life.load])
+        self._decide(now_s)
+
+    def _decide(self, now_s: float) -> None:
+        started = self._clock()
+        decisions = self.balancer.decide()
+        self._decide_s += self._clock() - started
+        self._decisions += len(decisions.admissions) + len(decisions.moves)
+        for admission in decisions.admissions:
+            life = self._lives[admission.rollout_id]
+            life.home = self._index[admission.replica_id]
+            self._push(now_s + self.settings.rpc_s, -1, 0, admission.rollout_id)
+        self._moving.update(move.rollout_id for move in decisions.moves)
+
+    def _result(self, makespan_s: float) -> TwinResult:
+        shape = self.settings.shape
+        bound = lower_bound(self.rollouts, replicas=self.settings.replicas, cost=self.settings.cost, shape=shape)
+        waits = sorted(life.first_s for life in self._lives.values())
+        area = sum(engine.kv_area for engine in self.engines)
+        snapshot = self.balancer.snapshot()
+        assert snapshot.finished == len(self._lives) and snapshot.waiting == snapshot.in_flight == 0
+        return TwinResult(
+            rule=self.balancer.rule,
+            makespan_s=makespan_s,
+            lower_bound_s=bound.lower_bound_s,
+            longest_rollout_s=bound.longest_rollout_s,
+            work_s=bound.work_s,
+            kv_area_s=bound.kv_area_s,
+            rollouts=len(self._lives),
+            generated_tokens=sum(rollout.generated_tokens for rollout in self.rollouts),
+            recomputed_tokens=sum(engine.recomputed_tokens for engine in self.engines),
+            preemptions=sum(engine.preemptions for engine in self.engines),
+            moves=snapshot.moves,
+            kv_utilisation=area / (makespan_s * len(self.engines) * self.engines[0].capacity),
+            wait_s_p50=waits[len(waits) // 2],
+            wait_s_p99=waits[len(waits) * 99 // 100],
+            decisions=self._decisions,
+            decisions_per_s=self._decisions / self._decide_s if self._decide_s else 0.0,
+        )
+
+
+def limits_of(rollouts: Sequence[TraceRollout]) -> tuple[int, int]:
+    """Budgets to assume for a trace that comes without: its longest response, and its most turns."""
+    return max(rollout.response_tokens for rollout in rollouts), max(len(rollout.turns) for rollout in rollouts)

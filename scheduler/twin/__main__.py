@@ -1,3 +1,0 @@
-from scheduler.twin.command_line import main
-
-main()
