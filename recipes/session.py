@@ -442,6 +442,6 @@ async def _evaluate(
     try:
         with stop.handled():
             await actors.start(learner=False)
-            await actors.health.watchdog.guard(evaluate())
+            await actors.watch.guard(evaluate())
     finally:
         await actors.close()

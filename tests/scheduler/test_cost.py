@@ -45,5 +45,5 @@ def test_a_file_of_costs_is_refused_with_its_field_and_the_mend(
     trace.write_text('{"group": "a", "prompt_tokens": 4, "turns": [{"completion_tokens": 9, "tool_tokens": 0, '
                      '"tool_seconds": 0}]}\n')  # fmt: skip
     monkeypatch.setattr("sys.argv", ["scheduler.simulator", "--trace", str(trace), "--cost", str(path)])
-    with pytest.raises(SystemExit, match=r"^scheduler\.twin: "):
+    with pytest.raises(SystemExit, match=r"^scheduler\.simulator: "):
         command_line.main()
