@@ -1,1 +1,1 @@
-"""One run each: what differs, the wiring, and main()."""
+"""Pages that a user runs and reads. The application behind them is in actors/launch and actors/talk."""

@@ -12,10 +12,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recipes.stop import SIGNALS
+from actors.launch.stop_signals import SIGNALS
 
 MEANT = (0, 2, 130)
-"""Statuses of a run that has ended, was refused, or was stopped by a person (`recipes.ending`)."""
+"""Statuses of a run that has ended, was refused, or was stopped by a person (`actors.launch.exit_status`)."""
 SOON_S = 600.0
 MOST_SOON = 5
 """Deaths in a row, each so soon after its start, until it is left dead."""

@@ -11,9 +11,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from recipes.ending import status_of
-from recipes.listen import given_token
-from recipes.talker import TalkConfig, Talker, own_talker, server_talker
+from actors.launch.exit_status import status_of
+from actors.talk.http_listener import given_token
+from actors.talk.talker import TalkConfig, Talker, own_talker, server_talker
 from rstar_ray.agent.talk import Message
 from rstar_ray.config import ChatConfig
 from rstar_ray.config.options import options_of

@@ -3,8 +3,8 @@
 python recipes/evaluate.py --model runs/mine/checkpoints/stage1-step-000034/model --evaluate.files aime2024.jsonl
 """
 
-from recipes.recipe import Recipe
 from rstar_ray.config import EvaluationConfig, RunConfig
+from rstar_ray.config.recipe import Recipe
 
 PAPER = RunConfig(
     stage="evaluate",
@@ -14,6 +14,6 @@ TINY = {"evaluate.max_response_tokens": 512, "evaluate.max_turns": 6}
 EVALUATE = Recipe(paper=PAPER, tiny=TINY)
 
 if __name__ == "__main__":
-    from recipes.session import launch_evaluation
+    from actors.launch.run import launch_evaluation
 
     launch_evaluation(EVALUATE)

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from recipes.command_line import chosen, given
-from recipes.scales import MACHINES, SCALES, at_scale
+from actors.launch.command_line import chosen, given
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.algorithm.state_bytes import gradient_bytes, state_bytes
 from rstar_ray.config import with_values
 from rstar_ray.config.options import options_of
+from rstar_ray.config.scales import MACHINES, SCALES, at_scale
 from rstar_ray.errors import ConfigError
 from scheduler.planner.capacity import (
     GB,
@@ -158,7 +158,7 @@ def of_scale(scale: str) -> PlanConfig:
 
 def show_dry_run(config: PlanConfig) -> int:
     """Exit status: 0 all sit where they should, 1 they do not; raises `ConfigError` where they cannot."""
-    from recipes.dry_run import dry_run, problems, told
+    from actors.launch.placement_dry_run import dry_run, problems, told
 
     machines = MACHINES[config.scale]
     machines = dataclasses.replace(machines, nodes=config.nodes or machines.nodes)

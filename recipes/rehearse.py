@@ -18,14 +18,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recipes.command_line import parse
-from recipes.ending import status_of
-from recipes.model import checked_chat, refuse_beyond_context, refuse_uneven_split, start_folder, with_local_model
-from recipes.recipe import Recipe
-from recipes.scales import MACHINES
-from recipes.session import brought, run, run_path, say
+from actors.launch.command_line import parse
+from actors.launch.exit_status import status_of
+from actors.launch.run import brought, run, run_path, say
+from actors.launch.start_model import (
+    checked_chat,
+    refuse_beyond_context,
+    refuse_uneven_split,
+    start_folder,
+    with_local_model,
+)
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
+from rstar_ray.config.recipe import Recipe
+from rstar_ray.config.scales import MACHINES
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir

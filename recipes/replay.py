@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipes.connect import connect
-from recipes.ending import status_of
-from recipes.model import start_model
+from actors.launch.exit_status import status_of
+from actors.launch.ray_connection import connect
+from actors.launch.start_model import start_model
 from rstar_ray.errors import ConfigError
 from rstar_ray.replay_update import Compared, RecordedStep, recorded_step, repeat_update, repeatable, rows_of
 

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recipes.ending import status_of
-from recipes.recipe import Recipe
-from recipes.scales import TINY, at_scale
-from recipes.session import run, run_path, say
+from actors.launch.exit_status import status_of
+from actors.launch.run import run, run_path, say
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, TinyConfig, with_values
 from rstar_ray.config.checks import at_least, at_most
 from rstar_ray.config.options import options_of
+from rstar_ray.config.recipe import Recipe
 from rstar_ray.config.run import MOST_SEED
+from rstar_ray.config.scales import TINY, at_scale
 from rstar_ray.report.experiment import Arm, write_experiment
 from rstar_ray.run_dir.folder import RunDir
 

@@ -20,9 +20,9 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from recipes.ending import status_of
-from recipes.listen import given_token, listening, refuse_port, refuse_taken, until_interrupted
-from recipes.talker import TalkConfig, Talker, own_talker
+from actors.launch.exit_status import status_of
+from actors.talk.http_listener import given_token, listening, refuse_port, refuse_taken, until_interrupted
+from actors.talk.talker import TalkConfig, Talker, own_talker
 from rstar_ray.agent.talk import Heard
 from rstar_ray.config.options import options_of
 from rstar_ray.config.rollout import MAX_TEMPERATURE

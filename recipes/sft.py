@@ -3,8 +3,8 @@
 python recipes/sft.py --run-dir runs/mine --sft.steps 100
 """
 
-from recipes.recipe import Recipe
 from rstar_ray.config import CheckpointConfig, RunConfig, SftConfig
+from rstar_ray.config.recipe import Recipe
 
 PAPER = RunConfig(
     stage="sft",
@@ -15,6 +15,6 @@ TINY = {"checkpoint.every_steps": 100}
 SFT = Recipe(paper=PAPER, tiny=TINY)
 
 if __name__ == "__main__":
-    from recipes.session import launch
+    from actors.launch.run import launch
 
     launch([SFT])

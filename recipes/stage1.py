@@ -3,9 +3,9 @@
 python recipes/stage1.py --algorithm.resample none --seed 1
 """
 
-from recipes.recipe import Recipe
 from recipes.sft import SFT
 from rstar_ray.config import RolloutConfig, RunConfig
+from rstar_ray.config.recipe import Recipe
 
 PAPER = RunConfig(
     stage="stage1",
@@ -17,6 +17,6 @@ TINY = {"steps": 40, "rollout.max_response_tokens": 88, "rollout.max_turns": 3, 
 STAGE_1 = Recipe(paper=PAPER, tiny=TINY)
 
 if __name__ == "__main__":
-    from recipes.session import launch
+    from actors.launch.run import launch
 
     launch([STAGE_1], sft=SFT)

@@ -3,9 +3,9 @@
 python recipes/stage2.py --run-dir runs/mine --balancer.rule worst_case
 """
 
-from recipes.recipe import Recipe
 from recipes.sft import SFT
 from rstar_ray.config import AlgorithmConfig, RolloutConfig, RunConfig
+from rstar_ray.config.recipe import Recipe
 
 PAPER = RunConfig(
     stage="stage2",
@@ -17,6 +17,6 @@ TINY = {"steps": 30, "rollout.max_response_tokens": 256, "rollout.max_turns": 3,
 STAGE_2 = Recipe(paper=PAPER, tiny=TINY)
 
 if __name__ == "__main__":
-    from recipes.session import launch
+    from actors.launch.run import launch
 
     launch([STAGE_2], sft=SFT)

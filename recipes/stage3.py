@@ -3,9 +3,9 @@
 python recipes/stage3.py --run-dir runs/mine --checkpoint.every-steps 5
 """
 
-from recipes.recipe import Recipe
 from recipes.sft import SFT
 from rstar_ray.config import AlgorithmConfig, RolloutConfig, RunConfig
+from rstar_ray.config.recipe import Recipe
 
 PAPER = RunConfig(
     stage="stage3",
@@ -25,6 +25,6 @@ TINY = {
 STAGE_3 = Recipe(paper=PAPER, tiny=TINY)
 
 if __name__ == "__main__":
-    from recipes.session import launch
+    from actors.launch.run import launch
 
     launch([STAGE_3], sft=SFT)

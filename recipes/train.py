@@ -9,6 +9,6 @@ from recipes.stage2 import STAGE_2
 from recipes.stage3 import STAGE_3
 
 if __name__ == "__main__":
-    from recipes.session import launch
+    from actors.launch.run import launch
 
     launch([SFT, STAGE_1, STAGE_2, STAGE_3])

@@ -20,8 +20,8 @@ from typing import Annotated
 import tyro
 from aiohttp import web
 
-from recipes.ending import status_of
-from recipes.listen import given_token, listening, refuse_port, until_interrupted
+from actors.launch.exit_status import status_of
+from actors.talk.http_listener import given_token, listening, refuse_port, until_interrupted
 from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError
 from rstar_ray.report.live import LiveRun

@@ -19,10 +19,10 @@ from actors.cluster.placement import (
     refuse_misfit,
     sending_ranks,
 )
-from recipes.scales import at_scale
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.config.gpus import weight_way
+from rstar_ray.config.scales import at_scale
 from rstar_ray.errors import ConfigError
 
 MI300X_NODE = {"GPU": 8.0, "CPU": 96.0, "memory": 1e12, "node:10.0.0.1": 1.0}

@@ -29,8 +29,8 @@ print("submitted", JobSubmissionClient(f"http://{sys.argv[1]}").submit_job(entry
 AS_A_RECIPE = """
 import os, sys
 os.environ["RAY_ADDRESS"] = sys.argv[1]
-from recipes.connect import connect
-from recipes.ending import status_of
+from actors.launch.ray_connection import connect
+from actors.launch.exit_status import status_of
 sys.exit(status_of(connect))
 """
 

@@ -14,16 +14,16 @@ import pytest_asyncio
 import ray
 from ray.experimental import get_object_locations
 
+from actors.launch.ray_connection import connect
 from actors.remote import Remote
 from actors.system import TrainingActors
 from actors.tool_client import Tools
 from actors.tool_host import ToolHostActor
-from recipes.connect import connect
-from recipes.scales import at_scale
 from recipes.stage1 import STAGE_1
 from rstar_ray.agent.rollout import RolloutState, ToolCall
 from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import with_values
+from rstar_ray.config.scales import at_scale
 from rstar_ray.outcome import Outcome
 from rstar_ray.rollouts import FinishedRollout, rollout_requests
 from rstar_ray.tiny.tiny_model import make_tiny_model

@@ -42,7 +42,7 @@ def timed(what: str, work: Callable[..., Any], *, awaited: bool = False) -> Call
 def main() -> None:
     import rstar_ray.stages as stages
     from actors.health.watchdog import Watch
-    from recipes.session import launch
+    from actors.launch.run import launch
     from recipes.stage1 import STAGE_1
     from rstar_ray.checkpointing import Saving
 

@@ -6,8 +6,8 @@ if __name__ == "__main__":
     from tests.chaos import seams
 
     seams.in_driver()
+    from actors.launch.run import launch, launch_evaluation
     from recipes.evaluate import EVALUATE
-    from recipes.session import launch, launch_evaluation
     from recipes.stage1 import STAGE_1
 
     if sys.argv[1] == "evaluate":

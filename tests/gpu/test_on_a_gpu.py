@@ -17,8 +17,8 @@ from actors.generation.engine import Engine
 from actors.learner.served import ServedWeights
 from actors.weights.buckets import checksum
 from actors.weights.tensors import TensorBucket
-from recipes.scales import local_resources
 from rstar_ray.algorithm.state_bytes import rank_bytes
+from rstar_ray.config.scales import local_resources
 from rstar_ray.trajectory import MODELS_OWN, Completion
 from scheduler.planner.capacity import GB, logits_gb
 from tests import derived

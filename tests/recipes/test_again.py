@@ -14,7 +14,7 @@ from recipes.again import Life, main
 COUNTS = "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.write_text((p.read_text() if p.exists() else '') + 'x')"
 SAVES = f"""
 import asyncio
-from recipes.stop import StopSignals, grace_of_run
+from actors.launch.stop_signals import StopSignals, grace_of_run
 async def run():
     stop = StopSignals(grace_of_run(60), print)
     with stop.handled():

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from recipes.as_before import asked_otherwise
-from recipes.command_line import parse
+from actors.launch.changed_settings import asked_otherwise
+from actors.launch.command_line import parse
+from actors.launch.run import launch_evaluation, run
+from actors.talk.talker import TalkConfig, own_talker
 from recipes.evaluate import EVALUATE
-from recipes.session import launch_evaluation, run
 from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
-from recipes.talker import TalkConfig, own_talker
 from rstar_ray.config import RunConfig
 from rstar_ray.errors import RStarError
 from rstar_ray.run_dir.folder import RunDir
@@ -68,7 +68,7 @@ def test_it_is_told_before_anything_starts(
     def connected() -> None:
         raise Enough("that will do")
 
-    monkeypatch.setattr("recipes.session.connect", connected)
+    monkeypatch.setattr("actors.launch.run.connect", connected)
     trained(tmp_path / "run", *TINY, "--chat.before", "Calc:")
     options = [*TINY, "--run-dir", str(tmp_path / "run"), "--rollout.instruct"]
     if what == "the next stage":

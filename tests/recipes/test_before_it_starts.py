@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from recipes.command_line import parse
-from recipes.data import training_problems
+from actors.launch.command_line import parse
+from actors.launch.datasets import training_problems
+from actors.launch.run import brought, launch, launch_evaluation, run
 from recipes.evaluate import EVALUATE
-from recipes.session import brought, launch, launch_evaluation, run
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import may_change
@@ -35,7 +35,7 @@ def goes_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     def connected() -> None:
         raise Enough("that will do")
 
-    monkeypatch.setattr("recipes.session.connect", connected)
+    monkeypatch.setattr("actors.launch.run.connect", connected)
 
 
 def rows(path: Path, all_rows: Sequence[Any]) -> Path:

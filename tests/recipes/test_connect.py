@@ -7,7 +7,7 @@ import pytest
 import ray
 from ray.exceptions import AuthenticationError
 
-from recipes import connect
+from actors.launch import ray_connection as connect
 from rstar_ray.errors import ConfigError, RStarError
 
 

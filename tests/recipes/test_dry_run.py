@@ -7,11 +7,11 @@ import pytest
 
 from actors.cluster.bundles import Seat
 from actors.cluster.placement import plan_layout
-from recipes.dry_run import Seating, dry_run, problems, table, told
+from actors.launch.placement_dry_run import Seating, dry_run, problems, table, told
 from recipes.plan import PlanConfig, of_scale, parsed, plan
-from recipes.scales import MACHINES, Machines, at_scale
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
+from rstar_ray.config.scales import MACHINES, Machines, at_scale
 from rstar_ray.errors import ConfigError
 
 TWO_BY_TWO = Machines(nodes=2, gpus=2, cpus=16)

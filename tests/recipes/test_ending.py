@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from recipes.ending import status_of
+from actors.launch.exit_status import status_of
 from rstar_ray.errors import ConfigError, LearnerError
 
 
@@ -60,7 +60,7 @@ def test_a_fault_of_ours_keeps_its_traceback(fault: Exception):
 
 SERVES = """
 import asyncio
-from recipes.listen import until_interrupted
+from actors.talk.http_listener import until_interrupted
 
 async def serve():
     waiting = asyncio.ensure_future(until_interrupted())

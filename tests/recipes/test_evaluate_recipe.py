@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from actors.health.watchdog import Watch
-from recipes import session
+from actors.launch import run as session
+from actors.launch.run import launch_evaluation
 from recipes.evaluate import EVALUATE
-from recipes.session import launch_evaluation
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.evaluation.request_digest import brought_along
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from recipes.command_line import parse
+from actors.launch.command_line import parse
+from actors.launch.run import tools_of
+from actors.talk.talk_tools import specs_of
+from actors.talk.talker import chat_in
 from recipes.evaluate import EVALUATE
-from recipes.recipe import Recipe
-from recipes.session import tools_of
 from recipes.stage1 import STAGE_1
-from recipes.talk_tools import specs_of
-from recipes.talker import chat_in
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig, RewardConfig, ToolsConfig
+from rstar_ray.config.recipe import Recipe
 from rstar_ray.errors import ConfigError
 from rstar_ray.reward.judge import make_judge
 from rstar_ray.trajectory import Completion, Problem, ToolCall

@@ -26,10 +26,10 @@ import psutil
 import pytest
 from aiohttp.test_utils import TestServer
 
+from actors.talk.talker import OwnTalker, TalkConfig, Talker, chat_in, own_talker, server_talker
 from examples.real_shaped import TEN_MILLION, TOOLS, Shape, write_all
 from recipes.prepare import main as prepare
 from recipes.serve import ServeOptions, Server
-from recipes.talker import OwnTalker, TalkConfig, Talker, chat_in, own_talker, server_talker
 from rstar_ray.chat.instructions import opened, system_text
 from rstar_ray.config import ChatConfig, ToolsConfig
 from rstar_ray.run_dir.durable import read_json, read_rows
@@ -40,7 +40,9 @@ pytestmark = [pytest.mark.real, pytest.mark.journey]
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE_S = 900
 """Of one command, on a machine that has other things to do; alone each takes a small part of it."""
-SFT_AND_STAGE_1 = "from recipes.session import launch; from recipes.sft import SFT; from recipes.stage1 import STAGE_1"
+SFT_AND_STAGE_1 = (
+    "from actors.launch.run import launch; from recipes.sft import SFT; from recipes.stage1 import STAGE_1"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

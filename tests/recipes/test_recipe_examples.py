@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from recipes.command_line import parse
+from actors.launch.command_line import parse
 from recipes.evaluate import EVALUATE
 from recipes.plan import parsed
-from recipes.recipe import Recipe
 from recipes.rehearse import REHEARSAL
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
 from recipes.stage3 import STAGE_3
+from rstar_ray.config.recipe import Recipe
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = [*(REPOSITORY / "recipes").glob("*.py"), REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]

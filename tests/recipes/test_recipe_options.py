@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from recipes import session
+from actors.launch import run as session
+from actors.launch.command_line import parse
+from actors.launch.datasets import problem_sets, training_problems
+from actors.launch.run import launch, launch_evaluation, run, run_path, tools_of, with_sft_before
+from actors.launch.start_model import model_context_tokens
 from recipes.chat import main as chat
-from recipes.command_line import parse
-from recipes.data import problem_sets, training_problems
 from recipes.evaluate import EVALUATE
-from recipes.model import model_context_tokens
 from recipes.prepare import main as prepare
-from recipes.recipe import Recipe
-from recipes.scales import SCALES, at_scale, detect_scale
 from recipes.serve import main as serve
-from recipes.session import launch, launch_evaluation, run, run_path, tools_of, with_sft_before
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from recipes.stage2 import STAGE_2
@@ -29,6 +27,8 @@ from rstar_ray.algorithm.advantage import rewards_differ
 from rstar_ray.chat.__main__ import main as show_chat
 from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import RunConfig, idle, leaves, may_change, with_values
+from rstar_ray.config.recipe import Recipe
+from rstar_ray.config.scales import SCALES, at_scale, detect_scale
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.rollouts import FinishedRollout, TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
@@ -290,7 +290,7 @@ def test_a_second_run_is_refused_before_ray_starts_whatever_the_first_is_at(
         raise RStarError("that will do")
 
     found: list[str] = []
-    monkeypatch.setattr("recipes.session.connect", connected)
+    monkeypatch.setattr("actors.launch.run.connect", connected)
     with pytest.raises(RStarError, match="that will do"):
         run(parse([SFT], [*TINY, "--run-dir", str(tmp_path / "run")]))
     assert f"in use by process {os.getpid()}" in found[0]
@@ -312,7 +312,7 @@ def context_refusal(run_dir: Path, *options: str) -> str:
 def test_a_mixture_of_experts_is_refused_before_anything_starts(
     stage: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("recipes.session.connect", lambda: pytest.fail("Ray was started"))
+    monkeypatch.setattr("actors.launch.run.connect", lambda: pytest.fail("Ray was started"))
     model = model_folder(tmp_path / "model", n_routed_experts=256, max_position_embeddings=32_768)
     with pytest.raises(ConfigError, match=r"^--model: .*mixture of experts \(n_routed_experts is 256\)"):
         run(parse([stage], [*TINY, "--run-dir", str(tmp_path / "run"), "--model", str(model)]))
@@ -417,7 +417,7 @@ def test_a_stage_at_a_larger_scale_asks_for_its_policy(tmp_path: Path):
 def test_help_and_refusals_load_no_framework():
     """They take seconds of CPU, and nothing is trained or served yet."""
     heavy = ("torch", "transformers", "vllm", "deepspeed", "ray")
-    code = f"import recipes.session, sys; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import actors.launch.run, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -449,7 +449,7 @@ def test_a_scale_for_gpus_is_refused_on_a_machine_without_one_before_anything_el
     capsys: pytest.CaptureFixture[str],
 ):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("recipes.scales.local_resources", lambda: {"GPU": 0.0})
+    monkeypatch.setattr("rstar_ray.config.scales.local_resources", lambda: {"GPU": 0.0})
     with pytest.raises(SystemExit, match="2"):
         command(["--scale", "gpu", "--run-dir", str(tmp_path / "run")])  # no model and no problems, either
     assert "error: --scale: gpu needs a GPU, and this machine has none" in capsys.readouterr().err

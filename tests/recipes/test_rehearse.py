@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from recipes.rehearse import REHEARSAL, random_model, rehearse
-from recipes.scales import MACHINES, at_scale
 from rstar_ray.config import RunConfig, with_values
+from rstar_ray.config.scales import MACHINES, at_scale
 from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.tiny_model import make_random_model
 from scheduler.planner.capacity import QWEN3_14B, ModelShape

@@ -13,12 +13,12 @@ import ray
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from actors.talk import talker
+from actors.talk.talk_tools import AnswerTools, TalkTools, begun, talk_tools
+from actors.talk.talker import TalkConfig, server_talker
 from recipes import serve as serve_recipe
-from recipes import talker
 from recipes.chat import ChatOptions, Screen, converse
 from recipes.serve import ServeOptions, Server
-from recipes.talk_tools import AnswerTools, TalkTools, begun, talk_tools
-from recipes.talker import TalkConfig, server_talker
 from rstar_ray.agent.talk import Heard, Message, as_written
 from rstar_ray.chat.instructions import instructions
 from rstar_ray.config import ChatConfig, ToolsConfig

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes import model
-from recipes.model import start_model
+from actors.launch import start_model as model
+from actors.launch.start_model import start_model
 from tests import derived
 
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-import recipes.stop
-from recipes.stop import GRACE_OF_EVALUATION, SIGNALS, StopSignals, grace_of_run
+import actors.launch.stop_signals
+from actors.launch.stop_signals import GRACE_OF_EVALUATION, SIGNALS, StopSignals, grace_of_run
 from rstar_ray.errors import Stopped
 
 
@@ -35,7 +35,7 @@ async def test_the_second_signal_ends_at_once():
 
 
 async def test_the_same_signal_again_and_a_moment_later_ends_at_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(recipes.stop, "ECHO_S", 0.05)
+    monkeypatch.setattr(actors.launch.stop_signals, "ECHO_S", 0.05)
     stop = StopSignals(grace_of_run(60), print)
     with pytest.raises(Stopped, match="in the middle of a step"), stop.handled():
         os.kill(os.getpid(), signal.SIGTERM)
@@ -48,7 +48,7 @@ async def test_the_same_signal_again_and_a_moment_later_ends_at_once(monkeypatch
 async def test_a_signal_that_is_also_handed_on_is_one_even_where_the_loop_is_busy_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(recipes.stop, "ECHO_S", 1.0)
+    monkeypatch.setattr(actors.launch.stop_signals, "ECHO_S", 1.0)
     shown: list[str] = []
     stop = StopSignals(grace_of_run(60), shown.append)
     with stop.handled():
@@ -62,7 +62,7 @@ async def test_a_signal_that_is_also_handed_on_is_one_even_where_the_loop_is_bus
 
 
 async def test_one_that_is_handed_on_to_what_closes_already_does_not_kill_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(recipes.stop, "ECHO_S", 1.0)
+    monkeypatch.setattr(actors.launch.stop_signals, "ECHO_S", 1.0)
     with pytest.raises(Stopped), StopSignals(GRACE_OF_EVALUATION, print).handled():
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(10)

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.real
 REPOSITORY = Path(__file__).resolve().parents[2]
 JOB = """
 import asyncio, sys
-from recipes.ending import status_of
-from recipes.stop import StopSignals, grace_of_run
+from actors.launch.exit_status import status_of
+from actors.launch.stop_signals import StopSignals, grace_of_run
 
 async def run():
     stop = StopSignals(grace_of_run(60), lambda line: print(line, flush=True))

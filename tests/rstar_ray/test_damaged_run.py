@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from actors.launch.exit_status import status_of
 from recipes import replay
-from recipes.ending import status_of
 from rstar_ray.analysis.__main__ import main as analyse
 from rstar_ray.report.__main__ import main as report
 from rstar_ray.report.live import LiveRun

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from recipes import checkpoints as shown
-from recipes.scales import at_scale
+from actors.launch import checkpoint_space as shown
 from recipes.stage1 import STAGE_1
+from rstar_ray.config.scales import at_scale
 from rstar_ray.errors import ConfigError
 from scheduler.planner.capacity import QWEN3_14B
 from scheduler.planner.checkpoint_cost import plan_checkpoint

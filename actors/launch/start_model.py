@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from actors.generation.vllm_calls import VllmCalls
-from recipes.data import refuse_without_tiny
+from actors.launch.datasets import refuse_without_tiny
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.load_chat import configured_chat, load_chat
 from rstar_ray.chat.template import TokenizerChat

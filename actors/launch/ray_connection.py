@@ -7,14 +7,14 @@ from uuid import uuid4
 
 from actors.cluster.auth import MODE_VARIABLE, PATH_VARIABLE, TOKEN_VARIABLE, default_token_path, shut_door
 from actors.cluster.gpu_environment import accelerator, gpu_environment, missing
-from recipes.scales import local_resources
+from rstar_ray.config.scales import local_resources
 from rstar_ray.errors import ConfigError, RStarError
 
 SLOW_START = "timed out during startup"
 """What Ray says where its own deadline for a node's start, which cannot be set, was too short for a busy machine."""
 NOT_LET_IN = "authenticat"
 """What is said, in some case, by each error that Ray has for a token that is not the cluster's, or by its cause."""
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
 def connect() -> None:

@@ -13,10 +13,9 @@ import aiohttp
 from aiohttp.http import HttpProcessingError
 
 from actors.generation.vllm_calls import VllmCalls
-from recipes.as_before import asked_otherwise
-from recipes.model import model_context_tokens
-from recipes.scales import at_scale, detect_scale, local_resources
-from recipes.talk_tools import AnswerTools, TalkTools, begun, specs_of, talk_tools
+from actors.launch.changed_settings import asked_otherwise
+from actors.launch.start_model import model_context_tokens
+from actors.talk.talk_tools import AnswerTools, TalkTools, begun, specs_of, talk_tools
 from rstar_ray.agent.rollout import answer_calls
 from rstar_ray.agent.talk import Heard, Message, TalkLimits, as_written, talk
 from rstar_ray.chat.chat_profile import THOUGHTS
@@ -30,6 +29,7 @@ from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.config import ChatConfig, EvaluationConfig, RunConfig, ToolsConfig, with_values
 from rstar_ray.config.rollout import MAX_TEMPERATURE
+from rstar_ray.config.scales import at_scale, detect_scale, local_resources
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.tiny.tokenizer import CHAT_TEMPLATE
 from rstar_ray.tools.spec import ToolSpec

@@ -12,8 +12,8 @@ from typing import Any
 
 from actors.cluster.bundles import Seat, executor_nodes, in_order, nodes_in_order, on_node, seats_of, stand_ins
 from actors.cluster.placement import Layout, fitted, place, plan_layout, refuse_misfit
-from recipes.scales import Machines
 from rstar_ray.config import RunConfig
+from rstar_ray.config.scales import Machines
 
 OBJECT_STORE_BYTES = 80 * 2**20
 """Of each fake node; the least that Ray takes."""

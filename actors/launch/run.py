@@ -11,11 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recipes.as_before import asked_otherwise
-from recipes.checkpoints import checkpoint_lines
-from recipes.command_line import given, parse
-from recipes.connect import connect
-from recipes.data import (
+from actors.launch.changed_settings import asked_otherwise
+from actors.launch.checkpoint_space import checkpoint_lines
+from actors.launch.command_line import given, parse
+from actors.launch.datasets import (
     heldout_problems,
     problem_sets,
     sft_examples,
@@ -25,8 +24,9 @@ from recipes.data import (
     that_fit,
     training_problems,
 )
-from recipes.ending import status_of
-from recipes.model import (
+from actors.launch.exit_status import status_of
+from actors.launch.ray_connection import connect
+from actors.launch.start_model import (
     checked_chat,
     refuse_beyond_context,
     refuse_uneven_split,
@@ -34,11 +34,11 @@ from recipes.model import (
     start_model,
     with_local_model,
 )
-from recipes.recipe import Recipe
-from recipes.scales import at_scale, refuse_without_gpu
-from recipes.stop import GRACE_OF_EVALUATION, StopSignals, grace_of_run
+from actors.launch.stop_signals import GRACE_OF_EVALUATION, StopSignals, grace_of_run
 from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import RunConfig, differences, idle, may_change, own_rewards, with_values
+from rstar_ray.config.recipe import Recipe
+from rstar_ray.config.scales import at_scale, refuse_without_gpu
 from rstar_ray.data.order import digest_of_problems, digest_of_rows
 from rstar_ray.data.sft_plan import SftPlan
 from rstar_ray.errors import ConfigError

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from recipes.connect import connect
-from recipes.protocols import PROTOCOLS
-from recipes.recipe import Recipe
-from recipes.scales import SCALES, at_scale, detect_scale, local_resources
+from actors.launch.ray_connection import connect
 from rstar_ray.config import Condition, RunConfig, idle, with_values
 from rstar_ray.config.options import options_of, spelled
+from rstar_ray.config.protocols import PROTOCOLS
+from rstar_ray.config.recipe import Recipe
+from rstar_ray.config.scales import SCALES, at_scale, detect_scale, local_resources
 from rstar_ray.errors import ConfigError
 from rstar_ray.stages import STAGES
 

@@ -70,8 +70,8 @@ def _hosts(config: ToolsConfig, specs: Sequence[ToolSpec], folder: str) -> Gener
     """Handles by entry."""
     import ray
 
+    from actors.launch.ray_connection import connect
     from actors.tool_host import host_names, start_hosts
-    from recipes.connect import connect
 
     connect()
     try:
