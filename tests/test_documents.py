@@ -33,18 +33,6 @@ def test_every_row_of_the_table_of_places_names_a_file():
     assert all(NAMED.search(row) for row in rows[1:])
 
 
-STANDARD = ("eps_low", "eps_high", "KL", "TIS", "IcePop", "GAE", "top_p", "max_turns", "temperature")
-"""What people who come from elsewhere search for."""
-
-
-@pytest.mark.parametrize("word", STANDARD)
-def test_a_standard_name_leads_to_its_setting_or_to_why_there_is_none(word: str):
-    found = re.compile(rf"(?<![A-Za-z]){word}(?![A-Za-z])", re.IGNORECASE)
-    settings = [path.read_text() for path in (REPOSITORY / "rstar_ray" / "config").glob("*.py")]
-    assert any(found.search(text) for text in settings), "as --help shows it"
-    assert found.search((REPOSITORY / "CONTRIBUTING.md").read_text())
-
-
 def rooms() -> set[str]:
     """Every folder of the project that holds what runs, and the rooms inside it."""
     tops = [REPOSITORY / room for room in ROOMS if room not in ("tests", "docs")]
@@ -90,12 +78,6 @@ def test_modules_and_recipes_that_a_page_runs_exist(page: Path):
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
     for recipe in set(re.findall(r"\brecipes/\w+\.py", text)):
         assert (REPOSITORY / recipe).exists(), recipe
-
-
-def test_tests_that_need_a_gpu_are_spoken_of_where_there_are_some():
-    tests = "".join(path.read_text() for path in (REPOSITORY / "tests").rglob("test_*.py"))
-    claim = re.compile(r"marked `gpu`|`gpu` tests|skipped without (?:one|a GPU)")
-    assert "mark." + "gpu" in tests or not [page.name for page in PAGES if claim.search(page.read_text())]
 
 
 def test_every_claim_about_the_sandbox_names_tests_that_exist():
@@ -161,13 +143,6 @@ def test_every_line_that_the_page_on_troubles_quotes_is_one_that_the_program_pri
         line = re.sub(r"^(--run-dir|run_dir|cluster|placement|port \.\.\.): ", "", quoted)  # the option, said apart
         pieces = [re.escape(piece.strip()) for piece in line.split("...") if piece.strip(" :()")]
         assert any(re.search(".*".join(pieces), text, re.DOTALL) for text in texts), quoted
-
-
-def test_there_is_a_page_for_what_a_person_comes_for_and_the_readme_leads_there():
-    wanted = {"first-run", "own", "gpu", "watching", "metrics", "security", "troubleshooting", "sandbox", "scheduler"}
-    assert wanted <= {page.stem for page in (REPOSITORY / "docs").glob("*.md")}
-    readme = (REPOSITORY / "README.md").read_text()
-    assert {name for name in wanted if f"(docs/{name}.md" not in readme} == set()
 
 
 def test_every_page_has_its_place_in_the_site_and_links_lead_there():

@@ -11,9 +11,8 @@ from torch.distributions import Categorical
 
 from rstar_ray.analysis.__main__ import main
 from rstar_ray.analysis.measure import Entropies
-from rstar_ray.analysis.read_run import sampled_turns, whole
-from rstar_ray.analysis.report import Checkpoint, markdown_analysis, reflection_example
-from rstar_ray.analysis.zones import SampledTurn, Zone, count_zones, zones
+from rstar_ray.analysis.read_run import sampled_turns
+from rstar_ray.analysis.zones import SampledTurn, Zone
 from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax
 from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.folder import RunDir
@@ -35,26 +34,10 @@ def turn(count: int, told: Outcome | None, *, call: int = 0, answer: int = 0) ->
 
 
 WORDS = ["<tool_call>", "print(a)", "</tool_call>", "<", "answer>", "7", "</answer>", "so"]
-ROW = {
-    "problem": "2 + 5?", "reward": 1.0, "prompt_ids": [7, 7],
-    "turns": [
-        {"completion_ids": [7, 0, 1, 2], "tool_ids": [7], "outcomes": ["ok", "timeout"]},
-        {"completion_ids": [7, 3, 4, 5, 6], "tool_ids": [], "outcomes": []},
-    ],
-}  # fmt: skip
 
 
 def pieces(ids: list[int]) -> list[str]:
     return [WORDS[token_id] for token_id in ids]
-
-
-def test_recorded_turns_are_read_with_their_calls_and_answers():
-    first, second = sampled_turns(ROW, pieces)
-    assert (first.told, first.in_call, first.in_answer) == (None, (False, False, True, False), (False,) * 4)
-    assert second.told is Outcome.TIMEOUT and second.in_answer == (False, False, False, True, False)
-    ids, sampled = whole(ROW)
-    assert ids == [7, 7, 7, 0, 1, 2, 7, 7, 3, 4, 5, 6]
-    assert sampled == [False] * 2 + [True] * 4 + [False] + [True] * 5
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 1_000])
@@ -91,15 +74,6 @@ def assert_zone(text: str, inside: str, outside: str, texts: list[str], flags: S
         position += len(piece)
 
 
-def test_two_calls_of_a_turn_are_two_zones_and_prose_between_them_is_none():
-    text = "a<tool_call>1</tool_call>b<tool_call>2"
-    row = {"turns": [{"completion_ids": list(range(len(text))), "outcomes": []}]}
-    (turn,) = sampled_turns(row, lambda ids: [text[token_id] for token_id in ids])
-    assert "".join(letter for letter, inside in zip(text, turn.in_call, strict=True) if inside) == "12"
-    (unknown,) = sampled_turns(row, lambda ids: [text[token_id] for token_id in ids], syntax=None)
-    assert not any(unknown.in_call)
-
-
 @pytest.mark.usefixtures("without_fsync")
 def test_a_run_of_a_model_whose_tokens_are_bytes_has_code_and_answers(tmp_path: Path):
     tokenizer = tokenizer_of(replace(FAMILIES["rstar2"], tags=()))  # tags are spelled, too
@@ -131,22 +105,3 @@ def test_entropies_are_those_of_the_distributions_the_tokens_were_drawn_from(tmp
     logits = model._model(torch.tensor([ids])).logits[0]
     expected = Categorical(logits=logits.double()).entropy()[[1, 3]]
     assert model.of(ids, sampled) == pytest.approx(expected.detach().numpy(), rel=1e-5)
-
-
-def test_an_example_shows_what_was_written_after_the_error():
-    turns = sampled_turns(ROW, pieces)
-    zone_T, entropy_T = zones(turns), np.array([0.0, 0, 0, 0, 3.0, 0, 0, 0, 0])
-    texts = [text for one in turns for text in pieces(list(one.token_ids))]
-    example = reflection_example(ROW, zone_T, texts, entropy_T, entropy_T > 1)
-    assert example is not None and (example.text, example.entropy, example.right) == ("«so»<answer>", 3.0, True)
-    assert reflection_example(ROW, zone_T, texts, entropy_T, entropy_T > 9) is None
-    assert reflection_example(ROW, [Zone.PROSE] * 9, texts, entropy_T, entropy_T > 1) is None
-    text = markdown_analysis([Checkpoint("stage1", 4, 1, count_zones([(zone_T, entropy_T)]), [example])])
-    assert "## Stage 1, step 4 (1 trajectories)" in text and "«so»<answer>" in text
-
-
-def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main([str(tmp_path)]) == 2
-    assert "name the directory of a run" in capsys.readouterr().err
-    assert main([str(tmp_path), "--trajectories", "0"]) == 2
-    assert "--trajectories: 0 is too small; give at least 1" in capsys.readouterr().err

@@ -23,27 +23,6 @@ def test_wsd_stays_at_the_peak_and_then_falls_in_equal_steps():
     assert [schedule.at(step) for step in (9, 10, 11, 12, 15)] == pytest.approx([0.75, 0.5, 0.25, 0.0, 0.0])
 
 
-def test_without_warm_up_the_first_step_is_at_the_peak():
-    assert derived.schedule(learning_rate=1.0, warmup_steps=0).at(0) == 1.0
-
-
-def test_a_cosine_is_half_a_period_from_the_end_of_the_warm_up():
-    schedule = derived.schedule(learning_rate=4.0, warmup_steps=1, shape="cosine", total_steps=4)
-    assert [schedule.at(step) for step in range(6)] == pytest.approx([4.0, 4.0, 3.0, 1.0, 0.0, 0.0])
-
-
-def test_wsd_ends_at_its_final_share():
-    schedule = derived.schedule(
-        learning_rate=2.0, warmup_steps=0, shape="wsd", total_steps=10, stable_share=0.5, final_share=0.2
-    )
-    assert [schedule.at(step) for step in (0, 5, 6, 7, 10, 11)] == pytest.approx([2.0, 2.0, 1.68, 1.36, 0.4, 0.4])
-
-
-def test_the_defaults_are_those_of_the_papers_rl_stages():
-    schedule = derived.schedule()
-    assert [schedule.at(step) for step in (0, 18, 19, 20, 10_000)] == pytest.approx([5e-8, 9.5e-7, 1e-6, 1e-6, 1e-6])
-
-
 def test_edges_with_a_meaning_are_taken():
     assert derived.schedule(learning_rate=0.0, warmup_steps=0).at(3) == 0.0
     assert derived.schedule(warmup_steps=0, shape="cosine", total_steps=1).at(1) == 0.0

@@ -206,13 +206,6 @@ def test_where_all_rewards_differ_each_success_is_as_likely_whatever_its_penalty
     assert all(drawn[i] / 4_000 == pytest.approx(4 / 9, abs=0.03) for i in range(9))
 
 
-def test_rewards_of_0_and_below_are_failures():
-    group = [replace(WRONG, reward=reward) for reward in (-2.0, -0.5, 0.0, 0.0)] + [right(num_failed=4)] * 4
-    kept = resample_on_correct(group, 4, RNG(0))
-    assert sum(group[i].reward <= 0 for i in kept) == 2
-    assert len(resample_on_correct(group[:4], 2, RNG(0))) == 2
-
-
 def test_what_cannot_be_is_refused_by_name():
     for num_calls, num_failed, named in ((2, 5, "num_failed"), (0, 1, "num_failed"), (3, -1, "num_failed")):
         with pytest.raises(ValueError, match=named):
@@ -226,16 +219,6 @@ def test_what_cannot_be_is_refused_by_name():
                 resample_on_correct(group, 2, RNG(0))
     with pytest.raises(ValueError, match="mode must be paper, release or random, not 'released'"):
         resample_on_correct([WRONG] * 4, 2, RNG(0), "released")  # type: ignore[arg-type]
-
-
-def test_the_same_generator_state_keeps_the_same_candidates():
-    candidates = [WRONG, right(1), right(2), right(3), WRONG, right(1)]
-    assert resample_on_correct(candidates, 3, RNG(6)) == resample_on_correct(candidates, 3, RNG(6))
-
-
-def test_keeping_less_than_one_is_refused():
-    with pytest.raises(ValueError, match="keep must be at least 1"):
-        resample_on_correct([WRONG], 0, RNG(0))
 
 
 @given(

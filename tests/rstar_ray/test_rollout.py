@@ -60,14 +60,6 @@ async def play(completions: list[str], limits: RolloutLimits = LIMITS, **engine:
     )
 
 
-async def test_a_rollout_calls_the_tool_reads_the_answer_and_ends():
-    state = await play([call("1+2"), answer("3")])
-    trajectory = await score(state, same_text)
-    assert trajectory.summary.reward == 1.0
-    assert trajectory.summary.stop_reason is StopReason.ANSWERED
-    assert (trajectory.summary.num_calls, trajectory.summary.num_failed, trajectory.summary.num_turns) == (1, 0, 2)
-
-
 @pytest.mark.parametrize(
     ("said", "reward", "num_answers"),
     [
@@ -147,11 +139,6 @@ async def test_a_call_that_cannot_be_parsed_gets_its_error_back_and_the_rollout_
     assert (await score(state, same_text)).summary.reward == 1.0
 
 
-async def test_several_calls_of_one_turn_are_all_answered():
-    state = await play([call("1+2") + call("5-2"), answer("3")])
-    assert [result.text for result in state.turns[0].tool_results] == ["3", "3"]
-
-
 async def test_a_completion_cut_by_the_budget_truncates_the_rollout_and_scores_zero():
     limits = RolloutLimits(max_response_tokens=10, max_turns=4, max_context_tokens=1_000, max_calls_per_turn=16)
     trajectory = await score(await play([answer("3")], limits), same_text)
@@ -179,11 +166,6 @@ async def test_a_prompt_above_the_context_is_refused_without_a_token():
     trajectory = await score(await play([], limits), same_text)
     assert trajectory.summary.stop_reason is StopReason.REFUSED
     assert trajectory.summary.num_response_tokens == 0 and trajectory.summary.reward == 0.0
-
-
-async def test_an_answer_in_tool_output_is_no_answer():
-    state = await play([call("1+2"), "the tool said <answer>"])
-    assert (await score(state, same_text)).summary.reward == 0.0
 
 
 async def test_a_rollout_goes_on_elsewhere_from_its_last_finished_turn():
@@ -281,12 +263,6 @@ async def test_turns_of_an_environment_have_a_limit_of_their_own():
     assert (await score(state, same_text)).summary.reward == 0.0
 
 
-async def test_turns_that_call_a_tool_count_against_max_turns_with_an_environment_too():
-    talk = Talk()
-    state = await talk.play(["1", call("1+2"), "2", call("1+2"), "3"], max_turns=2, max_environment_turns=9)
-    assert (state.stop_reason, talk.heard) == (StopReason.MAX_TURNS, ["1", "2", "ended: max_turns"])
-
-
 @pytest.mark.parametrize(("gives", "reward"), [(None, 0.0), (0.6, 0.6), (-2.0, -2.0)])
 async def test_the_environment_gives_the_reward_of_a_rollout_that_a_limit_ends(gives: float | None, reward: float):
     async def never(completion: str, problem: Problem) -> Judgement:
@@ -299,17 +275,6 @@ async def test_the_environment_gives_the_reward_of_a_rollout_that_a_limit_ends(g
     assert (await score(state, never)).summary.reward == reward
     again = await talk.play([], state)  # a rollout that had ended when its worker was lost
     assert (again, len(talk.heard)) == (state, 2)
-
-
-async def test_an_environment_that_ends_a_rollout_itself_hears_of_no_end():
-    talk = Talk()
-
-    async def converse(said: str) -> tuple[Reply, ToolMemory]:
-        return Reply(reward=0.5), ToolMemory(calls=1)
-
-    talk.converse = converse  # type: ignore[method-assign]
-    state = await talk.play(["a"], max_environment_turns=1)
-    assert (state.stop_reason, state.reward, talk.heard) == (StopReason.ANSWERED, 0.5, [])
 
 
 class WholeRollouts:

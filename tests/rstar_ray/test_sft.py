@@ -9,13 +9,13 @@ import pytest
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.chat.resolve import ChatChoices
 from rstar_ray.chat.template import TokenizerChat, chat_of
-from rstar_ray.config import ChatConfig, SftConfig
+from rstar_ray.config import SftConfig
 from rstar_ray.data.conversation import Conversation, conversation
-from rstar_ray.data.sft import RowProblem, encode, render
+from rstar_ray.data.sft import encode
 from rstar_ray.data.sft_plan import ChatSource, plan_sft, refuse_many_epochs
 from rstar_ray.errors import ConfigError
 from rstar_ray.outcome import Outcome
-from rstar_ray.tiny.tokenizer import CHAT_TEMPLATE, make_tokenizer
+from rstar_ray.tiny.tokenizer import make_tokenizer
 from rstar_ray.trajectory import Problem, ToolResult
 from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
 
@@ -130,20 +130,6 @@ def test_an_opened_thought_is_closed_where_there_is_none_and_its_words_follow_it
     assert chat.decode(bare.token_ids.tolist()).endswith("<think>\n" + said[0])
 
 
-def test_the_reason_of_rstar2_is_opened_for_calls_and_closed_before_an_answer():
-    chat = family_chat("rstar2")
-    (row,) = rows_of(chat, MESSAGES)
-    text = chat.decode(row.token_ids.tolist())
-    assert "<reason>Compute.\n<tool_call>" in text
-    assert text.endswith("<reason>\n</reason>\n\n<answer>\\boxed{22}</answer><|im_end|>")
-
-
-def test_tools_reach_the_template(chat: TokenizerChat):
-    tools = [{"name": "python", "parameters": {}}]
-    one = conversation({"messages": MESSAGES, "tools": tools}, "row")
-    assert '{"type": "function", "function": {"name": "python", "parameters"' in render(chat, one)[0][0].text
-
-
 @pytest.mark.parametrize("content", ["a<|im_end|>\n<|im_start|>assistant\nb", "<|endoftext|>", " <|im_start|> "])
 @pytest.mark.parametrize("place", [0, 2])
 def test_what_others_say_never_becomes_a_control_token(chat: TokenizerChat, content: str, place: int):
@@ -160,17 +146,6 @@ def test_an_assistant_that_spells_the_end_of_its_turn_is_left_out(chat: Tokenize
     assert "message 2 (assistant) spells '<|im_end|>'" in problem_of(chat, messages)
 
 
-def test_content_in_text_parts_is_their_text(chat: TokenizerChat):
-    parts = [{**one, "content": [{"type": "text", "text": part} for part in one["content"]]} for one in MESSAGES]
-    assert rows_of(chat, parts)[0].token_ids.tolist() == rows_of(chat, MESSAGES)[0].token_ids.tolist()
-
-
-def test_arguments_given_as_json_text_are_not_quoted_twice(chat: TokenizerChat):
-    messages = json.loads(json.dumps(MESSAGES))
-    messages[1]["tool_calls"][0]["function"]["arguments"] = '{"code": "print(17 + 5)"}'
-    assert rows_of(chat, messages)[0].token_ids.tolist() == rows_of(chat, MESSAGES)[0].token_ids.tolist()
-
-
 def test_a_long_conversation_is_left_out_and_the_others_are_as_alone(chat: TokenizerChat):
     longer = [*MESSAGES, {"role": "user", "content": "And 1 + 1?"}, {"role": "assistant", "content": "2"}]
     given = [MESSAGES, longer, MESSAGES]
@@ -182,10 +157,6 @@ def test_a_long_conversation_is_left_out_and_the_others_are_as_alone(chat: Token
     assert examples[0].loss_mask.tolist() == alone.loss_mask.tolist()
     assert [str(problem).split(",")[1] for problem in problems] == [f" above the context of {len(alone.token_ids)}"]
     assert encode(chat, [], max_tokens=10) == ([], [])
-
-
-def test_a_conversation_without_an_assistant_has_nothing_to_train_on(chat: TokenizerChat):
-    assert problem_of(chat, MESSAGES[:1]) == "no assistant message"
 
 
 def test_what_a_template_refuses_is_a_reason():
@@ -200,15 +171,6 @@ def test_what_a_template_refuses_is_a_reason():
 
 def plan(path: Path, *, max_left_out: float = 0.5, max_tokens: int = 2_000, **more: Any) -> Any:
     return plan_sft(path, ChatSource(None), max_tokens=max_tokens, max_left_out=max_left_out, **more)
-
-
-def test_the_tiny_worlds_conversations_are_read_as_the_options_say(tmp_path: Path):
-    assert "<answer>" not in [text for _, text in ChatSource(None).load().profile.stop_tokens]
-    asked = ChatConfig(stop=("<answer>",), template=str(tmp_path / "own.jinja"))
-    (tmp_path / "own.jinja").write_text(CHAT_TEMPLATE.replace("You may call these functions", "These can be called"))
-    chat = ChatSource(None, asked).load()
-    assert "<answer>" in [text for _, text in chat.profile.stop_tokens]
-    assert "These can be called" in chat.tokenizer.chat_template
 
 
 def test_rows_that_do_not_fit_are_left_out_and_counted_by_reason(tmp_path: Path, chat: TokenizerChat):
@@ -228,19 +190,6 @@ def test_rows_that_do_not_fit_are_left_out_and_counted_by_reason(tmp_path: Path,
     assert first.startswith("sft: left out 2: such as rows.jsonl:3:") and "left out 1:" in second
 
 
-def test_more_than_a_handful_of_epochs_is_said_with_the_steps_that_make_as_many_as_the_papers(tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text((json.dumps({"messages": MESSAGES}) + "\n") * 4)
-    made = plan(path)
-    _, five = made.lines(SftConfig(steps=10, batch_size=2), 4)
-    assert five == "sft: 10 steps of 2 are 5.0 epochs of the 4 rows to train on"
-    _, more = made.lines(SftConfig(steps=5_200, batch_size=128), 2_000)
-    assert more == (
-        "sft: 5,200 steps of 128 are 332.8 epochs of the 2,000 rows to train on; --sft.steps 47 makes 3, as the "
-        "paper's has"
-    )
-
-
 def test_many_epochs_that_nobody_asked_for_are_refused_with_both_mends():
     asked = SftConfig(steps=5_200, data="here/mine.jsonl")
     refuse_many_epochs(asked, 66_560)
@@ -252,15 +201,6 @@ def test_many_epochs_that_nobody_asked_for_are_refused_with_both_mends():
     )
     with pytest.raises(ConfigError, match=r"give --sft\.steps 1 for 3"):
         refuse_many_epochs(asked, 1)
-
-
-def test_a_file_is_known_by_its_bytes(tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"messages": MESSAGES}) + "\n")
-    before = plan(path).source
-    assert plan(path).source == before
-    path.write_text(json.dumps({"messages": MESSAGES}) + "\n\n")
-    assert plan(path).source != before
 
 
 def test_a_row_with_half_a_character_is_left_out(tmp_path: Path):
@@ -313,8 +253,3 @@ def test_a_broken_or_empty_file_is_refused(tmp_path: Path, name: str, content: s
         plan(tmp_path / name)
     with pytest.raises(ConfigError, match="there is no such file"):
         plan(tmp_path / "nowhere.jsonl")
-
-
-def test_reasons_are_counted_without_what_differs_from_row_to_row():
-    kinds = {RowProblem("a", f"message {n} has the role {name!r}").kind for n, name in ((1, "x"), (2, "y"))}
-    assert kinds == {"message _ has the role _"}

@@ -79,9 +79,3 @@ def test_calls_are_parsed_and_what_cannot_be_is_still_a_call():
         assert only.parse_error, text[:60]
     two = parse_tool_calls(f"<tool_call>oops <tool_call>{body}</tool_call>")
     assert [call.parse_error is None for call in two] == [False, True]
-
-
-def test_advantages_have_no_weight_on_order():
-    rewards = [1.0, 0.0, 1.0, 0.0]
-    backwards = group_advantages(rewards[::-1], deviation="population")
-    assert group_advantages(rewards, deviation="population")[::-1] == pytest.approx(backwards)

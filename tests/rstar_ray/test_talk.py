@@ -85,12 +85,6 @@ async def test_every_way_to_end_is_told(chat: TokenizerChat, turns: list[str], l
     assert (heard[-1].kind, heard[-1].text) == ("end", stop)
 
 
-async def test_a_call_that_cannot_be_read_is_told_to_the_policy(chat: TokenizerChat):
-    heard = await heard_of(chat, Script(chat, "<tool_call>{</tool_call><|im_end|>", "sorry<|im_end|>"))
-    (result,) = [one for one in heard if one.kind == "result"]
-    assert result.failed and "could not be read" in result.text
-
-
 def test_a_conversation_begins_as_a_problem_does():
     tokenizer = make_tokenizer()
     profile = chat_of(tokenizer, instruct=True).profile

@@ -6,23 +6,10 @@ from pathlib import Path
 import pytest
 
 from rstar_ray.config import RunConfig, with_values
-from rstar_ray.data.too_long import too_long
 from rstar_ray.evaluation.evaluator import run_evaluation
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.trajectory import Problem
-from tests.fakes import CharChat, SkilledPolicy, adding_problems, fake_crew
-
-
-def of_length(*lengths: int) -> list[Problem]:
-    return [Problem(id=f"p{number}", problem="7" * length, answer="1") for number, length in enumerate(lengths)]
-
-
-def test_what_is_found_is_counted_with_the_first():
-    found = too_long(of_length(3, 200, 300), CharChat(), 100)
-    assert str(found) == (
-        "2 of 3 prompts do not fit into a context of 100 tokens, such as that of problem 'p1' with 205"
-    )
-    assert too_long(of_length(3, 94), CharChat(), 100) is None and too_long([], CharChat(), 100) is None
+from tests.fakes import SkilledPolicy, adding_problems, fake_crew
 
 
 @pytest.mark.usefixtures("without_fsync")

@@ -9,7 +9,7 @@ from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.trajectory_log import readable, split_turns, write_trajectories
 from rstar_ray.trajectory import Problem
-from tests.rstar_ray.fabricate import decode, encode, trajectory
+from tests.rstar_ray.fabricate import decode, trajectory
 
 PROBLEM = Problem(id="sum-1", problem="What is 2 + 3?", answer="5", family="sum", difficulty=1)
 RECOVERED = trajectory(
@@ -54,18 +54,6 @@ def test_what_the_learner_saw_stands_with_the_tokens_of_its_turn(tmp_path: Path)
 def test_completions_and_tool_texts_make_up_the_whole_response():
     ids = [token for completion, tool in split_turns(RECOVERED) for token in (*completion, *tool)]
     assert ids == RECOVERED.response_ids.tolist()
-
-
-def test_adjacent_completions_are_told_apart_by_their_lengths():
-    cut_short = trajectory(PROBLEM, [("first", "", None), ("second", "", None)], reward=0.0)
-    assert split_turns(cut_short) == [(encode("first"), []), (encode("second"), [])]
-
-
-def test_trajectories_are_written_one_per_line_in_place_of_earlier_ones(tmp_path: Path):
-    path = tmp_path / "trajectories" / "stage1-step-000010.jsonl"
-    write_trajectories(path, [RECOVERED, RECOVERED], decode, stage="stage1", step=10)
-    write_trajectories(path, [RECOVERED], decode, stage="stage1", step=10)
-    assert [row["rollout_id"] for row in read_rows(path)] == ["sum-1/0"]
 
 
 @pytest.mark.parametrize("text", ["∑ naïve 数", "line\nbreak\u2028and more"])

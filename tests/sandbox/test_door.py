@@ -10,10 +10,7 @@ from rstar_ray.outcome import Outcome
 from sandbox.cage import calls, seccomp
 from sandbox.http import door
 from sandbox.http.answers import Answers, OtherCall
-from sandbox.http.connections import HEADERS_S, IDLE_S, Connection, Room
-from sandbox.limits import CEILINGS
 from sandbox.request import ExecutionRequest, ExecutionResult
-from tests import derived
 
 NAMES = door.own_names(("node-7.cluster",))
 GOOD = {"Host": "127.0.0.1:8088", "Content-Type": "application/json"}
@@ -87,11 +84,6 @@ def test_loopback_is_what_only_this_machine_reaches(host: str, ours: bool):
     assert not door.is_loopback("example.com")
 
 
-def test_limits_say_which_of_them_exceeds_a_ceiling():
-    assert derived.program().above(CEILINGS) == "" and CEILINGS.above(CEILINGS) == ""
-    assert derived.program(wall_s=CEILINGS.wall_s + 1).above(CEILINGS) == "wall_s"
-
-
 # Answers
 
 
@@ -151,41 +143,6 @@ async def test_our_failure_is_not_remembered():
 
 
 # Connections
-
-
-class Wire(asyncio.Transport):
-    """A transport that only knows whether it was dropped."""
-
-    aborted = False
-
-    def abort(self) -> None:
-        self.aborted = True
-
-
-def connect(room: Room) -> tuple[Connection, Wire]:
-    transport, connection = Wire(), Connection(asyncio.Protocol(), room)
-    connection.connection_made(transport)
-    return connection, transport
-
-
-def test_the_connection_that_was_idle_longest_makes_room():
-    room = Room(2)
-    (busy, first), (_, second) = connect(room), connect(room)
-    busy.begin()
-    _, third = connect(room)
-    assert (first.aborted, second.aborted, third.aborted) == (False, True, False)
-
-
-def test_idleness_counts_from_the_opening_or_the_last_answer():
-    connection, _ = connect(Room(5))
-    opened = connection.idle_since
-    assert opened is not None
-    assert not connection.overdue(opened + HEADERS_S - 0.1) and connection.overdue(opened + HEADERS_S + 0.1)
-    connection.begin()
-    assert not connection.overdue(opened + 1e6)
-    connection.end()
-    assert connection.idle_since is not None
-    assert not connection.overdue(connection.idle_since + IDLE_S) and connection.overdue(opened + 1e6)
 
 
 # System calls

@@ -18,12 +18,6 @@ async def run(pool: SandboxPool, code: str, stdin: str = "", **limits: float) ->
     return await pool.run(ExecutionRequest(code=code, stdin=stdin, limits=derived.program(**limits)))  # type: ignore[arg-type]
 
 
-async def test_a_program_shows_what_it_prints(pool: SandboxPool):
-    result = await run(pool, "print(1 + 1)")
-    assert (result.outcome, result.stdout, result.exit_status) == (Outcome.OK, "2\n", 0)
-    assert tool_text(result) == "2"
-
-
 async def test_a_byte_order_mark_before_a_program_is_no_part_of_it(pool: SandboxPool):
     assert tool_text(await run(pool, "\ufeffprint(1 + 1)")) == "2"
     assert tool_text(await run(pool, "\ufeffx = 6\nx * 7")) == "42"
@@ -109,19 +103,6 @@ for line in open("/proc/self/maps"):
     result = await run(pool, code)
     assert result.outcome is Outcome.OK and 1000 < len(result.value) < 1100
     assert result.value_cut_chars == 199_000
-
-
-async def test_long_containers_are_broken_like_in_ipython(pool: SandboxPool):
-    assert tool_text(await run(pool, "list(range(30))")).startswith("[0,\n 1,\n 2,")
-    assert tool_text(await run(pool, "{3, 1, 2}")) == "{1, 2, 3}"
-
-
-async def test_a_traceback_names_only_the_programs_own_lines(pool: SandboxPool):
-    result = await run(pool, "def f():\n    return 1 / 0\nf()")
-    assert result.outcome is Outcome.ERROR
-    assert 'File "<tool>", line 2, in f' in result.stderr
-    assert "sandbox" not in result.stderr and "exec(" not in result.stderr
-    assert result.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
 @pytest.mark.parametrize(

@@ -7,33 +7,16 @@ from typing import Any
 import pytest
 
 from rstar_ray.outcome import Outcome
-from sandbox.cage import wire
 from sandbox.cage.cut import mark
 from sandbox.errors import ComparisonFailed
 from sandbox.http import code_judge
-from sandbox.http.codec import request_from_data, request_to_data, result_from_data, result_to_data
+from sandbox.http.codec import request_from_data, request_to_data
 from sandbox.limits import MIB
-from sandbox.outcomes import read_result
 from sandbox.request import ExecutionRequest, ExecutionResult
 from sandbox.verify import VERIFY_LIMITS, equal_expressions
 from tests import derived
 
 # -- what a cell saw ---------------------------------------------------------------------------------------------------
-
-
-def seen(status: int = 0, **more: Any) -> wire.Result:
-    nothing = dict.fromkeys(wire.Result._fields, 0)
-    return wire.Result(**(nothing | {"call_id": 7, "wait_status": status, "wall_s": 0.5, "cpu_s": 0.25} | more))
-
-
-def result_of(out: bytes = b"", err: bytes = b"", value: bytes = b"", status: int = 0, **more: Any) -> ExecutionResult:
-    given = {
-        "ended_for": 0, "flags": 0, "value_cut": 0, "peak_memory_bytes": 9, "out_bytes": len(out), "out_chars": 0,
-        "err_chars": 0, "out_head": len(out), "out_tail": 0, "err_head": len(err), "err_tail": 0,
-        "value": len(value),
-    } | more  # fmt: skip
-    request = ExecutionRequest(code="", call_id="mine", limits=derived.program(stdout_chars=10, stderr_chars=8))
-    return read_result(request, memoryview(seen(status, **given).pack() + out + err + value))
 
 
 # -- queue, limits, requests -------------------------------------------------------------------------------------------
@@ -89,14 +72,6 @@ def test_a_request_over_the_wire_is_never_trusted_and_takes_the_servers_limits()
 def test_a_request_that_is_none_is_refused_with_the_field(data: Any, problem: str):
     with pytest.raises(ValueError, match=problem):
         request_from_data(data)
-
-
-def test_a_result_over_the_wire_is_the_same():
-    result = result_of(b"out", b"err", status=1 << 8)
-    assert result_from_data(json.loads(json.dumps(result_to_data(result)))) == result
-    for wrong in ([], {"outcome": "ok", "more": 1}, {"outcome": "fine"}):
-        with pytest.raises(ValueError):
-            result_from_data(wrong)
 
 
 def submission(**more: Any) -> dict[str, Any]:

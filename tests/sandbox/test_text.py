@@ -1,6 +1,5 @@
 """What a reader sees: cut output, shown values, tool text, and whose turn it is."""
 
-import asyncio
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,17 +13,14 @@ from sandbox import supervision
 from sandbox.cage import flavors, wire
 from sandbox.cage.cut import CONTINUATION, cut_text, join_kept
 from sandbox.cage.display import show
-from sandbox.call import message_for, refusal
-from sandbox.crews import Crew, Crews
+from sandbox.call import refusal
 from sandbox.fair_queue import FairQueue
-from sandbox.http.code_judge import Submission, write_answer
 from sandbox.isolation import IsolationLevel
 from sandbox.limits import MIB, Limits, program_limits
 from sandbox.outcomes import judge
 from sandbox.request import MAX_CODE_CHARS, ExecutionRequest, ExecutionResult
-from sandbox.supervision import CELL_START_S, PING_AFTER_S, SILENCE_S, START_S, STARVING_S, SUSPECT_S, Verdict
+from sandbox.supervision import Verdict
 from sandbox.tool_text import tool_text
-from tests import derived
 
 
 @given(st.text(min_size=200, max_size=600), st.integers(1, 60))
@@ -92,48 +88,6 @@ def test_callers_are_served_in_turn_and_what_comes_back_goes_first():
     assert [queue.pop(), queue.pop(), queue.pop(), bool(queue)] == [99, 1, 2, False]
 
 
-@pytest.mark.parametrize(
-    "silent_s, ready, busy, pinged, verdict",
-    [
-        (0.0, True, False, False, Verdict.WELL),
-        (PING_AFTER_S, True, False, False, Verdict.WELL),
-        (PING_AFTER_S + 0.01, True, False, False, Verdict.PING),
-        (SUSPECT_S, True, True, False, Verdict.WELL),
-        (SUSPECT_S + 0.01, True, True, False, Verdict.SUSPECT),
-        (SILENCE_S, True, True, False, Verdict.SUSPECT),
-        (SILENCE_S + 0.01, True, True, False, Verdict.LOOK),
-        (SILENCE_S + 0.01, True, False, True, Verdict.LOOK),
-        (STARVING_S, True, True, False, Verdict.LOOK),
-        (STARVING_S + 0.01, True, False, True, Verdict.LOST),
-        (CELL_START_S, False, False, False, Verdict.WELL),
-        (CELL_START_S + 0.01, False, False, False, Verdict.LOST),
-    ],
-)
-def test_silence_is_judged_by_what_a_cell_owes(
-    silent_s: float, ready: bool, busy: bool, pinged: bool, verdict: Verdict
-):
-    assert supervision.on_cell(silent_s, ready=ready, busy=busy, pinged=pinged) is verdict
-
-
-@pytest.mark.parametrize(
-    "silent_s, ready, pinged, verdict",
-    [
-        (START_S, False, False, Verdict.WELL),
-        (START_S + 0.01, False, False, Verdict.LOST),
-        (PING_AFTER_S, True, False, Verdict.WELL),
-        (PING_AFTER_S + 0.01, True, False, Verdict.PING),
-        (SUSPECT_S, True, True, Verdict.WELL),
-        (SILENCE_S, True, True, Verdict.SUSPECT),
-        (SILENCE_S + 0.01, True, True, Verdict.LOOK),
-        (STARVING_S + 0.01, True, True, Verdict.LOST),
-    ],
-)
-def test_a_server_may_import_for_a_minute_but_then_it_answers(
-    silent_s: float, ready: bool, pinged: bool, verdict: Verdict
-):
-    assert supervision.on_server(silent_s, ready=ready, pinged=pinged) is verdict
-
-
 class Seen:
     """A process as it looks from outside."""
 
@@ -170,27 +124,6 @@ def test_who_waits_for_a_core_has_run_or_has_spoken_unheard_is_not_lost(
     assert supervision.is_lost(verdict, Seen(waits=waits, ran=ran, spoke=spoke)) is lost
 
 
-async def test_a_supervisor_that_meets_a_fault_of_ours_says_so_and_goes_on(caplog: pytest.LogCaptureFixture):
-    crews, looks = Crews(derived.pool(), 1, IsolationLevel.PROCESS, None), asyncio.Queue[None]()  # type: ignore[arg-type]
-
-    def look() -> list[Crew]:
-        looks.put_nowait(None)
-        raise KeyError("a bug")
-
-    crews.everyone = look  # type: ignore[method-assign]
-    supervising = asyncio.create_task(crews.supervise())
-    async with asyncio.timeout(60):
-        for _ in range(2):
-            await looks.get()
-    supervising.cancel()
-    assert "a fault of ours" in caplog.text and "a bug" in caplog.text
-
-
-def test_a_supervisor_that_slept_itself_blames_nobody():
-    assert not supervision.overslept(4 * supervision.TICK_S)
-    assert supervision.overslept(4 * supervision.TICK_S + 0.01)
-
-
 def result_of(status: int, ended_for: int = 0, flags: int = 0, cpu_s: float = 0.0) -> wire.Result:
     return wire.Result(1, status, ended_for, flags, 0, 0.1, cpu_s, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
@@ -220,32 +153,11 @@ def test_the_outcome_is_the_wait_status_and_the_bound_that_was_crossed(
     assert judged is outcome and reason in why and bool(reason) == bool(why)
 
 
-@pytest.mark.parametrize("outcome", list(Outcome))
-def test_an_answer_in_code_judges_form_says_what_a_client_of_it_looks_for(outcome: Outcome):
-    submission = Submission(sub_id="7", request=ExecutionRequest(code=""))
-    answer = write_answer(submission, ExecutionResult(outcome=outcome, stdout="so far", reason="why", wall_s=0.5))
-    assert (answer["sub_id"], answer["cost"], answer["run_success"]) == ("7", 0.5, outcome is Outcome.OK)
-    assert answer["stdout"] == ("so farSuicide from timeout.\n" if outcome is Outcome.TIMEOUT else "so far")
-    assert answer["reason"] == {Outcome.TIMEOUT: "worker_timeout", Outcome.INVALID: "invalid_input"}.get(outcome, "")
-    assert answer["stderr"] == ("" if outcome is Outcome.OK else "why")
-
-
 def test_refusals_say_what_is_missing():
     cpp = ExecutionRequest(code="int main(){}", language="cpp")
     assert "processes" in refusal(cpp, IsolationLevel.LANDLOCK)
     assert refusal(ExecutionRequest(code="x" * MAX_CODE_CHARS), IsolationLevel.LANDLOCK) == ""
     assert "characters" in refusal(ExecutionRequest(code="x" * (MAX_CODE_CHARS + 1)), IsolationLevel.PROCESS)
-
-
-def test_a_cell_is_told_the_limits_of_its_call():
-    limits = derived.program(cpu_s=2.0, wall_s=3.0, stdout_chars=10, stderr_chars=8, output_bytes=2048)
-    header, code, stdin = message_for(ExecutionRequest(code="é", stdin=b"\xff", limits=limits, seed=9), 5)
-    assert (code, stdin) == ("é".encode(), b"\xff")
-    assert (header.call_id, header.cpu_s, header.wall_s, header.output_bytes, header.seed) == (5, 2.0, 3.0, 2048, 9)
-    assert header.memory_bytes == limits.memory_bytes
-    assert (header.code_bytes, header.stdin_bytes) == (2, 1)
-    assert (header.out_head, header.out_tail, header.err_head, header.err_tail) == (20, 20, 8, 24)
-    assert message_for(ExecutionRequest(code=""), 1)[0].seed == -1
 
 
 def test_the_documented_limits_are_those_of_the_code():

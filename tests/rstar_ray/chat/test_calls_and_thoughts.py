@@ -1,7 +1,7 @@
 """Edge cases of calls, thoughts and templates that a chat format has to decide."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -104,21 +104,6 @@ ADD = ToolSpec(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "tools", "call"),
-    [
-        ("python", {"code": "1"}, [PYTHON_TOOL], ToolCall(code="1", tool="python")),
-        ("python", {"code": "1", "input": "2", "x": 3}, [PYTHON_TOOL], ToolCall(code="1", stdin="2", tool="python")),
-        ("add", {"a": 1}, [ADD], ToolCall(tool="add", arguments={"a": 1})),
-    ],
-)  # fmt: skip
-def test_a_written_call_becomes_one_that_can_be_run(
-    name: str, arguments: dict[str, Any], tools: Sequence[ToolSpec], call: ToolCall
-):
-    written = SYNTAXES["hermes"].write(name, arguments)
-    assert parse_tool_calls(written, SYNTAXES["hermes"], {tool.name: tool for tool in tools}) == [call]
-
-
 def test_arguments_in_text_get_the_types_of_the_tool_and_those_in_json_keep_theirs():
     tools = {"add": ADD}
     as_text, as_json = (SYNTAXES[name].write("add", {"a": "7"}) for name in ("glm", "hermes"))
@@ -126,14 +111,6 @@ def test_arguments_in_text_get_the_types_of_the_tool_and_those_in_json_keep_thei
     (refused,) = parse_tool_calls(as_json, SYNTAXES["hermes"], tools)
     assert refused.parse_error and refused.tool == "add"
     assert parse_tool_calls(SYNTAXES["hermes"].write("python", {"code": "1"})) == [ToolCall(code="1", tool="python")]
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"), [("python", {"code": 1}), ("python", {"code": "1", "input": 2}), ("x", {})]
-)
-def test_a_call_with_wrong_arguments_or_an_unknown_tool_has_a_parse_error(name: str, arguments: dict[str, Any]):
-    (call,) = parse_tool_calls(SYNTAXES["hermes"].write(name, arguments), SYNTAXES["hermes"], {"python": PYTHON_TOOL})
-    assert call.parse_error
 
 
 # -- thoughts ----------------------------------------------------------------------------------------------------------

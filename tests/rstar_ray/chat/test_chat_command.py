@@ -19,13 +19,6 @@ def folder_of(name: str, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["llama3.1", "rstar2", "glm4.5"])
-def test_another_family_has_its_conversation_shown(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main([str(folder_of(name, tmp_path))]) == 0
-    said = capsys.readouterr().out
-    assert said.count("print(17 + 5)") >= 1 and "⟦" in said
-
-
 TURN = "<|im_start|>{{ m.role }}\\n{{ m.content }}<|im_end|>\\n"
 OPENS = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\\n{% endif %}"
 EACH = "{% for m in messages %}"

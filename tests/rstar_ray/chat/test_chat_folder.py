@@ -78,18 +78,6 @@ def test_a_folder_that_is_not_whole_is_refused_in_one_line(folder: Path, change:
     assert "\n" not in str(refused.value)
 
 
-def test_an_empty_template_is_refused_and_takes_nothings_place(folder: Path, tmp_path: Path):
-    (tmp_path / "empty.jinja").write_text(" \n")
-    with pytest.raises(ConfigError, match=r"--chat.template: .*empty.jinja is empty"):
-        load_chat(folder, ChatConfig(template=str(tmp_path / "empty.jinja")), instruct=True)
-
-
-def test_a_config_whose_text_part_is_nothing_is_passed_over(folder: Path):
-    (folder / "config.json").write_text('{"text_config": 3, "vocab_size": 100}')
-    with pytest.raises(ConfigError, match="its model has 100"):
-        load_chat(folder, ChatConfig(), instruct=True)
-
-
 def test_a_template_that_cannot_be_read_is_refused(folder: Path):
     with pytest.raises(ConfigError, match=r"--chat.template: nowhere.jinja cannot be read"):
         load_chat(folder, ChatConfig(template="nowhere.jinja"), instruct=True)

@@ -12,7 +12,7 @@ from rstar_ray.errors import ConfigError
 from rstar_ray.outcome import Outcome
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.trajectory import Problem, ToolResult
-from tests.rstar_ray.chat.families import FAMILIES, Family, generation_of, tokenizer_of
+from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
 
 CODE = 'print("<b> ünï")\nx = [1, 2]'
 TOOL = "python_code_with_standard_io"
@@ -63,12 +63,6 @@ def test_a_family_is_resolved_from_its_files(name: str, syntax: str, turn_end: s
 def test_a_base_model_stops_at_the_end_of_its_turns_as_well_as_at_its_own_end():
     profile = chat_of_family("qwen3-base").profile
     assert {text for _, text in profile.stop_tokens} == {"<|endoftext|>", "<|im_end|>"}
-
-
-def test_glm_stops_where_the_next_one_speaks():
-    profile = chat_of_family("glm4.5").profile
-    assert (profile.answer_end, profile.call_end) == ("<|user|>", "<|observation|>")
-    assert {text for _, text in profile.stop_tokens} == {"<|user|>", "<|observation|>", "<|endoftext|>"}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -193,36 +187,6 @@ def test_thinking_is_switched_where_the_template_has_a_switch():
         chat_of_family("qwen2.5", choices=ChatChoices(thinking="on"))
 
 
-def test_a_template_without_a_system_role_has_it_before_the_first_question():
-    chat = chat_of_family("gemma")
-    prompt = chat.decode(chat.prompt_ids(Problem(id="p", problem="q", answer="")))
-    assert prompt.startswith("<bos><start_of_turn>user\nBe brief.\n\n# Tools") and TOOL in prompt
-    assert prompt.endswith("q<end_of_turn>\n<start_of_turn>model\n")
-
-
-@pytest.mark.parametrize(
-    ("template", "choices", "named", "mend"),
-    [
-        ("", ChatChoices(), "--chat.template: the tokenizer has no chat template", "give one"),
-        ("{{ 1/0 }}", ChatChoices(), "--chat.template: it cannot write a question", "give another"),
-        ("{# no words #}", ChatChoices(), "--chat.template: it leaves out what the user says", "give another"),
-        ("phi3", ChatChoices(), r"--chat.stop: the template ends .*<\|end\|>.* no single token", "give the token"),
-        ("gptoss", ChatChoices(stop=["<|im_end|>"]), "--chat.parser: no parser reads the calls", "vllm:"),
-        ("qwen3", ChatChoices(parser="best"), "--chat.parser: 'best' is no parser", "hermes"),
-        ("qwen3", ChatChoices(stop=["two words"]), "--chat.stop: 'two words' is no single token", "vocabulary"),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_the_mend(template: str, choices: ChatChoices, named: str, mend: str):
-    family = Family(template or "\n", "<|im_end|>", QWEN_SPECIAL)
-    tokenizer = copy(tokenizer_of(family))  # others have the same one
-    tokenizer.chat_template = (tokenizer.chat_template or "").strip() or None
-    with pytest.raises(ConfigError, match=f"{named}.*; .*{mend}"):
-        resolve(tokenizer, {}, choices)
-
-
-QWEN_SPECIAL = FAMILIES["qwen3"].special
-
-
 def test_of_several_templates_the_one_for_tools_is_taken_and_leaves_with_the_policy():
     tokenizer = copy(tokenizer_of(FAMILIES["qwen3"]))
     own = tokenizer.chat_template
@@ -233,11 +197,3 @@ def test_of_several_templates_the_one_for_tools_is_taken_and_leaves_with_the_pol
     tokenizer.chat_template = {"rag": "documents"}
     with pytest.raises(ConfigError, match=r"--chat.template: the tokenizer has the templates rag, and none .*; give"):
         resolve(tokenizer, {}, ChatChoices())
-
-
-def test_a_template_without_an_end_of_its_own_takes_the_token_that_is_given():
-    plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    plain += "{% if add_generation_prompt %}assistant:{% endif %}"
-    tokenizer = tokenizer_of(Family(plain + "\n", "<|endoftext|>", QWEN_SPECIAL))
-    profile = resolve(tokenizer, {}, ChatChoices(stop=["<|endoftext|>"]))
-    assert profile.answer_end == "<|endoftext|>"

@@ -38,17 +38,6 @@ async def test_work_left_to_the_checker_and_prose_never_reach_it(answer: str, tr
     assert not await same_mathematics(answer, truth, never)
 
 
-async def test_everything_else_is_asked_for_once():
-    asked: list[Sequence[Pair]] = []
-
-    async def compare(pairs: Sequence[Pair]) -> Sequence[bool]:
-        asked.append(pairs)
-        return [True for _ in pairs]
-
-    assert await same_mathematics("\\sqrt{12}", "2\\sqrt{3}", compare)
-    assert asked == [[("\\sqrt{12}", "2\\sqrt{3}")]]
-
-
 @pytest.mark.parametrize(
     "part",
     ["(", "\\frac{", "1,", "{", "}", "9", "x=", "\\pm", " ", "\\text{", "^{", "a ", "1 ", "\\left", "=(", "-", "_1"],

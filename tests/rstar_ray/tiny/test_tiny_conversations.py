@@ -3,20 +3,17 @@ from collections import Counter
 import pytest
 
 from rstar_ray.config import TinyConfig
-from rstar_ray.errors import ConfigError, SandboxError
+from rstar_ray.errors import SandboxError
 from rstar_ray.outcome import Outcome
 from rstar_ray.tiny.conversations import (
     TRIES,
-    Draft,
     Message,
-    Played,
     draft_conversations,
     generate_conversations,
 )
 from rstar_ray.tiny.families import FAMILIES
 from rstar_ray.tiny.programs import Failing
 from rstar_ray.tiny.tiny_problems import Split, generate_problems
-from rstar_ray.tiny.tokenizer import make_tokenizer
 from rstar_ray.trajectory import ToolCall, ToolResult
 from tests.fakes import InProcess
 
@@ -90,37 +87,12 @@ async def test_a_teacher_without_slips_is_right_and_calls_once_for_each_result()
             assert _num_calls(messages) == problem.difficulty
 
 
-async def test_a_wasted_call_is_made_twice():
-    wasteful = TinyConfig(drills=0, slips=0, failures=0, wasted=1)
-    calls = Counter(map(_num_calls, await generate_conversations(0, 400, InProcess(), teacher=wasteful)))
-    thrifty = TinyConfig(drills=0, slips=0, failures=0, wasted=0)
-    assert calls[1] == 0 and calls[2] > 150
-    assert sum(map(_num_calls, await generate_conversations(0, 400, InProcess(), teacher=thrifty))) < calls.total() * 2
-
-
 async def test_the_answer_is_what_the_last_call_printed():
     for messages in await generate_conversations(1, 300, InProcess()):
         if _num_calls(messages):
             assert _boxed(messages) == messages[-2]["content"]
         else:
             assert messages[1]["content"] in messages[0]["content"]
-
-
-async def test_what_a_first_call_shows_says_what_the_next_one_mends():
-    conversations = await generate_conversations(1, 900, InProcess(), teacher=TinyConfig(drills=0, failures=1))
-    shown = Counter(messages[2]["content"].rpartition("\n")[2].partition(":")[0] for messages in conversations)
-    errors = {"NameError", "SyntaxError", "AttributeError", "TypeError", "ZeroDivisionError"}
-    assert shown.keys() == errors | {"Execution timed out.", ""}  # nothing at all where the shape is wrong
-    assert all(not _usable(messages[2]["content"]) and _usable(messages[4]["content"]) for messages in conversations)
-
-
-async def test_a_later_call_computes_with_what_the_one_before_printed():
-    played = Played(Draft("Add the digits of 12 * 34.", ("print(12*34)", 'print(sum(map(int,"{r}")))')))
-    assert played.next_call == "print(12*34)"
-    played.take(ToolResult(outcome=Outcome.OK, text="408"))
-    assert played.next_call == 'print(sum(map(int,"408")))'
-    played.take(ToolResult(outcome=Outcome.OK, text="12"))
-    assert played.next_call is None and _boxed(played.finished()) == "12"
 
 
 async def test_each_program_runs_once_and_no_more_than_allowed_at_a_time():
@@ -160,39 +132,7 @@ async def test_a_program_that_a_standing_machine_held_up_runs_again_and_the_conv
     assert all(times == (1 if Failing.ENDLESS in code else TRIES) for code, times in held_up.items())
 
 
-@pytest.mark.parametrize("failures", [0.0, 1.0])
-async def test_one_that_is_held_up_every_time_is_a_fault_of_the_sandbox(failures: float):
-    async def asleep(call: ToolCall) -> ToolResult:
-        return ToolResult(outcome=Outcome.TIMEOUT, text="Execution timed out.")
-
-    with pytest.raises(SandboxError, match="ended as timeout"):
-        await generate_conversations(3, 200, asleep, teacher=TinyConfig(failures=failures))
-
-
-async def test_a_first_call_that_was_to_fail_and_did_not_is_one_too():
-    async def obliging(call: ToolCall) -> ToolResult:
-        return ToolResult(outcome=Outcome.OK, text="7")
-
-    with pytest.raises(SandboxError, match="'7'"):
-        await generate_conversations(0, 20, obliging, teacher=TinyConfig(drills=0, failures=1))
-
-
 def test_conversations_ask_neither_what_is_trained_on_nor_what_is_held_out():
     asked = {draft.prompt for draft in draft_conversations(0, 4000, TinyConfig())}
     for split in (Split.TRAIN, Split.HELD_OUT):
         assert not asked & {p.problem for p in generate_problems(0, split, 4000)}
-
-
-@pytest.mark.parametrize("name", ["drills", "slips", "failures", "wasted", "coupling"])
-@pytest.mark.parametrize("share", [-0.1, 1.5])
-def test_what_is_no_share_is_refused(name: str, share: float):
-    with pytest.raises(ConfigError, match=rf"--tiny.{name}: {share} is no share; give one from 0 to 1"):
-        TinyConfig(**{name: share})
-    assert TinyConfig(**{name: 1.0}) and TinyConfig(**{name: 0.0})
-
-
-async def test_a_conversation_takes_about_eighty_tokens():
-    tokenizer = make_tokenizer()
-    conversations = await generate_conversations(0, 300, InProcess())
-    lengths = [len(tokenizer.encode(tokenizer.apply_chat_template(m, tokenize=False))) for m in conversations]
-    assert 60 < sum(lengths) / len(lengths) < 100

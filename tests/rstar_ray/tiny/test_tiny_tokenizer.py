@@ -36,16 +36,6 @@ def test_every_digit_is_one_token(made: Any, number: int):
     assert made.tokenize(f"{number}") == list(str(number))
 
 
-def test_other_characters_are_unknown_and_take_one_token_each(made: Any):
-    ids = made.encode("é€", add_special_tokens=False)
-    assert ids == [made.unk_token_id] * 2
-
-
-def test_the_vocabulary_is_small_and_the_same_each_time(made: Any):
-    assert 150 <= len(made) <= 350
-    assert make_tokenizer().get_vocab() == made.get_vocab()
-
-
 def test_tags_and_turn_ends_are_single_tokens_and_tags_survive_decoding(made: Any):
     for tag in (*TAGS, "<|im_start|>", "<|im_end|>", "<|endoftext|>"):
         assert len(made.encode(tag, add_special_tokens=False)) == 1
@@ -58,12 +48,6 @@ def test_foreign_text_never_becomes_a_control_token(made: Any):
     ids = made.encode("<|im_end|>", add_special_tokens=False, split_special_tokens=True)
     assert made.eos_token_id not in ids
     assert made.decode(ids) == "<|im_end|>"
-
-
-def test_auto_tokenizer_loads_the_folder_unchanged(loaded: Any, made: Any):
-    text = 'What is 3 + 4?\n{"name": "python", "arguments": {"code": "print(3+4)"}}'
-    assert loaded.encode(text) == made.encode(text)
-    assert (loaded.eos_token, loaded.pad_token, loaded.unk_token) == ("<|im_end|>", "<|endoftext|>", "<unk>")
 
 
 def test_the_chat_template_renders_a_tool_conversation(loaded: Any):
@@ -92,11 +76,6 @@ def test_the_chat_template_puts_tools_and_system_text_in_a_system_turn(loaded: A
     assert with_tools.startswith("<|im_start|>system\nBe brief.\n\n# Tools")
     assert '<tools>\n{"type": "function"' in with_tools
     assert with_tools.count("<|im_start|>system") == 1
-
-
-def test_the_chat_template_refuses_an_unknown_role(loaded: Any):
-    with pytest.raises(Exception, match="unknown role: judge"):
-        loaded.apply_chat_template([{"role": "judge", "content": ""}], tokenize=False)
 
 
 def test_the_vocabulary_is_what_recorded_runs_were_trained_with(made: Any):

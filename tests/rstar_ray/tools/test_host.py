@@ -60,28 +60,6 @@ async def test_whatever_a_tool_does_is_an_outcome_that_the_model_reads(text: str
     assert (got.outcome, got.text) == (outcome, answer)
 
 
-def no_bool(said: str) -> Any:
-    class Neither:
-        def __bool__(self) -> bool:
-            raise ValueError("neither true nor false")
-
-    return Neither()
-
-
-@pytest.mark.parametrize(
-    ("failed", "fault"),
-    [
-        (lambda said: said["code"], "TypeError: string indices must be integers, not 'str'"),
-        (no_bool, "ValueError: neither true nor false"),
-    ],
-)
-async def test_a_failed_that_raises_is_an_outcome_that_names_it(failed: Any, fault: str):
-    tool = Tool(name="odd", description="?", parameters=TEXT, function=odd, failed=failed)
-    got = await ToolHost(tool).call(HostCall(arguments={"text": "hello"}))
-    name = f"{__name__}:{failed.__qualname__}"
-    assert (got.outcome, got.text) == (Outcome.ERROR, f"Error: the tool's `failed` ({name}) raised {fault}")
-
-
 async def test_a_megabyte_is_cut_at_its_middle():
     tool = Tool(name="odd", description="?", parameters=TEXT, function=odd, max_chars=100)
     got = await ToolHost(tool).call(HostCall(arguments={"text": "megabyte"}))
@@ -176,35 +154,6 @@ async def test_a_host_says_what_would_be_lost_with_it():
     assert forgets.at_stake() == AtStake()
 
 
-async def test_a_state_whose_first_call_is_not_answered_is_not_at_stake():
-    """That call is made again, with a state like the first."""
-    may_end = asyncio.Event()
-
-    class Held(Tally):
-        async def call(self, text: str) -> str:
-            await may_end.wait()
-            return await super().call(text)
-
-    host = host_of(Held)
-    calling = asyncio.ensure_future(say(host, "a"))
-    while not host.num_states:
-        await asyncio.sleep(0)
-    assert host.at_stake() == AtStake()
-    may_end.set()
-    await calling
-    assert host.at_stake() == AtStake(states=1)
-
-
-async def test_only_who_plays_a_rollout_ends_its_state():
-    host = host_of(Tally)
-    memory = (await say(host, "a", holder="a")).memory
-    await say(host, "b", memory, holder="b")
-    await host.end("r", "a")
-    assert host.num_states == 1
-    await host.end("r", "b")
-    assert host.num_states == 0
-
-
 async def test_who_goes_on_with_a_rollout_ends_its_state_though_it_never_calls():
     host = host_of(Tally)
     await say(host, "a", holder="a")
@@ -266,43 +215,6 @@ async def test_of_two_states_that_are_being_made_the_later_players_is_kept(first
     await asyncio.sleep(0)  # nobody waits for it to be closed
     assert (answer.text, Tally.closed) == ("a", [""])
     assert (await say(host, "b", answer.memory, holder="b")).text == "ab" and host.num_states == 1
-
-
-async def test_a_rollout_that_ends_while_its_state_is_made_leaves_none():
-    async def slowly(problem: Problem, snapshot: str | None) -> Tally:
-        await asyncio.sleep(0.01)
-        return Tally(problem, snapshot)
-
-    host = host_of(slowly)
-    given_up = asyncio.create_task(say(host, "a"))
-    await asyncio.sleep(0)
-    await host.end("r", "a")
-    assert (await given_up).lost
-    await asyncio.sleep(0)
-    assert host.num_states == 0 and Tally.closed == [""]
-
-
-async def test_a_call_that_raises_is_a_call_of_the_state_too():
-    host = host_of(Tally)
-    first = await say(host, "raise")
-    assert (first.outcome, first.text) == (Outcome.ERROR, "Error: ValueError: odd")
-    assert (await say(host, "a", first.memory)).text == "a"
-
-
-async def test_a_state_that_cannot_be_made_is_an_outcome():
-    def broken(problem: Problem, snapshot: str | None) -> Any:
-        raise OSError("no database")
-
-    answer = await say(host_of(broken), "a")
-    assert (answer.outcome, answer.text, answer.memory) == (Outcome.ERROR, "Error: OSError: no database", None)
-
-
-async def test_a_state_without_a_call_is_an_outcome():
-    answer = await say(host_of(lambda problem, snapshot: object()), "a")
-    assert (answer.outcome, answer.text) == (
-        Outcome.ERROR,
-        "Error: AttributeError: 'object' object has no attribute 'call'",
-    )
 
 
 class Unreachable(Tally):
@@ -394,12 +306,6 @@ async def test_a_reply_with_something_odd_in_it_is_an_outcome_that_names_the_env
     assert answer.reward is None
 
 
-async def test_an_environment_that_gives_no_reply_is_no_outcome_of_the_policys():
-    host = ToolHost(environment=Game)
-    call = HostCall(arguments={"said": "bad"}, rollout_id="r", holder="a", problem=PROBLEM)
-    assert (await host.call(call)).text == "the environment Game gave str, not a Reply"
-
-
 class Points(Game):
     """Gives what was earned where a limit ends it, or does what it is told to then."""
 
@@ -458,10 +364,3 @@ async def test_what_an_environment_does_at_the_end_is_bounded_and_checked(said: 
     first = await host.call(HostCall(arguments={"said": said}, rollout_id="r", holder="a", problem=PROBLEM))
     answer = await host.call(at_the_end(first.memory))
     assert (answer.outcome, answer.text, answer.reward) == (outcome, text, None)
-
-
-async def test_an_environment_without_a_method_for_the_end_is_not_made_for_it():
-    host = ToolHost(environment=Game)
-    answer = await host.call(at_the_end())
-    assert (answer.outcome, answer.reward, answer.memory) == (Outcome.OK, None, ToolMemory(calls=0))
-    assert host.num_states == 0

@@ -88,10 +88,6 @@ async def test_examples_of_the_page_do_what_they_say(folder: Path, monkeypatch: 
     assert [(await game.reply("8")).text, await game.ended("truncated")] == ["Lower.", 0.1]
 
 
-def test_several_tools_come_from_one_object(folder: Path):
-    assert [spec.name for spec in tool_specs(["many:two", "python"], str(folder))] == ["one", "two", "python"]
-
-
 @pytest.mark.parametrize(
     ("entries", "complaint"),
     [
@@ -114,11 +110,6 @@ def test_a_module_that_hangs_is_refused(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(load, "IMPORT_DEADLINE_S", 0.3)
     with pytest.raises(ConfigError, match=r"--tools.use: importing hangs:tool takes over 0.3 s"):
         tool_specs(["hangs:tool"], str(folder))
-
-
-def test_an_environment_without_a_method_is_refused(folder: Path):
-    with pytest.raises(ConfigError, match=r"--tools.environment many:Partner: has no method 'close'"):
-        check_environment("many:Partner", str(folder))
 
 
 @pytest.mark.parametrize("ended", ["def ended(self, reason)", "async def ended(self)", "async def ended(self, a, b)"])
