@@ -129,7 +129,6 @@ class ReplayEngine(Engine):
         max_tokens: int,
         seed: int,
         sampling: Sampling,
-        begun: Completion | None = None,
     ) -> Completion:
         rollout_id, number = request_id.rsplit("/turn-", 1)
         life = self.replay.lives[rollout_id]

@@ -1,7 +1,7 @@
 """The records of a rollout. Legend: P prompt tokens, T tokens after the prompt, C tokens of one completion."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -126,25 +126,9 @@ class Completion:
     policy_versions: list[int]  # [C] weights that sampled the token; they change inside a turn where a swap fell
     ended: bool  # True at the end-of-turn token, False where max_tokens cut it
     times: EngineTimes | None = None  # where the engine tells them
-    spent_s: float = 0.0  # on one that has not ended, where another engine goes on with it
 
     def __post_init__(self) -> None:
         assert len(self.logprobs) == len(self.policy_versions) == len(self.token_ids)
-
-    def after(self, count: int) -> "Completion":
-        """Without so many of its tokens."""
-        rest = slice(count, None)
-        return replace(self, token_ids=self.token_ids[rest], logprobs=self.logprobs[rest],
-                       policy_versions=self.policy_versions[rest])  # fmt: skip
-
-    def followed_by(self, rest: "Completion") -> "Completion":
-        """The one completion that both make; its times are those of the rest."""
-        return replace(
-            rest,
-            token_ids=[*self.token_ids, *rest.token_ids],
-            logprobs=[*self.logprobs, *rest.logprobs],
-            policy_versions=[*self.policy_versions, *rest.policy_versions],
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

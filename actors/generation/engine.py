@@ -15,7 +15,6 @@ from actors.generation.cost_probe import measure_cost
 from actors.generation.load_meter import EngineLoad, LoadMeter
 from actors.generation.served_adapter import ServedAdapter
 from actors.generation.settings import EngineSettings
-from actors.generation.under_way import SAMPLED_BEFORE, Sampled, UnderWay
 from actors.generation.vllm_process import VllmProcess
 from actors.generation.vllm_start import eos_token_ids
 from actors.generation.weight_swap import WeightSwap, WeightUpdate
@@ -55,7 +54,6 @@ class Engine:
             self._adapter = ServedAdapter(settings.adapter, settings.dtype)
         self.weights = WeightSwap(self._vllm, self._meter, model, settings.control_deadline_s, self._adapter)
         self._facts: EngineFacts | None = None
-        self._under_way = UnderWay()
 
     @property
     def policy_version(self) -> int:
@@ -121,37 +119,14 @@ class Engine:
         max_tokens: int,
         seed: int,
         sampling: Sampling,
-        begun: Completion | None = None,
     ) -> Completion:
         """Sample until the end-of-turn token, which the completion then includes, or until `max_tokens`.
 
-        Log-probs are those of the distribution sampled from, temperature and top-p included. `begun` is how the
-        completion begins: what an engine that is gone had sampled with this seed. It counts among `max_tokens`.
+        Log-probs are those of the distribution sampled from, temperature and top-p included. The prompt, the seed and
+        the weights decide the tokens.
 
         Raises `ValueError` for a request that can never run, `EngineError` when the engine is gone.
         """
-        if begun is not None and begun.token_ids:
-            ended = begun.token_ids[-1] in self._stop_ids
-            if ended or len(begun.token_ids) >= max_tokens:
-                return replace(begun, ended=ended)
-            count = len(begun.token_ids)
-            rest = await self._sample(
-                [*prompt_ids, *begun.token_ids], request_id, max_tokens - count, seed, sampling, after=count
-            )
-            return begun.followed_by(rest)
-        return await self._sample(prompt_ids, request_id, max_tokens, seed, sampling)
-
-    async def _sample(
-        self,
-        prompt_ids: Sequence[int],
-        request_id: str,
-        max_tokens: int,
-        seed: int,
-        sampling: Sampling,
-        *,
-        after: int = 0,
-    ) -> Completion:
-        """`after`: so many tokens of the prompt's end were sampled with this seed."""
         llm = self._vllm.alive()
         assert self._facts is not None
         if not 0 < len(prompt_ids) < self._facts.max_model_len or max_tokens < 1:
@@ -161,16 +136,11 @@ class Engine:
             )
         prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
         params = self._sampling_params(max_tokens, seed, sampling)
-        params.extra_args = {SAMPLED_BEFORE: after} if after else None
         outputs = llm.generate(prompt, params, request_id, lora_request=self._lora_request)
         output = await self._vllm.ask(
             _last(outputs), f"complete {request_id}", self.settings.generate_deadline_s, may_refuse=True
         )
         return self._completion(output, request_id)
-
-    def newly_sampled(self) -> dict[str, Sampled]:
-        """Of each request that is being sampled, what came since this was last asked; by its id."""
-        return self._under_way.new(self._vllm.alive())
 
     async def stream(
         self, prompt_ids: Sequence[int], *, request_id: str, max_tokens: int, seed: int, sampling: Sampling

@@ -12,7 +12,7 @@ from actors.cluster.devices import see_own_gpu_first
 from actors.cluster.ray_metrics import ray_meter
 from actors.generation.delivery import Delivery
 from actors.generation.engine import Engine, EngineFacts
-from actors.generation.kept_turns import KeptTurns
+from actors.generation.journal_writer import JournalWriter
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.rollout_traces import RolloutTraces
 from actors.generation.settings import EngineSettings
@@ -114,7 +114,7 @@ class GenerationActor:
             tools=tools,
             judge=self._judge,
             metrics=self._metrics,
-            kept=KeptTurns(journal, where=settings.journal, show=self._lines.append),
+            journal=JournalWriter(journal, where=settings.journal),
         )
 
     def __repr__(self) -> str:

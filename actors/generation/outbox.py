@@ -9,15 +9,14 @@ from scheduler.records import Finished, RolloutLoad, TurnReport
 def rollout_load(state: RolloutState) -> RolloutLoad:
     """A rollout as the scheduler sees it."""
     request, prompt = state.request, len(state.prompt_ids)
-    begun = len(state.begun.token_ids) if state.begun else 0
     return RolloutLoad(
         rollout_id=request.rollout_id,
         group_id=request.group_id,
         prompt_tokens=prompt,
         max_response_tokens=max(1, min(request.limits.max_response_tokens, request.limits.max_context_tokens - prompt)),
         max_turns=request.limits.max_turns,
-        context_tokens=prompt + len(state.response_ids) + begun,
-        generated_tokens=sum(turn.num_tokens for turn in state.turns) + begun,
+        context_tokens=prompt + len(state.response_ids),
+        generated_tokens=sum(turn.num_tokens for turn in state.turns),
         turn=len(state.turns),
     )
 

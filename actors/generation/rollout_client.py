@@ -167,11 +167,7 @@ class RolloutClient:
     async def _journaled(self, states: Sequence[RolloutState]) -> dict[str, RolloutState]:
         if self._journal is None:
             return {}
-        lines: list[str] = []
-        kept = await asyncio.to_thread(journaled, self._journal, states, self.weights, same=_ATTEMPT, show=lines.append)
-        for line in lines:
-            self._show(line)
-        return kept
+        return await asyncio.to_thread(journaled, self._journal, states, self.weights, same=_ATTEMPT)
 
     async def abandon(self) -> None:
         """Give up everything handed in and not finished: `run` may be asked for the same rollouts again.

@@ -16,12 +16,11 @@ from ray.exceptions import RayError, RayTaskError
 
 from actors.balancer_service import BalancerService, Cancel, Grant, Order
 from actors.generation.engine import EngineFacts
-from actors.generation.kept_turns import KeptTurns
+from actors.generation.journal_writer import JournalWriter
 from actors.generation.load_meter import EngineLoad
 from actors.generation.outbox import Outbox, rollout_load
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.timeline_log import TimelineLog
-from actors.generation.under_way import Sampled
 from actors.generation.weight_swap import WeightUpdate
 from actors.remote import AckedQueue, Batch, Remote
 from rstar_ray.agent.rollout import GenerateFn, RolloutState, run_rollout, score
@@ -64,7 +63,6 @@ class ServingEngine(Protocol):
     async def start(self) -> EngineFacts: ...
     @property
     def generate(self) -> GenerateFn: ...
-    def newly_sampled(self) -> dict[str, Sampled]: ...
     def load(self) -> EngineLoad: ...
     async def close(self) -> None: ...
 
@@ -99,7 +97,7 @@ class GenerationWorker:
         balancer: Remote[BalancerService],
         tools: WorkerTools,
         judge: JudgeFn,
-        kept: KeptTurns | None = None,
+        journal: JournalWriter | None = None,
         metrics: ReplicaMetrics | None = None,
         die: Callable[[], None] = lambda: os._exit(1),
     ) -> None:
@@ -110,7 +108,7 @@ class GenerationWorker:
         self._balancer = balancer
         self._tools = tools
         self._judge = judge
-        self._kept = kept or KeptTurns(None)
+        self._journal = journal or JournalWriter(None)
         self._die = die
         self._coming_up: asyncio.Future[EngineFacts] | None = None
         self._facts: EngineFacts | None = None
@@ -141,7 +139,7 @@ class GenerationWorker:
             return
         with contextlib.suppress(DeadlineExceeded):  # then once it answers: it asks who wants work to register
             await self._register()
-        loops = (self._follow_orders(), self._send_reports(), self._kept.keep(self._engine))
+        loops = (self._follow_orders(), self._send_reports())
         self._loops = [asyncio.create_task(loop) for loop in loops]
         for loop in self._loops:
             loop.add_done_callback(self._note_fault)
@@ -159,7 +157,7 @@ class GenerationWorker:
                 await self._end(died)
             raise
         if isinstance(done, WeightUpdate):
-            self._kept.serve(done.policy_version, done.checksum)
+            self._journal.serve(done.policy_version, done.checksum)
         return done
 
     def load(self) -> ReplicaLoad:
@@ -179,7 +177,7 @@ class GenerationWorker:
         for task in [*self._loops, *self._playing.values()]:
             task.cancel()
         await asyncio.gather(*self._loops, *self._playing.values(), return_exceptions=True)
-        await self._kept.close()
+        await self._journal.close()
         await self._engine.close()
 
     # -- work ---------------------------------------------------------------------------------------------------------
@@ -235,7 +233,6 @@ class GenerationWorker:
         if rollout_id in self._playing:  # a grant delivered twice
             return
         self._states[rollout_id] = state
-        self._kept.begin(state)
         task = asyncio.create_task(self._play(state))
         task.add_done_callback(self._note_fault)
         self._playing[rollout_id] = task
@@ -261,9 +258,7 @@ class GenerationWorker:
 
         async def generate(prompt_ids: Sequence[int], **asked: Any) -> Completion:
             sampling = self._engine.generate(prompt_ids, **asked)
-            done = await self._timeline.noted(Activity.GENERATE, rollout_id, sampling)
-            self._kept.completed(rollout_id, done)
-            return done
+            return await self._timeline.noted(Activity.GENERATE, rollout_id, sampling)
 
         tools = self._tools.open(state)
 
@@ -291,7 +286,7 @@ class GenerationWorker:
                 moves = True
                 self._hand_back(state)
                 return
-            self._kept.finished(state)
+            self._note_turn(state)
             self._release(state)  # its KV cache is free; checking the answer holds nobody up
             self._end_rollout(await score(state, self._judge, self._chat))
         except ToolStateLost as lost:
@@ -299,7 +294,9 @@ class GenerationWorker:
             if reached.restarts >= MAX_ROLLOUT_RESTARTS:
                 self._drop(reached, f"tools: {lost}, {reached.restarts + 1} times")
             else:
-                self._hand_back(self._kept.begun_again(reached))
+                again = reached.restarted()
+                self._journal.restarted(again)
+                self._hand_back(again)
         except (SandboxError, ToolError) as failed:
             part = "sandbox" if isinstance(failed, SandboxError) else "tools"
             self._drop(self._states.get(rollout_id, state), f"{part}: {failed}")
@@ -324,13 +321,18 @@ class GenerationWorker:
 
     def _turn_finished(self, state: RolloutState) -> bool:
         rollout_id = state.request.rollout_id
-        self._states[rollout_id] = state
-        self._kept.finished(state)
+        self._note_turn(state)
         if rollout_id in self._leaving:
             return False
         self._outbox.turn_finished(state)
         self._reporting.set()
         return True
+
+    def _note_turn(self, state: RolloutState) -> None:
+        before = self._states.get(state.request.rollout_id)  # None: handed back when the engine died
+        if before is not None and before is not state:
+            self._journal.turn_finished(before, state)
+            self._states[state.request.rollout_id] = state
 
     def _release(self, state: RolloutState) -> None:
         self._forget(state.request.rollout_id)
@@ -345,7 +347,6 @@ class GenerationWorker:
     def _forget(self, rollout_id: str) -> None:
         self._playing.pop(rollout_id, None)
         self._states.pop(rollout_id, None)
-        self._kept.end(rollout_id)
         self._leaving.discard(rollout_id)
 
     def _note_fault(self, task: asyncio.Task[None]) -> None:
@@ -362,7 +363,7 @@ class GenerationWorker:
             self._reporting.clear()
             outbox, self._outbox, self._unsent = self._outbox, Outbox(), self._outbox
             try:
-                await self._kept.flush()
+                await self._journal.flush()
                 await self._report(outbox)
             except UnknownReplica:  # `_follow_orders` registers again, with what is resident
                 continue
@@ -379,14 +380,14 @@ class GenerationWorker:
             await self._ask(lambda b: b.return_rollouts(self._replica_id, back), "rollouts handed back")
 
     async def _end(self, died: EngineError) -> None:
-        """The engine is gone: hand back every rollout with what there is of its turn, then end, to be started anew."""
+        """The engine is gone: hand back every rollout at its last finished turn, then end, to be restarted."""
         if self._engine_died is not None:
             return
         self._engine_died = died
         for task in self._loops:
             task.cancel()
-        await self._kept.write()
-        for state in self._kept.reached(self._states):
+        await self._journal.flush()
+        for state in [*self._states.values()]:
             self._hand_back(state)
         with contextlib.suppress(Exception):  # the driver's `replica_lost` covers what does not arrive
             words = self._report(self._outbox.after(self._unsent))  # with what has ended: it is not to be played again

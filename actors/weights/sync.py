@@ -17,7 +17,6 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from actors.generation.owner import end_with_owner
-from actors.generation.resumed_sampling import go_on_with_seeds
 from actors.weights.adapter_folder import is_adapter
 from actors.weights.arrivals import Arrivals
 from actors.weights.tensors import TensorBucket, add_checksum
@@ -145,6 +144,5 @@ class WorkerExtension:
 
 WeightTransferEngineFactory.register_engine(BACKEND, Loading)
 end_with_owner()
-go_on_with_seeds()
 if current_platform.is_cpu():
     import_module("actors.generation.cpu_layers")

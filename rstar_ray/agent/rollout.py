@@ -1,7 +1,7 @@
 """One rollout: think, write Python, read what it did, go on (arXiv:2508.20722 section 2.1).
 
-A coroutine over two Protocols; it knows neither Ray nor vLLM. Its state is a record that any other replica can
-go on from after each turn, and from within one that was begun.
+A coroutine over two Protocols; it knows neither Ray nor vLLM. Its state is a record from which any other replica can
+continue after each turn.
 """
 
 import asyncio
@@ -40,10 +40,7 @@ MAX_ANSWER_CHARS = 200
 
 
 class GenerateFn(Protocol):
-    """Samples one completion. Raises `EngineError` when the engine is gone, never returns half a turn.
-
-    `begun`: how it begins, sampled before by an engine that is gone; it counts among `max_tokens`, and is returned too.
-    """
+    """Samples one completion. Raises `EngineError` when the engine is gone, never returns half a turn."""
 
     async def __call__(
         self,
@@ -53,7 +50,6 @@ class GenerateFn(Protocol):
         max_tokens: int,
         seed: int,
         sampling: Sampling,
-        begun: Completion | None = None,
     ) -> Completion: ...
 
 
@@ -74,7 +70,7 @@ class ConverseFn(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutState:
-    """What a rollout is between two turns, and what there is of the next. Legend: T tokens after the prompt."""
+    """What a rollout is between two turns. Legend: T tokens after the prompt."""
 
     request: RolloutRequest
     prompt_ids: list[int]  # [P]
@@ -83,7 +79,6 @@ class RolloutState:
     logprobs: list[float]  # [T] 0 where not sampled
     policy_versions: list[int]  # [T] -1 where not sampled
     turns: tuple[Turn, ...] = ()
-    begun: Completion | None = None  # of the next turn, what was sampled of it before its engine was lost
     final_text: str = ""  # the last completion, decoded, without what it only thought
     num_answers: int = 0  # `<answer>` tags in all turns so far
     stop_reason: StopReason | None = None
@@ -105,7 +100,7 @@ class RolloutState:
             stop_reason=None if fits else StopReason.REFUSED,
         )
 
-    def begun_again(self) -> "RolloutState":
+    def restarted(self) -> "RolloutState":
         """The same rollout from its prompt: what a tool kept for it is gone."""
         afresh = RolloutState.start(self.request, self.prompt_ids)
         return replace(afresh, restarts=self.restarts + 1, placements=self.placements)
@@ -168,14 +163,13 @@ async def play_turn(
     if state.room_tokens <= 0:
         return replace(state, stop_reason=StopReason.TRUNCATED)
     request, turn_number = state.request, len(state.turns)
-    started_s = time.monotonic() - (state.begun.spent_s if state.begun else 0.0)
+    started_s = time.monotonic()
     completion = await generate(
         [*state.prompt_ids, *state.response_ids],
         request_id=f"{request.rollout_id}/turn-{turn_number}",
         max_tokens=state.room_tokens,
         seed=derive_seed(request.seed, "turn", turn_number),
         sampling=request.sampling,
-        begun=state.begun,
     )
     generated_s = time.monotonic()
     reading = chat.read(completion.token_ids, after_tools=turn_number > 0)
@@ -250,7 +244,6 @@ def _with_completion(state: RolloutState, completion: Completion, spoken: str) -
         loss_mask=[*state.loss_mask, *[True] * count],
         logprobs=[*state.logprobs, *completion.logprobs],
         policy_versions=[*state.policy_versions, *completion.policy_versions],
-        begun=None,
         final_text=spoken,
         num_answers=state.num_answers + count_answers(spoken, "answer"),
     )

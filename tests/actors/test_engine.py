@@ -15,7 +15,7 @@ import torch
 from actors.generation.engine import Engine
 from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack
 from rstar_ray.errors import EngineError
-from rstar_ray.trajectory import MODELS_OWN, Completion, Sampling
+from rstar_ray.trajectory import MODELS_OWN, Completion
 from scheduler.cost import placement_cost
 from tests import derived
 
@@ -156,68 +156,6 @@ async def test_a_request_under_way_goes_on_under_the_new_weights(engine: Engine)
         crossed += 0 < switch < len(seen)
     assert crossed > 0
     assert engine.load().preemptions == 0  # what a swap puts back in the queue is not want of room
-
-
-async def test_a_completion_goes_on_from_any_token_to_the_same_end(engine: Engine):
-    """Tokens, log-probs and versions to the last bit: as if its engine had never been lost."""
-    prompts_, sampling = prompts(6, seed=5), Sampling(temperature=0.9, top_p=0.95)
-    await engine.update_weights(29, weights(policy(seed=29)))
-
-    async def sample(number: int, begun: Completion | None = None, max_tokens: int = 80) -> Completion:
-        return await engine.generate(
-            prompts_[number], request_id=f"on-{next(ids)}", max_tokens=max_tokens, seed=40 + number, sampling=sampling,
-            begun=begun,
-        )  # fmt: skip
-
-    wholes = await asyncio.gather(*(sample(number) for number in range(6)))
-    places = [(number, count) for number in range(6) for count in {1, 15, 16, 17, len(wholes[number].token_ids)}]
-    places = [(number, count) for number, count in places if count <= len(wholes[number].token_ids)]
-
-    def first(number: int, count: int) -> Completion:
-        whole = wholes[number]
-        return Completion(token_ids=whole.token_ids[:count], logprobs=whole.logprobs[:count],
-                          policy_versions=whole.policy_versions[:count], ended=False)  # fmt: skip
-
-    begun = {place: first(*place) for place in places}
-    others = weights(policy(seed=30))
-    await engine.update_weights(30, others)  # so that no block of the contexts is there any more
-    await engine.update_weights(29, weights(policy(seed=29)))
-    again = await asyncio.gather(*(sample(number, begun[number, count]) for number, count in places))
-    assert len(places) > 12
-    for (number, _), resumed in zip(places, again, strict=True):
-        whole = wholes[number]
-        assert (resumed.token_ids, resumed.ended) == (whole.token_ids, whole.ended)
-        assert resumed.logprobs == whole.logprobs and resumed.policy_versions == whole.policy_versions
-    cut = await sample(0, first(0, 5), max_tokens=5)
-    assert (cut.token_ids, cut.ended) == (wholes[0].token_ids[:5], False)
-
-
-async def test_what_is_under_way_is_the_beginning_of_what_comes(engine: Engine):
-    asked = {f"way-{number}": prompt for number, prompt in enumerate(prompts(4, seed=6))}
-    started = {
-        name: asyncio.create_task(
-            engine.generate(prompt, request_id=name, max_tokens=600, seed=1, sampling=MODELS_OWN,
-                            begun=Completion(token_ids=[7, 8], logprobs=[-1.0, -2.0], policy_versions=[0, 0],
-                                             ended=False))
-        )
-        for name, prompt in asked.items()
-    }  # fmt: skip
-    seen: dict[str, Completion] = {}
-    looks = 0
-    async with asyncio.timeout(60):
-        while not all(task.done() for task in started.values()):
-            new = engine.newly_sampled()
-            assert all(bit.start == (len(seen[name].token_ids) if name in seen else 0) for name, bit in new.items())
-            seen |= {name: seen[name].followed_by(bit.more) if name in seen else bit.more for name, bit in new.items()}
-            looks += bool(new)
-            await asyncio.sleep(0.01)
-    assert looks > 3 and seen.keys() == started.keys()
-    for name, so_far in seen.items():
-        done, end = await started[name], 2 + len(so_far.token_ids)
-        assert so_far.token_ids == done.token_ids[2:end] and done.token_ids[:2] == [7, 8]
-        assert so_far.logprobs == done.logprobs[2:end]
-        assert so_far.policy_versions == done.policy_versions[2:end] == [engine.policy_version] * (end - 2)
-    assert engine.newly_sampled() == {}
 
 
 async def test_an_engine_measures_what_its_steps_cost(engine: Engine):

@@ -11,10 +11,9 @@ import pytest
 
 from actors.balancer_service import BalancerService
 from actors.generation.engine import EngineFacts
-from actors.generation.kept_turns import KeptTurns
+from actors.generation.journal_writer import JournalWriter
 from actors.generation.load_meter import EngineLoad
 from actors.generation.outbox import rollout_load
-from actors.generation.under_way import Sampled
 from actors.generation.weight_swap import WeightUpdate
 from actors.generation.worker import GenerationWorker
 from rstar_ray.agent.journal import TurnJournal, journaled
@@ -36,7 +35,6 @@ from rstar_ray.trajectory import (
     TrajectorySummary,
 )
 from tests.fakes import (
-    END,
     LIMITS,
     AddingSandbox,
     CharChat,
@@ -83,9 +81,6 @@ class FakeEngine:
     async def update_weights(self, version: int, buckets: Sequence[Any], name: str) -> WeightUpdate:
         self.policy_version = self.policy.policy_version = version
         return WeightUpdate(policy_version=version, checksum=7, shared_s=0.0, paused_s=0.0)
-
-    def newly_sampled(self) -> dict[str, Sampled]:
-        return {}
 
     def load(self) -> EngineLoad:
         return EngineLoad()
@@ -282,75 +277,6 @@ async def test_a_worker_that_was_taken_for_lost_is_not_started_again_and_registe
     await one.close()
 
 
-@dataclass
-class DyingEngine(HeldEngine):
-    """Dies in the middle of every first turn, of which it has sampled five tokens."""
-
-    whole: dict[str, Completion] = field(default_factory=dict)
-    looks: int = 0
-
-    def newly_sampled(self) -> dict[str, Sampled]:
-        self.looks += len(self.whole) == 4
-        five = slice(2 * self.looks - 2, min(5, 2 * self.looks))
-        return {
-            name: Sampled(
-                five.start,
-                Completion(
-                    token_ids=one.token_ids[five], logprobs=one.logprobs[five],
-                    policy_versions=one.policy_versions[five], ended=False,
-                ),
-            )
-            for name, one in self.whole.items()
-            if 0 <= five.start < 5
-        }  # fmt: skip
-
-    async def generate(self, prompt_ids: Sequence[int], **asked: Any) -> Completion:
-        self.whole[asked["request_id"]] = await self.policy(prompt_ids, **asked)
-        await super().generate(prompt_ids, **asked)
-        raise EngineError("the engine died")
-
-
-async def test_what_a_dead_engine_had_sampled_of_a_turn_is_handed_back_and_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("actors.generation.kept_turns.KEEP_EVERY_S", 0.01)
-    balancer, engine, ended = BalancerService(), DyingEngine(), asyncio.Event()
-    one = worker(balancer, engine=engine, kept=KeptTurns(TurnJournal(tmp_path, "generation/0-life")), die=ended.set)
-    await one.start()
-    await one.serve()
-    wanted = [replace(asked, rollout_id=f"stage1/3/{asked.rollout_id}") for asked in requests(4)]
-    await submit(balancer, wanted)
-    await engine.holds(4)
-    starts = [RolloutState.start(asked, CHAT.prompt_ids(asked.problem)) for asked in wanted]
-    async with asyncio.timeout(60):
-        while engine.looks < 5:
-            await asyncio.sleep(0.01)
-    kept = journaled(tmp_path, starts, weights=0)
-    said = {name.rpartition("/")[0]: whole.token_ids for name, whole in engine.whole.items()}
-    assert {name: state.begun.token_ids for name, state in kept.items() if state.begun} == {
-        name: token_ids[:5] for name, token_ids in said.items()
-    }
-    engine.go.set()
-    await asyncio.wait_for(ended.wait(), 60)
-    await balancer.replica_lost("generation/0")
-    later = worker(balancer, "generation/1", kept=KeptTurns(TurnJournal(tmp_path, "generation/1-life")))
-    asked: list[Completion | None] = []
-    policy = later._engine.generate
-
-    async def generate(prompt_ids: Sequence[int], **more: Any) -> Completion:
-        asked.append(more["begun"])
-        return await policy(prompt_ids, **more)
-
-    later._engine.generate = generate  # type: ignore[method-assign]
-    await later.start()
-    await later.serve()
-    found = await collect(later, 4)
-    assert sorted(begun.token_ids for begun in asked if begun) == sorted(ids[:5] for ids in said.values())
-    assert {name for name, end in found.items() if isinstance(end, TrajectorySummary)} == set(said)
-    await one.close()
-    await later.close()
-
-
 async def test_a_dead_engine_waits_a_moment_and_no_more_for_a_balancer_that_is_dead_too(
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -386,37 +312,6 @@ async def test_a_rollout_that_was_cancelled_on_its_way_out_is_played_to_its_end_
     (summary,) = (await collect(one, 1)).values()
     assert isinstance(summary, TrajectorySummary) and len(summary.placements) == 1
     await one.close()
-
-
-async def test_a_completion_whose_calls_are_still_answered_is_on_disk_to_its_last_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("actors.generation.kept_turns.KEEP_EVERY_S", 0.01)
-    go = asyncio.Event()
-
-    class HeldSandbox(AddingSandbox):
-        async def __call__(self, call: ToolCall) -> ToolResult:
-            await go.wait()
-            return await super().__call__(call)
-
-    balancer, writing = BalancerService(), KeptTurns(TurnJournal(tmp_path, "generation/0-life"))
-    one = worker(balancer, tools=PlainTools(HeldSandbox()), kept=writing)
-    await one.start()
-    await one.serve()
-    wanted = [replace(asked, rollout_id=f"stage1/3/{asked.rollout_id}") for asked in requests(3)]
-    await submit(balancer, wanted)
-    starts = [RolloutState.start(asked, CHAT.prompt_ids(asked.problem)) for asked in wanted]
-    async with asyncio.timeout(60):
-        while len(kept := journaled(tmp_path, starts, weights=0)) < 3:
-            await asyncio.sleep(0.01)
-    assert all(state.begun and state.begun.token_ids[-1] == END and not state.turns for state in kept.values())
-    go.set()
-    await collect(one, 3)
-    await one.close()
-    later = journaled(tmp_path, starts, weights=0)
-    for name, state in kept.items():
-        assert state.begun and later[name].begun is None
-        assert later[name].response_ids[: len(state.begun.token_ids)] == state.begun.token_ids
 
 
 async def test_an_engine_that_is_starting_is_none_the_worse_for_weights_that_the_one_before_it_was_sent():
@@ -527,8 +422,8 @@ async def test_nobody_goes_on_with_what_a_rollout_had_before_it_began_again(tmp_
             return as_completion(call(f"{self.turns}+1"), asked["max_tokens"])
 
     balancer, engine = BalancerService(), Slipping()
-    kept = KeptTurns(TurnJournal(tmp_path, "generation/0-life"))
-    one = worker(balancer, engine=engine, tools=PlainTools(LostLater()), kept=kept)
+    kept = JournalWriter(TurnJournal(tmp_path, "generation/0-life"))
+    one = worker(balancer, engine=engine, tools=PlainTools(LostLater()), journal=kept)
     await one.start()
     await one.serve()
     (wanted,) = [replace(asked, rollout_id=f"stage1/3/{asked.rollout_id}") for asked in requests(1)]
@@ -590,8 +485,8 @@ class Chatting(FakeEngine):
 
 async def played_in_environment(tools: Counted, journal: Path) -> tuple[RolloutState, Any]:
     balancer = BalancerService()
-    kept = KeptTurns(TurnJournal(journal, "generation/0-life"))
-    one = worker(balancer, engine=Chatting(), tools=tools, kept=kept)
+    kept = JournalWriter(TurnJournal(journal, "generation/0-life"))
+    one = worker(balancer, engine=Chatting(), tools=tools, journal=kept)
     await one.start()
     await one.serve()
     limits = replace(LIMITS, max_environment_turns=2)

@@ -262,12 +262,11 @@ def write_turns(folder: Path, requests: list[RolloutRequest]) -> None:
     journal = TurnJournal(folder, "generation/0-life")
     for one in requests:
         start = RolloutState.start(one, CharChat().prompt_ids(one.problem))
-        journal.begin(start)
         played = replace(
             start, response_ids=[7] * 9, loss_mask=[True] * 9, logprobs=[0.0] * 9, policy_versions=[0] * 9,
             turns=(Turn(num_tokens=9),),
         )  # fmt: skip
-        journal.add(played, 0)
+        journal.add(start, played, 0)
     journal.close()
 
 
@@ -342,24 +341,26 @@ async def test_a_balancer_that_died_with_a_replica_is_told_of_its_turns_first(tm
     await client.close()
 
 
-async def test_a_rollout_that_began_again_does_not_go_back_to_a_longer_beginning(tmp_path: Path):
-    balancer, shown = RemoteBalancer(), list[str]()
+async def test_a_rollout_that_restarted_does_not_go_back_to_a_longer_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    balancer = RemoteBalancer()
     await balancer.now.register(registration("generation/0", 100_000, max_running=64, block_tokens=16))
-    client = client_of(balancer, journal=tmp_path, show=shown.append)
+    client = client_of(balancer, journal=tmp_path)
     requests = training_requests(1)
     write_turns(tmp_path, requests)
     first = asyncio.ensure_future(anext(client.run(requests)))
     (grant,) = await grants(balancer, "generation/0")
     assert grant.payload.turns
     journal = TurnJournal(tmp_path, "generation/0-later")
-    journal.begin_again(grant.payload.begun_again(), 0)
+    journal.restart(grant.payload.restarted(), 0)
     journal.close()
     (tmp_path / "stage1-step-000001" / "odd.turns").mkdir()
     assert await client.go_on_without("generation/0") == 1
     await balancer.now.register(registration("generation/1", 100_000, max_running=64, block_tokens=16))
     (grant,) = await grants(balancer, "generation/1")
     assert (grant.payload.restarts, grant.payload.turns) == (1, ())
-    assert "odd.turns cannot be read" in shown[0]
+    assert "odd.turns cannot be read" in caplog.text
     first.cancel()
     await client.close()
 

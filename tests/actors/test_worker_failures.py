@@ -13,7 +13,7 @@ from ray.exceptions import RayTaskError
 from actors.balancer_service import BalancerService
 from actors.generation import worker as worker_module
 from actors.generation.engine import EngineFacts
-from actors.generation.kept_turns import KeptTurns
+from actors.generation.journal_writer import JournalWriter
 from actors.generation.outbox import Outbox, rollout_load
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.agent.rollout import RolloutState
@@ -200,10 +200,10 @@ class FullDisk(TurnJournal):
         super().flush()
 
 
-async def test_a_disk_that_is_full_ends_no_worker_and_is_said_once(tmp_path: Path):
-    balancer, engine, shown = BalancerService(), FakeEngine(), list[str]()
+async def test_a_disk_that_is_full_ends_no_worker_and_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    balancer, engine = BalancerService(), FakeEngine()
     journal = FullDisk(tmp_path, "generation/0-life")
-    one = worker(balancer, engine=engine, kept=KeptTurns(journal, where="runs/x/journal", show=shown.append))
+    one = worker(balancer, engine=engine, journal=JournalWriter(journal, where="runs/x/journal"))
     await one.start()
     await one.serve()
     for version in range(3):
@@ -215,9 +215,9 @@ async def test_a_disk_that_is_full_ends_no_worker_and_is_said_once(tmp_path: Pat
         assert all(isinstance(end, TrajectorySummary) for end in found.values())
         assert await balancer.drain(10)
         await balancer.resume()
-    assert shown == [
-        "runs/x/journal cannot be written ([Errno 28] No space left on device): what is sampled here is not kept, "
-        "and where this worker dies it is sampled again",
+    assert caplog.messages == [
+        "runs/x/journal cannot be written ([Errno 28] No space left on device): turns that finish now are sampled "
+        "again if this worker dies",
         "runs/x/journal is written again",
     ]
     await one.close()

@@ -1,6 +1,5 @@
-"""Turns on disk, finished or begun: read again as they were, and only where they belong together."""
+"""The journal of finished turns: what is read equals what was written, and only where it belongs together."""
 
-import itertools
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rstar_ray.agent.journal import TurnJournal, journaled, read
-from rstar_ray.agent.rollout import RolloutState, play_turn, run_rollout
-from rstar_ray.trajectory import Completion, Placement, RolloutRequest, ToolMemory
+from rstar_ray.agent.journal import TurnJournal, journaled
+from rstar_ray.agent.rollout import RolloutState, play_turn
+from rstar_ray.trajectory import RolloutRequest, ToolMemory
 from tests.fakes import AddingSandbox, CharChat, ScriptedEngine, adding_problems, answer, call, request
 
 CHAT, SANDBOX = CharChat(), AddingSandbox()
@@ -35,8 +34,10 @@ async def played(state: RolloutState, script: tuple[str, ...] = TURNS, version: 
 
 def write(folder: Path, states: list[RolloutState], writer: str = "generation/0-a", weights: int = 7) -> None:
     journal = TurnJournal(folder, writer)
+    before = start(states[0].request.rollout_id)
     for state in states:
-        journal.add(state, weights)
+        journal.add(before, state, weights)
+        before = state
     journal.close()
 
 
@@ -53,8 +54,7 @@ async def test_a_turn_that_continues_other_tokens_is_not_put_behind_them(tmp_pat
     assert len(states[0].response_ids) == len(others[0].response_ids)
     write(tmp_path, states[:1], "generation/0-a")
     second = TurnJournal(tmp_path, "generation/1-b")
-    second.begin(others[0])
-    second.add(others[1], 7)
+    second.add(others[0], others[1], 7)
     second.close()
     assert journaled(tmp_path, [start()], 7) == {"stage1/12/0-p/3": states[0]}
 
@@ -105,12 +105,11 @@ class FullOnce(TurnJournal):
 async def test_what_follows_a_write_that_failed_is_not_put_behind_its_torn_end(tmp_path: Path):
     states = await played(start())
     journal = FullOnce(tmp_path, "generation/0-a")
-    journal.add(states[0], 7)
+    journal.add(start(), states[0], 7)
     with pytest.raises(OSError, match="No space"):
         journal.flush()
     assert not journal.has_unwritten
-    journal.begin(start())
-    journal.add(states[0], 7)
+    journal.add(start(), states[0], 7)
     assert journal.has_unwritten
     journal.flush()
     assert journaled(tmp_path, [start()], 7) == {"stage1/12/0-p/3": states[0]}
@@ -123,31 +122,6 @@ async def test_where_a_rollout_stands_with_its_tools_is_read_again_with_its_turn
     write(tmp_path, states)
     (found,) = journaled(tmp_path, [start()], 7).values()
     assert (found.memories, found.reward, found.restarts) == (states[-1].memories, 0.5, 1)
-
-
-STAY = Placement(
-    replica_id="generation/0", turn=0, why="most room", waited_s=1.5, held_s={"no room": 1.0}, kv_used_tokens=16,
-    kv_expected_tokens=64, kv_capacity_tokens=128, residents=2,
-)  # fmt: skip
-
-
-async def test_of_a_turn_under_way_where_it_was_placed_and_the_time_it_took_are_read_again_and_written_once(
-    tmp_path: Path,
-):
-    (first, *_) = await played(start())
-    name = first.request.rollout_id
-    for writer, stays, bits in (("0-a", (STAY,), (0, 3, 5)), ("1-b", (STAY, replace(STAY, turn=1)), (5, 8))):
-        journal = TurnJournal(tmp_path, f"generation/{writer}")
-        begun = replace(sampled(first, 0, bits[0]), spent_s=1.0) if bits[0] else None
-        journal.begin(replace(start(), placements=stays, begun=begun))
-        for known, count in itertools.pairwise(bits):
-            journal.add_begun({name: replace(sampled(first, known, count), spent_s=0.5 * count)}, 7)
-        journal.close()
-        (found,) = journaled(tmp_path, [start()], 7).values()
-        assert found.placements == stays
-        assert found.begun == replace(sampled(first, 0, bits[-1]), spent_s=0.5 * bits[-1])
-    parts = [part for file in sorted(tmp_path.rglob("*.turns")) for _, part, _ in read(file)]
-    assert [len(part.placements) for part in parts] == [1, 0, 2]
 
 
 async def test_nothing_is_kept_of_rollouts_that_are_played_for_nothing_that_is_asked_for_again(tmp_path: Path):
@@ -163,68 +137,26 @@ async def test_evaluations_and_the_choice_of_a_hard_set_go_on_as_training_does(n
     assert journaled(tmp_path, [start(name.replace("0a1b", "2c3d"))], 7) == {}  # it is asked in another way
 
 
-async def test_a_folder_that_was_removed_is_written_anew(tmp_path: Path):
+async def test_a_folder_that_was_removed_is_written_again(tmp_path: Path):
     (first, *_) = await played(start())
     journal = TurnJournal(tmp_path, "generation/0-a")
-    journal.begin(start())
-    journal.add(first, 7)
+    journal.add(start(), first, 7)
     journal.flush()
     for folder in tmp_path.iterdir():
         shutil.rmtree(folder)
-    journal.begin(start())
-    journal.add(first, 7)
+    journal.add(start(), first, 7)
     journal.close()
     assert journaled(tmp_path, [start()], 7) == {start().request.rollout_id: first}
 
 
-def sampled(state: RolloutState, first: int, last: int) -> Completion:
-    """Of a finished turn that is its whole response, these tokens."""
-    chosen = slice(first, last)
-    return Completion(
-        token_ids=state.response_ids[chosen], logprobs=state.logprobs[chosen],
-        policy_versions=state.policy_versions[chosen], ended=False,
-    )  # fmt: skip
-
-
-async def test_who_goes_on_within_a_turn_writes_what_came_after_alone(tmp_path: Path):
-    (first, *_) = await played(start())
-    name = first.request.rollout_id
-    lost, next_one = TurnJournal(tmp_path, "generation/0-a"), TurnJournal(tmp_path, "generation/1-b")
-    lost.begin(start())
-    lost.add_begun({name: sampled(first, 0, 5)}, 7)
-    lost.close()
-    (found,) = journaled(tmp_path, [start()], 7).values()
-    next_one.begin(found)
-    next_one.add_begun({name: sampled(first, 5, 8)}, 7)
-    next_one.close()
-    (found,) = journaled(tmp_path, [start()], 7).values()
-    assert found == replace(start(), begun=sampled(first, 0, 8))
-    (file,) = tmp_path.rglob("*1-b*")
-    ((_, part, columns),) = read(file)
-    assert (part.start, part.num_tokens, len(columns)) == (5, 3, 36)
-
-
-async def test_a_part_without_tokens_is_followed_by_what_comes_after_it(tmp_path: Path):
-    (first, *_) = await played(start())
-    name, journal = first.request.rollout_id, TurnJournal(tmp_path, "generation/0-a")
-    journal.begin(start())
-    for known, count in ((0, 3), (3, 3), (3, 5), (5, 5)):
-        journal.add_begun({name: sampled(first, known, count)}, 7)
+async def test_a_rollout_that_restarted_is_read_from_its_latest_start(tmp_path: Path):
+    states, again = await played(start()), start().restarted()
+    write(tmp_path, states[:2])
+    journal = TurnJournal(tmp_path, "generation/0-b")
+    journal.restart(again, 7)
+    journal.flush()
+    assert journaled(tmp_path, [start()], 7) == {"stage1/12/0-p/3": again}
+    (first, *_) = await played(again)
+    journal.add(again, first, 7)
     journal.close()
-    assert journaled(tmp_path, [start()], 7) == {name: replace(start(), begun=sampled(first, 0, 5))}
-
-
-async def test_a_turn_goes_on_with_what_was_sampled_of_it_and_ends_as_it_would_have(tmp_path: Path):
-    first, *_, whole = await played(start())
-    begun = replace(start(), begun=sampled(first, 0, 6))
-    asked: list[Completion | None] = []
-
-    async def generate(prompt_ids: list[int], **more: Any) -> Completion:
-        asked.append(more.pop("begun"))
-        return await engine(prompt_ids, **more)
-
-    engine = ScriptedEngine(list(TURNS))
-    state = await run_rollout(begun, generate=generate, execute=SANDBOX, chat=CHAT)
-    assert state.response_ids == whole.response_ids and state.begun is None
-    assert asked == [begun.begun, None, None]
-    assert begun.begun_again() == replace(start(), restarts=1)
+    assert journaled(tmp_path, [start()], 7) == {"stage1/12/0-p/3": first}

@@ -181,6 +181,30 @@ async def test_a_rollout_goes_on_elsewhere_from_its_last_finished_turn():
     assert resumed.loss_mask == whole.loss_mask
 
 
+async def test_a_turn_that_is_sampled_again_elsewhere_is_the_same_request():
+    """Same prompt, seed and budget, whatever was sampled of it before its engine was lost."""
+    asked: list[tuple[list[int], dict[str, Any]]] = []
+    said = [call("oops"), call("1+2"), answer("3")]
+
+    class Recording(ScriptedEngine):
+        async def __call__(self, prompt_ids: Sequence[int], **more: Any) -> Completion:
+            asked.append((list(prompt_ids), more))
+            return await super().__call__(prompt_ids, **more)
+
+    state = RolloutState.start(wanted := request(), CHAT.prompt_ids(wanted.problem))
+    whole = await run_rollout(state, generate=Recording(said), execute=AddingSandbox(), chat=CHAT)
+    (at_once, asked) = (asked, [])
+    state = await run_rollout(
+        state, generate=ScriptedEngine(said), execute=AddingSandbox(), chat=CHAT, go_on=lambda _: False
+    )
+    with pytest.raises(EngineError):
+        await run_rollout(state, generate=Recording([], fails_at=0), execute=AddingSandbox(), chat=CHAT)
+    again = await run_rollout(state, generate=Recording(said[1:]), execute=AddingSandbox(), chat=CHAT)
+    assert again.response_ids == whole.response_ids
+    assert asked == [at_once[1], *at_once[1:]]
+    assert len({more["seed"] for _, more in at_once}) == 3
+
+
 async def test_our_own_failures_are_exceptions_and_never_data():
     with pytest.raises(EngineError):
         await play([call("1+2"), answer("3")], fails_at=1)
@@ -331,5 +355,5 @@ async def test_where_a_tool_with_state_stands_goes_with_the_rollout():
     )
     assert state.memories == {"notes": ToolMemory(calls=1, snapshot="x")}
     assert state.turns[0].tool_results[0].memory is None  # not kept twice
-    again = state.begun_again()
+    again = state.restarted()
     assert (again.restarts, again.memories, again.response_ids, again.prompt_ids) == (1, {}, [], state.prompt_ids)

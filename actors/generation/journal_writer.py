@@ -1,0 +1,102 @@
+"""Writes a worker's finished turns to the journal, from a thread and best-effort: a bad disk ends no rollout."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from rstar_ray.agent.journal import TurnJournal
+from rstar_ray.agent.rollout import RolloutState
+from rstar_ray.deadline import within
+from rstar_ray.errors import DeadlineExceeded
+
+log = logging.getLogger(__name__)
+
+DISK_PATIENCE_S = 10.0
+"""Longest wait for one write: reports to the balancer wait for it."""
+MAX_UNWRITTEN_BYTES = 2**28
+"""Held in memory while the disk is slow; beyond it the disk counts as failed."""
+
+
+class JournalWriter:
+    """The turns that one worker plays. Without a journal nothing survives the worker.
+
+    A journal that cannot be written is reported once, and tried again with the next weights, when a step's file
+    begins. Writes run in a thread, one after the other, and never on the event loop.
+    """
+
+    def __init__(self, journal: TurnJournal | None, *, where: str = "the journal") -> None:
+        """`where`: the journal's name in log messages."""
+        self._journal = journal
+        self._where = where
+        self._failed = False  # the journal, under these weights
+        self._reported = False  # that it fails
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="journal")  # its thread starts with the first write
+        self._late: asyncio.Future[None] | None = None  # a write that took longer than `DISK_PATIENCE_S`
+        self._version, self._weights = 0, 0  # those of the model folder
+
+    def serve(self, version: int, weights: int) -> None:
+        """From now on this version samples the turns; `weights` is its checksum."""
+        self._version, self._weights = version, weights
+        self._failed = False
+
+    def turn_finished(self, before: RolloutState, after: RolloutState) -> None:
+        """Record the turn between two states; the next `flush` brings it to the disk.
+
+        Turns of a rollout that several versions sampled are not recorded: no single version samples them again.
+        """
+        if self._journal is not None and not self._failed and {*after.policy_versions} <= {-1, self._version}:
+            self._journal.add(before, after, self._weights)
+
+    def restarted(self, state: RolloutState) -> None:
+        """The rollout restarts from its prompt: its earlier turns no longer count."""
+        if self._journal is not None and not self._failed:
+            self._journal.restart(state, self._weights)
+
+    async def flush(self) -> None:
+        """Everything recorded so far is on disk, or a warning says that it is not."""
+        if self._journal is None or self._failed or not (self._late or self._journal.has_unwritten):
+            return
+        if self._late is not None and not self._late.done():
+            self._failed = self._journal.unwritten_bytes > MAX_UNWRITTEN_BYTES
+            return
+        late, self._late = self._late, None
+        try:
+            if late is not None:
+                late.result()
+            if self._journal.has_unwritten:
+                await self._on_disk(self._journal.flush)
+        except DeadlineExceeded as slow:
+            self._report(str(slow))
+        except (OSError, ValueError, RuntimeError) as failed:  # RuntimeError: no thread could be started
+            self._failed = True
+            self._report(str(failed))
+        else:
+            if self._reported:
+                self._reported = False
+                log.warning("%s is written again", self._where)
+
+    async def close(self) -> None:
+        if self._journal is not None:
+            with contextlib.suppress(OSError, ValueError, RuntimeError, DeadlineExceeded):
+                await self._on_disk(self._journal.close)
+        self._disk.shutdown(wait=False)
+
+    def _report(self, why: str) -> None:
+        if not self._reported:
+            self._reported = True
+            log.warning(
+                "%s cannot be written (%s): turns that finish now are sampled again if this worker dies",
+                self._where,
+                why,
+            )
+
+    async def _on_disk(self, write: Callable[[], None]) -> None:
+        writing = asyncio.get_running_loop().run_in_executor(self._disk, write)
+        try:
+            patience = asyncio.shield(writing)
+            await within(patience, DISK_PATIENCE_S, waiter="worker", owner="disk", reason=self._where, poll=True)
+        except DeadlineExceeded:
+            self._late = writing  # it continues, and so do the writes behind it
+            raise
