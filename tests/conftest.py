@@ -27,6 +27,8 @@ os.environ.update(
     PYTHONPATH=os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]),
 )
 
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # Ray's link to its latest session is per directory
+    os.environ["RAY_TMPDIR"] = f"{os.environ.get('TMPDIR') or '/tmp'}/ray-{os.geteuid()}-{worker}"
 private_directory()  # every Ray of this test run keeps its files there
 
 # How long one example takes says something of the machine's other work, and nothing of what is tested.

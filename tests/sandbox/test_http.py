@@ -381,7 +381,7 @@ async def test_a_connection_that_never_asks_is_closed(pool: SandboxPool, monkeyp
 
 
 async def test_cpp_is_compiled_and_run_in_the_cage(http: aiohttp.ClientSession, url: str):
-    source = '#include <iostream>\nint main(){int a; std::cin >> a; std::cout << a * 2 << "\\n";}'
+    source = '#include <cstdio>\nint main(){int a; std::scanf("%d", &a); std::printf("%d\\n", a * 2);}'
     submission = {"type": "cpp", "solution": source, "input": "21", "expected_output": "42"}
     _, answer = await post(http, f"{url}/run", submission)
     if "not installed" in answer["stderr"]:

@@ -279,7 +279,7 @@ async def waits(completion, problem):
     if completion == "most": return most
     running += 1
     most = max(most, running)
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.25)
     running -= 1
     return float(completion)
 """
@@ -288,9 +288,9 @@ async def waits(completion, problem):
 async def test_an_async_function_judges_many_rollouts_at_once_and_each_gets_its_own_reward(tmp_path: Path, own: Own):
     (tmp_path / "mine.py").write_text(ASYNC)
     judge = own("mine:waits", processes=1, concurrency=40)
-    async with asyncio.timeout(60):  # 256 s one after the other
-        found = await asyncio.gather(*(judge(str(number), problem("")) for number in range(512)))
-    assert [one.reward for one in found] == [float(number) for number in range(512)]
+    async with asyncio.timeout(39):  # 40 s one after the other
+        found = await asyncio.gather(*(judge(str(number), problem("")) for number in range(160)))
+    assert [one.reward for one in found] == [float(number) for number in range(160)]
     assert (await judge("most", problem(""))).reward == 40
 
 
