@@ -33,27 +33,19 @@ def test_every_row_of_the_table_of_places_names_a_file():
     assert all(NAMED.search(row) for row in rows[1:])
 
 
-def rooms() -> set[str]:
-    """Every folder of the project that holds what runs, and the rooms inside it."""
+def folders() -> set[str]:
+    """Every folder of the project that holds code, and the packages inside it."""
     tops = [REPOSITORY / room for room in ROOMS if room not in ("tests", "docs")]
     inner = [folder for top in tops for folder in top.iterdir() if (folder / "__init__.py").exists()]
     return {f"{folder.relative_to(REPOSITORY)}/" for folder in [*tops, *inner]}
 
 
-def test_the_tree_of_the_readme_and_the_table_of_rooms_show_every_room():
-    tree = (REPOSITORY / "README.md").read_text().partition("## The rooms")[2].partition("```")[2].partition("```")[0]
-    shown: set[str] = set()
-    top = ""
-    for line in filter(None, tree.splitlines()):
-        name = line.split()[0]
-        top = name if not line.startswith(" ") else top
-        shown.add(name if name == top else top + name)
-    assert shown == rooms() | {"tests/"}
-    table = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("## Rooms")[2].partition("\n## ")[0]
+def test_the_table_of_folders_names_every_folder():
+    table = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("## Folders")[2].partition("\n## ")[0]
     named = {
         name for line in table.splitlines() if line.startswith("| `") for name in NAMED.findall(line.split("|")[1])
     }
-    assert named == rooms()
+    assert named == folders()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
