@@ -140,7 +140,9 @@ def test_every_line_that_the_page_on_troubles_quotes_is_one_that_the_program_pri
 def test_every_page_has_its_place_in_the_site_and_links_lead_there():
     listed = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())["nav"]
     places = {place for one in listed for at in one.values() for place in (at if isinstance(at, list) else [at])}
-    assert places == {page.name for page in (REPOSITORY / "docs").glob("*.md")} | set(docs_pages.BESIDE.values())
+    assert places == {str(page.relative_to(REPOSITORY / "docs")) for page in (REPOSITORY / "docs").rglob("*.md")} | set(
+        docs_pages.BESIDE.values()
+    )
     assert {page.name for page in REPOSITORY.glob("*.md")} == docs_pages.BESIDE.keys()
     markdown = "[a](docs/own.md) [b](../README.md) [c](images/step.png) [d](https://x.org/docs/y.md) [e](#docs/there)"
     assert docs_pages.on_page_markdown(markdown, page=None) == (
