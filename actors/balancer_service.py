@@ -11,6 +11,7 @@ still runs is granted twice.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +44,8 @@ from scheduler.records import (
 )
 from scheduler.tally import Tally
 from scheduler.waits import Waits
+
+log = logging.getLogger(__name__)
 
 DECISIONS_AT_ONCE = 1024  # then the event loop serves other calls
 
@@ -80,30 +83,22 @@ class Known:
 
 
 class Lines:
-    """What people are to be shown, once each."""
+    """Logs each change once."""
 
     def __init__(self) -> None:
-        self._waiting: list[str] = []
         self._set_aside: dict[str, str | None] = {}  # as told
         self._too_large = 0  # as told
-
-    def take(self) -> tuple[str, ...]:
-        taken, self._waiting = self._waiting, []
-        return tuple(taken)
-
-    def add(self, line: str) -> None:
-        self._waiting.append(line)
 
     def note_set_aside(self, replica_id: str, reason: str | None) -> None:
         """Why the replica gets no more work; None: it does."""
         if reason is not None and reason != self._set_aside.get(replica_id):
-            self.add(f"{replica_id} is set aside and gets no more work: it {reason}")
+            log.warning(f"{replica_id} is set aside and gets no more work: it {reason}")
         self._set_aside[replica_id] = reason
 
     def note_too_large(self, rollouts: int) -> None:
         """How many of those that wait fit in no cache that takes work."""
         if rollouts > self._too_large:
-            self.add(f"{rollouts} of those that wait need a larger replica than any that takes work now")
+            log.warning(f"{rollouts} of those that wait need a larger replica than any that takes work now")
         self._too_large = rollouts
 
 
@@ -242,10 +237,6 @@ class BalancerService:
         """What was done since the last call; taken when a step has all its rollouts."""
         held_s = self._waits.take(self._clock())
         return self._tally.take(self._balancer.snapshot(), self._balancer.faults(), held_s)
-
-    def take_lines(self) -> tuple[str, ...]:
-        """Lines to show to people, each returned once (`Lines`)."""
-        return self._lines.take()
 
     async def incarnation(self) -> str:
         """The id of this process of the balancer."""
@@ -392,7 +383,7 @@ class BalancerService:
         if not self._payloads and self._balancer.books.in_flight == 0:
             if not self._empty.is_set():  # idle from now on
                 for fault in self._balancer.faults():
-                    self._lines.add(f"nothing is left to run, but {fault}")
+                    log.warning(f"nothing is left to run, but {fault}")
             self._empty.set()
         else:
             self._empty.clear()
@@ -438,7 +429,7 @@ class BalancerActor(BalancerService):
     async def probe(self) -> Sign:
         with self._meter.guarded():
             self.export()
-        return self._alive.sign(lines=self.take_lines())
+        return self._alive.sign()
 
 
 def start_balancer(

@@ -7,6 +7,7 @@ time it builds the call, again for every retry.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar, cast
@@ -16,6 +17,8 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded
+
+log = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 0.5
 """Between two calls of an actor that restarts."""
@@ -107,9 +110,7 @@ class Remote(Generic[A]):
             return None
         return sign.life
 
-    async def first_answer(
-        self, ask: Callable[[A], Awaitable[R]], *, deadline_s: float, reason: str, show: Callable[[str], None]
-    ) -> R:
+    async def first_answer(self, ask: Callable[[A], Awaitable[R]], *, deadline_s: float, reason: str) -> R:
         """The result of one method in the actor's first start, in which Ray restarts it if it dies.
 
         An actor that is late and has never answered may be stopped: it is killed once, and the next one has as long.
@@ -119,7 +120,9 @@ class Remote(Generic[A]):
         except DeadlineExceeded as late:
             if isinstance(late, RayTaskError) or await self.incarnation(LOOK_S) is not None:
                 raise
-        show(f"{self.name} did not come up, silent for {deadline_s:g} s: waiting for the process that replaces it")
+        log.warning(
+            f"{self.name} did not come up, silent for {deadline_s:g} s: waiting for the process that replaces it"
+        )
         await self.restart()
         return await self.call(ask, deadline_s=deadline_s, reason=reason, retry=True)
 

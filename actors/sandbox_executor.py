@@ -7,8 +7,9 @@ finish, so that a slow program holds nobody up. A call whose executor died is re
 import asyncio
 import contextlib
 import itertools
+import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +32,8 @@ from sandbox.pool_metrics import lost_since, pool_figures
 from sandbox.request import ExecutionRequest, ExecutionResult
 from sandbox.tool_text import tool_text
 from sandbox.verify import VERIFY_LIMITS, equal_expressions
+
+log = logging.getLogger(__name__)
 
 MAX_BATCH_CALLS = 64
 GATHER_S = 0.002
@@ -99,9 +102,9 @@ class SandboxExecutor:
                 put(metric.name, value, executor=self._name, **labels)
         self._alive = self._alive or Alive()
         before, self._told = self._told, stats
-        return self._alive.sign(
-            progress=self._num_answered, children=self._pool.server_ids, lines=lost_since(before, stats)
-        )
+        for line in lost_since(before, stats):
+            log.warning(line)
+        return self._alive.sign(progress=self._num_answered, children=self._pool.server_ids)
 
     async def start(self) -> str:
         """Start the pool, once, or again where it did not come up; returns the isolation level it achieved."""
@@ -178,10 +181,7 @@ class SandboxClient:
         config: SandboxConfig,
         *,
         caller: str,
-        show: Callable[[str], None] = print,
     ) -> None:
-        """`show` takes what people should read."""
-        self._show = show
         self._executors = [_Executor(actor) for actor in executors]
         self._config = config
         self._caller = caller
@@ -298,7 +298,7 @@ class SandboxClient:
                         self._again(call, f"{executor.name}: {reason}")
         except Exception as lost:  # the actor died, or took too long: each is a reason to go elsewhere
             if isinstance(lost, DeadlineExceeded):  # alive, so nobody else will say it
-                self._show(f"{executor.name} left {len(waiting)} calls unanswered for {lost.seconds:g} s: made again")
+                log.warning(f"{executor.name} left {len(waiting)} calls unanswered for {lost.seconds:g} s: made again")
             executor.rests_until_s = time.monotonic() + self._rest_s
             executor.outstanding -= len(waiting)
             if self._all_rest_s() > 0:

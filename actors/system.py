@@ -2,6 +2,7 @@
 
 import asyncio
 import atexit
+import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -54,6 +55,8 @@ from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.train_loop import PublishOnce
 from sandbox.pool_config import pool_config
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 START_DEADLINE_S = 120.0
@@ -74,7 +77,6 @@ class TrainingActors:
         model: Path,
         *,
         chat: TokenizerChat,
-        show: Callable[[str], None] = print,
         tools: Sequence[ToolSpec] = (PYTHON_TOOL,),
         run_dir: Path | None = None,
         journal: Path | None = None,
@@ -84,15 +86,14 @@ class TrainingActors:
         self._config = config = with_absolute_paths(config)
         self._model = model.absolute()
         self._chat = chat
-        self._show = show
-        self.meter = ray_meter(run_dir.name if run_dir else config.stage, show)
+        self.meter = ray_meter(run_dir.name if run_dir else config.stage)
         self._journal = journal or (RunDir(run_dir).journal_path if run_dir else None)
         self._layout: Layout = plan_layout(config)
         record = RunDir(run_dir).processes_path if run_dir else None
-        head = HeadProbe(ray.nodes, show=show)
-        nodes = NodesSeen(show)
+        head = HeadProbe(ray.nodes)
+        nodes = NodesSeen()
         self._head = head
-        self.watch = Watch(config.detector, show=show, record=record, meter=self.meter, head=head, nodes=nodes)
+        self.watch = Watch(config.detector, record=record, meter=self.meter, head=head, nodes=nodes)
         self.stopping: Callable[[], bool] = lambda: False  # asked by the stages after every step
         self._group: Any = None
         self._executors: dict[str, Remote[SandboxExecutor]] = {}
@@ -116,7 +117,7 @@ class TrainingActors:
         self._fit(resources)
         refuse_misfit(self._layout, resources)
         if learner and (line := larger_plan(self._config, resources)):
-            self._show(line)
+            log.info(line)
         self.watch.start()
         self._group = await place(self._layout)
         self._layout = await seated(self._group, self._layout)
@@ -128,11 +129,10 @@ class TrainingActors:
         )
         for one in self._services():
             self.watch.follow_start(one.name, one.handle, silent_s=self._silent_s(one.name))
-        self.tools = SandboxClient([*self._executors.values()], self._config.sandbox, caller="driver", show=self._show)
+        self.tools = SandboxClient([*self._executors.values()], self._config.sandbox, caller="driver")
         self._replicas = Replicas(
             balancer,
             self._chat,
-            show=self._show,
             watch=self.watch,
             silent_s=self._config.detector.silent_s,
             node_away_s=self._config.detector.node_away_s,
@@ -143,8 +143,8 @@ class TrainingActors:
             turn=self._turns.engine if self._turns else ANYTIME,
         )
         started = self._start_learner() if learner else _nothing()
-        levels, *_ = await asyncio.gather(self._executors_up(), hosts_up(self._hosts, self._show), started)
-        self._show(f"sandbox: isolation level {levels[0]}, {len(levels)} executors")
+        levels, *_ = await asyncio.gather(self._executors_up(), hosts_up(self._hosts), started)
+        log.info(f"sandbox: isolation level {levels[0]}, {len(levels)} executors")
         self._follow_all()
         self._create_workers(self._replicas)
         self._replicas.start()
@@ -156,7 +156,7 @@ class TrainingActors:
             wanted, self._config = self._config, smaller
             self._layout = plan_layout(smaller)
             if smaller != wanted:
-                self._show(
+                log.info(
                     f"smaller plan: {smaller.engine.replicas} replicas and {smaller.learner.ranks} ranks fit, "
                     f"instead of {wanted.engine.replicas} and {wanted.learner.ranks}"
                 )
@@ -203,7 +203,6 @@ class TrainingActors:
             meter=self.meter,
             stopping=lambda: self.stopping(),
             exported=lambda folder: write_chat_files(folder, self._chat),
-            show=self._show,
         )
 
     async def serving(self) -> None:
@@ -218,7 +217,7 @@ class TrainingActors:
         seats = self.replicas.seats(sending_ranks(self._layout, way), ranks=ranks)
         weights = await self.learner.publish(policy_version, seats)
         if not weights.num_bytes:
-            self._show(f"weights by {way} reached nobody, and go through the object store: {_reasons(weights.failed)}")
+            log.info(f"weights by {way} reached nobody, and go through the object store: {_reasons(weights.failed)}")
             weights = await self.learner.publish(policy_version)
         await self.replicas.publish(weights)
 
@@ -231,7 +230,6 @@ class TrainingActors:
             lambda: self.learner.unless_lost(stage()),
             restart=self._restart_learner,
             steps_saved=steps_saved,
-            show=self._show,
         )
         return await self.watch.guard(run)
 
@@ -245,9 +243,7 @@ class TrainingActors:
     ) -> None:
         """Have a worker write these trajectories; where none can, a shown line says so."""
         seen = self.learner.seen_tokens() if trained else ()
-        await record_trajectories(
-            self.replicas.there, refs, path=path, seen=seen, stage=stage, step=step, show=self._show
-        )
+        await record_trajectories(self.replicas.there, refs, path=path, seen=seen, stage=stage, step=step)
 
     async def placed(self) -> PlacementFigures:
         """What the balancer did since this was asked last."""
@@ -291,8 +287,8 @@ class TrainingActors:
             turn=self._turns.learner if self._turns else ANYTIME,
             placed=self._ranks_placed,
         )
-        await first_start(self._learner, self._show)
-        self._show(f"weights: {WAYS[self._learner.settings.weight_way]}")
+        await first_start(self._learner)
+        log.info(f"weights: {WAYS[self._learner.settings.weight_way]}")
 
     async def _ranks_placed(self) -> None:
         """Where a node was lost, wait until its ranks have another."""
@@ -300,7 +296,7 @@ class TrainingActors:
         for rank, bundle in enumerate(self._layout.rank_bundles):
             of_bundle.setdefault(bundle, []).append(rank_name(rank))
         named = {bundle: ", ".join(names) for bundle, names in of_bundle.items()}
-        await until_placed(self._group, named, away_s=self._config.detector.node_away_s, show=self._show)
+        await until_placed(self._group, named, away_s=self._config.detector.node_away_s)
 
     def _start_executors(self) -> None:
         sandbox = self._config.sandbox
@@ -324,9 +320,7 @@ class TrainingActors:
     async def _executors_up(self) -> list[str]:
         """The isolation level that each executor achieved."""
         starting = (
-            one.first_answer(
-                lambda e: e.start(), deadline_s=START_DEADLINE_S, reason="its warm servers", show=self._show
-            )
+            one.first_answer(lambda e: e.start(), deadline_s=START_DEADLINE_S, reason="its warm servers")
             for one in self._executors.values()
         )
         return await asyncio.gather(*starting)

@@ -1,9 +1,10 @@
 """Ray's view of one tool's host: an actor of its own, so that a tool that blocks or dies holds up nothing else."""
 
 import asyncio
+import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -17,6 +18,8 @@ from rstar_ray.tools.host import AtStake, HostAnswer, HostCall, ToolHost
 from rstar_ray.tools.loader import load_environment, load_tools
 from rstar_ray.tools.pulse import Pulse
 from rstar_ray.tools.spec import ToolSpec
+
+log = logging.getLogger(__name__)
 
 MAX_HOST_RESTARTS = 1_000
 """A host is killed, and started by Ray, each time a call of its blocks it."""
@@ -75,8 +78,9 @@ class ToolHostActor:
     @in_group("probe")
     async def probe(self) -> Sign:
         """For the run's detector."""
+        self._log_held_up()
         at_stake = sum((host.at_stake() for host in self._hosts.values()), AtStake())
-        return self._alive.sign(progress=self._num_answered, loses=at_stake.line(), lines=self._held_up_line())
+        return self._alive.sign(progress=self._num_answered, loses=at_stake.line())
 
     @in_group("probe")
     async def held_up(self) -> bool:
@@ -87,13 +91,12 @@ class ToolHostActor:
         await asyncio.sleep(HELD_UP_S)
         return self._pulse.held_up_s() >= HELD_UP_S
 
-    def _held_up_line(self) -> tuple[str, ...]:
+    def _log_held_up(self) -> None:
         """Once each time."""
         seconds = self._pulse.held_up_s() if self._pulse else 0.0
         told, self._held_up_told = self._held_up_told, seconds >= SAY_HELD_UP_S
-        if told or not self._held_up_told:
-            return ()
-        return (f"a call has held it up for {seconds:.0f} s, and all calls beside it: await what takes long",)
+        if self._held_up_told and not told:
+            log.warning("a call has held it up for %.0f s, and all calls beside it: await what takes long", seconds)
 
 
 def planned_hosts(config: ToolsConfig, specs: Sequence[ToolSpec]) -> dict[str, tuple[str, bool]]:
@@ -121,12 +124,12 @@ def start_hosts(
     }
 
 
-async def hosts_up(hosts: Mapping[str, Remote[ToolHostActor]], show: Callable[[str], None] = print) -> None:
+async def hosts_up(hosts: Mapping[str, Remote[ToolHostActor]]) -> None:
     """Wait until each has loaded what it runs. Raises `RStarError` with what kept one from it."""
 
     async def up(name: str, host: Remote[ToolHostActor]) -> None:
         try:
-            await host.first_answer(lambda h: h.pid(), deadline_s=START_S, reason="its tool", show=show)
+            await host.first_answer(lambda h: h.pid(), deadline_s=START_S, reason="its tool")
         except RayActorError as ended:
             last = str(ended).strip().splitlines()[-1]
             raise RStarError(f"{name} did not come up: {last}") from ended

@@ -14,7 +14,6 @@ import itertools
 import json
 import logging
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -282,7 +281,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    shut_door(lambda line: print(line, file=sys.stderr))
+    shut_door()
     logging.disable(logging.WARNING)
     settings = tyro.cli(BenchSettings)
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)

@@ -11,7 +11,6 @@ import asyncio
 import json
 import logging
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -110,7 +109,7 @@ async def compared(
     bench: BenchSettings, config: RunConfig, model: Path, engine: Engine, chat: TokenizerChat
 ) -> dict[str, Any]:
     """Evaluations and the bare engine in turn."""
-    actors = TrainingActors(config, model, chat=chat, show=lambda line: None)
+    actors = TrainingActors(config, model, chat=chat)
     ours, theirs = [], []
     try:
         await actors.start(learner=False)
@@ -217,7 +216,7 @@ async def main(bench: BenchSettings) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    shut_door(lambda line: print(line, file=sys.stderr))
+    shut_door()
     logging.disable(logging.WARNING)
     settings = tyro.cli(BenchSettings)
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)

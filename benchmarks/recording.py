@@ -117,7 +117,7 @@ class Rows:
         make: Any = StepMetrics
         self._row: StepMetrics = make(**plain | {"stage": "bench"})
         self._step, self._meter, self._folder = step, meter, folder
-        self._log = MetricsLog(folder, stage="bench", after_step=0, num_steps=10**6, show=lambda line: None)
+        self._log = MetricsLog(folder, stage="bench", after_step=0, num_steps=10**6)
         self._log.__enter__()
         self._number = 0
 
@@ -133,7 +133,7 @@ class Rows:
 def watch_rollouts(step: Recorded, meter: Meter, folder: Path) -> None:
     """Every turn and end of the step's rollouts as its worker tells them: metrics, and a trace."""
     sink = TraceFile(folder / "traces.jsonl")
-    traces = RolloutTraces("generation/0", run="bench", open_sink=lambda: sink, show=print)
+    traces = RolloutTraces("generation/0", run="bench", open_sink=lambda: sink)
     metrics = ReplicaMetrics("generation/0", meter, traces)
     for one, row in zip(step.trajectories, step.rows, strict=True):
         name, at_s = one.summary.rollout_id, time.time()
@@ -189,7 +189,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="run directory")
     run = parser.parse_args().run
-    shut_door(print)
+    shut_door()
     address = os.environ.get("RAY_ADDRESS", "local")
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     try:

@@ -9,6 +9,7 @@ held-out problems, an evaluation. Of --model its config.json, tokenizer and chat
 of recipes/stage1.py hold. Exit status: 0 as planned, 1 something was not, 2 refused.
 """
 
+import logging
 import shutil
 import sys
 import threading
@@ -20,7 +21,7 @@ from typing import Any
 
 from actors.launch.command_line import parse
 from actors.launch.exit_status import status_of
-from actors.launch.run import brought, run, run_path, say
+from actors.launch.run import brought, run, run_path
 from actors.launch.start_model import (
     checked_chat,
     refuse_beyond_context,
@@ -38,6 +39,8 @@ from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.tools.spec import ToolSpec
 from scheduler.planner.capacity import ModelShape, read_model
 from scheduler.planner.rehearsal import Seen, compared, told
+
+log = logging.getLogger(__name__)
 
 STEPS = 3
 CHANGED: dict[str, Any] = {
@@ -86,7 +89,7 @@ class Kill:
         life = _life(worker)
         killed_s = time.monotonic()
         ray.kill(worker, no_restart=False)
-        say(f"rehearsal: {VICTIM} was killed")
+        log.info(f"rehearsal: {VICTIM} was killed")
         self.problem = f"it did not come back within {BACK_WITHIN_S:g} s"
         while time.monotonic() < killed_s + BACK_WITHIN_S and not self.over.wait(0.2):
             try:
@@ -111,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def rehearse(argv: Sequence[str]) -> int:
     """Run, then compare; the exit status."""
-    (config,) = parse([REHEARSAL], argv, show=say)
+    (config,) = parse([REHEARSAL], argv)
     tools, _, _ = brought([config])
     config = with_local_model(config, weights=False)
     config.check_paths()
@@ -158,7 +161,7 @@ def random_model(config: RunConfig, path: Path) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(config.model, folder, ignore=shutil.ignore_patterns(*WEIGHTS), dirs_exist_ok=True)
         count = write_random_weights(folder, getattr(torch, config.learner.dtype), seed=config.seed)
-        say(f"rehearsal: {count:,} random weights in {folder}")
+        log.info(f"rehearsal: {count:,} random weights in {folder}")
         whole.write_text(made_of, "utf-8")
     return folder
 

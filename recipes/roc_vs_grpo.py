@@ -9,6 +9,7 @@ With --tiny.coupling above 0 a failed first call costs the answer from the start
 the same command.
 """
 
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.launch.exit_status import status_of
-from actors.launch.run import run, run_path, say
+from actors.launch.run import run, run_path
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, TinyConfig, with_values
@@ -27,6 +28,8 @@ from rstar_ray.config.run import MOST_SEED
 from rstar_ray.config.scales import TINY, at_scale
 from rstar_ray.report.experiment import Arm, write_experiment
 from rstar_ray.run_dir.folder import RunDir
+
+log = logging.getLogger(__name__)
 
 ARMS: dict[str, dict[str, Any]] = {
     "plain GRPO": {"algorithm.resample": "none"},
@@ -75,18 +78,18 @@ def experiment(config: ExperimentConfig) -> Path:
     for seed in range(config.first_seed, config.first_seed + config.seeds):
         folder = root / f"seed-{seed}"
         base = {"seed": seed, **{f"tiny.{name}": value for name, value in vars(config.tiny).items()}}
-        say(f"seed {seed}: SFT")
+        log.info(f"seed {seed}: SFT")
         run([_at_tiny(SFT, {**base, "run_dir": str(folder / "sft")})])
         policy = RunDir(folder / "sft").finished_checkpoint("sft")
         assert policy is not None, "run() ended without it"
         policies.append(folder / "sft")
         for arm in arms:
-            say(f"seed {seed}: {arm.name}")
+            log.info(f"seed {seed}: {arm.name}")
             arm.runs.append(folder / arm.name.replace(", ", "-").replace(" ", "-").lower())
             values = {**base, **ARMS[arm.name], "run_dir": str(arm.runs[-1]), "model": str(policy.path / "model")}
             run([_arm(config, values)])
         report = write_experiment(root, arms, start_from=policies)
-        say(f"after seed {seed}: {report}")
+        log.info(f"after seed {seed}: {report}")
     return report
 
 

@@ -1,6 +1,7 @@
 """Checkpoints beside the steps: a copy is taken between two of them, and written while the next one goes on."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import asynccontextmanager
@@ -14,6 +15,8 @@ from rstar_ray.run_dir.durable import write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.manifest import WrittenFile, own_file
 from rstar_ray.stage_progress import StageProgress
+
+log = logging.getLogger(__name__)
 
 LEARNED = "balancer.json"
 """In a checkpoint: what the balancer had learned by then."""
@@ -80,7 +83,7 @@ class Saving:
                 self._show(failed)
 
     def _show(self, failed: BaseException) -> None:
-        self._crew.show(f"the checkpoint after step {self._step} of {self._config.stage} is not written: {failed}")
+        log.warning(f"the checkpoint after step {self._step} of {self._config.stage} is not written: {failed}")
 
     async def _write(self, progress: StageProgress, taken: asyncio.Event) -> None:
         """Learner state, progress, what the balancer has learned, and the policy as a Hugging Face folder: a whole
@@ -104,13 +107,13 @@ class Saving:
                 own.append(folder / LEARNED)
             written.update((path, own_file(path)) for path in own)
         self._crew.meter.set("rstar_checkpoint_seconds", time.monotonic() - began_s, stage=stage)
-        with best_effort("the removal of older checkpoints", self._crew.show):
+        with best_effort("the removal of older checkpoints"):
             await _to_its_end(asyncio.to_thread(self._run_dir.prune, stage, self._config.checkpoint.keep))
 
     async def _learned(self) -> Mapping[str, object] | None:
         """What the balancer has learned; a checkpoint is whole without it."""
         if self._crew.learned is not None:
-            with best_effort(f"{LEARNED} of the checkpoint after step {self._step}", self._crew.show):
+            with best_effort(f"{LEARNED} of the checkpoint after step {self._step}"):
                 asked = self._crew.learned()
                 return await within(asked, LEARNED_WITHIN_S, waiter="driver", owner="balancer", reason="what it knows")
         return None

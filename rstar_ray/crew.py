@@ -62,4 +62,3 @@ class Crew:
     exported: Callable[[Path], Sequence[Path]] = lambda folder: ()  # told of a model folder; which files it changed
     stopping: Callable[[], bool] = lambda: False  # asked after every step: end with a checkpoint now?
     meter: Meter = NO_METER  # what people watch of the stage
-    show: Callable[[str], None] = print

@@ -3,6 +3,7 @@
 Each problem's row is written when the last of its rollouts ends, and a choice that was interrupted goes on from those.
 """
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from rstar_ray.run_dir.manifest import MANIFEST, checksum
 from rstar_ray.train_loop import TrainingSystem
 from rstar_ray.trajectory import Problem
 
+log = logging.getLogger(__name__)
+
 SIBLINGS = 8
 """Rollouts that a problem gets."""
 MOST_LOST = 0.05
@@ -28,7 +31,7 @@ MOST_LOST = 0.05
 
 
 async def unsolved(
-    log: ResultLog, system: TrainingSystem, config: RunConfig, crew: Crew, *, choice: str
+    result_log: ResultLog, system: TrainingSystem, config: RunConfig, crew: Crew, *, choice: str
 ) -> list[Problem]:
     """Those of the log's problems that the latest policy does not solve in all of 8 rollouts (arXiv:2508.20722 section
     4.3); the ones that the log has results of are not asked for again. `choice` tells this one from
@@ -37,28 +40,29 @@ async def unsolved(
     Rollouts that our own failures end are repeated. A problem that still lacks one is not known to be solved, and
     stays; with more than a small share of them the choice would be ours and not the policy's: `RStarError`.
     """
-    missing = {problem.id for problem in log.missing}
-    asked = rollout_requests(log.problems, config, name="filter", siblings=SIBLINGS, at=f"/{choice}")
+    missing = {problem.id for problem in result_log.missing}
+    asked = rollout_requests(result_log.problems, config, name="filter", siblings=SIBLINGS, at=f"/{choice}")
     requests = [request for request in asked if request.problem.id in missing]
     dropped: list[DroppedRollout] = []
-    num_solved = sum(map(_always_solved, log.results))
+    num_solved = sum(map(_always_solved, result_log.results))
     what = f"{config.stage}: choosing the hard set"
-    progress = Progress(what, len(log.problems), crew.show, done=len(log.results))
+    progress = Progress(what, len(result_log.problems), done=len(result_log.results))
     async for group in whole_groups(requests, system.rollouts, deadline_s=config.rollout.deadline_s):
         if isinstance(group, DroppedRollout):
             dropped.append(group)
             continue
-        num_solved += _always_solved(log.add([rollout.summary for rollout in group]))
+        num_solved += _always_solved(result_log.add([rollout.summary for rollout in group]))
         progress.ended(note=f"{num_solved} always solved")
         if crew.stopping():  # all that is known lies in the log
-            raise Stopped(f"stopped while choosing the hard set, {len(log.results)} of {len(log.problems)} problems in")
+            known = f"{len(result_log.results)} of {len(result_log.problems)} problems in"
+            raise Stopped(f"stopped while choosing the hard set, {known}")
     if len(dropped) > MOST_LOST * len(asked):
         raise RStarError(
             f"choosing the hard set: {len(dropped)} of {len(asked)} rollouts failed {1 + MOST_REPEATS} times: "
             f"{dropped[0].reason}; the same command asks for the problems that lack some again"
         )
-    solved = {result.problem_id for result in log.results if _always_solved(result)}
-    return [problem for problem in log.problems if problem.id not in solved]
+    solved = {result.problem_id for result in result_log.results if _always_solved(result)}
+    return [problem for problem in result_log.problems if problem.id not in solved]
 
 
 def _always_solved(result: ProblemResult) -> bool:
@@ -77,11 +81,11 @@ async def hard_set(
         return kept
     looked_at = _looked_at(problems, config)
     choice = _choice(config, crew, run_dir)
-    with ResultLog(run_dir.results_path / f"{config.stage}-filter-{choice}.jsonl", looked_at) as log:
-        if taken := log.taken(f"{config.stage}: choosing the hard set"):
-            crew.show(taken)
-        hard = await unsolved(log, system, config, crew, choice=choice)
-    crew.show(f"{config.stage}: {len(hard)} of {len(looked_at)} problems are not solved in 8 of 8 rollouts")
+    with ResultLog(run_dir.results_path / f"{config.stage}-filter-{choice}.jsonl", looked_at) as result_log:
+        if taken := result_log.taken(f"{config.stage}: choosing the hard set"):
+            log.info(taken)
+        hard = await unsolved(result_log, system, config, crew, choice=choice)
+    log.info(f"{config.stage}: {len(hard)} of {len(looked_at)} problems are not solved in 8 of 8 rollouts")
     if not hard:
         raise ConfigError("--drop-solved", "the policy solves every problem", "add harder problems, or stop here")
     write_json(_kept_path(config, run_dir), [problem.id for problem in hard])

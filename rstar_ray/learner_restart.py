@@ -1,9 +1,12 @@
 """A stage, begun again from its newest checkpoint whenever the learner was lost in it."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from rstar_ray.errors import RankLost, RStarError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -16,7 +19,6 @@ async def repeated(
     *,
     restart: Callable[[], Awaitable[None]],
     steps_saved: Callable[[], int],
-    show: Callable[[str], None],
 ) -> T:
     """The result of `stage`, which goes on from its newest checkpoint each time it is called.
 
@@ -34,4 +36,4 @@ async def repeated(
             losses = losses + 1 if saved == before else 1
             if losses > MOST_LOSSES_AT_A_STEP:
                 raise RStarError(f"{lost}; {losses} times after the checkpoint of step {saved}") from lost
-            show(f"{lost}; the learner starts again, from the checkpoint of step {saved}")
+            log.warning(f"{lost}; the learner starts again, from the checkpoint of step {saved}")

@@ -1,7 +1,10 @@
 """Lines that tell a person how far something long has come."""
 
+import logging
 import time
 from collections.abc import Callable
+
+log = logging.getLogger(__name__)
 
 EVERY_S = 20.0
 """Shortest time between two lines."""
@@ -14,7 +17,6 @@ class Progress:
         self,
         what: str,
         total: int,
-        show: Callable[[str], None],
         *,
         done: int = 0,
         unit: str = "problems",
@@ -22,7 +24,7 @@ class Progress:
     ) -> None:
         """`done`: so many of the total had ended before this began."""
         self._what, self._total, self._unit = what, total, unit
-        self._show, self._clock = show, clock
+        self._clock = clock
         self._ended = done
         self._began_s = self._said_s = clock()
 
@@ -34,4 +36,4 @@ class Progress:
             self._said_s = now_s
             after = f", {note}" if note else ""
             taken = f"{now_s - self._began_s:.0f} s"
-            self._show(f"{self._what}: {self._ended:,} of {self._total:,} {self._unit}, {taken}{after}")
+            log.info(f"{self._what}: {self._ended:,} of {self._total:,} {self._unit}, {taken}{after}")

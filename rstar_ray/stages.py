@@ -4,6 +4,7 @@ Everything that acts is behind Protocols; this module decides what happens in wh
 saved, and where a stopped run goes on.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -31,6 +32,8 @@ from rstar_ray.telemetry.steps import meter_fates, meter_step, under_way
 from rstar_ray.train_loop import StepRecord, TrainingSystem, train_steps
 from rstar_ray.trajectory import Problem
 
+log = logging.getLogger(__name__)
+
 STAGES = ("sft", "stage1", "stage2", "stage3")
 
 
@@ -51,17 +54,16 @@ async def run_sft(
     progress, _ = await _start(config, crew, run_dir)
     progress = _on(config, progress, digest_of_rows(train, source))
     schedule = sft_schedule(sft)
-    log = MetricsLog(
+    metrics_log = MetricsLog(
         run_dir.path,
         stage=stage,
         after_step=progress.step,
         num_steps=sft.steps,
         print_every=20,
         wandb=config.telemetry.wandb,
-        show=crew.show,
     )
     async with saving(config, crew, run_dir) as saves:
-        with log, under_way(crew.meter, stage):
+        with metrics_log, under_way(crew.meter, stage):
             while progress.step < sft.steps:
                 started_s = time.monotonic()
                 step = progress.step + 1
@@ -69,7 +71,7 @@ async def run_sft(
                 lr = schedule.at(step - 1)
                 update = await crew.learner.train_sft(batch, lr)
                 if not update.applied:
-                    crew.show(f"{stage} step {step}: the update is not applied: {update.reason}")
+                    log.info(f"{stage} step {step}: the update is not applied: {update.reason}")
                 version = progress.policy_version + update.applied
                 progress = replace(progress, step=step, policy_version=version, position=position)
                 due = step % config.checkpoint.every_steps == 0 or step == sft.steps
@@ -84,7 +86,7 @@ async def run_sft(
                     step_s=seconds,
                     val_loss=val_loss,
                 )
-                log.write(row)
+                metrics_log.write(row)
                 meter_step(crew.meter, row, run_dir.path)
                 saves.refuse_failed()
                 last = step == sft.steps
@@ -131,24 +133,23 @@ async def run_rl(
         problems = await hard_set(problems, system, config, crew, run_dir)
     progress = _on(config, progress, digest_of_problems(problems))
     await _placed(crew)  # what came before the first step is none of its own
-    forget_fates(run_dir.path, stage=config.stage, after_step=progress.step, show=crew.show)
-    log = MetricsLog(
+    forget_fates(run_dir.path, stage=config.stage, after_step=progress.step)
+    metrics_log = MetricsLog(
         run_dir.path,
         stage=config.stage,
         after_step=progress.step,
         num_steps=config.steps,
         wandb=config.telemetry.wandb,
-        show=crew.show,
     )
     async with saving(config, crew, run_dir) as saves:
-        with log, under_way(crew.meter, config.stage):
+        with metrics_log, under_way(crew.meter, config.stage):
             if progress.step == 0 and config.steps == 0:
                 await saves.take(progress, finishes=True)
             ended_s = time.monotonic()
             async for record, reached in train_steps(problems, system, config, progress):
                 before_s, ended_s = time.monotonic() - ended_s - record.metrics.step_s, time.monotonic()
                 progress = reached
-                log.write(replace(await _with_placement(record.metrics, crew), before_s=max(0.0, before_s)))
+                metrics_log.write(replace(await _with_placement(record.metrics, crew), before_s=max(0.0, before_s)))
                 meter_step(crew.meter, record.metrics, run_dir.path)
                 meter_fates(crew.meter, record.fates.values(), config.stage)
                 _write_fates(record, config.stage, run_dir)
@@ -157,7 +158,7 @@ async def run_rl(
                 saves.refuse_failed()
                 last = progress.step == config.steps or progress.ended != ""
                 if progress.ended:
-                    crew.show(f"{config.stage} ends after step {progress.step}: {progress.ended}")
+                    log.info(f"{config.stage} ends after step {progress.step}: {progress.ended}")
                 stop = reason_to_stop(config, crew, record.update, progress.step, last=last)
                 if progress.step % config.checkpoint.every_steps == 0 or last or stop:
                     await saves.take(progress, finishes=last and not stop)
@@ -178,7 +179,7 @@ def _show_inactive_format(config: RunConfig, problems: Sequence[Problem], crew: 
     if config.tools.environment:
         without = [f"environment {config.tools.environment}"]
     if without:
-        crew.show(
+        log.info(
             f"{config.stage}: --algorithm.roc-answer-format is inactive with {', '.join(without)}: no marked answer is "
             "read there, so failed tool calls alone decide which correct rollouts are kept"
         )
@@ -206,7 +207,7 @@ async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> tuple[StageP
 
     Returns the folder that it was brought from too; None for a policy from elsewhere, or none.
     """
-    newest = await run_dir.newest_whole_checkpoint(config.stage, crew.show)
+    newest = await run_dir.newest_whole_checkpoint(config.stage)
     forget_evaluations(run_dir, config.stage, newest.step if newest else 0)
     if newest is not None:
         progress = StageProgress.read(newest.path)
@@ -214,7 +215,7 @@ async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> tuple[StageP
         if (newest.step >= last or progress.ended) and run_dir.finished_checkpoint(config.stage) is None:
             run_dir.finish_stage(config.stage, newest.step)  # stopped between the two
         await crew.learner.load_checkpoint(newest.path)
-        crew.show(f"{config.stage}: going on after step {newest.step}")
+        log.info(f"{config.stage}: going on after step {newest.step}")
         return progress, newest.path
     before = None if config.model else previous_checkpoint(run_dir, config.stage)
     policy_version = 0
@@ -233,7 +234,7 @@ async def _teach(folder: Path | None, crew: Crew) -> None:
     """Have the balancer know again what it had learned by this checkpoint; without that it learns anew."""
     if crew.teach is not None and folder is not None:
         with (
-            best_effort(f"{LEARNED} of {folder.name}", crew.show),
+            best_effort(f"{LEARNED} of {folder.name}"),
             suppress(FileNotFoundError),
         ):  # nobody could say then
             await crew.teach(read_object(folder / LEARNED))
@@ -262,9 +263,9 @@ async def _with_placement(metrics: StepMetrics, crew: Crew) -> StepMetrics:
     """The step's row with what the balancer did and the memory held; a book that does not close is shown."""
     placed = await _placed(crew)
     for fault in placed.faults if placed else ():
-        crew.show(f"step {metrics.step}: the balancer's books do not close: {fault}")
+        log.info(f"step {metrics.step}: the balancer's books do not close: {fault}")
     row = replace(metrics, balancer=placed)
-    with best_effort("the run's memory and its publish", crew.show):
+    with best_effort("the run's memory and its publish"):
         published = crew.published() if metrics.publish_s else None
         return replace(row, memory_bytes=crew.memory_bytes(), publish=published)
     return row
@@ -273,7 +274,7 @@ async def _with_placement(metrics: StepMetrics, crew: Crew) -> StepMetrics:
 async def _placed(crew: Crew) -> PlacementFigures | None:
     """What the balancer did since this was asked last, as far as it can be told."""
     if crew.placed is not None:
-        with best_effort("the balancer's row", crew.show):
+        with best_effort("the balancer's row"):
             return await crew.placed()
     return None
 
@@ -296,22 +297,20 @@ def _write_fates(record: StepRecord, stage: str, run_dir: RunDir) -> None:
 
 def _show_odd(record: StepRecord, crew: Crew) -> None:
     if record.metrics.groups_kept == 0:
-        crew.show(
-            f"step {record.metrics.step}: every group has equal rewards; nothing to learn from, weights unchanged"
-        )
+        log.info(f"step {record.metrics.step}: every group has equal rewards; nothing to learn from, weights unchanged")
     elif record.left_out:
         first = record.left_out[0]
-        crew.show(
+        log.info(
             f"step {record.metrics.step}: the learner left out {len(record.left_out)} rollouts, "
             f"such as {first.rollout_id}: {first.reason}"
         )
     if record.dropped:
-        crew.show(f"step {record.metrics.step}: {len(record.dropped)} rollouts dropped: {record.dropped[0].reason}")
+        log.info(f"step {record.metrics.step}: {len(record.dropped)} rollouts dropped: {record.dropped[0].reason}")
 
 
 async def _record(record: StepRecord, config: RunConfig, crew: Crew, run_dir: RunDir) -> None:
     every, step = config.checkpoint.trajectories_every_steps, record.metrics.step
     if every and (step - 1) % every == 0:  # after a checkpoint, so that its update can be repeated
         path = run_dir.trajectories_path / f"{checkpoint_name(config.stage, step)}.jsonl"
-        with best_effort(path.name, crew.show):
+        with best_effort(path.name):
             await crew.record(record.refs, path, stage=config.stage, step=step, trained=True)

@@ -158,7 +158,7 @@ class Crews:
         self._discard(crew, cell)
         if started:
             self.counts["cells_lost"] += 1
-            _log.warning("a cell of the %s server is lost, %s", crew.name, reason)
+            _log.debug("a cell of the %s server is lost, %s", crew.name, reason)
         else:
             self._cell_did_not_start(crew, cell.failure or f"a cell did not start: {reason}")
         self._fill(crew)

@@ -3,6 +3,7 @@
 import os
 import secrets
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from actors.cluster.auth import private_directory  # noqa: E402
+from tests.logged import Logged, logged_lines  # noqa: E402
 
 os.environ.update(
     RAY_AUTH_MODE="token",
@@ -43,6 +45,13 @@ TOGETHER = {
         *("tests/actors/test_model_folder.py", "tests/actors/test_base_model.py"),
     ),
 }
+
+
+@pytest.fixture
+def logged() -> Iterator[Logged]:
+    """The lines that the product logs meanwhile."""
+    with logged_lines() as lines:
+        yield lines
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import io
 import json
 import random
 import traceback
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -314,9 +314,7 @@ def update_result(step: int, *, tokens: int, lr: float, applied: bool = True) ->
     )  # fmt: skip
 
 
-def fake_crew(
-    policy: SkilledPolicy, shown: list[str] | None = None, published: list[Published] | None = None, **rollouts: object
-) -> Crew:
+def fake_crew(policy: SkilledPolicy, published: list[Published] | None = None, **rollouts: object) -> Crew:
     """A whole crew in this process."""
 
     async def publish(policy_version: int) -> None:
@@ -336,7 +334,6 @@ def fake_crew(
         rollouts=LocalRollouts(policy, **rollouts),  # type: ignore[arg-type]
         publish=PublishOnce(publish),
         record=record,
-        show=(shown if shown is not None else []).append,
     )
 
 
@@ -393,9 +390,9 @@ class InProcess:
 class KeptMetrics:
     """Stands for Prometheus: the metrics of one meter, by name and labels as it writes them."""
 
-    def __init__(self, show: Callable[[str], None] = print) -> None:
+    def __init__(self) -> None:
         self.values: dict[str, float] = {}
-        self.meter = Meter(lambda metric: _Kept(metric, self.values), show, run="kept")
+        self.meter = Meter(lambda metric: _Kept(metric, self.values), run="kept")
 
 
 @dataclass

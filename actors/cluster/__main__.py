@@ -50,7 +50,7 @@ def up() -> None:
         raise ConfigError("cluster", "it is up already", "run `make cluster-down` first")
     refuse_taken_port(DASHBOARD_PORT)
     private_directory()
-    locked = shut_door(print)
+    locked = shut_door()
     STATE.mkdir(exist_ok=True)
     ray = shutil.which("ray", path=str(Path(sys.executable).parent)) or "ray"
     command = [ray, "start", "--head", "--block", "--disable-usage-stats", f"--node-ip-address={HOST}"]

@@ -10,15 +10,17 @@ So they lie below a directory with mode 700, which Ray and its tools find by RAY
 `python -m actors.cluster.auth` creates that directory and prints its path, for scripts that call `ray start`.
 """
 
+import logging
 import os
 import secrets
 import shlex
 import stat
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from rstar_ray.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 MODE_VARIABLE = "RAY_AUTH_MODE"
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
@@ -31,7 +33,7 @@ _SOCKET = (
 )
 
 
-def shut_door(show: Callable[[str], None]) -> bool:
+def shut_door() -> bool:
     """Put this process, and all that it starts, under token authentication; before Ray is started or joined.
 
     A Ray that is started afterwards keeps its files in `private_directory`. False where RAY_AUTH_MODE=disabled asked
@@ -42,8 +44,8 @@ def shut_door(show: Callable[[str], None]) -> bool:
         private_directory()
     mode = os.environ.setdefault(MODE_VARIABLE, "token").lower()
     if mode == "disabled":
-        show(
-            f"warning: {MODE_VARIABLE}=disabled: whoever reaches this machine's ports over the network can run code "
+        log.warning(
+            f"{MODE_VARIABLE}=disabled: whoever reaches this machine's ports over the network can run code "
             "here as you; unset it for token authentication"
         )
         return False
@@ -53,11 +55,11 @@ def shut_door(show: Callable[[str], None]) -> bool:
         if not os.environ[TOKEN_VARIABLE].strip():
             raise ConfigError(TOKEN_VARIABLE, "it is empty", "unset it, or give the cluster's token")
     elif PATH_VARIABLE in os.environ:
-        _keep_private(Path(os.environ[PATH_VARIABLE]), PATH_VARIABLE, show)
+        _keep_private(Path(os.environ[PATH_VARIABLE]), PATH_VARIABLE)
     else:
         path = default_token_path()
         _make(path)
-        _keep_private(path, "token", show)
+        _keep_private(path, "token")
     if "ray" in sys.modules:  # it read the mode when it was imported
         from ray._raylet import Config  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -131,14 +133,16 @@ def _make(path: Path) -> None:
         partial.unlink()
 
 
-def _keep_private(path: Path, name: str, show: Callable[[str], None]) -> None:
+def _keep_private(path: Path, name: str) -> None:
     try:
         if not path.read_text().strip():
             raise ConfigError(name, f"{path} is empty", "run `ray get-auth-token --generate`, or name another file")
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
             path.chmod(0o600)
-            show(f"{path} was readable by others (mode {mode:o}) and is yours alone now; delete it for a new token")
+            log.warning(
+                f"{path} was readable by others (mode {mode:o}) and is yours alone now; delete it for a new token"
+            )
     except OSError as refused:
         mend = "name a file of your own with the cluster's token, mode 600"
         raise ConfigError(name, f"{path}: {refused.strerror}", mend) from refused

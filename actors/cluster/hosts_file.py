@@ -76,5 +76,5 @@ def ray_command(action: Literal["up", "down"], path: Path) -> list[str]:
 def run_cluster_file(action: Literal["up", "down"], path: Path) -> int:
     """Ray's own exit status."""
     read_cluster_file(path)
-    shut_door(print)  # the token that the file hands to every node is there from now on
+    shut_door()  # the token that the file hands to every node is there from now on
     return subprocess.run(ray_command(action, path)).returncode

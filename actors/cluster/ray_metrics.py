@@ -34,6 +34,6 @@ class RayInstrument:
         self._put(value, self._run | labels)  # type: ignore[operator]  # a dict in every caller
 
 
-def ray_meter(run: str, show: Callable[[str], None] = print) -> Meter:
+def ray_meter(run: str) -> Meter:
     """The meter of this process, which belongs to a Ray; `run` is the run directory's name."""
-    return Meter(lambda metric: RayInstrument(metric, run), show, run=run)
+    return Meter(lambda metric: RayInstrument(metric, run), run=run)

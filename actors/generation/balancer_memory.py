@@ -1,7 +1,7 @@
 """The driver's copy of what the balancer has learned: for checkpoints, and for a balancer that restarted empty."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from actors.balancer_service import BalancerService, Known
@@ -13,16 +13,15 @@ from scheduler.learned import Learned
 class BalancerMemory:
     """The newest copy, and which incarnation of the balancer has it."""
 
-    def __init__(self, balancer: Remote[BalancerService], deadline_s: float, show: Callable[[str], None]) -> None:
+    def __init__(self, balancer: Remote[BalancerService], deadline_s: float) -> None:
         self._balancer = balancer
         self._deadline_s = deadline_s
-        self._show = show
         self._newest: Known | None = None
         self._one_at_a_time = asyncio.Lock()
 
     async def note(self) -> None:
         """Copy what it knows now, if it answers. A balancer that restarted empty gets the earlier copy first."""
-        with best_effort("what the balancer has learned", self._show):
+        with best_effort("what the balancer has learned"):
             await self._known()
 
     async def learned(self) -> dict[str, Any] | None:

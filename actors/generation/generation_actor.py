@@ -75,8 +75,7 @@ class GenerationActor:
         see_own_gpu_first()
         name = settings.replica_id
         executors = [Remote[SandboxExecutor].named(one, caller=name) for one in settings.executors]
-        self._lines: list[str] = []  # to be shown with the next sign
-        sandbox = SandboxClient(executors, settings.sandbox, caller=settings.replica_id, show=self._lines.append)
+        sandbox = SandboxClient(executors, settings.sandbox, caller=settings.replica_id)
         hosts = {
             entry: [Remote[ToolHostActor].named(one, caller=name) for one in names]
             for entry, names in settings.hosts.items()
@@ -89,7 +88,6 @@ class GenerationActor:
             self._name,
             run=settings.run,
             open_sink=(lambda: open_sink(where, self._name)) if where else None,
-            show=self._lines.append,
         )
         self._metrics = ReplicaMetrics(self._name, ray_meter(settings.run), self._traces)
         self._kv_capacity_tokens = 0
@@ -132,9 +130,7 @@ class GenerationActor:
         """For the run's detector. A stuck engine is the worker's own to find, whose processes it can end."""
         load = self._worker.load()
         self._metrics.load(load, self._kv_capacity_tokens)
-        lines = tuple(self._lines)
-        self._lines.clear()
-        return self._alive.sign(work=load.running, progress=load.steps, children=self._engine.process_ids, lines=lines)
+        return self._alive.sign(work=load.running, progress=load.steps, children=self._engine.process_ids)
 
     async def take_finished(self, wait_s: float, acknowledged: int) -> tuple[Delivery | list[Trajectory], ...]:
         """Call it with `num_returns=1 + NUM_PARTS`: the driver reads the delivery, and keeps refs of its parts."""
@@ -179,7 +175,7 @@ class GenerationActor:
         lists = await self._fetch(refs, "trajectories to record")
         chosen = [batch[index] for batch, index in zip(lists, indices, strict=True)]
         by_id: dict[str, SeenTokens] = {}
-        with best_effort(f"what the learner saw, in {path.name}", print):
+        with best_effort(f"what the learner saw, in {path.name}"):
             for of_rank in await self._fetch(seen, "what the learner saw of their tokens"):
                 by_id |= of_rank
         write_trajectories(path, chosen, self._chat.decode, seen=by_id, stage=stage, step=step)

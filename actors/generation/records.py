@@ -3,7 +3,8 @@
 A failure is a shown line and never ends a run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from actors.generation.generation_actor import GenerationActor
 from actors.remote import Remote
 from rstar_ray.errors import DeadlineExceeded
 from rstar_ray.rollouts import TrajectoryRef
+
+log = logging.getLogger(__name__)
 
 DEADLINE_S = 120.0
 
@@ -25,7 +28,6 @@ async def record_trajectories(
     seen: Sequence[Any] = (),
     stage: str,
     step: int,
-    show: Callable[[str], None],
 ) -> None:
     """Have the first worker that is there write these trajectories: the driver never holds their tokens.
 
@@ -42,11 +44,11 @@ async def record_trajectories(
             )
             return
         except (RayActorError, DeadlineExceeded) as gone:
-            show(f"{path.name}: {name} could not record it ({_first_line(gone)})")
+            log.warning(f"{path.name}: {name} could not record it ({_first_line(gone)})")
         except Exception as failed:  # of the writing itself: another worker would meet it too
-            show(f"{path.name} was not written: {_first_line(failed)}")
+            log.warning(f"{path.name} was not written: {_first_line(failed)}")
             return
-    show(f"{path.name} was not written: no worker is there")
+    log.warning(f"{path.name} was not written: no worker is there")
 
 
 def _first_line(failed: Exception) -> str:

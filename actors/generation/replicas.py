@@ -1,6 +1,7 @@
 """The generation workers of a run, as the driver holds them: started, given weights, and brought back when lost."""
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ from rstar_ray.errors import DeadlineExceeded, LearnerError, RankLost, RStarErro
 from rstar_ray.run_dir.metrics import PlacementFigures, PublishFigures
 from rstar_ray.telemetry.meter import NO_METER, Meter
 
+log = logging.getLogger(__name__)
+
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -47,7 +50,6 @@ class Replicas:
         balancer: Remote[BalancerService],
         chat: ChatFormat,
         *,
-        show: Callable[[str], None],
         watch: Guard,
         silent_s: float,
         node_away_s: float = math.inf,
@@ -66,11 +68,8 @@ class Replicas:
         self._meter = meter
         self._weights_deadline_s = weights_deadline_s
         self.workers: dict[str, Remote[GenerationActor]] = {}
-        self.rollouts = RolloutClient(
-            balancer, chat, on_worker_lost=self._lost, show=show, journal=journal, silent_s=silent_s
-        )
+        self.rollouts = RolloutClient(balancer, chat, on_worker_lost=self._lost, journal=journal, silent_s=silent_s)
         self._balancer = balancer
-        self._show = show
         self._start_deadlines_s: dict[str, float] = {}
         self._incarnations: dict[str, str] = {}  # of the workers' processes
         self._watch = watch
@@ -138,7 +137,7 @@ class Replicas:
         self._published, self._stored = weights, None
         self.rollouts.weights = weights.checksum
         for name, reason in weights.failed.items():
-            self._show(f"{name} did not take version {weights.policy_version} by {weights.way}: {reason}")
+            log.info(f"{name} did not take version {weights.policy_version} by {weights.way}: {reason}")
         for name, pulled in weights.took.items():
             _refuse_others(name, pulled, weights)
         missed = [name for name in self.there if name not in weights.took or name in self._back]
@@ -176,7 +175,7 @@ class Replicas:
                     return await self._bring_up(name)
                 except (RayActorError, RayTaskError, DeadlineExceeded) as lost:
                     if _waited_for_another(lost, name) or (_lives(lost) and name not in self._coming_back):
-                        self._show(f"{name} did not come up: {last_line(lost)}")
+                        log.info(f"{name} did not come up: {last_line(lost)}")
                         raise  # one that has never served is the run's to refuse
                     self._coming_back.add(name)
                     self._count_loss(name, lost)  # once more: it, or its engine, may have been killed in its start
@@ -200,7 +199,7 @@ class Replicas:
         self.rollouts.follow(worker, self._incarnations[name])
         self._watch.follow(name, worker.handle, silent_s=self._silent_s)
         self._serves_since_s[name] = time.monotonic()
-        self._show(f"{name}: {facts.kv_capacity_tokens:,} KV tokens")
+        log.info(f"{name}: {facts.kv_capacity_tokens:,} KV tokens")
 
     async def _lost(self, name: str, lost: Exception) -> None:
         """Its rollouts go on elsewhere; Ray has started the actor again and it gets today's weights.
@@ -213,7 +212,7 @@ class Replicas:
         if not _is_gone(lost):
             await self.workers[name].restart()
         if num_kept := await self.rollouts.go_on_without(name):
-            self._show(f"{name}: of {num_kept} unfinished rollouts what was sampled is kept")
+            log.info(f"{name}: of {num_kept} unfinished rollouts what was sampled is kept")
         await self._up_again(name)
         await self._start([name])
 
@@ -225,7 +224,7 @@ class Replicas:
         up = asyncio.ensure_future(self.workers[name].until_answered(lambda w: w.probe()))
         saying = asyncio.get_running_loop().call_later(SAY_AFTER_S, self._say_it_waits, name)
         patience_s = self._silent_s + BACK_S
-        ending = asyncio.create_task(_end_what_is_silent(self.workers[name], patience_s, self._show))
+        ending = asyncio.create_task(_end_what_is_silent(self.workers[name], patience_s))
         try:
             while not up.done():
                 if self.there:  # nothing waits for this one
@@ -247,7 +246,7 @@ class Replicas:
 
     def _say_it_waits(self, name: str) -> None:
         serve = self.there.keys() & self._serves_since_s.keys()
-        self._show(f"{name} waits for its process, or a node: {len(serve)} of {len(self.workers)} replicas serve")
+        log.info(f"{name} waits for its process, or a node: {len(serve)} of {len(self.workers)} replicas serve")
 
     def _count_loss(self, name: str, lost: Exception) -> None:
         """Any number over a run, as long as rollouts end in between, or it serves for a while: in supervised
@@ -257,7 +256,7 @@ class Replicas:
         got_on = ended > self._ended_at_loss.get(name, 0) or served_s >= SERVED_WELL_S
         row = self._losses_in_a_row[name] = 1 if got_on else row + 1
         self._ended_at_loss[name] = ended
-        self._show(f"{name} was lost ({type(lost).__name__ if _is_gone(lost) else last_line(lost)}) and starts again")
+        log.info(f"{name} was lost ({type(lost).__name__ if _is_gone(lost) else last_line(lost)}) and starts again")
         self._meter.add("rstar_losses_total", 1, part="replica")
         if row > MAX_LOSSES_IN_A_ROW:
             raise RStarError(
@@ -274,15 +273,15 @@ class Replicas:
             except (RayTaskError, DeadlineExceeded) as failed:  # before the next: it may be both
                 if _waited_for_another(failed, name):
                     raise
-                self._show(f"{name} did not take version {weights.policy_version}: {last_line(failed)}")
+                log.info(f"{name} did not take version {weights.policy_version}: {last_line(failed)}")
                 await self.workers[name].restart()
                 return None
             except RayActorError as lost:
                 judged = self._is_as_it_was(name)
                 if not await within(judged, self._weights_deadline_s, waiter="driver", owner=name, reason="a sign"):
-                    self._show(f"{name} did not take version {weights.policy_version}: {type(lost).__name__}")
+                    log.info(f"{name} did not take version {weights.policy_version}: {type(lost).__name__}")
                     return None
-                self._show(f"{name} answers again after {type(lost).__name__}: it is given the weights again")
+                log.info(f"{name} answers again after {type(lost).__name__}: it is given the weights again")
 
     async def _is_as_it_was(self, name: str) -> bool:
         """Wait until it answers, or is known to be lost: between the two it might go on with the weights it has."""
@@ -315,7 +314,7 @@ class Replicas:
         if weights.refs or self._store_again is None:
             return weights
         if self._stored is None:
-            self._show(f"version {weights.policy_version} goes through the object store for who missed it")
+            log.info(f"version {weights.policy_version} goes through the object store for who missed it")
             self._stored = asyncio.ensure_future(self._store_again(weights.policy_version))
         stored = await asyncio.shield(self._stored)
         if stored.checksum != weights.checksum:
@@ -341,14 +340,14 @@ class Replicas:
         return await actor.call(ask, deadline_s=deadline_s, reason=reason, retry=retry)
 
 
-async def _end_what_is_silent(worker: Remote[Any], patience_s: float, show: Callable[[str], None]) -> None:
+async def _end_what_is_silent(worker: Remote[Any], patience_s: float) -> None:
     """A process that is stopped before its first answer is asked without end: to Ray it starts, or is there.
 
     Each time it is given twice as long, for an honest start may be slow, and most that are waited for have no node.
     """
     while True:
         await asyncio.sleep(patience_s)
-        show(f"{worker.name} did not come back, silent for {patience_s:g} s: what starts in its place is killed")
+        log.info(f"{worker.name} did not come back, silent for {patience_s:g} s: what starts in its place is killed")
         await worker.restart()
         patience_s *= 2
 

@@ -6,6 +6,7 @@ for all siblings; what is sampled stays behind refs.
 
 import asyncio
 import contextlib
+import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -29,6 +30,8 @@ from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef, UnprovenRewards
 from rstar_ray.trajectory import Problem, RolloutRequest, StopReason
 from scheduler.records import RolloutLoad
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from actors.generation.generation_actor import GenerationActor
@@ -62,7 +65,6 @@ class RolloutClient:
         chat: ChatFormat,
         *,
         on_worker_lost: Callable[[str, Exception], Any],
-        show: Callable[[str], None] = print,
         journal: Path | None = None,
         silent_s: float = 0.0,
     ) -> None:
@@ -74,7 +76,6 @@ class RolloutClient:
         self._balancer = balancer
         self._chat = chat
         self._on_worker_lost = on_worker_lost
-        self._show = show
         self._finished: asyncio.Queue[FinishedRollout | DroppedRollout | BaseException] = asyncio.Queue()
         self._waiting: dict[str, _Submission] = {}
         self._latest: frozenset[str] = frozenset()  # ids of the latest run
@@ -82,7 +83,7 @@ class RolloutClient:
         self.num_ended = 0  # over the whole run
         self._rewards = UnprovenRewards()
         self._deadline_s = CALL_DEADLINE_S + silent_s
-        self.memory = BalancerMemory(balancer, self._deadline_s, show)
+        self.memory = BalancerMemory(balancer, self._deadline_s)
         self._num_recovering = 0  # losses whose rollouts are being read from the journal
         self._recovered = asyncio.Event()  # none is
         self._recovered.set()
@@ -279,7 +280,7 @@ class RolloutClient:
                 return
             except (RayActorError, ObjectLostError) as lost:  # the second: its answer was on a node that is gone
                 if await worker.incarnation(BLIP_PATIENCE_S) == incarnation:
-                    self._show(f"{replica_id} answers again after {type(lost).__name__}: nothing is lost")
+                    log.warning(f"{replica_id} answers again after {type(lost).__name__}: nothing is lost")
                     continue
                 await self._on_worker_lost(replica_id, lost)
                 return

@@ -14,17 +14,14 @@ from scheduler.spans import Activity, Span
 class RolloutTraces:
     """Hears what the worker does, and writes when a rollout ends; without a sink it does nothing."""
 
-    def __init__(
-        self, replica_id: str, *, run: str, open_sink: Callable[[], TraceSink] | None, show: Callable[[str], None]
-    ) -> None:
+    def __init__(self, replica_id: str, *, run: str, open_sink: Callable[[], TraceSink] | None) -> None:
         self._replica_id = replica_id
         self._run = run
-        self._show = show
         self._spans: list[TraceSpan] = []
         self._begun_s: dict[str, float] = {}
         self._sink: TraceSink | None = None
         if open_sink is not None:
-            with best_effort("the traces", show):
+            with best_effort("the traces"):
                 self._sink = open_sink()
 
     def granted(self, grant: Grant) -> None:
@@ -65,14 +62,14 @@ class RolloutTraces:
             begun_s = self._begun_s.pop(rollout.rollout_id, now_s)
             self._add(rollout.rollout_id, ROOT, begun_s, now_s, end="dropped", reason=rollout.reason)
         spans, self._spans, self._sink = self._spans, [], None
-        with best_effort("the traces from here on", self._show):
+        with best_effort("the traces from here on"):
             sink.write(otlp_request(spans, service=self._replica_id, run=self._run))
             self._sink = sink
 
     def close(self) -> None:
         """Write what is left."""
         if self._sink is not None:
-            with best_effort("the end of the traces", self._show):
+            with best_effort("the end of the traces"):
                 self._sink.close()
 
     def _add(self, rollout_id: str, name: str, start_s: float, end_s: float, **attributes: str | int | float) -> None:

@@ -6,6 +6,7 @@ of it goes on. A head that is stopped, or whose machine is cut off, Ray waits fo
 
 import asyncio
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -15,6 +16,8 @@ from typing import Any
 import psutil
 
 from actors.cluster.process_start import birth
+
+log = logging.getLogger(__name__)
 
 SILENT_S = 6.0
 """A death is to be said within ten seconds: it may fall just after an answer, and the next question comes later."""
@@ -40,7 +43,6 @@ class HeadProbe:
         self,
         ask: Callable[[], Any],
         *,
-        show: Callable[[str], None],
         silent_s: float = SILENT_S,
         gone_s: float = GONE_S,
         every_s: float = EVERY_S,
@@ -48,7 +50,6 @@ class HeadProbe:
         """`ask` returns once the head has answered. `silent_s`: after so long without one a line says so."""
         self._ask = ask
         self.answer: Any = None  # the latest
-        self._show = show
         self._silent_s = silent_s
         self._gone_s = gone_s
         self._every_s = every_s
@@ -77,13 +78,13 @@ class HeadProbe:
         self._waited_for, self._looked_s = asked_s, now_s
         if not self._said and self._waited_s > self._silent_s:
             self._said = True
-            self._show(
+            log.warning(
                 f"Ray's head has not answered for {self._waited_s:.0f} s: where it is gone the run ends within"
                 f" {self._gone_s:.0f} s, and the same command goes on"
             )
         elif self._said and asked_s is None:
             self._said = False
-            self._show("Ray's head answers again")
+            log.warning("Ray's head answers again")
 
     @property
     def silent(self) -> bool:

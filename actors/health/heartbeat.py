@@ -1,6 +1,7 @@
 """What an actor reports of itself when the run's detector probes it."""
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ import psutil
 import ray
 
 from actors.cluster.process_start import birth
+from rstar_ray.logs import RecordBuffer
 
 ORPHAN_S = 20.0
 """How long a process whose raylet is gone is left to end by itself."""
@@ -28,7 +30,7 @@ class Sign:
     work: int = 0  # what it has to do
     progress: int = 0  # another number than before where it got on
     children: tuple[int, ...] = ()  # processes of its own that it waits for, by their ids
-    lines: tuple[str, ...] = ()  # what people should be shown since the last one
+    records: tuple[logging.LogRecord, ...] = ()  # what it has logged since the last one
     loses: str = ""  # what is gone with it where it dies
     memory_bytes: int = 0  # of the process and its children, see `own_memory_bytes`
     device_bytes: int = 0  # the most that it has held on its GPU
@@ -41,6 +43,8 @@ class Alive:
         self.life = uuid4().hex[:12]
         self._node_id = ray.get_runtime_context().get_node_id()
         self._birth = birth(os.getpid())
+        self._buffer = RecordBuffer()
+        self._buffer.install()
         end_with_parent()
 
     def sign(
@@ -49,7 +53,6 @@ class Alive:
         work: int = 0,
         progress: int = 0,
         children: tuple[int, ...] = (),
-        lines: tuple[str, ...] = (),
         loses: str = "",
         device_bytes: int = 0,
     ) -> Sign:
@@ -61,7 +64,7 @@ class Alive:
             work=work,
             progress=progress,
             children=children,
-            lines=lines,
+            records=self._buffer.take(),
             loses=loses,
             memory_bytes=own_memory_bytes(os.getpid(), *children),
             device_bytes=device_bytes,

@@ -5,7 +5,8 @@ cannot be started.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -13,6 +14,8 @@ import ray
 from actors.cluster.placement import in_bundle
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, RStarError
+
+log = logging.getLogger(__name__)
 
 OPTION = "--detector.node-away-s"
 SAY_AFTER_S = 10.0
@@ -22,8 +25,7 @@ SAY_AFTER_S = 10.0
 class NodesSeen:
     """What became of the cluster's nodes, from one of Ray's lists to the next."""
 
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self._show = show
+    def __init__(self) -> None:
         self._known: dict[str, str] = {}  # the addresses of the living, by Ray's ids
 
     def see(self, nodes: Sequence[Mapping[str, Any]], at: Mapping[str, str]) -> None:
@@ -33,9 +35,9 @@ class NodesSeen:
         left = f"the cluster has {len(alive)} now"
         for node in known.keys() - alive.keys():
             there = ", ".join(sorted(name for name, where in at.items() if where == node)) or "nothing of the run"
-            self._show(f"node {known[node]} was lost, with {there}; {left}")
+            log.warning(f"node {known[node]} was lost, with {there}; {left}")
         for node in alive.keys() - known.keys() if known else ():
-            self._show(f"node {alive[node]} has joined; {left}")
+            log.warning(f"node {alive[node]} has joined; {left}")
 
 
 async def until_placed(
@@ -43,7 +45,6 @@ async def until_placed(
     named: Mapping[int, str],
     *,
     away_s: float,
-    show: Callable[[str], None],
     say_after_s: float = SAY_AFTER_S,
 ) -> None:
     """Return once each of these bundles, by number with what belongs there, lies on a node that runs what is put there.
@@ -67,9 +68,9 @@ async def until_placed(
         try:
             await wait(min(say_after_s, away_s))
         except DeadlineExceeded:
-            show(f"no node for {missing()}: the run waits for one with room, {away_s:g} s at most ({OPTION})")
+            log.warning(f"no node for {missing()}: the run waits for one with room, {away_s:g} s at most ({OPTION})")
             await wait(max(0.0, away_s - say_after_s))
-            show("every part has a node again")
+            log.warning("every part has a node again")
     except DeadlineExceeded as late:
         raise no_node(missing(), away_s) from late
     finally:

@@ -6,6 +6,7 @@ The rules are `rstar_ray.stall_detector`'s. What is ended fails over by the same
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -24,10 +25,13 @@ from actors.health.lost_nodes import NodesSeen
 from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import waits
 from rstar_ray.errors import RStarError
+from rstar_ray.logs import relay
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import write_json
 from rstar_ray.stall_detector import Detector, Limit, Wedged
 from rstar_ray.telemetry.meter import NO_METER, Meter
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -75,7 +79,6 @@ class Watch:
         self,
         config: DetectorConfig,
         *,
-        show: Callable[[str], None],
         end: EndFn | None = None,
         record: Path | None = None,
         meter: Meter = NO_METER,
@@ -90,7 +93,6 @@ class Watch:
         self._at: dict[str, str] = {}  # the node's id of each process, the last that it was seen on
         self._record = record
         self._config = config
-        self._show = show
         self._end_process = end or end_process
         self._detector = Detector(tick_s=config.probe_every_s)
         self._followed: dict[str, _Followed] = {}
@@ -189,11 +191,11 @@ class Watch:
                     if one.on_death is not None:
                         one.on_death(name, lost)
                     elif not one.starts:
-                        self._show(f"{name} is gone for good: {_last_line(lost)}")
+                        log.warning(f"{name} is gone for good: {_last_line(lost)}")
                     return
                 if not one.away:
                     one.away = True
-                    self._show(f"{name} cannot be reached: it starts again, or is cut off")
+                    log.warning(f"{name} cannot be reached: it starts again, or is cut off")
                     self._let_come_back(name, one)
             else:
                 before, one.sign, one.waits_s = one.sign, sign, None
@@ -218,7 +220,7 @@ class Watch:
         fault = _last_line(failed)
         if fault != one.fault:
             one.fault = fault
-            self._show(f"{name} answers, and cannot say how it is: {fault}")
+            log.warning(f"{name} answers, and cannot say how it is: {fault}")
 
     def _tell(self, name: str, before: Sign | None, sign: Sign, *, away: bool) -> None:
         """What is new about an actor that answers."""
@@ -227,11 +229,10 @@ class Watch:
             self._write_record()
         if before is not None and before.life != sign.life:
             with_it = f"; with it went {before.loses}" if before.loses else ""
-            self._show(f"{name} died: process {before.pid} is gone, and process {sign.pid} in its place{with_it}")
+            log.warning(f"{name} died: process {before.pid} is gone, and process {sign.pid} in its place{with_it}")
         elif away:
-            self._show(f"{name} answers again")
-        for line in sign.lines:
-            self._show(f"{name}: {line}")
+            log.warning(f"{name} answers again")
+        relay(sign.records, component=name)
 
     def _write_record(self) -> None:
         """None of a run's decisions depends on it."""
@@ -240,9 +241,9 @@ class Watch:
         up = {name: one.sign for name, one in sorted(self._followed.items()) if not one.starts}
         signs = {name: asdict(sign) for name, sign in up.items() if sign}
         for sign in signs.values():
-            for of_now in ("work", "progress", "memory_bytes", "device_bytes", "lines", "loses"):
+            for of_now in ("work", "progress", "memory_bytes", "device_bytes", "records", "loses"):
                 del sign[of_now]
-        with best_effort(self._record.name, self._show):
+        with best_effort(self._record.name):
             write_json(self._record, signs)
 
     async def _tick_for_ever(self) -> None:
@@ -283,7 +284,7 @@ class Watch:
         wedged = self._detector.tick(time.monotonic())
         for found in wedged:
             if found.name == FIRST_WORD:
-                self._show(f"nothing got on: {found.seen}; {self._oldest_wait()}")
+                log.warning(f"nothing got on: {found.seen}; {self._oldest_wait()}")
             elif found.name == THE_RUN:
                 self._end_run(f"nothing got on, {found.seen}; {self._oldest_wait()}")
         self._export()
@@ -321,16 +322,16 @@ class Watch:
             return
         sign = None if one.away else one.sign  # that of a process that is gone, or cannot be reached
         if one.away:
-            self._show(f"{wedged.name} did not come back, {wedged.seen}: what starts in its place is killed")
+            log.warning(f"{wedged.name} did not come back, {wedged.seen}: what starts in its place is killed")
             self._let_come_back(wedged.name, one)
         else:
             where = f"process {sign.pid}" if sign else "its process"
-            self._show(f"{wedged.name} was {wedged.seen}: {where} is killed, and fails over")
+            log.warning(f"{wedged.name} was {wedged.seen}: {where} is killed, and fails over")
         self._meter.add("rstar_detector_killed_total", 1)
         try:
             await self._end_process(one.handle, sign)
         except Exception as failed:  # nobody awaits this: it is judged, and tried, once more
-            self._show(f"{wedged.name} could not be killed: {type(failed).__name__}: {failed}")
+            log.warning(f"{wedged.name} could not be killed: {type(failed).__name__}: {failed}")
             self._detector.watch(wedged.name, one.limit)
 
 

@@ -1,8 +1,9 @@
 """From a command line to checked settings: `--help` shows every field with its unit and default."""
 
+import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,14 +34,16 @@ INSTEAD: dict[str, dict[str, str]] = {
 }
 """By stage: settings of other stages, which mean nothing to it by itself, and the one of its own that is meant."""
 
+log = logging.getLogger(__name__)
 
-def parse(recipes: Sequence[Recipe], argv: Sequence[str], *, show: Callable[[str], None] = print) -> list[RunConfig]:
+
+def parse(recipes: Sequence[Recipe], argv: Sequence[str]) -> list[RunConfig]:
     """The settings of each stage: its own, with the command line's options over them.
 
     `--model` is the policy the first stage starts from; the others start from the stage before. Raises `ConfigError`
     in one line that names the option and the mend.
     """
-    scale = _scale(argv, show)
+    scale = _scale(argv)
     protocol = PROTOCOLS[chosen("--evaluate.protocol", argv, tuple(PROTOCOLS), "own")]
     words = [*_options(protocol), *argv]  # the last of two counts: what is asked for besides goes over a protocol
     defaults = [at_scale(recipe.paper, scale, recipe.tiny) for recipe in recipes]
@@ -57,7 +60,7 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str], *, show: Callable[[str
     if len(recipes) == 1:
         _refuse_other_stages(recipes[0].stage, argv)
     for line in idle_lines(configs, argv):
-        show(line)
+        log.info(line)
     return configs
 
 
@@ -112,14 +115,14 @@ def _sft_may_come_first(configs: Sequence[RunConfig], lacking: Sequence[Conditio
     return first.scale == "tiny" and first.stage in STAGES[1:] and all(lack.holds(before) for lack in lacking)
 
 
-def _scale(argv: Sequence[str], show: Callable[[str], None]) -> str:
+def _scale(argv: Sequence[str]) -> str:
     asked = chosen("--scale", argv, ("auto", *SCALES), "auto")
     if asked != "auto":
         return asked
     resources = _cluster_resources() if os.environ.get("RAY_ADDRESS") else local_resources()
     scale, reason = detect_scale(resources)
     if "-h" not in argv and "--help" not in argv:
-        show(f"scale: {scale} ({reason})")
+        log.info(f"scale: {scale} ({reason})")
     return scale
 
 

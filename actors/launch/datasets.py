@@ -1,7 +1,8 @@
 """What a run trains and is measured on: files the user names, or the tiny world's own, made from the seed."""
 
+import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rstar_ray.agent.rollout import ExecuteFn
@@ -19,6 +20,8 @@ from rstar_ray.reward.judge import refuse_truths
 from rstar_ray.tiny.conversations import generate_conversations
 from rstar_ray.tiny.tiny_problems import MAX_PROBLEMS, Split, generate_problems
 from rstar_ray.trajectory import Problem
+
+log = logging.getLogger(__name__)
 
 SFT_VALIDATION = 256
 """Conversations held back for the validation loss; at most a tenth of all."""
@@ -80,9 +83,7 @@ def problem_sets(config: RunConfig) -> dict[str, list[Problem]]:
     }
 
 
-def that_fit(
-    config: RunConfig, problems: list[Problem], chat: ChatFormat, show: Callable[[str], None]
-) -> list[Problem]:
+def that_fit(config: RunConfig, problems: list[Problem], chat: ChatFormat) -> list[Problem]:
     """Training problems without those whose prompts do not fit the context; a line counts these.
 
     Raises `ConfigError` where they are more than a small share: the context is too short then, not a prompt too long.
@@ -94,22 +95,18 @@ def that_fit(
         name = Path(config.data.train).name
         mend = "raise it, or take them out of the file"
         raise ConfigError("--engine.max-context-tokens", f"{found} in {name or 'the tiny world'}", mend)
-    show(f"{config.stage}: {found}; they are left out")
+    log.info(f"{config.stage}: {found}; they are left out")
     return [problem for problem in problems if problem.id not in found.num_tokens]
 
 
-def tell_too_long(
-    config: RunConfig, sets: Mapping[str, Sequence[Problem]], chat: ChatFormat, show: Callable[[str], None]
-) -> None:
+def tell_too_long(config: RunConfig, sets: Mapping[str, Sequence[Problem]], chat: ChatFormat) -> None:
     """A line for each set to be evaluated on that has some: it stays whole, so that its figures can be compared."""
     for name, problems in sets.items():
         if found := too_long(problems, chat, config.engine.max_context_tokens):
-            show(f"{name}: {found}; they count as wrong; a larger --engine.max-context-tokens asks them too")
+            log.info(f"{name}: {found}; they count as wrong; a larger --engine.max-context-tokens asks them too")
 
 
-def sft_plan(
-    config: RunConfig, folder: Path, show: Callable[[str], None], *, steps_given: bool = True
-) -> SftPlan | None:
+def sft_plan(config: RunConfig, folder: Path, *, steps_given: bool = True) -> SftPlan | None:
     """The file of conversations as tokens of the model in `folder`; None where the tiny world makes its own.
 
     Raises `ConfigError` for a file of which too much does not fit, and for one that is small beside a number of steps
@@ -124,13 +121,12 @@ def sft_plan(
         ChatSource(str(folder) if made else None, config.chat),
         max_tokens=config.engine.max_context_tokens,
         max_left_out=config.sft.max_left_out,
-        show=show,
     )
     num_rows = len(split(plan.examples, config.seed)[0])
     if not steps_given:
         refuse_many_epochs(config.sft, num_rows)
     for line in plan.lines(config.sft, num_rows):
-        show(line)
+        log.info(line)
     return plan
 
 

@@ -1,18 +1,24 @@
-"""How a command ends: a status, and one line for what a person can mend."""
+"""How a command ends: its exit status, one line on the console, and the traceback in the run's log."""
 
+import logging
 import sys
 from collections.abc import Callable
 
 from rstar_ray.errors import ConfigError, RStarError, Stopped
+from rstar_ray.logs import console_logging
 from rstar_ray.run_dir.durable import NO_ROOM
+
+log = logging.getLogger(__name__)
 
 
 def status_of(act: Callable[[], int | None], *, interrupted: str = "") -> int:
-    """Run `act`; exit status: its own or 0, 1 it failed, 2 refused before anything started, 130 stopped by a person.
+    """Run `act` with logging to the console; exit status: its own or 0, 1 it failed, 2 refused before anything started,
+    130 stopped by a person.
 
-    `interrupted` is said where Ctrl-C ends it.
+    `interrupted` is logged where Ctrl-C ends it.
     """
-    status = _status_of(act, interrupted)
+    with console_logging():
+        status = _status_of(act, interrupted)
     if (known := sys.modules.get("actors.health.head")) is not None:  # else there is no Ray that could hold its end up
         known.Ending.status = status
     return status
@@ -22,21 +28,20 @@ def _status_of(act: Callable[[], int | None], interrupted: str) -> int:
     try:
         return act() or 0
     except ConfigError as refused:
-        return _complain(refused, 2)
+        return _ended(refused, 2)
     except Stopped as stopped:
-        return _complain(f"{stopped}; the same command goes on", 130)
+        return _ended(stopped, 130, f"{stopped}; the same command goes on")
     except RStarError as failed:
-        return _complain(failed, 1)
-    except OSError as failed:
-        if failed.errno not in NO_ROOM:
-            raise
-        return _complain(f"{failed}; make room, and the same command goes on", 1)
+        return _ended(failed, 1)
     except Exception as failed:
-        if not _of_a_lost_actor(failed):
-            raise
-        return _complain(f"{type(failed).__name__}: {' '.join(str(failed).split())}", 1)
-    except KeyboardInterrupt:
-        return _complain(interrupted, 130) if interrupted else 130
+        if isinstance(failed, OSError) and failed.errno in NO_ROOM:
+            return _ended(failed, 1, f"{failed}; make room, and the same command goes on")
+        if _of_a_lost_actor(failed):
+            return _ended(failed, 1, f"{type(failed).__name__}: {' '.join(str(failed).split())}")
+        _ended(failed, 1, f"unexpected {type(failed).__name__}: {failed}")
+        raise
+    except KeyboardInterrupt as stopped:
+        return _ended(stopped, 130, interrupted) if interrupted else 130
 
 
 def _of_a_lost_actor(failed: Exception) -> bool:
@@ -45,7 +50,9 @@ def _of_a_lost_actor(failed: Exception) -> bool:
     return known is not None and isinstance(failed, known.RayActorError)
 
 
-def _complain(what: object, status: int) -> int:
-    cause = getattr(what, "cause", None)  # of what an actor raised; Ray's own text is its traceback
-    print(f"error: {cause if isinstance(cause, Exception) else what}", file=sys.stderr, flush=True)
+def _ended(failed: BaseException, status: int, line: str = "") -> int:
+    """Log one line for the console, and the traceback for the log file; Ray's text of an actor's error is a traceback,
+    so that its cause is the line."""
+    cause = getattr(failed, "cause", None)
+    log.error(line or str(cause if isinstance(cause, Exception) else failed), exc_info=failed)
     return status

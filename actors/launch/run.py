@@ -1,7 +1,7 @@
 """One command from start to end: refuse early, hold the run directory, start the actors, run the stages, report."""
 
 import asyncio
-import contextlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -45,6 +45,7 @@ from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.evaluator import HELD_OUT, evaluated, result_files, run_evaluation
 from rstar_ray.evaluation.request_digest import brought_along, digest_of
 from rstar_ray.hard_set import kept_hard_set
+from rstar_ray.logs import log_to
 from rstar_ray.reward.own_function import check_own_reward
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import read_json
@@ -60,6 +61,8 @@ from rstar_ray.trajectory import Problem
 if TYPE_CHECKING:
     from actors.system import TrainingActors
 
+log = logging.getLogger(__name__)
+
 
 def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None, *, sft: Recipe | None = None) -> None:
     """The `main` of every recipe; `sft` comes first in the tiny world where there is no policy to start from.
@@ -69,7 +72,7 @@ def launch(recipes: Sequence[Recipe], argv: Sequence[str] | None = None, *, sft:
     argv = sys.argv[1:] if argv is None else argv
 
     def act() -> None:
-        configs = parse(recipes, argv, show=say)
+        configs = parse(recipes, argv)
         if not (run_path(configs[0]) / "config.json").exists():  # a run that has ended can be reported anywhere
             refuse_without_gpu(configs[0])
         configs = with_sft_before(configs, recipes[0], sft)
@@ -83,7 +86,7 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
     argv = sys.argv[1:] if argv is None else argv
 
     def act() -> None:
-        (config,) = parse([recipe], argv, show=say)
+        (config,) = parse([recipe], argv)
         refuse_without_gpu(config)
         with_values(config, {"model": ""}).check_paths()
         if config.telemetry.wandb:
@@ -97,13 +100,14 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
         model = _policy_to_evaluate(config, path)
         refuse_beyond_context(config, model)
         refuse_uneven_split(config, model)
-        tell_too_long(config, sets, checked_chat(config, model, tools), say)
+        tell_too_long(config, sets, checked_chat(config, model, tools))
         for line in asked_otherwise(model, config):
-            say(line)
+            log.info(line)
         files = result_files(config, sets, RunDir(path), brought_along(config, tools), step=0, model=model)
         with ExitStack() as alone:  # in this directory a run may train meanwhile, and others may be evaluated
             for file in files.values():
                 alone.enter_context(written_alone(file, by="another evaluation that asks the same"))
+            log_to(RunDir(path).evaluation_log_path)
             connect()
             _refuse_unseen(None, config, model)
             turns = f"evaluate-{digest_of({'files': sorted(map(str, files.values()))})}"
@@ -116,12 +120,6 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
 def _end(status: int) -> None:
     if status:
         sys.exit(status)
-
-
-def say(line: str) -> None:
-    """A line for who watches; where nobody can any more, as in a closed terminal or a full log, the run goes on."""
-    with contextlib.suppress(OSError):
-        print(line, flush=True)
 
 
 def run(configs: Sequence[RunConfig], *, steps_given: bool = True) -> None:
@@ -142,11 +140,9 @@ def run(configs: Sequence[RunConfig], *, steps_given: bool = True) -> None:
     if ahead:
         _refuse_other_adapters(ahead[0], path)
         chat = checked_chat(ahead[0], model, tools)
-        tell_too_long(ahead[0], {HELD_OUT: heldout}, chat, say)
+        tell_too_long(ahead[0], {HELD_OUT: heldout}, chat)
         problems = {
-            config.stage: that_fit(config, problems[config.stage], chat, say)
-            for config in ahead
-            if config.stage in problems
+            config.stage: that_fit(config, problems[config.stage], chat) for config in ahead if config.stage in problems
         }
     for config in ahead:
         if config.stage in problems:
@@ -154,13 +150,14 @@ def run(configs: Sequence[RunConfig], *, steps_given: bool = True) -> None:
     plan = _plan_sft(ahead, path, steps_given=steps_given)
     with RunDir(path).held():
         _claim(path, configs)
-        say(f"run directory: {path}")
+        log.info(f"run directory: {path}")
+        log_to(RunDir(path).log_path)
         for line in (*checkpoint_lines(ahead, model, path), *(asked_otherwise(model, ahead[0]) if ahead else ())):
-            say(line)
+            log.info(line)
         for line in correction_lines(ahead):
-            say(line)
+            log.info(line)
         if not ahead:
-            say("every stage is done already")
+            log.info("every stage is done already")
         else:
             for config in ahead:  # finished, and not evaluated
                 if (end := RunDir(path).finished_checkpoint(config.stage)) is not None:
@@ -168,11 +165,11 @@ def run(configs: Sequence[RunConfig], *, steps_given: bool = True) -> None:
             connect()
             _refuse_unseen(path, ahead[0], model)
             asyncio.run(_run_stages(configs, problems, heldout, path, plan))
-    with best_effort("the report", say):
+    with best_effort("the report"):
         from rstar_ray.report.write import write_report
 
-        write_report(path, say)
-        say(f"report: {path / 'report.md'}")
+        write_report(path)
+        log.info(f"report: {path / 'report.md'}")
 
 
 def correction_lines(ahead: Sequence[RunConfig]) -> list[str]:
@@ -198,7 +195,7 @@ def brought(configs: Sequence[RunConfig]) -> tuple[list[ToolSpec], dict[str, lis
     refuse_own_code(configs[0])
     custom = [name for name in configs[0].tools.use if name != PYTHON]
     if custom and not configs[0].rollout.instruct and configs[0].chat.protocol == "own":
-        say(
+        log.info(
             f"warning: --tools.use {' '.join(custom)}: the policy is not shown these tools, because "
             "--rollout.instruct is off. Hint: add --rollout.instruct, unless SFT taught the model to call them"
         )
@@ -241,7 +238,7 @@ def _journal(path: Path, turns: str) -> Path | None:
     try:
         refuse_unseen(path)
     except ConfigError as unseen:
-        say(f"{unseen.problem}: rollouts of a worker that is lost begin again at their prompts")
+        log.info(f"{unseen.problem}: rollouts of a worker that is lost begin again at their prompts")
         return None
     return RunDir(path).journal_path / turns
 
@@ -266,7 +263,7 @@ def _plan_sft(ahead: Sequence[RunConfig], path: Path, *, steps_given: bool) -> S
     for config in ahead:
         if config.stage == "sft" and RunDir(path).finished_checkpoint("sft") is None:
             folder = start_folder(config, path, _finished_before(config, path))
-            plan = sft_plan(config, folder, say, steps_given=steps_given)
+            plan = sft_plan(config, folder, steps_given=steps_given)
             if plan is not None:
                 train, _ = split(plan.examples, config.seed)
                 _refuse_other_data(config, digest_of_rows(train, plan.source), path)
@@ -327,7 +324,7 @@ def with_sft_before(configs: Sequence[RunConfig], recipe: Recipe, sft: Recipe | 
     if first.scale != "tiny" or sft is None:
         before = STAGES[STAGES.index(first.stage) - 1]
         raise ConfigError("--model", f"{before} is not finished in {path}", f"give a policy, or run {before} first")
-    say(f"{first.stage}: no policy to start from in {path}; SFT comes first")
+    log.info(f"{first.stage}: no policy to start from in {path}; SFT comes first")
     asked = differences(first, at_scale(recipe.paper, "tiny", recipe.tiny))
     return [with_values(at_scale(sft.paper, "tiny", sft.tiny), asked), *configs]
 
@@ -355,8 +352,8 @@ async def _run_stages(
     model = start_model(first, path, _finished_before(first, path))
     tools = tools_of(first)
     chat = load_chat(model, first.chat, instruct=first.rollout.instruct, tools=tools)
-    stop = StopSignals(grace_of_run(first.checkpoint.grace_s), say)
-    actors = TrainingActors(first, model, chat=chat, show=say, tools=tools, run_dir=path)
+    stop = StopSignals(grace_of_run(first.checkpoint.grace_s))
+    actors = TrainingActors(first, model, chat=chat, tools=tools, run_dir=path)
     actors.stopping = stop.asked
     try:
         with stop.handled():
@@ -364,7 +361,7 @@ async def _run_stages(
             for config in configs:
                 with _open(path, config) as run_dir:
                     if not _done(config, run_dir, heldout):
-                        with best_effort(run_dir.launches_path.name, say):
+                        with best_effort(run_dir.launches_path.name):
                             correction = "" if config.stage == "sft" else config.correction
                             run_dir.log_launch(stage=config.stage, scale=config.scale, importance_correction=correction)
                         of_stage = problems.get(config.stage, [])
@@ -396,7 +393,7 @@ async def _run_stage(
         await crew.learner.load_checkpoint(checkpoint.path)
     elif config.stage == "sft":
         train, validation = await sft_examples(config, plan, actors.chat, actors.tools.execute)
-        say(f"sft: {len(train):,} rows to train on, {len(validation):,} held back")
+        log.info(f"sft: {len(train):,} rows to train on, {len(validation):,} held back")
         checkpoint = await run_sft(config, train, validation, crew, run_dir, source=plan.source if plan else "")
     else:
         checkpoint = await run_rl(config, problems, crew, run_dir, heldout=heldout)
@@ -412,7 +409,7 @@ def _policy_to_evaluate(config: RunConfig, path: Path) -> Path:
         return Path(config.model)
     for stage in reversed(STAGES):
         if (checkpoint := RunDir(path).finished_checkpoint(stage)) is not None:
-            say(f"evaluating {checkpoint.path.name}")
+            log.info(f"evaluating {checkpoint.path.name}")
             return checkpoint.path / "model"
     raise ConfigError("--model", f"{path} has no finished stage", "give a Hugging Face model folder, or train first")
 
@@ -432,8 +429,8 @@ async def _evaluate(
     from actors.system import TrainingActors
 
     chat = load_chat(model, config.chat, instruct=config.rollout.instruct, tools=tools)
-    stop = StopSignals(GRACE_OF_EVALUATION, say)
-    actors = TrainingActors(config, model, chat=chat, show=say, tools=tools, journal=journal)
+    stop = StopSignals(GRACE_OF_EVALUATION)
+    actors = TrainingActors(config, model, chat=chat, tools=tools, journal=journal)
 
     async def evaluate() -> None:
         await actors.serving()

@@ -1,12 +1,15 @@
 """Ctrl-C, or a cluster's SIGTERM: the first asks for a clean end, the second ends at once."""
 
 import asyncio
+import logging
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rstar_ray.errors import Stopped
+
+log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ECHO_S = 1.0
@@ -42,9 +45,8 @@ GRACE_OF_EVALUATION = Grace(
 class StopSignals:
     """Whether a command has been asked to stop; within `handled` the signals come here."""
 
-    def __init__(self, grace: Grace, show: Callable[[str], None]) -> None:
+    def __init__(self, grace: Grace) -> None:
         self._grace = grace
-        self._show = show
         self._asked = 0
 
     def asked(self) -> bool:
@@ -67,7 +69,7 @@ class StopSignals:
             loop.call_later(ECHO_S, loop.call_soon, heed, number)
             self._asked += 1
             if self._asked == 1:
-                self._show(f"{number.name}: {self._grace.told}; once more after {ECHO_S:g} s ends it at once")
+                log.info(f"{number.name}: {self._grace.told}; once more after {ECHO_S:g} s ends it at once")
                 timers.append(loop.call_later(self._grace.seconds, task.cancel))
             else:
                 task.cancel()

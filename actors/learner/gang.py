@@ -373,7 +373,7 @@ class Learner:
         return self._ranks
 
 
-async def first_start(learner: Learner, show: Callable[[str], None]) -> None:
+async def first_start(learner: Learner) -> None:
     """A rank that dies in a run's first start, or is silent, is no more than a loss, as later.
 
     What a rank refuses or meets, and a start that takes too long, is of the settings: people are told at once.
@@ -386,7 +386,7 @@ async def first_start(learner: Learner, show: Callable[[str], None]) -> None:
             losses += 1
             if losses > MOST_LOSSES_AT_A_STEP:
                 raise LearnerError(f"{died}; {losses} times in its first start") from died
-            show(f"{died}; the learner starts again")
+            log.warning(f"{died}; the learner starts again")
             start = learner.restart
 
 

@@ -118,7 +118,7 @@ class OptimizerSteps:
         reason = f"loss {loss:g}, gradient norm {grad_norm:g} ({named or 'no row of its own stands out'})"
         if self._settings.save_bad_updates:
             path = Path(self._settings.save_bad_updates) / f"update-{self.step + 1:06d}-rank-{self._rank}.npz"
-            with best_effort(path.name, print):
+            with best_effort(path.name):
                 save_rows([row for rows in micro_batches for row in rows], path)
         return reason
 

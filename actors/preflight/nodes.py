@@ -40,7 +40,7 @@ class NodeReader:
 
 def every_node(asked: Asked) -> list[NodeFacts]:
     """Head first. Raises `DeadlineExceeded` naming the first node that does not answer."""
-    shut_door(lambda line: print(line, flush=True))
+    shut_door()
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
     with _readers() as readers:

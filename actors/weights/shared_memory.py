@@ -7,6 +7,7 @@ one version together share one file, so that eight of them do not hold the weigh
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -20,6 +21,8 @@ import numpy as np
 
 from actors.weights.buckets import WeightBucket, WeightEntry
 from rstar_ray.errors import DeadlineExceeded
+
+log = logging.getLogger(__name__)
 
 BY_FILE = "file"  # what a parcel says of how its weights come
 SHARED_MEMORY = Path("/dev/shm")
@@ -80,7 +83,6 @@ def shared_buckets(
     buckets: Sequence[WeightBucket],
     *,
     folder: Path | None = None,
-    show: Callable[[str], None] = print,
     deadline_s: float = LAID_OUT_DEADLINE_S,
 ) -> Generator[SharedWeights]:
     """The buckets in one file in shared memory, which all of this node that are here under one `name` meanwhile share.
@@ -90,7 +92,7 @@ def shared_buckets(
     """
     offsets, total = _offsets(buckets)
     file = f"{PREFIX}{os.geteuid()}-{name}"
-    path = (folder or _folder(file, total, show)) / file
+    path = (folder or _folder(file, total)) / file
     _remove_left(path)
     descriptor, laid_out = _held(path, _layer(buckets, offsets, total), total, deadline_s)
     try:
@@ -193,14 +195,14 @@ def _offsets(buckets: Sequence[WeightBucket], page: int = 4096) -> tuple[list[in
     return offsets, end
 
 
-def _folder(file: str, num_bytes: int, show: Callable[[str], None]) -> Path:
+def _folder(file: str, num_bytes: int) -> Path:
     """Shared memory where it has room (containers often give 64 MiB), else the temporary folder, and a line says so."""
     if (SHARED_MEMORY / file).exists():
         return SHARED_MEMORY
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
     if free > num_bytes:
         return SHARED_MEMORY
-    show(
+    log.warning(
         f"weights of {num_bytes / 1e9:.1f} GB go through {TEMPORARY}, which is slow: shared memory has "
         f"{free / 1e9:.1f} GB free (Docker: --ipc host, or --shm-size)"
     )

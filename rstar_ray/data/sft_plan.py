@@ -6,11 +6,12 @@ share of all is no longer an accident and refused.
 
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -26,6 +27,8 @@ from rstar_ray.data.conversation import Conversation, RowError, conversation
 from rstar_ray.data.sft import RowProblem, encode
 from rstar_ray.data.tables import half_character, read_table
 from rstar_ray.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 CHUNK = 128
 """Rows handed to a process at a time."""
@@ -128,7 +131,6 @@ def plan_sft(
     max_tokens: int,
     max_left_out: float,
     num_processes: int | None = None,
-    show: Callable[[str], None] = lambda line: None,
 ) -> SftPlan:
     """Every conversation of a jsonl, json, csv or parquet file as tokens.
 
@@ -154,7 +156,7 @@ def plan_sft(
                 _refuse_too_many(left_out, total, max_left_out)
             if time.perf_counter() - told_s > 5:
                 told_s = time.perf_counter()
-                show(f"sft: {total:,} conversations looked at, {len(left_out):,} left out")
+                log.info(f"sft: {total:,} conversations looked at, {len(left_out):,} left out")
     if not total:
         raise ConfigError("--sft.data", f"{path.name} has no row", "name a file with conversations")
     _refuse_too_many(left_out, total, max_left_out)

@@ -4,6 +4,7 @@ All sets of one evaluation are asked for at once, so that replicas have work unt
 is written when it ends, and an evaluation that was interrupted goes on from those rows.
 """
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +23,8 @@ from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import append_row, cut_rows, read_rows
 from rstar_ray.run_dir.folder import RunDir, checkpoint_name
 from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling, StopReason
+
+log = logging.getLogger(__name__)
 
 HELD_OUT = "held-out"
 """Name of the set that a run is watched on."""
@@ -52,11 +55,11 @@ async def run_evaluation(
     set_of: dict[str, str] = {}  # by group
     with ExitStack() as open_logs:
         for name, problems in sets.items():
-            log = logs[name] = open_logs.enter_context(ResultLog(files[name], problems))
-            if taken := log.taken(f"{config.stage} {name}"):
-                crew.show(taken)
+            result_log = logs[name] = open_logs.enter_context(ResultLog(files[name], problems))
+            if taken := result_log.taken(f"{config.stage} {name}"):
+                log.info(taken)
             missing = _requests(
-                config, problems, {problem.id for problem in log.missing}, name=name, at=f"/step-{step}/{asked}"
+                config, problems, {problem.id for problem in result_log.missing}, name=name, at=f"/step-{step}/{asked}"
             )
             set_of |= {request.group_id: name for request in missing}
             requests += missing
@@ -64,12 +67,12 @@ async def run_evaluation(
     for name, finished in refs.items():
         if finished:
             path = run_dir.trajectories_path / f"{config.stage}-{name}.jsonl"
-            with best_effort(path.name, crew.show):
+            with best_effort(path.name):
                 await crew.record(finished, path, stage=config.stage, step=step)
     run_dir.drop_turns(evaluation_folder(config.stage))
     return [
-        _conclude(config, log, crew=crew, run_dir=run_dir, name=name, step=step, model=model)
-        for name, log in logs.items()
+        _conclude(config, result_log, crew=crew, run_dir=run_dir, name=name, step=step, model=model)
+        for name, result_log in logs.items()
     ]
 
 
@@ -127,10 +130,10 @@ async def _collect(
     crew: Crew,
 ) -> dict[str, list[TrajectoryRef]]:
     """Play the requests; rows are written as problems end. The refs are of those whose trajectories are kept."""
-    wanted = {name: {problem.id for problem in log.missing[:RECORDED]} for name, log in logs.items()}
+    wanted = {name: {problem.id for problem in result_log.missing[:RECORDED]} for name, result_log in logs.items()}
     refs: dict[str, list[TrajectoryRef]] = {name: [] for name in logs}
     lost: list[DroppedRollout] = []
-    progress = Progress(f"{config.stage} on {', '.join(logs)}", len(set(set_of)), crew.show)
+    progress = Progress(f"{config.stage} on {', '.join(logs)}", len(set(set_of)))
     correct = ended = 0
     async for group in whole_groups(requests, crew.rollouts, deadline_s=config.rollout.deadline_s):
         if isinstance(group, DroppedRollout):
@@ -151,28 +154,29 @@ async def _collect(
 
 
 def _conclude(
-    config: RunConfig, log: ResultLog, *, crew: Crew, run_dir: RunDir, name: str, step: int, model: Path | None
+    config: RunConfig, result_log: ResultLog, *, crew: Crew, run_dir: RunDir, name: str, step: int, model: Path | None
 ) -> EvaluationResult:
     """The set's figures, their row and their line."""
-    if log.missing:
-        of = f"{len(log.missing)} of {len(log.problems)} problems of {name}"
-        raise RStarError(f"evaluation: {of} have no result, such as {log.missing[0].id!r}, though no rollout failed")
-    result = evaluate(log.results, stage=config.stage, step=step, problem_set=name, seed=config.seed)
+    if result_log.missing:
+        of = f"{len(result_log.missing)} of {len(result_log.problems)} problems of {name}"
+        first = result_log.missing[0].id
+        raise RStarError(f"evaluation: {of} have no result, such as {first!r}, though no rollout failed")
+    result = evaluate(result_log.results, stage=config.stage, step=step, problem_set=name, seed=config.seed)
     if result.num_unjudged:
-        _tell_unjudged(log, result, crew)
-    if refused := sum(StopReason.REFUSED in one.stop_reasons for one in log.results):
-        crew.show(
+        _log_unjudged(result_log, result)
+    if refused := sum(StopReason.REFUSED in one.stop_reasons for one in result_log.results):
+        log.info(
             f"{config.stage} {name}: {refused} of {result.num_problems} prompts do not fit into a context of "
             f"{config.engine.max_context_tokens} tokens (--engine.max-context-tokens); they count as wrong"
         )
-    rows = str(log.path.relative_to(run_dir.path))
+    rows = str(result_log.path.relative_to(run_dir.path))
     asked = protocol(config, str(model) if model else "")
     append_row(run_dir.evaluations_path, {**result.as_row(), **asked, "problems": rows})
     crew.meter.set("rstar_evaluation_pass_ratio", result.avg_at_k, stage=config.stage, set=name)
     k = result.k
     majority = "" if result.maj_at_k is None else f"maj@{k} {result.maj_at_k:.3f} "
     loosely = "" if result.loose_avg_at_k is None else f"loosely {result.loose_avg_at_k:.3f} "
-    crew.show(
+    log.info(
         f"{config.stage} {name}: avg@{k} {result.avg_at_k:.3f} [{result.ci_low:.3f}, {result.ci_high:.3f}] {loosely}"
         f"pass@{k} {result.pass_at_k:.3f} {majority}on {result.num_problems} problems, "
         f"{result.response_tokens_mean:.0f} tokens; a row per problem in {rows}"
@@ -180,15 +184,15 @@ def _conclude(
     return result
 
 
-def _tell_unjudged(log: ResultLog, result: EvaluationResult, crew: Crew) -> None:
+def _log_unjudged(result_log: ResultLog, result: EvaluationResult) -> None:
     """Answers whose comparison fails every time: a line that names one; with most of a set so, `RStarError`."""
-    first = next(one for one in log.results if any(one.unjudged))
+    first = next(one for one in result_log.results if any(one.unjudged))
     reason = next(filter(None, first.unjudged))
     of = f"{result.num_unjudged} of {result.num_problems * result.k} answers"
     said = f"{of} of {result.problem_set} could not be judged, such as of problem {first.problem_id!r}: {reason}"
     if result.num_unjudged > MOST_UNJUDGED * result.num_problems * result.k:
-        raise RStarError(f"evaluation: {said}; mend the reward, delete {log.path}, and evaluate again")
-    crew.show(f"{said}; they count as not right")
+        raise RStarError(f"evaluation: {said}; mend the reward, delete {result_log.path}, and evaluate again")
+    log.info(f"{said}; they count as not right")
 
 
 def _requests(

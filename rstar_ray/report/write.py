@@ -1,6 +1,6 @@
 """All of a run's report at once: report.md, report.json and report.html, in the run directory."""
 
-from collections.abc import Callable
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from rstar_ray.report.run_record import RunRecord, read_run
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import write_json, write_text
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -34,21 +36,21 @@ class Report:
     html_path: Path
 
 
-def write_report(run_path: Path | str, show: Callable[[str], None] = print) -> Report:
+def write_report(run_path: Path | str) -> Report:
     """Make the report from the run directory alone; an earlier one is replaced.
 
-    Works on a run that is still going. A part that fails, or what cannot be read, is a shown line. Raises `ConfigError`
+    Works on a run that is still going. A part that fails, or what cannot be read, is logged. Raises `ConfigError`
     where there is no run.
     """
     run = read_run(run_path)
     for fault in run.faults:
-        show(fault)
+        log.warning(fault)
     report = Report(headline(run), run.path / "report.md", run.path / "report.html")
-    with best_effort(report.markdown_path.name, show):
+    with best_effort(report.markdown_path.name):
         write_text(report.markdown_path, markdown_report(run))
-    with best_effort(report.html_path.name, show):
+    with best_effort(report.html_path.name):
         write_text(report.html_path, html_report(run))
-    with best_effort("report.json", show):
+    with best_effort("report.json"):
         write_json(run.path / "report.json", report_figures(run))
     return report
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from rstar_ray.errors import ConfigError
+from rstar_ray.logs import console_logging
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.forget import forget
 from rstar_ray.run_dir.verify_run import faults
@@ -28,14 +29,15 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         RunDir(path).refuse_newer()
-        return _verify(path) if arguments[0] == "verify" else _forget(path, arguments[3], sure=len(arguments) == 5)
+        with console_logging():
+            return _verify(path) if arguments[0] == "verify" else _forget(path, arguments[3], sure=len(arguments) == 5)
     except ConfigError as refused:
         print(refused, file=sys.stderr)
         return 2
 
 
 def _verify(path: Path) -> int:
-    found = faults(path, show=print)
+    found = faults(path)
     for fault in found:
         print(f"fault: {fault}")
     print(f"{path}: {'whole' if not found else f'{len(found)} faults'}")
@@ -43,7 +45,7 @@ def _verify(path: Path) -> int:
 
 
 def _forget(path: Path, stage: str, *, sure: bool) -> int:
-    forget(path, stage, sure=sure, show=print)
+    forget(path, stage, sure=sure)
     if sure:
         return 0
     print("nothing is removed yet: give --yes too")

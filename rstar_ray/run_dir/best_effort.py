@@ -1,20 +1,18 @@
-"""What shows or records a run and is not worth the run: where it fails, a line says so and the run goes on."""
+"""Work that a run does not depend on, such as sinks of metrics: a failure is logged, and the run continues."""
 
-from collections.abc import Callable, Generator
+import logging
+from collections.abc import Generator
 from contextlib import contextmanager
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
-def best_effort(what: str, show: Callable[[str], None]) -> Generator[None, None, None]:
-    """Around a picture, a record or a sink of figures. A cancellation and the user's interrupt pass through.
-
-    >>> with best_effort("the picture", print):
-    ...     raise OSError("no space left on device")
-    the picture is left out: OSError: no space left on device
-    """
+def best_effort(what: str) -> Generator[None, None, None]:
+    """Log an exception of the block as a warning. A cancellation and the user's interrupt pass through."""
     try:
         yield
     except Exception as failed:
         lines = str(failed).strip().splitlines()
         reason = f"{type(failed).__name__}: {lines[0]}" if lines else type(failed).__name__
-        show(f"{what} is left out: {reason}")
+        log.warning("%s is left out: %s", what, reason, exc_info=True)

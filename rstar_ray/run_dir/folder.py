@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import re
 import secrets
@@ -24,6 +25,8 @@ from rstar_ray.run_dir.durable import append_row, read_object, sync_folder, sync
 from rstar_ray.run_dir.lock import lock
 from rstar_ray.run_dir.manifest import SET_ASIDE, WrittenFile, checkpoint_name, damage, unreadable, write_manifest
 from rstar_ray.run_dir.tail import GrowingRows
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -134,6 +137,15 @@ class RunDir:
         return self.path / "processes.json"
 
     @property
+    def log_path(self) -> Path:
+        """Everything that the driver and its actors have logged, by every start of the run."""
+        return self.path / "logs" / "driver.log"
+
+    @property
+    def evaluation_log_path(self) -> Path:
+        return self.path / "logs" / "evaluate.log"
+
+    @property
     def trajectories_path(self) -> Path:
         return self.path / "trajectories"
 
@@ -211,7 +223,7 @@ class RunDir:
     def newest_checkpoint(self, stage: str) -> Checkpoint | None:
         return max(self.checkpoints(stage), key=lambda checkpoint: checkpoint.step, default=None)
 
-    async def newest_whole_checkpoint(self, stage: str, show: Callable[[str], None]) -> Checkpoint | None:
+    async def newest_whole_checkpoint(self, stage: str) -> Checkpoint | None:
         """The newest whose every byte is what was written; what is newer is named, and set aside under another name.
 
         None where the stage has none yet. Raises `ConfigError` where it has some and none is whole: to begin anew cuts
@@ -221,7 +233,7 @@ class RunDir:
         for folder in _folders(self.checkpoints_path, f"{stage}-step-"):
             wrong = await hashed(partial(damage, folder), folder)
             if wrong is None:
-                _set_aside(damaged, show)
+                _set_aside(damaged)
                 return _checkpoint(folder)
             damaged[folder] = wrong
         known = [f"{folder.name}: {wrong}" for folder, wrong in damaged.items()]
@@ -281,6 +293,7 @@ class RunDir:
             self.results_path,
             self.trajectories_path,
             self.journal_path,
+            self.evaluation_log_path.parent,
         }  # what an evaluation alone leaves
         entries = [entry for entry in self.path.iterdir() if entry not in evaluated]
         others = sorted(entry.name for entry in entries if not entry.name.startswith("."))
@@ -420,12 +433,12 @@ def _checkpoint(whole: Path) -> Checkpoint:
     return Checkpoint(whole, stage, int(step))
 
 
-def _set_aside(damaged: Mapping[Path, str], show: Callable[[str], None]) -> None:
+def _set_aside(damaged: Mapping[Path, str]) -> None:
     for folder, wrong in damaged.items():
         aside = folder.with_name(f"{SET_ASIDE}{folder.name}")
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
-        show(f"checkpoint {folder.name} is not whole and is set aside as {aside.name}: {wrong}")
+        log.info(f"checkpoint {folder.name} is not whole and is set aside as {aside.name}: {wrong}")
 
 
 def _listed(names: Sequence[str], between: str = ", ") -> str:

@@ -1,7 +1,7 @@
 """A stage thrown away: all that it left in a run directory, so that it may be begun again, in another way too."""
 
+import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from rstar_ray.agent.journal import choice_folder, evaluation_folder
@@ -10,12 +10,14 @@ from rstar_ray.run_dir.durable import cut_rows, read_object, read_rows, write_js
 from rstar_ray.run_dir.folder import SET_ASIDE, RunDir
 from rstar_ray.stages import STAGES
 
+log = logging.getLogger(__name__)
+
 TABLES = ("metrics.jsonl", "ledger.jsonl", "evaluations.jsonl")
 """With a row for each step, or some of them."""
 
 
-def forget(path: Path, stage: str, *, sure: bool, show: Callable[[str], None]) -> None:
-    """Remove all that the stage left, a line of `show` each; unless `sure` they say what would be removed.
+def forget(path: Path, stage: str, *, sure: bool) -> None:
+    """Remove all that the stage left and log each of it; unless `sure`, only log it.
 
     Once more after a crash half-way it removes the rest. Raises `ConfigError` where the directory is in use or has no
     such stage, and where a later stage has begun, which started from what this one left.
@@ -38,14 +40,14 @@ def forget(path: Path, stage: str, *, sure: bool, show: Callable[[str], None]) -
         for one in leavings:
             if sure:
                 _remove(one)
-            show(f"{word} {one.relative_to(run_dir.path)}")
+            log.info(f"{word} {one.relative_to(run_dir.path)}")
         for name, count in rows.items():
             if sure:
                 cut_rows(run_dir.path / name, stage=stage, after_step=-1)
-            show(f"{word} {count} rows of {name}")
+            log.info(f"{word} {count} rows of {name}")
         if sure:  # last, so that what a crash leaves is a stage of this directory still
             write_json(run_dir.config_path, {name: of for name, of in settings.items() if name != stage})
-        show(f"{word} {stage} from {run_dir.config_path.name}")
+        log.info(f"{word} {stage} from {run_dir.config_path.name}")
 
 
 def left_by(run_dir: RunDir, stage: str, *, last: bool) -> list[Path]:

@@ -3,12 +3,15 @@
 Every count leads to the rollouts behind it: their ids are in the row, and where our own side failed the reason.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
 from rstar_ray.run_dir.durable import append_row, cut_rows, read_rows
 from rstar_ray.run_dir.tail import GrowingRows
+
+log = logging.getLogger(__name__)
 
 LEDGER = "ledger.jsonl"
 
@@ -56,22 +59,20 @@ def write_fates(
     )
 
 
-def forget_fates(run_path: Path, *, stage: str, after_step: int, show: Callable[[str], None]) -> None:
+def forget_fates(run_path: Path, *, stage: str, after_step: int) -> None:
     """Of steps that are done again, from a checkpoint. Steps up to it whose row is gone are shown."""
     if (run_path / LEDGER).exists():
         cut_rows(run_path / LEDGER, stage=stage, after_step=after_step)
     known = {row["step"] for row in read_rows(run_path / LEDGER) if row["stage"] == stage}
     if lost := sorted(set(range(1, after_step + 1)) - known):
-        show(f"{LEDGER}: {stage} step {_named(lost)}: the row is gone, and what became of its rollouts with it")
+        log.info(f"{LEDGER}: {stage} step {_named(lost)}: the row is gone, and what became of its rollouts with it")
 
 
 def _named(steps: Sequence[int]) -> str:
     return ", ".join(map(str, steps[:5])) + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
 
 
-def ledger_faults(
-    run_path: Path, *, show: Callable[[str], None], reached: Mapping[str, int] | None = None
-) -> list[str]:
+def ledger_faults(run_path: Path, *, reached: Mapping[str, int] | None = None) -> list[str]:
     """Steps missing or twice, sums that do not add up, and rollouts in two states or none, a line each.
 
     `reached`: by stage, the step up to which all rows must be there.
@@ -99,5 +100,5 @@ def ledger_faults(
             found.append(f"{LEDGER}: {stage} has no row of step {_named(lost)}, which the run has gone through")
     if rows and not found:
         totals = ", ".join(f"{sum(row[fate] for row in rows):,} {fate}" for fate in Fate)
-        show(f"ledger: {sum(row['rollouts'] for row in rows):,} rollouts in {len(rows)} steps: {totals}")
+        log.info(f"ledger: {sum(row['rollouts'] for row in rows):,} rollouts in {len(rows)} steps: {totals}")
     return found

@@ -1,6 +1,7 @@
 """The figures of one step, and the log that keeps and shows them."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,8 @@ from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import cut_rows, to_row
 from rstar_ray.run_dir.sinks import Sink, TensorBoard, WeightsAndBiases
 from rstar_ray.trajectory import Placement, StopReason, TrajectorySummary
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +297,6 @@ class MetricsLog:
         num_steps: int,
         print_every: int = 1,
         wandb: str = "",
-        show: Callable[[str], None] = print,
     ) -> None:
         """`wandb` names a project of Weights & Biases; TensorBoard's files are written in any case."""
         self._path = run_path / "metrics.jsonl"
@@ -304,31 +306,30 @@ class MetricsLog:
         self._after_step = after_step
         self._num_steps = num_steps
         self._print_every = print_every
-        self._show = show
         self._entered = False
         self._file: TextIO | None = None  # of what is left out
         self._sinks: dict[str, Sink] = {}
 
     def __enter__(self) -> Self:
         self._entered = True
-        with best_effort(f"{self._path.name} of {self._stage}", self._show):
+        with best_effort(f"{self._path.name} of {self._stage}"):
             cut_rows(self._path, stage=self._stage, after_step=self._after_step)
             self._file = self._path.open("a", encoding="utf-8")
-        with best_effort("TensorBoard's file", self._show):
+        with best_effort("TensorBoard's file"):
             folder = self._run_path / "tensorboard" / self._stage
             self._sinks["TensorBoard's file"] = TensorBoard(folder, first_step=self._after_step + 1)
         if self._wandb:
-            with best_effort("Weights & Biases", self._show):
+            with best_effort("Weights & Biases"):
                 sink = WeightsAndBiases(self._run_path, project=self._wandb, stage=self._stage)
                 self._sinks["Weights & Biases"] = sink
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
         if self._file is not None:
-            with best_effort(f"the end of {self._path.name}", self._show):
+            with best_effort(f"the end of {self._path.name}"):
                 self._file.close()
         for name, sink in self._sinks.items():
-            with best_effort(f"the end of {name}", self._show):
+            with best_effort(f"the end of {name}"):
                 sink.close()
 
     def write(self, row: StepMetrics | SftMetrics) -> None:
@@ -338,18 +339,18 @@ class MetricsLog:
         assert row.step > self._after_step, f"step {row.step} of {row.stage} is already logged"
         self._after_step = row.step
         values = asdict(row)
-        with best_effort(f"step {row.step} in {self._path.name}", self._show):
+        with best_effort(f"step {row.step} in {self._path.name}"):
             if self._file is not None:
                 self._file.write(to_row(values))
                 self._file.flush()  # what it could not write stays in its buffer, and comes before the next row
         sinks, self._sinks = self._sinks, {}
         for name, sink in sinks.items():
-            with best_effort(f"{name} from step {row.step} on", self._show):
+            with best_effort(f"{name} from step {row.step} on"):
                 sink.write(row.step, values)
                 self._sinks[name] = sink  # one that failed is asked no more
         measured = isinstance(row, SftMetrics) and row.val_loss is not None
         if measured or row.step % self._print_every == 0 or row.step in (1, self._num_steps):
-            self._show(progress_line(row, self._num_steps))
+            log.info(progress_line(row, self._num_steps))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,6 +1,7 @@
 """A run directory looked through: checkpoints by their checksums, stages by their ends, steps by their rows."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from rstar_ray.errors import ConfigError
@@ -10,30 +11,32 @@ from rstar_ray.run_dir.ledger import ledger_faults
 from rstar_ray.run_dir.manifest import Unreadable, damage, writers
 from rstar_ray.run_dir.tail import GrowingRows
 
+log = logging.getLogger(__name__)
+
 Steps = dict[str, list[int]]
 """By stage."""
 WITHOUT_ROLLOUTS = "sft"
 """The stage whose steps have no row in the ledger."""
 
 
-def faults(path: Path, *, show: Callable[[str], None]) -> list[str]:
-    """What is wrong, a line each; `show` gets a line for each thing that was looked at and is whole."""
+def faults(path: Path) -> list[str]:
+    """What is wrong, a line each; what was looked at and is whole is logged."""
     run_dir = RunDir(path)
-    whole, of_checkpoints = _checkpoints(run_dir, show)
+    whole, of_checkpoints = _checkpoints(run_dir)
     ended, of_ends = _ends(run_dir, whole)
     reached = {stage: max(whole.get(stage, []) + ended.get(stage, [])) for stage in whole | ended}
-    logged, of_metrics = _metrics(run_dir, reached, show)
+    logged, of_metrics = _metrics(run_dir, reached)
     # A step's row of the ledger is written after its row of metrics: a run that was killed lacks at most the newest.
     rolled_out = {
         stage: max(reached.get(stage, 0), len(logged.get(stage, [])) - 1)
         for stage in reached | logged
         if stage != WITHOUT_ROLLOUTS
     }
-    of_ledger = ledger_faults(run_dir.path, show=show, reached=rolled_out)
+    of_ledger = ledger_faults(run_dir.path, reached=rolled_out)
     return of_checkpoints + of_ends + of_metrics + of_ledger
 
 
-def _checkpoints(run_dir: RunDir, show: Callable[[str], None]) -> tuple[Steps, list[str]]:
+def _checkpoints(run_dir: RunDir) -> tuple[Steps, list[str]]:
     """Steps of the whole ones, and what is wrong with the others."""
     whole, found = Steps(), list[str]()
     for folder in sorted(run_dir.checkpoints_path.glob("*")) if run_dir.checkpoints_path.is_dir() else ():
@@ -45,7 +48,7 @@ def _checkpoints(run_dir: RunDir, show: Callable[[str], None]) -> tuple[Steps, l
             wrong = str(unread)
         if wrong is None:
             wrote = ", ".join(f"{count} of {writer}" for writer, count in sorted(writers(folder).items()))
-            show(f"checkpoint {folder.name}: whole; files: {wrote}")
+            log.info(f"checkpoint {folder.name}: whole; files: {wrote}")
             stage, _, step = folder.name.rpartition("-step-")
             if step.isdecimal() and not stage.startswith(SET_ASIDE):
                 whole.setdefault(stage, []).append(int(step))
@@ -70,7 +73,7 @@ def _ends(run_dir: RunDir, whole: Steps) -> tuple[Steps, list[str]]:
     return ended, found
 
 
-def _metrics(run_dir: RunDir, reached: Mapping[str, int], show: Callable[[str], None]) -> tuple[Steps, list[str]]:
+def _metrics(run_dir: RunDir, reached: Mapping[str, int]) -> tuple[Steps, list[str]]:
     """In metrics.jsonl every stage has each step from 1 on once, at least up to the one that it has `reached`.
 
     Returns the steps that it has, and what is wrong with them.
@@ -88,5 +91,5 @@ def _metrics(run_dir: RunDir, reached: Mapping[str, int], show: Callable[[str], 
         elif reached.get(stage, 0) > len(steps):
             found.append(f"metrics.jsonl: {stage} has {len(steps)} steps, and has gone through {reached[stage]}")
         else:
-            show(f"metrics of {stage}: {len(steps)} steps, each once")
+            log.info(f"metrics of {stage}: {len(steps)} steps, each once")
     return logged, found

@@ -28,12 +28,9 @@ class Meter:
     A process has one for a run: two would count the same twice where they use `reached`.
     """
 
-    def __init__(
-        self, open_instrument: OpenFn | None = None, show: Callable[[str], None] = log.warning, *, run: str = ""
-    ) -> None:
+    def __init__(self, open_instrument: OpenFn | None = None, *, run: str = "") -> None:
         self.run = run  # the label that all its metrics have
         self._open = open_instrument
-        self._show = show
         self._instruments: dict[str, Instrument] = {}
         self._reached: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
@@ -65,7 +62,7 @@ class Meter:
     def guarded(self) -> Generator[None, None, None]:
         """Around the reading of what is exported: a failure there is one line too, and the end of the export."""
         failed = True
-        with best_effort("the export of metrics", self._show):
+        with best_effort("the export of metrics"):
             yield
             failed = False
         if failed:
@@ -75,7 +72,7 @@ class Meter:
         if self._open is None:
             return
         opened, self._open = self._open, None
-        with best_effort("the export of metrics", self._show):
+        with best_effort("the export of metrics"):
             instrument = self._instruments.get(name)
             if instrument is None:
                 instrument = self._instruments[name] = opened(declared(name, kind, labels))

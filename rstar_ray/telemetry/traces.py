@@ -7,7 +7,7 @@ collector's `/v1/traces`. The form is that of opentelemetry-proto 1: ids in hex,
 import json
 import logging
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -100,9 +100,8 @@ class TraceFile:
 class TraceCollector:
     """Sends them to a collector from a thread of its own; one that does not answer is told of once, and left alone."""
 
-    def __init__(self, address: str, show: Callable[[str], None] = log.warning) -> None:
+    def __init__(self, address: str) -> None:
         self._url = f"{address.rstrip('/')}/v1/traces"
-        self._show = show
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="traces")
         self._waiting: set[Future[None]] = set()
         self._gone = False
@@ -117,7 +116,7 @@ class TraceCollector:
         if self._gone:
             return
         answered = False
-        with best_effort(f"the export of traces to {self._url}", self._show):
+        with best_effort(f"the export of traces to {self._url}"):
             asked = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
             with urllib.request.urlopen(asked, timeout=SEND_DEADLINE_S):
                 answered = True

@@ -1,6 +1,7 @@
 """The tools of a Model Context Protocol server, through the official client (the optional package `mcp`)."""
 
 import asyncio
+import logging
 import re
 import sys
 import threading
@@ -11,6 +12,8 @@ from typing import Any
 
 from rstar_ray.errors import ConfigError, ToolError
 from rstar_ray.tools.tool import DEADLINE_S, MAX_CHARS, NAME, Tool, ToolFailed
+
+log = logging.getLogger(__name__)
 
 CONNECT_S = 30.0
 WAIT_SHARE = 0.5
@@ -153,10 +156,8 @@ class _Held:
 class _Connection:
     """One client, opened by the first call and held by a task of its own; opened anew where the server was lost."""
 
-    def __init__(self, address: _Address, *, show: Callable[[str], None] = print) -> None:
-        """`show` takes what people should read."""
+    def __init__(self, address: _Address) -> None:
         self._address = address
-        self._show = show
         self._held: _Held | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._second_tries = asyncio.Lock()
@@ -179,7 +180,7 @@ class _Connection:
             try:
                 result = await self._ask(name, arguments, by_s)
             except _Lost as lost:
-                self._show(f"{self._address} was lost ({lost}): it is connected anew, and the call made again")
+                log.warning(f"{self._address} was lost ({lost}): it is connected anew, and the call made again")
                 result = await self._ask_again(name, arguments, by_s)
             text = "\n".join(part.text for part in result.content if hasattr(part, "text"))
             if result.is_error:

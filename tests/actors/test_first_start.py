@@ -49,14 +49,14 @@ class Actor:
         self.lives.pop(0)
 
 
-async def executor_up(actor: Actor, shown: list[str]) -> Any:
-    whole = SimpleNamespace(_executors={"sandbox/0": Remote(actor, "sandbox/0")}, _show=shown.append)
+async def executor_up(actor: Actor) -> Any:
+    whole = SimpleNamespace(_executors={"sandbox/0": Remote(actor, "sandbox/0")})
     (level,) = await TrainingActors._executors_up(whole)  # type: ignore[arg-type]
     return level
 
 
-async def host_up(actor: Actor, shown: list[str]) -> Any:
-    return await tool_host.hosts_up({"tools/mine/0": Remote(actor, "tools/mine/0")}, shown.append)
+async def host_up(actor: Actor) -> Any:
+    return await tool_host.hosts_up({"tools/mine/0": Remote(actor, "tools/mine/0")})
 
 
 @pytest.fixture(params=[executor_up, host_up])
@@ -74,20 +74,21 @@ async def test_one_that_dies_while_it_starts_is_waited_for_until_ray_has_started
 ):
     monkeypatch.setattr(system, "START_DEADLINE_S", 60.0)
     monkeypatch.setattr(tool_host, "START_S", 60.0)
-    shown, dies = list[str](), ActorUnavailableError("it restarts", None)
+    dies = ActorUnavailableError("it restarts", None)
     actor = Actor(dies, dies, "up")
-    await up(actor, shown)
-    assert (actor.num_killed, shown) == (0, [])
+    await up(actor)
+    assert actor.num_killed == 0
 
 
-async def test_one_that_is_stopped_before_its_first_answer_is_ended_once_and_another_waited_for(up: UpFn):
-    shown = list[str]()
+async def test_one_that_is_stopped_before_its_first_answer_is_ended_once_and_another_waited_for(
+    up: UpFn, logged: list[str]
+):
     actor = Actor("silent", "up")
-    await up(actor, shown)
-    (line,) = shown
+    await up(actor)
+    (line,) = logged
     assert actor.num_killed == 1 and "did not come up, silent for 0.5 s" in line
     with pytest.raises(DeadlineExceeded):
-        await up(Actor("silent", "silent", "up"), shown)
+        await up(Actor("silent", "silent", "up"))
 
 
 async def test_one_that_is_there_and_merely_late_is_not_killed(up: UpFn):

@@ -35,27 +35,26 @@ def until(holds: Callable[[], bool], probe: HeadProbe) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("refuses", [False, True])
-def test_a_head_that_falls_silent_is_said_once_and_so_is_its_return(refuses: bool):
-    shown: list[str] = []
+def test_a_head_that_falls_silent_is_said_once_and_so_is_its_return(refuses: bool, logged: list[str]):
     head = Head()
-    probe = HeadProbe(head.ask, show=shown.append, silent_s=0.3, every_s=0.01)
+    probe = HeadProbe(head.ask, silent_s=0.3, every_s=0.01)
     probe.start()
     try:
         time.sleep(0.5)
         probe.look()
-        assert shown == []
+        assert logged == []
         head.refuses = refuses
         if not refuses:
             head.there.clear()
-        assert until(lambda: bool(shown), probe)
+        assert until(lambda: bool(logged), probe)
         time.sleep(0.2)
         probe.look()
-        (line,) = shown
+        (line,) = logged
         assert line.startswith("Ray's head has not answered for ") and line.endswith("and the same command goes on")
         head.refuses = False
         head.there.set()
-        assert until(lambda: len(shown) == 2, probe)
-        assert shown[1] == "Ray's head answers again"
+        assert until(lambda: len(logged) == 2, probe)
+        assert logged[1] == "Ray's head answers again"
     finally:
         head.there.set()
         probe.close()
@@ -65,7 +64,7 @@ def test_a_head_that_falls_silent_is_said_once_and_so_is_its_return(refuses: boo
 def asked() -> Iterator[tuple[Head, HeadProbe]]:
     """A probe of a head that has answered, and is given up after a second."""
     head = Head()
-    probe = HeadProbe(head.ask, show=lambda line: None, silent_s=0.3, gone_s=1.0, every_s=0.2)
+    probe = HeadProbe(head.ask, silent_s=0.3, gone_s=1.0, every_s=0.2)
     probe.start()
     yield head, probe
     head.there.set()

@@ -237,12 +237,11 @@ async def test_a_rank_that_dies_ends_the_gang_at_once_and_is_named(cluster: Any,
 
 
 async def test_a_rank_that_dies_or_stops_is_noticed_while_nobody_asks_it_and_new_ones_go_on_from_a_checkpoint(
-    cluster: Any, folder: Path, tmp_path: Path
+    cluster: Any, folder: Path, tmp_path: Path, logged: list[str]
 ):
-    rows, shown = training_rows(ROWS, cluster), list[str]()
+    rows = training_rows(ROWS, cluster)
     watch = Watch(
         DetectorConfig(probe_every_s=0.5, silent_s=8, learner_silent_s=8, engine_step_s=8, still_s=300),
-        show=shown.append,
     )
     watch.start()
     async with learning(folder, world_size=2, zero=1) as learner:
@@ -262,7 +261,7 @@ async def test_a_rank_that_dies_or_stops_is_noticed_while_nobody_asks_it_and_new
             await learner.load_checkpoint(tmp_path / "first")
             assert (await learner.unless_lost(learner.train_rl(rows, 1e-3))).applied
             assert (await learner.publish(2)).checksum == uninterrupted
-        (line,) = shown  # a death by itself is Ray's to tell
+        (line,) = logged  # a death by itself is Ray's to tell
         assert line.startswith("learner/rank-1 was silent for") and f"process {victim.pid} is killed" in line
     await watch.close()
 

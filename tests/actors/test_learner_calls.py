@@ -21,6 +21,7 @@ from rstar_ray.errors import ConfigError, LearnerError, RankLost
 from rstar_ray.learner_restart import MOST_LOSSES_AT_A_STEP, repeated
 from rstar_ray.run_dir.manifest import WrittenFile
 from tests import derived
+from tests.logged import logged_lines
 
 # ---------------------------------------------------------------- which failures
 
@@ -202,15 +203,16 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 async def lost_once(learner: Learner) -> list[str]:
     """What a person sees of a stage that loses the learner once, and then is done."""
-    shown, stages = list[str](), iter([RankLost("learner/rank-0 died"), None])
+    stages = iter([RankLost("learner/rank-0 died"), None])
     await learner.start()
 
     async def stage() -> None:
         if (lost := next(stages)) is not None:
             raise lost
 
-    await repeated(stage, restart=learner.restart, steps_saved=lambda: 7, show=shown.append)
-    return shown[1:]
+    with logged_lines() as lines:
+        await repeated(stage, restart=learner.restart, steps_saved=lambda: 7)
+    return lines[1:]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -243,11 +245,12 @@ async def test_ranks_whose_names_ray_does_not_free_in_time_are_a_loss(started: A
 
 
 @pytest.mark.parametrize("method", ["probe", "start"])
-async def test_ranks_of_which_one_is_killed_in_a_runs_first_start_are_started_again(method: str, started: Any):
-    shown = list[str]()
+async def test_ranks_of_which_one_is_killed_in_a_runs_first_start_are_started_again(
+    method: str, started: Any, logged: list[str]
+):
     learner = started(New(), New(fails_at=method, failure=ActorDiedError()), New(), New())
-    await first_start(learner, shown.append)
-    (line,) = shown
+    await first_start(learner)
+    (line,) = logged
     assert line.startswith("learner/rank-1 died during") and line.endswith("the learner starts again")
     assert learner._watch.up == ["learner/rank-0", "learner/rank-1"]
 
@@ -268,12 +271,11 @@ async def test_ranks_that_die_in_every_first_start_end_the_run(started: Any):
     ids=["refuses", "has no memory", "is not made"],
 )
 async def test_what_a_rank_refuses_or_meets_in_a_runs_first_start_ends_it_at_once(
-    at: str, refusal: Exception, told: str, started: Any
+    at: str, refusal: Exception, told: str, started: Any, logged: list[str]
 ):
-    shown = list[str]()
     with pytest.raises((LearnerError, ConfigError), match=told):
-        await first_start(started(New(fails_at=at, failure=refusal), New()), shown.append)
-    assert shown == []
+        await first_start(started(New(fails_at=at, failure=refusal), New()))
+    assert logged == []
 
 
 # ---------------------------------------------------------------- what is on disk

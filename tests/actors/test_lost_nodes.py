@@ -16,19 +16,18 @@ def node(name: str, *, alive: bool = True) -> dict[str, Any]:
     return {"NodeID": name, "NodeManagerAddress": f"10.0.0.{name}", "Alive": alive}
 
 
-def test_a_node_is_said_to_be_lost_with_what_was_on_it_and_another_to_have_joined():
-    shown: list[str] = []
-    seen = NodesSeen(shown.append)
+def test_a_node_is_said_to_be_lost_with_what_was_on_it_and_another_to_have_joined(logged: list[str]):
+    seen = NodesSeen()
     at = {"learner/rank-1": "2", "generation/1": "2", "balancer": "1"}
     seen.see([node("1"), node("2")], at)
     seen.see([node("1"), node("2")], at)
-    assert shown == []
+    assert logged == []
     seen.see([node("1"), node("2", alive=False)], at)
-    assert shown.pop() == "node 10.0.0.2 was lost, with generation/1, learner/rank-1; the cluster has 1 now"
+    assert logged.pop() == "node 10.0.0.2 was lost, with generation/1, learner/rank-1; the cluster has 1 now"
     seen.see([node("1"), node("2", alive=False), node("3")], at)
-    assert shown.pop() == "node 10.0.0.3 has joined; the cluster has 2 now"
+    assert logged.pop() == "node 10.0.0.3 has joined; the cluster has 2 now"
     seen.see([node("1"), node("3", alive=False)], at)
-    assert shown == ["node 10.0.0.3 was lost, with nothing of the run; the cluster has 1 now"]
+    assert logged == ["node 10.0.0.3 was lost, with nothing of the run; the cluster has 1 now"]
 
 
 class StandIn:
@@ -56,37 +55,35 @@ async def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return standing
 
 
-async def placed(shown: list[str], away_s: float) -> None:
+async def placed(away_s: float) -> None:
     names = {0: "learner/rank-0", 1: "learner/rank-1"}
-    await until_placed(None, names, away_s=away_s, show=shown.append, say_after_s=0.05)
+    await until_placed(None, names, away_s=away_s, say_after_s=0.05)
 
 
-async def test_nothing_is_said_where_every_bundle_has_its_node(stand_in: StandIn):
-    shown: list[str] = []
+async def test_nothing_is_said_where_every_bundle_has_its_node(stand_in: StandIn, logged: list[str]):
     for place in stand_in.places:
         place.set_result(None)
-    await placed(shown, 1.0)
-    assert shown == []
+    await placed(1.0)
+    assert logged == []
 
 
-async def test_a_bundle_without_a_node_is_waited_for_and_named(stand_in: StandIn):
-    shown: list[str] = []
+async def test_a_bundle_without_a_node_is_waited_for_and_named(stand_in: StandIn, logged: list[str]):
     stand_in.places[0].set_result(None)
-    waiting = asyncio.ensure_future(placed(shown, 60.0))
-    while not shown:
+    waiting = asyncio.ensure_future(placed(60.0))
+    while not logged:
         await asyncio.sleep(0.01)
-    assert shown == [
+    assert logged == [
         "no node for learner/rank-1: the run waits for one with room, 60 s at most (--detector.node-away-s)"
     ]
     stand_in.places[1].set_result(None)
     await waiting
-    assert shown[1:] == ["every part has a node again"]
+    assert logged[1:] == ["every part has a node again"]
 
 
 async def test_a_wait_without_end_for_a_node_ends_the_run_and_names_the_mend(stand_in: StandIn):
     stand_in.places[0].set_result(None)
     with pytest.raises(RStarError, match=r"learner/rank-1 had no node for 0\.1 s .*--when-short smaller"):
-        await placed([], 0.1)
+        await placed(0.1)
 
 
 def test_trajectories_that_went_with_a_node_are_a_loss_that_the_learner_starts_again_from(

@@ -37,7 +37,7 @@ sys.exit(status_of(connect))
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator["ray.runtime_context.RayContext"]:  # type: ignore[name-defined]
-    assert door.shut_door(print)
+    assert door.shut_door()
     context = ray.init(
         address="local", num_cpus=1, include_dashboard=True, dashboard_host="127.0.0.1", log_to_driver=False,
         object_store_memory=80 * 2**20,

@@ -10,6 +10,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from actors.generation.records import record_trajectories
 from actors.remote import Remote
 from rstar_ray.rollouts import TrajectoryRef
+from tests.logged import logged_lines
 
 REFS = [TrajectoryRef("first batch", 0), TrajectoryRef("first batch", 3), TrajectoryRef("second batch", 1)]
 
@@ -41,10 +42,10 @@ def remotes(workers: dict[str, Worker]) -> dict[str, Any]:
 
 
 async def record(path: Path, **workers: Worker) -> list[str]:
-    shown: list[str] = []
     seen = ["of rank 0", "of rank 1"]
-    await record_trajectories(remotes(workers), REFS, path=path, seen=seen, stage="stage1", step=3, show=shown.append)
-    return shown
+    with logged_lines() as lines:
+        await record_trajectories(remotes(workers), REFS, path=path, seen=seen, stage="stage1", step=3)
+    return lines
 
 
 @pytest.mark.parametrize("gone", [RayActorError(), ActorUnavailableError("restarting", None)])

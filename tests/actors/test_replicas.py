@@ -23,6 +23,7 @@ from rstar_ray.deadline import waits
 from rstar_ray.errors import DeadlineExceeded, EngineError, RankLost, RStarError
 from scheduler.learned import Learned, MoveCounts
 from tests.fakes import CharChat, adding_problems, request
+from tests.logged import Logged
 
 FIRST, SECOND = (
     Publication(policy_version=version, refs=("a ref",), checksum=10 + version, num_bytes=1, seconds=0.25)
@@ -230,15 +231,15 @@ class Followed:
 class Run:
     """Two workers that serve."""
 
-    def __init__(self) -> None:
+    def __init__(self, logged: Logged) -> None:
         self.balancer = Balancer()
-        self.shown: list[str] = []
+        self.shown = logged
         self.line_shown = asyncio.Event()
+        logged.listeners.append(lambda line: self.line_shown.set())
         self.followed = Followed()
         self.replicas = Replicas(
             Remote(self.balancer, "balancer"),
             CharChat(),
-            show=self._show,
             watch=self.followed,
             silent_s=10,
             node_away_s=0.3,
@@ -246,10 +247,6 @@ class Run:
         self.first, self.second = Worker(), Worker()
         for name, worker in (("generation/0", self.first), ("generation/1", self.second)):
             self.replicas.add(Remote(worker, name), start_deadline_s=5)
-
-    def _show(self, line: str) -> None:
-        self.shown.append(line)
-        self.line_shown.set()
 
     async def shows(self, line: str, times: int = 1) -> None:
         async with asyncio.timeout(60):
@@ -294,8 +291,8 @@ async def test_one_that_is_stopped_before_its_first_answer_is_ended_and_another_
 
 
 @pytest.fixture
-async def run() -> AsyncIterator[Run]:
-    started = Run()
+async def run(logged: Logged) -> AsyncIterator[Run]:
+    started = Run(logged)
     started.replicas.start()
     await started.replicas.serving()
     yield started
@@ -379,8 +376,8 @@ async def test_an_engine_that_hangs_in_its_start_is_killed_where_it_has_served_b
     assert run.second.told == ["start", "serve", 1, "killed", "start", 1, "serve"]
 
 
-async def test_an_engine_that_has_never_come_up_ends_the_run_at_once():
-    started = Run()
+async def test_an_engine_that_has_never_come_up_ends_the_run_at_once(logged: Logged):
+    started = Run(logged)
     started.second.no_start = 1
     started.replicas.start()
     with pytest.raises(EngineError):
@@ -389,9 +386,9 @@ async def test_an_engine_that_has_never_come_up_ends_the_run_at_once():
     await started.replicas.close()
 
 
-async def test_an_engine_that_has_never_come_up_ends_the_run_though_nobody_waits_for_it_yet():
+async def test_an_engine_that_has_never_come_up_ends_the_run_though_nobody_waits_for_it_yet(logged: Logged):
     """As in supervised fine-tuning, before the first publish."""
-    started = Run()
+    started = Run(logged)
     started.second.no_start = 1
     started.replicas.start()
     assert isinstance(await asyncio.wait_for(started.followed.fault, 60), EngineError)
@@ -400,10 +397,10 @@ async def test_an_engine_that_has_never_come_up_ends_the_run_though_nobody_waits
 
 
 async def test_a_node_that_is_lost_in_a_first_start_does_not_hold_up_the_replicas_that_serve(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, logged: Logged
 ):
     monkeypatch.setattr(replicas, "SAY_AFTER_S", 0.05)
-    started = Run()
+    started = Run(logged)
     started.second.hold.clear()
     started.replicas.start()
     await started.shows("generation/0: 1,000 KV tokens")
@@ -425,8 +422,8 @@ async def test_a_node_that_is_lost_in_a_first_start_does_not_hold_up_the_replica
     await started.replicas.close()
 
 
-async def test_nodes_that_are_lost_in_a_first_start_and_do_not_return_end_the_run_by_a_named_wait():
-    started = Run()
+async def test_nodes_that_are_lost_in_a_first_start_and_do_not_return_end_the_run_by_a_named_wait(logged: Logged):
+    started = Run(logged)
     for worker in (started.first, started.second):
         worker.hold.clear()
         worker.node.clear()
@@ -444,8 +441,8 @@ async def test_nodes_that_are_lost_in_a_first_start_and_do_not_return_end_the_ru
     await started.replicas.close()
 
 
-async def test_an_actor_is_followed_from_its_start_on_and_may_be_silent_for_longer_in_it():
-    started = Run()
+async def test_an_actor_is_followed_from_its_start_on_and_may_be_silent_for_longer_in_it(logged: Logged):
+    started = Run(logged)
     started.second.hold.clear()
     started.replicas.start()
     await started.shows("generation/0: 1,000 KV tokens")

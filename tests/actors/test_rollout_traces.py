@@ -28,9 +28,8 @@ TIMED = Completion(
 )  # fmt: skip
 
 
-def traces(path: Path, shown: list[str] | None = None) -> RolloutTraces:
-    said = [] if shown is None else shown
-    return RolloutTraces("generation/0", run="mine", open_sink=lambda: TraceFile(path), show=said.append)
+def traces(path: Path) -> RolloutTraces:
+    return RolloutTraces("generation/0", run="mine", open_sink=lambda: TraceFile(path))
 
 
 def spans(path: Path) -> list[dict[str, Any]]:
@@ -69,12 +68,11 @@ def test_a_dropped_rollout_is_told_with_its_reason(tmp_path: Path):
     assert {"key": "reason", "value": {"stringValue": "sandbox: gone"}} in span["attributes"]
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path):
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, logged: list[str]):
     (tmp_path / "file").write_text("")
-    shown: list[str] = []
-    told = traces(tmp_path / "file" / "traces.jsonl", shown)
+    told = traces(tmp_path / "file" / "traces.jsonl")
     play(told)
-    assert len(shown) == 1 and shown[0].startswith("the traces is left out: ")
+    assert len(logged) == 1 and logged[0].startswith("the traces is left out: ")
 
 
 def test_each_worker_has_a_file_of_its_own(tmp_path: Path):
@@ -114,10 +112,9 @@ def test_a_collector_is_sent_the_same(collector: str):
     assert Collector.got == [("/v1/traces", "application/json", {"number": number}) for number in range(3)]
 
 
-def test_a_collector_that_is_not_there_is_told_of_once():
-    shown: list[str] = []
-    sink = TraceCollector("http://127.0.0.1:9", shown.append)
+def test_a_collector_that_is_not_there_is_told_of_once(logged: list[str]):
+    sink = TraceCollector("http://127.0.0.1:9")
     for number in range(5):
         sink.write({"number": number})
     sink.close()
-    assert len(shown) == 1 and "the export of traces to http://127.0.0.1:9/v1/traces is left out" in shown[0]
+    assert len(logged) == 1 and "the export of traces to http://127.0.0.1:9/v1/traces is left out" in logged[0]

@@ -126,14 +126,13 @@ def test_who_lays_out_for_ever_is_not_waited_for_that_long(tmp_path: Path):
 
 
 def test_weights_that_do_not_fit_into_shared_memory_take_the_disk_and_say_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ):
     monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path / "none")
     monkeypatch.setattr(shared_memory, "TEMPORARY", tmp_path)
-    said: list[str] = []
-    with shared_buckets("one", buckets(), show=said.append) as shared:
+    with shared_buckets("one", buckets()) as shared:
         assert Path(shared.path).parent == tmp_path
-    assert len(said) == 1 and "shared memory has 0.0 GB free" in said[0] and "--shm-size" in said[0]
+    assert len(logged) == 1 and "shared memory has 0.0 GB free" in logged[0] and "--shm-size" in logged[0]
 
 
 def test_another_user_cannot_read_them(tmp_path: Path):

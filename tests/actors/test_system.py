@@ -5,7 +5,7 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from rstar_ray.tools.loader import tool_specs
 from rstar_ray.train_loop import TrainingRow
 from rstar_ray.trajectory import RolloutRequest, StopReason, ToolResult, Trajectory
 from tests.fakes import request
+from tests.logged import logged_lines
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 
@@ -81,9 +82,10 @@ class Half:
 
 
 @pytest.fixture(scope="module")
-def shown() -> list[str]:
+def shown() -> Iterator[list[str]]:
     """The lines that a person sees."""
-    return []
+    with logged_lines() as lines:
+        yield lines
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -95,9 +97,7 @@ async def system(tmp_path_factory: pytest.TempPathFactory, shown: list[str]) -> 
     specs = tool_specs(config.tools.use, str(own))
     connect()
     chat = load_chat(model, CONFIG.chat, instruct=False, tools=specs)
-    actors = TrainingActors(
-        config, model, chat=chat, show=shown.append, run_dir=tmp_path_factory.mktemp("run"), tools=specs
-    )
+    actors = TrainingActors(config, model, chat=chat, run_dir=tmp_path_factory.mktemp("run"), tools=specs)
     try:
         await actors.start()
         await actors.serving()

@@ -25,6 +25,7 @@ from rstar_ray.outcome import Outcome
 from rstar_ray.tools.loader import tool_specs
 from rstar_ray.trajectory import ToolCall, ToolResult
 from tests.fakes import request
+from tests.logged import logged_lines
 
 pytestmark = pytest.mark.real
 OWN = """
@@ -112,15 +113,15 @@ class Hosted:
 async def hosted(own: Path, *, detector: bool = True) -> AsyncIterator[Hosted]:
     specs = tool_specs(("mine:tools",), str(own))
     hosts = start_hosts(ToolsConfig(use=("mine:tools",)), specs, str(own))
-    shown: list[str] = []
-    looks = Watch(CONFIG, show=shown.append)
+    looks = Watch(CONFIG)
     looks.start()
     try:
         await hosts_up(hosts)
         if detector:
             looks.follow(NAME, hosts[NAME].handle, silent_s=CONFIG.silent_s)
         tools = Tools(specs, None, {"mine:tools": [hosts[NAME]]}, caller="test")  # type: ignore[arg-type]
-        yield Hosted(hosts[NAME].handle, shown, tools)
+        with logged_lines() as shown:
+            yield Hosted(hosts[NAME].handle, shown, tools)
     finally:
         await looks.close()
         ray.kill(hosts[NAME].handle)

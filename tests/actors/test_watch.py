@@ -1,6 +1,7 @@
 """The detector at work, with fakes in place of actors; no Ray. The process it ends is a real one."""
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import RStarError
 from rstar_ray.run_dir.durable import read_json
+from tests.logged import Logged
 
 CONFIG = DetectorConfig(probe_every_s=0.1, silent_s=0.4, learner_silent_s=0.4, engine_step_s=0.4, still_s=60)
 SIGN = Sign(life="life", node_id="node", pid=1, birth="then")
@@ -53,16 +55,13 @@ class Actor:
 class Run:
     """A watch, what it showed, and whom it ended."""
 
-    def __init__(self, config: DetectorConfig = CONFIG) -> None:
-        self.shown: list[str] = []
+    def __init__(self, logged: Logged, config: DetectorConfig = CONFIG) -> None:
+        self.shown = logged
+        logged.listeners.append(lambda line: self.changed.set())
         self.ended: list[tuple[Any, Sign | None]] = []
         self.changed = asyncio.Event()
-        self.watch = Watch(config, show=self._show, end=self._end)
+        self.watch = Watch(config, end=self._end)
         self.watch.start()
-
-    def _show(self, line: str) -> None:
-        self.shown.append(line)
-        self.changed.set()
 
     async def _end(self, handle: Any, sign: Sign | None) -> None:
         self.ended.append((handle, sign))
@@ -74,8 +73,8 @@ class Run:
 
 
 @pytest.fixture
-async def run() -> AsyncIterator[Run]:
-    started = Run()
+async def run(logged: Logged) -> AsyncIterator[Run]:
+    started = Run(logged)
     yield started
     await started.watch.close()
 
@@ -147,8 +146,8 @@ async def test_an_answer_that_was_lost_with_its_node_is_no_death_and_is_asked_fo
     assert not run.ended
 
 
-async def test_a_process_that_cannot_be_killed_is_named_and_tried_again():
-    run, tries = Run(), list[str]()
+async def test_a_process_that_cannot_be_killed_is_named_and_tried_again(logged: Logged):
+    run, tries = Run(logged), list[str]()
 
     async def refuse(handle: Any, sign: Sign | None) -> None:
         tries.append("kill")
@@ -194,7 +193,7 @@ async def test_a_death_for_good_that_nobody_is_told_of_is_shown(run: Run):
 
 async def test_which_processes_are_the_runs_is_written_down(tmp_path: Path):
     path = tmp_path / "processes.json"
-    watch = Watch(CONFIG, show=print, record=path)
+    watch = Watch(CONFIG, record=path)
     watch.start()
     actor = Actor()
     watch.follow("engine", actor, silent_s=0.4)
@@ -223,7 +222,14 @@ async def test_another_process_in_the_place_of_one_that_died_is_shown_and_so_is_
         await asyncio.sleep(0.01)
     actor.sign = replace(SIGN, life="another", pid=2)
     await run.happens()
-    actor.sign = replace(SIGN, life="another", pid=2, lines=("1 servers of its pool were lost",))
+    actor.sign = replace(
+        SIGN,
+        life="another",
+        pid=2,
+        records=(
+            logging.makeLogRecord({"msg": "1 servers of its pool were lost", "levelno": 30, "name": "sandbox.crews"}),
+        ),
+    )
     await run.happens()
     assert run.shown[:2] == [
         "balancer died: process 1 is gone, and process 2 in its place", "balancer: 1 servers of its pool were lost"
@@ -240,8 +246,8 @@ async def test_what_it_has_left_is_not_judged(run: Run):
     assert not run.ended
 
 
-async def test_a_run_in_which_nothing_gets_on_ends_naming_its_oldest_wait():
-    run = Run(replace(CONFIG, still_s=0.6))
+async def test_a_run_in_which_nothing_gets_on_ends_naming_its_oldest_wait(logged: Logged):
+    run = Run(logged, replace(CONFIG, still_s=0.6))
 
     async def wait_for_ever() -> None:
         await within(asyncio.Event().wait(), 100, waiter="train loop", owner="generation", reason="3 rollouts")
@@ -308,7 +314,7 @@ async def test_a_head_that_is_given_up_ends_the_run_and_is_named():
         def fault(self) -> str:
             return "Ray's head has not answered"
 
-    gone = Watch(CONFIG, show=lambda line: None, head=Head())  # type: ignore[arg-type]
+    gone = Watch(CONFIG, head=Head())  # type: ignore[arg-type]
     gone.start()
     with pytest.raises(RStarError, match="Ray's head has not answered"):
         await asyncio.wait_for(gone.guard(asyncio.Event().wait()), 60)

@@ -140,7 +140,7 @@ class Nodes:
         self._environment = dict(os.environ)
         os.environ |= {VARIABLE: str(control), "PYTHONPATH": str(REPOSITORY)}
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-        shut_door(print)
+        shut_door()
         from ray.cluster_utils import Cluster
         from ray.util import get_node_ip_address
 

@@ -70,10 +70,10 @@ class FakeActors:
     closed: int
     journals: set[Path]
 
-    def __init__(self, config: Any, model: Path, *, chat: Any, show: Any, tools: Any, journal: Path) -> None:
+    def __init__(self, config: Any, model: Path, *, chat: Any, tools: Any, journal: Path) -> None:
         journal.mkdir(parents=True, exist_ok=True)
         self.journals.add(journal)
-        self.watch = Watch(config.detector, show=show)
+        self.watch = Watch(config.detector)
         self._crew = replace(fake_crew(SkilledPolicy()), rollouts=Rollouts(self), brought=brought_along(config, tools))
 
     async def start(self, *, learner: bool) -> None:

@@ -13,15 +13,14 @@ from rstar_ray.errors import Stopped
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-async def test_the_first_signal_asks_and_the_run_ends_by_itself(number: signal.Signals):
-    shown: list[str] = []
-    stop = StopSignals(grace_of_run(60), shown.append)
+async def test_the_first_signal_asks_and_the_run_ends_by_itself(number: signal.Signals, logged: list[str]):
+    stop = StopSignals(grace_of_run(60))
     with stop.handled():
         assert not stop.asked()
         os.kill(os.getpid(), number)
         while not stop.asked():
             await asyncio.sleep(0.001)
-    assert shown[0].startswith(f"{number.name}: the run ends after the step under way, with a checkpoint")
+    assert logged[0].startswith(f"{number.name}: the run ends after the step under way, with a checkpoint")
 
 
 async def test_the_second_signal_ends_at_once():
@@ -46,11 +45,10 @@ async def test_the_same_signal_again_and_a_moment_later_ends_at_once(monkeypatch
 
 
 async def test_a_signal_that_is_also_handed_on_is_one_even_where_the_loop_is_busy_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ):
     monkeypatch.setattr(actors.launch.stop_signals, "ECHO_S", 1.0)
-    shown: list[str] = []
-    stop = StopSignals(grace_of_run(60), shown.append)
+    stop = StopSignals(grace_of_run(60))
     with stop.handled():
         os.kill(os.getpid(), signal.SIGTERM)
         while not stop.asked():
@@ -58,7 +56,7 @@ async def test_a_signal_that_is_also_handed_on_is_one_even_where_the_loop_is_bus
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(1.2)
         await asyncio.sleep(0.1)
-    assert len(shown) == 1 and shown[0].endswith("; once more after 1 s ends it at once")
+    assert len(logged) == 1 and logged[0].endswith("; once more after 1 s ends it at once")
 
 
 async def test_one_that_is_handed_on_to_what_closes_already_does_not_kill_it(monkeypatch: pytest.MonkeyPatch):
@@ -89,11 +87,10 @@ async def test_another_cancellation_is_no_stop():
         await task
 
 
-async def test_an_evaluation_ends_at_the_first_signal_for_its_rows_are_kept():
-    shown: list[str] = []
+async def test_an_evaluation_ends_at_the_first_signal_for_its_rows_are_kept(logged: list[str]):
     ended = "^stopped, and the problems that were finished are kept$"
-    with pytest.raises(Stopped, match=ended), StopSignals(GRACE_OF_EVALUATION, shown.append).handled():
+    with pytest.raises(Stopped, match=ended), StopSignals(GRACE_OF_EVALUATION).handled():
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(10)
     told = "the evaluation ends here; the problems that are finished are kept"
-    assert shown == [f"SIGTERM: {told}; once more after 1 s ends it at once"]
+    assert logged == [f"SIGTERM: {told}; once more after 1 s ends it at once"]

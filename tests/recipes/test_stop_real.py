@@ -138,4 +138,4 @@ def test_a_stage_that_is_stopped_in_a_step_keeps_it_leaves_nothing_and_goes_on_t
     assert jobs.get_job_status("again") == JobStatus.SUCCEEDED, log
     assert f"stage1: going on after step {reached}" in log
     assert steps() == [*range(1, STEPS + 1)]
-    assert not faults(run.path, show=lambda line: None)
+    assert not faults(run.path)

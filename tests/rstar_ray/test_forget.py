@@ -63,7 +63,7 @@ async def test_all_that_a_stage_left_goes_and_it_may_be_begun_in_another_way(tmp
     before = await two_stages(tmp_path)
     assert any("filter" in name for name in files(tmp_path))
     assert forget(tmp_path, "stage2", "--yes") == 0
-    assert files(tmp_path) == before and faults(tmp_path, show=print) == []
+    assert files(tmp_path) == before and faults(tmp_path) == []
     await trained(tmp_path, "stage2", **{"rollout.max_turns": 3})
     assert read_json(tmp_path / "config.json")["stage2"]["rollout"]["max_turns"] == 3
 
@@ -126,7 +126,7 @@ async def test_what_is_in_use_or_not_there_is_refused(tmp_path: Path, capsys: py
         assert forget(tmp_path, "stage1", "--yes") == 2
     assert "is in use by" in capsys.readouterr().err
     assert main(["forget", str(tmp_path), "stage1"]) == 2 and "usage: " in capsys.readouterr().err
-    assert faults(tmp_path, show=print) == []
+    assert faults(tmp_path) == []
 
 
 async def test_what_a_crash_leaves_is_removed_by_the_same_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -113,11 +113,10 @@ async def chosen(
     *,
     config: RunConfig = SMALL,
     problems: Sequence[Problem] = PROBLEMS,
-    shown: list[str] | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> list[str]:
     """As a stage chooses, in this run directory."""
-    crew = replace(fake_crew(SkilledPolicy(), shown), stopping=stopping)
+    crew = replace(fake_crew(SkilledPolicy()), stopping=stopping)
     system = TrainingSystem(rollouts=rollouts, learner=crew.learner, publish=crew.publish)
     return [problem.id for problem in await hard_set(problems, system, config, crew, RunDir(path))]
 
@@ -130,7 +129,9 @@ async def killed(path: Path, config: RunConfig = SMALL) -> set[str]:
     return {row["id"] for row in read_rows(log)}
 
 
-async def test_a_choice_that_was_killed_goes_on_with_the_problems_that_are_missing_to_the_same_end(tmp_path: Path):
+async def test_a_choice_that_was_killed_goes_on_with_the_problems_that_are_missing_to_the_same_end(
+    tmp_path: Path, logged: list[str]
+):
     whole = Watched(often_right())
     hard = await chosen(tmp_path / "whole", whole)
     assert 0 < len(hard) < len(PROBLEMS)
@@ -142,11 +143,12 @@ async def test_a_choice_that_was_killed_goes_on_with_the_problems_that_are_missi
     turns = turns_folder(RunDir(tmp_path / "run").journal_path, whole.asked[0].rollout_id)
     assert turns is not None
     turns.mkdir(parents=True)  # as workers keep what they had sampled
-    rest, shown = Watched(often_right()), list[str]()
-    assert await chosen(tmp_path / "run", rest, shown=shown) == hard and not turns.exists()
+    rest = Watched(often_right())
+    logged.clear()
+    assert await chosen(tmp_path / "run", rest) == hard and not turns.exists()
     assert rest.problems == {problem.id for problem in PROBLEMS} - finished
     assert [one for one in whole.asked if one.problem.id in rest.problems] == rest.asked  # seeds too
-    assert shown == [
+    assert logged == [
         f"stage3: choosing the hard set: {len(finished)} of 12 problems taken from {log}, where they were asked in the "
         "same way; delete it to play them again",
         f"stage3: {len(hard)} of 12 problems are not solved in 8 of 8 rollouts",
@@ -177,14 +179,15 @@ async def test_part_of_a_file_is_looked_at_by_the_seed_and_not_its_first_rows(tm
     assert set(first[1:]) < set(await looked_at("one prompt too long", without))
 
 
-async def test_the_progress_begins_with_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_the_progress_begins_with_what_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+):
     finished = await killed(tmp_path)
     monkeypatch.setattr("rstar_ray.progress_lines.EVERY_S", 0.0)
-    shown: list[str] = []
-    await chosen(tmp_path, Watched(often_right()), shown=shown)
+    await chosen(tmp_path, Watched(often_right()))
     known = len(finished) + 1
-    assert shown[1].startswith(f"stage3: choosing the hard set: {known} of 12 problems, 0 s, ")
-    assert shown[1].endswith(" always solved") and not shown[1].endswith(" 0 always solved")
+    assert logged[1].startswith(f"stage3: choosing the hard set: {known} of 12 problems, 0 s, ")
+    assert logged[1].endswith(" always solved") and not logged[1].endswith(" 0 always solved")
 
 
 def with_model(path: Path, weights: str) -> RunConfig:
@@ -259,4 +262,4 @@ async def test_the_rows_of_a_choice_stay_and_are_no_evaluation(tmp_path: Path):
     assert {row["id"] for row in read_rows(log) if row["num_correct"] < row["k"]} == set(
         read_json(tmp_path / "stage3-problems.json")
     )
-    assert read_rows(run_dir.evaluations_path) == [] and faults(tmp_path, show=print) == []
+    assert read_rows(run_dir.evaluations_path) == [] and faults(tmp_path) == []

@@ -49,15 +49,14 @@ def test_a_step_counts_rollouts_groups_and_tokens():
     assert (row.loss, row.lr) == (-0.01, 1e-4)
 
 
-def test_a_sink_that_fails_is_a_shown_line_and_the_others_go_on(tmp_path: Path):
+def test_a_sink_that_fails_is_a_shown_line_and_the_others_go_on(tmp_path: Path, logged: list[str]):
     class Full:
         def write(self, *_: object) -> None:
             raise OSError("no space left on device")
 
         close = flush = write
 
-    shown: list[str] = []
-    with MetricsLog(tmp_path, stage="stage1", after_step=0, num_steps=3, show=shown.append) as log:
+    with MetricsLog(tmp_path, stage="stage1", after_step=0, num_steps=3) as log:
         log.write(metrics(1))
         log._sinks["TensorBoard's file"].close()
         log._sinks["TensorBoard's file"] = Full()
@@ -66,12 +65,12 @@ def test_a_sink_that_fails_is_a_shown_line_and_the_others_go_on(tmp_path: Path):
         log._file = Full()  # type: ignore[assignment]
         log.write(metrics(3))
     assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2]
-    assert [line.split(":")[0] for line in shown if "left out" in line] == [
+    assert [line.split(":")[0] for line in logged if "left out" in line] == [
         "TensorBoard's file from step 2 on is left out",
         "step 3 in metrics.jsonl is left out",
         "the end of metrics.jsonl is left out",
     ]
-    assert sum("reward" in line for line in shown) == 3  # the person watching still sees every step
+    assert sum("reward" in line for line in logged) == 3  # the person watching still sees every step
 
 
 def test_a_kept_id_that_was_never_rolled_out_is_refused():

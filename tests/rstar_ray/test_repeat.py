@@ -14,7 +14,6 @@ class Stage:
         self.restarts_lost = restarts_lost
         self.saved = 0
         self.told: list[str] = []
-        self.shown: list[str] = []
 
     async def run(self) -> str:
         self.told.append("stage")
@@ -30,7 +29,7 @@ class Stage:
             raise RankLost("learner/rank-1 died")
 
     async def until_done(self) -> str:
-        return await repeated(self.run, restart=self.restart, steps_saved=lambda: self.saved, show=self.shown.append)
+        return await repeated(self.run, restart=self.restart, steps_saved=lambda: self.saved)
 
 
 async def test_a_stage_without_a_loss_runs_once():
@@ -38,11 +37,11 @@ async def test_a_stage_without_a_loss_runs_once():
     assert await stage.until_done() == "done" and stage.told == ["stage"]
 
 
-async def test_after_a_loss_the_learner_starts_again_and_then_the_stage():
+async def test_after_a_loss_the_learner_starts_again_and_then_the_stage(logged: list[str]):
     stage = Stage([4])
     assert await stage.until_done() == "done"
     assert stage.told == ["stage", "restart", "stage"]
-    assert stage.shown == ["learner/rank-0 died; the learner starts again, from the checkpoint of step 4"]
+    assert logged == ["learner/rank-0 died; the learner starts again, from the checkpoint of step 4"]
 
 
 async def test_a_loss_in_the_restart_is_a_loss_like_another():

@@ -51,7 +51,9 @@ def test_what_a_model_wrote_is_data_on_the_page_and_never_markup(run_path: Path)
     assert "default-src 'none'" in page
 
 
-def test_hostile_text_of_a_record_is_neither_markup_nor_a_terminal_s_command_and_stops_no_page(tmp_path: Path):
+def test_hostile_text_of_a_record_is_neither_markup_nor_a_terminal_s_command_and_stops_no_page(
+    tmp_path: Path, logged: list[str]
+):
     """As a problem file or a model may hold it: HTML, backticks, control characters, half of a surrogate pair."""
     path = run_directory(tmp_path / "run", stages={"stage1": 2})
     hostile = "`</code>\n\n<img src=x onerror=alert(1)>``\r<script>alert(1)</script>\x1b[2J\x00\u202e\ud800"
@@ -61,9 +63,8 @@ def test_hostile_text_of_a_record_is_neither_markup_nor_a_terminal_s_command_and
             row["answer"] = row["problem"] = hostile
             row["turns"][-1]["completion"] = f"{hostile}<answer>{hostile}</answer>"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shown: list[str] = []
-    report = write_report(path, shown.append)
-    assert not shown
+    report = write_report(path)
+    assert not logged
     text = report.markdown_path.read_bytes().decode()
     assert not [each for each in text if each < " " and each != "\n"] and not set(text) & set("\x7f\u202e")
     assert not re.search("<(img src=x|script)", MarkdownIt("commonmark", {"html": True}).render(text))
@@ -86,14 +87,16 @@ def test_a_run_without_correct_calls_updates_or_evaluations_can_be_reported(tmp_
     assert "NaN" not in report.html_path.read_text()
 
 
-def test_a_page_that_fails_is_a_shown_line_and_the_rest_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_page_that_fails_is_a_shown_line_and_the_rest_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+):
     def fail(*_: object) -> None:
         raise RuntimeError("no such font\nin any folder")
 
-    path, shown = run_directory(tmp_path / "run", stages={"stage1": 3}), list[str]()
+    path = run_directory(tmp_path / "run", stages={"stage1": 3})
     monkeypatch.setattr(write, "html_report", fail)
-    write.write_report(path, shown.append)
-    assert len(shown) == 1 and "report.html" in shown[0] and "no such font" in shown[0]
+    write.write_report(path)
+    assert len(logged) == 1 and "report.html" in logged[0] and "no such font" in logged[0]
     assert (path / "report.md").exists() and (path / "report.json").exists()
 
 

@@ -251,33 +251,33 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str):
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "rank0/state.pt"])
-async def test_a_torn_file_of_a_checkpoint_is_named_and_the_checkpoint_before_is_used(tmp_path: Path, name: str):
-    shown: list[str] = []
+async def test_a_torn_file_of_a_checkpoint_is_named_and_the_checkpoint_before_is_used(
+    tmp_path: Path, name: str, logged: list[str]
+):
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         write(run_dir, "stage1", 10)
         write(run_dir, "stage1", 20)
         torn = tmp_path / "checkpoints" / "stage1-step-000020" / name
         torn.write_bytes(torn.read_bytes()[:3])
-        newest = await run_dir.newest_whole_checkpoint("stage1", shown.append)
+        newest = await run_dir.newest_whole_checkpoint("stage1")
         assert newest is not None and newest.step == 10
-        (line,) = shown
+        (line,) = logged
         assert line.startswith("checkpoint stage1-step-000020 is not whole and is set aside") and name in line
 
 
-async def test_one_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_path: Path):
-    shown: list[str] = []
+async def test_one_flipped_byte_is_named_and_the_checkpoint_before_is_used(tmp_path: Path, logged: list[str]):
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         write(run_dir, "stage1", 10)
         write(run_dir, "stage1", 20)
         (tmp_path / "checkpoints" / "stage1-step-000020" / "rank0" / "state.pt").write_text("weighty")
-        newest = await run_dir.newest_whole_checkpoint("stage1", shown.append)
+        newest = await run_dir.newest_whole_checkpoint("stage1")
         assert newest is not None and newest.step == 10
-        assert shown == [
+        assert logged == [
             "checkpoint stage1-step-000020 is not whole and is set aside as damaged-stage1-step-000020: "
             "rank0/state.pt is not what was written: its checksum differs"
         ]
         assert steps(run_dir, "stage1") == [10]
-        assert await run_dir.newest_whole_checkpoint("sft", shown.append) is None
+        assert await run_dir.newest_whole_checkpoint("sft") is None
 
 
 NOT_WRITTEN = "is not what was written: its own checksum differs"
@@ -292,9 +292,8 @@ CHANGED = {
 @pytest.mark.usefixtures("without_fsync")
 @pytest.mark.parametrize("what", CHANGED)
 async def test_a_manifest_that_says_something_else_is_named_and_the_checkpoint_before_is_used(
-    tmp_path: Path, what: str
+    tmp_path: Path, what: str, logged: list[str]
 ):
-    shown: list[str] = []
     before, after, said = CHANGED[what]
     with RunDir.open(tmp_path, "stage1", CONFIG) as run_dir:
         for step in (10, 20):
@@ -303,10 +302,11 @@ async def test_a_manifest_that_says_something_else_is_named_and_the_checkpoint_b
         written = manifest.read_bytes()
         manifest.write_bytes(written.replace(before, after))
         assert manifest.read_bytes() != written and steps(run_dir, "stage1") == [10]
-        assert f"checkpoint stage1-step-000020: its manifest.json {said}" in faults(tmp_path, show=print)
-        newest = await run_dir.newest_whole_checkpoint("stage1", shown.append)
+        assert f"checkpoint stage1-step-000020: its manifest.json {said}" in faults(tmp_path)
+        logged.clear()
+        newest = await run_dir.newest_whole_checkpoint("stage1")
         assert newest == Checkpoint(run_dir.checkpoints_path / "stage1-step-000010", "stage1", 10)
-        (line,) = shown
+        (line,) = logged
         assert line.endswith(f"is set aside as damaged-stage1-step-000020: its manifest.json {said}")
 
 
@@ -327,8 +327,9 @@ def test_any_one_byte_of_a_manifest_that_is_another_is_named_or_changes_nothing(
 
 
 @pytest.mark.usefixtures("without_fsync")
-def test_a_whole_checkpoint_that_a_person_set_aside_is_whole_and_one_under_another_steps_name_is_not(tmp_path: Path):
-    shown: list[str] = []
+def test_a_whole_checkpoint_that_a_person_set_aside_is_whole_and_one_under_another_steps_name_is_not(
+    tmp_path: Path, logged: list[str]
+):
     (tmp_path / "metrics.jsonl").write_text("")
     run_dir = RunDir(tmp_path)
     for step in (10, 20):
@@ -338,18 +339,17 @@ def test_a_whole_checkpoint_that_a_person_set_aside_is_whole_and_one_under_anoth
     (folders / "stage1-step-000020").rename(folders / "stage1-step-000030")
     assert (
         "checkpoint stage1-step-000030: its manifest.json is of step 20 of stage1, which its folder's name does not say"
-    ) in faults(tmp_path, show=shown.append)
-    assert shown == ["checkpoint damaged-stage1-step-000010: whole; files: 1 of driver"]
+    ) in faults(tmp_path)
+    assert logged == ["checkpoint damaged-stage1-step-000010: whole; files: 1 of driver"]
 
 
-async def test_a_copy_by_hand_is_neither_gone_on_from_nor_touched(tmp_path: Path):
+async def test_a_copy_by_hand_is_neither_gone_on_from_nor_touched(tmp_path: Path, logged: list[str]):
     run_dir = RunDir(tmp_path)
     write(run_dir, "stage1", 10)
     copy = run_dir.checkpoints_path / "stage1-step-000010.bak"
     shutil.copytree(run_dir.checkpoints_path / "stage1-step-000010", copy)
-    shown: list[str] = []
-    newest = await run_dir.newest_whole_checkpoint("stage1", shown.append)
-    assert newest is not None and newest.path.name == "stage1-step-000010" and not shown
+    newest = await run_dir.newest_whole_checkpoint("stage1")
+    assert newest is not None and newest.path.name == "stage1-step-000010" and not logged
     assert steps(run_dir, "stage1") == [10] and copy.exists()
 
 
@@ -364,9 +364,9 @@ async def test_a_checkpoint_that_cannot_be_read_is_said_so_and_stays_where_it_is
         with monkeypatch.context() as broken:
             unreadable(broken, f"stage1-step-000020/{name}", f"stage1-step-000020/rank0/{name}", number=number)
             with pytest.raises(Unreadable, match=rf"{name} cannot be read \({os.strerror(number)}\).*same command"):
-                await run_dir.newest_whole_checkpoint("stage1", print)
-            assert any(f"{name} cannot be read" in fault for fault in faults(tmp_path, show=print))
-        newest = await run_dir.newest_whole_checkpoint("stage1", print)
+                await run_dir.newest_whole_checkpoint("stage1")
+            assert any(f"{name} cannot be read" in fault for fault in faults(tmp_path))
+        newest = await run_dir.newest_whole_checkpoint("stage1")
         assert newest is not None and newest.step == 20
         assert names(run_dir.checkpoints_path) == ["stage1-step-000010", "stage1-step-000020"]
 
@@ -392,14 +392,14 @@ async def test_a_stage_whose_checkpoints_are_all_damaged_does_not_begin_anew_by_
             (folders / f"stage1-step-0000{step}" / "rank0" / "state.pt").unlink()
         for _ in range(2):
             with pytest.raises(ConfigError, match=refused):
-                await run_dir.newest_whole_checkpoint("stage1", print)
+                await run_dir.newest_whole_checkpoint("stage1")
         shutil.rmtree(folders / "stage1-step-000010")
         (folders / "stage1-step-000020").rename(folders / "damaged-stage1-step-000020")
         with pytest.raises(ConfigError, match="damaged-stage1-step-000020"):
-            await run_dir.newest_whole_checkpoint("stage1", print)
+            await run_dir.newest_whole_checkpoint("stage1")
         assert await run_dir.newest_whole_checkpoint("stage2", print) is None
         shutil.rmtree(folders)
-        assert await run_dir.newest_whole_checkpoint("stage1", print) is None
+        assert await run_dir.newest_whole_checkpoint("stage1") is None
 
 
 def test_turns_of_steps_that_a_checkpoint_has_are_forgotten(tmp_path: Path):
@@ -438,14 +438,13 @@ def test_a_run_directory_is_verified_from_the_command_line(tmp_path: Path, capsy
         assert fault in said
 
 
-def test_a_ledger_that_does_not_add_up_is_named_by_its_step_and_rollout(tmp_path: Path):
+def test_a_ledger_that_does_not_add_up_is_named_by_its_step_and_rollout(tmp_path: Path, logged: list[str]):
     fates = {"stage1/1/p/0": Fate.TRAINED, "stage1/1/p/1": Fate.DROPPED, "stage1/1/p/2": Fate.EQUAL_REWARDS}
-    shown: list[str] = []
     write_fates(
         tmp_path, fates, stage="stage1", step=1, reasons={"stage1/1/p/1": "sandbox"}, advantages={"stage1/1/p/0": 0.5}
     )
-    assert ledger_faults(tmp_path, show=shown.append) == []
-    assert shown == [
+    assert ledger_faults(tmp_path) == []
+    assert logged == [
         "ledger: 3 rollouts in 1 steps: 1 trained, 0 resampled_away, 1 in_equal_groups, 0 left_out, 1 dropped"
     ]
     row = json.loads((tmp_path / "ledger.jsonl").read_text())
@@ -453,14 +452,14 @@ def test_a_ledger_that_does_not_add_up_is_named_by_its_step_and_rollout(tmp_path
     assert row["advantages"] == {"p/0": 0.5}
     row["ids"]["trained"].append("p/1")
     (tmp_path / "ledger.jsonl").write_text(json.dumps({**row, "step": 2, "reasons": {}}) + "\n")
-    assert ledger_faults(tmp_path, show=shown.append) == [
+    assert ledger_faults(tmp_path) == [
         "ledger.jsonl: stage1 step 2: p/1 is in two states",
         "ledger.jsonl: stage1 step 2: 3 rollouts do not add up",
         "ledger.jsonl: stage1 step 2: p/1 was dropped or left out without a reason",
         "ledger.jsonl: the steps of stage1 are not 1, 2, 3, ...",
     ]
-    forget_fates(tmp_path, stage="stage1", after_step=1, show=shown.append)
-    assert ledger_faults(tmp_path, show=shown.append) == []
+    forget_fates(tmp_path, stage="stage1", after_step=1)
+    assert ledger_faults(tmp_path) == []
 
 
 def test_rows_that_are_gone_are_missed_by_the_checkpoints_and_the_rows_beside_them(tmp_path: Path):
@@ -476,7 +475,7 @@ def test_rows_that_are_gone_are_missed_by_the_checkpoints_and_the_rows_beside_th
         for step in range(1, in_ledger + 1):
             fates = {f"stage1/{step}/a": Fate.TRAINED}
             write_fates(tmp_path, fates, stage="stage1", step=step, reasons={}, advantages={})
-        return faults(tmp_path, show=print)
+        return faults(tmp_path)
 
     assert found(in_metrics=3, in_ledger=3) == []
     assert found(in_metrics=4, in_ledger=3) == []  # killed between the two
@@ -556,18 +555,17 @@ def test_every_launch_is_recorded_with_versions(tmp_path: Path):
     assert launches[0]["versions"]["python"].startswith("3.")
 
 
-def test_a_row_of_the_ledger_that_is_gone_is_said_when_the_run_goes_on(tmp_path: Path):
-    shown: list[str] = []
+def test_a_row_of_the_ledger_that_is_gone_is_said_when_the_run_goes_on(tmp_path: Path, logged: list[str]):
     for step in (1, 2, 3, 4):
         write_fates(tmp_path, {f"stage1/{step}/a": Fate.TRAINED}, stage="stage1", step=step, reasons={}, advantages={})
-    forget_fates(tmp_path, stage="stage1", after_step=3, show=shown.append)
-    assert shown == []
+    forget_fates(tmp_path, stage="stage1", after_step=3)
+    assert logged == []
     ledger = tmp_path / "ledger.jsonl"
     ledger.write_bytes(ledger.read_bytes()[:-9])  # torn
-    forget_fates(tmp_path, stage="stage1", after_step=3, show=shown.append)
-    assert shown == ["ledger.jsonl: stage1 step 3: the row is gone, and what became of its rollouts with it"]
-    forget_fates(tmp_path, stage="stage2", after_step=7, show=shown.append)
-    assert shown[-1].startswith("ledger.jsonl: stage2 step 1, 2, 3, 4, 5 and 2 more: ")
+    forget_fates(tmp_path, stage="stage1", after_step=3)
+    assert logged == ["ledger.jsonl: stage1 step 3: the row is gone, and what became of its rollouts with it"]
+    forget_fates(tmp_path, stage="stage2", after_step=7)
+    assert logged[-1].startswith("ledger.jsonl: stage2 step 1, 2, 3, 4, 5 and 2 more: ")
 
 
 def test_a_file_that_is_no_json_is_named(tmp_path: Path):

@@ -115,13 +115,13 @@ async def test_a_stage_that_is_cancelled_leaves_the_checkpoint_before_and_one_th
 @pytest.mark.parametrize(
     "ending", [RuntimeError("the step failed"), asyncio.CancelledError()], ids=["failed", "cancelled"]
 )
-async def test_a_checkpoint_that_fails_beside_what_ends_the_stage_is_shown(tmp_path: Path, ending: BaseException):
-    shown: list[str] = []
+async def test_a_checkpoint_that_fails_beside_what_ends_the_stage_is_shown(
+    tmp_path: Path, ending: BaseException, logged: list[str]
+):
     unheard: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
     with pytest.raises(type(ending)):
         async with slow(tmp_path) as (saves, learner, _):
-            saves._crew = replace(saves._crew, show=shown.append)
             learner.failure = LearnerError("disk full")
             await saves.take(progress(3))
             learner.may_write.set()
@@ -129,14 +129,13 @@ async def test_a_checkpoint_that_fails_beside_what_ends_the_stage_is_shown(tmp_p
             raise ending
     gc.collect()
     await asyncio.sleep(0)
-    assert shown == ["the checkpoint after step 3 of stage1 is not written: disk full"]
+    assert logged == ["the checkpoint after step 3 of stage1 is not written: disk full"]
     assert unheard == []
 
 
 async def test_older_checkpoints_are_removed_beside_the_steps_and_one_that_cannot_be_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ):
-    shown: list[str] = []
     removed, removing, may_go = list[str](), threading.Event(), threading.Event()
 
     def slowly(self: RunDir, stage: str, keep_last: int) -> None:
@@ -148,7 +147,6 @@ async def test_older_checkpoints_are_removed_beside_the_steps_and_one_that_canno
 
     monkeypatch.setattr(RunDir, "prune", slowly)
     async with slow(tmp_path) as (saves, learner, run_dir):
-        saves._crew = replace(saves._crew, show=shown.append)
         learner.may_write.set()
         for step in (1, 2, 3):
             removing.clear()
@@ -160,7 +158,7 @@ async def test_older_checkpoints_are_removed_beside_the_steps_and_one_that_canno
             asyncio.get_running_loop().call_later(0.05, may_go.set)
             await (saves.settled() if step < 3 else saves.drop())  # a thread goes on, cancelled or not
             assert len(removed) == step
-    assert shown == ["the removal of older checkpoints is left out: OSError: Device or resource busy"]
+    assert logged == ["the removal of older checkpoints is left out: OSError: Device or resource busy"]
     assert removed == ["stage1, but for 3"] * 3
 
 
@@ -204,7 +202,6 @@ async def test_the_manifest_has_every_file_of_every_writer_as_it_was_said_and_wh
             "progress.json": "driver",
             "skill.json": "driver",
         }
-        shown: list[str] = []
         (checkpoint.path / "b").write_text("2")
         with pytest.raises(ConfigError, match="b of learner/rank-1 is not what was written: its checksum differs"):
-            await run_dir.newest_whole_checkpoint("stage1", shown.append)
+            await run_dir.newest_whole_checkpoint("stage1")

@@ -37,6 +37,7 @@ from tests.fakes import (
     fake_crew,
     update_result,
 )
+from tests.logged import Logged
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 SMALL = with_values(
@@ -70,8 +71,8 @@ def stage(name: str, **values: object) -> RunConfig:
     return with_values(SMALL, {"stage": name, **{key.replace("__", "."): value for key, value in values.items()}})
 
 
-async def run_stage(config: RunConfig, policy: SkilledPolicy, path: Path, shown: list[str] | None = None) -> None:
-    crew = fake_crew(policy, shown)
+async def run_stage(config: RunConfig, policy: SkilledPolicy, path: Path) -> None:
+    crew = fake_crew(policy)
     with RunDir.open(path, config.stage, asdict(config)) as run_dir:
         checkpoint = await run_rl(config, adding_problems(40), crew, run_dir)
         if not evaluated(run_dir, config.stage, checkpoint.step):
@@ -79,22 +80,22 @@ async def run_stage(config: RunConfig, policy: SkilledPolicy, path: Path, shown:
 
 
 @pytest.mark.long
-async def test_a_whole_recipe_learns_to_solve_and_to_call_without_errors(tmp_path: Path):
-    policy, shown = SkilledPolicy(), list[str]()
+async def test_a_whole_recipe_learns_to_solve_and_to_call_without_errors(tmp_path: Path, logged: list[str]):
+    policy = SkilledPolicy()
     config = stage("sft")
     examples = [SftExample(np.arange(9, dtype=np.int32), np.ones(9, dtype=bool)) for _ in range(20)]
     with RunDir.open(tmp_path / "run", "sft", asdict(config)) as run_dir:
-        crew = fake_crew(policy, shown)
+        crew = fake_crew(policy)
         await run_sft(config, examples[2:], examples[:2], crew, run_dir)
         await run_evaluation(config, HELDOUT, crew, run_dir, step=6)
     for name in STAGES:
-        await run_stage(stage(name, drop_solved=name == "stage3"), policy, tmp_path / "run", shown)
+        await run_stage(stage(name, drop_solved=name == "stage3"), policy, tmp_path / "run")
     rows = read_rows(tmp_path / "run" / "evaluations.jsonl")
     assert [row["stage"] for row in rows] == ["sft", *STAGES]
     assert rows[0]["avg_at_k"] < 0.6 and rows[-1]["avg_at_k"] > 0.9
     steps = [(row["stage"], row["step"]) for row in read_rows(tmp_path / "run" / "metrics.jsonl")]
     assert steps == [("sft", i) for i in range(1, 7)] + [(name, i) for name in STAGES for i in range(1, 13)]
-    assert any("not solved in 8 of 8" in line for line in shown)
+    assert any("not solved in 8 of 8" in line for line in logged)
 
 
 async def test_a_version_names_one_set_of_weights_over_a_whole_run_and_is_sent_once(tmp_path: Path):
@@ -139,20 +140,20 @@ async def test_after_a_lost_learner_the_version_that_is_served_is_published_agai
     ],
 )
 async def test_a_stage_says_once_where_the_format_penalty_is_inactive(
-    values: dict[str, Any], named: str | None, tmp_path: Path
+    values: dict[str, Any], named: str | None, tmp_path: Path, logged: list[str]
 ):
-    config, shown = with_values(SMALL, {"steps": 1, **values}), list[str]()
+    config = with_values(SMALL, {"steps": 1, **values})
     problems = adding_problems(40)
     if named and "calls" in named:
         problems[3] = replace(problems[3], reward="calls")
     with RunDir.open(tmp_path, config.stage, {}) as run_dir:
-        await run_rl(config, problems, fake_crew(SkilledPolicy(), shown), run_dir)
-    lines = [line for line in shown if "roc-answer-format is inactive" in line]
+        await run_rl(config, problems, fake_crew(SkilledPolicy()), run_dir)
+    lines = [line for line in logged if "roc-answer-format is inactive" in line]
     assert len(lines) == bool(named) and (named is None or named in lines[0])
 
 
 async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ):
     async def fail(*_: object, **__: object) -> PlacementFigures:
         raise OSError("no space left on device")
@@ -165,13 +166,13 @@ async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
         raise OSError("no space left on device")
 
     monkeypatch.setattr(metrics, "TensorBoard", NoTensorBoard)
-    config, shown = stage("stage1", steps=2), list[str]()
-    crew = replace(fake_crew(SkilledPolicy(), shown), record=fail, placed=fail, memory_bytes=gone)
+    config = stage("stage1", steps=2)
+    crew = replace(fake_crew(SkilledPolicy()), record=fail, placed=fail, memory_bytes=gone)
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
         await run_rl(config, adding_problems(40), crew, run_dir)
         await run_evaluation(config, {"held-out": adding_problems(4)}, crew, run_dir, step=2)
     assert len(read_rows(tmp_path / "run" / "metrics.jsonl")) == 2 and evaluated(RunDir(tmp_path / "run"), "stage1", 2)
-    lines = [line for line in shown if "is left out" in line]
+    lines = [line for line in logged if "is left out" in line]
     assert {line.split(" is left out: ")[0] for line in lines} == {
         "TensorBoard's file",
         "the balancer's row",
@@ -182,13 +183,13 @@ async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
     assert all("no space left" in line or "no module" in line for line in lines)
 
 
-async def test_a_run_goes_on_without_its_rows_of_metrics_and_says_so(tmp_path: Path):
-    config, shown = stage("stage1", steps=3), list[str]()
+async def test_a_run_goes_on_without_its_rows_of_metrics_and_says_so(tmp_path: Path, logged: list[str]):
+    config = stage("stage1", steps=3)
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
         (run_dir.path / "metrics.jsonl").write_text('{"stage": "stage1", "step": 1}\n{"torn\n{}\n')
-        checkpoint = await run_rl(config, adding_problems(40), fake_crew(SkilledPolicy(), shown), run_dir)
-    assert checkpoint.step == 3 and sum("reward" in line for line in shown) == 3
-    assert [line.split(" is left out: ")[0] for line in shown if "is left out" in line] == ["metrics.jsonl of stage1"]
+        checkpoint = await run_rl(config, adding_problems(40), fake_crew(SkilledPolicy()), run_dir)
+    assert checkpoint.step == 3 and sum("reward" in line for line in logged) == 3
+    assert [line.split(" is left out: ")[0] for line in logged if "is left out" in line] == ["metrics.jsonl of stage1"]
 
 
 async def test_a_step_whose_row_of_the_ledger_cannot_be_written_ends_the_run_and_is_done_again(
@@ -210,7 +211,7 @@ async def test_a_step_whose_row_of_the_ledger_cannot_be_written_ends_the_run_and
     for name in ("run", "whole"):
         await run_stage(config, SkilledPolicy(), tmp_path / name)
     rows, whole = (read_rows(tmp_path / name / "ledger.jsonl") for name in ("run", "whole"))
-    assert rows == whole and len(rows) == 6 and faults(tmp_path / "run", show=print) == []
+    assert rows == whole and len(rows) == 6 and faults(tmp_path / "run") == []
 
 
 async def test_a_ledger_that_may_hold_rows_of_steps_that_are_done_again_ends_the_run_before_its_first_step(
@@ -244,7 +245,7 @@ async def test_a_stage_is_evaluated_before_its_first_step_and_every_few(tmp_path
     assert all(len(read_rows(tmp_path / "run" / row["problems"])) == 30 for row in rows)
 
 
-async def test_what_the_balancer_does_for_an_evaluation_is_in_no_steps_row(tmp_path: Path):
+async def test_what_the_balancer_does_for_an_evaluation_is_in_no_steps_row(tmp_path: Path, logged: Logged):
     config, asked = stage("stage1", evaluate__every_steps=2, steps=4), list[str]()
 
     async def placed() -> PlacementFigures:
@@ -255,7 +256,8 @@ async def test_what_the_balancer_does_for_an_evaluation_is_in_no_steps_row(tmp_p
         if "held-out: avg" in line or line.startswith("stage1 "):
             asked.append(line.split(" | ")[0].split(": avg")[0].strip())
 
-    crew = replace(fake_crew(SkilledPolicy()), placed=placed, show=show)
+    crew = replace(fake_crew(SkilledPolicy()), placed=placed)
+    logged.listeners.append(show)
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
         await run_rl(config, adding_problems(40), crew, run_dir, heldout=adding_problems(4, seed=1))
     evaluated_at = [number for number, what in enumerate(asked) if what == "stage1 held-out"]
@@ -263,7 +265,9 @@ async def test_what_the_balancer_does_for_an_evaluation_is_in_no_steps_row(tmp_p
 
 
 @pytest.mark.long
-async def test_what_was_evaluated_beyond_the_checkpoint_a_stage_goes_on_from_is_forgotten(tmp_path: Path):
+async def test_what_was_evaluated_beyond_the_checkpoint_a_stage_goes_on_from_is_forgotten(
+    tmp_path: Path, logged: Logged
+):
     config = stage("stage1", evaluate__every_steps=2, checkpoint__every_steps=4, steps=8)
 
     def stop_at_seven(line: str) -> None:
@@ -271,9 +275,9 @@ async def test_what_was_evaluated_beyond_the_checkpoint_a_stage_goes_on_from_is_
             raise Stop
 
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
-        crew = replace(fake_crew(SkilledPolicy()), show=stop_at_seven)
+        logged.listeners.append(stop_at_seven)
         with pytest.raises(Stop):
-            await run_rl(config, adding_problems(40), crew, run_dir, heldout=HELDOUT["held-out"])
+            await run_rl(config, adding_problems(40), fake_crew(SkilledPolicy()), run_dir, heldout=HELDOUT["held-out"])
         assert [step for _, step, _ in evaluations(tmp_path / "run")] == [0, 2, 4, 6]
         files = len(list(run_dir.results_path.iterdir()))
         steps: list[int] = []
@@ -281,8 +285,8 @@ async def test_what_was_evaluated_beyond_the_checkpoint_a_stage_goes_on_from_is_
         def watch(line: str) -> None:
             steps.append(len(list(run_dir.results_path.iterdir())))
 
-        crew = replace(fake_crew(SkilledPolicy()), show=watch)
-        await run_rl(config, adding_problems(40), crew, run_dir, heldout=HELDOUT["held-out"])
+        logged.listeners[:] = [watch]
+        await run_rl(config, adding_problems(40), fake_crew(SkilledPolicy()), run_dir, heldout=HELDOUT["held-out"])
     assert [step for _, step, _ in evaluations(tmp_path / "run")] == [0, 2, 4, 6]  # 6 is a new one
     assert (steps[0], files) == (3, 4)
 
@@ -349,20 +353,20 @@ class Diverging(SkillLearner):
 SFT_ROWS = [SftExample(np.arange(9, dtype=np.int32), np.ones(9, dtype=bool), name=str(n)) for n in range(24)]
 
 
-async def sft_run(path: Path, learner: SkillLearner, shown: list[str], **values: object) -> None:
+async def sft_run(path: Path, learner: SkillLearner, **values: object) -> None:
     config = stage("sft", sft__batch_size=4, checkpoint__every_steps=100, **values)
-    crew = replace(fake_crew(learner.policy, shown), learner=learner)
+    crew = replace(fake_crew(learner.policy), learner=learner)
     with RunDir.open(path, "sft", asdict(config), may_differ=("optimizer",)) as run_dir:
         await run_sft(config, SFT_ROWS, [], crew, run_dir)
 
 
-async def test_an_sft_update_that_is_not_finite_costs_its_batch_and_not_the_run(tmp_path: Path):
-    learner, shown = Diverging(SkilledPolicy()), list[str]()
+async def test_an_sft_update_that_is_not_finite_costs_its_batch_and_not_the_run(tmp_path: Path, logged: list[str]):
+    learner = Diverging(SkilledPolicy())
     learner.poisoned = frozenset({"7"})
-    await sft_run(tmp_path, learner, shown, sft__steps=12)  # two epochs
+    await sft_run(tmp_path, learner, sft__steps=12)  # two epochs
     rows = read_rows(tmp_path / "metrics.jsonl")
     assert len(rows) == 12 and learner.steps == 10
-    told = [line for line in shown if "loss nan" in line]
+    told = [line for line in logged if "loss nan" in line]
     assert len(told) == 2 and all("not applied" in line for line in told)
     (end,) = RunDir(tmp_path).checkpoints("sft")
     assert end.step == 12 and read_json(end.path / "progress.json")["policy_version"] == 10
@@ -370,7 +374,7 @@ async def test_an_sft_update_that_is_not_finite_costs_its_batch_and_not_the_run(
 
 async def test_a_run_stops_after_bad_updates_in_a_row_and_goes_on_behind_their_batches(tmp_path: Path):
     """A run that is started again does not draw the batches that stopped it."""
-    learner, shown = Diverging(SkilledPolicy()), list[str]()
+    learner = Diverging(SkilledPolicy())
     seen: list[list[str]] = []
 
     async def train_sft(examples: Sequence[SftExample], lr: float) -> UpdateResult:
@@ -378,15 +382,15 @@ async def test_a_run_stops_after_bad_updates_in_a_row_and_goes_on_behind_their_b
         return await Diverging.train_sft(learner, examples, lr)
 
     learner.train_sft = train_sft  # type: ignore[method-assign]
-    await sft_run(tmp_path / "whole", learner, shown, sft__steps=6)
+    await sft_run(tmp_path / "whole", learner, sft__steps=6)
     batches, seen[:] = list(seen), []
     learner.poisoned = frozenset({batches[1][0], batches[2][0], batches[3][0]})
     for stops_at in (3, 4):  # the second: the third bad update in a row
         with pytest.raises(
             RStarError, match=rf"sft step {stops_at}: \d updates in a row .*max-bad-updates 2\): loss nan"
         ):
-            await sft_run(tmp_path / "run", learner, shown, sft__steps=6, optimizer__max_bad_updates=2)
-    await sft_run(tmp_path / "run", learner, shown, sft__steps=6, optimizer__max_bad_updates=2)
+            await sft_run(tmp_path / "run", learner, sft__steps=6, optimizer__max_bad_updates=2)
+    await sft_run(tmp_path / "run", learner, sft__steps=6, optimizer__max_bad_updates=2)
     assert seen == batches  # each once
     assert [row["step"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
 
@@ -400,7 +404,7 @@ async def test_rl_stops_after_bad_updates_in_a_row_with_a_checkpoint_behind_them
             await run_rl(config, adding_problems(40), crew, run_dir)
         assert [checkpoint.step for checkpoint in run_dir.checkpoints("stage1")] == [3]
         checkpoint = await run_rl(config, adding_problems(40), crew, run_dir)
-    assert checkpoint.step == 6 and faults(tmp_path, show=print) == []
+    assert checkpoint.step == 6 and faults(tmp_path) == []
     assert [row["policy_version"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 1, 1, 2, 3, 4]
 
 
@@ -474,36 +478,34 @@ async def test_an_evaluation_that_lacks_a_problem_ends_with_its_name_and_without
     assert not (tmp_path / "evaluations.jsonl").exists()
 
 
-async def test_a_long_evaluation_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_long_evaluation_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]):
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    shown: list[str] = []
-    crew = fake_crew(SkilledPolicy(), shown)
+    crew = fake_crew(SkilledPolicy())
     await run_evaluation(SMALL, HELDOUT, crew, RunDir(tmp_path), step=3)
-    assert sum(bool(re.search(r"on held-out: \d+ of 30 problems, \d+ s, 0\.\d+ right", line)) for line in shown) == 29
-    assert "avg@4" in shown[-1] and "maj@4" in shown[-1]
+    assert sum(bool(re.search(r"on held-out: \d+ of 30 problems, \d+ s, 0\.\d+ right", line)) for line in logged) == 29
+    assert "avg@4" in logged[-1] and "maj@4" in logged[-1]
 
 
-async def test_an_evaluation_without_answers_says_nothing_of_a_majority(tmp_path: Path):
+async def test_an_evaluation_without_answers_says_nothing_of_a_majority(tmp_path: Path, logged: list[str]):
     class WithoutAnswers(LocalRollouts):
         async def run(self, requests: Sequence[RolloutRequest]) -> AsyncIterator[FinishedRollout | DroppedRollout]:
             async for end in super().run(requests):
                 assert isinstance(end, FinishedRollout)
                 yield replace(end, summary=replace(end.summary, answer=""))
 
-    shown: list[str] = []
-    crew = replace(fake_crew(SkilledPolicy(), shown), rollouts=WithoutAnswers(SkilledPolicy()))
+    crew = replace(fake_crew(SkilledPolicy()), rollouts=WithoutAnswers(SkilledPolicy()))
     (result,) = await run_evaluation(SMALL, {"game": adding_problems(4)}, crew, RunDir(tmp_path), step=3)
     assert result.pass_at_k > 0 and result.maj_at_k is None
-    assert "pass@4" in shown[-1] and "maj@" not in shown[-1]
+    assert "pass@4" in logged[-1] and "maj@" not in logged[-1]
 
 
-async def test_a_stage_ends_when_it_has_taught_what_it_can(tmp_path: Path):
-    config, shown = stage("stage2", until="solved", steps=60), list[str]()
+async def test_a_stage_ends_when_it_has_taught_what_it_can(tmp_path: Path, logged: list[str]):
+    config = stage("stage2", until="solved", steps=60)
     policy = SkilledPolicy(skill=0.9, slip=0.0)
-    await run_stage(config, policy, tmp_path / "run", shown)
+    await run_stage(config, policy, tmp_path / "run")
     last = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]
     assert 10 <= last["step"] < 60 and last["share_all_right"] > 0.7
-    assert any(line.startswith(f"stage2 ends after step {last['step']}: ") for line in shown)
+    assert any(line.startswith(f"stage2 ends after step {last['step']}: ") for line in logged)
     finished = RunDir(tmp_path / "run").finished_checkpoint("stage2")
     assert finished is not None and finished.step == last["step"]
     (tmp_path / "run" / "finished" / "stage2.json").unlink()  # stopped between its checkpoint and the mark
@@ -521,7 +523,7 @@ async def test_a_run_whose_batches_stay_empty_ends_with_the_reason_and_the_mend(
 
 
 @pytest.mark.long
-async def test_a_stopped_stage_goes_on_to_the_same_end_as_one_that_was_not(tmp_path: Path):
+async def test_a_stopped_stage_goes_on_to_the_same_end_as_one_that_was_not(tmp_path: Path, logged: Logged):
     whole, stopped = SkilledPolicy(), SkilledPolicy()
     await run_stage(stage("stage1"), whole, tmp_path / "whole")
 
@@ -531,10 +533,11 @@ async def test_a_stopped_stage_goes_on_to_the_same_end_as_one_that_was_not(tmp_p
 
     config = stage("stage1")
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir, pytest.raises(Stop):
-        await run_rl(config, adding_problems(40), replace(fake_crew(stopped), show=stop_at_six), run_dir)
-    shown: list[str] = []
-    await run_stage(config, SkilledPolicy(), tmp_path / "run", shown)
-    assert "stage1: going on after step 4" in shown
+        logged.listeners.append(stop_at_six)
+        await run_rl(config, adding_problems(40), fake_crew(stopped), run_dir)
+    logged.listeners.clear()
+    await run_stage(config, SkilledPolicy(), tmp_path / "run")
+    assert "stage1: going on after step 4" in logged
     ours, theirs = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("whole", "run"))
     same = ("step", "policy_version", "reward_mean", "trained_trajectories", "tokens_generated")
     assert [[row[key] for key in same] for row in ours] == [[row[key] for key in same] for row in theirs]
@@ -555,7 +558,7 @@ async def test_a_run_that_is_asked_to_stop_saves_the_step_it_was_in_and_goes_on_
             newest = run_dir.newest_checkpoint(config.stage)
             assert newest is not None and newest.step == asked_at, name
     await run_stage(config, SkilledPolicy(), tmp_path / "run")
-    assert faults(tmp_path / "run", show=print) == []
+    assert faults(tmp_path / "run") == []
     ours, theirs = ((tmp_path / name / "ledger.jsonl").read_text() for name in ("run", "whole"))
     assert ours == theirs and ours.count("\n") == config.steps
     whole, stopped = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("whole", "run"))
@@ -601,10 +604,11 @@ async def test_the_loop_turns_while_the_checkpoint_that_a_stage_starts_from_is_r
 
 
 async def test_a_start_that_is_given_up_while_its_checkpoint_is_read_changes_nothing_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ):
     config = stage("stage1", steps=1)
     await run_stage(config, SkilledPolicy(), tmp_path / "run")
+    logged.clear()
     run_dir, reads, may_end, ended = RunDir(tmp_path / "run"), asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -615,9 +619,8 @@ async def test_a_start_that_is_given_up_while_its_checkpoint_is_read_changes_not
         return "a byte of it differs"
 
     monkeypatch.setattr("rstar_ray.run_dir.folder.damage", damaged_in_the_end)
-    shown = list[str]()
     start = asyncio.ensure_future(
-        run_rl(config, adding_problems(40), fake_crew(SkilledPolicy(), shown), run_dir),
+        run_rl(config, adding_problems(40), fake_crew(SkilledPolicy()), run_dir),
     )
     await reads.wait()
     start.cancel()
@@ -625,18 +628,18 @@ async def test_a_start_that_is_given_up_while_its_checkpoint_is_read_changes_not
         await start
     may_end.set()
     assert await asyncio.to_thread(ended.wait, 5.0)
-    assert [path.name for path in run_dir.checkpoints_path.iterdir()] == ["stage1-step-000001"] and shown == []
+    assert [path.name for path in run_dir.checkpoints_path.iterdir()] == ["stage1-step-000001"] and logged == []
 
 
-async def test_equal_rewards_everywhere_are_a_logged_step_that_changes_nothing(tmp_path: Path):
-    policy, shown = SkilledPolicy(skill=1.0, slip=0.0), list[str]()
-    await run_stage(stage("stage1", steps=2), policy, tmp_path / "run", shown)
+async def test_equal_rewards_everywhere_are_a_logged_step_that_changes_nothing(tmp_path: Path, logged: list[str]):
+    policy = SkilledPolicy(skill=1.0, slip=0.0)
+    await run_stage(stage("stage1", steps=2), policy, tmp_path / "run")
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["trained_trajectories"] for row in rows] == [0, 0]
     assert [row["groups_equal_dropped"] for row in rows] == [8, 8]
     assert [(row["share_all_right"], row["share_all_wrong"]) for row in rows] == [(1.0, 0.0)] * 2
     assert [row["policy_version"] for row in rows] == [0, 0]
-    assert sum("equal rewards" in line for line in shown) == 2
+    assert sum("equal rewards" in line for line in logged) == 2
 
 
 async def test_rollouts_that_our_failures_end_are_dropped_with_a_reason_and_never_scored():
@@ -649,9 +652,8 @@ async def test_rollouts_that_our_failures_end_are_dropped_with_a_reason_and_neve
 
 
 async def test_an_evaluation_repeats_what_our_failures_ended_and_each_answer_counts_once(tmp_path: Path):
-    shown: list[str] = []
     for name, execute in (("lossy", UnreliableSandbox(fails_every=9)), ("whole", AddingSandbox())):
-        crew = fake_crew(SkilledPolicy(), shown, execute=execute)
+        crew = fake_crew(SkilledPolicy(), execute=execute)
         with RunDir.open(tmp_path / name, "stage1", asdict(SMALL)) as run_dir:
             await run_evaluation(SMALL, {"held-out": adding_problems(30)}, crew, run_dir, step=3)
     lossy, whole = (read_rows(tmp_path / name / "evaluations.jsonl") for name in ("lossy", "whole"))
@@ -766,11 +768,12 @@ class HangingJudge(LocalRollouts):
             yield end
 
 
-async def test_an_answer_that_can_never_be_judged_is_asked_for_three_times_counted_and_named(tmp_path: Path):
+async def test_an_answer_that_can_never_be_judged_is_asked_for_three_times_counted_and_named(
+    tmp_path: Path, logged: list[str]
+):
     policy = SkilledPolicy(skill=1.0, slip=0.0)
-    shown: list[str] = []
     judging = HangingJudge(policy)
-    crew = replace(fake_crew(policy), rollouts=judging, show=shown.append)
+    crew = replace(fake_crew(policy), rollouts=judging)
     config = with_values(SMALL, {"evaluate.samples": 2})
     with RunDir.open(tmp_path / "run", "stage1", asdict(SMALL)) as run_dir:
         problems = {"held-out": adding_problems(4)}
@@ -780,7 +783,7 @@ async def test_an_answer_that_can_never_be_judged_is_asked_for_three_times_count
         assert judging.asked == 8 + 2 + 2 and again == result  # their rows are there, and nothing is asked again
         (row, _) = read_rows(run_dir.evaluations_path)
     assert (result.num_unjudged, row["num_unjudged"], result.avg_at_k) == (2, 2, 6 / 8)
-    assert "2 of 8 answers of held-out could not be judged, such as of problem 'add-0': judging: it hung" in shown[-2]
+    assert "2 of 8 answers of held-out could not be judged, such as of problem 'add-0': judging: it hung" in logged[-2]
 
 
 async def test_a_set_of_which_most_cannot_be_judged_has_no_figures(tmp_path: Path):

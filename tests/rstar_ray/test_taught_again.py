@@ -28,13 +28,10 @@ class Life:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.shown = list[str]()
         self.published = list[Published]()
         self.taught: list[tuple[int, Mapping[str, object]]] = []  # and the version that was published by then
         self.fault: Exception | None = None  # when it is asked
-        self.crew = replace(
-            fake_crew(SkilledPolicy(), self.shown, self.published), learned=self.learned, teach=self.teach
-        )
+        self.crew = replace(fake_crew(SkilledPolicy(), self.published), learned=self.learned, teach=self.teach)
 
     async def learned(self) -> Mapping[str, object] | None:
         if self.fault is not None:
@@ -55,22 +52,25 @@ class Life:
         with pytest.raises(Stopped):
             await self.run()
 
-    def left_out(self) -> list[str]:
-        return [line for line in self.shown if "left out" in line]
+
+def left_out(logged: list[str]) -> list[str]:
+    return [line for line in logged if "left out" in line]
 
 
 def folder(path: Path, step: int) -> Path:
     return path / "checkpoints" / f"stage1-step-{step:06d}"
 
 
-async def test_a_run_that_goes_on_is_taught_what_its_checkpoint_had_once_its_version_is_published(tmp_path: Path):
+async def test_a_run_that_goes_on_is_taught_what_its_checkpoint_had_once_its_version_is_published(
+    tmp_path: Path, logged: list[str]
+):
     first, second = Life(tmp_path), Life(tmp_path)
     await first.stopped_after(2)
     assert first.taught == [] and read_json(folder(tmp_path, 2) / LEARNED) == KNOWN
     assert LEARNED in read_json(folder(tmp_path, 2) / MANIFEST)["files"]
     await second.run()
-    assert second.taught == [(2, KNOWN)] and second.left_out() == []
-    assert faults(tmp_path, show=print) == []
+    assert second.taught == [(2, KNOWN)] and left_out(logged) == []
+    assert faults(tmp_path) == []
 
 
 async def test_a_stage_is_taught_what_the_one_before_it_had_learned_unless_its_policy_is_from_elsewhere(
@@ -84,15 +84,16 @@ async def test_a_stage_is_taught_what_the_one_before_it_had_learned_unless_its_p
 
 
 async def test_a_balancer_that_cannot_say_what_it_has_learned_costs_a_line_and_the_next_life_begins_untaught(
-    tmp_path: Path,
+    tmp_path: Path, logged: list[str]
 ):
     first, second = Life(tmp_path), Life(tmp_path)
     first.fault = OSError("the balancer is away")
     await first.stopped_after(2)
-    assert first.left_out() == [f"{LEARNED} of the checkpoint after step 2 is left out: OSError: the balancer is away"]
-    assert not (folder(tmp_path, 2) / LEARNED).exists() and faults(tmp_path, show=print) == []
+    assert left_out(logged) == [f"{LEARNED} of the checkpoint after step 2 is left out: OSError: the balancer is away"]
+    assert not (folder(tmp_path, 2) / LEARNED).exists() and faults(tmp_path) == []
+    logged.clear()
     await second.run()
-    assert second.taught == [] and second.left_out() == [] and (folder(tmp_path, 4) / LEARNED).exists()
+    assert second.taught == [] and left_out(logged) == [] and (folder(tmp_path, 4) / LEARNED).exists()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ async def test_a_balancer_that_cannot_say_what_it_has_learned_costs_a_line_and_t
     ],
 )
 async def test_a_whole_file_of_nonsense_is_a_line_and_the_run_goes_on_untaught(
-    learned: bytes, said: str, tmp_path: Path
+    learned: bytes, said: str, tmp_path: Path, logged: list[str]
 ):
     first, second = Life(tmp_path), Life(tmp_path)
     await first.stopped_after(2)
@@ -113,6 +114,6 @@ async def test_a_whole_file_of_nonsense_is_a_line_and_the_run_goes_on_untaught(
     (folder(tmp_path, 2) / MANIFEST).unlink()
     write_manifest(folder(tmp_path, 2), stage="stage1", step=2)
     await second.run()
-    (line,) = second.left_out()
+    (line,) = left_out(logged)
     assert line.startswith(f"{LEARNED} of stage1-step-000002 is left out: {said}") and second.taught == []
     assert read_json(tmp_path / "finished" / "stage1.json")["step"] == 4

@@ -43,23 +43,21 @@ def test_the_documented_table_is_the_declaration():
     assert page.partition("<!-- python -m rstar_ray.telemetry -->\n")[2].startswith(table())
 
 
-def test_figures_that_cannot_be_read_are_one_line_and_the_end_of_the_export():
-    shown: list[str] = []
-    kept = KeptMetrics(shown.append)
+def test_figures_that_cannot_be_read_are_one_line_and_the_end_of_the_export(logged: list[str]):
+    kept = KeptMetrics()
     with kept.meter.guarded():
         kept.meter.set("rstar_loss", 0.5, stage="stage1")
     with kept.meter.guarded():
         raise OSError("no such process")
     kept.meter.set("rstar_loss", 0.6, stage="stage1")
     assert kept.values == {"rstar_loss{stage=stage1}": 0.5}
-    assert shown == ["the export of metrics is left out: OSError: no such process"]
+    assert logged == ["the export of metrics is left out: OSError: no such process"]
 
 
 @pytest.mark.parametrize("labels", [{}, {"stage": "a", "other": "b"}])
-def test_a_metric_that_is_not_declared_so_is_left_out_and_named(labels: dict[str, str]):
-    shown: list[str] = []
-    KeptMetrics(shown.append).meter.set("rstar_loss", 0.5, **labels)
-    assert shown[0].startswith("the export of metrics is left out: ValueError: no gauge rstar_loss with the labels")
+def test_a_metric_that_is_not_declared_so_is_left_out_and_named(labels: dict[str, str], logged: list[str]):
+    KeptMetrics().meter.set("rstar_loss", 0.5, **labels)
+    assert logged[0].startswith("the export of metrics is left out: ValueError: no gauge rstar_loss with the labels")
 
 
 def step_row() -> StepMetrics:

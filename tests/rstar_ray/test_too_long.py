@@ -13,17 +13,17 @@ from tests.fakes import SkilledPolicy, adding_problems, fake_crew
 
 
 @pytest.mark.usefixtures("without_fsync")
-async def test_an_evaluation_says_how_many_it_could_not_ask(tmp_path: Path):
+async def test_an_evaluation_says_how_many_it_could_not_ask(tmp_path: Path, logged: list[str]):
     values = {"evaluate.samples": 2, "evaluate.max_response_tokens": 400, "rollout.max_response_tokens": 400}
-    config, shown = with_values(RunConfig(), {**values, "engine.max_context_tokens": 900}), list[str]()
+    config = with_values(RunConfig(), {**values, "engine.max_context_tokens": 900})
     problems = [*adding_problems(3), Problem(id="long", problem="1" * 1_000, answer="1")]
     with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
-        crew = fake_crew(SkilledPolicy(), shown)
+        crew = fake_crew(SkilledPolicy())
         (result,) = await run_evaluation(config, {"exam": problems}, crew, run_dir, step=1)
-        assert shown[-2] == (
+        assert logged[-2] == (
             "stage1 exam: 1 of 4 prompts do not fit into a context of 900 tokens (--engine.max-context-tokens); they "
             "count as wrong"
         )
         assert result.num_problems == 4
         await run_evaluation(config, {"short": problems[:3]}, crew, run_dir, step=1)
-    assert sum("do not fit" in line for line in shown) == 1
+    assert sum("do not fit" in line for line in logged) == 1

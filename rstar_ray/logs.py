@@ -1,0 +1,133 @@
+"""Logging of a command and of its actors. A module logs through `logging.getLogger(__name__)`.
+
+The console gets readable lines without time or level. The run directory's `logs/driver.log` gets every record with
+time, level, component and traceback. Actors buffer their records, and their heartbeats bring them to the driver.
+"""
+
+import contextlib
+import copy
+import logging
+import sys
+from collections import deque
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+
+PACKAGES = ("rstar_ray", "actors", "sandbox", "scheduler", "recipes")
+"""Their loggers show INFO; those of other packages show warnings alone."""
+DRIVER = "driver"
+BUFFERED_RECORDS = 1_000
+"""Records that an actor keeps until its next heartbeat; older ones are dropped."""
+
+
+class _Console(logging.Handler):
+    """Messages as lines: errors to stderr, all others to stdout. A closed terminal or a full log ends nothing."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        component = _component(record)
+        line = record.getMessage() if component == DRIVER else f"{component}: {record.getMessage()}"
+        failed = record.levelno >= logging.ERROR
+        with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
+            print(f"error: {line}" if failed else line, file=sys.stderr if failed else sys.stdout, flush=True)
+
+
+class _LogFile(logging.FileHandler):
+    """`2026-01-31 12:00:00,123 WARNING generation/0 actors.generation.worker: message`, then the traceback."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(component)s %(name)s: %(message)s"))
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.component = _component(record)
+        return super().format(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A full disk ends nothing."""
+
+
+class RecordBuffer(logging.Handler):
+    """The records of an actor's process since the last `take`; one per process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records: deque[logging.LogRecord] = deque(maxlen=BUFFERED_RECORDS)
+
+    def install(self) -> None:
+        """Buffer what this process logs from now on; Ray's file for its stderr gets it too."""
+        _log_everything()
+        for package in PACKAGES:
+            logger = logging.getLogger(package)
+            logger.addHandler(self)
+            logger.addHandler(logging.StreamHandler())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._records.append(_picklable(record))
+
+    def take(self) -> tuple[logging.LogRecord, ...]:
+        records = tuple(self._records)
+        self._records.clear()
+        return records
+
+
+def relay(records: Iterable[logging.LogRecord], component: str) -> None:
+    """Log in this process what an actor has logged in another."""
+    for record in records:
+        record.component = component
+        logging.getLogger(record.name).handle(record)
+
+
+@contextmanager
+def console_logging() -> Generator[None, None, None]:
+    """Within it records go to the console, and to the file that `log_to` opens."""
+    _log_everything()
+    console = _Console()
+    logging.getLogger().addHandler(console)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(console)
+        _close_log_file()
+
+
+def log_to(path: Path) -> None:
+    """Append every record to this file too, until `console_logging` ends or another file takes its place.
+
+    Where it cannot be opened the command continues without it.
+    """
+    _close_log_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = _LogFile(path)
+    except OSError as refused:
+        logging.getLogger(__name__).warning("%s cannot be written: %s", path, refused.strerror or refused)
+        return
+    logging.getLogger().addHandler(handler)
+
+
+def _close_log_file() -> None:
+    root = logging.getLogger()
+    for handler in [*root.handlers]:
+        if isinstance(handler, _LogFile):
+            root.removeHandler(handler)
+            with contextlib.suppress(OSError):
+                handler.close()
+
+
+def _log_everything() -> None:
+    for package in PACKAGES:
+        logging.getLogger(package).setLevel(logging.INFO)
+
+
+def _component(record: logging.LogRecord) -> str:
+    return getattr(record, "component", DRIVER)
+
+
+def _picklable(record: logging.LogRecord) -> logging.LogRecord:
+    """The record with its message and its traceback as text."""
+    record = copy.copy(record)
+    record.msg, record.args = record.getMessage(), None
+    if record.exc_info:
+        record.exc_text = record.exc_text or logging.Formatter().formatException(record.exc_info)
+        record.exc_info = None
+    return record
