@@ -14,7 +14,7 @@ from actors.system import TrainingActors
 from rstar_ray.errors import DeadlineExceeded, RStarError, SandboxError
 
 DEADLINE_S = 0.5
-UpFn = Callable[[Any, list[str]], Awaitable[Any]]
+UpFn = Callable[[Any], Awaitable[Any]]
 
 
 class Actor:
@@ -95,7 +95,7 @@ async def test_one_that_is_there_and_merely_late_is_not_killed(up: UpFn):
     actor = Actor("silent")
     actor.probes = True
     with pytest.raises(DeadlineExceeded):
-        await up(actor, [])
+        await up(actor)
     assert actor.num_killed == 0
 
 
@@ -111,5 +111,5 @@ async def test_one_that_is_there_and_merely_late_is_not_killed(up: UpFn):
 async def test_one_that_refuses_or_is_gone_for_good_ends_it_at_once(up: UpFn, refusal: Exception):
     actor = Actor(refusal, "up")
     with pytest.raises((RayTaskError, ActorDiedError, RStarError)):
-        await up(actor, [])
+        await up(actor)
     assert actor.num_killed == 0

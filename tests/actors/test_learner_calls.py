@@ -258,7 +258,7 @@ async def test_ranks_of_which_one_is_killed_in_a_runs_first_start_are_started_ag
 async def test_ranks_that_die_in_every_first_start_end_the_run(started: Any):
     dies = [New(fails_at="start", failure=ActorDiedError()) for _ in range(2 * (1 + MOST_LOSSES_AT_A_STEP))]
     with pytest.raises(LearnerError, match=f"{1 + MOST_LOSSES_AT_A_STEP} times in its first start"):
-        await first_start(started(*dies), print)
+        await first_start(started(*dies))
 
 
 @pytest.mark.parametrize(

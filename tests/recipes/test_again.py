@@ -16,7 +16,7 @@ SAVES = f"""
 import asyncio
 from actors.launch.stop_signals import StopSignals, grace_of_run
 async def run():
-    stop = StopSignals(grace_of_run(60), print)
+    stop = StopSignals(grace_of_run(60))
     with stop.handled():
         {COUNTS}
         while not stop.asked():

@@ -24,7 +24,7 @@ async def test_the_first_signal_asks_and_the_run_ends_by_itself(number: signal.S
 
 
 async def test_the_second_signal_ends_at_once():
-    stop = StopSignals(grace_of_run(60), print)
+    stop = StopSignals(grace_of_run(60))
     with pytest.raises(Stopped, match="in the middle of a step"), stop.handled():
         os.kill(os.getpid(), signal.SIGTERM)
         while not stop.asked():
@@ -35,7 +35,7 @@ async def test_the_second_signal_ends_at_once():
 
 async def test_the_same_signal_again_and_a_moment_later_ends_at_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(actors.launch.stop_signals, "ECHO_S", 0.05)
-    stop = StopSignals(grace_of_run(60), print)
+    stop = StopSignals(grace_of_run(60))
     with pytest.raises(Stopped, match="in the middle of a step"), stop.handled():
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(0.1)
@@ -61,7 +61,7 @@ async def test_a_signal_that_is_also_handed_on_is_one_even_where_the_loop_is_bus
 
 async def test_one_that_is_handed_on_to_what_closes_already_does_not_kill_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(actors.launch.stop_signals, "ECHO_S", 1.0)
-    with pytest.raises(Stopped), StopSignals(GRACE_OF_EVALUATION, print).handled():
+    with pytest.raises(Stopped), StopSignals(GRACE_OF_EVALUATION).handled():
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(10)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -70,14 +70,14 @@ async def test_one_that_is_handed_on_to_what_closes_already_does_not_kill_it(mon
 
 
 async def test_when_grace_runs_out_it_ends_in_the_middle_of_a_step():
-    with pytest.raises(Stopped, match="in the middle of a step"), StopSignals(grace_of_run(0.05), print).handled():
+    with pytest.raises(Stopped, match="in the middle of a step"), StopSignals(grace_of_run(0.05)).handled():
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(10)
 
 
 async def test_another_cancellation_is_no_stop():
     async def run() -> None:
-        with StopSignals(grace_of_run(60), print).handled():
+        with StopSignals(grace_of_run(60)).handled():
             await asyncio.sleep(10)
 
     task = asyncio.create_task(run())

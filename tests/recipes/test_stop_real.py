@@ -27,7 +27,7 @@ from actors.launch.exit_status import status_of
 from actors.launch.stop_signals import StopSignals, grace_of_run
 
 async def run():
-    stop = StopSignals(grace_of_run(60), lambda line: print(line, flush=True))
+    stop = StopSignals(grace_of_run(60))
     with stop.handled():
         with open(sys.argv[1], "a") as lives:
             lives.write("began, ")

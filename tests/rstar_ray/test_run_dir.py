@@ -397,7 +397,7 @@ async def test_a_stage_whose_checkpoints_are_all_damaged_does_not_begin_anew_by_
         (folders / "stage1-step-000020").rename(folders / "damaged-stage1-step-000020")
         with pytest.raises(ConfigError, match="damaged-stage1-step-000020"):
             await run_dir.newest_whole_checkpoint("stage1")
-        assert await run_dir.newest_whole_checkpoint("stage2", print) is None
+        assert await run_dir.newest_whole_checkpoint("stage2") is None
         shutil.rmtree(folders)
         assert await run_dir.newest_whole_checkpoint("stage1") is None
 
