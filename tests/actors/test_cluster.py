@@ -3,14 +3,11 @@
 import json
 import os
 import socket
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from actors.cluster import __main__ as cluster
-from actors.cluster.gpu_environment import DEPLOY, read_env_file
 from actors.cluster.process_start import birth
 from rstar_ray.errors import ConfigError
 
@@ -32,29 +29,6 @@ def test_the_heads_jobs_need_its_token_unless_a_person_asked_for_none(monkeypatc
     assert cluster.cluster_environment(Path("/runs"))["RAY_AUTH_MODE"] == "disabled"
 
 
-def test_jobs_find_the_runs_folder_and_this_environments_programs():
-    environment = cluster.cluster_environment(Path("/runs"))
-    assert environment["RSTAR_RAY_RUNS"] == "/runs"
-    assert environment["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
-
-
-def test_a_job_that_is_stopped_has_its_grace_and_a_minute_unless_a_person_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.delenv(cluster.STOP_WAIT, raising=False)
-    assert cluster.cluster_environment(Path("/runs"))[cluster.STOP_WAIT] == "180"
-    for kind in ("rocm", "cuda"):
-        assert read_env_file(DEPLOY / f"{kind}.env").values[cluster.STOP_WAIT] == "180"
-    monkeypatch.setenv(cluster.STOP_WAIT, "7")
-    assert cluster.cluster_environment(Path("/runs"))[cluster.STOP_WAIT] == "7"
-
-
-def test_a_head_has_started_when_ray_says_so_in_these_words():
-    ray = find_spec("ray")
-    assert ray is not None and ray.origin is not None
-    assert f'"{cluster.STARTED}"' in (Path(ray.origin).parent / "scripts/scripts.py").read_text()
-
-
 def test_a_taken_port_is_refused_by_its_number_and_a_free_one_is_not():
     with socket.socket() as listener:
         listener.bind((cluster.HOST, 0))
@@ -66,12 +40,6 @@ def test_a_taken_port_is_refused_by_its_number_and_a_free_one_is_not():
     for none in (0, -1, 65536):
         with pytest.raises(ConfigError, match="is no port; give 1 to 65535"):
             cluster.refuse_taken_port(none)
-
-
-def test_a_free_port_is_one_that_can_be_listened_on():
-    with socket.socket() as listener:
-        listener.bind(("", cluster.free_port()))
-        listener.listen()
 
 
 def test_a_second_head_is_refused_while_the_first_is_up():
@@ -93,19 +61,3 @@ def test_a_damaged_record_names_no_head(written: str, capsys: pytest.CaptureFixt
     (cluster.STATE / "head.json").write_text(written)
     cluster.down()
     assert "no cluster" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("arguments", [[], ["sideways"], ["up", "a.yaml", "b.yaml"]])
-def test_anything_but_up_and_down_is_told_the_usage(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr(sys, "argv", ["cluster", *arguments])
-    assert cluster.main() == 2
-    assert "usage: python -m actors.cluster up|down" in capsys.readouterr().err
-
-
-def test_a_refusal_is_one_line_and_a_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    record(os.getpid(), birth(os.getpid()))
-    monkeypatch.setattr(sys, "argv", ["cluster", "up"])
-    assert cluster.main() == 1
-    assert capsys.readouterr().err == "cluster: it is up already; run `make cluster-down` first\n"

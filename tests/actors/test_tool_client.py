@@ -10,7 +10,7 @@ from ray.exceptions import ActorDiedError
 
 from actors import tool_client
 from actors.remote import Remote
-from actors.tool_client import Tools, host_silent_s
+from actors.tool_client import Tools
 from actors.tool_host import ToolHostActor
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import ToolError, ToolStateLost
@@ -19,7 +19,7 @@ from rstar_ray.tools.environment import Reply
 from rstar_ray.tools.host import HostAnswer, HostCall, ToolHost
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec, spec_of
 from rstar_ray.tools.tool import Tool
-from rstar_ray.trajectory import StopReason, ToolCall, ToolMemory, ToolResult
+from rstar_ray.trajectory import ToolCall, ToolResult
 from tests.fakes import AddingSandbox, request
 
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
@@ -270,34 +270,6 @@ async def test_a_host_that_is_silent_twice_at_one_call_is_so_for_the_call(
     assert killed == [host, host] and host.asked == 2
 
 
-async def test_a_host_that_is_gone_when_it_is_looked_at_is_not_killed_once_more(
-    killed: list[Any], monkeypatch: pytest.MonkeyPatch
-):
-    tools, hosts = tools_of(SHOUT)
-    host = hosts["mine:shout"]
-    host.silent = True
-
-    async def gone() -> bool:
-        host.killed()
-        raise ActorDiedError()
-
-    monkeypatch.setattr(host, "_held_up", gone)
-    assert (await shouted(tools)).text == "B"
-    assert killed == []
-
-
-async def test_a_call_goes_to_another_host_where_there_is_one_and_does_not_wait_for_the_silent(
-    killed: list[Any], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(FakeHost, "killed", lambda self: None)  # Ray cannot end it
-    tools, hosts = tools_of(SHOUT)
-    silent, other = hosts["mine:shout"], FakeHost(lambda: ToolHost(SHOUT))
-    silent.stopped = True
-    tools.hosts = {"mine:shout": [Remote(host, "mine:shout") for host in (silent, other)]}
-    assert (await shouted(tools)).text == "B"
-    assert (silent.asked, other.asked) == (1, 1)
-
-
 async def test_a_silent_host_is_waited_for_until_ray_has_started_another_and_no_longer_than_a_start_takes(
     killed: list[Any], monkeypatch: pytest.MonkeyPatch
 ):
@@ -313,16 +285,6 @@ async def test_a_silent_host_is_waited_for_until_ray_has_started_another_and_no_
         await shouted(tools)
 
 
-def test_a_host_may_be_silent_until_its_caller_has_found_out_why():
-    """Whoever calls into C code keeps the interpreter's lock, and is cut at its own deadline."""
-    quick, slow = replace(spec_of(SHOUT, "own"), deadline_s=1.0), replace(spec_of(WORDS, "own"), deadline_s=30.0)
-    look_s = tool_client.GRACE_S + tool_client.LOOK_S
-    assert host_silent_s("own", [quick], 60.0) == 60.0
-    assert 1.0 + look_s < host_silent_s("own", [quick], 10.0) < 1.5 * 10.0
-    assert host_silent_s("own", [quick, slow], 10.0) > 2 * 30.0 + look_s
-    assert host_silent_s("other", [quick, slow], 10.0) > 2 * tool_client.ENVIRONMENT_DEADLINE_S + look_s
-
-
 async def test_an_environment_answers_and_one_that_fails_is_our_error():
     tools, _ = tools_of()
     one = tools.open(start())
@@ -331,12 +293,3 @@ async def test_an_environment_answers_and_one_that_fails_is_our_error():
     with pytest.raises(ToolError, match=r"--tools.environment mine:Counting: the environment Counting gave str"):
         await one.converse("bad")
     assert (await tools.open(start()).converse("done"))[0].reward == 1.0
-
-
-async def test_an_environment_is_told_of_the_end_and_a_failure_there_is_our_error():
-    tools, _ = tools_of()
-    one = tools.open(start())
-    await one.converse("hello")
-    assert await one.ended(StopReason.TRUNCATED) == (0.25, ToolMemory(calls=2))
-    with pytest.raises(ToolError, match=r"--tools.environment mine:Counting: Error: ValueError: no end"):
-        await tools.open(replace(start(), request=request(rollout_id="other"))).ended(StopReason.MAX_TURNS)

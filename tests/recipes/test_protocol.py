@@ -93,13 +93,6 @@ def test_training_evaluation_and_talks_show_the_released_prompt_and_tool(model: 
     assert talk.decode(talk.conversation_ids([{"role": "user", "content": QUESTION.problem}])) == PROMPT
 
 
-def test_an_option_beside_a_protocol_wins(model: Path):
-    chat = chat_of_run(STAGE_1, model, "--chat.protocol", "rstar2-agent-14b", "--chat.before", "Solve: ")
-    assert prompt(chat).endswith("<|im_start|>user\nSolve: 1+2?<|im_end|>\n<|im_start|>assistant\n<reason>")
-    chat = chat_of_run(STAGE_1, model, "--chat.protocol", "rstar2-agent-14b", "--chat.system", "Be brief.")
-    assert prompt(chat).startswith("<|im_start|>system\nBe brief.\n\n# Tools")
-
-
 SCHEMA: dict[str, Any] = {
     "function": {
         "parameters": {"properties": {"code": {"type": "string"}}, "type": "object"},

@@ -8,7 +8,6 @@ import pytest
 
 from actors.launch.command_line import parse
 from recipes.evaluate import EVALUATE
-from recipes.plan import parsed
 from recipes.rehearse import REHEARSAL
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
@@ -27,30 +26,8 @@ RECIPES: dict[str, list[Recipe]] = {
 SHOWN = sorted({(name, " ".join(said.split())) for page in PAGES for name, said in COMMAND.findall(page.read_text())})
 
 
-def test_every_recipe_shows_how_it_is_run():
-    assert {name for name, _ in SHOWN} >= RECIPES.keys() | {"plan", "prepare"}
-
-
 @pytest.mark.parametrize(("name", "said"), [(name, said) for name, said in SHOWN if name in RECIPES])
 def test_a_command_that_is_shown_is_understood(name: str, said: str):
     scale = [] if "--scale" in said else ["--scale", "tiny"]
     configs = parse(RECIPES[name], [*shlex.split(said), *scale])
     assert len(configs) == len(RECIPES[name])
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        (name, said)
-        for name, said in SHOWN
-        if name in RECIPES.keys() - {"evaluate"} and re.search("--scale (?!tiny)", said)
-    ],
-)
-def test_a_command_that_is_shown_at_a_larger_scale_brings_what_it_trains_on(name: str, said: str):
-    for config in parse(RECIPES[name], shlex.split(said)):
-        assert config.sft.data if config.stage == "sft" else config.data.train
-
-
-@pytest.mark.parametrize("said", [said for name, said in SHOWN if name == "plan"])
-def test_a_plan_that_is_shown_can_be_made(said: str):
-    assert parsed(shlex.split(said))

@@ -85,12 +85,6 @@ async def test_an_answer_has_what_was_said_apart_from_what_was_thought_and_run()
     assert fake.asked[0][1:] == (9, Sampling(temperature=0.5, top_p=1.0))
 
 
-async def test_a_stream_ends_with_what_was_used_where_that_is_asked_for():
-    _, text, _ = await ask({**QUESTION, "stream": True, "stream_options": {"include_usage": True}})
-    *_, last, done = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    assert (json.loads(last)["choices"], json.loads(last)["usage"]["total_tokens"], done) == ([], 12, "[DONE]")
-
-
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
@@ -280,28 +274,6 @@ async def test_an_address_that_is_taken_is_refused_before_an_engine_starts(monke
         await serve_recipe.serve(ServeOptions(model="m", port=0))
 
 
-@pytest.mark.parametrize(("system", "told"), [("", True), ("none", False), ("Be brief.", False)])
-@pytest.mark.usefixtures("sandbox")
-async def test_a_server_whose_template_takes_no_system_text_is_told_apart(system: str, told: bool):
-    async def refuse(request: web.Request) -> web.Response:
-        return web.Response(status=400, text="System role not supported")
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", refuse)
-    app.router.add_get("/v1/models", lambda request: asyncio.sleep(0, web.json_response({"data": [{"id": "m"}]})))
-    config = TalkConfig(chat=ChatConfig(system=system))
-    async with TestServer(app) as server, server_talker(str(server.make_url("/")), "", config) as talk:
-        with pytest.raises(RStarError, match="answered 400: System role not supported") as refused:
-            _ = [one async for one in talk.answer([{"role": "user", "content": "x"}])]
-    assert ("--chat.system none" in str(refused.value)) == told
-
-
-@pytest.mark.parametrize("chosen", [{"template": "t.jinja"}, {"parser": "hermes"}, {"stop": ("x",)}])
-def test_what_a_server_decides_itself_is_refused(chosen: dict[str, Any]):
-    with pytest.raises(ConfigError, match=rf"--chat.{next(iter(chosen))}: the server has its own"):
-        ChatOptions(server="http://127.0.0.1:9", chat=ChatConfig(**chosen))
-
-
 @pytest.mark.usefixtures("sandbox")
 async def test_tools_of_ones_own_are_told_to_a_server_and_called(tmp_path: Path):
     (tmp_path / "mine.py").write_text(SEARCH)
@@ -373,31 +345,10 @@ async def test_what_is_no_answer_is_one_line(sent: bytes, kind: str, said: str):
     assert "\n" not in str(failed.value) and len(str(failed.value)) < 400
 
 
-@pytest.mark.parametrize("listed", [[], {"data": {}}, {"data": ["m"]}, {"data": [{"name": "m"}]}, "models", None])
-async def test_a_list_of_models_that_is_none_is_refused(listed: Any):
-    app = web.Application()
-    app.router.add_get("/v1/models", lambda request: asyncio.sleep(0, web.json_response(listed)))
-    async with TestServer(app) as server:
-        with pytest.raises(ConfigError, match="names no model"):
-            async with server_talker(str(server.make_url("/")), "", TalkConfig()):
-                pass
-
-
 async def test_a_question_is_answered_on_the_screen(capsys: pytest.CaptureFixture[str]):
     await converse(FakeTalker(), ChatOptions(model="m", prompt="1?"), Screen())
     said = capsys.readouterr().out
     assert said.startswith("hm\nprint(1)") and "─ result ─" in said and said.endswith("It is 1.\n")
-
-
-def test_options_of_chat_and_serve_are_refused_with_the_mend():
-    with pytest.raises(ConfigError, match="--model: one of --model and --server is needed"):
-        ChatOptions()
-    with pytest.raises(ConfigError, match="--port: 99999 is no port"):
-        ServeOptions(model="m", port=99_999)
-    with pytest.raises(ConfigError, match="--max-tokens: 0 is too small"):
-        ChatOptions(model="m", max_tokens=0)
-    with pytest.raises(ConfigError, match=r"--tools\.environment: in a talk the person answers"):
-        ChatOptions(model="m", tools=ToolsConfig(environment="mine:Game"))
 
 
 @pytest.mark.real

@@ -30,7 +30,6 @@ from rstar_ray.report.trajectory_text import (
     Body,
     chosen,
     figures_of,
-    texts_of,
 )
 from rstar_ray.run_dir.ledger import Fate, write_fates
 from rstar_ray.run_dir.trajectory_log import readable, token_chars, write_trajectories
@@ -113,15 +112,6 @@ def test_what_the_learner_saw_can_be_read_back():
     assert ((ord(entropies[3]) - FIRST) / SCALE) ** 2 == pytest.approx(0.02, rel=0.02)
 
 
-def test_records_whose_tokens_do_not_make_up_the_text_have_texts_and_no_token_figures():
-    one = readable(example_trajectories(1.0)[0], decode, stage="stage1", step=1)
-    for turn in one["turns"]:
-        turn["token_chars"] = None
-    siblings = Siblings(0, "g", [one], [0])
-    assert figures_of(siblings) == []
-    assert texts_of(siblings, NOTHING_KNOWN, "paper")[0]["turns"][0]["completion"] == one["turns"][0]["completion"]
-
-
 def test_a_page_takes_whole_groups_in_rounds_over_the_files_until_it_is_full():
     bodies = [Body(g, file, f"{file}", place, b"x" * 300, b"y" * 60) for g, (file, place) in enumerate(
         [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1)])]  # fmt: skip
@@ -143,15 +133,6 @@ def written(folder: Path, groups: int, siblings: int) -> TrajectoryFile:
     path = folder / "stage1-step-000010.jsonl"
     write_trajectories(path, many, decode, stage="stage1", step=10)
     return TrajectoryFile(path, "stage1", 10, "", 10)
-
-
-def test_what_is_read_of_a_file_is_bounded_and_whole_groups(tmp_path: Path):
-    file = written(tmp_path, groups=5, siblings=4)
-    size = file.path.stat().st_size
-    assert [len(group.rows) for group in siblings_of(file, 0, most_rows=100, most_bytes=size)] == [4] * 5
-    assert [len(group.rows) for group in siblings_of(file, 0, most_rows=9, most_bytes=size)] == [4, 4]
-    assert [len(group.rows) for group in siblings_of(file, 0, most_rows=100, most_bytes=size // 2)] == [4, 4]
-    assert len(siblings_of(file, 0, most_rows=2, most_bytes=size)[0].rows) == 3  # one group at least
 
 
 def test_a_half_written_file_of_trajectories_is_read_as_far_as_it_goes(tmp_path: Path):

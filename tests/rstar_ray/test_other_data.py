@@ -114,8 +114,3 @@ async def test_a_position_that_does_not_say_what_it_is_in_is_refused_with_its_fi
     with pytest.raises(ConfigError, match="than the tiny world has now"):
         refuse_other_data(RunConfig(), StageProgress(step=3), "a")
     refuse_other_data(RunConfig(), StageProgress(), "a")  # of nothing yet
-
-
-def test_what_stands_beside_each_other_is_told_apart():
-    rows = [SftExample(np.arange(1), np.ones(1, dtype=bool), name=name) for name in ("a", "b", "ab")]
-    assert len({digest_of_rows(rows[:2]), digest_of_rows(rows[2:]), digest_of_rows(rows[:1], "b")}) == 3

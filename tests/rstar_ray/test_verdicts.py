@@ -1,13 +1,11 @@
 """Whether a run is well, and why a step was slow."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rstar_ray.report.run_record import RunRecord
-from rstar_ray.report.slow import explained, slow_data, stage_medians
 from rstar_ray.report.verdicts import State, Verdict, summary, verdicts
 from rstar_ray.run_dir.metrics import longest_rollout
 from tests.rstar_ray.fabricate import summary as rollout
@@ -79,52 +77,11 @@ def test_each_signal_is_noticed_when_it_goes_wrong_and_no_other(signal: str, lat
     assert {one.state for name, one in asked.items() if name != signal} <= {State.WELL, State.UNKNOWN}
 
 
-def test_plain_grpo_has_dropped_nothing_where_it_draws_what_it_keeps():
-    run = run_of(*[{"rollouts": 32}] * 30)
-    assert found(run)["Dropped rollouts"].state is State.BAD
-    plain = SETTINGS | {"algorithm": {"rollouts_per_prompt": 16, "keep": 8, "resample": "none"}}
-    assert found(replace(run, config={"stage1": plain}))["Dropped rollouts"].value == "0 of 320"
-    resampled = SETTINGS | {"algorithm": {"rollouts_per_prompt": 16, "keep": 8, "resample": "paper"}}
-    both = replace(run, config={"stage1": plain, "stage2": resampled})
-    assert "Dropped rollouts" not in found(both)  # what was asked for is not one number
-
-
 def test_a_run_that_has_hardly_begun_or_has_learned_nothing_yet_has_what_is_known():
     assert verdicts(run_of()) == [] and summary([]) == "0 of 0 signals are well"
     unknown = dict.fromkeys(("entropy", "grad_norm", "logprob_diff_mean", "tool_error_share_correct", "balancer"))
     asked = found(run_of(unknown))
     assert "KV cache" not in asked and asked["Entropy"].state is State.UNKNOWN
-
-
-def test_a_slow_step_is_explained_by_the_parts_that_grew():
-    rows = [dict[str, Any]() for _ in range(9)]
-    longest = {
-        "rollout_id": "stage1/9/p/0",
-        "tokens": 900,
-        "turns": 4,
-        "generate_s": 8.0,
-        "tool_s": 3.0,
-        "verify_s": 0.5,
-    }
-    rows[8] = {
-        "generate_s": 18.0, "step_s": 22.0, "tokens_generated": 20_000, "tokens_per_s": 800.0, "before_s": 4.0,
-        "longest": longest, "restarts": 2, "balancer": PLACED | {"preemptions": 3, "moves": 1, "recomputed_tokens": 70,
-                                                                    "held_s": {"no room": 7.0, "no seat": 0.1}},
-    }  # fmt: skip
-    run = run_of(*rows)
-    told = explained(run.steps[8], stage_medians(run.steps)["stage1"])
-    assert told.because == (
-        "22.0 s, 2.2 times the stage's median: more than the median in generation +12.0 s. 20,000 tokens sampled, "
-        "3.1 times the median; 800 tokens/s where the median is 1,000; its longest rollout took 11.5 s itself (900 "
-        "tokens in 4 turns); before it 4.0 s went into the last one's record, checkpoint or evaluation; 2 rollouts "
-        "begun again; KV cache at most 90 % full; at most 4 waited for a place, half of them 0.1 s and more, the "
-        "longest 2.0 s; for 7.0 s of it the queue stood still: no room; 3 preemptions and 1 moves, 70 tokens "
-        "computed again."
-    )
-    assert told.covered == pytest.approx(21.9 / 22)
-    usual = explained(run.steps[0], stage_medians(run.steps)["stage1"])
-    assert usual.because.startswith("10.0 s, 1.0 times the stage's median: 60 % of it generation.")
-    assert slow_data(run)["slowest"][0] == 9
 
 
 def test_the_longest_rollout_of_a_step_is_the_one_with_most_seconds_of_its_own():

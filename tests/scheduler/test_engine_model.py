@@ -56,15 +56,6 @@ def test_many_steps_at_once_equal_single_steps():
     assert run(model) == [(key, pytest.approx(at)) for key, at in expected]
 
 
-def test_an_arrival_joins_at_the_next_step_boundary():
-    model = engine()
-    model.submit(0.0, request("a", 100, 50))
-    model.advance()
-    boundary = model._now + model._decode_s(3)
-    model.submit(boundary - 0.01, request("b", 10, 1))
-    assert model.next_event_s == pytest.approx(boundary)
-
-
 def test_a_full_cache_preempts_the_latest_and_computes_it_again():
     model = engine(kv_tokens=320)  # 20 blocks
     model.submit(0.0, request("a", 100, 120))
@@ -73,17 +64,6 @@ def test_a_full_cache_preempts_the_latest_and_computes_it_again():
     assert model.preemptions == 1
     assert model.recomputed_tokens >= 96
     assert model.used_blocks == 0
-
-
-def test_siblings_share_their_prompts_blocks():
-    apart, together = engine(), engine()
-    for key in ("a", "b"):
-        apart.submit(0.0, request(key, 160, 10))
-        together.submit(0.0, request(key, 160, 10, group="g"))
-    for model in (apart, together):
-        model.advance()
-    assert apart.used_blocks - together.used_blocks == 10
-    assert apart.prefilled_tokens > together.prefilled_tokens
 
 
 def test_a_later_turn_finds_its_earlier_ones_in_the_cache():

@@ -1,13 +1,10 @@
 """The twin, its traces and its bound, on small fleets; all figures are simulated."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from benchmarks.trace_kinds import NAMES, draw, family, kind_named
 from benchmarks.traces import main as write_synthetic
 from scheduler.balancer import RULES
 from scheduler.simulator.cli import main as simulate
@@ -50,18 +47,6 @@ def test_worst_case_never_preempts_and_expected_kv_beats_it_where_kv_is_scarce()
     ours = Twin(ROLLOUTS, "expected_kv", settings(60_000)).run()
     assert worst.preemptions == 0
     assert ours.makespan_s < worst.makespan_s / 1.3
-
-
-def test_lengths_of_an_earlier_step_are_used():
-    history = synthetic(STAGE, groups=32, siblings=16, seed=9)
-    first = Twin(ROLLOUTS, "expected_kv", settings(60_000)).run()
-    later = Twin(ROLLOUTS, "expected_kv", settings(60_000), history=history).run()
-    assert later.makespan_s != first.makespan_s
-
-
-def test_a_rollout_larger_than_the_cache_is_refused():
-    with pytest.raises(ValueError, match="does not fit into 160 KV tokens"):
-        Twin([TraceRollout("g", 100, (TraceTurn(100),))], "static", settings(160))
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -150,52 +135,3 @@ def test_a_trace_that_cannot_be_made_is_refused_in_one_line_and_nothing_is_writt
     (line,) = capsys.readouterr().err.splitlines()
     assert named in line
     assert not list(tmp_path.iterdir())
-
-
-def test_siblings_with_different_prompts_are_refused_with_file_and_row(tmp_path: Path):
-    odd = [TraceRollout("g", 10, (TraceTurn(5),)), TraceRollout("h", 20, (TraceTurn(5),))]
-    odd.append(TraceRollout("g", 30, (TraceTurn(5),)))
-    write_trace(tmp_path / "odd.jsonl", odd)
-    with pytest.raises(ValueError, match=r"odd\.jsonl:3: 'prompt_tokens' is 30, but group 'g' has a prompt of 10"):
-        read_trace(tmp_path / "odd.jsonl")
-    with pytest.raises(ValueError, match="group 'g' has a prompt of 10"):
-        Twin(odd, "expected_kv", settings(60_000))
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "family"])
-def test_every_kind_of_trace_is_drawn_again_alike_and_stays_within_its_limits(name: str):
-    kind = kind_named(name)
-    rollouts = draw(kind, groups=6, siblings=4, seed=3)
-    assert rollouts == draw(kind, groups=6, siblings=4, seed=3) != draw(kind, groups=6, siblings=4, seed=4)
-    assert rollouts != draw(kind, groups=6, siblings=4, seed=3, earlier=True)
-    assert [rollout.group for rollout in rollouts] == [f"g{number // 4}" for number in range(24)]
-    assert all(0 < rollout.response_tokens <= kind.max_response_tokens for rollout in rollouts)
-    assert all(len(rollout.turns) <= kind.max_turns for rollout in rollouts)
-    Twin(rollouts[:4], "least_requests", settings(60_000))  # siblings share a prompt
-
-
-def test_kinds_have_the_shapes_they_are_named_for():
-    def lengths(name: str, *, earlier: bool = False) -> np.ndarray:
-        drawn = draw(kind_named(name), groups=64, siblings=8, seed=0, earlier=earlier)
-        return np.array([rollout.response_tokens for rollout in drawn])
-
-    bimodal = lengths("bimodal")
-    assert not ((bimodal > 1_600) & (bimodal < 7_500)).any() and 0.15 < (bimodal > 7_500).mean() < 0.35
-    assert np.median(lengths("heavy_tail")) < 0.6 * lengths("heavy_tail").mean()
-    by_group = lengths("hard_last").reshape(64, 8).mean(axis=1)
-    assert by_group[-16:].mean() > 3.0 * by_group[:16].mean()
-    assert lengths("longer").mean() > 1.4 * lengths("longer", earlier=True).mean()
-    assert lengths("briefer").mean() < 0.8 * lengths("briefer", earlier=True).mean()
-    prompts = [rollout.prompt_tokens for rollout in draw(kind_named("long_prompts"), groups=64, siblings=1)]
-    assert min(prompts) < 300 and max(prompts) > 10_000
-    slow = [turn.tool_seconds for rollout in draw(kind_named("slow_tools"), groups=64) for turn in rollout.turns[:-1]]
-    assert 0.8 < np.mean(slow) < 1.4
-    assert family(1).summary != family(2).summary and family(1).summary == family(1).summary
-
-
-def test_a_step_with_one_tool_worker_or_slower_decoding_takes_longer():
-    free = Twin(ROLLOUTS, "least_sessions", settings(400_000)).run()
-    few_workers = Twin(ROLLOUTS, "least_sessions", replace(settings(400_000), tool_workers=1)).run()
-    slow = replace(MI300X_14B, fixed_s=2 * MI300X_14B.fixed_s)
-    slower = Twin(ROLLOUTS, "least_sessions", replace(settings(400_000), cost=slow)).run()
-    assert free.makespan_s < few_workers.makespan_s and free.makespan_s < slower.makespan_s
