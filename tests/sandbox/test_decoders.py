@@ -37,8 +37,8 @@ def test_a_submission_is_read_or_refused(data: object):
         assert isinstance(submission.request.code, str)
 
 
-@settings(max_examples=80, deadline=None)
-@given(anything | st.fixed_dictionaries({"submissions": st.lists(anything | objects, max_size=5)}))
+@settings(max_examples=40, deadline=None)
+@given(anything | st.fixed_dictionaries({"submissions": st.lists(anything | objects, max_size=3)}))
 def test_a_batch_is_read_entry_by_entry_or_refused(data: object):
     try:
         _, entries = code_judge.read_batch(data, derived.program())
