@@ -4,12 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from ray.exceptions import ObjectLostError
 
 from actors.health import lost_nodes
 from actors.health.lost_nodes import NodesSeen, until_placed
-from actors.learner.learner_actor import LearnerActor
-from rstar_ray.errors import RankLost, RStarError
+from rstar_ray.errors import RStarError
 
 
 def node(name: str, *, alive: bool = True) -> dict[str, Any]:
@@ -60,13 +58,6 @@ async def placed(away_s: float) -> None:
     await until_placed(None, names, away_s=away_s, say_after_s=0.05)
 
 
-async def test_nothing_is_said_where_every_bundle_has_its_node(stand_in: StandIn, logged: list[str]):
-    for place in stand_in.places:
-        place.set_result(None)
-    await placed(1.0)
-    assert logged == []
-
-
 async def test_a_bundle_without_a_node_is_waited_for_and_named(stand_in: StandIn, logged: list[str]):
     stand_in.places[0].set_result(None)
     waiting = asyncio.ensure_future(placed(60.0))
@@ -84,16 +75,3 @@ async def test_a_wait_without_end_for_a_node_ends_the_run_and_names_the_mend(sta
     stand_in.places[0].set_result(None)
     with pytest.raises(RStarError, match=r"learner/rank-1 had no node for 0\.1 s .*--when-short smaller"):
         await placed(0.1)
-
-
-def test_trajectories_that_went_with_a_node_are_a_loss_that_the_learner_starts_again_from(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    def get(refs: Any, *, timeout: float) -> Any:
-        raise ObjectLostError("ref", None, "")
-
-    monkeypatch.setattr("actors.learner.learner_actor.ray.get", get)
-    rank = object.__new__(LearnerActor)
-    rank._name = "learner/rank-0"
-    with pytest.raises(RankLost, match="learner/rank-0 found no trajectories where they lay: that node was lost"):
-        rank._fetch([])

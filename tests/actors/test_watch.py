@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -23,7 +22,6 @@ from actors.health.watchdog import Watch, kill_here
 from rstar_ray.config import DetectorConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import RStarError
-from rstar_ray.run_dir.durable import read_json
 from tests.logged import Logged
 
 CONFIG = DetectorConfig(probe_every_s=0.1, silent_s=0.4, learner_silent_s=0.4, engine_step_s=0.4, still_s=60)
@@ -191,30 +189,6 @@ async def test_a_death_for_good_that_nobody_is_told_of_is_shown(run: Run):
     assert len(run.shown) == 1
 
 
-async def test_which_processes_are_the_runs_is_written_down(tmp_path: Path):
-    path = tmp_path / "processes.json"
-    watch = Watch(CONFIG, record=path)
-    watch.start()
-    actor = Actor()
-    watch.follow("engine", actor, silent_s=0.4)
-    while actor.asked < 2:
-        await asyncio.sleep(0.01)
-    assert read_json(path) == {"engine": {"life": "life", "node_id": "node", "pid": 1, "birth": "then", "children": []}}
-    await watch.close()
-
-
-async def test_the_memory_of_the_runs_processes_is_told_by_what_they_are(run: Run):
-    for name, held in (("generation/0", 30), ("generation/1", 12), ("balancer", 5)):
-        actor = Actor()
-        actor.sign = replace(SIGN, memory_bytes=held)
-        run.watch.follow(name, actor, silent_s=10)
-    run.watch.follow("learner/rank-0", Actor(), silent_s=10)
-    while len(held := run.watch.memory_bytes()) < 4:
-        await asyncio.sleep(0.01)
-    assert held.pop("driver") > 10 * 2**20
-    assert held == {"generation": 42, "balancer": 5, "learner": 0}
-
-
 async def test_another_process_in_the_place_of_one_that_died_is_shown_and_so_is_what_it_says_itself(run: Run):
     actor = Actor()
     run.watch.follow("balancer", actor, silent_s=0.4)
@@ -234,15 +208,6 @@ async def test_another_process_in_the_place_of_one_that_died_is_shown_and_so_is_
     assert run.shown[:2] == [
         "balancer died: process 1 is gone, and process 2 in its place", "balancer: 1 servers of its pool were lost"
     ]  # fmt: skip
-    assert not run.ended
-
-
-async def test_what_it_has_left_is_not_judged(run: Run):
-    actor = Actor()
-    actor.silent = True
-    run.watch.follow("actor", actor, silent_s=0.3)
-    run.watch.leave("actor")
-    await asyncio.sleep(0.5)
     assert not run.ended
 
 

@@ -40,16 +40,6 @@ def test_a_command_that_was_killed_runs_until_it_ends(tmp_path: Path, capsys: py
     assert capsys.readouterr().out == f"{program} died (-9) and is started again\n" * 2
 
 
-def test_a_signal_reaches_the_command_once_and_its_status_is_that_of_the_whole(tmp_path: Path):
-    lives, program = tmp_path / "lives", tmp_path / "program.py"
-    handler = "import signal, time; signal.signal(15, lambda *_: (time.sleep(0.3), sys.exit(130)))"
-    program.write_text(f"{handler}\n{COUNTS}\ntime.sleep(60)")
-    again = started(program, lives)
-    again.send_signal(signal.SIGTERM)
-    assert again.wait(60) == 130
-    assert lives.read_text() == "x"
-
-
 def test_a_signal_that_every_process_of_a_job_gets_asks_once(tmp_path: Path):
     lives, program = tmp_path / "lives", tmp_path / "program.py"
     program.write_text(SAVES)

@@ -75,18 +75,6 @@ async def test_when_grace_runs_out_it_ends_in_the_middle_of_a_step():
         await asyncio.sleep(10)
 
 
-async def test_another_cancellation_is_no_stop():
-    async def run() -> None:
-        with StopSignals(grace_of_run(60)).handled():
-            await asyncio.sleep(10)
-
-    task = asyncio.create_task(run())
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
 async def test_an_evaluation_ends_at_the_first_signal_for_its_rows_are_kept(logged: list[str]):
     ended = "^stopped, and the problems that were finished are kept$"
     with pytest.raises(Stopped, match=ended), StopSignals(GRACE_OF_EVALUATION).handled():

@@ -1,7 +1,7 @@
 """Which problems stage 3 keeps, and what becomes of the choice where it is interrupted."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,14 +9,11 @@ import pytest
 from rstar_ray.agent.journal import turns_folder
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import RStarError, Stopped
-from rstar_ray.evaluation.evaluator import forget_evaluations
 from rstar_ray.evaluation.results import ResultLog
 from rstar_ray.hard_set import SIBLINGS, hard_set, unsolved
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, Rollouts
-from rstar_ray.run_dir.durable import read_json, read_rows, write_json
+from rstar_ray.run_dir.durable import read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.run_dir.verify_run import faults
-from rstar_ray.stages import run_rl
 from rstar_ray.train_loop import TrainingSystem
 from rstar_ray.trajectory import Problem, RolloutRequest
 from tests.fakes import LocalRollouts, SkilledPolicy, UnreliableSandbox, adding_problems, fake_crew
@@ -179,17 +176,6 @@ async def test_part_of_a_file_is_looked_at_by_the_seed_and_not_its_first_rows(tm
     assert set(first[1:]) < set(await looked_at("one prompt too long", without))
 
 
-async def test_the_progress_begins_with_what_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
-):
-    finished = await killed(tmp_path)
-    monkeypatch.setattr("rstar_ray.progress_lines.EVERY_S", 0.0)
-    await chosen(tmp_path, Watched(often_right()))
-    known = len(finished) + 1
-    assert logged[1].startswith(f"stage3: choosing the hard set: {known} of 12 problems, 0 s, ")
-    assert logged[1].endswith(" always solved") and not logged[1].endswith(" 0 always solved")
-
-
 def with_model(path: Path, weights: str) -> RunConfig:
     folder = path / weights
     folder.mkdir(exist_ok=True)
@@ -251,15 +237,3 @@ async def test_a_choice_that_is_asked_to_stop_keeps_what_is_known_and_goes_on(tm
         await chosen(tmp_path / "run", Watched(often_right()), stopping=lambda: next(looks))
     rest = Watched(often_right())
     assert await chosen(tmp_path / "run", rest) == hard and len(rest.problems) == 9
-
-
-async def test_the_rows_of_a_choice_stay_and_are_no_evaluation(tmp_path: Path):
-    policy = often_right()
-    with RunDir.open(tmp_path, "stage3", asdict(SMALL)) as run_dir:
-        await run_rl(SMALL, PROBLEMS, fake_crew(policy), run_dir)
-    forget_evaluations(run_dir, "stage3", 0)
-    (log,) = run_dir.results_path.iterdir()
-    assert {row["id"] for row in read_rows(log) if row["num_correct"] < row["k"]} == set(
-        read_json(tmp_path / "stage3-problems.json")
-    )
-    assert read_rows(run_dir.evaluations_path) == [] and faults(tmp_path) == []

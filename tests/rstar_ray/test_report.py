@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from rstar_ray.errors import ConfigError
 from rstar_ray.report import write
-from rstar_ray.report.__main__ import main
 from rstar_ray.report.findings import (
     before_after,
 )
@@ -98,20 +96,6 @@ def test_a_page_that_fails_is_a_shown_line_and_the_rest_is_there(
     write.write_report(path)
     assert len(logged) == 1 and "report.html" in logged[0] and "no such font" in logged[0]
     assert (path / "report.md").exists() and (path / "report.json").exists()
-
-
-def test_a_torn_last_line_does_not_stop_the_report(tmp_path: Path):
-    path = run_directory(tmp_path / "run", stages={"stage1": 3})
-    with (path / "metrics.jsonl").open("a") as file:
-        file.write('{"stage": "stage1", "st')
-    assert len(read_run(path).steps) == 3
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(ConfigError, match="holds no metrics"):
-        read_run(tmp_path)
-    assert main([str(tmp_path)]) == 2
-    assert "run_dir:" in capsys.readouterr().err
 
 
 def test_an_evaluation_on_its_own_does_not_move_the_curve(tmp_path: Path):

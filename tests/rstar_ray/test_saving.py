@@ -1,13 +1,10 @@
 """Checkpoints beside the steps: what waits, what does not, and what is left when one cannot be written."""
 
 import asyncio
-import gc
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -85,16 +82,6 @@ async def test_a_checkpoint_that_cannot_be_written_ends_the_run_by_name_and_the_
     assert steps(RunDir(tmp_path)) == [1] and not list((tmp_path / "checkpoints").glob(".*"))
 
 
-async def test_a_failed_copy_is_told_at_once(tmp_path: Path):
-    async def fail(_: Path) -> None:
-        raise LearnerError("learner/rank-0 died during a copy of the model")
-
-    with pytest.raises(LearnerError, match="a copy of the model"):
-        async with slow(tmp_path) as (saves, learner, _):
-            learner.export = fail
-            await saves.take(progress(1))
-
-
 async def test_a_stage_that_is_cancelled_leaves_the_checkpoint_before_and_one_that_fails_brings_its_newest_to_an_end(
     tmp_path: Path,
 ):
@@ -109,57 +96,6 @@ async def test_a_stage_that_is_cancelled_leaves_the_checkpoint_before_and_one_th
             asyncio.get_running_loop().call_later(0.02, learner.may_write.set)
             raise RuntimeError("the step failed")
     assert steps(RunDir(tmp_path)) == [1]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "ending", [RuntimeError("the step failed"), asyncio.CancelledError()], ids=["failed", "cancelled"]
-)
-async def test_a_checkpoint_that_fails_beside_what_ends_the_stage_is_shown(
-    tmp_path: Path, ending: BaseException, logged: list[str]
-):
-    unheard: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
-    with pytest.raises(type(ending)):
-        async with slow(tmp_path) as (saves, learner, _):
-            learner.failure = LearnerError("disk full")
-            await saves.take(progress(3))
-            learner.may_write.set()
-            await asyncio.sleep(0.01)
-            raise ending
-    gc.collect()
-    await asyncio.sleep(0)
-    assert logged == ["the checkpoint after step 3 of stage1 is not written: disk full"]
-    assert unheard == []
-
-
-async def test_older_checkpoints_are_removed_beside_the_steps_and_one_that_cannot_be_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
-):
-    removed, removing, may_go = list[str](), threading.Event(), threading.Event()
-
-    def slowly(self: RunDir, stage: str, keep_last: int) -> None:
-        removing.set()
-        assert may_go.wait(60)
-        removed.append(f"{stage}, but for {keep_last}")
-        if len(removed) == 2:
-            raise OSError("Device or resource busy")
-
-    monkeypatch.setattr(RunDir, "prune", slowly)
-    async with slow(tmp_path) as (saves, learner, run_dir):
-        learner.may_write.set()
-        for step in (1, 2, 3):
-            removing.clear()
-            may_go.clear()
-            await saves.take(progress(step))
-            while not removing.is_set():  # which it would never be for a loop that waits for the disk
-                await asyncio.sleep(0.01)
-            assert steps(run_dir)[-1] == step
-            asyncio.get_running_loop().call_later(0.05, may_go.set)
-            await (saves.settled() if step < 3 else saves.drop())  # a thread goes on, cancelled or not
-            assert len(removed) == step
-    assert logged == ["the removal of older checkpoints is left out: OSError: Device or resource busy"]
-    assert removed == ["stage1, but for 3"] * 3
 
 
 async def test_a_run_that_is_asked_to_stop_ends_with_its_checkpoint_whole(tmp_path: Path):
