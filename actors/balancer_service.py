@@ -1,4 +1,4 @@
-"""The balancer actor: workers poll it for orders, and events wake the polls; the placement rules live in scheduler/.
+"""The balancer actor: an address, a clock and polls for `scheduler.balancer.Balancer`, which decides.
 
 Workers and driver call it in batches. A worker registers, then keeps one `next_orders` call open and sends one `report`
 per tick. The driver submits rollouts, whose payloads (opaque here) come out again with the grant. Orders are delivered
@@ -11,11 +11,11 @@ still runs is granted twice.
 """
 
 import asyncio
-import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import uuid4
 
 import ray
@@ -25,53 +25,15 @@ from actors.health.heartbeat import Alive, Sign
 from actors.remote import AckedQueue, Batch, Remote
 from rstar_ray.config import BalancerConfig
 from rstar_ray.errors import DeadlineExceeded
-from rstar_ray.run_dir.metrics import PlacementFigures
 from rstar_ray.telemetry.meter import NO_METER, Meter
-from rstar_ray.trajectory import Placement
 from scheduler.balancer import PLACEMENT, Balancer
-from scheduler.learned import Learned
-from scheduler.records import (
-    Admission,
-    BalancerSnapshot,
-    Decisions,
-    Finished,
-    Move,
-    Registration,
-    ReplicaLoad,
-    RolloutLoad,
-    TurnReport,
-    UnknownReplica,
-)
-from scheduler.tally import Tally
-from scheduler.waits import Waits
+from scheduler.expected_kv.learned import Learned
+from scheduler.records import BalancerSnapshot, Grant, Order, Registration, RolloutLoad, UnknownReplica
 
-log = logging.getLogger(__name__)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 DECISIONS_AT_ONCE = 1024  # then the event loop serves other calls
-
-
-SAMPLE_EVERY_S = 0.25  # of waiting, in flight and KV, for the figures of a step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """Run this rollout: from its payload, at the lengths of its load."""
-
-    load: RolloutLoad
-    payload: Any
-    waited_s: float = 0.0  # since it was submitted
-    placement: Placement | None = None  # why it runs there
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Stop this rollout; its result is not wanted."""
-
-    rollout_id: str
-
-
-Order = Grant | Move | Cancel
-"""What a replica must do. A `Move` hands the rollout back at its next turn boundary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,28 +44,23 @@ class Known:
     learned: Learned | None  # None: its rule learns nothing
 
 
-class Lines:
-    """Logs each change once."""
+def _served(
+    method: Callable[Concatenate[Balancer, P], R], *, wakes: bool = True
+) -> "Callable[Concatenate[BalancerService, P], Coroutine[Any, Any, R]]":
+    """This method of the balancer as a remote method of the service; `wakes`: decisions may follow from it."""
 
-    def __init__(self) -> None:
-        self._set_aside: dict[str, str | None] = {}  # as told
-        self._too_large = 0  # as told
+    @wraps(method)
+    async def serve(service: "BalancerService", *args: P.args, **kwargs: P.kwargs) -> R:
+        result = method(service.balancer, *args, **kwargs)
+        if wakes:
+            service.wake()
+        return result
 
-    def note_set_aside(self, replica_id: str, reason: str | None) -> None:
-        """Why the replica gets no more work; None: it does."""
-        if reason is not None and reason != self._set_aside.get(replica_id):
-            log.warning(f"{replica_id} is set aside and gets no more work: it {reason}")
-        self._set_aside[replica_id] = reason
-
-    def note_too_large(self, rollouts: int) -> None:
-        """How many of those that wait fit in no cache that takes work."""
-        if rollouts > self._too_large:
-            log.warning(f"{rollouts} of those that wait need a larger replica than any that takes work now")
-        self._too_large = rollouts
+    return serve
 
 
 class BalancerService:
-    """The plain logic behind the actor; one event loop, no threads."""
+    """Without Ray: one event loop, no threads."""
 
     def __init__(
         self,
@@ -118,279 +75,154 @@ class BalancerService:
         self._meter = meter
         self._clock = clock
         self._incarnation = uuid4().hex[:12]
-        self._payloads: dict[str, Any] = {}
-        self._submitted_s: dict[str, float] = {}
-        self._orders: dict[str, AckedQueue[Order]] = {}  # by replica
-        self._waits = Waits()
-        self._tally = Tally(self._balancer.snapshot())
-        self._sampled_s = clock()
-        self._lines = Lines()
+        self._queues: dict[str, AckedQueue[Order]] = {}  # orders, by replica
         self._registered = asyncio.Event()
-        self._empty = asyncio.Event()
+        self._idle = asyncio.Event()
         self._draining = False
         self._admit_from = clock() + settle_s
         if settle_s:
-            self._registered.set()  # before it died; the only replica may have died as well, and take minutes
+            self._registered.set()  # with an earlier incarnation; the only replica may have died since, for minutes
         self._tick: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"Balancer({self._balancer.rule})"
+        return f"Balancer({self._balancer.rule.name})"
+
+    @property
+    def balancer(self) -> Balancer:
+        """At the present time."""
+        self._balancer.now_s = self._clock()
+        return self._balancer
+
+    # -- what the balancer does without waiting -------------------------------------------------------------------
+    cancel = _served(Balancer.cancel)
+    report = _served(Balancer.report)
+    return_rollouts = _served(Balancer.return_rollouts)
+    set_serving = _served(Balancer.set_serving)
+    missing = _served(Balancer.missing, wakes=False)
+    set_policy_version = _served(Balancer.set_policy_version, wakes=False)
+    withdraw_versions = _served(Balancer.withdraw_versions, wakes=False)
+    snapshot = _served(Balancer.snapshot, wakes=False)
+    step_figures = _served(Balancer.step_figures, wakes=False)
 
     # -- the driver's side ----------------------------------------------------------------------------------------
     async def submit(self, items: Sequence[tuple[RolloutLoad, Any]], wait_s: float = 60.0) -> None:
-        """Queue these rollouts with what their worker will need; known ones are left alone.
+        """Queue these rollouts with their payloads; known ones are left alone.
 
-        Waits for a first replica to register, in this life of the actor or an earlier, so that one that can never fit
+        Waits for a first replica to register, with any incarnation of the actor, so that a rollout that can never fit
         is refused here: raises `NeverFits` with the numbers, `DeadlineExceeded` without, `ValueError` while draining.
         """
         if self._draining:
             raise ValueError("the balancer is draining and takes no more rollouts")
-        if not self._registered.is_set():
-            try:
-                await asyncio.wait_for(self._registered.wait(), wait_s)
-            except TimeoutError:
-                raise DeadlineExceeded("submit", "balancer", "a first replica to register", wait_s) from None
-        now = self._clock()
-        self._balancer.submit([load for load, _ in items])
-        for load, payload in items:
-            self._payloads.setdefault(load.rollout_id, payload)
-            self._submitted_s.setdefault(load.rollout_id, now)
-        self._waits.begin([load.rollout_id for load, _ in items if not self._balancer.replica_of(load.rollout_id)], now)
-        self._empty.clear()
-        self._wake()
-
-    async def cancel(self, rollout_ids: Sequence[str]) -> None:
-        """These are not wanted any more, wherever they are."""
-        for rollout_id in rollout_ids:
-            holder = self._balancer.cancel(rollout_id)
-            self._forget(rollout_id)
-            if holder is not None:
-                self._orders[holder].put(Cancel(rollout_id))
-        self._wake()
-
-    async def set_policy_version(self, policy_version: int) -> None:
-        """Weights of this version are published to every replica."""
-        self._balancer.set_policy_version(policy_version)
-
-    async def withdraw_versions(self) -> None:
-        """The learner goes back to a checkpoint: versions lower than those told before are no lies."""
-        self._balancer.withdraw_versions()
-
-    async def learned(self) -> Known:
-        return Known(incarnation=self._incarnation, learned=self._balancer.learned())
-
-    async def load_learned(self, learned: Learned) -> Known:
-        """Take over what an earlier incarnation, or a resumed run, had learned; returns what is known then."""
-        self._balancer.know_again(learned)
-        return await self.learned()
-
-    async def set_serving(self, replica_id: str, serving: bool) -> None:
-        """False: nothing new goes to the replica."""
-        self._balancer.set_serving(replica_id, serving)
-        self._wake()
-
-    async def missing(self, rollout_ids: Sequence[str]) -> list[str]:
-        """Those of these rollouts that it could not give a worker."""
-        return [name for name in rollout_ids if name not in self._payloads]
+        try:
+            await asyncio.wait_for(self._registered.wait(), wait_s)
+        except TimeoutError:
+            raise DeadlineExceeded("submit", "balancer", "a first replica to register", wait_s) from None
+        self.balancer.submit([load for load, _ in items], [payload for _, payload in items])
+        self.wake()
 
     async def held_by_lost(self, replica_id: str, unfinished: Sequence[str]) -> list[str]:
-        """What a replica that is gone held, which gets nothing more; where this life of the actor does not know it,
-        what of these no other holds, once those that live have had the time to register."""
-        if self._balancer.knows(replica_id):
-            self._balancer.set_serving(replica_id, False)
-            return self._balancer.residents(replica_id)
+        """The rollouts of a replica that is gone, which gets no more.
+
+        Where this incarnation does not know it: those of `unfinished` that no other replica holds, once the replicas
+        that live have had the time to register.
+        """
+        held = self.balancer.residents(replica_id)
+        if held is not None:
+            self.balancer.set_serving(replica_id, False)
+            return held
         await asyncio.sleep(max(0.0, self._admit_from - self._clock()))
-        return [name for name in unfinished if self._balancer.replica_of(name) is None]
+        return self.balancer.waiting(unfinished)
 
     async def replica_lost(self, replica_id: str) -> list[str]:
-        """The replica is dead: its rollouts wait again, from their last reported turn. Returns their ids.
-
-        An id without a payload (its grant predates this life of the actor) is forgotten, and must be submitted again.
-        """
-        if not self._balancer.knows(replica_id):
-            return []
-        lost = self._balancer.remove_replica(replica_id)
-        self._close_orders(replica_id)
-        self._waits.begin(lost, self._clock())
-        self._drop_unknown(lost)
-        self._wake()
+        """The replica is dead: its rollouts wait again, from their last reported turn. Returns their ids."""
+        lost = self.balancer.replica_lost(replica_id)
+        self._close_queue(replica_id)
+        self.wake()
         return lost
 
+    async def learned(self) -> Known:
+        return Known(incarnation=self._incarnation, learned=self.balancer.learned())
+
+    async def load_learned(self, learned: Learned) -> Known:
+        """Of an earlier incarnation, or of a checkpoint."""
+        self.balancer.load_learned(learned)
+        return await self.learned()
+
+    async def incarnation(self) -> str:
+        """The id of this process of the balancer."""
+        return self._incarnation
+
     async def drain(self, wait_s: float) -> bool:
-        """Take no more submissions and wait until nothing is left; False: time ran out."""
+        """Take no more submissions and wait until no rollout is left; False: time ran out."""
         self._draining = True
-        self._note_if_empty()
-        try:
-            await asyncio.wait_for(self._empty.wait(), wait_s)
-        except TimeoutError:
-            return False
+        if not self.balancer.idle:
+            self._idle.clear()
+            try:
+                await asyncio.wait_for(self._idle.wait(), wait_s)
+            except TimeoutError:
+                return False
         return True
 
     async def resume(self) -> None:
         """Take submissions again after a drain."""
         self._draining = False
 
-    async def snapshot(self) -> BalancerSnapshot:
-        return self._balancer.snapshot()
-
-    async def step_figures(self) -> PlacementFigures:
-        """What was done since the last call; taken when a step has all its rollouts."""
-        held_s = self._waits.take(self._clock())
-        return self._tally.take(self._balancer.snapshot(), self._balancer.faults(), held_s)
-
-    async def incarnation(self) -> str:
-        """The id of this process of the balancer."""
-        return self._incarnation
-
     def export(self) -> None:
-        """What people watch, as it is now."""
-        export(self._balancer.snapshot(), self._meter)
+        """The metrics of this moment."""
+        export(self.balancer.snapshot(), self._meter)
 
     # -- the workers' side ----------------------------------------------------------------------------------------
     async def register(self, replica: Registration) -> list[str]:
         """The replica serves. Returns the rollouts that it must stop, because another replica holds them."""
-        name = replica.replica_id
-        self._lines.note_set_aside(name, None)
-        lost = self._balancer.add_replica(replica)
-        self._close_orders(name)
-        self._orders[name] = AckedQueue()
-        stop = self._balancer.adopt(name, replica.resident)
-        held = {load.rollout_id for load in replica.resident}
-        back = [rollout_id for rollout_id in lost if rollout_id not in held]
-        self._waits.begin(back, self._clock())
-        self._drop_unknown(back)
+        stop = self.balancer.register(replica)
+        self._close_queue(replica.replica_id)
+        self._queues[replica.replica_id] = AckedQueue()
         self._registered.set()
-        self._wake()
+        self.wake()
         return stop
-
-    async def report(
-        self,
-        replica_id: str,
-        turn_reports: Sequence[TurnReport],
-        finished: Sequence[Finished],
-        load: ReplicaLoad | None = None,
-    ) -> list[Move]:
-        """One tick of one replica: turns and rollouts that ended, and the engine's load.
-
-        Returns the moves decided for it now; they are among the next orders as well. Raises `UnknownReplica` after the
-        balancer has come back: register again. A report that cannot be true sets the replica aside (see `snapshot`).
-        """
-        if not self._balancer.knows(replica_id):
-            raise UnknownReplica(f"replica {replica_id!r} is not registered; register it with what is resident")
-        for report in turn_reports:
-            self._balancer.turn_finished(replica_id, report)
-        for end in finished:
-            if self._balancer.finished(replica_id, end):
-                self._forget(end.rollout_id)
-        if load is not None:
-            self._balancer.replica_report(replica_id, load)
-        self._lines.note_set_aside(replica_id, self._balancer.set_aside(replica_id))
-        moves = self._decide()
-        self._sample()
-        self._note_if_empty()
-        return [move for move in moves if move.from_replica == replica_id]
 
     async def next_orders(self, replica_id: str, acknowledged: int, wait_s: float) -> Batch[Order]:
         """The orders after number `acknowledged`; waits up to `wait_s` for the first, and is empty where none came.
 
         Raises `UnknownReplica` when it must register (again).
         """
-        if replica_id not in self._orders:
+        if replica_id not in self._queues:
             raise UnknownReplica(f"replica {replica_id!r} is not registered; register it with what is resident")
-        return await self._orders[replica_id].take(acknowledged, wait_s)
+        return await self._queues[replica_id].take(acknowledged, wait_s)
 
-    def _close_orders(self, replica_id: str) -> None:
+    def _close_queue(self, replica_id: str) -> None:
         """A poll that is still open ends: its replica must register."""
-        if (orders := self._orders.pop(replica_id, None)) is not None:
-            orders.close(UnknownReplica(f"replica {replica_id!r} was removed while it waited; register it again"))
+        if (queue := self._queues.pop(replica_id, None)) is not None:
+            queue.close(UnknownReplica(f"replica {replica_id!r} was removed while it waited; register it again"))
 
-    async def return_rollouts(self, replica_id: str, items: Sequence[tuple[RolloutLoad, Any]]) -> None:
-        """A worker hands back rollouts, to go on elsewhere from the payload it gives with them."""
-        accepted = set(self._balancer.returned(replica_id, [load for load, _ in items]))
-        for load, payload in items:
-            if load.rollout_id in accepted:
-                self._payloads[load.rollout_id] = payload
-        self._waits.begin(accepted, self._clock())
-        self._wake()
-
-    # -- inside ---------------------------------------------------------------------------------------------------
-    def _wake(self) -> None:
-        """Decide in this turn of the loop, once for all calls that came in together."""
+    # -- decisions ------------------------------------------------------------------------------------------------
+    def wake(self) -> None:
+        """Send what was ordered, and decide in this turn of the loop, once for all calls that came in together."""
+        self._send_orders()
         if self._tick is None:
             delay = max(0.0, self._admit_from - self._clock())
-            self._tick = asyncio.get_running_loop().call_later(delay, self._decide_soon)
+            self._tick = asyncio.get_running_loop().call_later(delay, self._decide)
 
-    def _decide_soon(self) -> None:
+    def _send_orders(self) -> None:
+        for replica_id, order in self._balancer.orders:
+            if isinstance(order, Grant):
+                self._meter.observe("rstar_balancer_wait_seconds", order.waited_s)
+            self._queues[replica_id].put(order)
+        self._balancer.orders.clear()
+
+    def _decide(self) -> None:
         self._tick = None
-        self._decide()
-        self._note_if_empty()
-
-    def _decide(self) -> tuple[Move, ...]:
-        now = self._clock()
-        if now < self._admit_from:
-            self._wake()  # timers may fire a little early
-            return ()
-        decisions = self._balancer.decide(limit=DECISIONS_AT_ONCE)
-        self._deliver(decisions, now)
-        self._waits.note(self._balancer.books.held_up(), now)
-        self._lines.note_too_large(len(self._balancer.books.parked))
-        if len(decisions.admissions) == DECISIONS_AT_ONCE:
-            self._wake()  # other calls first
-        return decisions.moves
-
-    def _deliver(self, decisions: Decisions, now: float) -> None:
-        for admission in decisions.admissions:
-            self._orders[admission.replica_id].put(self._grant(admission, now))
-        for move in decisions.moves:
-            self._orders[move.from_replica].put(move)
-
-    def _grant(self, admission: Admission, now: float) -> Grant:
-        load = self._balancer.load_of(admission.rollout_id)
-        assert load is not None
-        waited_from = self._submitted_s.get(admission.rollout_id)
-        waited_s = 0.0 if waited_from is None else now - waited_from
-        if waited_from is not None:
-            self._tally.waited(waited_s)
-            self._meter.observe("rstar_balancer_wait_seconds", waited_s)
-        queued_s, held_s = self._waits.end(admission.rollout_id, now)
-        expected_tokens = self._balancer.reserved_tokens(admission.replica_id)
-        placed = self._balancer.books.placement(admission.rollout_id, expected_tokens)
-        return Grant(
-            load=load,
-            payload=self._payloads[admission.rollout_id],
-            waited_s=waited_s,
-            placement=replace(placed, waited_s=round(queued_s, 3), held_s=held_s),
-        )
-
-    def _sample(self) -> None:
-        now = self._clock()
-        if now >= self._sampled_s + SAMPLE_EVERY_S:
-            self._sampled_s = now
-            self._tally.sample(self._balancer.snapshot())
-
-    def _drop_unknown(self, rollout_ids: Sequence[str]) -> None:
-        """Waiting again without a payload: only whoever submitted it can bring it back."""
-        for rollout_id in rollout_ids:
-            if rollout_id not in self._payloads and self._balancer.replica_of(rollout_id) is None:
-                self._balancer.cancel(rollout_id)
-
-    def _forget(self, rollout_id: str) -> None:
-        self._payloads.pop(rollout_id, None)
-        self._submitted_s.pop(rollout_id, None)
-        self._waits.forget(rollout_id)
-
-    def _note_if_empty(self) -> None:
-        if not self._payloads and self._balancer.books.in_flight == 0:
-            if not self._empty.is_set():  # idle from now on
-                for fault in self._balancer.faults():
-                    log.warning(f"nothing is left to run, but {fault}")
-            self._empty.set()
-        else:
-            self._empty.clear()
+        balancer = self.balancer
+        complete = balancer.now_s >= self._admit_from and balancer.issue_orders(DECISIONS_AT_ONCE)
+        self._send_orders()
+        if balancer.idle:
+            self._idle.set()
+        if not complete:  # other calls first; or the timer fired a little early
+            self.wake()
 
 
 def export(now: BalancerSnapshot, meter: Meter) -> None:
-    """What people watch of the balancer."""
+    """The balancer's metrics."""
     meter.set("rstar_balancer_waiting", now.waiting)
     meter.set("rstar_balancer_in_flight", now.in_flight)
     if capacity := sum(replica.kv_capacity_tokens for replica in now.replicas):
@@ -399,31 +231,19 @@ def export(now: BalancerSnapshot, meter: Meter) -> None:
         meter.set("rstar_balancer_kv_used_ratio", used / capacity)
         meter.set("rstar_balancer_kv_reserved_ratio", reserved / capacity)
     meter.set("rstar_balancer_replicas", len(now.replicas))
-    set_aside = [replica for replica in now.replicas if replica.set_aside is not None]
-    meter.set("rstar_balancer_replicas_set_aside", len(set_aside))
+    quarantined = [replica for replica in now.replicas if replica.quarantine is not None]
+    meter.set("rstar_balancer_replicas_set_aside", len(quarantined))
     meter.reached("rstar_balancer_moves_total", now.moves)
     meter.reached("rstar_balancer_preemptions_total", now.preemptions)
     meter.reached("rstar_balancer_recomputed_tokens_total", now.recomputed_tokens)
 
 
 class BalancerActor(BalancerService):
-    """Ray's view of one `BalancerService`, started by `start_balancer`."""
+    """`BalancerService` in its own process, started by `start_balancer`."""
 
-    def __init__(
-        self,
-        rule: str = PLACEMENT.rule,
-        *,
-        placement: BalancerConfig = PLACEMENT,
-        settle_s: float = 5.0,
-        run: str = "",
-    ) -> None:
-        reborn = ray.get_runtime_context().was_current_actor_reconstructed
-        super().__init__(
-            rule,
-            placement=placement,
-            settle_s=settle_s if reborn else 0.0,
-            meter=ray_meter(run),
-        )
+    def __init__(self, config: BalancerConfig = PLACEMENT, *, settle_s: float = 5.0, run: str = "") -> None:
+        restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        super().__init__(config.rule, placement=config, settle_s=settle_s if restarted else 0.0, meter=ray_meter(run))
         self._alive = Alive()
 
     async def probe(self) -> Sign:
@@ -438,4 +258,4 @@ def start_balancer(
     """The actor under the name "balancer"; `options` are Ray's."""
     shared = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 0, "max_concurrency": 4096}
     actor: Any = ray.remote(BalancerActor).options(**{"name": "balancer"} | shared | options)
-    return Remote(actor.remote(config.rule, placement=config, run=run, settle_s=settle_s), "balancer")
+    return Remote(actor.remote(config, run=run, settle_s=settle_s), "balancer")

@@ -47,7 +47,7 @@ from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.tiny_model import make_tiny_model
 from scheduler.cost import EngineCost
 from scheduler.simulator.engine_model import EngineShape
-from scheduler.simulator.simulate import Twin, TwinSettings
+from scheduler.simulator.simulate import Simulator, SimulatorSettings
 from scheduler.traces.trace import TraceRollout
 
 ROOMY_KV_TOKENS, SMALL_KV_TOKENS = 65_536, 4_096
@@ -156,7 +156,7 @@ async def _pressure(bench: BenchSettings, settings: EngineSettings, kv_tokens: i
     }
 
 
-# -- the twin, fitted -------------------------------------------------------------------------------------------------
+# -- the simulator, fitted ------------------------------------------------------------------------------------------
 async def _calibrate(bench: BenchSettings, roomy: EngineSettings, small: EngineSettings) -> dict[str, Any]:
     equal = [
         equal_trace(4, prompt=32, tokens=200),
@@ -196,7 +196,8 @@ async def _calibrate(bench: BenchSettings, roomy: EngineSettings, small: EngineS
     if bench.out:
         Path(bench.out).write_text(json.dumps(asdict(cost), indent=2) + "\n")
     over_measured = [
-        round(_twin(trace, "round_robin", cost, roomy)[0] / real, 3) for trace, real in zip(equal, seconds, strict=True)
+        round(_simulated(trace, "round_robin", cost, roomy)[0] / real, 3)
+        for trace, real in zip(equal, seconds, strict=True)
     ]
     return {
         "benchmark": "calibration",
@@ -209,12 +210,12 @@ async def _calibrate(bench: BenchSettings, roomy: EngineSettings, small: EngineS
 
 
 def fit(traces: Sequence[Sequence[TraceRollout]], seconds: Sequence[float], settings: EngineSettings) -> EngineCost:
-    """The costs under which the twin takes as long as the engine did, in the least squares of log seconds."""
+    """The costs under which the simulator takes as long as the engine did, in the least squares of log seconds."""
     start = np.log([2e-3, 1e-4, 1e-7, 2e-5, 1e-8, 1e-4])
 
     def errors(logs: Any) -> Any:
         cost = _cost(np.exp(logs))
-        times = [_twin(trace, "round_robin", cost, settings)[0] for trace in traces]
+        times = [_simulated(trace, "round_robin", cost, settings)[0] for trace in traces]
         return np.log(np.array(times) / np.array(seconds))
 
     return _cost(np.exp(least_squares(errors, start, diff_step=1e-2, max_nfev=60).x))
@@ -232,11 +233,13 @@ def _cost(values: Any) -> EngineCost:
     )
 
 
-def _twin(trace: Sequence[TraceRollout], rule: str, cost: EngineCost, settings: EngineSettings) -> tuple[float, int]:
+def _simulated(
+    trace: Sequence[TraceRollout], rule: str, cost: EngineCost, settings: EngineSettings
+) -> tuple[float, int]:
     """Seconds and preemptions, simulated."""
     assert settings.kv_tokens is not None
     limits = request_limits(trace)
-    simulated = TwinSettings(
+    simulated = SimulatorSettings(
         replicas=1,
         shape=EngineShape(
             kv_tokens=settings.kv_tokens,
@@ -248,14 +251,14 @@ def _twin(trace: Sequence[TraceRollout], rule: str, cost: EngineCost, settings: 
         max_response_tokens=limits.max_response_tokens,
         max_turns=limits.max_turns,
     )
-    result = Twin(trace, rule, simulated).run()
+    result = Simulator(trace, rule, simulated).run()
     return result.makespan_s, result.preemptions
 
 
 def _predicted(
     trace: Sequence[TraceRollout], rule: str, cost: EngineCost, settings: EngineSettings, runs: Sequence[ReplayResult]
 ) -> dict[str, Any]:
-    seconds, preemptions = _twin(trace, rule, cost, settings)
+    seconds, preemptions = _simulated(trace, rule, cost, settings)
     return {
         "rule": rule,
         "kv_tokens": settings.kv_tokens,

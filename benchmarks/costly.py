@@ -3,7 +3,7 @@
 A model of 24M random weights, prompts of 100 to 1,000 tokens and responses of up to 2,000 whose lengths are forced, two
 engines whose caches hold a fraction of all contexts together. Every repeat takes another distribution, and runs it
 under every rule; `expected_kv` has seen one step of each distribution before, whose lengths were others. Beside each
-run stands what the twin makes of it, with the costs that the engines measured.
+run stands what the simulator makes of it, with the costs that the engines measured.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from rstar_ray.tiny.tiny_model import make_random_model
 from rstar_ray.trajectory import RolloutLimits
 from scheduler.cost import EngineCost, placement_cost
 from scheduler.simulator.engine_model import EngineShape
-from scheduler.simulator.simulate import Twin, TwinResult, TwinSettings
+from scheduler.simulator.simulate import Simulator, SimulatorResult, SimulatorSettings
 from scheduler.traces.trace import TraceRollout
 
 MEDIUM = {
@@ -198,22 +198,24 @@ def _ratios(runs: Sequence[Run], rule: str) -> dict[str, float]:
 
 
 def _row(run: Run, size: CostlySize, cost: EngineCost) -> dict[str, Any]:
-    twins = {rule: simulated(run.name, run.trace, rule, size, cost) for rule in RULES}
+    steps = {rule: simulated(run.name, run.trace, rule, size, cost) for rule in RULES}
     return {
         "distribution": run.name,
         "tokens": run.done["expected_kv"].generated_tokens,
         "tokens_per_s": {rule: round(run.done[rule].tokens_per_s) for rule in RULES},
         "preemptions": {rule: run.done[rule].preemptions for rule in RULES},
         "simulated_tokens_per_s": {
-            rule: round(twin.generated_tokens / twin.makespan_s) for rule, twin in twins.items()
+            rule: round(step.generated_tokens / step.makespan_s) for rule, step in steps.items()
         },
-        "simulated_preemptions": {rule: twin.preemptions for rule, twin in twins.items()},
+        "simulated_preemptions": {rule: step.preemptions for rule, step in steps.items()},
     }
 
 
-def simulated(name: str, trace: Sequence[TraceRollout], rule: str, size: CostlySize, cost: EngineCost) -> TwinResult:
-    """The same run in the twin; `expected_kv` knows the same step before it."""
-    settings = TwinSettings(
+def simulated(
+    name: str, trace: Sequence[TraceRollout], rule: str, size: CostlySize, cost: EngineCost
+) -> SimulatorResult:
+    """The same run in the simulator; `expected_kv` knows the same step before it."""
+    settings = SimulatorSettings(
         replicas=2,
         shape=EngineShape(
             kv_tokens=size.kv_tokens,
@@ -225,4 +227,4 @@ def simulated(name: str, trace: Sequence[TraceRollout], rule: str, size: CostlyS
         max_turns=size.limits.max_turns,
     )
     earlier = rollouts(name, size, seed=EARLIER_SEED) if rule == "expected_kv" else ()
-    return Twin(trace, rule, settings, history=earlier).run()
+    return Simulator(trace, rule, settings, history=earlier).run()

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from actors.balancer_service import BalancerService, Grant
+from actors.balancer_service import BalancerService
 from actors.cluster.auth import shut_door
 from actors.cluster.ray_metrics import ray_meter
 from actors.generation.replica_metrics import ReplicaMetrics
@@ -45,7 +45,7 @@ from rstar_ray.telemetry.meter import Meter
 from rstar_ray.telemetry.steps import meter_fates, meter_step
 from rstar_ray.telemetry.traces import TraceFile
 from rstar_ray.trajectory import Completion, EngineTimes, Trajectory
-from scheduler.records import ReplicaLoad, RolloutLoad
+from scheduler.records import Grant, ReplicaLoad, RolloutLoad
 from scheduler.spans import Activity, Span
 
 REPEATS = 7

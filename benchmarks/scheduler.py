@@ -1,6 +1,6 @@
 """Figures of the scheduler: `python -m benchmarks.scheduler` (`--quick`: a small fleet, for a smoke test).
 
-Decisions are timed on one core with 64 replicas and 16,384 rollouts waiting. Steps are simulated by the twin: named
+Decisions are timed on one core with 64 replicas and 16,384 rollouts waiting. Steps are simulated: named
 kinds of traces and members of a family (`family:NUMBER`) that nobody tuned for; KV demand (the peak that all rollouts
 would need if all started at once) at several multiples of capacity; once as a run's first step, once with the step
 before known. Beside them stand the best other rule, the lower bound, and the best schedule found that knows every
@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from benchmarks.oracle import oracle_step
 from benchmarks.trace_kinds import NAMES, draw, kind_named
 from scheduler.balancer import RULES, Balancer
 from scheduler.cost import placement_cost
-from scheduler.fleet import BLOCK_TOKENS
 from scheduler.records import Registration, RolloutLoad
 from scheduler.simulator.engine_model import EngineShape
-from scheduler.simulator.oracle import clairvoyant_step
-from scheduler.simulator.simulate import MI300X_14B, Twin, TwinResult, TwinSettings
+from scheduler.simulator.simulate import MI300X_14B, Simulator, SimulatorResult, SimulatorSettings
+from scheduler.state import BLOCK_TOKENS
 from scheduler.traces.trace import TraceRollout
 
 OTHERS = [name for name in RULES if name != "expected_kv"]
@@ -47,7 +47,7 @@ class Row:
     makespan_s: float
     best_other_s: float
     best_other: str
-    clairvoyant_s: float
+    oracle_s: float
     lower_bound_s: float
     recomputed_share: float
     preemption_steps: float  # what computing a context of the mean length again costs, in decode steps of a full batch
@@ -68,7 +68,7 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {
             "faster_than_best_other": round(self.best_other_s / self.makespan_s, 3),
-            "over_clairvoyant": round(self.makespan_s / self.clairvoyant_s, 3),
+            "over_oracle": round(self.makespan_s / self.oracle_s, 3),
             "over_bound": round(self.makespan_s / self.lower_bound_s, 3),
         }
 
@@ -77,7 +77,7 @@ def decisions_per_s(rule: str, *, replicas: int = 64, groups: int = 512) -> floa
     """Admissions a second of CPU time, from a queue of `groups` x 32 until nothing more fits."""
     balancer = Balancer(rule)
     for index in range(replicas):
-        balancer.add_replica(
+        balancer.register(
             Registration(
                 replica_id=f"replica-{index}", kv_capacity_tokens=650_000, max_running=SEATS, block_tokens=BLOCK_TOKENS
             )
@@ -109,12 +109,12 @@ def demand_tokens(rollouts: Sequence[TraceRollout]) -> int:
     )
 
 
-def traces(name: str, *, groups: int) -> tuple[TwinSettings, list[TraceRollout], list[TraceRollout]]:
+def traces(name: str, *, groups: int) -> tuple[SimulatorSettings, list[TraceRollout], list[TraceRollout]]:
     """Limits of this kind, its step and the step before; one replica, whose size the demand decides."""
     base, _, number = name.partition(":")
     kind = kind_named(base, int(number or 0))
     now, before = (draw(kind, groups=groups, siblings=SIBLINGS, earlier=earlier) for earlier in (False, True))
-    settings = TwinSettings(
+    settings = SimulatorSettings(
         replicas=1,
         shape=EngineShape(kv_tokens=1, max_running=SEATS),
         cost=MI300X_14B,
@@ -131,19 +131,19 @@ def simulate(name: str, demand: float, *, replicas: int, groups: int, rules: Seq
     kv_tokens = max(int(demand_tokens(rollouts) / demand / replicas), least) // BLOCK_TOKENS * BLOCK_TOKENS
     settings = replace(limits, replicas=replicas, shape=EngineShape(kv_tokens=kv_tokens, max_running=SEATS))
 
-    def timed(rule: str, history: Sequence[TraceRollout] = ()) -> tuple[TwinResult, float]:
+    def timed(rule: str, history: Sequence[TraceRollout] = ()) -> tuple[SimulatorResult, float]:
         started = time.process_time()
-        result = Twin(rollouts, rule, settings, history=history).run()
+        result = Simulator(rollouts, rule, settings, history=history).run()
         return result, time.process_time() - started
 
     mean_tokens = statistics.mean(rollout.prompt_tokens + rollout.response_tokens for rollout in rollouts)
     cost = placement_cost(settings.cost, kv_tokens=kv_tokens, max_running=SEATS, context_tokens=mean_tokens)
     others = [timed(rule)[0] for rule in rules]
     ours = {"first": timed("expected_kv"), "later": timed("expected_kv", before)}
-    told = clairvoyant_step(rollouts, settings)
+    told = oracle_step(rollouts, settings)
     best = min(others, key=lambda result: result.makespan_s)
     # Who knows every length may do as any rule does, too.
-    clairvoyant_s = min(result.makespan_s for result in (told, *others, *(one for one, _ in ours.values())))
+    oracle_s = min(result.makespan_s for result in (told, *others, *(one for one, _ in ours.values())))
     return [
         Row(
             kind=name,
@@ -153,7 +153,7 @@ def simulate(name: str, demand: float, *, replicas: int, groups: int, rules: Seq
             makespan_s=round(result.makespan_s, 1),
             best_other_s=round(best.makespan_s, 1),
             best_other=best.rule,
-            clairvoyant_s=round(clairvoyant_s, 1),
+            oracle_s=round(oracle_s, 1),
             lower_bound_s=round(told.lower_bound_s, 1),
             recomputed_share=round(result.recomputed_tokens / result.generated_tokens, 4),
             preemption_steps=round(cost.preemption_steps, 1),
@@ -172,7 +172,7 @@ def line(row: Row) -> str:
     """A row of the table for people."""
     return (
         f"{row.kind:<18}{row.kv_demand:>7g}{row.step:>7}{row.makespan_s:>8.1f}{row.best_other_s:>12.1f}"
-        f"{row.best_other_s / row.makespan_s:>8.2f}{row.makespan_s / row.clairvoyant_s:>8.2f}"
+        f"{row.best_other_s / row.makespan_s:>8.2f}{row.makespan_s / row.oracle_s:>8.2f}"
         f"{row.makespan_s / row.lower_bound_s:>9.2f}{row.recomputed_share:>8.1%}{row.preemption_steps:>12.1f}"
     )
 
@@ -180,7 +180,7 @@ def line(row: Row) -> str:
 def summary(rows: Sequence[Row]) -> list[str]:
     """Medians, and every limit that is not kept."""
     scarce = [row.best_other_s / row.makespan_s for row in rows if row.kv_demand > 1.0] or [0.0]
-    told = [row.makespan_s / row.clairvoyant_s for row in rows]
+    told = [row.makespan_s / row.oracle_s for row in rows]
     median, most = statistics.median(told), max(told)
     return [
         f"where KV is scarce {statistics.median(scarce):.2f} x as fast as the best other rule in the median",

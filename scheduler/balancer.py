@@ -1,27 +1,35 @@
-"""The balancer: knows every rollout and replica, asks the rule, keeps the books. No clock, no socket, no Ray."""
+"""The balancer: keeps the state of rollouts and replicas, and asks the rule where rollouts run. No clock, no Ray.
 
+The caller sets `now_s` before it calls; without that the balancer decides the same, and reports no waiting times.
+"""
+
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
+from typing import Any
 
 from rstar_ray.config import BalancerConfig
-from scheduler.books import Books, nonsense
+from rstar_ray.run_dir.metrics import PlacementFigures
 from scheduler.expected_kv.caution import Caution
+from scheduler.expected_kv.learned import Learned
 from scheduler.expected_kv.rule import ExpectedKV
-from scheduler.fleet import Fleet, Replica, Rollout
-from scheduler.learned import Learned
+from scheduler.quarantine import impossible_lengths, impossible_load
 from scheduler.records import (
     Admission,
     BalancerSnapshot,
+    Cancel,
     Decisions,
     Finished,
-    Move,
+    Grant,
     NeverFits,
+    Order,
     Registration,
     ReplicaLoad,
     RolloutLoad,
     TurnReport,
 )
 from scheduler.rules import (
+    Change,
     ConsistentHash,
     LeastRequests,
     LeastSessions,
@@ -31,315 +39,367 @@ from scheduler.rules import (
     Static,
     WorstCase,
 )
+from scheduler.state import Replica, Rollout, State
+from scheduler.statistics import SAMPLE_EVERY_S, StepStatistics
 
-MakeRule = Callable[[Fleet], PlacementRule]
-RULES: dict[str, Callable[..., PlacementRule]] = {
+log = logging.getLogger(__name__)
+
+MakeRule = Callable[[State], PlacementRule]
+BASELINES: dict[str, MakeRule] = {
     rule.name: rule
-    for rule in (
-        Static,
-        RoundRobin,
-        ConsistentHash,
-        LeastRequests,
-        LeastSessions,
-        PrefixAware,
-        WorstCase,
-        ExpectedKV,
-    )
+    for rule in (Static, RoundRobin, ConsistentHash, LeastRequests, LeastSessions, PrefixAware, WorstCase)
 }
-
+RULES = (*BASELINES, ExpectedKV.name)
 PLACEMENT = BalancerConfig()
-"""What holds where nobody says otherwise, as in a run that sets nothing."""
-
-
-def made_rule(rule: str | MakeRule, fleet: Fleet, placement: BalancerConfig) -> PlacementRule:
-    """Raises `ValueError` for the name of none."""
-    if rule == ExpectedKV.name:
-        return ExpectedKV(fleet, Caution(placement))
-    if not isinstance(rule, str):
-        return rule(fleet)
-    if rule not in RULES:
-        raise ValueError(f"rule {rule!r} is unknown; one of {', '.join(RULES)}")
-    return RULES[rule](fleet)
+"""The default configuration."""
 
 
 class Balancer:
-    """Feed it what happens; `decide` says what to do now.
+    """Report what happens; `decide` returns the admissions and moves that follow.
 
     Every rollout is in exactly one place: waiting, or resident on one replica. Reports about a rollout by a replica
-    that does not hold it (any more) are counted as stale and change nothing. One that waits and is larger than every
-    replica that takes work is parked, out of the rule's sight, so that nothing behind it waits for it; `snapshot`
-    names it, and it queues again once a replica could hold it.
+    that does not hold it (any more) are counted as stale and change nothing. A waiting rollout that is larger than
+    every replica that takes work is parked, so that no other waits behind it; `snapshot` names it, and it is queued
+    again once a replica could hold it.
     """
 
     def __init__(self, rule: str | MakeRule = PLACEMENT.rule, placement: BalancerConfig = PLACEMENT) -> None:
-        """`rule`: the name of one, or what makes one; `placement`: what risk it takes."""
-        self.books = Books()
-        fleet = self.books.fleet
-        self._rule = made_rule(rule, fleet, placement)
-        self._largest_open = inf  # capacity among replicas that take work; where none does, as it was
-
-    @property
-    def rule(self) -> str:
-        """The rule's name."""
-        return self._rule.name
+        """`rule`: a name of `RULES`, or a factory of another; `placement`: the risk that `expected_kv` takes."""
+        self.now_s = 0.0
+        self.orders: list[tuple[str, Order]] = []  # for replicas; the caller removes what it has sent
+        self.state = State()
+        self._learner = ExpectedKV(self.state, Caution(placement)) if rule == ExpectedKV.name else None
+        self.rule: PlacementRule = self._learner or _baseline(rule, self.state)
+        self._statistics = StepStatistics(self.snapshot())
+        self._parked_before = 0
+        self._was_idle = False
 
     # -- replicas -------------------------------------------------------------------------------------------------
-    def add_replica(self, replica: Registration) -> list[str]:
-        """A replica serves from now on; one known by that name is removed first. What is resident is for `adopt`.
+    def register(self, replica: Registration) -> list[str]:
+        """A replica serves from now on; returns which of its residents it must stop, because another holds them.
 
-        Returns the rollouts that wait again, because the name's former holder had them.
+        One known by that name is removed first. Residents that the balancer does not know are added: it restarted.
         """
-        known = replica.replica_id in self.books.fleet.by_id
-        lost = self.remove_replica(replica.replica_id) if known else []
-        self.books.fleet.add(replica)
+        orphans = self._remove(replica.replica_id)
+        added = self.state.add_replica(replica)
         self._replicas_changed()
-        return lost
+        stop = [load.rollout_id for load in replica.resident if not self._adopt(load, added)]
+        self._cancel_unknown(orphans)
+        return stop
 
-    def remove_replica(self, replica_id: str) -> list[str]:
-        """The replica is gone; its residents wait again, from their last reported turn. Returns their ids."""
-        replica = self.books.replica(replica_id)
-        orphans = list(replica.residents.values())
-        for rollout in orphans:
-            self._leave(rollout, ended=False)
-        self.books.fleet.remove(replica_id)
-        self._replicas_changed()
-        self._wait_again(orphans)
+    def _adopt(self, load: RolloutLoad, replica: Replica) -> bool:
+        """It runs on this replica already; False: another replica holds it."""
+        rollout = self.state.rollouts.get(load.rollout_id)
+        if rollout is None:
+            rollout = self.state.add_rollout(load, self.now_s)
+            self._enqueue([rollout])
+        elif rollout.replica is not None:
+            return rollout.replica is replica
+        rollout.load = load
+        self._settle(rollout, replica)
+        return True
+
+    def replica_lost(self, replica_id: str) -> list[str]:
+        """Its residents wait again, from their last reported turn; returns their ids.
+
+        One without a payload (another incarnation of the balancer granted it) is forgotten, and must be submitted.
+        """
+        orphans = self._remove(replica_id)
+        self._cancel_unknown(orphans)
         return [rollout.load.rollout_id for rollout in orphans]
+
+    def _remove(self, replica_id: str) -> list[Rollout]:
+        if replica_id not in self.state.replicas:
+            return []
+        orphans = list(self.state.replicas[replica_id].residents.values())
+        for rollout in orphans:
+            self._leave(rollout, Change.REQUEUED)
+        self.state.remove_replica(replica_id)
+        self._replicas_changed()
+        self._requeue(orphans)
+        return orphans
+
+    def _cancel_unknown(self, orphans: Iterable[Rollout]) -> None:
+        """Only whoever submitted them can bring back their payload."""
+        self.cancel([one.load.rollout_id for one in orphans if not one.has_payload and one.replica is None])
 
     def set_serving(self, replica_id: str, serving: bool) -> None:
         """False: nothing new goes there; residents stay."""
-        self.books.replica(replica_id).serving = serving
+        self.state.replica(replica_id).serving = serving
         self._replicas_changed()
 
-    def withdraw_versions(self) -> None:
-        """From now on a replica may report a lower one than before."""
-        self.books.fleet.withdraw_versions()
+    def _quarantine(self, replica: Replica, reason: str) -> None:
+        if replica.quarantine != reason:
+            log.warning(f"{replica.replica_id} is in quarantine and gets no more work: it {reason}")
+        replica.quarantine = reason
+        self._replicas_changed()
 
+    def _replicas_changed(self) -> None:
+        """Park or queue again the rollouts that the largest replica that takes work now cannot or can hold."""
+        state = self.state
+        self.rule.replicas_changed()
+        before = state.largest_open_tokens
+        state.largest_open_tokens = max((r.kv_capacity_tokens for r in state.open()), default=before)
+        if state.largest_open_tokens > before:
+            parked, state.parked = state.parked, {}
+            self._enqueue(list(parked.values()))
+        elif state.largest_open_tokens < before:
+            for rollout_id, rollout in state.rollouts.items():
+                if rollout.replica is None and rollout_id not in state.parked and self._fits_nowhere(rollout):
+                    self._park(rollout)
+
+    # -- policy versions and what was learned ---------------------------------------------------------------------
     def set_policy_version(self, policy_version: int) -> None:
-        """A new version is published to all; lengths learned under the old one fade."""
-        self._rule.new_policy_version()
-        self.books.fleet.published(policy_version)
+        """All replicas serve this version; lengths learned under the one before fade.
+
+        A higher version reported before was from before `withdraw_versions`.
+        """
+        if self._learner is not None:
+            self._learner.lengths.new_policy_version()
+        for replica in self.state.replicas.values():
+            replica.policy_version = policy_version
+            replica.reported_version = min(replica.reported_version, policy_version)
+
+    def withdraw_versions(self) -> None:
+        """The learner goes back to a checkpoint: a replica may report a lower version than before."""
+        for replica in self.state.replicas.values():
+            replica.policy_version = replica.reported_version = 0
 
     def remember(
         self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float = 1.0
     ) -> None:
-        """Teach the rule lengths of an earlier step or run, as `PlacementRule` has them."""
-        self._rule.remember(max_response_tokens, max_turns, ended, growth=growth)
+        """Lengths of an earlier step: (group, sampled tokens, truncated), and response tokens per sampled one."""
+        if self._learner is not None:
+            self._learner.lengths.remember(max_response_tokens, max_turns, ended, growth=growth)
 
     def learned(self) -> Learned | None:
-        """What outlives a step, for another life to `know_again`; None where the rule learns nothing."""
-        return self._rule.learned()
+        """What outlives a step; None where the rule learns nothing."""
+        return self._learner.learned() if self._learner is not None else None
 
-    def know_again(self, learned: Learned) -> None:
-        self._rule.know_again(learned)
-
-    def adopt(self, replica_id: str, loads: Iterable[RolloutLoad]) -> list[str]:
-        """These run on the replica already: after our own death. Returns those it must stop: another holds them."""
-        replica = self.books.replica(replica_id)
-        stop: list[str] = []
-        for load in loads:
-            rollout = self.books.rollouts.get(load.rollout_id)
-            if rollout is None:
-                rollout = self.books.new(load)
-                self._rule.submitted([rollout])
-            elif rollout.replica is not None:
-                if rollout.replica is not replica:
-                    stop.append(load.rollout_id)
-                continue
-            if self.books.parked.pop(load.rollout_id, None) is None:
-                self._rule.unqueue(rollout)
-            rollout.load = load
-            self._settle(rollout, replica)
-        return stop
+    def load_learned(self, learned: Learned) -> None:
+        """Of a checkpoint, or of an earlier incarnation."""
+        if self._learner is not None:
+            self._learner.load_learned(learned)
 
     # -- rollouts -------------------------------------------------------------------------------------------------
-    def submit(self, loads: Sequence[RolloutLoad]) -> None:
-        """These wait for a replica; ones known already, or twice in `loads`, are left as they are.
+    def submit(self, loads: Sequence[RolloutLoad], payloads: Sequence[Any] | None = None) -> None:
+        """These wait for a replica; known ones keep their state, and take a payload if they have none.
 
         Raises `NeverFits` before any of them is queued, with the numbers, where one is larger than every replica.
         """
-        fresh: dict[str, RolloutLoad] = {}
+        state, fresh = self.state, list[Rollout]()
+        largest = max((replica.kv_capacity_tokens for replica in state.replicas.values()), default=inf)
         for load in loads:
-            if load.rollout_id not in self.books.rollouts:
-                fresh.setdefault(load.rollout_id, load)
-        largest = self.books.fleet.largest_capacity_tokens
-        if self.books.fleet.by_id:
-            for load in fresh.values():
-                needed = self._rule.needed_tokens(load)
-                if needed > largest:
-                    raise NeverFits(load.rollout_id, needed, largest, self._rule.need)
-        self._queue([self.books.new(load) for load in fresh.values()])
-
-    def cancel(self, rollout_id: str) -> str | None:
-        """The rollout is over, wherever it is. Returns the replica that must stop it, if one runs it."""
-        rollout = self.books.rollouts.pop(rollout_id, None)
-        if rollout is None:
-            self.books.stale += 1
-            return None
-        self.books.cancelled += 1
-        replica = rollout.replica
-        if replica is None:
-            if self.books.parked.pop(rollout_id, None) is None:
-                self._rule.withdrawn(rollout)
-            return None
-        # A cut life is survived, not ended: it must not teach the estimate that rollouts are short.
-        self._leave(rollout, ended=True, truncated=True)
-        return replica.replica_id
-
-    def turn_finished(self, replica_id: str, report: TurnReport) -> bool:
-        """A turn ended and the rollout goes on; False: the replica does not hold it.
-
-        Lengths that cannot be, here or in `finished`, set the replica aside, and count as far as they can be.
-        """
-        rollout = self.books.held(replica_id, report.rollout_id)
-        if rollout is None:
-            return False
-        self._update(rollout, report)
-        self._rule.grown(rollout)
-        return True
-
-    def finished(self, replica_id: str, end: Finished) -> bool:
-        """The rollout ended; False: the replica does not hold it, and its result must not be used."""
-        rollout = self.books.held(replica_id, end.rollout_id)
-        if rollout is None:
-            return False
-        self._update(rollout, end)
-        del self.books.rollouts[end.rollout_id]
-        self.books.finished += 1
-        self._leave(rollout, ended=True, truncated=end.truncated)
-        return True
-
-    def returned(self, replica_id: str, loads: Sequence[RolloutLoad]) -> list[str]:
-        """Handed back: moved between turns, or their engine died. They wait again; returns those accepted."""
-        back: list[Rollout] = []
-        for load in loads:
-            rollout = self.books.held(replica_id, load.rollout_id)
+            needed = self.rule.needed_tokens(load)
+            if needed > largest and load.rollout_id not in state.rollouts:
+                raise NeverFits(load.rollout_id, needed, int(largest), self.rule.need)
+        for load, payload in zip(loads, payloads or [None] * len(loads), strict=True):
+            rollout = state.rollouts.get(load.rollout_id)
             if rollout is None:
-                continue
-            self.books.fleet.generated_tokens += max(0, load.generated_tokens - rollout.load.generated_tokens)
-            rollout.load = load
-            if rollout.leaving:
-                self.books.moves += 1
-            self._leave(rollout, ended=False)
-            back.append(rollout)
-        self._wait_again(back)
-        return [rollout.load.rollout_id for rollout in back]
+                rollout = state.add_rollout(load, self.now_s)
+                self._statistics.wait_begins(rollout, self.now_s)
+                fresh.append(rollout)
+            if not rollout.has_payload:
+                rollout.payload, rollout.has_payload = payload, True
+        self._enqueue(fresh)
 
-    def replica_report(self, replica_id: str, load: ReplicaLoad) -> str | None:
-        """What the engine says of itself. Nonsense sets the replica aside; returns why, if it did so now."""
-        replica = self.books.replica(replica_id)
-        reason = nonsense(replica, load)
+    def cancel(self, rollout_ids: Iterable[str]) -> None:
+        """These rollouts are over; the replica that runs one is ordered to stop it."""
+        for rollout_id in rollout_ids:
+            rollout = self.state.rollouts.pop(rollout_id, None)
+            if rollout is None:
+                self.state.stale_reports += 1
+                continue
+            self.state.cancelled += 1
+            if rollout.replica is not None:
+                self.orders.append((rollout.replica.replica_id, Cancel(rollout_id)))
+                # A cancelled rollout has survived until now: it must not teach the estimate that rollouts are short.
+                self._leave(rollout, Change.CUT)
+            elif self.state.parked.pop(rollout_id, None) is None:
+                del self.state.queue[rollout_id]
+                self.rule.rollout_changed(rollout, Change.WITHDRAWN)
+
+    def report(
+        self,
+        replica_id: str,
+        turns: Sequence[TurnReport] = (),
+        finished: Sequence[Finished] = (),
+        load: ReplicaLoad | None = None,
+    ) -> None:
+        """One tick of one replica: turns and rollouts that ended there, and its engine's load.
+
+        A report that cannot be true puts the replica into quarantine; lengths in it count as far as they can be true.
+        Raises `UnknownReplica` where it must register (again).
+        """
+        replica = self.state.replica(replica_id)
+        for turn in turns:
+            if (rollout := self.state.held(replica_id, turn.rollout_id)) is not None:
+                self._update_lengths(rollout, replica, turn)
+                self.rule.rollout_changed(rollout, Change.TURN_ENDED)
+        for end in finished:
+            if (rollout := self.state.held(replica_id, end.rollout_id)) is not None:
+                self._update_lengths(rollout, replica, end)
+                del self.state.rollouts[end.rollout_id]
+                self.state.finished += 1
+                self._leave(rollout, Change.CUT if end.truncated else Change.ENDED)
+        if load is not None:
+            self._engine_reported(replica, load)
+
+    def _update_lengths(self, rollout: Rollout, replica: Replica, report: TurnReport | Finished) -> None:
+        reason = impossible_lengths(rollout.load, report)
+        self.state.update_lengths(rollout, report)
         if reason is not None:
-            first = replica.set_aside is None
-            self._set_aside(replica, reason)
-            return reason if first else None
+            self._quarantine(replica, reason)
+
+    def _engine_reported(self, replica: Replica, load: ReplicaLoad) -> None:
+        if (reason := impossible_load(replica, load)) is not None:
+            self._quarantine(replica, reason)
+            return
         new_preemptions = load.preemptions - replica.load.preemptions
-        self.books.preempted(replica, new_preemptions)
-        replica.note(load)
-        self._rule.reported(replica, new_preemptions)
-        return None
+        self.state.count_preemptions(replica, new_preemptions)
+        replica.update(load)
+        self.rule.replica_reported(replica, new_preemptions)
+
+    def return_rollouts(self, replica_id: str, items: Sequence[tuple[RolloutLoad, Any]]) -> None:
+        """Handed back with their payloads: moved between turns, or their engine died. They wait again."""
+        returned: list[Rollout] = []
+        for load, payload in items:
+            if (rollout := self.state.held(replica_id, load.rollout_id)) is None:
+                continue
+            self.state.generated_tokens += max(0, load.generated_tokens - rollout.load.generated_tokens)
+            rollout.load, rollout.payload, rollout.has_payload = load, payload, True
+            self.state.moves += rollout.leaving
+            self._leave(rollout, Change.REQUEUED)
+            returned.append(rollout)
+        self._requeue(returned)
+
+    def _settle(self, rollout: Rollout, replica: Replica) -> None:
+        self.state.settle(rollout, replica)
+        self.rule.rollout_changed(rollout, Change.ADMITTED)
+
+    def _leave(self, rollout: Rollout, change: Change) -> None:
+        self.state.leave(rollout)
+        self.rule.rollout_changed(rollout, change)
+        rollout.replica = None
+
+    def _requeue(self, rollouts: Sequence[Rollout]) -> None:
+        """They resume on another replica, which computes their contexts again."""
+        for rollout in rollouts:
+            self.state.requeued += 1
+            self.state.recomputed_tokens += rollout.load.context_tokens
+            self._statistics.wait_begins(rollout, self.now_s)
+        self._enqueue(rollouts)
+
+    def _enqueue(self, rollouts: Sequence[Rollout]) -> None:
+        """They wait: those that some replica could hold in the queue, the others parked."""
+        queued: list[Rollout] = []
+        for rollout in rollouts:
+            if self._fits_nowhere(rollout):
+                self._park(rollout)
+            else:
+                queued.append(rollout)
+        for place, rollout in enumerate(queued):
+            rollout.batch = (place, len(queued))
+            self.state.queue[rollout.load.rollout_id] = rollout
+            self.rule.rollout_changed(rollout, Change.QUEUED)
+
+    def _fits_nowhere(self, rollout: Rollout) -> bool:
+        return self.rule.needed_tokens(rollout.load) > self.state.largest_open_tokens
+
+    def _park(self, rollout: Rollout) -> None:
+        self.state.queue.pop(rollout.load.rollout_id, None)
+        self.state.parked[rollout.load.rollout_id] = rollout
+        self.rule.rollout_changed(rollout, Change.WITHDRAWN)
 
     # -- decisions ------------------------------------------------------------------------------------------------
     def decide(self, limit: int | None = None) -> Decisions:
         """All admissions that may start now (at most `limit`), and moves between turns."""
         admissions: list[Admission] = []
         while limit is None or len(admissions) < limit:
-            picked = self._rule.pick()
+            picked = self.rule.pick()
             if picked is None:
                 break
             rollout, replica = picked
-            rollout.why = self._rule.why
             self._settle(rollout, replica)
-            self.books.admitted += 1
+            self.state.admitted += 1
             replica.admissions += 1
             replica.admitted_since_report += 1
             admissions.append(Admission(rollout.load.rollout_id, replica.replica_id))
-        moves: Sequence[Move] = self._rule.moves()
-        return Decisions(tuple(admissions), tuple(moves))
+        return Decisions(tuple(admissions), tuple(self.rule.moves()))
 
-    # -- what is known --------------------------------------------------------------------------------------------
-    def load_of(self, rollout_id: str) -> RolloutLoad | None:
-        rollout = self.books.rollouts.get(rollout_id)
-        return None if rollout is None else rollout.load
+    def issue_orders(self, limit: int) -> bool:
+        """Decide, and append the orders to `orders`; False: there were `limit` admissions, and there may be more."""
+        decisions = self.decide(limit)
+        for admission in decisions.admissions:
+            self.orders.append((admission.replica_id, self._grant(self.state.rollouts[admission.rollout_id])))
+        for move in decisions.moves:
+            self.orders.append((move.from_replica, move))
+        self._statistics.queue_blocked(self.state.queue_block(), self.now_s)
+        self._log_changes()
+        if self.now_s >= self._statistics.sampled_s + SAMPLE_EVERY_S:
+            self._statistics.sampled_s = self.now_s
+            self._statistics.sample(self.snapshot())
+        return len(decisions.admissions) < limit
 
-    def replica_of(self, rollout_id: str) -> str | None:
-        rollout = self.books.rollouts.get(rollout_id)
-        return rollout.replica.replica_id if rollout is not None and rollout.replica is not None else None
+    def _grant(self, rollout: Rollout) -> Grant:
+        assert rollout.replica is not None
+        placement = self.state.placement(
+            rollout,
+            expected_tokens=self.rule.reserved_tokens(rollout.replica),
+            waited_s=round(self.now_s - rollout.waiting_since_s, 3),
+            blocked_s=self._statistics.wait_ends(rollout, self.now_s),
+        )
+        waited_s = self.now_s - rollout.known_since_s
+        return Grant(load=rollout.load, payload=rollout.payload, waited_s=waited_s, placement=placement)
 
-    def residents(self, replica_id: str) -> list[str]:
-        return list(self.books.replica(replica_id).residents)
+    def _log_changes(self) -> None:
+        parked = len(self.state.parked)
+        if parked > self._parked_before:
+            log.warning(f"{parked} waiting rollouts need a larger replica than any that takes work now")
+        self._parked_before = parked
+        if self.idle and not self._was_idle:
+            for leak in self.leaks():
+                log.warning(f"no rollout is left, but {leak}")
+        self._was_idle = self.idle
 
-    def knows(self, replica_id: str) -> bool:
-        return replica_id in self.books.fleet.by_id
+    # -- queries --------------------------------------------------------------------------------------------------
+    @property
+    def idle(self) -> bool:
+        return not self.state.rollouts
 
-    def set_aside(self, replica_id: str) -> str | None:
-        """Why the replica gets no more work, if it was set aside."""
-        return self.books.replica(replica_id).set_aside
+    def residents(self, replica_id: str) -> list[str] | None:
+        """Ids; None: this replica is not registered."""
+        replica = self.state.replicas.get(replica_id)
+        return None if replica is None else list(replica.residents)
 
-    def reserved_tokens(self, replica_id: str) -> int:
-        """As in `snapshot`."""
-        return self._rule.reserved_tokens(self.books.replica(replica_id))
+    def waiting(self, rollout_ids: Iterable[str]) -> list[str]:
+        """Those of these that are on no replica, unknown ones among them."""
+        rollouts = self.state.rollouts
+        return [name for name in rollout_ids if name not in rollouts or rollouts[name].replica is None]
+
+    def missing(self, rollout_ids: Iterable[str]) -> list[str]:
+        """Those of these without a payload: they must be submitted before a worker can be given them."""
+        rollouts = self.state.rollouts
+        return [name for name in rollout_ids if name not in rollouts or not rollouts[name].has_payload]
 
     def snapshot(self) -> BalancerSnapshot:
-        replicas = self.books.fleet.by_id.values()
-        reserved = [self._rule.reserved_tokens(replica) for replica in replicas]
-        return self.books.snapshot(self._rule.name, self._rule.risk, reserved)
+        reserved = [self.rule.reserved_tokens(replica) for replica in self.state.replicas.values()]
+        return self.state.snapshot(self.rule.name, self._learner.risk if self._learner else 0.0, reserved)
 
-    def faults(self) -> list[str]:
-        """What is not back to zero now that no rollout is left; nothing is said while one is."""
-        return [] if self.books.rollouts else [*self.books.faults(), *self._rule.leftovers()]
+    def step_figures(self) -> PlacementFigures:
+        """Statistics since the last call; taken when a step has all its rollouts."""
+        return self._statistics.take(self.snapshot(), self.leaks(), self.now_s)
 
-    # -- inside ---------------------------------------------------------------------------------------------------
-    def _settle(self, rollout: Rollout, replica: Replica) -> None:
-        self.books.settle(rollout, replica)
-        self._rule.admitted(rollout)
+    def leaks(self) -> list[str]:
+        """What is not back to zero although no rollout is live; empty while one is."""
+        if self.state.rollouts:
+            return []
+        return [*self.state.leaks(), *(self._learner.leaks() if self._learner else [])]
 
-    def _leave(self, rollout: Rollout, *, ended: bool, truncated: bool = False) -> None:
-        self.books.leave(rollout)
-        self._rule.released(rollout, ended=ended, truncated=truncated)
-        rollout.replica = None
 
-    def _update(self, rollout: Rollout, report: TurnReport | Finished) -> None:
-        replica = rollout.replica
-        assert replica is not None
-        reason = self.books.update(rollout, report)
-        if reason is not None:
-            self._set_aside(replica, reason)
-
-    def _wait_again(self, rollouts: Sequence[Rollout]) -> None:
-        for rollout in rollouts:
-            self.books.hand_back(rollout)
-        self._queue(rollouts)
-
-    def _set_aside(self, replica: Replica, reason: str) -> None:
-        replica.set_aside = reason
-        self._replicas_changed()
-
-    def _queue(self, rollouts: Sequence[Rollout]) -> None:
-        """These wait: the rule sees those that some replica could hold, the others are parked."""
-        queued: list[Rollout] = []
-        for rollout in rollouts:
-            if self._rule.needed_tokens(rollout.load) > self._largest_open:
-                self._park(rollout)
-            else:
-                queued.append(rollout)
-        if queued:
-            self._rule.submitted(queued)
-
-    def _park(self, rollout: Rollout) -> None:
-        self.books.parked[rollout.load.rollout_id] = rollout
-        self._rule.withdrawn(rollout)
-
-    def _replicas_changed(self) -> None:
-        """Tell the rule, and park or queue again what the largest replica that takes work now can not or can hold."""
-        self._rule.replicas_changed()
-        before = self._largest_open
-        self._largest_open = max((r.kv_capacity_tokens for r in self.books.fleet.open()), default=before)
-        if self._largest_open > before:
-            parked, self.books.parked = self.books.parked, {}
-            self._queue(list(parked.values()))
-        elif self._largest_open < before:
-            for rollout in self.books.rollouts.values():
-                waits = rollout.replica is None and rollout.load.rollout_id not in self.books.parked
-                if waits and self._rule.needed_tokens(rollout.load) > self._largest_open:
-                    self._park(rollout)
+def _baseline(rule: str | MakeRule, state: State) -> PlacementRule:
+    if not isinstance(rule, str):
+        return rule(state)
+    if rule not in BASELINES:
+        raise ValueError(f"--balancer.rule: unknown rule (got {rule!r}). Hint: use one of {', '.join(RULES)}.")
+    return BASELINES[rule](state)

@@ -6,8 +6,10 @@ rounding (`block_tokens`).
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from rstar_ray.errors import RStarError
+from rstar_ray.trajectory import Placement
 from scheduler.cost import EngineCost
 
 AHEAD_SHARE = 8  # one rollout waits in the engine for every so many that run there
@@ -143,6 +145,27 @@ class Decisions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """Run this rollout: from its payload, at the lengths of its load."""
+
+    load: RolloutLoad
+    payload: Any
+    waited_s: float = 0.0  # since it was submitted
+    placement: Placement | None = None  # why it runs there
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop this rollout; its result is not wanted."""
+
+    rollout_id: str
+
+
+Order = Grant | Move | Cancel
+"""What a replica must do. A `Move` hands the rollout back at its next turn boundary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSnapshot:
     """One replica, for metrics and for people."""
 
@@ -156,7 +179,7 @@ class ReplicaSnapshot:
     admissions: int
     policy_version: int
     serving: bool
-    set_aside: str | None  # why it gets no more work
+    quarantine: str | None  # why it gets no more work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

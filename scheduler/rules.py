@@ -1,238 +1,122 @@
-"""Where a rollout runs: every rule behind one interface, so that they can be compared.
+"""Where a rollout runs: every placement rule behind one interface, so that they can be compared.
 
-A rule is told of every change and asked for one admission at a time until it has none. It sees reports only, never
-a rollout's future. `worst_case` and `expected_kv` hold rollouts back until they fit; the others hand them out at once,
-as routers do, and leave queueing and eviction to the engine.
+A rule reads the state of replicas and rollouts, never a rollout's future, and is asked for one admission at a time.
+`worst_case` and `expected_kv` hold rollouts back until they fit; the others hand them out at once, as routers do, and
+leave queueing and eviction to the engine.
 """
 
-from collections import OrderedDict
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from enum import Enum, auto
 from zlib import crc32
 
-from scheduler.fleet import Fleet, Replica, Rollout
-from scheduler.learned import Learned
 from scheduler.records import Move, RolloutLoad
+from scheduler.state import Replica, Rollout, State
 
 
-class PlacementRule(Protocol):
-    """The balancer calls these; a rollout's `replica` is set before `admitted` and cleared after `released`."""
+class Change(Enum):
+    """What happened to a rollout."""
 
-    name: str
-    need: str  # what `needed_tokens` counts, in words
-    why: str  # why what was picked last goes where it goes
-
-    def submitted(self, rollouts: Sequence[Rollout]) -> None:
-        """These wait now: new ones, or ones that lost their replica."""
-        ...
-
-    def unqueue(self, rollout: Rollout) -> None:
-        """No longer waiting: it runs already, somewhere."""
-        ...
-
-    def withdrawn(self, rollout: Rollout) -> None:
-        """Neither waiting nor running: cancelled, or too large for every replica there is. It may be unknown."""
-        ...
-
-    def pick(self) -> tuple[Rollout, Replica] | None:
-        """The next admission; None: nothing may start now."""
-        ...
-
-    def admitted(self, rollout: Rollout) -> None: ...
-
-    def grown(self, rollout: Rollout) -> None:
-        """A turn ended; `rollout.load` has the new lengths."""
-        ...
-
-    def released(self, rollout: Rollout, *, ended: bool, truncated: bool) -> None:
-        """It leaves its replica: for good (`ended`), or to wait again."""
-        ...
-
-    def replicas_changed(self) -> None: ...
-
-    def reported(self, replica: Replica, new_preemptions: int) -> None:
-        """An engine's own report has been noted."""
-        ...
-
-    def moves(self) -> Sequence[Move]: ...
-
-    def needed_tokens(self, load: RolloutLoad) -> int:
-        """The least capacity of a replica that could ever hold it."""
-        ...
-
-    def reserved_tokens(self, replica: Replica) -> int:
-        """KV that its residents are counted on to need, now or later; 0 where the rule does not look ahead."""
-        ...
+    QUEUED = auto()  # new, or back from a replica
+    ADMITTED = auto()  # to `rollout.replica`
+    TURN_ENDED = auto()  # `rollout.load` has the new lengths
+    REQUEUED = auto()  # it leaves `rollout.replica`, to wait again
+    ENDED = auto()  # it leaves `rollout.replica` for good, by its policy's choice
+    CUT = auto()  # the same, cut by its budget or cancelled: it might have become longer
+    WITHDRAWN = auto()  # it waits no longer: cancelled, or parked
 
     @property
-    def risk(self) -> float:
-        """Share of rollouts that it lets an engine preempt; 0 where it does not ask."""
-        ...
-
-    def leftovers(self) -> list[str]:
-        """What it still keeps of rollouts, in words, although none is left."""
-        ...
-
-    def new_policy_version(self) -> None:
-        """The weights changed."""
-        ...
-
-    def remember(
-        self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float
-    ) -> None:
-        """Lengths of an earlier step or run: (group, sampled tokens, truncated), and response tokens for each."""
-        ...
-
-    def learned(self) -> Learned | None:
-        """What outlives a step, as it is now; None where the rule learns nothing."""
-        ...
-
-    def know_again(self, learned: Learned) -> None:
-        """From now on it has learned this, and of budgets that are not named in it what it had."""
-        ...
+    def leaves(self) -> bool:
+        return self in (Change.REQUEUED, Change.ENDED, Change.CUT)
 
 
-class QueueRule:
-    """First come, first served; a subclass says where in `choose`."""
+class PlacementRule(ABC):
+    """What the balancer asks of a rule; only `pick` must be defined."""
 
     name = ""
-    need = "its context and one more"
-    why = ""
+    need = "its context and one more"  # what `needed_tokens` counts, in words
 
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet = fleet
-        self.waiting: OrderedDict[str, Rollout] = OrderedDict()
+    def __init__(self, state: State) -> None:
+        self.state = state
 
-    def submitted(self, rollouts: Sequence[Rollout]) -> None:
-        for rollout in rollouts:
-            self.waiting[rollout.load.rollout_id] = rollout
-
-    def unqueue(self, rollout: Rollout) -> None:
-        self.waiting.pop(rollout.load.rollout_id, None)
-
-    def withdrawn(self, rollout: Rollout) -> None:
-        self.unqueue(rollout)
-
+    @abstractmethod
     def pick(self) -> tuple[Rollout, Replica] | None:
-        if not self.waiting:
-            return None
-        rollout = next(iter(self.waiting.values()))  # some replica could hold it: others wait only until that has room
-        replica = self.choose(rollout)
-        if replica is None:
-            return None
-        del self.waiting[rollout.load.rollout_id]
-        return rollout, replica
-
-    def choose(self, rollout: Rollout) -> Replica | None:
-        raise NotImplementedError
-
-    def candidates(self, rollout: Rollout) -> list[Replica]:
-        """Open replicas that could ever hold it."""
-        needed = self.needed_tokens(rollout.load)
-        return [replica for replica in self.fleet.open() if replica.kv_capacity_tokens >= needed]
-
-    def admitted(self, rollout: Rollout) -> None:
-        pass
-
-    def grown(self, rollout: Rollout) -> None:
-        pass
-
-    def released(self, rollout: Rollout, *, ended: bool, truncated: bool) -> None:
-        pass
-
-    def replicas_changed(self) -> None:
-        pass
-
-    def reported(self, replica: Replica, new_preemptions: int) -> None:
-        pass
+        """The next admission, with `rollout.why` set; None: nothing may start now."""
 
     def moves(self) -> Sequence[Move]:
+        """Rollouts that leave their replica at their next turn boundary."""
         return ()
 
     def needed_tokens(self, load: RolloutLoad) -> int:
+        """The least capacity of a replica that could ever hold it."""
         return load.least_tokens
 
     def reserved_tokens(self, replica: Replica) -> int:
+        """KV that its residents are expected to need, now or later; 0 where the rule does not look ahead."""
         return replica.reserved_tokens
 
-    @property
-    def risk(self) -> float:
-        return 0.0
+    def rollout_changed(self, rollout: Rollout, change: Change) -> None:  # noqa: B027
+        """Called after every change of a rollout."""
 
-    def leftovers(self) -> list[str]:
-        return [f"{len(self.waiting)} rollouts still queued"] if self.waiting else []
+    def replicas_changed(self) -> None:  # noqa: B027
+        """Replicas came, went, or take work again or no longer."""
 
-    def new_policy_version(self) -> None:
-        pass
-
-    def remember(
-        self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float
-    ) -> None:
-        pass
-
-    def learned(self) -> None:
-        return None
-
-    def know_again(self, learned: Learned) -> None:
-        pass
+    def replica_reported(self, replica: Replica, new_preemptions: int) -> None:  # noqa: B027
+        """Called after an engine's report is stored."""
 
 
-class Static(QueueRule):
+class FirstComeFirstServed(PlacementRule):
+    """Places the oldest rollout of the queue; a subclass chooses the replica."""
+
+    why = ""
+
+    @abstractmethod
+    def choose(self, rollout: Rollout, replicas: Sequence[Replica]) -> Replica | None:
+        """One of these, which take work and could ever hold it; None: it waits, and so do those behind it."""
+
+    def pick(self) -> tuple[Rollout, Replica] | None:
+        rollout = next(iter(self.state.queue.values()), None)
+        if rollout is None:
+            return None
+        needed = self.needed_tokens(rollout.load)
+        replicas = [replica for replica in self.state.open() if replica.kv_capacity_tokens >= needed]
+        replica = self.choose(rollout, replicas) if replicas else None
+        if replica is None:
+            return None
+        rollout.why = self.why
+        return rollout, replica
+
+
+class Static(FirstComeFirstServed):
     """Each batch of submissions is cut into equal runs, one per replica, before anything starts."""
 
     name = "static"
     why = "its place in the batch: equal shares, cut up front"
 
-    def __init__(self, fleet: Fleet) -> None:
-        super().__init__(fleet)
-        self._share: dict[str, tuple[int, int]] = {}  # place in its batch, and the batch's size
-
-    def submitted(self, rollouts: Sequence[Rollout]) -> None:
-        super().submitted(rollouts)
-        for place, rollout in enumerate(rollouts):
-            self._share[rollout.load.rollout_id] = (place, len(rollouts))
-
-    def choose(self, rollout: Rollout) -> Replica | None:
-        replicas = self.candidates(rollout)
-        if not replicas:
-            return None
-        place, size = self._share.pop(rollout.load.rollout_id)
+    def choose(self, rollout: Rollout, replicas: Sequence[Replica]) -> Replica | None:
+        place, size = rollout.batch
         return replicas[place * len(replicas) // size]
 
-    def unqueue(self, rollout: Rollout) -> None:
-        super().unqueue(rollout)
-        self._share.pop(rollout.load.rollout_id, None)
 
-
-class RoundRobin(QueueRule):
+class RoundRobin(FirstComeFirstServed):
     """Replicas in turn."""
 
     name = "round_robin"
     why = "the next in turn"
 
-    def __init__(self, fleet: Fleet) -> None:
-        super().__init__(fleet)
-        self._turn = 0
-
-    def choose(self, rollout: Rollout) -> Replica | None:
-        replicas = self.candidates(rollout)
-        if not replicas:
-            return None
-        self._turn += 1
-        return replicas[(self._turn - 1) % len(replicas)]
+    def choose(self, rollout: Rollout, replicas: Sequence[Replica]) -> Replica | None:
+        return replicas[self.state.admitted % len(replicas)]
 
 
-class ConsistentHash(QueueRule):
-    """The replica with the highest hash of (rollout, replica): few rollouts move when the fleet changes."""
+class ConsistentHash(FirstComeFirstServed):
+    """The replica with the highest hash of (rollout, replica): few rollouts move when replicas come or go."""
 
     name = "consistent_hash"
     why = "the highest hash with the rollout's id"
 
-    def choose(self, rollout: Rollout) -> Replica | None:
+    def choose(self, rollout: Rollout, replicas: Sequence[Replica]) -> Replica | None:
         key = crc32(rollout.load.rollout_id.encode())
-        return max(
-            self.candidates(rollout), key=lambda replica: _mixed(key ^ crc32(replica.replica_id.encode())), default=None
-        )
+        return max(replicas, key=lambda replica: _mixed(key ^ crc32(replica.replica_id.encode())))
 
 
 def _mixed(value: int) -> int:
@@ -242,57 +126,48 @@ def _mixed(value: int) -> int:
     return value ^ value >> 16
 
 
-class LeastRequests(QueueRule):
-    """Sticky; a rollout starts where the engine has fewest requests, by its last report and what was sent since."""
+class LeastRequests(FirstComeFirstServed):
+    """Where the engine has fewest requests, by its last report and what was sent since; it stays there."""
 
     name = "least_requests"
     why = "the fewest requests in its engine"
 
-    def choose(self, rollout: Rollout) -> Replica | None:
-        def requests(replica: Replica) -> int:
-            return replica.load.running + replica.load.waiting + replica.admitted_since_report
-
-        return min(self.candidates(rollout), key=requests, default=None)
+    def choose(self, rollout: Rollout, replicas: Sequence[Replica]) -> Replica | None:
+        return min(replicas, key=lambda r: r.load.running + r.load.waiting + r.admitted_since_report)
 
 
-class LeastSessions(QueueRule):
-    """Sticky; a rollout starts where fewest rollouts live, at a tool or not."""
+class LeastSessions(FirstComeFirstServed):
+    """Where fewest rollouts live, at a tool or not; it stays there."""
 
     name = "least_sessions"
     why = "the fewest rollouts live there"
 
-    def choose(self, rollout: Rollout) -> Replica | None:
-        return min(self.candidates(rollout), key=lambda replica: len(replica.residents), default=None)
+    def choose(self, rollout: Rollout, replicas: Sequence[Replica]) -> Replica | None:
+        return min(replicas, key=lambda replica: len(replica.residents))
 
 
-IDLEST = "the fewest rollouts live there, and no better place has its prompt"
-
-
-class PrefixAware(QueueRule):
+class PrefixAware(FirstComeFirstServed):
     """Where the prompt is cached, unless that replica is well ahead of the idlest; then the idlest."""
 
     name = "prefix_aware"
     imbalance_rollouts = 32
     imbalance_ratio = 1.1
 
-    def choose(self, rollout: Rollout) -> Replica | None:
-        replicas = self.candidates(rollout)
-        if not replicas:
-            return None
+    def choose(self, rollout: Rollout, replicas: Sequence[Replica]) -> Replica | None:
         idlest = min(replicas, key=lambda replica: len(replica.residents))
         group = rollout.load.group_id
         cached = max(replicas, key=lambda replica: replica.groups.get(group, 0))
-        self.why = IDLEST
-        lead = len(cached.residents) - len(idlest.residents)
-        if cached.groups.get(group, 0) == 0:
-            return idlest
-        if lead > self.imbalance_rollouts and len(cached.residents) > self.imbalance_ratio * len(idlest.residents):
+        ahead = len(cached.residents) - len(idlest.residents) > self.imbalance_rollouts
+        if (
+            ahead and len(cached.residents) > self.imbalance_ratio * len(idlest.residents)
+        ) or group not in cached.groups:
+            self.why = "the fewest rollouts live there, and no better place has its prompt"
             return idlest
         self.why = "the prompt is cached there"
         return cached
 
 
-class WorstCase(QueueRule):
+class WorstCase(FirstComeFirstServed):
     """Reserve prompt and maximum response for a rollout's whole life, on the freest replica; wait where none has room.
 
     What the authors of arXiv:2508.20722 describe (section 3.2). Never overflows, and leaves most of the cache unused.
@@ -302,23 +177,20 @@ class WorstCase(QueueRule):
     need = "its prompt and the longest response it may have, in whole blocks"
     why = "most KV that nobody has reserved"
 
-    def choose(self, rollout: Rollout) -> Replica | None:
+    def choose(self, rollout: Rollout, replicas: Sequence[Replica]) -> Replica | None:
         def free(replica: Replica) -> int:
             return replica.kv_capacity_tokens - replica.reserved_tokens
 
-        freest = max((r for r in self.candidates(rollout) if r.has_seat), key=free, default=None)
+        freest = max((replica for replica in replicas if replica.has_seat), key=free, default=None)
         return freest if freest is not None and free(freest) >= self.needed_tokens(rollout.load) else None
 
-    def admitted(self, rollout: Rollout) -> None:
-        assert rollout.replica is not None
-        rollout.reserved_tokens = self.needed_tokens(rollout.load)
-        rollout.replica.reserved_tokens += rollout.reserved_tokens
-
-    def released(self, rollout: Rollout, *, ended: bool, truncated: bool) -> None:
-        assert rollout.replica is not None
-        rollout.replica.reserved_tokens -= rollout.reserved_tokens
-        rollout.reserved_tokens = 0
+    def rollout_changed(self, rollout: Rollout, change: Change) -> None:
+        if change is Change.ADMITTED or change.leaves:
+            assert rollout.replica is not None
+            tokens = self.needed_tokens(rollout.load) if change is Change.ADMITTED else 0
+            rollout.replica.reserved_tokens += tokens - rollout.reserved_tokens
+            rollout.reserved_tokens = tokens
 
     def needed_tokens(self, load: RolloutLoad) -> int:
         """Whole blocks: an engine never gives half of one."""
-        return self.fleet.whole_blocks(load.worst_case_tokens)
+        return self.state.whole_blocks(load.worst_case_tokens)

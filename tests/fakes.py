@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from actors.balancer_service import BalancerService, Cancel, Grant
+from actors.balancer_service import BalancerService
 from actors.remote import Remote
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.algorithm.update import SftExample, UpdateResult
@@ -42,7 +42,7 @@ from rstar_ray.trajectory import (
     Trajectory,
     TrajectorySummary,
 )
-from scheduler.records import Move, Registration
+from scheduler.records import Cancel, Grant, Move, Registration
 
 A = TypeVar("A")
 END = 0  # the end-of-turn token

@@ -7,7 +7,7 @@ from typing import Any
 from actors.balancer_service import BalancerService, Known
 from actors.remote import Remote
 from rstar_ray.run_dir.best_effort import best_effort
-from scheduler.learned import Learned
+from scheduler.expected_kv.learned import Learned
 
 
 class BalancerMemory:

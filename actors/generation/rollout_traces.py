@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable
 
-from actors.balancer_service import Grant
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.telemetry.traces import ROOT, TraceSink, TraceSpan, otlp_request
 from rstar_ray.trajectory import Completion, Trajectory
+from scheduler.records import Grant
 from scheduler.spans import Activity, Span
 
 

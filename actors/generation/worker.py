@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from ray.exceptions import RayError, RayTaskError
 
-from actors.balancer_service import BalancerService, Cancel, Grant, Order
+from actors.balancer_service import BalancerService
 from actors.generation.engine import EngineFacts
 from actors.generation.journal_writer import JournalWriter
 from actors.generation.load_meter import EngineLoad
@@ -32,7 +32,7 @@ from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.meter import NO_METER
 from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import Completion, StopReason, ToolCall, ToolMemory, ToolResult, Trajectory
-from scheduler.records import Registration, ReplicaLoad, UnknownReplica, in_flight_limit
+from scheduler.records import Cancel, Grant, Order, Registration, ReplicaLoad, UnknownReplica, in_flight_limit
 from scheduler.spans import Activity
 
 T = TypeVar("T")

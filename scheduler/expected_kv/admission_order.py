@@ -2,13 +2,12 @@
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Sequence
 
 import numpy as np
 
-from scheduler.estimate import Floats
+from scheduler.expected_kv.estimate import Floats
 from scheduler.expected_kv.lengths import NUM_HORIZONS, Group, Lengths
-from scheduler.fleet import Rollout
+from scheduler.state import Rollout
 
 PROBES = 4  # siblings of each group that start before groups are ranked by length
 OLDEST_EVERY = 32  # every so many admissions the longest-waiting rollout goes first
@@ -27,14 +26,13 @@ class Order:
     def __bool__(self) -> bool:
         return bool(self._ranked or self._resumed)
 
-    def add(self, rollouts: Sequence[Rollout]) -> None:
-        for rollout in rollouts:
-            group, load = self._lengths.know(rollout), rollout.load
-            if load.context_tokens == load.prompt_tokens and rollout.prefer is None:
-                group.fresh[load.rollout_id] = rollout
-                self._arrivals.append(rollout)
-            else:
-                self._resumed[load.rollout_id] = rollout
+    def add(self, rollout: Rollout) -> None:
+        group, load = self._lengths.know(rollout), rollout.load
+        if load.context_tokens == load.prompt_tokens and rollout.prefer is None:
+            group.fresh[load.rollout_id] = rollout
+            self._arrivals.append(rollout)
+        else:
+            self._resumed[load.rollout_id] = rollout
 
     def remove(self, rollout: Rollout) -> None:
         """It does not wait any more: it runs somewhere, or is not wanted."""
@@ -43,7 +41,7 @@ class Order:
         if group.fresh.pop(rollout.load.rollout_id, None) is not None:
             group.started += 1
 
-    def leftovers(self) -> list[str]:
+    def leaks(self) -> list[str]:
         return [f"{len(self._resumed)} interrupted rollouts still queued"] if self._resumed else []
 
     def rank(self) -> None:

@@ -5,7 +5,7 @@ from statistics import NormalDist, median
 
 from rstar_ray.config import BalancerConfig
 from scheduler.cost import LOOKS, USUAL_IDLE_SHARE, PlacementCost, placement_cost, risk_of, running_in
-from scheduler.fleet import Replica
+from scheduler.state import Replica
 
 Z_STEP = 0.1  # how far a report of preemptions moves the safety factor, and `risk` of it back with every end
 Z_SPAN = 1.5  # how far it may go above the normal quantile

@@ -7,9 +7,9 @@ from math import inf
 
 import numpy as np
 
-from scheduler.estimate import Floats
+from scheduler.expected_kv.estimate import Floats
 from scheduler.expected_kv.lengths import NUM_HORIZONS, Group, Lengths
-from scheduler.fleet import Replica, Rollout
+from scheduler.state import Replica, Rollout
 
 
 class Profile:
@@ -95,7 +95,7 @@ class Profile:
             variance_H -= self._variance_RH[rows].sum(axis=0)
         return demand_H, np.maximum(variance_H, 0.0)
 
-    def leftovers(self) -> list[str]:
+    def leaks(self) -> list[str]:
         if not (self._rollouts or self.prompt_tokens or self._coming):
             return []
         return [

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.estimate import Floats, LengthEstimate
-from scheduler.fleet import Fleet, Rollout
-from scheduler.learned import LearnedLengths
+from scheduler.expected_kv.estimate import Floats, LengthEstimate
+from scheduler.expected_kv.learned import LearnedLengths
+from scheduler.state import Rollout, State
 
 NUM_HORIZONS = 20
 LEARN_EVERY = 128  # observations between two refreshes of the estimate, fewer with few groups
@@ -90,8 +90,8 @@ class Group:
 class Lengths:
     """All groups with a live rollout, and the estimates behind them."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet = fleet
+    def __init__(self, state: State) -> None:
+        self.state = state
         self.groups: dict[str, Group] = {}
         self.horizons_H: Floats = np.zeros(NUM_HORIZONS)
         self._budgets: dict[tuple[int, int], Budgets] = {}
@@ -160,7 +160,7 @@ class Lengths:
             for (max_response_tokens, max_turns), budgets in self._budgets.items()
         )
 
-    def know_again(self, learned: Sequence[LearnedLengths]) -> None:
+    def load_learned(self, learned: Sequence[LearnedLengths]) -> None:
         """From now on this alone is known of rollouts that have ended."""
         named = {(one.max_response_tokens, one.max_turns) for one in learned}
         self._budgets = {pair: budgets for pair, budgets in self._budgets.items() if budgets.live or pair in named}
@@ -215,7 +215,7 @@ class Lengths:
             group.index = group.budgets.estimate.add_group(group_id)
         self.stale()
 
-    def leftovers(self) -> list[str]:
+    def leaks(self) -> list[str]:
         return [f"group {group_id!r} still has {group.live} live" for group_id, group in self.groups.items()]
 
     # -- what is learned ------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class Lengths:
     def _note_survivors(self) -> None:
         """Tell the estimates how far all have come: ends are known at once, and must not be counted alone."""
         ages: dict[Budgets, tuple[list[int], list[float]]] = {budgets: ([], []) for budgets in self._budgets.values()}
-        for replica in self.fleet.by_id.values():
+        for replica in self.state.replicas.values():
             for rollout in replica.residents.values():
                 rows, known = ages[self.group_of(rollout).budgets]
                 rows.append(rollout.length_row)
@@ -285,7 +285,7 @@ class Lengths:
     def _sizes(self, budgets: Budgets, response_N: Floats) -> Floats:
         """KV tokens [N, H] beside the prompt while it lives; half a block is lost to rounding by every rollout."""
         grown_NH = response_N[:, None] + budgets.growth * self.horizons_H
-        return np.minimum(grown_NH, budgets.estimate.max_response_tokens) + self.fleet.block_tokens / 2
+        return np.minimum(grown_NH, budgets.estimate.max_response_tokens) + self.state.block_tokens / 2
 
     def rows_of(self, rollout: Rollout) -> Rows:
         """What this one would add to a replica."""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from math import inf
 
 from scheduler.expected_kv.caution import Caution
+from scheduler.expected_kv.learned import MoveCounts
 from scheduler.expected_kv.lengths import Lengths
 from scheduler.expected_kv.room import Room
-from scheduler.fleet import Fleet, Replica, Rollout
-from scheduler.learned import MoveCounts
 from scheduler.records import Move
+from scheduler.state import Replica, Rollout, State
 
 MOVE_SHARE = 0.003  # tokens computed again because of moves, at most, of all generated
 PRESSED_SHARE = 0.008  # the same, where the alternative is an engine's preemption, which wastes more; once
@@ -29,8 +29,8 @@ EMPTIER = "moved here, where less than half as much KV is in use"
 class Moves:
     """Looks at rollouts that have ended a turn since the last look."""
 
-    def __init__(self, fleet: Fleet, lengths: Lengths, room: Room, caution: Caution) -> None:
-        self.fleet = fleet
+    def __init__(self, state: State, lengths: Lengths, room: Room, caution: Caution) -> None:
+        self.state = state
         self._lengths = lengths
         self._room = room
         self._caution = caution
@@ -57,7 +57,7 @@ class Moves:
 
     @property
     def _generated_tokens(self) -> int:
-        return self._generated_before + self.fleet.generated_tokens
+        return self._generated_before + self.state.generated_tokens
 
     def counts(self) -> MoveCounts:
         return MoveCounts(
@@ -67,9 +67,9 @@ class Moves:
             preempted_tokens=self._preempted_tokens,
         )
 
-    def count_from(self, before: MoveCounts) -> None:
+    def load_counts(self, before: MoveCounts) -> None:
         """Go on from here."""
-        self._generated_before = before.generated_tokens - self.fleet.generated_tokens
+        self._generated_before = before.generated_tokens - self.state.generated_tokens
         self._turns, self._moved_tokens = before.turns, before.moved_tokens
         self._preempted_tokens = before.preempted_tokens
 
@@ -95,7 +95,7 @@ class Moves:
             allowed = share * self._generated_tokens + (self._preempted_tokens if pressed else 0)
             if self._moved_tokens + context > allowed:
                 continue
-            used = used or {replica.replica_id: self._room.used_tokens(replica) for replica in self.fleet.open()}
+            used = used or {replica.replica_id: self._room.used_tokens(replica) for replica in self.state.open()}
             target = self._relief(rollout, source) if pressed else self._emptiest(rollout, source, used)
             if target is None:
                 continue
@@ -144,11 +144,11 @@ class Moves:
             return None
         if MOVE_GAIN * self._lengths.remaining_tokens(rollout) < context:
             return None
-        return target if self._room.fits(self.fleet.by_id[target], rollout) else None
+        return target if self._room.fits(self.state.replicas[target], rollout) else None
 
     def _relief(self, rollout: Rollout, source: Replica) -> str | None:
         """The replica with the lowest peak ahead, where the rollout would leave it below its cache and the source."""
-        others = [r for r in self.fleet.open() if r is not source and r.has_seat]
+        others = [r for r in self.state.open() if r is not source and r.has_seat]
         target = min(others, key=lambda r: self._room.peak(r, PRESSED_Z) / r.kv_capacity_tokens, default=None)
         if target is None:
             return None

@@ -13,11 +13,11 @@ from math import inf, sqrt
 
 import numpy as np
 
-from scheduler.estimate import Floats
 from scheduler.expected_kv.caution import Caution
 from scheduler.expected_kv.demand_profile import Profile
+from scheduler.expected_kv.estimate import Floats
 from scheduler.expected_kv.lengths import Group, Lengths
-from scheduler.fleet import Fleet, Replica, Rollout
+from scheduler.state import Replica, Rollout, State
 
 REFRESH_STEPS = 32  # decode steps after which a replica's profile is computed anew
 CLEAR_ROOM = 0.02  # of a cache: more room than this needs no exact test
@@ -30,8 +30,8 @@ PROMPT_WORTH = 2  # a cached prompt saves its KV, and its prefill
 class Room:
     """All replicas' profiles, and of each the demand at its worst horizon."""
 
-    def __init__(self, fleet: Fleet, lengths: Lengths, caution: Caution) -> None:
-        self.fleet = fleet
+    def __init__(self, state: State, lengths: Lengths, caution: Caution) -> None:
+        self.state = state
         self._lengths = lengths
         self._caution = caution
         self._profiles: dict[str, Profile] = {}
@@ -46,7 +46,7 @@ class Room:
         """The replica with most room after admission, counting a cached prompt as room; ties rotate with `turn`."""
         group = self._lengths.group_of(rollout)
         needed = rollout.load.least_tokens
-        preferred = self.fleet.by_id.get(rollout.prefer) if rollout.prefer is not None else None
+        preferred = self.state.replicas.get(rollout.prefer) if rollout.prefer is not None else None
         if preferred is not None and preferred.open and preferred.has_seat and preferred.kv_capacity_tokens >= needed:
             self.why = rollout.why
             return preferred  # how much it will need was weighed when the move was decided
@@ -57,7 +57,7 @@ class Room:
                 if self._measure_loose():
                     continue
                 return None
-            replica = self.fleet.by_index[best]
+            replica = self.state.by_index[best]
             assert replica is not None
             self.why = CACHED if best in group.homes else ROOMIEST
             if replica.kv_capacity_tokens < needed:
@@ -75,7 +75,7 @@ class Room:
     def _place_among_large(self, rollout: Rollout, needed: int) -> Replica | None:
         """As `place`, where the roomiest replica is too small ever to hold it: the roomiest of those that could."""
         self._measure_loose()
-        large = [r for r in self.fleet.open() if r.has_seat and r.kv_capacity_tokens >= needed]
+        large = [r for r in self.state.open() if r.has_seat and r.kv_capacity_tokens >= needed]
         best = max(large, key=lambda r: (not r.residents, r.kv_capacity_tokens - self._peak_S[r.index]), default=None)
         return best if best is not None and self.fits(best, rollout) else None
 
@@ -88,7 +88,7 @@ class Room:
         if len(self._peak_S) == 0:
             return -1, -inf
         demand, variance, shared = peaks
-        prompt, z, apart = self.fleet.whole_blocks(group.prompt_tokens), self._caution.z, self._caution.apart
+        prompt, z, apart = self.state.whole_blocks(group.prompt_tokens), self._caution.z, self._caution.apart
         room_S = self._capacity_S - self._peak_S - (demand + prompt) - z * np.sqrt(self._variance_S + variance)
         for index, siblings in group.homes.items():
             alone = self._variance_S[index] + variance
@@ -107,7 +107,7 @@ class Room:
 
         Where all are spread evenly, and every group is, replicas differ least.
         """
-        held_S = [inf if r is None else len(r.residents) / r.kv_capacity_tokens for r in self.fleet.by_index]
+        held_S = [inf if r is None else len(r.residents) / r.kv_capacity_tokens for r in self.state.by_index]
         for index, siblings in group.homes.items():
             held_S[index] += siblings / self._capacity_S[index]
         best = int(np.where(room_S > 0.0, held_S, inf).argmin())
@@ -149,13 +149,13 @@ class Room:
         """What its residents need at most, at the present risk."""
         return int(self.peak(replica, self._caution.z)) if replica.residents else 0
 
-    def leftovers(self) -> list[str]:
-        return [text for profile in self._profiles.values() for text in profile.leftovers()]
+    def leaks(self) -> list[str]:
+        return [text for profile in self._profiles.values() for text in profile.leaks()]
 
     def expected_to_hold(self, demand_H: Floats) -> bool:
         """Whether so much more [H], spread over all replicas that take work, stays within their caches as expected."""
         capacity = 0
-        for replica in self.fleet.open():
+        for replica in self.state.open():
             profile = self._profiles[replica.replica_id]
             demand_H = demand_H + profile.ahead()[0] + profile.beside_tokens
             capacity += replica.kv_capacity_tokens
@@ -164,7 +164,7 @@ class Room:
     def ease(self, enough: float | None) -> None:
         """The margin is to be no more than this, or what the risk asks for."""
         if self._caution.ease(enough):
-            for replica in self.fleet.by_id.values():
+            for replica in self.state.replicas.values():
                 self.measure(replica)
 
     # -- what happens ---------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class Room:
         self._profiles[source.replica_id].asked_to_leave(rollout)
         if target is not None:
             self._profiles[target].expect(rollout)
-            self.measure(self.fleet.by_id[target])
+            self.measure(self.state.replicas[target])
 
     def expect_no_longer(self, rollout: Rollout, replica_id: str) -> None:
         """It is there, or will not come."""
@@ -216,20 +216,20 @@ class Room:
 
     def _measure_loose(self) -> bool:
         """Measure every replica of which only a bound is known; False: there was none."""
-        loose = [r for r in self.fleet.by_index if r is not None and not self._exact_S[r.index]]
+        loose = [r for r in self.state.by_index if r is not None and not self._exact_S[r.index]]
         for replica in loose:
             self.measure(replica)
         return bool(loose)
 
     def replicas_changed(self) -> None:
-        missing = len(self.fleet.by_index) - len(self._exact_S)
+        missing = len(self.state.by_index) - len(self._exact_S)
         self._peak_S = np.concatenate([self._peak_S, np.full(missing, inf)])
         self._variance_S = np.concatenate([self._variance_S, np.zeros(missing)])
         self._capacity_S = np.concatenate([self._capacity_S, np.zeros(missing)])
         self._exact_S += [True] * missing
-        for replica_id in self._profiles.keys() - self.fleet.by_id.keys():
+        for replica_id in self._profiles.keys() - self.state.replicas.keys():
             del self._profiles[replica_id]
-        for index, replica in enumerate(self.fleet.by_index):
+        for index, replica in enumerate(self.state.by_index):
             if replica is None:
                 self._peak_S[index], self._exact_S[index] = inf, True
                 continue

@@ -1,4 +1,4 @@
-"""What no schedule can beat, knowing every length in advance: the clairvoyant lower bound on a step's makespan.
+"""What no schedule can beat, knowing every length in advance: the lower bound on a step's makespan.
 
 Three bounds, and the largest of them counts:
 - the longest single rollout, alone on an idle replica, its tool waits included;

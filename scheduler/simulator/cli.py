@@ -1,4 +1,4 @@
-"""The twin for people: `python -m scheduler.simulator` simulates one step; every figure printed is simulated."""
+"""The command line: `python -m scheduler.simulator` simulates one step; every figure printed is simulated."""
 
 import argparse
 import json
@@ -11,10 +11,17 @@ from rstar_ray.config import BalancerConfig, EngineConfig
 from rstar_ray.errors import ConfigError
 from scheduler.balancer import PLACEMENT, RULES
 from scheduler.cost import read_cost
-from scheduler.fleet import BLOCK_TOKENS
 from scheduler.records import NeverFits
 from scheduler.simulator.engine_model import EngineShape
-from scheduler.simulator.simulate import MI300X_14B, CannotHold, Twin, TwinResult, TwinSettings, limits_of
+from scheduler.simulator.simulate import (
+    MI300X_14B,
+    CannotHold,
+    Simulator,
+    SimulatorResult,
+    SimulatorSettings,
+    limits_of,
+)
+from scheduler.state import BLOCK_TOKENS
 from scheduler.traces.stage_traces import STAGES
 from scheduler.traces.trace import TraceRollout, read_trace
 
@@ -22,14 +29,14 @@ from scheduler.traces.trace import TraceRollout, read_trace
 def main() -> None:
     args = _arguments()
     rules = list(RULES) if args.rule == "all" else [args.rule]
-    results: list[TwinResult | CannotHold] = []
+    results: list[SimulatorResult | CannotHold] = []
     try:
         rollouts = read_trace(args.trace)
         history = [] if args.history is None else read_trace(args.history)
         settings = _settings(args, rollouts)
         for rule in rules:
             try:
-                results.append(Twin(rollouts, rule, settings, history=history, clock=time.perf_counter).run())
+                results.append(Simulator(rollouts, rule, settings, history=history, clock=time.perf_counter).run())
             except NeverFits as error:
                 if len(rules) == 1:
                     raise
@@ -68,11 +75,11 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
-def _settings(args: argparse.Namespace, rollouts: Sequence[TraceRollout]) -> TwinSettings:
+def _settings(args: argparse.Namespace, rollouts: Sequence[TraceRollout]) -> SimulatorSettings:
     budget, turns = limits_of(rollouts)
     if args.stage:
         budget, turns = STAGES[args.stage].max_response_tokens, STAGES[args.stage].max_turns
-    return TwinSettings(
+    return SimulatorSettings(
         replicas=args.replicas,
         shape=EngineShape(kv_tokens=args.kv_tokens, block_tokens=args.block_tokens, max_running=args.max_running),
         cost=MI300X_14B if args.cost is None else read_cost(args.cost),
@@ -82,9 +89,9 @@ def _settings(args: argparse.Namespace, rollouts: Sequence[TraceRollout]) -> Twi
     )
 
 
-def table(results: Sequence[TwinResult | CannotHold]) -> str:
+def table(results: Sequence[SimulatorResult | CannotHold]) -> str:
     """All rules side by side."""
-    held = [result for result in results if isinstance(result, TwinResult)]
+    held = [result for result in results if isinstance(result, SimulatorResult)]
     lines = [
         f"simulated; lower bound {held[0].lower_bound_s:.1f} s, {held[0].generated_tokens} tokens generated",
         f"{'rule':<16}{'makespan_s':>11}{'x bound':>9}{'preempted':>10}{'recomputed':>11}{'KV use':>8}"
@@ -94,7 +101,7 @@ def table(results: Sequence[TwinResult | CannotHold]) -> str:
         f"{r.rule:<16}{r.makespan_s:>11.1f}{r.makespan_s / r.lower_bound_s:>9.3f}{r.preemptions:>10}"
         f"{r.recomputed_tokens / r.generated_tokens:>11.2%}{r.kv_utilisation:>8.1%}{r.wait_s_p50:>10.1f}"
         f"{r.wait_s_p99:>10.1f}{r.decisions_per_s:>13.0f}"
-        if isinstance(r, TwinResult)
+        if isinstance(r, SimulatorResult)
         else f"{r.rule:<16}cannot hold it: {r.reason}"
         for r in results
     ]

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from math import inf
 
 from scheduler.cost import EngineCost
-from scheduler.fleet import BLOCK_TOKENS
 from scheduler.simulator.paged_cache import PagedCache, Request
+from scheduler.state import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

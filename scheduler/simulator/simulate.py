@@ -1,4 +1,4 @@
-"""The twin: the same balancer over modelled engines and tools in virtual time. All its figures are *simulated*.
+"""The simulator: the same balancer over modelled engines and tools in virtual time. Its figures are *simulated*.
 
     python -m scheduler.simulator --trace stage1.jsonl --replicas 64 --kv-tokens 650000 --rule expected_kv --json
 
@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rstar_ray.config import BalancerConfig
-from scheduler.balancer import PLACEMENT, Balancer
+from scheduler.balancer import PLACEMENT, Balancer, MakeRule
 from scheduler.cost import EngineCost
-from scheduler.fleet import Fleet
 from scheduler.records import Finished, Registration, ReplicaLoad, RolloutLoad, TurnReport, in_flight_limit
-from scheduler.rules import PlacementRule
 from scheduler.simulator.bound import lower_bound
 from scheduler.simulator.engine_model import EngineShape, ModelledEngine
 from scheduler.simulator.paged_cache import Request
@@ -33,7 +31,7 @@ MI300X_14B = EngineCost(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TwinSettings:
+class SimulatorSettings:
     """What is simulated."""
 
     replicas: int
@@ -51,7 +49,7 @@ class TwinSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TwinResult:
+class SimulatorResult:
     """One simulated step."""
 
     rule: str
@@ -89,8 +87,8 @@ class CannotHold:
         return {"rule": self.rule, "cannot_hold": self.reason, "simulated": True}
 
 
-class _Life:
-    """A rollout on its way through the twin."""
+class _Progress:
+    """How far a rollout has come."""
 
     __slots__ = ("answer", "context", "first_s", "generated", "home", "load", "rollout", "since_s", "turn")
 
@@ -107,11 +105,11 @@ class _Life:
 
 
 def named(rollouts: Sequence[TraceRollout]) -> dict[str, TraceRollout]:
-    """By the ids that the twin gives them."""
+    """By the ids that the simulator gives them."""
     return {f"{rollout.group}/{number}": rollout for number, rollout in enumerate(rollouts)}
 
 
-class Twin:
+class Simulator:
     """One step in virtual time. `watch` receives each span as it ends.
 
     `history`: rollouts of an earlier step, whose lengths the balancer has seen; without it the step is the run's first.
@@ -120,8 +118,8 @@ class Twin:
     def __init__(
         self,
         rollouts: Sequence[TraceRollout],
-        rule: str | Callable[[Fleet], PlacementRule],
-        settings: TwinSettings,
+        rule: str | MakeRule,
+        settings: SimulatorSettings,
         *,
         history: Sequence[TraceRollout] = (),
         watch: Callable[[Span], None] | None = None,
@@ -135,7 +133,7 @@ class Twin:
         self.engines = [ModelledEngine(settings.cost, settings.shape) for _ in self.names]
         self._watch, self._clock = watch, clock
         self._history = history
-        self._lives: dict[str, _Life] = {}
+        self._progress: dict[str, _Progress] = {}
         self._moving: set[str] = set()
         self._reports: list[list[TurnReport]] = [[] for _ in self.names]
         self._at_tools: list[dict[str, None]] = [{} for _ in self.names]
@@ -157,13 +155,13 @@ class Twin:
                 max_response_tokens=settings.max_response_tokens,
                 max_turns=settings.max_turns,
             )
-            self._lives[rollout_id] = _Life(load, rollout)
+            self._progress[rollout_id] = _Progress(load, rollout)
 
-    def run(self) -> TwinResult:
+    def run(self) -> SimulatorResult:
         """Until every rollout has ended."""
         shape = self.settings.shape
         for name in self.names:
-            self.balancer.add_replica(
+            self.balancer.register(
                 Registration(
                     replica_id=name,
                     kv_capacity_tokens=shape.kv_tokens,
@@ -179,10 +177,10 @@ class Twin:
                 [(r.group, float(r.generated_tokens), stop_reason(r, *self._limits).truncated) for r in past],
                 growth=sum(r.response_tokens for r in past) / sum(r.generated_tokens for r in past),
             )
-        self.balancer.submit([life.load for life in self._lives.values()])
+        self.balancer.submit([one.load for one in self._progress.values()])
         self._decide(0.0)
         now = 0.0
-        left = len(self._lives)
+        left = len(self._progress)
         while self._events:
             at, _, index, version, rollout_id = heapq.heappop(self._events)
             if index < 0:
@@ -197,7 +195,7 @@ class Twin:
             if done:
                 left -= self._turns_ended(at, index, done)
         if left:
-            raise AssertionError(f"{left} rollouts never ended under {self.balancer.rule}")
+            raise AssertionError(f"{left} rollouts never ended under {self.balancer.rule.name}")
         return self._result(now)
 
     # -- events ---------------------------------------------------------------------------------------------------
@@ -212,73 +210,68 @@ class Twin:
 
     def _arrive(self, now_s: float, rollout_id: str) -> None:
         """A turn boundary, the tool's answer known: the rollout's next turn reaches its engine, or it leaves."""
-        life = self._lives[rollout_id]
-        fresh = life.turn > life.load.turn  # not told yet: it comes from its tool, not from an admission
+        one = self._progress[rollout_id]
+        fresh = one.turn > one.load.turn  # not told yet: it comes from its tool, not from an admission
         if fresh and self._watch:
-            self._watch(Span(self.names[life.home], rollout_id, Activity.TOOL, life.since_s, now_s))
-        life.since_s = now_s
-        self._at_tools[life.home].pop(rollout_id, None)
+            self._watch(Span(self.names[one.home], rollout_id, Activity.TOOL, one.since_s, now_s))
+        one.since_s = now_s
+        self._at_tools[one.home].pop(rollout_id, None)
         if rollout_id in self._moving:
-            self._hand_back(now_s, life)
+            self._hand_back(now_s, one)
             return
         if fresh:  # gathered, as a worker does, and sent with what its engine reports next
-            self._reports[life.home].append(
+            self._reports[one.home].append(
                 TurnReport(
                     rollout_id=rollout_id,
-                    context_tokens=life.context + life.answer,
-                    generated_tokens=life.generated,
-                    turn=life.turn,
+                    context_tokens=one.context + one.answer,
+                    generated_tokens=one.generated,
+                    turn=one.turn,
                 )
             )
-        self._submit(now_s, life)
+        self._submit(now_s, one)
 
-    def _submit(self, now_s: float, life: _Life) -> None:
-        seen = life.context if life.turn else 0
-        life.context += life.answer
-        life.answer = 0
+    def _submit(self, now_s: float, one: _Progress) -> None:
+        seen = one.context if one.turn else 0
+        one.context += one.answer
+        one.answer = 0
         request = Request(
-            life.load.rollout_id,
-            life.load.group_id,
-            life.load.prompt_tokens,
-            life.context,
-            life.rollout.turns[life.turn].completion_tokens,
+            one.load.rollout_id,
+            one.load.group_id,
+            one.load.prompt_tokens,
+            one.context,
+            one.rollout.turns[one.turn].completion_tokens,
             seen,
         )
-        engine = self.engines[life.home]
+        engine = self.engines[one.home]
         version = engine.version
         engine.submit(now_s, request)
         if engine.version != version:
-            self._schedule(life.home)
+            self._schedule(one.home)
 
     def _turns_ended(self, now_s: float, index: int, done: Sequence[Request]) -> int:
         """Report them as a worker would, and act on what the balancer decides; returns how many rollouts ended."""
         engine, name = self.engines[index], self.names[index]
-        ended = 0
-        for report in self._reports[index]:
-            self.balancer.turn_finished(name, report)
-        self._reports[index].clear()
+        finished: list[Finished] = []
         for request in done:
-            life = self._lives[request.key]
-            self._record(life, request, name, now_s)
-            turn = life.rollout.turns[life.turn]
-            life.turn += 1
-            life.context = request.context
-            life.generated += turn.completion_tokens
-            if life.turn < len(life.rollout.turns):
-                life.answer = turn.tool_tokens
-                self._push(self._tool_end(now_s, life), -1, 0, request.key)
+            one = self._progress[request.key]
+            self._record(one, request, name, now_s)
+            turn = one.rollout.turns[one.turn]
+            one.turn += 1
+            one.context = request.context
+            one.generated += turn.completion_tokens
+            if one.turn < len(one.rollout.turns):
+                one.answer = turn.tool_tokens
+                self._push(self._tool_end(now_s, one), -1, 0, request.key)
                 self._at_tools[index][request.key] = None
                 continue
-            ended += 1
-            self.balancer.finished(
-                name,
+            finished.append(
                 Finished(
                     rollout_id=request.key,
-                    context_tokens=life.context,
-                    generated_tokens=life.generated,
-                    turn=life.turn,
-                    truncated=stop_reason(life.rollout, *self._limits).truncated,
-                ),
+                    context_tokens=one.context,
+                    generated_tokens=one.generated,
+                    turn=one.turn,
+                    truncated=stop_reason(one.rollout, *self._limits).truncated,
+                )
             )
         load = ReplicaLoad(
             kv_used_tokens=engine.kv_used_tokens,
@@ -288,40 +281,41 @@ class Twin:
             steps=engine.steps,
             at_tools=tuple(self._at_tools[index]),
         )
-        reason = self.balancer.replica_report(name, load)
-        assert reason is None, reason
+        self.balancer.report(name, self._reports[index], finished, load)
+        assert self.balancer.state.replica(name).quarantine is None
+        self._reports[index].clear()
         self._decide(now_s)
-        return ended
+        return len(finished)
 
-    def _record(self, life: _Life, request: Request, name: str, now_s: float) -> None:
-        if life.first_s < 0:
-            life.first_s = request.admitted_s
+    def _record(self, one: _Progress, request: Request, name: str, now_s: float) -> None:
+        if one.first_s < 0:
+            one.first_s = request.admitted_s
         if self._watch:
-            if request.admitted_s > life.since_s:
-                self._watch(Span(name, request.key, Activity.QUEUED, life.since_s, request.admitted_s))
+            if request.admitted_s > one.since_s:
+                self._watch(Span(name, request.key, Activity.QUEUED, one.since_s, request.admitted_s))
             self._watch(Span(name, request.key, Activity.GENERATE, request.admitted_s, now_s))
-        life.since_s = now_s
+        one.since_s = now_s
 
-    def _tool_end(self, now_s: float, life: _Life) -> float:
-        seconds = life.rollout.turns[life.turn - 1].tool_seconds
+    def _tool_end(self, now_s: float, one: _Progress) -> float:
+        seconds = one.rollout.turns[one.turn - 1].tool_seconds
         if not self._tools_busy_until:
             return now_s + seconds
         start = max(now_s, heapq.heappop(self._tools_busy_until))
         heapq.heappush(self._tools_busy_until, start + seconds)
         return start + seconds
 
-    def _hand_back(self, now_s: float, life: _Life) -> None:
+    def _hand_back(self, now_s: float, one: _Progress) -> None:
         """A moved rollout leaves with its state, the tool's answer in it."""
-        load, name = life.load, self.names[life.home]
+        load, name = one.load, self.names[one.home]
         self._moving.discard(load.rollout_id)
-        self.engines[life.home].abort(load.rollout_id)
-        life.load = replace(
+        self.engines[one.home].abort(load.rollout_id)
+        one.load = replace(
             load,
-            context_tokens=life.context + life.answer,
-            generated_tokens=life.generated,
-            turn=life.turn,
+            context_tokens=one.context + one.answer,
+            generated_tokens=one.generated,
+            turn=one.turn,
         )
-        self.balancer.returned(name, [life.load])
+        self.balancer.return_rollouts(name, [(one.load, None)])
         self._decide(now_s)
 
     def _decide(self, now_s: float) -> None:
@@ -330,26 +324,26 @@ class Twin:
         self._decide_s += self._clock() - started
         self._decisions += len(decisions.admissions) + len(decisions.moves)
         for admission in decisions.admissions:
-            life = self._lives[admission.rollout_id]
-            life.home = self._index[admission.replica_id]
+            one = self._progress[admission.rollout_id]
+            one.home = self._index[admission.replica_id]
             self._push(now_s + self.settings.rpc_s, -1, 0, admission.rollout_id)
         self._moving.update(move.rollout_id for move in decisions.moves)
 
-    def _result(self, makespan_s: float) -> TwinResult:
+    def _result(self, makespan_s: float) -> SimulatorResult:
         shape = self.settings.shape
         bound = lower_bound(self.rollouts, replicas=self.settings.replicas, cost=self.settings.cost, shape=shape)
-        waits = sorted(life.first_s for life in self._lives.values())
+        waits = sorted(one.first_s for one in self._progress.values())
         area = sum(engine.kv_area for engine in self.engines)
         snapshot = self.balancer.snapshot()
-        assert snapshot.finished == len(self._lives) and snapshot.waiting == snapshot.in_flight == 0
-        return TwinResult(
-            rule=self.balancer.rule,
+        assert snapshot.finished == len(self._progress) and snapshot.waiting == snapshot.in_flight == 0
+        return SimulatorResult(
+            rule=self.balancer.rule.name,
             makespan_s=makespan_s,
             lower_bound_s=bound.lower_bound_s,
             longest_rollout_s=bound.longest_rollout_s,
             work_s=bound.work_s,
             kv_area_s=bound.kv_area_s,
-            rollouts=len(self._lives),
+            rollouts=len(self._progress),
             generated_tokens=sum(rollout.generated_tokens for rollout in self.rollouts),
             recomputed_tokens=sum(engine.recomputed_tokens for engine in self.engines),
             preemptions=sum(engine.preemptions for engine in self.engines),

@@ -23,7 +23,7 @@ class TraceTurn:
 
 @dataclass(frozen=True, slots=True)
 class TraceRollout:
-    """A rollout's whole life; only the twin's engines may read it, never a rule."""
+    """A whole rollout; only the simulator's engines may read it, never a rule."""
 
     group: str
     prompt_tokens: int

@@ -6,9 +6,9 @@ import time
 import pytest
 import ray
 
-from actors.balancer_service import Grant, start_balancer
+from actors.balancer_service import start_balancer
 from rstar_ray.config import BalancerConfig
-from scheduler.records import Finished, RolloutLoad, UnknownReplica
+from scheduler.records import Finished, Grant, RolloutLoad, UnknownReplica
 from tests.fakes import registration
 
 pytestmark = pytest.mark.real

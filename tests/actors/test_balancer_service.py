@@ -7,7 +7,7 @@ import pytest
 from actors.balancer_service import BalancerService
 from rstar_ray.errors import DeadlineExceeded
 from scheduler.records import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport
-from scheduler.waits import Held
+from scheduler.state import QueueBlock
 from tests.fakes import next_orders, registration
 
 
@@ -79,19 +79,20 @@ async def test_a_result_from_a_replica_that_lost_the_rollout_is_stale():
     assert (await service.snapshot()).finished == 1
 
 
-async def test_rollouts_that_need_a_larger_replica_than_takes_work_are_told_of_once():
+async def test_rollouts_that_need_a_larger_replica_than_takes_work_are_logged_once(caplog: pytest.LogCaptureFixture):
     service = BalancerService()
     await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.register(registration("large", 4000, max_running=8, block_tokens=16))
     await service.submit([(load("big", prompt=2000), None)])
     assert (await granted(service, "large"))[1] == ["big"]
-    assert service.take_lines() == ()
+    assert caplog.messages == []
     for _ in range(2):
         await service.replica_lost("large")
-        await service.report("r0", [], [])
-        await service.report("r0", [], [])
-        told = service.take_lines()
-        assert told == ("1 of those that wait need a larger replica than any that takes work now",)
+        for _ in range(2):
+            await service.report("r0", [], [])
+            await turn_of_the_loop()
+        assert caplog.messages == ["1 waiting rollouts need a larger replica than any that takes work now"]
+        caplog.clear()
         await service.register(registration("large", 4000, max_running=8, block_tokens=16))
         assert (await granted(service, "large"))[1] == ["big"]
 
@@ -134,7 +135,7 @@ async def test_a_replica_that_reports_nonsense_gets_no_more_work():
     await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=1001))
     await service.submit([(load(f"x{i}"), None) for i in range(4)])
     assert len((await granted(service, "r1"))[1]) == 4
-    reasons = {replica.replica_id: replica.set_aside for replica in (await service.snapshot()).replicas}
+    reasons = {replica.replica_id: replica.quarantine for replica in (await service.snapshot()).replicas}
     assert reasons == {"r0": "reports 1001 KV tokens in use of 1000", "r1": None}
 
 
@@ -152,25 +153,25 @@ async def test_a_drain_ends_when_the_last_rollout_does():
     assert (await service.step_figures()).wait_p99_s < 1.0
 
 
-async def test_a_replica_that_is_set_aside_is_shown_once_with_its_reason():
+async def test_a_quarantined_replica_is_logged_once_with_the_reason(caplog: pytest.LogCaptureFixture):
     service = BalancerService()
     await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=1001))
     await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=1001))
-    (line,) = service.take_lines()
-    assert "r0 is set aside" in line and "reports 1001 KV tokens in use of 1000" in line
-    assert service.take_lines() == ()
+    (line,) = caplog.messages
+    assert "r0 is in quarantine" in line and "reports 1001 KV tokens in use of 1000" in line
     assert (await service.step_figures()).set_aside == ("r0: reports 1001 KV tokens in use of 1000",)
 
 
-async def test_books_that_do_not_close_are_named_when_the_balancer_is_idle():
+async def test_what_leaks_is_logged_when_the_balancer_is_idle(caplog: pytest.LogCaptureFixture):
     service = BalancerService("worst_case")
     await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
-    service._balancer.books.replica("r0").reserved_tokens += 7  # a fault of ours
+    service.balancer.state.replica("r0").reserved_tokens += 7  # a fault of ours
     await service.report("r0", [], [end("a")])
-    (line,) = service.take_lines()
+    await turn_of_the_loop()
+    (line,) = caplog.messages
     assert "r0 is left with 7 reserved tokens" in line
     assert (await service.step_figures()).faults == ("r0 is left with 7 reserved tokens",)
 
@@ -190,7 +191,7 @@ async def test_a_rollout_that_goes_on_elsewhere_waits_from_when_it_came_back():
     grant = (await next_orders(service, "r1", 0, 1.0)).admissions[0]
     assert grant.placement is not None and grant.waited_s == 7.0
     assert (grant.placement.turn, grant.placement.waited_s) == (1, 2.0)
-    assert grant.placement.held_s == {Held.REPLICA: 2.0}
+    assert grant.placement.held_s == {QueueBlock.REPLICA: 2.0}
 
 
 async def test_what_a_lost_replica_held_is_told_and_none_of_it_goes_back_there_before_the_loss_is_complete():

@@ -21,7 +21,7 @@ from actors.weights.transfer import Pulled
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.deadline import waits
 from rstar_ray.errors import DeadlineExceeded, EngineError, RankLost, RStarError
-from scheduler.learned import Learned, MoveCounts
+from scheduler.expected_kv.learned import Learned, MoveCounts
 from tests.fakes import CharChat, adding_problems, request
 from tests.logged import Logged
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.balancer_service import BalancerService, Cancel, Grant, Known
+from actors.balancer_service import BalancerService, Known
 from actors.generation import rollout_client
 from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.rollout_client import RolloutClient
@@ -17,6 +17,7 @@ from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import DeadlineExceeded, RStarError
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
 from rstar_ray.trajectory import Problem, RolloutRequest, StopReason, TrajectorySummary, Turn
+from scheduler.records import Cancel, Grant
 from tests.fakes import CharChat, Local, adding_problems, registration, request, summary
 from tests.rstar_ray import fabricate
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from actors.balancer_service import Grant
 from actors.generation.rollout_traces import RolloutTraces
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.traces import ROOT, TraceCollector, TraceFile, open_sink
 from rstar_ray.trajectory import Completion, EngineTimes
-from scheduler.records import RolloutLoad
+from scheduler.records import Grant, RolloutLoad
 from scheduler.spans import Activity, Span
 from tests.rstar_ray.fabricate import example_trajectories
 

@@ -80,7 +80,7 @@ async def test_a_balancer_that_is_stopped_for_longer_than_any_call_waits_ends_no
     assert await balancer.now.drain(10), "what was not reported in time is reported once the balancer answers"
     snapshot = await balancer.now.snapshot()
     assert (snapshot.finished, snapshot.waiting, snapshot.in_flight) == (20, 0, 0)
-    assert not [load for load in snapshot.replicas if load.set_aside]
+    assert not [load for load in snapshot.replicas if load.quarantine]
     await one.close()
 
 
@@ -119,11 +119,11 @@ async def test_what_is_reported_twice_changes_nothing_at_the_balancer():
         await balancer.report("r0", outbox.turns, outbox.finished)
     await balancer.return_rollouts("r0", [*second.after(first).returned.values()])
     await balancer.return_rollouts("r0", [*first.returned.values()])
-    load_a, load_c = (balancer._balancer.load_of(name) for name in "ac")
-    assert load_a and load_c and (load_a.context_tokens, load_c.context_tokens) == (19, 18)
+    load_a, load_c = (balancer.balancer.state.rollouts[name].load for name in "ac")
+    assert (load_a.context_tokens, load_c.context_tokens) == (19, 18)
     snapshot = await balancer.snapshot()
     assert (snapshot.finished, snapshot.in_flight, snapshot.waiting) == (1, 1, 1)
-    assert snapshot.replicas[0].set_aside is None
+    assert snapshot.replicas[0].quarantine is None
 
 
 class OddEngine(FakeEngine):

@@ -8,17 +8,17 @@ import pytest
 from benchmarks.scheduler import demand_tokens
 from benchmarks.trace_kinds import KINDS, draw
 from scheduler.simulator.engine_model import EngineShape
-from scheduler.simulator.simulate import MI300X_14B, Twin, TwinResult, TwinSettings
+from scheduler.simulator.simulate import MI300X_14B, Simulator, SimulatorResult, SimulatorSettings
 
 REPLICAS, GROUPS, SIBLINGS = 4, 32, 16
 
 
 @cache
-def step(name: str, demand: float, rule: str, *, later: bool = False) -> TwinResult:
+def step(name: str, demand: float, rule: str, *, later: bool = False) -> SimulatorResult:
     """One whose peak, all rollouts started at once, would be this multiple of all caches."""
     kind = KINDS[name]
     now, before = (draw(kind, groups=GROUPS, siblings=SIBLINGS, earlier=earlier) for earlier in (False, True))
-    settings = TwinSettings(
+    settings = SimulatorSettings(
         replicas=REPLICAS,
         shape=EngineShape(kv_tokens=1, max_running=1_024),
         cost=MI300X_14B,
@@ -27,7 +27,7 @@ def step(name: str, demand: float, rule: str, *, later: bool = False) -> TwinRes
     )
     kv_tokens = max(int(demand_tokens(now) / demand / REPLICAS), 3 * kind.max_response_tokens)
     shaped = replace(settings, shape=EngineShape(kv_tokens=kv_tokens, max_running=1_024))
-    return Twin(now, rule, shaped, history=before if later else ()).run()
+    return Simulator(now, rule, shaped, history=before if later else ()).run()
 
 
 def seconds(name: str, demand: float, *, later: bool = False) -> float:

@@ -14,7 +14,7 @@ ROW = Row(
     makespan_s=100.0,
     best_other_s=110.0,
     best_other="static",
-    clairvoyant_s=80.0,
+    oracle_s=80.0,
     lower_bound_s=50.0,
     recomputed_share=0.004,
     preemption_steps=12.0,
@@ -29,7 +29,7 @@ def test_a_step_has_a_row_for_a_first_and_a_later_one_and_who_knows_all_is_never
     assert [row.step for row in rows] == ["first", "later"]
     for row in rows:
         assert row.best_other == "least_requests" and row.kv_tokens % 16 == 0
-        assert row.lower_bound_s <= row.clairvoyant_s <= min(row.makespan_s, row.best_other_s)
+        assert row.lower_bound_s <= row.oracle_s <= min(row.makespan_s, row.best_other_s)
 
 
 def test_what_is_computed_again_is_limited_where_a_preemption_costs_more_than_ten_steps():
@@ -42,7 +42,7 @@ def test_the_table_has_ratios_and_the_summary_medians():
     told = summary([ROW, replace(ROW, kv_demand=0.95, best_other_s=90.0)])
     assert told[0].startswith("where KV is scarce 1.10 x") and told[1].startswith("1.25 x")
     assert told[2:] == ["bimodal at 0.95, later step: 1.11 x the time of static, of 1.02"]
-    assert ROW.as_json()["over_clairvoyant"] == 1.25
+    assert ROW.as_json()["over_oracle"] == 1.25
 
 
 def test_a_quick_look_may_be_at_another_fleet():

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler.balancer import RULES, Balancer
-from scheduler.records import Finished, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
+from scheduler.records import Finished, Grant, ReplicaLoad, RolloutLoad, TurnReport, UnknownReplica
 from tests.fakes import registration
 
 
@@ -21,7 +21,7 @@ def end(name: str, tokens: int, *, truncated: bool = False) -> Finished:
 def fleet(rule: str, replicas: int = 2, capacity: int = 1_000, max_running: int = 64) -> Balancer:
     balancer = Balancer(rule)
     for index in range(replicas):
-        balancer.add_replica(registration(f"r{index}", capacity, max_running=max_running, block_tokens=16))
+        balancer.register(registration(f"r{index}", capacity, max_running=max_running, block_tokens=16))
     return balancer
 
 
@@ -39,27 +39,27 @@ def test_what_came_before_the_first_replica_and_is_too_large_for_it_keeps_nobody
     balancer = Balancer(rule)
     balancer.submit([load("big", prompt=5_000)])
     balancer.submit([load("x", group="x")])
-    balancer.add_replica(registration("r0", 1_000, max_running=8, block_tokens=16))
+    balancer.register(registration("r0", 1_000, max_running=8, block_tokens=16))
     assert homes(balancer) == {"x": "r0"}
     assert balancer.snapshot().too_large == ("big",)
-    assert balancer.cancel("big") is None
+    balancer.cancel(["big"])
     assert balancer.snapshot().too_large == ()
 
 
 def test_after_versions_are_withdrawn_a_lower_one_is_no_lie():
     for withdrawn in (False, True):
         balancer = fleet("expected_kv", replicas=1)
-        balancer.replica_report("r0", ReplicaLoad(kv_used_tokens=0, policy_version=15))
+        balancer.report("r0", load=ReplicaLoad(kv_used_tokens=0, policy_version=15))
         if withdrawn:
             balancer.withdraw_versions()
-        balancer.replica_report("r0", ReplicaLoad(kv_used_tokens=0, policy_version=10))
-        assert (balancer.set_aside("r0") is None) == withdrawn
+        balancer.report("r0", load=ReplicaLoad(kv_used_tokens=0, policy_version=10))
+        assert (balancer.snapshot().replicas[0].quarantine is None) == withdrawn
 
 
 def test_a_large_rollout_goes_to_the_large_replica_though_a_small_one_seems_roomier():
     balancer = fleet("expected_kv", replicas=1, capacity=600)
-    balancer.add_replica(registration("large", 2_000, max_running=8, block_tokens=16))
-    balancer.replica_report("large", ReplicaLoad(kv_used_tokens=1_500))  # nobody's: it is empty
+    balancer.register(registration("large", 2_000, max_running=8, block_tokens=16))
+    balancer.report("large", load=ReplicaLoad(kv_used_tokens=1_500))  # nobody's: it is empty
     balancer.submit([load("big", prompt=900)])
     assert homes(balancer) == {"big": "large"}
 
@@ -74,10 +74,14 @@ def test_a_large_rollout_goes_to_the_large_replica_though_a_small_one_seems_room
         (ReplicaLoad(policy_version=5, running=-1), "a negative count"),
     ],
 )
-def test_a_report_that_cannot_be_true_sets_the_replica_aside(report: ReplicaLoad, problem: str):
+def test_a_replica_whose_report_cannot_be_true_gets_no_more_work(
+    report: ReplicaLoad, problem: str, caplog: pytest.LogCaptureFixture
+):
     balancer = Balancer()
-    balancer.add_replica(registration("r0", 1_000, max_running=8, block_tokens=16, policy_version=5))
-    assert problem in str(balancer.replica_report("r0", report))
+    balancer.register(registration("r0", 1_000, max_running=8, block_tokens=16, policy_version=5))
+    balancer.report("r0", load=report)
+    (line,) = caplog.messages
+    assert problem in line
     balancer.submit([load("x")])
     assert homes(balancer) == {}
 
@@ -85,20 +89,21 @@ def test_a_report_that_cannot_be_true_sets_the_replica_aside(report: ReplicaLoad
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("context", "generated"), [(10**7, 10**7), (101, 20), (100, 85), (-5, -9)])
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_rollout_longer_than_it_may_be_sets_its_replica_aside(rule: str, context: int, generated: int, ended: bool):
+def test_a_replica_whose_rollout_is_too_long_gets_no_more_work(rule: str, context: int, generated: int, ended: bool):
     balancer = fleet(rule, replicas=1)
     balancer.submit([load("a")])
     assert homes(balancer) == {"a": "r0"}
     if ended:
         lengths = Finished(rollout_id="a", context_tokens=context, generated_tokens=generated, turn=1)
-        assert balancer.finished("r0", lengths)
+        balancer.report("r0", finished=[lengths])
+        assert balancer.snapshot().finished == 1
     else:
         report = TurnReport(rollout_id="a", context_tokens=context, generated_tokens=generated, turn=1)
-        assert balancer.turn_finished("r0", report)
-        known = balancer.load_of("a")
-        assert known is not None and known.context_tokens <= 100 and known.generated_tokens <= 84
+        balancer.report("r0", [report])
+        known = balancer.state.rollouts["a"].load
+        assert known.context_tokens <= 100 and known.generated_tokens <= 84
     (replica,) = balancer.snapshot().replicas
-    assert replica.set_aside is not None and ("'a'" in replica.set_aside)
+    assert replica.quarantine is not None and "'a'" in replica.quarantine
     balancer.submit([load("b")])
     assert homes(balancer) == {}
 
@@ -107,7 +112,7 @@ def test_worst_case_reserves_whole_lives_and_waits():
     balancer = fleet("worst_case", replicas=1, capacity=250)
     balancer.submit([load("a"), load("b"), load("c")])
     assert set(homes(balancer)) == {"a", "b"}
-    assert balancer.finished("r0", end("a", 3))
+    balancer.report("r0", finished=[end("a", 3)])
     assert set(homes(balancer)) == {"c"}
 
 
@@ -118,12 +123,12 @@ def test_the_tail_is_moved_from_a_full_replica_to_an_idle_one():
     placed = homes(balancer)
     assert set(placed.values()) == {"r0", "r1"}
     for name in [name for name, home in placed.items() if home == "r1"]:
-        balancer.finished("r1", end(name, 7_000))
+        balancer.report("r1", finished=[end(name, 7_000)])
     stayed = next(name for name, home in placed.items() if home == "r0")
-    balancer.turn_finished("r0", TurnReport(rollout_id=stayed, context_tokens=316, generated_tokens=300, turn=1))
+    balancer.report("r0", [TurnReport(rollout_id=stayed, context_tokens=316, generated_tokens=300, turn=1)])
     (move,) = balancer.decide().moves
     assert (move.rollout_id, move.from_replica, move.to_replica) == (stayed, "r0", "r1")
-    assert balancer.returned("r0", [load(stayed, group="g0", most=8_000, context=316)]) == [stayed]
+    balancer.return_rollouts("r0", [(load(stayed, group="g0", most=8_000, context=316), None)])
     assert homes(balancer) == {stayed: "r1"}
     assert balancer.snapshot().moves == 1
 
@@ -152,7 +157,7 @@ def test_most_hashes_stay_where_they_were_when_a_replica_joins():
 
 def test_least_requests_counts_what_was_sent_since_the_engines_report():
     balancer = fleet("least_requests")
-    balancer.replica_report("r0", ReplicaLoad(running=3))
+    balancer.report("r0", load=ReplicaLoad(running=3))
     balancer.submit([load(f"x{i}") for i in range(5)])
     assert sorted(homes(balancer).values()) == ["r0", "r1", "r1", "r1", "r1"]
 
@@ -168,7 +173,7 @@ def test_known_rollouts_are_left_alone_when_submitted_again():
 
 def test_a_call_about_an_unknown_replica_says_so():
     with pytest.raises(UnknownReplica, match="'r9' is not registered"):
-        fleet("static").remove_replica("r9")
+        fleet("static").report("r9")
 
 
 def test_a_new_policy_version_keeps_live_rollouts_and_lets_old_lengths_fade():
@@ -176,18 +181,20 @@ def test_a_new_policy_version_keeps_live_rollouts_and_lets_old_lengths_fade():
     balancer.submit([load(f"{g}{i}", group=g) for g in ("a", "b") for i in range(4)])
     assert len(homes(balancer)) == 8
     for i in range(4):
-        balancer.finished("r0", end(f"a{i}", 20))
+        balancer.report("r0", finished=[end(f"a{i}", 20)])
     balancer.set_policy_version(1)
     balancer.submit([load("late", group="c")])
     assert set(homes(balancer)) == {"late"}
     for i in range(4):
-        assert balancer.finished("r0", end(f"b{i}", 20))
-    assert balancer.finished("r0", end("late", 20))
+        balancer.report("r0", finished=[end(f"b{i}", 20)])
+    balancer.report("r0", finished=[end("late", 20)])
+    assert balancer.snapshot().finished == 9
 
 
 def reasons(balancer: Balancer) -> dict[str, str]:
-    placed = [admission.rollout_id for admission in balancer.decide().admissions]
-    return {name: balancer.books.placement(name, 0).why for name in placed}
+    balancer.issue_orders(100)
+    grants = [order for _, order in balancer.orders if isinstance(order, Grant) and order.placement]
+    return {grant.load.rollout_id: grant.placement.why for grant in grants if grant.placement}
 
 
 def test_a_cached_prompt_and_a_move_are_reasons_of_their_own():

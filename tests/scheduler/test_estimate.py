@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scheduler.estimate import LengthEstimate
+from scheduler.expected_kv.estimate import LengthEstimate
 
 
 def filled(lengths: list[list[float]], most: int = 8_000) -> LengthEstimate:

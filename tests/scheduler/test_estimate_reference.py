@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from scheduler.estimate import LengthEstimate
+from scheduler.expected_kv.estimate import LengthEstimate
 
 MOST = 6_000
 NORMAL = NormalDist()

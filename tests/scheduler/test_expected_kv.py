@@ -11,8 +11,8 @@ from scheduler.balancer import PLACEMENT, Balancer
 from scheduler.cost import EngineCost, PlacementCost
 from scheduler.expected_kv.caution import ROOMY_Z, Caution
 from scheduler.expected_kv.rule import ExpectedKV
-from scheduler.fleet import Replica, Rollout
 from scheduler.records import Finished, ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.state import Replica, Rollout
 from tests.fakes import registration
 
 MOST = 8_000
@@ -39,19 +39,17 @@ class World:
         self, *capacities: int, max_running: int = 1_000, blocks: int = 16, placement: BalancerConfig = PLACEMENT
     ) -> None:
         self.balancer = Balancer("expected_kv", placement)
-        rule = self.balancer._rule
+        rule = self.balancer.rule
         assert isinstance(rule, ExpectedKV)
         self.rule: ExpectedKV = rule
         for number, capacity in enumerate(capacities):
-            self.balancer.add_replica(
-                registration(f"r{number}", capacity, max_running=max_running, block_tokens=blocks)
-            )
+            self.balancer.register(registration(f"r{number}", capacity, max_running=max_running, block_tokens=blocks))
 
     def replica(self, name: str) -> Replica:
-        return self.balancer.books.replica(name)
+        return self.balancer.state.replica(name)
 
     def rollout(self, name: str) -> Rollout:
-        return self.balancer.books.rollouts[name]
+        return self.balancer.state.rollouts[name]
 
     def remember(self, *lengths: float, growth: float = 1.0) -> None:
         past = [(f"past{n}", length, length >= MOST) for n, length in enumerate(lengths)]
@@ -62,11 +60,16 @@ class World:
 
     def turn(self, name: str, context: int, generated: int) -> None:
         report = TurnReport(rollout_id=name, context_tokens=context, generated_tokens=generated, turn=1)
-        assert self.balancer.turn_finished(str(self.balancer.replica_of(name)), report)
+        self.balancer.report(self.home(name), [report])
 
     def end(self, name: str, tokens: int) -> None:
         end = Finished(rollout_id=name, context_tokens=16 + tokens, generated_tokens=tokens, turn=1)
-        assert self.balancer.finished(str(self.balancer.replica_of(name)), end)
+        self.balancer.report(self.home(name), finished=[end])
+
+    def home(self, name: str) -> str:
+        replica = self.rollout(name).replica
+        assert replica is not None
+        return replica.replica_id
 
     def refresh(self) -> None:
         for profile in self.rule._room._profiles.values():
@@ -75,7 +78,7 @@ class World:
 
     def alive(self, rollout: Rollout, age: float) -> list[tuple[float, float]]:
         """At every horizon: the chance that it lives so much longer, and the covariance with a sibling of that."""
-        group = self.rule._lengths.group_of(rollout)
+        group = self.rule.lengths.group_of(rollout)
         of_group, at = np.array([group.index]), np.array([age])
         alive, shared = group.budgets.estimate.survivals(of_group, at, np.array(HORIZONS))
         return list(zip(alive[0].tolist(), shared[0].tolist(), strict=True))
@@ -86,7 +89,7 @@ class World:
         now = replica.decode_step
         aged = [(one, one.response_at(now), self.alive(one, one.sampled_at(now))) for one in there]
         new = [] if newcomer is None else self.alive(newcomer, float(newcomer.load.generated_tokens))
-        ((_, budgets),) = self.rule._lengths._budgets.items()
+        ((_, budgets),) = self.rule.lengths._budgets.items()
         groups = {one.load.group_id: one.load.prompt_tokens for one in there}
         most = -inf
         for place, horizon in enumerate(HORIZONS):
@@ -129,7 +132,7 @@ def busy(blocks: int = 16) -> World:
 def test_a_fit_is_exact_to_the_token():
     world = busy()
     world.balancer.submit([load("h/new", prompt=90)])
-    world.rule._lengths.learn()
+    world.rule.lengths.learn()
     world.refresh()
     replica, newcomer, room = world.replica("r0"), world.rollout("h/new"), world.rule._room
     peak = room.peak(replica, world.rule.caution.z, newcomer)
@@ -206,7 +209,7 @@ def test_what_was_interrupted_goes_before_all_others():
     world.balancer.submit([load("a/0"), load("b/0")])
     placed = dict(world.decide())
     world.balancer.submit([load("c/0")])
-    world.balancer.returned(placed["b/0"], [load("b/0", response=100)])
+    world.balancer.return_rollouts(placed["b/0"], [(load("b/0", response=100), None)])
     assert [name for name, _ in world.decide()] == ["b/0", "c/0"]
 
 
@@ -229,12 +232,12 @@ def moves(world: World) -> list[tuple[str, str]]:
 
 def test_contexts_computed_again_because_of_moves_stay_below_three_thousandths():
     world = idle_and_full()
-    names = world.balancer.residents("r0")[:15]
+    names = list(world.replica("r0").residents)[:15]
     for name in names:
         world.turn(name, 316, 300)
     world.refresh()
-    generated = (300 - len(world.balancer.residents("r0"))) * 7_000 + 15 * 300
-    assert world.balancer.books.fleet.generated_tokens == generated
+    generated = (300 - len(world.replica("r0").residents)) * 7_000 + 15 * 300
+    assert world.balancer.state.generated_tokens == generated
     assert moves(world) == [("r0", "r1")] * int(0.003 * generated // 316)
     for name in names:
         world.turn(name, 316, 300)
@@ -245,11 +248,13 @@ def pressed(generated: int = 10**8) -> World:
     """r0 holds more than it can; the others are differently full."""
     world = World(60_000, 40_000, 90_000, 30_000)
     world.remember(*[4_000.0] * 100)
-    for replica, number in (("r0", 40), ("r1", 3), ("r2", 3), ("r3", 2)):
-        world.balancer.adopt(replica, [load(f"{replica}/{n}", prompt=64, response=600) for n in range(number)])
-    world.rule._lengths.learn()
+    for name, number in (("r0", 40), ("r1", 3), ("r2", 3), ("r3", 2)):
+        running = tuple(load(f"{name}/{n}", prompt=64, response=600) for n in range(number))
+        capacity = world.replica(name).kv_capacity_tokens
+        world.balancer.register(registration(name, capacity, max_running=1_000, resident=running))
+    world.rule.lengths.learn()
     world.refresh()
-    world.balancer.books.fleet.generated_tokens = generated
+    world.balancer.state.generated_tokens = generated
     return world
 
 
@@ -264,8 +269,8 @@ def test_relief_stays_below_eight_thousandths():
 def test_what_is_left_behind_is_named():
     world = busy()
     world.balancer.submit([load("late/0")])
-    world.balancer.books.rollouts.clear()
-    faults = world.balancer.faults()
+    world.balancer.state.rollouts.clear()
+    faults = world.balancer.leaks()
     assert "15 submitted, but 1 finished or cancelled" in faults
     assert "r0 is left with 13 residents" in faults and "r0 is left with 5 prompt groups" in faults
     assert "r0 still counts 13 rollouts, 1216 of prompts, 0 on their way" in faults
@@ -274,14 +279,14 @@ def test_what_is_left_behind_is_named():
 
 def test_what_was_taken_over_before_anything_was_learned_closes_no_replica():
     world = World(60_000)
-    world.balancer.adopt("r0", [load("a/0", response=100)])
+    world.balancer.register(registration("r0", 60_000, resident=(load("a/0", response=100),)))
     world.balancer.submit([load("b/0")])
     assert world.decide() == [("b/0", "r0")]
 
 
 def test_a_rollout_as_large_as_a_cache_goes_to_a_larger_one():
     world = World(900, 2_000)
-    world.balancer.replica_report("r1", ReplicaLoad(kv_used_tokens=1_500))  # nobody's: the small one seems roomier
+    world.balancer.report("r1", load=ReplicaLoad(kv_used_tokens=1_500))  # nobody's: the small one seems roomier
     world.balancer.submit([load("big/0", prompt=900, most=100)])
     assert world.decide() == [("big/0", "r1")]
 

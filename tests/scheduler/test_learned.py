@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from scheduler.balancer import RULES, Balancer
-from scheduler.estimate import LengthEstimate
-from scheduler.learned import Learned
+from scheduler.expected_kv.estimate import LengthEstimate
+from scheduler.expected_kv.learned import Learned
 from scheduler.records import Finished, RolloutLoad
 from scheduler.simulator.engine_model import EngineShape
-from scheduler.simulator.simulate import MI300X_14B, Twin, TwinSettings
+from scheduler.simulator.simulate import MI300X_14B, Simulator, SimulatorSettings
 from scheduler.spans import Span
 from scheduler.traces.stage_traces import STAGES, synthetic
 from tests.fakes import registration
 
 MOST = 8_000
 STAGE = STAGES["stage1"]
-SETTINGS = TwinSettings(
+SETTINGS = SimulatorSettings(
     replicas=2,
     shape=EngineShape(kv_tokens=40_000, max_running=1_024),
     cost=MI300X_14B,
@@ -88,19 +88,24 @@ def test_who_lives_is_no_part_of_it_and_goes_on_where_it_is_taught():
 
 def played(rule: str = "expected_kv") -> Balancer:
     """A first step under two pairs of budgets, with preemptions, tools' text and turns that ended."""
-    twin = Twin(synthetic(STAGE, groups=8, siblings=8, seed=3), rule, SETTINGS)
-    twin.run()
-    balancer = twin.balancer
+    simulator = Simulator(synthetic(STAGE, groups=8, siblings=8, seed=3), rule, SETTINGS)
+    simulator.run()
+    balancer = simulator.balancer
     balancer.submit([load(f"other/{n}") for n in range(12)])
     balancer.decide()
     for n in range(12):
-        holder = str(balancer.replica_of(f"other/{n}"))
         end = Finished(rollout_id=f"other/{n}", context_tokens=30 + 9 * n, generated_tokens=10 + 5 * n, turn=1)
-        assert balancer.finished(holder, end)
-    last = balancer.books.replica("replica-00").load
-    balancer.replica_report("replica-00", replace(last, preemptions=last.preemptions + 1))
+        ends(balancer, end)
+    last = balancer.state.replica("replica-00").load
+    balancer.report("replica-00", load=replace(last, preemptions=last.preemptions + 1))
     balancer.set_policy_version(1)
     return balancer
+
+
+def ends(balancer: Balancer, end: Finished) -> None:
+    replica = balancer.state.rollouts[end.rollout_id].replica
+    assert replica is not None
+    balancer.report(replica.replica_id, finished=[end])
 
 
 def load(name: str) -> RolloutLoad:
@@ -118,9 +123,9 @@ def test_all_of_it_goes_through_a_file_and_another_balancer_to_the_last_bit():
     assert learned.moves.turns and learned.moves.preempted_tokens and learned.raised_z and learned.admissions >= 76
     again = Balancer("expected_kv")
     read = Learned.from_json(json.loads(json.dumps(learned.as_json())))
-    again.know_again(read)
+    again.load_learned(read)
     assert read == learned == again.learned()
-    again.know_again(read)  # twice is no other than once
+    again.load_learned(read)  # twice is no other than once
     assert again.learned() == learned
 
 
@@ -129,22 +134,22 @@ def test_what_moves_may_cost_goes_on_from_what_was_counted_before():
     learned = balancer.learned()
     assert learned is not None
     earlier = replace(learned, moves=replace(learned.moves, generated_tokens=5, moved_tokens=2))
-    balancer.know_again(earlier)  # of a run that goes back to a checkpoint
+    balancer.load_learned(earlier)  # of a run that goes back to a checkpoint
     assert balancer.learned() == earlier
     balancer.submit([load("more/0")])
     balancer.decide()
     end = Finished(rollout_id="more/0", context_tokens=50, generated_tokens=40, turn=1)
-    assert balancer.finished(str(balancer.replica_of("more/0")), end)
+    ends(balancer, end)
     after = balancer.learned()
     assert after is not None and after.moves.generated_tokens == 45
 
 
-@pytest.mark.parametrize("rule", sorted(RULES.keys() - {"expected_kv"}))
+@pytest.mark.parametrize("rule", sorted({*RULES} - {"expected_kv"}))
 def test_a_rule_that_learns_nothing_has_nothing_to_tell_and_takes_what_another_has_learned(rule: str):
     learned = played().learned()
     assert learned is not None
     balancer = Balancer(rule)
-    balancer.know_again(learned)
+    balancer.load_learned(learned)
     assert balancer.learned() is None
 
 
@@ -152,9 +157,9 @@ def played_on(balancer: Balancer) -> tuple[float, list[Span]]:
     """The step after, under this balancer: its length, and where everybody was when."""
     spans: list[Span] = []
 
-    twin = Twin(synthetic(STAGE, groups=8, siblings=16, seed=4), "expected_kv", SETTINGS, watch=spans.append)
-    twin.balancer, balancer.books.finished = balancer, 0
-    return twin.run().makespan_s, spans
+    simulator = Simulator(synthetic(STAGE, groups=8, siblings=16, seed=4), "expected_kv", SETTINGS, watch=spans.append)
+    simulator.balancer, balancer.state.finished = balancer, 0
+    return simulator.run().makespan_s, spans
 
 
 @pytest.mark.long
@@ -163,7 +168,7 @@ def test_the_step_after_a_resume_is_the_one_of_a_run_that_was_never_stopped():
     learned = unbroken.learned()
     assert learned is not None
     resumed.set_policy_version(1)  # published once more, before it is taught
-    resumed.know_again(Learned.from_json(json.loads(json.dumps(learned.as_json()))))
+    resumed.load_learned(Learned.from_json(json.loads(json.dumps(learned.as_json()))))
     step_after = played_on(unbroken)
     assert played_on(resumed) == step_after != played_on(Balancer("expected_kv"))
 
@@ -228,12 +233,12 @@ def play(balancer: Balancer, name: str, *, generated_tokens: int, budget: int = 
     balancer.submit([replace(load(name), max_response_tokens=budget)])
     balancer.decide()
     end = Finished(rollout_id=name, context_tokens=10 + generated_tokens, generated_tokens=generated_tokens, turn=1)
-    assert balancer.finished(str(balancer.replica_of(name)), end)
+    ends(balancer, end)
 
 
 def one_replica() -> Balancer:
     balancer = Balancer("expected_kv")
-    balancer.add_replica(registration("r0", 40_000, max_running=64, block_tokens=32))
+    balancer.register(registration("r0", 40_000, max_running=64, block_tokens=32))
     return balancer
 
 

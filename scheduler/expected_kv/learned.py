@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from scheduler.estimate import MOST_COUNTED, Past
+from scheduler.expected_kv.estimate import MOST_COUNTED, Past
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from benchmarks.traces import main as write_synthetic
 from scheduler.balancer import RULES
 from scheduler.simulator.cli import main as simulate
 from scheduler.simulator.engine_model import EngineShape
-from scheduler.simulator.simulate import MI300X_14B, Twin, TwinSettings
+from scheduler.simulator.simulate import MI300X_14B, Simulator, SimulatorSettings
 from scheduler.spans import Activity, Span
 from scheduler.traces.stage_traces import STAGES, synthetic
 from scheduler.traces.trace import TraceRollout, TraceTurn, read_trace, write_trace
@@ -18,8 +18,8 @@ STAGE = STAGES["stage1"]
 ROLLOUTS = synthetic(STAGE, groups=8, siblings=16, seed=3)
 
 
-def settings(kv_tokens: int, replicas: int = 2) -> TwinSettings:
-    return TwinSettings(
+def settings(kv_tokens: int, replicas: int = 2) -> SimulatorSettings:
+    return SimulatorSettings(
         replicas=replicas,
         shape=EngineShape(kv_tokens=kv_tokens, max_running=1_024),
         cost=MI300X_14B,
@@ -30,7 +30,7 @@ def settings(kv_tokens: int, replicas: int = 2) -> TwinSettings:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_ends_every_rollout_no_sooner_than_the_bound(rule: str):
-    result = Twin(ROLLOUTS, rule, settings(60_000)).run()
+    result = Simulator(ROLLOUTS, rule, settings(60_000)).run()
     assert result.rollouts == len(ROLLOUTS)
     assert result.makespan_s >= result.lower_bound_s
     assert 0.0 < result.kv_utilisation <= 1.0
@@ -38,13 +38,14 @@ def test_every_rule_ends_every_rollout_no_sooner_than_the_bound(rule: str):
 
 def test_the_same_trace_gives_the_same_step():
     assert (
-        Twin(ROLLOUTS, "expected_kv", settings(60_000)).run() == Twin(ROLLOUTS, "expected_kv", settings(60_000)).run()
+        Simulator(ROLLOUTS, "expected_kv", settings(60_000)).run()
+        == Simulator(ROLLOUTS, "expected_kv", settings(60_000)).run()
     )
 
 
 def test_worst_case_never_preempts_and_expected_kv_beats_it_where_kv_is_scarce():
-    worst = Twin(ROLLOUTS, "worst_case", settings(60_000)).run()
-    ours = Twin(ROLLOUTS, "expected_kv", settings(60_000)).run()
+    worst = Simulator(ROLLOUTS, "worst_case", settings(60_000)).run()
+    ours = Simulator(ROLLOUTS, "expected_kv", settings(60_000)).run()
     assert worst.preemptions == 0
     assert ours.makespan_s < worst.makespan_s / 1.3
 
@@ -63,7 +64,7 @@ def test_a_rule_that_cannot_hold_a_rollout_says_so_and_the_others_run(
     reason = "needs at least 192 KV tokens (its prompt and the longest response it may have, in whole blocks)"
     if as_json:
         rows = {row["rule"]: row for row in json.loads(said)}
-        assert rows.keys() == RULES.keys()
+        assert rows.keys() == {*RULES}
         assert reason in rows["worst_case"]["cannot_hold"]
         assert all("makespan_s" in row for rule, row in rows.items() if rule != "worst_case")
     else:
@@ -73,7 +74,7 @@ def test_a_rule_that_cannot_hold_a_rollout_says_so_and_the_others_run(
 
 def test_spans_of_a_step_cover_generation_and_tools():
     spans: list[Span] = []
-    Twin(ROLLOUTS[:32], "expected_kv", settings(60_000), watch=spans.append).run()
+    Simulator(ROLLOUTS[:32], "expected_kv", settings(60_000), watch=spans.append).run()
     assert {span.activity for span in spans} >= {Activity.GENERATE, Activity.TOOL}
     assert all(span.start_s <= span.end_s for span in spans)
 

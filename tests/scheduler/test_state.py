@@ -1,4 +1,4 @@
-"""What the balancer is told and keeps: records, books, tally, pictures, to the number."""
+"""The balancer's records, state and statistics."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,14 +7,10 @@ import pytest
 
 from rstar_ray.run_dir.metrics import PlacementFigures
 from scheduler.balancer import Balancer
-from scheduler.fleet import Fleet, Replica
-from scheduler.records import (
-    Registration,
-    ReplicaLoad,
-    RolloutLoad,
-    TurnReport,
-)
-from scheduler.tally import Tally
+from scheduler.quarantine import impossible_load
+from scheduler.records import Cancel, Registration, ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.state import QueueBlock, Replica, Rollout, State
+from scheduler.statistics import StepStatistics
 from tests.fakes import registration
 
 
@@ -28,7 +24,7 @@ def load(name: str, *, group: str = "g", prompt: int = 16, most: int = 84, conte
 def fleet(rule: str, *capacities: int, max_running: int = 64, blocks: int = 16) -> Balancer:
     balancer = Balancer(rule)
     for index, capacity in enumerate(capacities):
-        balancer.add_replica(registration(f"r{index}", capacity, max_running=max_running, block_tokens=blocks))
+        balancer.register(registration(f"r{index}", capacity, max_running=max_running, block_tokens=blocks))
     return balancer
 
 
@@ -53,44 +49,47 @@ def test_a_load_knows_its_response_and_its_longest_life_and_refuses_what_cannot_
     assert replace(known, max_turns=1, prompt_tokens=1, max_response_tokens=1, turn=0)
 
 
-def test_a_fleet_keeps_places_and_reckons_with_the_largest_block():
-    fleet = Fleet()
-    assert fleet.largest_capacity_tokens == 0 and fleet.whole_blocks(1) == 32
+def test_replicas_keep_their_places_and_the_largest_block_counts():
+    state = State()
+    assert state.whole_blocks(1) == 32
     for name, capacity, block in (("a", 100, 32), ("b", 300, 16), ("c", 200, 16)):
-        fleet.add(registration(name, capacity, block_tokens=block))
-    assert (len(fleet), fleet.largest_capacity_tokens, fleet.whole_blocks(33)) == (3, 300, 64)
-    fleet.remove("b")
-    assert fleet.add(registration("d", 50)).index == 1
-    assert [replica.replica_id for replica in fleet.open()] == ["a", "d", "c"]
-    fleet.by_id["d"].serving = False
-    fleet.by_id["c"].set_aside = "why"
-    assert [replica.replica_id for replica in fleet.open()] == ["a"]
+        state.add_replica(registration(name, capacity, block_tokens=block))
+    assert (len(state.replicas), state.whole_blocks(33)) == (3, 64)
+    state.remove_replica("b")
+    assert state.add_replica(registration("d", 50)).index == 1
+    assert [replica.replica_id for replica in state.open()] == ["a", "d", "c"]
+    state.replicas["d"].serving = False
+    state.replicas["c"].quarantine = "why"
+    assert [replica.replica_id for replica in state.open()] == ["a"]
 
 
-def test_what_a_replica_reports_is_counted():
+def test_what_a_replica_reports_is_counted(caplog: pytest.LogCaptureFixture):
     balancer = fleet("least_sessions", 1_000)
     balancer.submit([load("a"), load("b", group="h", prompt=33)])
     assert len(homes(balancer)) == 2
-    balancer.turn_finished("r0", report("a", 60, 40))
-    assert balancer.replica_report("r0", ReplicaLoad(kv_used_tokens=1_000, preemptions=3, steps=50, running=2)) is None
+    engine = ReplicaLoad(kv_used_tokens=1_000, preemptions=3, steps=50, running=2)
+    balancer.report("r0", [report("a", 60, 40)], load=engine)
     snapshot = balancer.snapshot()
     assert (snapshot.preemptions, snapshot.recomputed_tokens) == (3, 3 * (60 + 33) // 2)
     (replica,) = snapshot.replicas
     assert (replica.kv_used_tokens, replica.running, replica.admissions, replica.in_flight) == (1_000, 2, 2, 2)
-    balancer.replica_report("r0", ReplicaLoad(preemptions=3, steps=50))
+    balancer.report("r0", load=ReplicaLoad(preemptions=3, steps=50))
     assert balancer.snapshot().preemptions == 3
-    assert balancer.replica_report("r0", ReplicaLoad(preemptions=2, steps=50)) == "reports 2 preemptions after 3"
-    assert balancer.replica_report("r0", ReplicaLoad(preemptions=1, steps=50)) is None  # said once
+    for _ in range(2):
+        balancer.report("r0", load=ReplicaLoad(preemptions=2, steps=50))
+    (line,) = caplog.messages
+    assert line.endswith("reports 2 preemptions after 3")
 
 
 def test_a_cancelled_rollout_is_gone_wherever_it_was():
     balancer = fleet("expected_kv", 400)
     balancer.submit([load("runs"), load("waits", group="h")])
     assert homes(balancer, 1) == {"runs": "r0"}
-    assert (balancer.cancel("runs"), balancer.cancel("waits"), balancer.cancel("unknown")) == ("r0", None, None)
+    balancer.cancel(["runs", "waits", "unknown"])
+    assert balancer.orders == [("r0", Cancel("runs"))]
     snapshot = balancer.snapshot()
     assert (snapshot.cancelled, snapshot.stale_reports, snapshot.waiting, snapshot.in_flight) == (2, 1, 0, 0)
-    assert balancer.faults() == []
+    assert balancer.leaks() == []
     assert homes(balancer) == {}
 
 
@@ -112,37 +111,39 @@ def shown(rule: str, *replicas: tuple[int, int, int], **counters: Any):
     return replace(snapshot, replicas=filled, **counters)
 
 
-def test_the_tally_of_a_step():
+def test_the_statistics_of_a_step():
     start = shown("static", (100, 0, 0), (300, 0, 0), preemptions=5, moves=2, recomputed_tokens=70)
-    tally = Tally(start)
-    tally.sample(start)  # nothing waits or runs: nothing to see
-    tally.sample(shown("static", (100, 40, 80), (300, 60, 120), waiting=9))
-    tally.sample(shown("static", (100, 60, 90), (300, 240, 290), in_flight=4))
-    tally.sample(shown("static", (100, 0, 0), (300, 40, 80), in_flight=1, waiting=2))
-    for seconds in range(200):
-        tally.waited(float(199 - seconds))
+    statistics = StepStatistics(start)
+    statistics.sample(start)  # no rollout is live: ignored
+    statistics.sample(shown("static", (100, 40, 80), (300, 60, 120), waiting=9))
+    statistics.sample(shown("static", (100, 60, 90), (300, 240, 290), in_flight=4))
+    statistics.sample(shown("static", (100, 0, 0), (300, 40, 80), in_flight=1, waiting=2))
+    statistics.queue_blocked(QueueBlock.ROOM, 198.5)
+    for number in range(200):
+        waits = Rollout(load("a"), known_since_s=float(number))
+        statistics.wait_begins(waits, 199.0)
+        assert statistics.wait_ends(waits, 199.0) == {}
+    statistics.queue_blocked(None, 200.0)
     now = shown("static", (100, 0, 0), (300, 0, 0), preemptions=6, moves=5, recomputed_tokens=100)
-    set_aside = replace(now.replicas[1], set_aside="reports 5 of 4")
-    figures = tally.take(replace(now, replicas=(now.replicas[0], set_aside)), ["a fault"], {"no room": 1.5})
+    quarantined = replace(now.replicas[1], quarantine="reports 5 of 4")
+    figures = statistics.take(replace(now, replicas=(now.replicas[0], quarantined)), ["a fault"], 200.0)
     assert figures == PlacementFigures(
         rule="static", waiting_most=9, in_flight_most=4, kv_used_share=pytest.approx((0.25 + 0.75 + 0.1) / 3),
         kv_used_share_most=0.75, kv_reserved_share=pytest.approx((0.5 + 0.95 + 0.2) / 3), kv_reserved_share_most=0.95,
         preemptions=1, moves=3, recomputed_tokens=30, wait_p50_s=100.0, wait_p99_s=198.0,
-        set_aside=("r1: reports 5 of 4",), faults=("a fault",), held_s={"no room": 1.5},
+        set_aside=("r1: reports 5 of 4",), faults=("a fault",), held_s={QueueBlock.ROOM: 1.5},
     )  # fmt: skip
-    empty = tally.take(now, [], {})
+    empty = statistics.take(now, [], 200.0)
     assert (empty.kv_used_share, empty.waiting_most, empty.wait_p99_s, empty.preemptions) == (0.0, 0, 0.0, 0)
-    tally.sample(replace(now, replicas=(), waiting=3))
-    assert tally.take(now, [], {}).waiting_most == 0  # without a replica there is no cache to speak of
+    statistics.sample(replace(now, replicas=(), waiting=3))
+    assert statistics.take(now, [], 200.0).waiting_most == 0  # without a replica there is no cache to speak of
 
 
-def test_a_replica_says_what_cannot_be_true():
-    from scheduler.books import nonsense
-
+def test_a_report_that_cannot_be_true_is_explained():
     replica = Replica("r0", 0, 100, 8)
-    assert nonsense(replica, ReplicaLoad(kv_used_tokens=100)) is None
-    assert nonsense(replica, ReplicaLoad(kv_used_tokens=101)) == "reports 101 KV tokens in use of 100"
-    assert "negative" in str(nonsense(replica, ReplicaLoad(waiting=-1)))
+    assert impossible_load(replica, ReplicaLoad(kv_used_tokens=100)) is None
+    assert impossible_load(replica, ReplicaLoad(kv_used_tokens=101)) == "reports 101 KV tokens in use of 100"
+    assert "negative" in str(impossible_load(replica, ReplicaLoad(waiting=-1)))
     replica.load = ReplicaLoad(steps=5, preemptions=2)
-    assert nonsense(replica, ReplicaLoad(steps=5, preemptions=2)) is None
-    assert nonsense(replica, ReplicaLoad(steps=4, preemptions=2)) == "reports 4 steps after 5"
+    assert impossible_load(replica, ReplicaLoad(steps=5, preemptions=2)) is None
+    assert impossible_load(replica, ReplicaLoad(steps=4, preemptions=2)) == "reports 4 steps after 5"

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri
 
-from scheduler.hazard import hazard_rates
+from scheduler.expected_kv.hazard import hazard_rates
 
 Floats = NDArray[np.float64]
 

@@ -1,0 +1,95 @@
+"""Statistics of one step: samples of the balancer's snapshot, waiting times, and what blocked the queue. No clock."""
+
+from collections.abc import Sequence
+from math import inf
+
+from rstar_ray.run_dir.metrics import PlacementFigures
+from scheduler.records import BalancerSnapshot
+from scheduler.state import QueueBlock, Rollout
+
+SAMPLE_EVERY_S = 0.25
+
+
+class StepStatistics:
+    """Accumulates between two calls of `take`, which returns the figures of a step."""
+
+    def __init__(self, start: BalancerSnapshot) -> None:
+        self.sampled_s = -inf
+        self._blocked_s = dict.fromkeys(QueueBlock, 0.0)
+        self._block: QueueBlock | None = None
+        self._block_since_s = 0.0
+        self._reset(start)
+
+    def _reset(self, start: BalancerSnapshot) -> None:
+        self._start = start
+        self._blocked_at_start_s = dict(self._blocked_s)
+        self._samples = 0
+        self._most_waiting = self._most_in_flight = 0
+        self._used = self._most_used = self._reserved = self._most_reserved = 0.0  # shares of all caches
+        self._waits_s: list[float] = []
+
+    def sample(self, now: BalancerSnapshot) -> None:
+        """Ignored while no rollout is live."""
+        capacity = sum(replica.kv_capacity_tokens for replica in now.replicas)
+        if not capacity or not now.waiting + now.in_flight:
+            return
+        used = sum(replica.kv_used_tokens for replica in now.replicas) / capacity
+        reserved = sum(replica.kv_reserved_tokens for replica in now.replicas) / capacity
+        self._samples += 1
+        self._most_waiting = max(self._most_waiting, now.waiting)
+        self._most_in_flight = max(self._most_in_flight, now.in_flight)
+        self._used += used
+        self._most_used = max(self._most_used, used)
+        self._reserved += reserved
+        self._most_reserved = max(self._most_reserved, reserved)
+
+    def queue_blocked(self, block: QueueBlock | None, now_s: float) -> None:
+        """What blocks the queue from now on; None where it is empty."""
+        self._advance(now_s)
+        self._block = block
+
+    def _advance(self, now_s: float) -> None:
+        if self._block is not None:
+            self._blocked_s[self._block] += now_s - self._block_since_s
+        self._block_since_s = now_s
+
+    def wait_begins(self, rollout: Rollout, now_s: float) -> None:
+        self._advance(now_s)
+        rollout.waiting_since_s, rollout.blocked_before_s = now_s, dict(self._blocked_s)
+
+    def wait_ends(self, rollout: Rollout, now_s: float) -> dict[str, float]:
+        """Seconds for which the queue was blocked while this rollout waited, by cause."""
+        self._advance(now_s)
+        self._waits_s.append(now_s - rollout.known_since_s)
+        return _grown(self._blocked_s, rollout.blocked_before_s)
+
+    def take(self, now: BalancerSnapshot, leaks: Sequence[str], now_s: float) -> PlacementFigures:
+        """The figures of the step that ends now."""
+        self._advance(now_s)
+        waits, samples, start = sorted(self._waits_s), max(1, self._samples), self._start
+        figures = PlacementFigures(
+            rule=now.rule,
+            waiting_most=self._most_waiting,
+            in_flight_most=self._most_in_flight,
+            kv_used_share=self._used / samples,
+            kv_used_share_most=self._most_used,
+            kv_reserved_share=self._reserved / samples,
+            kv_reserved_share_most=self._most_reserved,
+            preemptions=now.preemptions - start.preemptions,
+            moves=now.moves - start.moves,
+            recomputed_tokens=now.recomputed_tokens - start.recomputed_tokens,
+            wait_p50_s=waits[len(waits) // 2] if waits else 0.0,
+            wait_p99_s=waits[len(waits) * 99 // 100] if waits else 0.0,
+            risk=now.risk,
+            set_aside=tuple(f"{r.replica_id}: {r.quarantine}" for r in now.replicas if r.quarantine is not None),
+            faults=tuple(leaks),
+            held_s=_grown(self._blocked_s, self._blocked_at_start_s),
+        )
+        self._reset(now)
+        return figures
+
+
+def _grown(now: dict[QueueBlock, float], before: dict[QueueBlock, float]) -> dict[str, float]:
+    """Seconds added by each cause; those below a millisecond are left out."""
+    grown = {str(block): round(now[block] - before[block], 3) for block in QueueBlock}
+    return {block: seconds for block, seconds in grown.items() if seconds}
