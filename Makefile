@@ -94,7 +94,7 @@ soak-sandbox: $(READY)  ## 200,000 mixed calls, 5 % hostile, watching memory and
 fuzz-sandbox: $(READY)  ## Generated programs against the cage, at each level, as each user; ARGS="--seconds 900", or "--door" for the HTTP server
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-bench-balancer: $(READY)  ## The balancer in the twin (simulated), and on real engines
+bench-balancer: $(READY)  ## The balancer simulated, and on real engines
 	$(BIN)/python -m benchmarks.scheduler $(ARGS)
 	$(BIN)/python -m benchmarks.balancer
 	$(BIN)/python -m benchmarks.balancer --costly
@@ -102,7 +102,7 @@ bench-balancer: $(READY)  ## The balancer in the twin (simulated), and on real e
 bench-evaluation: $(READY)  ## Evaluating against a bare engine; the first word of a talk against its first token
 	$(BIN)/python -m benchmarks.evaluation $(ARGS)
 
-calibrate: $(READY)  ## Fit the twin's engine model to this machine's vLLM and predict runs it has not seen
+calibrate: $(READY)  ## Fit the simulator's engine model to this machine's vLLM and predict runs it has not seen
 	$(BIN)/python -m benchmarks.balancer --calibrate $(ARGS)
 
 bench-learner: $(READY)  ## Learner tokens/s against a bare DeepSpeed loop and TRL; publishing to an engine

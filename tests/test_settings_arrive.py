@@ -43,7 +43,7 @@ OWN_MEANING = {
     "rstar_ray/run_dir/metrics.py": "the only stage that has such rows",
     "rstar_ray/chat/call_syntax.py": "the name of a way of writing calls",
     "rstar_ray/tools/host.py": "of a tool's own start",
-    "scheduler/estimate.py": "a share of what is remembered",
+    "scheduler/expected_kv/estimate.py": "a share of what is remembered",
     "scheduler/traces/": "of the steps that schedulers are tried on",
 }
 """Files in which something of a setting's name means something else."""

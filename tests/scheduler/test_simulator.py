@@ -1,4 +1,4 @@
-"""The twin, its traces and its bound, on small fleets; all figures are simulated."""
+"""The simulator, its traces and its bound, on small fleets; all figures are simulated."""
 
 import json
 from pathlib import Path
