@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from actors.generation.rollout_traces import RolloutTraces
-from rstar_ray.rollouts import DroppedRollout
-from rstar_ray.telemetry.traces import ROOT, TraceCollector, TraceFile, open_sink
+from rstar_ray.telemetry.traces import ROOT, TraceFile, open_sink
 from rstar_ray.trajectory import Completion, EngineTimes
 from scheduler.records import Grant, RolloutLoad
 from scheduler.spans import Activity, Span
@@ -59,24 +58,11 @@ def test_a_rollouts_parts_are_told_with_the_engines_own_times(tmp_path: Path):
     }  # fmt: skip
 
 
-def test_a_dropped_rollout_is_told_with_its_reason(tmp_path: Path):
-    told = traces(tmp_path / "traces.jsonl")
-    told.ended(DroppedRollout(rollout_id="r", group_id="g", reason="sandbox: gone"))
-    told.close()
-    (span,) = spans(tmp_path / "traces.jsonl")
-    assert {"key": "reason", "value": {"stringValue": "sandbox: gone"}} in span["attributes"]
-
-
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, logged: list[str]):
     (tmp_path / "file").write_text("")
     told = traces(tmp_path / "file" / "traces.jsonl")
     play(told)
     assert len(logged) == 1 and logged[0].startswith("the traces is left out: ")
-
-
-def test_each_worker_has_a_file_of_its_own(tmp_path: Path):
-    open_sink(str(tmp_path), "generation/3").close()
-    assert [path.name for path in tmp_path.iterdir()] == ["generation-3.jsonl"]
 
 
 class Collector(BaseHTTPRequestHandler):
@@ -109,11 +95,3 @@ def test_a_collector_is_sent_the_same(collector: str):
         sink.write({"number": number})
     sink.close()
     assert Collector.got == [("/v1/traces", "application/json", {"number": number}) for number in range(3)]
-
-
-def test_a_collector_that_is_not_there_is_told_of_once(logged: list[str]):
-    sink = TraceCollector("http://127.0.0.1:9")
-    for number in range(5):
-        sink.write({"number": number})
-    sink.close()
-    assert len(logged) == 1 and "the export of traces to http://127.0.0.1:9/v1/traces is left out" in logged[0]

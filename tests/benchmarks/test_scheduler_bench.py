@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.scheduler import Row, asked, line, simulate, summary
+from benchmarks.scheduler import Row, asked, simulate
 
 ROW = Row(
     kind="bimodal",
@@ -35,18 +35,6 @@ def test_a_step_has_a_row_for_a_first_and_a_later_one_and_who_knows_all_is_never
 def test_what_is_computed_again_is_limited_where_a_preemption_costs_more_than_ten_steps():
     much = replace(ROW, recomputed_share=0.3)
     assert [len(replace(much, preemption_steps=steps).missed()) for steps in (10.0, 10.1)] == [0, 1]
-
-
-def test_the_table_has_ratios_and_the_summary_medians():
-    assert line(ROW).split() == ["bimodal", "1.5", "later", "100.0", "110.0", "1.10", "1.25", "2.00", "0.4%", "12.0"]
-    told = summary([ROW, replace(ROW, kv_demand=0.95, best_other_s=90.0)])
-    assert told[0].startswith("where KV is scarce 1.10 x") and told[1].startswith("1.25 x")
-    assert told[2:] == ["bimodal at 0.95, later step: 1.11 x the time of static, of 1.02"]
-    assert ROW.as_json()["over_oracle"] == 1.25
-
-
-def test_a_quick_look_may_be_at_another_fleet():
-    assert [asked(said.split()).replicas for said in ("", "--quick", "--quick --replicas 8")] == [64, 4, 8]
 
 
 @pytest.mark.parametrize(

@@ -196,24 +196,6 @@ def test_how_alike_siblings_are_is_the_likeliest_of_a_few_values(alike: float):
     assert estimate.alikeness == max(tried, key=evidence.__getitem__)
 
 
-def test_how_alike_siblings_are_is_asked_after_64_ends_and_again_after_half_as_many_more():
-    estimate = LengthEstimate(MOST)
-
-    def ends(number: int, age: float) -> float:
-        for _ in range(number // 8):
-            group = estimate.add_group(f"g{estimate.num_groups}")
-            for sibling in range(8):  # within a group all are short or all are long
-                estimate.end(estimate.start(group, 0.0), age * (1 + group % 4 + sibling / 100), truncated=False)
-        estimate.refresh()
-        return estimate.alikeness
-
-    assert ends(56, 900.0) == 0.35
-    assert ends(8, 900.0) == 0.8
-    estimate.alikeness = 0.2  # what it would be only if it were not asked again
-    assert ends(24, 900.0) == 0.2
-    assert ends(8, 900.0) == 0.8
-
-
 def test_what_is_forgotten_counts_half_and_leaves_the_living_as_they_are():
     seen = lives(groups=6, siblings=14, seed=2)
     for life in seen:

@@ -9,7 +9,7 @@ import pytest
 from rstar_ray.config import BalancerConfig
 from scheduler.balancer import PLACEMENT, Balancer
 from scheduler.cost import EngineCost, PlacementCost
-from scheduler.expected_kv.caution import ROOMY_Z, Caution
+from scheduler.expected_kv.caution import Caution
 from scheduler.expected_kv.rule import ExpectedKV
 from scheduler.records import Finished, ReplicaLoad, RolloutLoad, TurnReport
 from scheduler.state import Replica, Rollout
@@ -171,17 +171,6 @@ def test_the_risk_follows_from_what_engines_have_measured_and_from_how_long_roll
     assert caution.risk == pytest.approx(0.025)
 
 
-def test_a_margin_that_suffices_counts_where_it_is_less_than_the_risk_asks_for():
-    caution = Caution(BalancerConfig(risk=0.01))
-    least = caution.z
-    assert caution.ease(2.0) and caution.z == 2.0 and not caution.roomy
-    assert not caution.ease(2.0) and caution.ease(ROOMY_Z) and caution.roomy
-    caution.preempted()
-    assert caution.z == pytest.approx(ROOMY_Z + 0.1) and caution.apart == pytest.approx(least + 0.1)
-    assert caution.ease(9.0) and caution.z == pytest.approx(least + 0.1)
-    assert caution.ease(None) and caution.z == pytest.approx(least + 0.1)
-
-
 def test_every_group_is_probed_four_times_in_turn_before_any_goes_on():
     world = World(2_000_000)
     world.balancer.submit([load(f"g{group}/{n}") for group in range(3) for n in range(6)])
@@ -264,24 +253,6 @@ def test_relief_stays_below_eight_thousandths():
         world.balancer.submit([load("waits/0", prompt=89_000)])
         world.turn("r0/7", 700, 636)
         assert len(moves(world)) == expected
-
-
-def test_what_is_left_behind_is_named():
-    world = busy()
-    world.balancer.submit([load("late/0")])
-    world.balancer.state.rollouts.clear()
-    faults = world.balancer.leaks()
-    assert "15 submitted, but 1 finished or cancelled" in faults
-    assert "r0 is left with 13 residents" in faults and "r0 is left with 5 prompt groups" in faults
-    assert "r0 still counts 13 rollouts, 1216 of prompts, 0 on their way" in faults
-    assert "group 'late' still has 1 live" in faults
-
-
-def test_what_was_taken_over_before_anything_was_learned_closes_no_replica():
-    world = World(60_000)
-    world.balancer.register(registration("r0", 60_000, resident=(load("a/0", response=100),)))
-    world.balancer.submit([load("b/0")])
-    assert world.decide() == [("b/0", "r0")]
 
 
 def test_a_rollout_as_large_as_a_cache_goes_to_a_larger_one():

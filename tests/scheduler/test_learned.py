@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler.balancer import RULES, Balancer
+from scheduler.balancer import Balancer
 from scheduler.expected_kv.estimate import LengthEstimate
 from scheduler.expected_kv.learned import Learned
 from scheduler.records import Finished, RolloutLoad
@@ -15,7 +15,6 @@ from scheduler.simulator.engine_model import EngineShape
 from scheduler.simulator.simulate import MI300X_14B, Simulator, SimulatorSettings
 from scheduler.spans import Span
 from scheduler.traces.stage_traces import STAGES, synthetic
-from tests.fakes import registration
 
 MOST = 8_000
 STAGE = STAGES["stage1"]
@@ -74,18 +73,6 @@ def test_what_has_ended_since_the_last_version_is_told_whole_and_fades_with_the_
     assert taught.past() == unbroken.past()
 
 
-def test_who_lives_is_no_part_of_it_and_goes_on_where_it_is_taught():
-    told, taught = LengthEstimate(MOST), LengthEstimate(MOST)
-    step(told, 1)
-    empty = taught.past()
-    row = taught.start(taught.add_group("live"), 700.0)
-    step(taught, 9)  # given up for what it is taught
-    taught.take_past(told.past())
-    assert taught.num_groups == 1 and taught.past() == told.past() != empty
-    taught.end(row, 800.0, truncated=False)
-    assert sum(taught.past().deaths_B) == sum(told.past().deaths_B) + 1
-
-
 def played(rule: str = "expected_kv") -> Balancer:
     """A first step under two pairs of budgets, with preemptions, tools' text and turns that ended."""
     simulator = Simulator(synthetic(STAGE, groups=8, siblings=8, seed=3), rule, SETTINGS)
@@ -127,30 +114,6 @@ def test_all_of_it_goes_through_a_file_and_another_balancer_to_the_last_bit():
     assert read == learned == again.learned()
     again.load_learned(read)  # twice is no other than once
     assert again.learned() == learned
-
-
-def test_what_moves_may_cost_goes_on_from_what_was_counted_before():
-    balancer = played()
-    learned = balancer.learned()
-    assert learned is not None
-    earlier = replace(learned, moves=replace(learned.moves, generated_tokens=5, moved_tokens=2))
-    balancer.load_learned(earlier)  # of a run that goes back to a checkpoint
-    assert balancer.learned() == earlier
-    balancer.submit([load("more/0")])
-    balancer.decide()
-    end = Finished(rollout_id="more/0", context_tokens=50, generated_tokens=40, turn=1)
-    ends(balancer, end)
-    after = balancer.learned()
-    assert after is not None and after.moves.generated_tokens == 45
-
-
-@pytest.mark.parametrize("rule", sorted({*RULES} - {"expected_kv"}))
-def test_a_rule_that_learns_nothing_has_nothing_to_tell_and_takes_what_another_has_learned(rule: str):
-    learned = played().learned()
-    assert learned is not None
-    balancer = Balancer(rule)
-    balancer.load_learned(learned)
-    assert balancer.learned() is None
 
 
 def played_on(balancer: Balancer) -> tuple[float, list[Span]]:
@@ -220,39 +183,3 @@ def test_nonsense_is_refused_by_its_name(path: tuple[Any, ...], value: Any, said
         at[path[-1]] = value
     with pytest.raises(ValueError, match=said):
         Learned.from_json(edited)
-
-
-@pytest.mark.parametrize("saved", [None, [], "text", 7])
-def test_what_is_no_object_is_refused(saved: Any):
-    with pytest.raises(ValueError, match="stands where an object with names should"):
-        Learned.from_json(saved)
-
-
-def play(balancer: Balancer, name: str, *, generated_tokens: int, budget: int = 500) -> None:
-    """One rollout from its submission to its end."""
-    balancer.submit([replace(load(name), max_response_tokens=budget)])
-    balancer.decide()
-    end = Finished(rollout_id=name, context_tokens=10 + generated_tokens, generated_tokens=generated_tokens, turn=1)
-    ends(balancer, end)
-
-
-def one_replica() -> Balancer:
-    balancer = Balancer("expected_kv")
-    balancer.register(registration("r0", 40_000, max_running=64, block_tokens=32))
-    return balancer
-
-
-def test_a_past_that_has_faded_to_less_than_a_rollout_teaches_nothing_and_is_forgotten():
-    estimate = LengthEstimate(MOST)
-    step(estimate, 1)  # of 320 rollouts
-    for version in range(1, 13):
-        estimate.forget_finished()
-        assert estimate.taught == (version <= 8)
-    balancer = one_replica()
-    for number in range(16):
-        play(balancer, f"1/{number}", generated_tokens=100)
-    for version in range(1, 8):
-        balancer.set_policy_version(version)
-        learned = balancer.learned()
-        assert learned is not None and len(learned.lengths) == (version <= 4)
-    play(balancer, "2/0", generated_tokens=100)

@@ -7,9 +7,8 @@ import pytest
 
 from rstar_ray.run_dir.metrics import PlacementFigures
 from scheduler.balancer import Balancer
-from scheduler.quarantine import impossible_load
-from scheduler.records import Cancel, Registration, ReplicaLoad, RolloutLoad, TurnReport
-from scheduler.state import QueueBlock, Replica, Rollout, State
+from scheduler.records import ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.state import QueueBlock, Rollout
 from scheduler.statistics import StepStatistics
 from tests.fakes import registration
 
@@ -36,33 +35,6 @@ def report(name: str, context: int, made: int, turn: int = 1) -> TurnReport:
     return TurnReport(rollout_id=name, context_tokens=context, generated_tokens=made, turn=turn)
 
 
-def test_a_load_knows_its_response_and_its_longest_life_and_refuses_what_cannot_be():
-    known = load("a", context=40, made=20)
-    assert (known.response_tokens, known.worst_case_tokens, load("b").context_tokens) == (24, 100, 16)
-    assert load("c", context=16).response_tokens == 0
-    for wrong in ({"prompt": 0}, {"most": 0}, {"context": 15}, {"made": -1}):
-        with pytest.raises(ValueError, match="rollout 'x'"):
-            load("x", **wrong)
-    for field in ("max_turns", "turn"):
-        with pytest.raises(ValueError, match="rollout 'a'"):
-            replace(known, **{field: -1})
-    assert replace(known, max_turns=1, prompt_tokens=1, max_response_tokens=1, turn=0)
-
-
-def test_replicas_keep_their_places_and_the_largest_block_counts():
-    state = State()
-    assert state.whole_blocks(1) == 32
-    for name, capacity, block in (("a", 100, 32), ("b", 300, 16), ("c", 200, 16)):
-        state.add_replica(registration(name, capacity, block_tokens=block))
-    assert (len(state.replicas), state.whole_blocks(33)) == (3, 64)
-    state.remove_replica("b")
-    assert state.add_replica(registration("d", 50)).index == 1
-    assert [replica.replica_id for replica in state.open()] == ["a", "d", "c"]
-    state.replicas["d"].serving = False
-    state.replicas["c"].quarantine = "why"
-    assert [replica.replica_id for replica in state.open()] == ["a"]
-
-
 def test_what_a_replica_reports_is_counted(caplog: pytest.LogCaptureFixture):
     balancer = fleet("least_sessions", 1_000)
     balancer.submit([load("a"), load("b", group="h", prompt=33)])
@@ -79,25 +51,6 @@ def test_what_a_replica_reports_is_counted(caplog: pytest.LogCaptureFixture):
         balancer.report("r0", load=ReplicaLoad(preemptions=2, steps=50))
     (line,) = caplog.messages
     assert line.endswith("reports 2 preemptions after 3")
-
-
-def test_a_cancelled_rollout_is_gone_wherever_it_was():
-    balancer = fleet("expected_kv", 400)
-    balancer.submit([load("runs"), load("waits", group="h")])
-    assert homes(balancer, 1) == {"runs": "r0"}
-    balancer.cancel(["runs", "waits", "unknown"])
-    assert balancer.orders == [("r0", Cancel("runs"))]
-    snapshot = balancer.snapshot()
-    assert (snapshot.cancelled, snapshot.stale_reports, snapshot.waiting, snapshot.in_flight) == (2, 1, 0, 0)
-    assert balancer.leaks() == []
-    assert homes(balancer) == {}
-
-
-def test_a_replica_below_one_is_refused():
-    for wrong in ({"kv_capacity_tokens": 0}, {"max_running": 0}, {"block_tokens": 0}):
-        given = {"kv_capacity_tokens": 1, "max_running": 1, "block_tokens": 1} | wrong
-        with pytest.raises(ValueError, match="must be at least 1"):
-            Registration(replica_id="r0", **given)
 
 
 def shown(rule: str, *replicas: tuple[int, int, int], **counters: Any):
@@ -137,13 +90,3 @@ def test_the_statistics_of_a_step():
     assert (empty.kv_used_share, empty.waiting_most, empty.wait_p99_s, empty.preemptions) == (0.0, 0, 0.0, 0)
     statistics.sample(replace(now, replicas=(), waiting=3))
     assert statistics.take(now, [], 200.0).waiting_most == 0  # without a replica there is no cache to speak of
-
-
-def test_a_report_that_cannot_be_true_is_explained():
-    replica = Replica("r0", 0, 100, 8)
-    assert impossible_load(replica, ReplicaLoad(kv_used_tokens=100)) is None
-    assert impossible_load(replica, ReplicaLoad(kv_used_tokens=101)) == "reports 101 KV tokens in use of 100"
-    assert "negative" in str(impossible_load(replica, ReplicaLoad(waiting=-1)))
-    replica.load = ReplicaLoad(steps=5, preemptions=2)
-    assert impossible_load(replica, ReplicaLoad(steps=5, preemptions=2)) is None
-    assert impossible_load(replica, ReplicaLoad(steps=4, preemptions=2)) == "reports 4 steps after 5"
