@@ -165,12 +165,12 @@ class Balancer:
         for replica in self.state.replicas.values():
             replica.policy_version = replica.reported_version = 0
 
-    def remember(
+    def add_history(
         self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float = 1.0
     ) -> None:
         """Lengths of an earlier step: (group, sampled tokens, truncated), and response tokens per sampled one."""
         if self._learner is not None:
-            self._learner.lengths.remember(max_response_tokens, max_turns, ended, growth=growth)
+            self._learner.lengths.add_history(max_response_tokens, max_turns, ended, growth=growth)
 
     def learned(self) -> Learned | None:
         """What outlives a step; None where the rule learns nothing."""
@@ -245,7 +245,7 @@ class Balancer:
         if load is not None:
             self._engine_reported(replica, load)
 
-    def _update_lengths(self, rollout: Rollout, replica: Replica, report: TurnReport | Finished) -> None:
+    def _update_lengths(self, rollout: Rollout, replica: Replica, report: TurnReport) -> None:
         reason = impossible_lengths(rollout.load, report)
         self.state.update_lengths(rollout, report)
         if reason is not None:

@@ -11,10 +11,11 @@ chance of too little equals what one unit too many costs over what one too few d
 """
 
 import json
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any, cast
+
+from scheduler.json_records import read_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +32,8 @@ class EngineCost:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0.0 <= value < inf:
-                raise ValueError(f"{field.name!r} is {value!r:.40}; give seconds, 0 or more")
+            if not 0.0 <= value < inf:
+                raise ValueError(f"{field.name!r} is {value}; give seconds, 0 or more")
         if self.fixed_s == 0.0:
             raise ValueError("'fixed_s' is 0; no decode step takes no time: give what one takes with a single sequence")
 
@@ -46,24 +46,11 @@ class EngineCost:
 
 
 def read_cost(path: Path) -> EngineCost:
-    """Of a JSON file. Raises `ValueError` naming file, field and mend for costs that are missing or none."""
+    """Of a JSON file, as `make calibrate ARGS='--out FILE'` writes it. Raises `ValueError` naming file and field."""
     try:
-        given: Any = json.loads(path.read_text("utf-8"))
-        if not isinstance(given, dict):
-            raise ValueError("it holds no JSON object")
-        costs = cast(dict[str, Any], given)
-        known = {field.name: field.default for field in fields(EngineCost)}
-        for name in costs:
-            if name not in known:
-                raise ValueError(f"{name!r} is no cost; remove it (there are {', '.join(known)})")
-        for name, default in known.items():
-            if name not in costs and default is MISSING:
-                raise ValueError(
-                    f"{name!r} is missing; give seconds, as `make calibrate ARGS='--out FILE'` writes them"
-                )
-        return EngineCost(**costs)
+        return read_record(EngineCost, json.loads(path.read_text("utf-8")))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{path}: {error}; `make calibrate ARGS='--out FILE'` writes such a file") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +96,7 @@ LOOKS = 8  # independent moments during a rollout's life at which its replica ma
 FEW = 16.0  # rollouts in a cache, up to which one preemption is over before the next is due
 
 
-def risk_of(cost: PlacementCost | None, *, taught: bool = True) -> float:
+def risk_of(cost: PlacementCost | None, *, has_history: bool = True) -> float:
     """The share of rollouts that an engine may have to preempt, at any of `LOOKS` moments of their lives.
 
     What is gained by filling more grows with what an empty seat loses. What is lost, where many share a cache, grows
@@ -117,7 +104,7 @@ def risk_of(cost: PlacementCost | None, *, taught: bool = True) -> float:
     on growing into the same cache while one is computed again. Where few do, what is left free for one of them is a
     large part of the cache: there the share at a look is what an empty seat loses in a life over what the preemptions
     of all looks cost. Between the two it falls with the third power of how many there are; in a step before which none
-    is known (not `taught`) with the first, since lengths that nobody has seen vary more, and more is left free.
+    is known (not `has_history`) with the first, since lengths that nobody has seen vary more, and more is left free.
     """
     if cost is None:
         return LEAST_RISK
@@ -125,6 +112,6 @@ def risk_of(cost: PlacementCost | None, *, taught: bool = True) -> float:
         return MOST_RISK
     of_many = LEAST_RISK * cost.idle_share / USUAL_IDLE_SHARE * (USUAL_STEPS / cost.preemption_steps) ** 2
     at_a_look = cost.idle_share * cost.life_steps / (cost.running * LOOKS * cost.preemption_steps)
-    at_a_look *= min(1.0, FEW / cost.running) ** (3 if taught else 1)
+    at_a_look *= min(1.0, FEW / cost.running) ** (3 if has_history else 1)
     of_few = 1.0 - (1.0 - min(1.0, at_a_look)) ** LOOKS
     return min(MOST_RISK, max(LEAST_RISK, of_many, of_few))

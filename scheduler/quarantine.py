@@ -1,6 +1,6 @@
 """Reports that cannot be true: a replica that sends one gets no more work."""
 
-from scheduler.records import Finished, ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.records import ReplicaLoad, RolloutLoad, TurnReport
 from scheduler.state import Replica
 
 
@@ -19,7 +19,7 @@ def impossible_load(replica: Replica, load: ReplicaLoad) -> str | None:
     return None
 
 
-def impossible_lengths(load: RolloutLoad, report: TurnReport | Finished) -> str | None:
+def impossible_lengths(load: RolloutLoad, report: TurnReport) -> str | None:
     """Why a rollout with this load cannot have reached the reported lengths, or None."""
     if report.context_tokens > load.worst_case_tokens:
         most = load.worst_case_tokens

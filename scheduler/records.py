@@ -1,4 +1,4 @@
-"""What the scheduler is told and what it answers: small frozen records, lengths in tokens.
+"""The scheduler's inputs and decisions: small frozen records, lengths in tokens.
 
 A rollout's *context* is its prompt and everything after it (sampled and tool text); its *response* is everything
 after the prompt. KV is counted in tokens; an engine holds it in blocks, so a few tokens per rollout are lost to
@@ -25,7 +25,7 @@ def in_flight_limit(max_running: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLoad:
-    """One rollout as the scheduler sees it, as far as it is known: mostly at the end of a turn."""
+    """One rollout as last reported, usually at the end of a turn."""
 
     rollout_id: str
     group_id: str  # siblings of one prompt share it
@@ -56,18 +56,18 @@ class RolloutLoad:
 
     @property
     def least_tokens(self) -> int:
-        """KV with which it can go on: its context and, where it may have one, one more."""
+        """KV that it needs to continue: its context and, within its budget, one more."""
         return min(self.context_tokens + 1, self.worst_case_tokens)
 
     @property
     def worst_case_tokens(self) -> int:
-        """Context at the end of the longest life this rollout may have."""
+        """The longest context that this rollout may reach."""
         return self.prompt_tokens + self.max_response_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLoad:
-    """What an engine says of itself at one moment."""
+    """An engine's report of itself."""
 
     kv_used_tokens: int = 0  # blocks in use times block size
     running: int = 0  # requests in the batch
@@ -80,7 +80,7 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """A replica that serves from now on: the size of its engine, and the rollouts that it runs already."""
+    """A replica that serves from now on: the size of its engine, and the rollouts that it already runs."""
 
     replica_id: str
     kv_capacity_tokens: int
@@ -100,7 +100,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnReport:
-    """A turn ended and the rollout goes on; lengths are totals after the tool's answer, where it is known."""
+    """A turn ended and the rollout continues; lengths are totals after the tool's answer, where it is known."""
 
     rollout_id: str
     context_tokens: int
@@ -109,19 +109,15 @@ class TurnReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """A rollout ended on a replica; lengths are totals. `truncated`: its budget cut it, not the policy."""
+class Finished(TurnReport):
+    """A rollout ended with its last turn. `truncated`: its budget cut it, not the policy."""
 
-    rollout_id: str
-    context_tokens: int
-    generated_tokens: int
-    turn: int
     truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Start (or go on with) this rollout on this replica."""
+    """Start (or resume) this rollout on this replica."""
 
     rollout_id: str
     replica_id: str
@@ -172,7 +168,7 @@ class ReplicaSnapshot:
     replica_id: str
     kv_capacity_tokens: int
     kv_used_tokens: int
-    kv_reserved_tokens: int  # that the rule counts on its residents to need, now or later
+    kv_reserved_tokens: int  # that the rule expects its residents to need, now or later
     in_flight: int  # rollouts resident, in a turn or at a tool
     running: int
     preemptions: int
@@ -193,13 +189,13 @@ class BalancerSnapshot:
     admitted: int
     finished: int
     cancelled: int
-    requeued: int  # came back after a death or a move
+    requeued: int  # returned after the loss of a replica, or by a move
     moves: int
     preemptions: int
-    recomputed_tokens: int  # contexts that went on elsewhere, and of preempted rollouts, as far as can be told
+    recomputed_tokens: int  # contexts of rollouts that changed replica, and an estimate for preempted ones
     stale_reports: int  # about rollouts that the reporter does not hold
-    risk: float = 0.0  # share of rollouts that the rule lets engines preempt; 0 where it does not ask
-    too_large: tuple[str, ...] = ()  # of those waiting: no replica that takes work now could ever hold them
+    risk: float = 0.0  # share of rollouts that the rule lets engines preempt; 0 for rules that do not estimate it
+    too_large: tuple[str, ...] = ()  # waiting rollouts that no replica that takes work now could ever hold
     replicas: tuple[ReplicaSnapshot, ...] = field(default=())
 
 
@@ -223,7 +219,7 @@ class NeverFits(RStarError, ValueError):
 
 
 class UnknownReplica(RStarError, KeyError):
-    """A call names a replica that is not registered (any more): register again, with what is resident."""
+    """A call names a replica that is not registered (any more): it must register again, with its residents."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

@@ -16,7 +16,6 @@ from rstar_ray.trajectory import Placement
 from scheduler.cost import EngineCost
 from scheduler.records import (
     BalancerSnapshot,
-    Finished,
     Registration,
     ReplicaLoad,
     ReplicaSnapshot,
@@ -230,7 +229,7 @@ class State:
             contexts = sum(rollout.load.context_tokens for rollout in replica.residents.values())
             self.recomputed_tokens += times * contexts // len(replica.residents)
 
-    def update_lengths(self, rollout: Rollout, report: TurnReport | Finished) -> None:
+    def update_lengths(self, rollout: Rollout, report: TurnReport) -> None:
         """Store the new lengths, as far as they can be true, and how far the decode clock must have come."""
         replica, load = rollout.replica, rollout.load
         assert replica is not None

@@ -1,4 +1,4 @@
-"""Who goes next: interrupted ones, a few probes of every group, then the longest-expected; now and then the oldest."""
+"""The order of admission: interrupted rollouts, probes of every group, the longest-expected; sometimes the oldest."""
 
 import heapq
 from collections import OrderedDict, deque
@@ -13,8 +13,8 @@ PROBES = 4  # siblings of each group that start before groups are ranked by leng
 OLDEST_EVERY = 32  # every so many admissions the longest-waiting rollout goes first
 
 
-class Order:
-    """All that wait."""
+class AdmissionOrder:
+    """All waiting rollouts."""
 
     def __init__(self, lengths: Lengths) -> None:
         self._lengths = lengths
@@ -27,7 +27,7 @@ class Order:
         return bool(self._ranked or self._resumed)
 
     def add(self, rollout: Rollout) -> None:
-        group, load = self._lengths.know(rollout), rollout.load
+        group, load = self._lengths.track(rollout), rollout.load
         if load.context_tokens == load.prompt_tokens and rollout.prefer is None:
             group.fresh[load.rollout_id] = rollout
             self._arrivals.append(rollout)
@@ -35,7 +35,7 @@ class Order:
             self._resumed[load.rollout_id] = rollout
 
     def remove(self, rollout: Rollout) -> None:
-        """It does not wait any more: it runs somewhere, or is not wanted."""
+        """It waits no longer: it runs on a replica, or was cancelled."""
         self._resumed.pop(rollout.load.rollout_id, None)
         group = self._lengths.group_of(rollout)
         if group.fresh.pop(rollout.load.rollout_id, None) is not None:
@@ -45,7 +45,7 @@ class Order:
         return [f"{len(self._resumed)} interrupted rollouts still queued"] if self._resumed else []
 
     def rank(self) -> None:
-        """By what the estimates say now."""
+        """Sort groups by their expected length."""
         self._ranked = [
             (min(group.started, PROBES), -self._expected(group), tie, group)
             for tie, group in enumerate(self._lengths.groups.values())
@@ -59,7 +59,7 @@ class Order:
         return float(fresh.length_G[group.index])
 
     def demand(self) -> Floats:
-        """KV [H] that all of them are expected to need if they started now, each group's prompt once."""
+        """KV [H] that all waiting rollouts are expected to need if they started now, each group's prompt once."""
         demand_H = np.zeros(NUM_HORIZONS)
         for rollout in self._resumed.values():
             demand_H += self._lengths.rows_of(rollout)[0] + self._lengths.group_of(rollout).prompt_tokens

@@ -1,4 +1,4 @@
-"""How much is left free for what nobody can know: a safety factor, by what mistakes cost and by what engines report."""
+"""The safety factor: how much KV stays free for the uncertainty of lengths, by costs and by reported preemptions."""
 
 from collections.abc import Iterable
 from statistics import NormalDist, median
@@ -23,9 +23,9 @@ class Caution:
     """
 
     def __init__(self, given: BalancerConfig) -> None:
-        """What is 0 in it follows: the risk from the costs, and they from what engines have measured."""
+        """A value of 0 is derived: the risk from the costs, and the costs from measurements of the engines."""
         self._given = given
-        self.cost: PlacementCost | None = None  # None: nobody has measured it
+        self.cost: PlacementCost | None = None  # None: not measured
         self._enough: float | None = None  # deviations, where fewer than the risk's are
         self.raised_z = 0.0  # deviations, by preemptions
         self._settle(given.risk or risk_of(None))
@@ -35,9 +35,9 @@ class Caution:
         self._least = NormalDist().inv_cdf((1.0 - risk) ** (1.0 / LOOKS))
 
     def weigh(
-        self, replicas: Iterable[Replica], context_tokens: float, life_steps: float, *, taught: bool = True
+        self, replicas: Iterable[Replica], context_tokens: float, life_steps: float, *, has_history: bool = True
     ) -> None:
-        """Derive the risk anew: what engines have measured, for rollouts that end at this length after so long."""
+        """Derive the risk from the engines' measurements, for rollouts of this length and duration."""
         given, replicas = self._given, list(replicas)
         found = [
             placement_cost(
@@ -57,7 +57,7 @@ class Caution:
                 life_steps=life_steps,
             )
         if not given.risk:
-            self._settle(risk_of(self.cost, taught=taught))
+            self._settle(risk_of(self.cost, has_history=has_history))
 
     @property
     def z(self) -> float:
@@ -70,7 +70,7 @@ class Caution:
         return self.raised_z + self._least
 
     def ease(self, enough: float | None) -> bool:
-        """So many deviations suffice from now on, or (None) no fewer than the risk asks for; False: as before."""
+        """This number of deviations suffices from now on; None: the risk decides. False: nothing changed."""
         eased, self._enough = enough != self._enough, enough
         return eased
 

@@ -37,8 +37,8 @@ class Profile:
         rollout.profile_row = len(self._rollouts)
         self._rollouts.append(rollout)
         self._pending.append(rollout)
-        siblings = group.homes.get(self.replica.index, 0)
-        group.homes[self.replica.index] = siblings + 1
+        siblings = group.residents_at.get(self.replica.index, 0)
+        group.residents_at[self.replica.index] = siblings + 1
         if siblings == 0:
             self.prompt_tokens += self.replica.whole_blocks(group.prompt_tokens)
         return siblings
@@ -59,13 +59,13 @@ class Profile:
         if not self._rollouts:
             self.demand_H = np.zeros_like(self.demand_H)
             self.variance_H = np.zeros_like(self.variance_H)
-        group.homes[self.replica.index] -= 1
-        if group.homes[self.replica.index] == 0:
-            del group.homes[self.replica.index]
+        group.residents_at[self.replica.index] -= 1
+        if group.residents_at[self.replica.index] == 0:
+            del group.residents_at[self.replica.index]
             self.prompt_tokens -= self.replica.whole_blocks(group.prompt_tokens)
 
     def asked_to_leave(self, rollout: Rollout) -> None:
-        """It is here until its turn ends, or it does."""
+        """It stays until its turn, or the rollout, ends."""
         self._leaving[rollout.load.rollout_id] = rollout
 
     def expect(self, rollout: Rollout) -> None:
@@ -74,7 +74,7 @@ class Profile:
         self._count_coming()
 
     def expect_no_longer(self, rollout: Rollout) -> None:
-        """It is here, or will not come."""
+        """It has arrived, or will not come."""
         if self._coming.pop(rollout.load.rollout_id, None) is not None:
             self._count_coming()
 
@@ -116,7 +116,7 @@ class Profile:
         if not self._pending:
             return
         rows = [self._lengths.rows_of(rollout) for rollout in self._pending]
-        homes = [self._lengths.group_of(rollout).homes[self.replica.index] - 1 for rollout in self._pending]
+        siblings = [self._lengths.group_of(rollout).residents_at[self.replica.index] - 1 for rollout in self._pending]
         first, count = len(self._rollouts) - len(self._pending), len(self._rollouts)
         if count > len(self._demand_RH):
             more = np.zeros((max(count, 2 * len(self._demand_RH)) - len(self._demand_RH), NUM_HORIZONS))
@@ -124,7 +124,7 @@ class Profile:
             self._variance_RH = np.concatenate([self._variance_RH, more])
         shared_RH = np.array([row[2] for row in rows])
         demand_RH = np.array([row[0] for row in rows])
-        variance_RH = np.array([row[1] for row in rows]) + np.array(homes)[:, None] * shared_RH
+        variance_RH = np.array([row[1] for row in rows]) + np.array(siblings)[:, None] * shared_RH
         self._demand_RH[first:count] = demand_RH
         self._variance_RH[first:count] = variance_RH
         self.demand_H += demand_RH.sum(axis=0)
@@ -132,7 +132,7 @@ class Profile:
         self._pending = []
 
     def refresh_after(self, steps: int) -> None:
-        """All rows anew from the residents' ages now, where so many decode steps have passed since the last time."""
+        """Compute all rows again from the residents' present ages, if this many decode steps have passed."""
         self.settle()
         if self._rollouts and self.replica.decode_step >= self._fresh_at + steps:
             self.refresh()

@@ -30,13 +30,13 @@ ALIKENESS: Floats = np.array([0.0, 0.05, 0.2, 0.35, 0.5, 0.65, 0.8])  # r^2 that
 FIRST_ALIKENESS = 0.35  # until enough has ended to tell
 FACTOR_U: Floats = np.linspace(-2.8, 2.8, 17)
 PRIOR_U: Floats = np.exp(-0.5 * FACTOR_U**2) / np.exp(-0.5 * FACTOR_U**2).sum()
-LEAST_LOG = -60.0  # a survival this small is none
+LEAST_LOG = -60.0  # a smaller survival counts as this
 MOST_COUNTED = 2.0**53  # a float counts one by one up to here, and nothing that was counted is more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """All that an estimate knows of rollouts that have ended: another under the same budget goes on from it."""
+    """Everything an estimate knows of rollouts that have ended; another under the same budget can load it."""
 
     deaths_B: tuple[float, ...]  # faded, ...
     tokens_B: tuple[float, ...]  # ... and at risk, as the deaths are
@@ -46,14 +46,14 @@ class Past:
     def __post_init__(self) -> None:
         for name, counts in (("deaths_B", self.deaths_B), ("tokens_B", self.tokens_B)):
             if len(counts) != NUM_BINS:
-                raise ValueError(f"{name} has {len(counts)} bins, not {NUM_BINS}")
+                raise ValueError(f"{name!r} has {len(counts)} bins, not {NUM_BINS}")
             for count in counts:
                 if not 0.0 <= count <= MOST_COUNTED:  # refuses NaN as well
-                    raise ValueError(f"{name} has {count}, which is no count")
+                    raise ValueError(f"{name!r} has {count}, not a count")
         if not 0.0 <= self.alikeness < 1.0:
-            raise ValueError(f"alikeness is {self.alikeness}, not from 0 to below 1")
+            raise ValueError(f"'alikeness' is {self.alikeness}, not in [0, 1)")
         if not 0.0 < self.fit_at <= MOST_COUNTED:
-            raise ValueError(f"fit_at is {self.fit_at}, which is no number of deaths")
+            raise ValueError(f"'fit_at' is {self.fit_at}, not a positive number of deaths")
 
 
 class LengthEstimate:
@@ -111,7 +111,7 @@ class LengthEstimate:
         self.observations += 1
 
     def survive(self, row_N: NDArray[np.int64], age_N: Floats) -> None:
-        """These have come this far, and live."""
+        """These rollouts have this age, and continue."""
         self._age_R[row_N] = age_N
 
     def end(self, row: int, age: float, *, truncated: bool) -> None:
@@ -127,7 +127,7 @@ class LengthEstimate:
         self._group_R[row] = -1
         self._free.append(row)
 
-    def remember(self, ended: Sequence[tuple[str, float, bool]]) -> None:
+    def add_history(self, ended: Sequence[tuple[str, float, bool]]) -> None:
         """Lengths from before: (group, response tokens, truncated), of an earlier step or run."""
         for group_id, age, truncated in ended:
             self.end(self.start(self.add_group(f"past/{group_id}"), 0.0), age, truncated=truncated)
@@ -146,14 +146,14 @@ class LengthEstimate:
         group_R = self._group_R[: self._size]
         self._group_R[: self._size] = np.where(group_R >= 0, renumbered[group_R], -1)
         if not names:
-            self._size = 0  # rows are given out anew: sums of floats hang on their order
+            self._size = 0  # rows are given out from the first: sums of floats depend on their order
         self._free = [int(row) for row in np.flatnonzero(self._group_R[: self._size] < 0)]
         self.refresh()
 
     def past(self) -> Past:
-        """What is known of groups without a live rollout, for another estimate (`take_past`).
+        """What is known of groups without a live rollout, for another estimate (`load_past`).
 
-        It has not faded: that is for the policy version that comes next, there as here.
+        It has not faded yet: the next policy version lets it fade, in both estimates.
         """
         deaths_B, tokens_B = self._known_of_ended()
         return Past(
@@ -163,8 +163,8 @@ class LengthEstimate:
             fit_at=self._fit_at,
         )
 
-    def take_past(self, past: Past) -> None:
-        """From now on this alone is known of groups without a live rollout."""
+    def load_past(self, past: Past) -> None:
+        """Replace what is known of groups without a live rollout."""
         self.forget_finished()
         self._past_deaths_B, self._past_tokens_B = np.array(past.deaths_B), np.array(past.tokens_B)
         self.alikeness, self._fit_at = past.alikeness, past.fit_at
@@ -192,15 +192,15 @@ class LengthEstimate:
         return deaths_B, beyond_B * self._widths_B + partly_B
 
     def refresh(self) -> None:
-        """Learn anew from all that is known: about a millisecond for 16,384 rollouts."""
+        """Fit to all observations: about a millisecond for 16,384 rollouts."""
         known_R = self._group_R[: self._size] >= 0
         group_R = self._group_R[: self._size][known_R]
         age_R = self._age_R[: self._size][known_R]
         ended_R = self._ended_R[: self._size][known_R]
         expected_B = np.full(NUM_BINS, 1.0 / (PRIOR_MEAN * self.max_response_tokens))
-        if self.taught:
-            expected_B = hazard_rates(self._past_deaths_B, self._past_tokens_B, expected_B, taught=False)
-        rate_B = hazard_rates(*self._evidence(known_R), expected_B, taught=self.taught)
+        if self.has_history:
+            expected_B = hazard_rates(self._past_deaths_B, self._past_tokens_B, expected_B, has_history=False)
+        rate_B = hazard_rates(*self._evidence(known_R), expected_B, has_history=self.has_history)
         marginal_B1 = np.concatenate([[0.0], np.cumsum(rate_B * self._widths_B)])
         seen = (group_R, age_R, self._bins(age_R), ended_R)
         if float(ended_R.sum()) >= self._fit_at:
@@ -244,7 +244,7 @@ class LengthEstimate:
 
     # -- what is asked --------------------------------------------------------------------------------------------
     @property
-    def taught(self) -> bool:
+    def has_history(self) -> bool:
         """An earlier step is known, and has not faded to less than one rollout."""
         began = self._past_deaths_B.sum() + self._past_tokens_B[-1] / self._widths_B[-1]
         return bool(began >= 1.0)

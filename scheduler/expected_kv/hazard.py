@@ -19,7 +19,7 @@ from scipy.special import gammaln
 Floats = NDArray[np.float64]
 
 WEIGHTS: Floats = np.array([0.02, 0.1, 0.5, 2.0, 8.0, 32.0, 128.0, 512.0])
-MOST_UNTAUGHT = 8.0  # the largest weight where no earlier step vouches for the centre
+MOST_WITHOUT_HISTORY = 8.0  # the largest weight where no earlier step vouches for the centre
 DECAY = 0.8  # per bin, of what the bins before say
 FAITH = 0.7  # per bin that nobody has reached: how much of an excess is believed to go on
 PRIOR_ENDS = 1.0  # weight of a centre's own level against the bins before it
@@ -27,10 +27,10 @@ LEAST_SHARE = 1e-300  # of the tokens at risk: none has no logarithm
 CAUTION = 0.85  # of the centre is assumed where nothing has been seen: lives may prove longer
 
 
-def hazard_rates(deaths_B: Floats, tokens_B: Floats, expected_B: Floats, *, taught: bool) -> Floats:
-    """Ends per token [B], from ends and tokens at risk; `expected_B`: what was found earlier, `taught` if it was."""
-    centre_B = (1.0 if taught else CAUTION) * expected_B * _levels(deaths_B, tokens_B * expected_B)
-    weight_A1 = WEIGHTS[:, None] if taught else WEIGHTS[WEIGHTS <= MOST_UNTAUGHT, None]
+def hazard_rates(deaths_B: Floats, tokens_B: Floats, expected_B: Floats, *, has_history: bool) -> Floats:
+    """Ends per token [B], from ends and tokens at risk; `expected_B`: of an earlier step (`has_history`), or a prior."""
+    centre_B = (1.0 if has_history else CAUTION) * expected_B * _levels(deaths_B, tokens_B * expected_B)
+    weight_A1 = WEIGHTS[:, None] if has_history else WEIGHTS[WEIGHTS <= MOST_WITHOUT_HISTORY, None]
     tokens_AB = weight_A1 / centre_B
     share_AB = tokens_B / (tokens_AB + tokens_B)
     seen_AB = np.clip(np.where(tokens_B > 0.0, share_AB, 0.5), LEAST_SHARE, 1.0 - 2.0**-53)  # its logarithms are finite

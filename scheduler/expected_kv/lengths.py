@@ -1,4 +1,4 @@
-"""What is known of the lengths of live rollouts, and what KV that makes them need.
+"""Lengths of live rollouts as estimated, and the KV that they will need.
 
 Legend: H horizons (tokens of growth from now), N rollouts, G prompt groups under one pair of budgets.
 
@@ -37,7 +37,7 @@ class FreshRows:
 
 @dataclass(slots=True, eq=False)
 class Budgets:
-    """Rollouts under one pair of budgets (response tokens and turns): learned of apart from all others."""
+    """Rollouts under one pair of budgets (response tokens and turns), which have their own estimate."""
 
     estimate: LengthEstimate
     sampled_tokens: float  # by rollouts that have ended, ...
@@ -75,7 +75,7 @@ def rows(size_NH: Floats, alive_NH: Floats, shared_NH: Floats, siblings_N1: Floa
 
 
 class Group:
-    """One prompt group: who waits, how many siblings have started and where they are."""
+    """One prompt group: its waiting rollouts, how many have started, and on which replicas they are."""
 
     def __init__(self, budgets: Budgets, index: int, prompt_tokens: int) -> None:
         self.budgets = budgets
@@ -84,7 +84,7 @@ class Group:
         self.fresh: OrderedDict[str, Rollout] = OrderedDict()
         self.started = 0
         self.live = 0
-        self.homes: dict[int, int] = {}  # index in the fleet -> residents there
+        self.residents_at: dict[int, int] = {}  # residents by replica index
 
 
 class Lengths:
@@ -99,12 +99,12 @@ class Lengths:
         self._observed = 0  # of this step
 
     # -- what happens ---------------------------------------------------------------------------------------------
-    def know(self, rollout: Rollout) -> Group:
-        """The rollout's group; both are new, perhaps."""
+    def track(self, rollout: Rollout) -> Group:
+        """The rollout's group; adds either if it is new."""
         load = rollout.load
         group = self.groups.get(load.group_id)
         if group is None:
-            if not self.groups:  # a step begins: what was observed before it is no reason to learn any later in it
+            if not self.groups:  # a step begins: earlier observations must not delay learning in it
                 self._observed = 0
                 self.stale()
             budgets = self._budgets_of(load.max_response_tokens, load.max_turns)
@@ -124,7 +124,7 @@ class Lengths:
         self.group_of(rollout).budgets.estimate.grow(rollout.length_row, rollout.load.generated_tokens)
 
     def leave(self, rollout: Rollout, *, ended: bool, truncated: bool) -> None:
-        """It left its replica: for good, or to wait again."""
+        """It left its replica: for good (`ended`), or to wait again."""
         self._observed += 1
         if ended:
             budgets, load = self.group_of(rollout).budgets, rollout.load
@@ -133,16 +133,16 @@ class Lengths:
             self._forget(rollout)
 
     def withdraw(self, rollout: Rollout) -> None:
-        """It was cancelled while it waited: no evidence of anything."""
+        """It was cancelled while it waited, which is no evidence of its length."""
         self.group_of(rollout).budgets.estimate.drop(rollout.length_row)
         self._forget(rollout)
 
-    def remember(
+    def add_history(
         self, max_response_tokens: int, max_turns: int, ended: Sequence[tuple[str, float, bool]], *, growth: float
     ) -> None:
         """Lengths of an earlier step or run: (group, sampled tokens, truncated), and response tokens for each."""
         budgets = self._budgets_of(max_response_tokens, max_turns)
-        budgets.estimate.remember(ended)
+        budgets.estimate.add_history(ended)
         sampled_tokens = sum(sampled for _, sampled, _ in ended)
         budgets.ended(sampled_tokens, growth * sampled_tokens)
         self._renumber()
@@ -161,42 +161,44 @@ class Lengths:
         )
 
     def load_learned(self, learned: Sequence[LearnedLengths]) -> None:
-        """From now on this alone is known of rollouts that have ended."""
+        """Replace all that is known of rollouts that have ended."""
         named = {(one.max_response_tokens, one.max_turns) for one in learned}
         self._budgets = {pair: budgets for pair, budgets in self._budgets.items() if budgets.live or pair in named}
-        self._reach()
+        self._set_horizons()
         for one in learned:
             budgets = self._budgets_of(one.max_response_tokens, one.max_turns)
-            budgets.estimate.take_past(one.past)
+            budgets.estimate.load_past(one.past)
             budgets.sampled_tokens, budgets.response_tokens = one.sampled_tokens, one.response_tokens
         self._renumber()
 
     def new_policy_version(self) -> None:
-        """The weights changed: what was learned of lengths fades."""
+        """The weights changed: known lengths fade."""
         for budgets in self._budgets.values():
             budgets.estimate.forget_finished()
-        known = {pair: budgets for pair, budgets in self._budgets.items() if budgets.live or budgets.estimate.taught}
+        known = {
+            pair: budgets for pair, budgets in self._budgets.items() if budgets.live or budgets.estimate.has_history
+        }
         if len(known) < len(self._budgets):
             self._budgets = known
-            self._reach()
+            self._set_horizons()
         self._renumber()
 
     def stale(self) -> None:
-        """Groups have come, or horizons have changed: learn before the next decision."""
+        """There are new groups, or other horizons: learn before the next decision."""
         self._learnt_at = -1
 
     def _budgets_of(self, max_response_tokens: int, max_turns: int) -> Budgets:
         budgets = self._budgets.get((max_response_tokens, max_turns))
         if budgets is None:
-            # One rollout without a tool's text is believed in: the first that end are short, and may hold little else.
+            # One rollout without tool text is the prior: the first that end are short, and may hold little else.
             most, estimate = float(max_response_tokens), LengthEstimate(max_response_tokens)
             budgets = self._budgets[max_response_tokens, max_turns] = Budgets(estimate, most, most)
             if max_response_tokens > self.horizons_H[-1]:
-                self._reach()
+                self._set_horizons()
         return budgets
 
-    def _reach(self) -> None:
-        """The horizons reach to the longest life, dense where most is certain."""
+    def _set_horizons(self) -> None:
+        """The horizons reach to the longest budget, dense where most is certain."""
         longest = max((most for most, _ in self._budgets), default=0)
         self.horizons_H = longest * (np.arange(NUM_HORIZONS) / (NUM_HORIZONS - 1)) ** 1.5
         self.stale()
@@ -210,7 +212,7 @@ class Lengths:
             del self.groups[rollout.load.group_id]
 
     def _renumber(self) -> None:
-        """The estimates have forgotten finished groups, and count the others anew."""
+        """The estimates have dropped finished groups, and number the others again."""
         for group_id, group in self.groups.items():
             group.index = group.budgets.estimate.add_group(group_id)
         self.stale()
@@ -246,7 +248,7 @@ class Lengths:
         return True
 
     def _note_survivors(self) -> None:
-        """Tell the estimates how far all have come: ends are known at once, and must not be counted alone."""
+        """Give the estimates the ages of all residents: counting ends alone would bias them."""
         ages: dict[Budgets, tuple[list[int], list[float]]] = {budgets: ([], []) for budgets in self._budgets.values()}
         for replica in self.state.replicas.values():
             for rollout in replica.residents.values():
@@ -257,9 +259,9 @@ class Lengths:
             budgets.estimate.survive(np.array(rows, dtype=np.int64), np.array(known))
 
     @property
-    def taught(self) -> bool:
-        """Of all budgets that live rollouts have, an earlier step is known."""
-        return all(group.budgets.estimate.taught for group in self.groups.values())
+    def has_history(self) -> bool:
+        """An earlier step is known for all budgets of live rollouts."""
+        return all(group.budgets.estimate.has_history for group in self.groups.values())
 
     # -- what is asked --------------------------------------------------------------------------------------------
     def whole_demand_tokens(self) -> float:
@@ -288,11 +290,11 @@ class Lengths:
         return np.minimum(grown_NH, budgets.estimate.max_response_tokens) + self.state.block_tokens / 2
 
     def rows_of(self, rollout: Rollout) -> Rows:
-        """What this one would add to a replica."""
+        """What this rollout would add to a replica."""
         group, load = self.group_of(rollout), rollout.load
         if load.response_tokens == 0:
             fresh = group.budgets.fresh_of(group)
-            if fresh is None:  # adopted before anything was learned
+            if fresh is None:  # resident where its replica registered, before anything was learned
                 self.stale()
                 self.learn()
                 fresh = group.budgets.fresh_of(group)
@@ -313,14 +315,14 @@ class Lengths:
         demand_H, variance_H, shared_H = self.rows_of(rollout)
         return float(demand_H.max()), float(variance_H.max()), float(shared_H.max())
 
-    def rows_at(self, rollouts: Sequence[Rollout], decode_step: float, home: int) -> tuple[Floats, Floats]:
+    def rows_at(self, rollouts: Sequence[Rollout], decode_step: float, replica_index: int) -> tuple[Floats, Floats]:
         """Demand and variance [N, H] of a replica's residents, at their ages now; they are noted as alive."""
         groups = [self.group_of(rollout) for rollout in rollouts]
         age_N = np.array([rollout.sampled_at(decode_step) for rollout in rollouts])
         response_N = np.array([rollout.response_at(decode_step) for rollout in rollouts])
         index_N = np.array([group.index for group in groups])
         row_N = np.array([rollout.length_row for rollout in rollouts])
-        siblings_N1 = np.array([[float(group.homes[home] - 1)] for group in groups])
+        siblings_N1 = np.array([[float(group.residents_at[replica_index] - 1)] for group in groups])
         alive_NH, shared_NH, size_NH = np.zeros((3, len(groups), NUM_HORIZONS))
         for budgets in {group.budgets: None for group in groups}:
             of_N = np.array([group.budgets is budgets for group in groups])

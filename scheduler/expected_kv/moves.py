@@ -1,4 +1,4 @@
-"""When a rollout leaves its replica between two turns.
+"""Which rollouts change their replica between two turns.
 
 A move computes the context again, so it must be repaid by faster tokens, and all of them together stay within a small
 share of the tokens generated. Where an estimate was wrong, and replicas overflow, some wait until there is room again.
@@ -39,19 +39,19 @@ class Moves:
         self._turns = 0
         self._moved_tokens = 0
         self._preempted_tokens = 0
-        self._generated_before = 0  # beside what this fleet has
+        self._generated_before = 0  # by earlier incarnations
 
     def turn_ended(self, rollout: Rollout) -> None:
         self._turned.append(rollout)
         self._turns += 1
 
     def arrived(self, rollout: Rollout) -> None:
-        """It runs somewhere, or will run nowhere any more."""
+        """It runs on a replica, or is over."""
         if (target := self._bound_for.pop(rollout.load.rollout_id, None)) is not None:
             self._room.expect_no_longer(rollout, target)
 
     def preempted(self, replica: Replica, times: int) -> None:
-        """An engine throws contexts away: as much may be spent on relief, which costs each rollout its context once."""
+        """The engine drops contexts: as many tokens may be spent on relief, which recomputes each context once."""
         contexts = sum(rollout.load.context_tokens for rollout in replica.residents.values())
         self._preempted_tokens += times * contexts // max(1, len(replica.residents))
 
@@ -68,7 +68,7 @@ class Moves:
         )
 
     def load_counts(self, before: MoveCounts) -> None:
-        """Go on from here."""
+        """Continue counting from these."""
         self._generated_before = before.generated_tokens - self.state.generated_tokens
         self._turns, self._moved_tokens = before.turns, before.moved_tokens
         self._preempted_tokens = before.preempted_tokens
@@ -120,13 +120,13 @@ class Moves:
         """The shortest contexts of a replica that overflows before its residents have ended another turn.
 
         An engine out of blocks takes them from contexts whose rollouts are at a tool, and computes those again at every
-        turn; whoever waits elsewhere is computed once.
+        turn; a context that waits is computed once.
         """
         turn_tokens = self._generated_tokens / max(1, self._turns)
         stay = [rollout for rollout in source.residents.values() if not rollout.leaving]
         stay.sort(key=lambda rollout: rollout.load.context_tokens, reverse=True)
         moves: list[Move] = []
-        allowed = self._preempted_tokens if self._lengths.taught else inf
+        allowed = self._preempted_tokens if self._lengths.has_history else inf
         while len(stay) > 1 and self._moved_tokens + stay[-1].load.context_tokens <= allowed:
             peak = self._room.peak(source, WAIT_Z, staying=True, within_tokens=LEAD_TURNS * turn_tokens)
             if peak <= source.kv_capacity_tokens:

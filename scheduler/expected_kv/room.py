@@ -1,6 +1,6 @@
 """Where a rollout fits: every replica's expected demand against its cache.
 
-Legend: H horizons (tokens of growth from now), S places in the fleet.
+Legend: H horizons (tokens of growth from now), S replicas by index.
 
     demand(h) = sum_i (a_i + h) P_i(h)      variance(h) = sum_i (a_i + h)^2 (P_i(h) (1 - P_i(h)) + (m_i - 1) C_i(h))
 
@@ -19,7 +19,7 @@ from scheduler.expected_kv.estimate import Floats
 from scheduler.expected_kv.lengths import Group, Lengths
 from scheduler.state import Replica, Rollout, State
 
-REFRESH_STEPS = 32  # decode steps after which a replica's profile is computed anew
+REFRESH_STEPS = 32  # decode steps after which a replica's profile is computed again
 CLEAR_ROOM = 0.02  # of a cache: more room than this needs no exact test
 ROOMIEST = "most room by expected KV"
 CACHED = "most room by expected KV, its siblings' prompt being cached there"
@@ -59,7 +59,7 @@ class Room:
                 return None
             replica = self.state.by_index[best]
             assert replica is not None
-            self.why = CACHED if best in group.homes else ROOMIEST
+            self.why = CACHED if best in group.residents_at else ROOMIEST
             if replica.kv_capacity_tokens < needed:
                 self.why = LARGE
                 return self._place_among_large(rollout, needed)
@@ -73,7 +73,7 @@ class Room:
                 return None
 
     def _place_among_large(self, rollout: Rollout, needed: int) -> Replica | None:
-        """As `place`, where the roomiest replica is too small ever to hold it: the roomiest of those that could."""
+        """As `place`, where the roomiest replica is too small ever to hold it: the roomiest that could."""
         self._measure_loose()
         large = [r for r in self.state.open() if r.has_seat and r.kv_capacity_tokens >= needed]
         best = max(large, key=lambda r: (not r.residents, r.kv_capacity_tokens - self._peak_S[r.index]), default=None)
@@ -82,15 +82,15 @@ class Room:
     def _roomiest(self, group: Group, peaks: tuple[float, float, float], turn: int) -> tuple[int, float]:
         """The open replica (its index) with most room after an admission, and that room: -1 where none is open.
 
-        Siblings there save a prompt, which counts as room, but share the newcomer's fate, which takes some. Between two
-        measurements peaks and variances are summed as if all came at the worst horizon.
+        Siblings there save a prompt, which counts as room, but are long together with the newcomer, which takes some.
+        Between two measurements peaks and variances are summed as if all came at the worst horizon.
         """
         if len(self._peak_S) == 0:
             return -1, -inf
         demand, variance, shared = peaks
         prompt, z, apart = self.state.whole_blocks(group.prompt_tokens), self._caution.z, self._caution.apart
         room_S = self._capacity_S - self._peak_S - (demand + prompt) - z * np.sqrt(self._variance_S + variance)
-        for index, siblings in group.homes.items():
+        for index, siblings in group.residents_at.items():
             alone = self._variance_S[index] + variance
             room_S[index] += PROMPT_WORTH * prompt - apart * (sqrt(alone + 2.0 * siblings * shared) - sqrt(alone))
         if self._caution.roomy and room_S.max() > 0.0:
@@ -99,7 +99,7 @@ class Room:
         best = (int(np.concatenate([room_S[first:], room_S[:first]]).argmax()) + first) % len(room_S)
         if room_S[best] == -inf:
             return -1, -inf
-        prefill_saved = (PROMPT_WORTH - 1) * prompt if best in group.homes else 0  # worth much, but no room
+        prefill_saved = (PROMPT_WORTH - 1) * prompt if best in group.residents_at else 0  # worth much, but no room
         return best, float(room_S[best]) - prefill_saved
 
     def _idlest(self, group: Group, room_S: Floats) -> tuple[int, float]:
@@ -108,7 +108,7 @@ class Room:
         Where all are spread evenly, and every group is, replicas differ least.
         """
         held_S = [inf if r is None else len(r.residents) / r.kv_capacity_tokens for r in self.state.by_index]
-        for index, siblings in group.homes.items():
+        for index, siblings in group.residents_at.items():
             held_S[index] += siblings / self._capacity_S[index]
         best = int(np.where(room_S > 0.0, held_S, inf).argmin())
         return best, float(room_S[best])
@@ -138,7 +138,7 @@ class Room:
             return profile.peak(z, staying=staying, within_tokens=within_tokens)
         profile.settle()
         group, (demand_H, variance_H, shared_H) = self._lengths.group_of(newcomer), self._lengths.rows_of(newcomer)
-        if siblings := group.homes.get(replica.index, 0):
+        if siblings := group.residents_at.get(replica.index, 0):
             return profile.peak(z, demand_H, variance_H + 2.0 * siblings * shared_H)
         return profile.peak(z, demand_H, variance_H) + replica.whole_blocks(group.prompt_tokens)
 
@@ -162,14 +162,14 @@ class Room:
         return float(demand_H.max()) <= capacity
 
     def ease(self, enough: float | None) -> None:
-        """The margin is to be no more than this, or what the risk asks for."""
+        """The margin is at most this; None: as the risk asks for."""
         if self._caution.ease(enough):
             for replica in self.state.replicas.values():
                 self.measure(replica)
 
     # -- what happens ---------------------------------------------------------------------------------------------
     def admitted(self, rollout: Rollout, replica: Replica) -> None:
-        group, index = self._lengths.know(rollout), replica.index
+        group, index = self._lengths.track(rollout), replica.index
         siblings = self._profiles[replica.replica_id].append(rollout, group)
         self._exact_S[index] = not replica.has_seat
         if not replica.has_seat:
@@ -192,7 +192,7 @@ class Room:
             self.measure(self.state.replicas[target])
 
     def expect_no_longer(self, rollout: Rollout, replica_id: str) -> None:
-        """It is there, or will not come."""
+        """It has arrived, or will not come."""
         if (profile := self._profiles.get(replica_id)) is not None:
             profile.expect_no_longer(rollout)
             self.measure(profile.replica)
@@ -202,7 +202,7 @@ class Room:
         self.measure(replica)
 
     def measure(self, replica: Replica) -> None:
-        """Note exactly what this replica's residents will need."""
+        """Store exactly what this replica's residents will need."""
         index = replica.index
         self._exact_S[index] = True
         self._capacity_S[index] = replica.kv_capacity_tokens
@@ -215,7 +215,7 @@ class Room:
             self._variance_S[index] = variance_H[worst]
 
     def _measure_loose(self) -> bool:
-        """Measure every replica of which only a bound is known; False: there was none."""
+        """Measure the replicas of which only a bound is known; False: there was none."""
         loose = [r for r in self.state.by_index if r is not None and not self._exact_S[r.index]]
         for replica in loose:
             self.measure(replica)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import inf
 
-from scheduler.expected_kv.admission_order import Order
+from scheduler.expected_kv.admission_order import AdmissionOrder
 from scheduler.expected_kv.caution import CLOSING_Z, ROOMY_SHARE, ROOMY_Z, Z_SPAN, Caution
 from scheduler.expected_kv.learned import Learned
 from scheduler.expected_kv.lengths import Lengths
@@ -24,7 +24,7 @@ class ExpectedKV(PlacementRule):
         self.caution = caution
         self.lengths = Lengths(state)
         self._step_demand_tokens = inf  # KV that this step was expected to need when it began
-        self._order = Order(self.lengths)
+        self._order = AdmissionOrder(self.lengths)
         self._room = Room(state, self.lengths, self.caution)
         self._moves = Moves(state, self.lengths, self._room, caution)
 
@@ -32,8 +32,8 @@ class ExpectedKV(PlacementRule):
         if self.lengths.learn():
             self._order.rank()
             context_tokens, life_steps = self.lengths.expected_life()
-            replicas, taught = self.state.replicas.values(), self.lengths.taught
-            self.caution.weigh(replicas, context_tokens, life_steps, taught=taught)
+            replicas, has_history = self.state.replicas.values(), self.lengths.has_history
+            self.caution.weigh(replicas, context_tokens, life_steps, has_history=has_history)
             self._room.ease(self._enough())
         rollout = self._order.next()
         replica = None if rollout is None else self._room.place(rollout, self._order.taken)
@@ -45,7 +45,7 @@ class ExpectedKV(PlacementRule):
 
     def _enough(self) -> float | None:
         """Deviations that suffice where nothing, or little, is to be gained by holding rollouts back."""
-        if not self._order or not self.lengths.taught:
+        if not self._order or not self.lengths.has_history:
             return None
         capacity = sum(replica.kv_capacity_tokens for replica in self.state.open())
         demand = self.lengths.whole_demand_tokens()  # falls for a while when the first end, the short ones

@@ -172,7 +172,7 @@ class Simulator:
             )
         if self._history:
             past = [cut(rollout, *self._limits) for rollout in self._history]
-            self.balancer.remember(
+            self.balancer.add_history(
                 *self._limits,
                 [(r.group, float(r.generated_tokens), stop_reason(r, *self._limits).truncated) for r in past],
                 growth=sum(r.response_tokens for r in past) / sum(r.generated_tokens for r in past),

@@ -1,12 +1,12 @@
 """Traces: what rollouts turned out to be, one a line of a file."""
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
 
 from rstar_ray.trajectory import StopReason
+from scheduler.json_records import read_record
 
 LONGEST_TOOL_S = 1e9  # times and sums of what a trace holds stay finite
 MOST_TOKENS = 10**9
@@ -20,6 +20,11 @@ class TraceTurn:
     tool_tokens: int = 0
     tool_seconds: float = 0.0
 
+    def __post_init__(self) -> None:
+        _check_range(self, "completion_tokens", 1, MOST_TOKENS)
+        _check_range(self, "tool_tokens", 0, MOST_TOKENS)
+        _check_range(self, "tool_seconds", 0, LONGEST_TOOL_S)
+
 
 @dataclass(frozen=True, slots=True)
 class TraceRollout:
@@ -29,6 +34,11 @@ class TraceRollout:
     prompt_tokens: int
     turns: tuple[TraceTurn, ...]
 
+    def __post_init__(self) -> None:
+        if not self.group or not self.turns:
+            raise ValueError(f"'{'turns' if self.group else 'group'}' is empty")
+        _check_range(self, "prompt_tokens", 1, MOST_TOKENS)
+
     @property
     def generated_tokens(self) -> int:
         return sum(turn.completion_tokens for turn in self.turns)
@@ -37,6 +47,11 @@ class TraceRollout:
     def response_tokens(self) -> int:
         """Everything after the prompt: the last turn's tool text is never appended."""
         return self.generated_tokens + sum(turn.tool_tokens for turn in self.turns[:-1])
+
+
+def _check_range(record: TraceTurn | TraceRollout, name: str, least: float, most: float) -> None:
+    if not least <= getattr(record, name) <= most:  # refuses NaN as well
+        raise ValueError(f"{name!r} is {getattr(record, name)}, not from {least:g} to {most:g}")
 
 
 def cut(rollout: TraceRollout, max_response_tokens: int, max_turns: int) -> TraceRollout:
@@ -71,22 +86,7 @@ def write_trace(path: Path, rollouts: Iterable[TraceRollout]) -> None:
     """One JSON object a line."""
     with path.open("w", encoding="utf-8") as file:
         for rollout in rollouts:
-            file.write(json.dumps(trace_row(rollout), separators=(",", ":")) + "\n")
-
-
-def trace_row(rollout: TraceRollout) -> dict[str, Any]:
-    return {
-        "group": rollout.group,
-        "prompt_tokens": rollout.prompt_tokens,
-        "turns": [
-            {
-                "completion_tokens": turn.completion_tokens,
-                "tool_tokens": turn.tool_tokens,
-                "tool_seconds": turn.tool_seconds,
-            }
-            for turn in rollout.turns
-        ],
-    }
+            file.write(json.dumps(asdict(rollout), separators=(",", ":")) + "\n")
 
 
 def read_trace(path: Path) -> list[TraceRollout]:
@@ -100,10 +100,10 @@ def read_trace(path: Path) -> list[TraceRollout]:
             if not line.strip():
                 continue
             try:
-                rollout = _parse(json.loads(line))
+                rollout = read_record(TraceRollout, json.loads(line), allow_unknown=True)
                 _check_prompt(rollout, prompts)
                 rollouts.append(rollout)
-            except (ValueError, TypeError, RecursionError) as error:  # no UTF-8, no JSON, or nested beyond reason
+            except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested beyond reason
                 raise ValueError(f"{path}:{number}: {error}") from error
     if not rollouts:
         raise ValueError(f"{path}: the trace is empty")
@@ -124,37 +124,3 @@ def _check_prompt(rollout: TraceRollout, prompts: dict[str, int]) -> None:
             f"'prompt_tokens' is {rollout.prompt_tokens}, but group {rollout.group!r} has a prompt of {known}: "
             "siblings share one prompt; give rollouts of other prompts a group of their own"
         )
-
-
-def _parse(row: Any) -> TraceRollout:
-    row = _object(row, "a rollout")
-    group = row.get("group")
-    if not isinstance(group, str) or not group:
-        raise ValueError("'group' is missing or not a non-empty string")
-    turns = row.get("turns")
-    if not isinstance(turns, list) or not turns:
-        raise ValueError("'turns' is missing or not a non-empty list")
-    return TraceRollout(
-        group, _count(row, "prompt_tokens", 1), tuple(_parse_turn(turn) for turn in cast(Sequence[Any], turns))
-    )
-
-
-def _parse_turn(turn: Any) -> TraceTurn:
-    turn = _object(turn, "a turn")
-    seconds = turn.get("tool_seconds")
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds <= LONGEST_TOOL_S:
-        raise ValueError(f"'tool_seconds' is {seconds!r:.40}, not a number between 0 and {LONGEST_TOOL_S:g}")
-    return TraceTurn(_count(turn, "completion_tokens", 1), _count(turn, "tool_tokens", 0), float(seconds))
-
-
-def _object(value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} is not a JSON object")
-    return cast(dict[str, Any], value)
-
-
-def _count(row: dict[str, Any], name: str, least: int) -> int:
-    value = row.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_TOKENS:
-        raise ValueError(f"{name!r} is {value!r:.40}, not a whole number between {least} and {MOST_TOKENS}")
-    return value

@@ -103,7 +103,7 @@ def test_worst_case_reserves_whole_lives_and_waits():
 
 def test_the_tail_is_moved_from_a_full_replica_to_an_idle_one():
     balancer = fleet("expected_kv", replicas=2, capacity=2_000_000, max_running=1_000)
-    balancer.remember(8_000, 4, [(f"old{i}", 7_000.0, False) for i in range(300)])
+    balancer.add_history(8_000, 4, [(f"old{i}", 7_000.0, False) for i in range(300)])
     balancer.submit([load(f"x{i}", group=f"g{i}", most=8_000) for i in range(300)])
     placed = homes(balancer)
     assert set(placed.values()) == {"r0", "r1"}

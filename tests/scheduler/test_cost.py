@@ -25,15 +25,15 @@ def test_the_risk_is_one_percent_at_ten_steps_and_all_is_filled_where_computing_
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("[1]", "it holds no JSON object"),
+        ("[1]", "'the record' is [1], not an object"),
         ("{", "Expecting"),
         (json.dumps({**asdict(COST), "fixed_s": -1}), "'fixed_s' is -1; give seconds, 0 or more"),
         (json.dumps({**asdict(COST), "fixed_s": 0}), "'fixed_s' is 0; no decode step takes no time"),
-        (json.dumps({"fixed_s": 1}), "'per_sequence_s' is missing; give seconds, as `make calibrate"),
-        (json.dumps({**asdict(COST), "per_step_s": 1}), "'per_step_s' is no cost; remove it"),
+        (json.dumps({"fixed_s": 1}), "'per_context_s' is missing; `make calibrate"),
+        (json.dumps({**asdict(COST), "per_step_s": 1}), "'per_step_s' is unknown (known: fixed_s, "),
     ],
 )
-def test_a_file_of_costs_is_refused_with_its_field_and_the_mend(
+def test_a_file_of_costs_is_refused_with_its_field(
     text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = tmp_path / "cost.json"

@@ -44,12 +44,12 @@ class Plain:
 
     def population(self) -> list[float]:
         """Survival at every edge."""
-        expected, taught = [1.0 / (0.75 * MOST)] * 48, any(self.past_tokens)
-        if taught:
-            expected = rates(self.past_deaths, self.past_tokens, expected, taught=False)
+        expected, has_history = [1.0 / (0.75 * MOST)] * 48, any(self.past_tokens)
+        if has_history:
+            expected = rates(self.past_deaths, self.past_tokens, expected, has_history=False)
         now = [self.deaths(b) for b in range(48)], [self.at_risk(b) for b in range(48)]
         hazard, survival = 0.0, [1.0]
-        for bin_, rate in enumerate(rates(*now, expected, taught=taught)):
+        for bin_, rate in enumerate(rates(*now, expected, has_history=has_history)):
             hazard += rate * (EDGES[bin_ + 1] - EDGES[bin_])
             survival.append(math.exp(-hazard))
         return survival
@@ -100,7 +100,7 @@ class Plain:
         return Plain(rest, deaths, tokens, self.alikeness)
 
 
-def rates(deaths: list[float], tokens: list[float], expected: list[float], *, taught: bool) -> list[float]:
+def rates(deaths: list[float], tokens: list[float], expected: list[float], *, has_history: bool) -> list[float]:
     """Ends per token of every bin: a gamma posterior around a centre, over all weights of it by their evidence."""
     centres, faith = [], 0.0
     for b in range(48):
@@ -108,10 +108,10 @@ def rates(deaths: list[float], tokens: list[float], expected: list[float], *, ta
         died = 1.0 + sum(deaths[c] * fade for c, fade in enumerate(fades))
         awaited = 1.0 + sum(tokens[c] * expected[c] * fade for c, fade in enumerate(fades))
         level = died / awaited
-        centres.append((1.0 if taught else 0.85) * expected[b] * (level if level < 1.0 else level**faith))
+        centres.append((1.0 if has_history else 0.85) * expected[b] * (level if level < 1.0 else level**faith))
         faith = max(tokens[b] * expected[b] / (1.0 + tokens[b] * expected[b]), 0.7 * faith)
     found = []
-    for weight in [0.02, 0.1, 0.5, 2.0, 8.0] + [32.0, 128.0, 512.0] * taught:
+    for weight in [0.02, 0.1, 0.5, 2.0, 8.0] + [32.0, 128.0, 512.0] * has_history:
         evidence, row = 0.0, []
         for died, at_risk, centre in zip(deaths, tokens, centres, strict=True):
             belief = weight / centre
@@ -219,10 +219,10 @@ def test_what_is_forgotten_counts_half_and_leaves_the_living_as_they_are():
     agrees(estimate, plain, groups)
 
 
-def test_what_is_remembered_counts_whole_and_leaves_no_group():
+def test_history_counts_whole_and_leaves_no_group():
     estimate = LengthEstimate(MOST)
     past = [Life("a", 800.0, True), Life("a", 900.0, True), Life("b", float(MOST)), Life("c", 2_000.0, True)]
-    estimate.remember([(life.group, life.age, not life.died) for life in past])
+    estimate.add_history([(life.group, life.age, not life.died) for life in past])
     assert estimate.num_groups == 0
     agrees(estimate, Plain(past).forget(1.0, {"a", "b", "c"}), {"new": estimate.add_group("new")})
 

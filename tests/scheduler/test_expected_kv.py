@@ -51,9 +51,9 @@ class World:
     def rollout(self, name: str) -> Rollout:
         return self.balancer.state.rollouts[name]
 
-    def remember(self, *lengths: float, growth: float = 1.0) -> None:
+    def add_history(self, *lengths: float, growth: float = 1.0) -> None:
         past = [(f"past{n}", length, length >= MOST) for n, length in enumerate(lengths)]
-        self.balancer.remember(MOST, 4, past, growth=growth)
+        self.balancer.add_history(MOST, 4, past, growth=growth)
 
     def decide(self) -> list[tuple[str, str]]:
         return [(one.rollout_id, one.replica_id) for one in self.balancer.decide().admissions]
@@ -119,7 +119,7 @@ def busy(blocks: int = 16) -> World:
     """One replica with siblings of several ages."""
     world = World(60_000, 60_000, blocks=blocks)
     rng = np.random.default_rng(0)
-    world.remember(*np.minimum(rng.lognormal(7.3, 0.8, 150), MOST).tolist(), growth=1.25)
+    world.add_history(*np.minimum(rng.lognormal(7.3, 0.8, 150), MOST).tolist(), growth=1.25)
     world.balancer.set_serving("r1", False)
     world.balancer.submit([load(f"g{n % 5}/{n}", prompt=33 + 100 * (n % 5)) for n in range(14)])
     assert len(world.decide()) == 14
@@ -205,7 +205,7 @@ def test_what_was_interrupted_goes_before_all_others():
 def idle_and_full(running: int = 300, *, history: float = 7_000.0) -> World:
     """Half of the rollouts on r1, all of them ended there; the others live on r0."""
     world = World(2_000_000, 2_000_000)
-    world.remember(*[history] * 300)
+    world.add_history(*[history] * 300)
     world.balancer.submit([load(f"g{n}/0") for n in range(running)])
     placed = world.decide()
     for name in [name for name, home in placed if home == "r1"]:
@@ -236,7 +236,7 @@ def test_contexts_computed_again_because_of_moves_stay_below_three_thousandths()
 def pressed(generated: int = 10**8) -> World:
     """r0 holds more than it can; the others are differently full."""
     world = World(60_000, 40_000, 90_000, 30_000)
-    world.remember(*[4_000.0] * 100)
+    world.add_history(*[4_000.0] * 100)
     for name, number in (("r0", 40), ("r1", 3), ("r2", 3), ("r3", 2)):
         running = tuple(load(f"{name}/{n}", prompt=64, response=600) for n in range(number))
         capacity = world.replica(name).kv_capacity_tokens

@@ -46,31 +46,31 @@ def survivals(estimate: LengthEstimate) -> list[Any]:
 
 
 def test_an_estimate_that_was_taught_answers_and_goes_on_as_the_one_that_saw_it_all():
-    unbroken, taught = LengthEstimate(MOST), LengthEstimate(MOST)
+    unbroken, restored = LengthEstimate(MOST), LengthEstimate(MOST)
     for seed in (1, 2):
         step(unbroken, seed)
         unbroken.forget_finished()
-    taught.take_past(unbroken.past())
-    assert unbroken.alikeness != LengthEstimate(MOST).alikeness and taught.past() == unbroken.past()
-    assert survivals(taught) == survivals(unbroken)
-    for estimate in (unbroken, taught):
+    restored.load_past(unbroken.past())
+    assert unbroken.alikeness != LengthEstimate(MOST).alikeness and restored.past() == unbroken.past()
+    assert survivals(restored) == survivals(unbroken)
+    for estimate in (unbroken, restored):
         step(estimate, 3)
-    assert survivals(taught) == survivals(unbroken)
-    for estimate in (unbroken, taught):
+    assert survivals(restored) == survivals(unbroken)
+    for estimate in (unbroken, restored):
         estimate.forget_finished()
-    assert taught.past() == unbroken.past() and survivals(taught) == survivals(unbroken)
+    assert restored.past() == unbroken.past() and survivals(restored) == survivals(unbroken)
 
 
 def test_what_has_ended_since_the_last_version_is_told_whole_and_fades_with_the_next_one_there_as_here():
     """After a step whose update was not applied no version comes."""
-    unbroken, taught = LengthEstimate(MOST), LengthEstimate(MOST)
+    unbroken, restored = LengthEstimate(MOST), LengthEstimate(MOST)
     step(unbroken, 1)
     before = survivals(unbroken)
-    taught.take_past(unbroken.past())
+    restored.load_past(unbroken.past())
     assert survivals(unbroken) == before  # that was a look
-    for estimate in (unbroken, taught):
+    for estimate in (unbroken, restored):
         estimate.forget_finished()
-    assert taught.past() == unbroken.past()
+    assert restored.past() == unbroken.past()
 
 
 def played(rule: str = "expected_kv") -> Balancer:
@@ -130,7 +130,7 @@ def test_the_step_after_a_resume_is_the_one_of_a_run_that_was_never_stopped():
     unbroken, resumed = played(), Balancer("expected_kv")
     learned = unbroken.learned()
     assert learned is not None
-    resumed.set_policy_version(1)  # published once more, before it is taught
+    resumed.set_policy_version(1)  # published once more, before it is restored
     resumed.load_learned(Learned.from_json(json.loads(json.dumps(learned.as_json()))))
     step_after = played_on(unbroken)
     assert played_on(resumed) == step_after != played_on(Balancer("expected_kv"))
@@ -149,27 +149,27 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("raised_z",), -0.1, "raised_z is -0.1, not from 0"),
-        (("raised_z",), NAN, "raised_z is nan"),
-        (("raised_z",), "much", "raised_z has 'much', no number"),
-        (("admissions",), 1.5, "admissions is 1.5, no whole number"),
-        (("admissions",), True, "admissions is True, no whole number"),
-        (("lengths",), {}, "lengths is no list"),
-        (("lengths",), [7], "7 stands where an object with names should"),
-        (("moves", "turns"), -1, "turns is -1, not from 0"),
-        (("moves", "more"), 1, "more is unknown"),
-        (("moves", "turns"), ..., "turns is missing"),
-        (("lengths", 0, "max_turns"), 0, "max_turns is 0, not from 1"),
-        (("lengths", 0, "sampled_tokens"), 0.0, "sampled_tokens is 0.0, not from 1"),
-        (("lengths", 0, "response_tokens"), 1e300, "response_tokens is 1e\\+300, not from 0"),
-        (("lengths", 0, "past"), None, "None stands where"),
-        (("lengths", 0, "past", "deaths_B"), [1.0] * 47, "deaths_B has 47 bins, not 48"),
-        (("lengths", 0, "past", "tokens_B"), "x" * 48, "tokens_B is no list"),
-        (("lengths", 0, "past", "tokens_B", 3), -5.0, "tokens_B has -5.0, which is no count"),
-        (("lengths", 0, "past", "tokens_B", 3), None, "tokens_B has None, no number"),
-        (("lengths", 0, "past", "deaths_B", 0), float("inf"), "deaths_B has inf"),
-        (("lengths", 0, "past", "alikeness"), 1.0, "alikeness is 1.0, not from 0 to below 1"),
-        (("lengths", 0, "past", "fit_at"), 0.0, "fit_at is 0.0"),
+        (("raised_z",), -0.1, "'raised_z' is -0.1, not from 0"),
+        (("raised_z",), NAN, "'raised_z' is nan"),
+        (("raised_z",), "much", "'raised_z' is 'much', not a number"),
+        (("admissions",), 1.5, "'admissions' is 1.5, not a whole number"),
+        (("admissions",), True, "'admissions' is True, not a whole number"),
+        (("lengths",), {}, "'lengths' is {}, not a list"),
+        (("lengths",), [7], "'lengths' is 7, not an object"),
+        (("moves", "turns"), -1, "'turns' is -1, not from 0"),
+        (("moves", "more"), 1, "'more' is unknown"),
+        (("moves", "turns"), ..., "'turns' is missing"),
+        (("lengths", 0, "max_turns"), 0, "'max_turns' is 0, not from 1"),
+        (("lengths", 0, "sampled_tokens"), 0.0, "'sampled_tokens' is 0.0, not from 1"),
+        (("lengths", 0, "response_tokens"), 1e300, "'response_tokens' is 1e\\+300, not from 0"),
+        (("lengths", 0, "past"), None, "'past' is None, not an object"),
+        (("lengths", 0, "past", "deaths_B"), [1.0] * 47, "'deaths_B' has 47 bins, not 48"),
+        (("lengths", 0, "past", "tokens_B"), "x" * 48, "'tokens_B' is 'x"),
+        (("lengths", 0, "past", "tokens_B", 3), -5.0, "'tokens_B' has -5.0, not a count"),
+        (("lengths", 0, "past", "tokens_B", 3), None, "'tokens_B' is None, not a number"),
+        (("lengths", 0, "past", "deaths_B", 0), float("inf"), "'deaths_B' has inf"),
+        (("lengths", 0, "past", "alikeness"), 1.0, r"'alikeness' is 1.0, not in \[0, 1\)"),
+        (("lengths", 0, "past", "fit_at"), 0.0, "'fit_at' is 0.0"),
     ],
 )
 def test_nonsense_is_refused_by_its_name(path: tuple[Any, ...], value: Any, said: str):

@@ -89,11 +89,13 @@ def test_a_trace_survives_its_file(tmp_path: Path):
     ("row", "problem"),
     [
         ({"prompt_tokens": 5, "turns": []}, "'group' is missing"),
-        ({"group": "g", "prompt_tokens": -5, "turns": [{}]}, "'prompt_tokens' is -5"),
-        ({"group": "g", "prompt_tokens": 5, "turns": []}, "'turns' is missing"),
+        ({"group": "g", "prompt_tokens": -5, "turns": [{"completion_tokens": 3}]}, "'prompt_tokens' is -5"),
+        ({"group": "g", "prompt_tokens": 5, "turns": []}, "'turns' is empty"),
+        ({"group": "g", "prompt_tokens": True, "turns": []}, "'prompt_tokens' is True, not a whole number"),
+        ({"group": "g", "prompt_tokens": 5, "turns": [7]}, "'turns' is 7, not an object"),
         (
-            {"group": "g", "prompt_tokens": 5, "turns": [{"completion_tokens": 3, "tool_tokens": 0}]},
-            "'tool_seconds' is None",
+            {"group": "g", "prompt_tokens": 5, "turns": [{"completion_tokens": 3, "tool_seconds": None}]},
+            "'tool_seconds' is None, not a number",
         ),
         (
             {
