@@ -28,6 +28,7 @@ from actors.cluster.auth import shut_door
 from actors.cluster.ray_metrics import ray_meter
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.rollout_traces import RolloutTraces
+from actors.generation.spans import Activity, Span
 from actors.health.heartbeat import own_memory_bytes
 from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.chat.load_chat import load_chat
@@ -46,7 +47,6 @@ from rstar_ray.telemetry.steps import meter_fates, meter_step
 from rstar_ray.telemetry.traces import TraceFile
 from rstar_ray.trajectory import Completion, EngineTimes, Trajectory
 from scheduler.records import Grant, ReplicaLoad, RolloutLoad
-from scheduler.spans import Activity, Span
 
 REPEATS = 7
 Row = dict[str, Any]

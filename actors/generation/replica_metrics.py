@@ -1,11 +1,11 @@
 """What people watch of one replica, by the declared names."""
 
 from actors.generation.rollout_traces import RolloutTraces
+from actors.generation.spans import Activity, Span
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.meter import Meter
 from rstar_ray.trajectory import Trajectory
 from scheduler.records import Grant, ReplicaLoad
-from scheduler.spans import Activity, Span
 
 SECONDS_OF = {Activity.GENERATE: "rstar_completion_seconds", Activity.TOOL: "rstar_tool_call_seconds"}
 

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable
 
+from actors.generation.spans import Activity, Span
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.telemetry.traces import ROOT, TraceSink, TraceSpan, otlp_request
 from rstar_ray.trajectory import Completion, Trajectory
 from scheduler.records import Grant
-from scheduler.spans import Activity, Span
 
 
 class RolloutTraces:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from scheduler.spans import Activity, Span
+from actors.generation.spans import Activity, Span
 
 T = TypeVar("T")
 

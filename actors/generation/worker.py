@@ -20,6 +20,7 @@ from actors.generation.journal_writer import JournalWriter
 from actors.generation.load_meter import EngineLoad
 from actors.generation.outbox import Outbox, rollout_load
 from actors.generation.replica_metrics import ReplicaMetrics
+from actors.generation.spans import Activity
 from actors.generation.timeline_log import TimelineLog
 from actors.generation.weight_swap import WeightUpdate
 from actors.remote import AckedQueue, Batch, Remote
@@ -33,7 +34,6 @@ from rstar_ray.telemetry.meter import NO_METER
 from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import Completion, StopReason, ToolCall, ToolMemory, ToolResult, Trajectory
 from scheduler.records import Cancel, Grant, Order, Registration, ReplicaLoad, UnknownReplica, in_flight_limit
-from scheduler.spans import Activity
 
 T = TypeVar("T")
 

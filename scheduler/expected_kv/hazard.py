@@ -28,7 +28,7 @@ CAUTION = 0.85  # of the centre is assumed where nothing has been seen: lives ma
 
 
 def hazard_rates(deaths_B: Floats, tokens_B: Floats, expected_B: Floats, *, has_history: bool) -> Floats:
-    """Ends per token [B], from ends and tokens at risk; `expected_B`: of an earlier step (`has_history`), or a prior."""
+    """Ends per token [B], from ends and tokens at risk; `expected_B`: of an earlier step (`has_history`) or assumed."""
     centre_B = (1.0 if has_history else CAUTION) * expected_B * _levels(deaths_B, tokens_B * expected_B)
     weight_A1 = WEIGHTS[:, None] if has_history else WEIGHTS[WEIGHTS <= MOST_WITHOUT_HISTORY, None]
     tokens_AB = weight_A1 / centre_B

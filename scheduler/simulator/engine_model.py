@@ -54,7 +54,6 @@ class ModelledEngine:
         self.recomputed_tokens = 0
         self.prefilled_tokens = 0
         self.kv_area = 0.0  # block seconds
-        self.busy_s = 0.0
         self._now = 0.0  # the last step boundary
         self._step = 0
         self._context = 0  # K of the decoding sequences
@@ -136,7 +135,6 @@ class ModelledEngine:
         """All decoding sequences grow by `steps`."""
         blocks = self._new_blocks(steps)
         self.kv_area += (self._cache.used + blocks / 2) * seconds
-        self.busy_s += seconds
         self._context += self._decoding * steps
         self._step += steps
         self._now += seconds

@@ -16,7 +16,6 @@ from scheduler.records import Finished, Registration, ReplicaLoad, RolloutLoad, 
 from scheduler.simulator.bound import lower_bound
 from scheduler.simulator.engine_model import EngineShape, ModelledEngine
 from scheduler.simulator.paged_cache import Request
-from scheduler.spans import Activity, Span
 from scheduler.traces.trace import TraceRollout, check_siblings, cut, stop_reason
 
 MI300X_14B = EngineCost(
@@ -41,7 +40,6 @@ class SimulatorSettings:
     max_turns: int
     placement: BalancerConfig = PLACEMENT  # what risk is taken; the rule is chosen apart
     rpc_s: float = 0.002  # from a decision to the engine
-    tool_workers: int | None = None  # None: as many as are asked for
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -87,21 +85,18 @@ class CannotHold:
         return {"rule": self.rule, "cannot_hold": self.reason, "simulated": True}
 
 
+@dataclass(slots=True)
 class _Progress:
     """How far a rollout has come."""
 
-    __slots__ = ("answer", "context", "first_s", "generated", "home", "load", "rollout", "since_s", "turn")
-
-    def __init__(self, load: RolloutLoad, rollout: TraceRollout) -> None:
-        self.load = load
-        self.rollout = rollout
-        self.turn = 0
-        self.context = rollout.prompt_tokens
-        self.answer = 0  # tokens of the tool's answer that no engine has seen yet
-        self.generated = 0
-        self.home = -1
-        self.first_s = -1.0
-        self.since_s = 0.0
+    load: RolloutLoad
+    rollout: TraceRollout
+    context: int  # tokens
+    turn: int = 0
+    answer: int = 0  # tokens of the tool's answer that no engine has seen yet
+    generated: int = 0
+    replica: int = -1  # index
+    first_s: float = -1.0  # when an engine first computed it
 
 
 def named(rollouts: Sequence[TraceRollout]) -> dict[str, TraceRollout]:
@@ -110,7 +105,7 @@ def named(rollouts: Sequence[TraceRollout]) -> dict[str, TraceRollout]:
 
 
 class Simulator:
-    """One step in virtual time. `watch` receives each span as it ends.
+    """One step in virtual time.
 
     `history`: rollouts of an earlier step, whose lengths the balancer has seen; without it the step is the run's first.
     """
@@ -122,7 +117,6 @@ class Simulator:
         settings: SimulatorSettings,
         *,
         history: Sequence[TraceRollout] = (),
-        watch: Callable[[Span], None] | None = None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.settings = settings
@@ -131,13 +125,12 @@ class Simulator:
         self.names = [f"replica-{index:02d}" for index in range(settings.replicas)]
         self._index = {name: index for index, name in enumerate(self.names)}
         self.engines = [ModelledEngine(settings.cost, settings.shape) for _ in self.names]
-        self._watch, self._clock = watch, clock
+        self._clock = clock
         self._history = history
         self._progress: dict[str, _Progress] = {}
         self._moving: set[str] = set()
         self._reports: list[list[TurnReport]] = [[] for _ in self.names]
         self._at_tools: list[dict[str, None]] = [{} for _ in self.names]
-        self._tools_busy_until: list[float] = [0.0] * (settings.tool_workers or 0)
         self._events: list[tuple[float, int, int, int, str]] = []  # time, order, engine or -1, version, rollout
         self._order = 0
         self._decide_s = 0.0
@@ -155,7 +148,7 @@ class Simulator:
                 max_response_tokens=settings.max_response_tokens,
                 max_turns=settings.max_turns,
             )
-            self._progress[rollout_id] = _Progress(load, rollout)
+            self._progress[rollout_id] = _Progress(load, rollout, rollout.prompt_tokens)
 
     def run(self) -> SimulatorResult:
         """Until every rollout has ended."""
@@ -211,16 +204,12 @@ class Simulator:
     def _arrive(self, now_s: float, rollout_id: str) -> None:
         """A turn boundary, the tool's answer known: the rollout's next turn reaches its engine, or it leaves."""
         one = self._progress[rollout_id]
-        fresh = one.turn > one.load.turn  # not told yet: it comes from its tool, not from an admission
-        if fresh and self._watch:
-            self._watch(Span(self.names[one.home], rollout_id, Activity.TOOL, one.since_s, now_s))
-        one.since_s = now_s
-        self._at_tools[one.home].pop(rollout_id, None)
+        self._at_tools[one.replica].pop(rollout_id, None)
         if rollout_id in self._moving:
             self._hand_back(now_s, one)
             return
-        if fresh:  # gathered, as a worker does, and sent with what its engine reports next
-            self._reports[one.home].append(
+        if one.turn > one.load.turn:  # from a tool, not from an admission: reported with its engine's next report
+            self._reports[one.replica].append(
                 TurnReport(
                     rollout_id=rollout_id,
                     context_tokens=one.context + one.answer,
@@ -242,11 +231,11 @@ class Simulator:
             one.rollout.turns[one.turn].completion_tokens,
             seen,
         )
-        engine = self.engines[one.home]
+        engine = self.engines[one.replica]
         version = engine.version
         engine.submit(now_s, request)
         if engine.version != version:
-            self._schedule(one.home)
+            self._schedule(one.replica)
 
     def _turns_ended(self, now_s: float, index: int, done: Sequence[Request]) -> int:
         """Report them as a worker would, and act on what the balancer decides; returns how many rollouts ended."""
@@ -254,14 +243,15 @@ class Simulator:
         finished: list[Finished] = []
         for request in done:
             one = self._progress[request.key]
-            self._record(one, request, name, now_s)
+            if one.first_s < 0:
+                one.first_s = request.admitted_s
             turn = one.rollout.turns[one.turn]
             one.turn += 1
             one.context = request.context
             one.generated += turn.completion_tokens
             if one.turn < len(one.rollout.turns):
                 one.answer = turn.tool_tokens
-                self._push(self._tool_end(now_s, one), -1, 0, request.key)
+                self._push(now_s + turn.tool_seconds, -1, 0, request.key)
                 self._at_tools[index][request.key] = None
                 continue
             finished.append(
@@ -287,28 +277,11 @@ class Simulator:
         self._decide(now_s)
         return len(finished)
 
-    def _record(self, one: _Progress, request: Request, name: str, now_s: float) -> None:
-        if one.first_s < 0:
-            one.first_s = request.admitted_s
-        if self._watch:
-            if request.admitted_s > one.since_s:
-                self._watch(Span(name, request.key, Activity.QUEUED, one.since_s, request.admitted_s))
-            self._watch(Span(name, request.key, Activity.GENERATE, request.admitted_s, now_s))
-        one.since_s = now_s
-
-    def _tool_end(self, now_s: float, one: _Progress) -> float:
-        seconds = one.rollout.turns[one.turn - 1].tool_seconds
-        if not self._tools_busy_until:
-            return now_s + seconds
-        start = max(now_s, heapq.heappop(self._tools_busy_until))
-        heapq.heappush(self._tools_busy_until, start + seconds)
-        return start + seconds
-
     def _hand_back(self, now_s: float, one: _Progress) -> None:
         """A moved rollout leaves with its state, the tool's answer in it."""
-        load, name = one.load, self.names[one.home]
+        load, name = one.load, self.names[one.replica]
         self._moving.discard(load.rollout_id)
-        self.engines[one.home].abort(load.rollout_id)
+        self.engines[one.replica].abort(load.rollout_id)
         one.load = replace(
             load,
             context_tokens=one.context + one.answer,
@@ -325,7 +298,7 @@ class Simulator:
         self._decisions += len(decisions.admissions) + len(decisions.moves)
         for admission in decisions.admissions:
             one = self._progress[admission.rollout_id]
-            one.home = self._index[admission.replica_id]
+            one.replica = self._index[admission.replica_id]
             self._push(now_s + self.settings.rpc_s, -1, 0, admission.rollout_id)
         self._moving.update(move.rollout_id for move in decisions.moves)
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 from actors.balancer_service import BalancerService
 from actors.generation.replica_metrics import ReplicaMetrics
+from actors.generation.spans import Activity, Span
 from rstar_ray.outcome import Outcome
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.declared import METRICS
 from sandbox.pool_config import PoolStats
 from sandbox.pool_metrics import lost_since
 from scheduler.records import ReplicaLoad, RolloutLoad
-from scheduler.spans import Activity, Span
 from tests.fakes import KeptMetrics, registration
 from tests.rstar_ray.fabricate import example_trajectories
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from actors.generation.rollout_traces import RolloutTraces
+from actors.generation.spans import Activity, Span
 from rstar_ray.telemetry.traces import ROOT, TraceFile, open_sink
 from rstar_ray.trajectory import Completion, EngineTimes
 from scheduler.records import Grant, RolloutLoad
-from scheduler.spans import Activity, Span
 from tests.rstar_ray.fabricate import example_trajectories
 
 PLAYED = example_trajectories(1.0)[0]

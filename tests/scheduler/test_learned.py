@@ -12,8 +12,7 @@ from scheduler.expected_kv.estimate import LengthEstimate
 from scheduler.expected_kv.learned import Learned
 from scheduler.records import Finished, RolloutLoad
 from scheduler.simulator.engine_model import EngineShape
-from scheduler.simulator.simulate import MI300X_14B, Simulator, SimulatorSettings
-from scheduler.spans import Span
+from scheduler.simulator.simulate import MI300X_14B, Simulator, SimulatorResult, SimulatorSettings
 from scheduler.traces.stage_traces import STAGES, synthetic
 
 MOST = 8_000
@@ -116,13 +115,12 @@ def test_all_of_it_goes_through_a_file_and_another_balancer_to_the_last_bit():
     assert again.learned() == learned
 
 
-def played_on(balancer: Balancer) -> tuple[float, list[Span]]:
-    """The step after, under this balancer: its length, and where everybody was when."""
-    spans: list[Span] = []
-
-    simulator = Simulator(synthetic(STAGE, groups=8, siblings=16, seed=4), "expected_kv", SETTINGS, watch=spans.append)
-    simulator.balancer, balancer.state.finished = balancer, 0
-    return simulator.run().makespan_s, spans
+def played_on(balancer: Balancer) -> SimulatorResult:
+    """The step after, under this balancer."""
+    simulator = Simulator(synthetic(STAGE, groups=8, siblings=16, seed=4), "expected_kv", SETTINGS)
+    balancer.state.moves = balancer.state.finished = 0
+    simulator.balancer = balancer
+    return simulator.run()
 
 
 @pytest.mark.long

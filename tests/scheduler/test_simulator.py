@@ -10,7 +10,6 @@ from scheduler.balancer import RULES
 from scheduler.simulator.cli import main as simulate
 from scheduler.simulator.engine_model import EngineShape
 from scheduler.simulator.simulate import MI300X_14B, Simulator, SimulatorSettings
-from scheduler.spans import Activity, Span
 from scheduler.traces.stage_traces import STAGES, synthetic
 from scheduler.traces.trace import TraceRollout, TraceTurn, read_trace, write_trace
 
@@ -70,13 +69,6 @@ def test_a_rule_that_cannot_hold_a_rollout_says_so_and_the_others_run(
     else:
         (line,) = [line for line in said.splitlines() if line.startswith("worst_case")]
         assert "cannot hold it" in line and reason in line
-
-
-def test_spans_of_a_step_cover_generation_and_tools():
-    spans: list[Span] = []
-    Simulator(ROLLOUTS[:32], "expected_kv", settings(60_000), watch=spans.append).run()
-    assert {span.activity for span in spans} >= {Activity.GENERATE, Activity.TOOL}
-    assert all(span.start_s <= span.end_s for span in spans)
 
 
 def test_a_trace_survives_its_file(tmp_path: Path):

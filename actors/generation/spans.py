@@ -1,4 +1,4 @@
-"""What a rollout did and when, as real replicas and the simulator report it."""
+"""What a rollout did and when, on one replica."""
 
 from dataclasses import dataclass
 from enum import StrEnum
