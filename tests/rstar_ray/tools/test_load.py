@@ -27,16 +27,6 @@ class Partner:
     async def start(self, problem): ...
     async def reply(self, said): ...
 """
-SERVER = """
-from mcp.server.mcpserver import MCPServer
-server = MCPServer("adder")
-@server.tool()
-def add(a: int, b: int) -> str:
-    "Adds."
-    if a < 0: raise ValueError("below 0")
-    return str(a + b)
-server.run("stdio")
-"""
 
 
 @pytest.fixture
@@ -118,17 +108,3 @@ def test_an_environment_whose_ended_could_not_be_called_is_refused(ended: str, f
     (folder / "ends.py").write_text(f"class Ends:\n{methods}    {ended}: ...\n")
     with pytest.raises(ConfigError, match=r"ends:Ends: its method 'ended' is not async or does not take one argument"):
         check_environment("ends:Ends", str(folder))
-
-
-@pytest.mark.real
-async def test_tools_of_an_mcp_server_are_tools(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("mcp")
-    (folder / "server.py").write_text(SERVER)
-    monkeypatch.syspath_prepend(folder)
-    (tool,) = load_tools("served:tools")
-    assert (tool.name, tool.description) == ("add", "Adds.")
-    host = ToolHost(tool)
-    added = await host.call(HostCall(arguments={"a": 1, "b": 2}))
-    assert (added.outcome, added.text) == (Outcome.OK, "3")
-    refused = await host.call(HostCall(arguments={"a": -1, "b": 2}))
-    assert refused.outcome is Outcome.ERROR and "add" in refused.text
