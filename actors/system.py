@@ -1,4 +1,4 @@
-"""All actors of one run: started together, seen by the stages as one `Crew`, closed together."""
+"""All actors of one run: started together, used by the stages through a `RunContext`, closed together."""
 
 import asyncio
 import atexit
@@ -7,7 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import ray
 
@@ -40,19 +40,17 @@ from actors.remote import Remote
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from actors.tool_client import host_silent_s
 from actors.tool_host import ToolHostActor, entry_of, host_names, hosts_up, start_hosts
-from rstar_ray.chat.load_chat import write_chat_files
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import WeightWay, shares_gpus
-from rstar_ray.crew import Crew
+from rstar_ray.context import RunContext
 from rstar_ray.evaluation.request_digest import brought_along
 from rstar_ray.learner_restart import repeated
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.run_dir.metrics import PlacementFigures
+from rstar_ray.run_dir.metrics import PlacementFigures, PublishFigures
 from rstar_ray.telemetry.traces import is_address
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
-from rstar_ray.train_loop import PublishOnce
 from sandbox.pool_config import pool_config
 
 log = logging.getLogger(__name__)
@@ -94,18 +92,17 @@ class TrainingActors:
         nodes = NodesSeen()
         self._head = head
         self.watch = Watch(config.detector, record=record, meter=self.meter, head=head, nodes=nodes)
-        self.stopping: Callable[[], bool] = lambda: False  # asked by the stages after every step
         self._group: Any = None
         self._executors: dict[str, Remote[SandboxExecutor]] = {}
         self.specs = tuple(tools)
-        self._brought = brought_along(config, self.specs)
+        self._plugin_digest = brought_along(config, self.specs)
         self._own_folder = str(Path(config.own_folder).absolute())
         self._hosts: dict[str, Remote[ToolHostActor]] = {}
         self._balancer: Remote[BalancerService] | None = None
         self._learner: Learner | None = None
         self._replicas: Replicas | None = None
         self._turns = gpu_turns(config)
-        self._publish_once = PublishOnce(self.publish)
+        self._published_version: int | None = None  # served by all replicas
         self.tools: SandboxClient
 
     async def start(self, *, learner: bool = True) -> None:
@@ -188,21 +185,17 @@ class TrainingActors:
         assert self._replicas is not None, "not started"
         return self._replicas
 
-    def crew(self) -> Crew:
-        return Crew(
-            learner=self._learner,  # type: ignore[arg-type]  # an evaluation trains nothing
+    def context(self, run_dir: RunDir, stop_requested: Callable[[], bool]) -> RunContext:
+        """For the stages of the run, or for an evaluation, which has no learner."""
+        return RunContext(
+            run_dir=run_dir,
+            learner=cast(Learner, self._learner),
             rollouts=self.replicas.rollouts,
-            publish=self._publish_once,
-            record=self.record,
-            brought=self._brought,
-            placed=self.placed,
-            learned=self.replicas.rollouts.memory.learned,
-            teach=self.replicas.rollouts.memory.teach,
-            published=lambda: self.replicas.figures,
-            memory_bytes=self.watch.memory_bytes,
+            services=self,
+            chat=self._chat,
+            plugin_digest=self._plugin_digest,
+            stop_requested=stop_requested,
             meter=self.meter,
-            stopping=lambda: self.stopping(),
-            exported=lambda folder: write_chat_files(folder, self._chat),
         )
 
     async def serving(self) -> None:
@@ -211,6 +204,8 @@ class TrainingActors:
 
     async def publish(self, policy_version: int) -> None:
         """Learner to engines: the driver never holds a weight. Returns when all replicas serve them."""
+        if policy_version == self._published_version:
+            return
         await self.replicas.serving()
         way = self.learner.settings.weight_way
         ranks = self._config.engine.tensor_parallel
@@ -220,6 +215,22 @@ class TrainingActors:
             log.info(f"weights by {way} reached nobody, and go through the object store: {_reasons(weights.failed)}")
             weights = await self.learner.publish(policy_version)
         await self.replicas.publish(weights)
+        self._published_version = policy_version
+
+    def publish_figures(self) -> PublishFigures | None:
+        return self.replicas.figures
+
+    async def placement_figures(self) -> PlacementFigures:
+        return await self.replicas.placed()
+
+    async def balancer_state(self) -> Mapping[str, object] | None:
+        return await self.replicas.rollouts.memory.learned()
+
+    async def load_balancer_state(self, saved: Mapping[str, object]) -> None:
+        await self.replicas.rollouts.memory.teach(saved)
+
+    def memory_bytes(self) -> Mapping[str, int]:
+        return self.watch.memory_bytes()
 
     async def repeat(self, stage: Callable[[], Awaitable[T]], steps_saved: Callable[[], int]) -> T:
         """A stage, which is begun again from its newest checkpoint when the learner is lost in it.
@@ -235,7 +246,7 @@ class TrainingActors:
 
     async def _restart_learner(self) -> None:
         await self.replicas.withdraw()
-        self._publish_once.forget()
+        self._published_version = None  # the lost learner took with it what it had published
         await self.learner.restart()
 
     async def record(
@@ -244,10 +255,6 @@ class TrainingActors:
         """Have a worker write these trajectories; where none can, a shown line says so."""
         seen = self.learner.seen_tokens() if trained else ()
         await record_trajectories(self.replicas.there, refs, path=path, seen=seen, stage=stage, step=step)
-
-    async def placed(self) -> PlacementFigures:
-        """What the balancer did since this was asked last."""
-        return await self.replicas.placed()
 
     async def close(self) -> None:
         """End every actor this run started; where Ray's head does not answer, those of this node: others end with

@@ -115,11 +115,11 @@ async def compared(
         await actors.start(learner=False)
         await actors.serving()
         timed = Timed(actors.replicas.rollouts)
-        crew = replace(actors.crew(), rollouts=timed)
         for number in range(-1, bench.repeats):  # the first warms both up
             problems = generate_problems(number + 1, Split.HELD_OUT, bench.problems)
             with tempfile.TemporaryDirectory() as folder:
-                await run_evaluation(config, {"bench": problems}, crew, RunDir(Path(folder)), step=0, model=model)
+                context = replace(actors.context(RunDir(Path(folder)), lambda: False), rollouts=timed)
+                await run_evaluation(config, {"bench": problems}, context, step=0, model=model)
             alone = await bare(engine, chat, timed.requests, at_once=config.engine.max_running)
             if number >= 0:
                 ours.append(timed.tokens_per_s())

@@ -7,30 +7,29 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from rstar_ray.chat.load_chat import write_chat_files
 from rstar_ray.config import RunConfig
-from rstar_ray.crew import Crew
+from rstar_ray.context import RunContext
 from rstar_ray.deadline import within
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import write_json
-from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.manifest import WrittenFile, own_file
 from rstar_ray.stage_progress import StageProgress
 
 log = logging.getLogger(__name__)
 
-LEARNED = "balancer.json"
+BALANCER_STATE = "balancer.json"
 """In a checkpoint: what the balancer had learned by then."""
-LEARNED_WITHIN_S = 10.0
-"""A checkpoint is not kept waiting for longer than this by what it can do without."""
+BALANCER_STATE_S = 10.0
+"""How long a checkpoint waits for the balancer, without which it is whole too."""
 
 
 class Saving:
     """The newest checkpoint of a stage, at most one of which is being written."""
 
-    def __init__(self, config: RunConfig, crew: Crew, run_dir: RunDir) -> None:
+    def __init__(self, config: RunConfig, context: RunContext) -> None:
         self._config = config
-        self._crew = crew
-        self._run_dir = run_dir
+        self._context = context
         self._writing: asyncio.Task[None] | None = None
         self._step = 0  # of it
 
@@ -48,11 +47,13 @@ class Saving:
             await asyncio.wait({self._writing, copied}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             copied.cancel()
-        self._crew.meter.set("rstar_checkpoint_blocking_seconds", time.monotonic() - began_s, stage=self._config.stage)
+        self._context.meter.set(
+            "rstar_checkpoint_blocking_seconds", time.monotonic() - began_s, stage=self._config.stage
+        )
         self.refuse_failed()
         if finishes:
             await self.settled()
-            self._run_dir.finish_stage(self._config.stage, progress.step)
+            self._context.run_dir.finish_stage(self._config.stage, progress.step)
 
     def refuse_failed(self) -> None:
         """Raise what kept the newest checkpoint from being written, where that is known by now."""
@@ -71,7 +72,7 @@ class Saving:
         try:
             await self.settled()
         except Exception as failed:
-            self._show(failed)
+            self._log_failure(failed)
 
     async def drop(self) -> None:
         """Give up what is not whole yet: the checkpoint before stays the newest."""
@@ -80,42 +81,43 @@ class Saving:
             writing.cancel()
             await asyncio.wait({writing})
             if not writing.cancelled() and (failed := writing.exception()) is not None:
-                self._show(failed)
+                self._log_failure(failed)
 
-    def _show(self, failed: BaseException) -> None:
+    def _log_failure(self, failed: BaseException) -> None:
         log.warning(f"the checkpoint after step {self._step} of {self._config.stage} is not written: {failed}")
 
     async def _write(self, progress: StageProgress, taken: asyncio.Event) -> None:
         """Learner state, progress, what the balancer has learned, and the policy as a Hugging Face folder: a whole
         checkpoint, or none."""
-        began_s, stage, learner = time.monotonic(), self._config.stage, self._crew.learner
+        began_s, stage, learner = time.monotonic(), self._config.stage, self._context.learner
         written = dict[Path, WrittenFile]()
-        with self._run_dir.write_checkpoint(stage, progress.step, written=written) as folder:
-            asking = asyncio.ensure_future(self._learned())
+        with self._context.run_dir.write_checkpoint(stage, progress.step, written=written) as folder:
+            asking = asyncio.ensure_future(self._balancer_state())
             try:
                 await learner.save_checkpoint(folder)
                 await learner.export(folder / "model")
-                learned = await asking
+                balancer_state = await asking
             finally:
                 asking.cancel()
             taken.set()
             written.update(await learner.written())
             write_json(folder / "progress.json", progress.as_json())
-            own = [*self._crew.exported(folder / "model"), folder / "progress.json"]
-            if learned is not None:
-                write_json(folder / LEARNED, learned)
-                own.append(folder / LEARNED)
+            own = [folder / "progress.json"]
+            if self._context.chat is not None:
+                own += write_chat_files(folder / "model", self._context.chat)
+            if balancer_state is not None:
+                write_json(folder / BALANCER_STATE, balancer_state)
+                own.append(folder / BALANCER_STATE)
             written.update((path, own_file(path)) for path in own)
-        self._crew.meter.set("rstar_checkpoint_seconds", time.monotonic() - began_s, stage=stage)
+        self._context.meter.set("rstar_checkpoint_seconds", time.monotonic() - began_s, stage=stage)
         with best_effort("the removal of older checkpoints"):
-            await _to_its_end(asyncio.to_thread(self._run_dir.prune, stage, self._config.checkpoint.keep))
+            await _to_its_end(asyncio.to_thread(self._context.run_dir.prune, stage, self._config.checkpoint.keep))
 
-    async def _learned(self) -> Mapping[str, object] | None:
-        """What the balancer has learned; a checkpoint is whole without it."""
-        if self._crew.learned is not None:
-            with best_effort(f"{LEARNED} of the checkpoint after step {self._step}"):
-                asked = self._crew.learned()
-                return await within(asked, LEARNED_WITHIN_S, waiter="driver", owner="balancer", reason="what it knows")
+    async def _balancer_state(self) -> Mapping[str, object] | None:
+        """A checkpoint is whole without it."""
+        with best_effort(f"{BALANCER_STATE} of the checkpoint after step {self._step}"):
+            asking = self._context.services.balancer_state()
+            return await within(asking, BALANCER_STATE_S, waiter="driver", owner="balancer", reason="its state")
         return None
 
 
@@ -130,10 +132,10 @@ async def _to_its_end(work: Awaitable[None]) -> None:
 
 
 @asynccontextmanager
-async def saving(config: RunConfig, crew: Crew, run_dir: RunDir) -> AsyncGenerator[Saving]:
+async def saving(config: RunConfig, context: RunContext) -> AsyncGenerator[Saving]:
     """For one stage: whatever ends it, a checkpoint that is being written then is brought to its end first, except
     where the stage is cancelled, as it is when a rank is lost."""
-    saves = Saving(config, crew, run_dir)
+    saves = Saving(config, context)
     try:
         yield saves
         await saves.settled()

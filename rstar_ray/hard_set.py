@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rstar_ray.agent.journal import choice_folder
 from rstar_ray.config import RunConfig
-from rstar_ray.crew import Crew
+from rstar_ray.context import RunContext
 from rstar_ray.data.problems import random_subset
 from rstar_ray.errors import ConfigError, RStarError, Stopped
 from rstar_ray.evaluation.request_digest import asked_by
@@ -19,7 +19,6 @@ from rstar_ray.rollouts import MOST_REPEATS, DroppedRollout, rollout_requests, w
 from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import RunDir, stage_ends
 from rstar_ray.run_dir.manifest import MANIFEST, checksum
-from rstar_ray.train_loop import TrainingSystem
 from rstar_ray.trajectory import Problem
 
 log = logging.getLogger(__name__)
@@ -30,9 +29,7 @@ MOST_LOST = 0.05
 """Share of its rollouts that the choice may lack."""
 
 
-async def unsolved(
-    result_log: ResultLog, system: TrainingSystem, config: RunConfig, crew: Crew, *, choice: str
-) -> list[Problem]:
+async def unsolved(result_log: ResultLog, config: RunConfig, context: RunContext, *, choice: str) -> list[Problem]:
     """Those of the log's problems that the latest policy does not solve in all of 8 rollouts (arXiv:2508.20722 section
     4.3); the ones that the log has results of are not asked for again. `choice` tells this one from
     those that ask another policy, or in another way.
@@ -47,13 +44,13 @@ async def unsolved(
     num_solved = sum(map(_always_solved, result_log.results))
     what = f"{config.stage}: choosing the hard set"
     progress = Progress(what, len(result_log.problems), done=len(result_log.results))
-    async for group in whole_groups(requests, system.rollouts, deadline_s=config.rollout.deadline_s):
+    async for group in whole_groups(requests, context.rollouts, deadline_s=config.rollout.deadline_s):
         if isinstance(group, DroppedRollout):
             dropped.append(group)
             continue
         num_solved += _always_solved(result_log.add([rollout.summary for rollout in group]))
         progress.ended(note=f"{num_solved} always solved")
-        if crew.stopping():  # all that is known lies in the log
+        if context.stop_requested():  # all that is known lies in the log
             known = f"{len(result_log.results)} of {len(result_log.problems)} problems in"
             raise Stopped(f"stopped while choosing the hard set, {known}")
     if len(dropped) > MOST_LOST * len(asked):
@@ -69,27 +66,25 @@ def _always_solved(result: ProblemResult) -> bool:
     return result.num_correct == result.k
 
 
-async def hard_set(
-    problems: Sequence[Problem], system: TrainingSystem, config: RunConfig, crew: Crew, run_dir: RunDir
-) -> Sequence[Problem]:
+async def hard_set(problems: Sequence[Problem], config: RunConfig, context: RunContext) -> Sequence[Problem]:
     """The hard set of stage 3, chosen once by the policy that the stage starts from and kept in the run directory.
 
     The rows that it was chosen by stay beside those of evaluations, for whoever wants to look at them.
     """
-    if (kept := kept_hard_set(problems, config, run_dir)) is not None:
-        run_dir.drop_turns(choice_folder(config.stage))
+    if (kept := kept_hard_set(problems, config, context.run_dir)) is not None:
+        context.run_dir.drop_turns(choice_folder(config.stage))
         return kept
     looked_at = _looked_at(problems, config)
-    choice = _choice(config, crew, run_dir)
-    with ResultLog(run_dir.results_path / f"{config.stage}-filter-{choice}.jsonl", looked_at) as result_log:
+    choice = _choice(config, context)
+    with ResultLog(context.run_dir.results_path / f"{config.stage}-filter-{choice}.jsonl", looked_at) as result_log:
         if taken := result_log.taken(f"{config.stage}: choosing the hard set"):
             log.info(taken)
-        hard = await unsolved(result_log, system, config, crew, choice=choice)
+        hard = await unsolved(result_log, config, context, choice=choice)
     log.info(f"{config.stage}: {len(hard)} of {len(looked_at)} problems are not solved in 8 of 8 rollouts")
     if not hard:
         raise ConfigError("--drop-solved", "the policy solves every problem", "add harder problems, or stop here")
-    write_json(_kept_path(config, run_dir), [problem.id for problem in hard])
-    run_dir.drop_turns(choice_folder(config.stage))
+    write_json(_kept_path(config, context.run_dir), [problem.id for problem in hard])
+    context.run_dir.drop_turns(choice_folder(config.stage))
     return hard
 
 
@@ -114,13 +109,13 @@ def _kept_path(config: RunConfig, run_dir: RunDir) -> Path:
     return run_dir.path / f"{config.stage}-problems.json"
 
 
-def _choice(config: RunConfig, crew: Crew, run_dir: RunDir) -> str:
+def _choice(config: RunConfig, context: RunContext) -> str:
     """One choice's own: by whom it is made, and how that is asked."""
-    newest = run_dir.newest_checkpoint(config.stage)
+    newest = context.run_dir.newest_checkpoint(config.stage)
     model = Path(config.model) if config.model and newest is None else None
-    left_by = {config.stage: newest.path} if newest is not None else stage_ends(run_dir)
+    left_by = {config.stage: newest.path} if newest is not None else stage_ends(context.run_dir)
     policy = {stage: _contents(folder) for stage, folder in left_by.items()}
-    return asked_by(config, {**crew.brought, "siblings": SIBLINGS, "policy": policy}, model)
+    return asked_by(config, {**context.plugin_digest, "siblings": SIBLINGS, "policy": policy}, model)
 
 
 def _contents(checkpoint: Path) -> str:

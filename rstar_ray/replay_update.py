@@ -7,20 +7,21 @@ and the checkpoint before it. Nothing else is read, so that a difference says so
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rstar_ray.algorithm.advantage import rewards_differ
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.config import RunConfig, with_values
+from rstar_ray.context import Learner
 from rstar_ray.errors import ConfigError, RStarError
-from rstar_ray.rollouts import FinishedRollout, TrajectoryRef
+from rstar_ray.rollouts import FinishedRollout, TrainingRow, TrajectoryRef
 from rstar_ray.run_dir.durable import read_object, read_rows
 from rstar_ray.run_dir.folder import RunDir, checkpoint_name, flatten
 from rstar_ray.run_dir.ledger import LEDGER, Fate
 from rstar_ray.run_dir.manifest import damage
 from rstar_ray.run_dir.recorded_trajectories import recorded_trajectories
 from rstar_ray.stages import previous_checkpoint
-from rstar_ray.train_loop import TrainingRow, learning_rate, resample, training_rows
+from rstar_ray.train_loop import learning_rate, resample, training_rows
 from rstar_ray.trajectory import Trajectory
 
 COMPARED = ("loss", "grad_norm", "entropy", "clip_share", "logprob_diff_mean", "logprob_diff_max", "lr")
@@ -29,15 +30,6 @@ ALIKE = 1e-3
 """Relative difference up to which a figure counts as repeated: log-probs are recorded to four decimals."""
 ALIKE_BELOW = 1e-4
 """Two figures that are both below it are alike: the rounding of what is recorded."""
-
-
-class BroughtBack(Protocol):
-    """A learner that can be put where a step began."""
-
-    async def load_checkpoint(self, folder: Path) -> Any: ...
-    async def set_policy(self, folder: Path) -> None: ...
-    async def reset_optimizer(self) -> None: ...
-    async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +146,7 @@ def rows_of(recorded: RecordedStep) -> list[TrainingRow]:
     return rows
 
 
-async def repeat_update(recorded: RecordedStep, learner: BroughtBack) -> list[Compared]:
+async def repeat_update(recorded: RecordedStep, learner: Learner) -> list[Compared]:
     """Bring a started learner to where the step began, take its update, and compare. Raises as `rows_of`."""
     config, rows = recorded.config, rows_of(recorded)
     if not rows:

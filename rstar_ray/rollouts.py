@@ -42,6 +42,18 @@ class DroppedRollout:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRow:
+    """One kept trajectory as the learner's ranks receive it."""
+
+    rollout_id: str
+    group_id: str  # of its prompt: the siblings that the loss may be normalised over
+    ref: TrajectoryRef
+    advantage: float
+    num_tokens: int  # prompt and response
+    num_sampled_tokens: int  # those trained on
+
+
 class Rollouts(Protocol):
     """Runs rollouts; yields every request exactly once, as it finishes."""
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from rstar_ray.algorithm.lr_schedule import sft_schedule
 from rstar_ray.algorithm.update import SftExample, UpdateResult
-from rstar_ray.checkpointing import LEARNED, saving
+from rstar_ray.checkpointing import BALANCER_STATE, Saving, saving
 from rstar_ray.config import RunConfig
-from rstar_ray.crew import Crew
+from rstar_ray.context import RunContext
 from rstar_ray.data.order import DataPosition, digest_of_problems, digest_of_rows, draw
 from rstar_ray.errors import RStarError, Stopped
 from rstar_ray.evaluation.evaluator import HELD_OUT, evaluated, forget_evaluations, run_evaluation
@@ -27,9 +27,9 @@ from rstar_ray.run_dir.durable import read_object
 from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name, hashed, refuse_damaged_end
 from rstar_ray.run_dir.ledger import LEDGER, forget_fates, write_fates
 from rstar_ray.run_dir.metrics import MetricsLog, PlacementFigures, SftMetrics, StepMetrics
-from rstar_ray.stage_progress import StageProgress, refuse_other_data
+from rstar_ray.stage_progress import StageProgress, nothing_to_learn, refuse_other_data
 from rstar_ray.telemetry.steps import meter_fates, meter_step, under_way
-from rstar_ray.train_loop import StepRecord, TrainingSystem, train_steps
+from rstar_ray.train_loop import StepRecord, train_steps
 from rstar_ray.trajectory import Problem
 
 log = logging.getLogger(__name__)
@@ -41,8 +41,7 @@ async def run_sft(
     config: RunConfig,
     train: Sequence[SftExample],
     validation: Sequence[SftExample],
-    crew: Crew,
-    run_dir: RunDir,
+    context: RunContext,
     *,
     source: str = "",
 ) -> Checkpoint:
@@ -51,31 +50,31 @@ async def run_sft(
     `source` is the digest of the file that the rows are of.
     """
     sft, stage = config.sft, config.stage
-    progress, _ = await _start(config, crew, run_dir)
+    progress, _ = await _start(config, context)
     progress = _on(config, progress, digest_of_rows(train, source))
     schedule = sft_schedule(sft)
     metrics_log = MetricsLog(
-        run_dir.path,
+        context.run_dir.path,
         stage=stage,
         after_step=progress.step,
         num_steps=sft.steps,
         print_every=20,
         wandb=config.telemetry.wandb,
     )
-    async with saving(config, crew, run_dir) as saves:
-        with metrics_log, under_way(crew.meter, stage):
+    async with saving(config, context) as saves:
+        with metrics_log, under_way(context.meter, stage):
             while progress.step < sft.steps:
                 started_s = time.monotonic()
                 step = progress.step + 1
                 batch, position = draw(train, sft.batch_size, progress.position, seed=config.seed, stage=stage)
                 lr = schedule.at(step - 1)
-                update = await crew.learner.train_sft(batch, lr)
+                update = await context.learner.train_sft(batch, lr)
                 if not update.applied:
                     log.info(f"{stage} step {step}: the update is not applied: {update.reason}")
                 version = progress.policy_version + update.applied
                 progress = replace(progress, step=step, policy_version=version, position=position)
-                due = step % config.checkpoint.every_steps == 0 or step == sft.steps
-                val_loss = await crew.learner.evaluate_sft(validation) if due and validation else None
+                checkpoint_due = step % config.checkpoint.every_steps == 0 or step == sft.steps
+                val_loss = await context.learner.evaluate_sft(validation) if checkpoint_due and validation else None
                 seconds = time.monotonic() - started_s
                 row = SftMetrics(
                     stage=stage,
@@ -87,90 +86,101 @@ async def run_sft(
                     val_loss=val_loss,
                 )
                 metrics_log.write(row)
-                meter_step(crew.meter, row, run_dir.path)
-                saves.refuse_failed()
+                meter_step(context.meter, row, context.run_dir.path)
                 last = step == sft.steps
-                stop = reason_to_stop(config, crew, update, step, last=last)
-                if due or stop:
-                    await saves.take(progress, finishes=last and not stop)
-                if stop:
-                    await saves.settled()
-                    raise stop
-    return _finished(run_dir, stage)
+                stop = _bad_updates(config, update, step) or _stop_requested(config, context, step, last=last)
+                await _save_or_stop(config, saves, progress, stop, last=last)
+    return _finished(context.run_dir, stage)
 
 
-def reason_to_stop(
-    config: RunConfig, crew: Crew, update: UpdateResult | None, step: int, *, last: bool
-) -> RStarError | None:
-    """What ends the run after this step, once a checkpoint is taken; None to continue.
+async def _save_or_stop(
+    config: RunConfig, saves: Saving, progress: StageProgress, stop: RStarError | None, *, last: bool
+) -> None:
+    """The step's checkpoint where one is due; `stop` ends the run once its checkpoint is whole."""
+    saves.refuse_failed()
+    if progress.step % config.checkpoint.every_steps == 0 or last or stop:
+        await saves.take(progress, finishes=last and not stop)
+    if stop:
+        await saves.settled()
+        raise stop
 
-    After `--optimizer.max-bad-updates` updates in a row that were not finite, the weights are those before these
+
+def _bad_updates(config: RunConfig, update: UpdateResult | None, step: int) -> RStarError | None:
+    """After `--optimizer.max-bad-updates` updates in a row that were not finite, the weights are those before these
     updates. The checkpoint's data position is behind their batches, so the same command does not draw them again.
     """
     limit = config.optimizer.max_bad_updates
-    if update is not None and update.bad_updates >= limit:
-        return RStarError(
-            f"{config.stage} step {step}: {update.bad_updates} updates in a row were not finite and are not applied "
-            f"(--optimizer.max-bad-updates {limit}): {update.reason}. Hint: --optimizer.save-bad-updates FOLDER keeps "
-            "their rows; the same command continues with the next batch"
-        )
-    if crew.stopping() and not last:
-        return Stopped(f"stopped after step {step} of {config.stage}, with a checkpoint")
-    return None
+    if update is None or update.bad_updates < limit:
+        return None
+    return RStarError(
+        f"{config.stage} step {step}: {update.bad_updates} updates in a row were not finite and are not applied "
+        f"(--optimizer.max-bad-updates {limit}): {update.reason}. Hint: --optimizer.save-bad-updates FOLDER keeps "
+        "their rows; the same command continues with the next batch"
+    )
+
+
+def _empty_steps(config: RunConfig, record: StepRecord, progress: StageProgress) -> RStarError | None:
+    if progress.empty_steps < config.max_empty_steps:
+        return None
+    return RStarError(nothing_to_learn(record.metrics, progress.empty_steps, config.algorithm))
+
+
+def _stop_requested(config: RunConfig, context: RunContext, step: int, *, last: bool) -> RStarError | None:
+    if last or not context.stop_requested():
+        return None
+    return Stopped(f"stopped after step {step} of {config.stage}, with a checkpoint")
 
 
 async def run_rl(
-    config: RunConfig, problems: Sequence[Problem], crew: Crew, run_dir: RunDir, *, heldout: Sequence[Problem] = ()
+    config: RunConfig, problems: Sequence[Problem], context: RunContext, *, heldout: Sequence[Problem] = ()
 ) -> Checkpoint:
     """GRPO-RoC steps, logged, evaluated and saved around; goes on where a stopped run left off."""
-    _show_inactive_format(config, problems, crew)
-    progress, before = await _start(config, crew, run_dir)
-    await crew.publish(progress.policy_version)
-    await _teach(before, crew)
-    await _evaluate_if_due(config, progress, heldout, crew, run_dir)
-    system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
+    _log_inactive_format(config, problems)
+    progress, before = await _start(config, context)
+    await context.services.publish(progress.policy_version)
+    await _load_balancer_state(before, context)
+    await _evaluate_if_due(config, progress, heldout, context)
     if config.drop_solved:
-        problems = await hard_set(problems, system, config, crew, run_dir)
+        problems = await hard_set(problems, config, context)
     progress = _on(config, progress, digest_of_problems(problems))
-    await _placed(crew)  # what came before the first step is none of its own
-    forget_fates(run_dir.path, stage=config.stage, after_step=progress.step)
+    await _placement_figures(context)  # resets them: what came before the first step is not part of its row
+    forget_fates(context.run_dir.path, stage=config.stage, after_step=progress.step)
     metrics_log = MetricsLog(
-        run_dir.path,
+        context.run_dir.path,
         stage=config.stage,
         after_step=progress.step,
         num_steps=config.steps,
         wandb=config.telemetry.wandb,
     )
-    async with saving(config, crew, run_dir) as saves:
-        with metrics_log, under_way(crew.meter, config.stage):
+    async with saving(config, context) as saves:
+        with metrics_log, under_way(context.meter, config.stage):
             if progress.step == 0 and config.steps == 0:
                 await saves.take(progress, finishes=True)
             ended_s = time.monotonic()
-            async for record, reached in train_steps(problems, system, config, progress):
+            async for record, reached in train_steps(problems, context, config, progress):
                 before_s, ended_s = time.monotonic() - ended_s - record.metrics.step_s, time.monotonic()
                 progress = reached
-                metrics_log.write(replace(await _with_placement(record.metrics, crew), before_s=max(0.0, before_s)))
-                meter_step(crew.meter, record.metrics, run_dir.path)
-                meter_fates(crew.meter, record.fates.values(), config.stage)
-                _write_fates(record, config.stage, run_dir)
-                _show_odd(record, crew)
-                await _record(record, config, crew, run_dir)
-                saves.refuse_failed()
+                metrics_log.write(replace(await _with_placement(record.metrics, context), before_s=max(0.0, before_s)))
+                meter_step(context.meter, record.metrics, context.run_dir.path)
+                meter_fates(context.meter, record.fates.values(), config.stage)
+                _write_fates(record, config.stage, context.run_dir)
+                _log_irregularities(record)
+                await _record(record, config, context)
                 last = progress.step == config.steps or progress.ended != ""
                 if progress.ended:
                     log.info(f"{config.stage} ends after step {progress.step}: {progress.ended}")
-                stop = reason_to_stop(config, crew, record.update, progress.step, last=last)
-                if progress.step % config.checkpoint.every_steps == 0 or last or stop:
-                    await saves.take(progress, finishes=last and not stop)
-                if stop:
-                    await saves.settled()
-                    raise stop
+                stop = (
+                    _bad_updates(config, record.update, progress.step)
+                    or _empty_steps(config, record, progress)
+                    or _stop_requested(config, context, progress.step, last=last)
+                )
+                await _save_or_stop(config, saves, progress, stop, last=last)
                 if not last:
-                    await _evaluate_if_due(config, progress, heldout, crew, run_dir)
-    return _finished(run_dir, config.stage)
+                    await _evaluate_if_due(config, progress, heldout, context)
+    return _finished(context.run_dir, config.stage)
 
 
-def _show_inactive_format(config: RunConfig, problems: Sequence[Problem], crew: Crew) -> None:
+def _log_inactive_format(config: RunConfig, problems: Sequence[Problem]) -> None:
     """A line where resampling has no format to penalise: the penalty then only counts failed calls."""
     if config.algorithm.resample not in ("paper", "release") or not config.algorithm.roc_answer_format:
         return
@@ -186,14 +196,14 @@ def _show_inactive_format(config: RunConfig, problems: Sequence[Problem], crew: 
 
 
 async def _evaluate_if_due(
-    config: RunConfig, progress: StageProgress, heldout: Sequence[Problem], crew: Crew, run_dir: RunDir
+    config: RunConfig, progress: StageProgress, heldout: Sequence[Problem], context: RunContext
 ) -> None:
     """Before the first step and every so many; the stage's end is evaluated by whoever runs the stages."""
     step, every = progress.step, config.evaluate.every_steps
-    due = not _start_was_evaluated(config, run_dir) if step == 0 else every > 0 and step % every == 0
-    if heldout and due and not evaluated(run_dir, config.stage, step):
-        await run_evaluation(config, {HELD_OUT: heldout}, crew, run_dir, step=step)
-        await _placed(crew)  # what the balancer did for it is no part of the next step's row
+    due = not _start_was_evaluated(config, context.run_dir) if step == 0 else every > 0 and step % every == 0
+    if heldout and due and not evaluated(context.run_dir, config.stage, step):
+        await run_evaluation(config, {HELD_OUT: heldout}, context, step=step)
+        await _placement_figures(context)  # resets them: the evaluation is not part of the next step's row
 
 
 def _start_was_evaluated(config: RunConfig, run_dir: RunDir) -> bool:
@@ -202,42 +212,41 @@ def _start_was_evaluated(config: RunConfig, run_dir: RunDir) -> bool:
     return before is not None and evaluated(run_dir, before.stage, before.step)
 
 
-async def _start(config: RunConfig, crew: Crew, run_dir: RunDir) -> tuple[StageProgress, Path | None]:
+async def _start(config: RunConfig, context: RunContext) -> tuple[StageProgress, Path | None]:
     """Bring the learner to where this stage stands: its own newest checkpoint, or what the stage before left.
 
     Returns the folder that it was brought from too; None for a policy from elsewhere, or none.
     """
-    newest = await run_dir.newest_whole_checkpoint(config.stage)
-    forget_evaluations(run_dir, config.stage, newest.step if newest else 0)
+    newest = await context.run_dir.newest_whole_checkpoint(config.stage)
+    forget_evaluations(context.run_dir, config.stage, newest.step if newest else 0)
     if newest is not None:
         progress = StageProgress.read(newest.path)
         last = config.sft.steps if config.stage == "sft" else config.steps
-        if (newest.step >= last or progress.ended) and run_dir.finished_checkpoint(config.stage) is None:
-            run_dir.finish_stage(config.stage, newest.step)  # stopped between the two
-        await crew.learner.load_checkpoint(newest.path)
+        if (newest.step >= last or progress.ended) and context.run_dir.finished_checkpoint(config.stage) is None:
+            context.run_dir.finish_stage(config.stage, newest.step)  # stopped between the two
+        if progress.empty_steps >= config.max_empty_steps:  # what stopped the run; it may take as many steps again
+            progress = replace(progress, empty_steps=0)
+        await context.learner.load_checkpoint(newest.path)
         log.info(f"{config.stage}: going on after step {newest.step}")
         return progress, newest.path
-    before = None if config.model else previous_checkpoint(run_dir, config.stage)
+    before = None if config.model else previous_checkpoint(context.run_dir, config.stage)
     policy_version = 0
     if config.model:
-        await crew.learner.set_policy(Path(config.model))
+        await context.learner.set_policy(Path(config.model))
     elif before is not None:
         await hashed(partial(refuse_damaged_end, before), before.path)
-        await crew.learner.load_checkpoint(before.path)
+        await context.learner.load_checkpoint(before.path)
         policy_version = StageProgress.read(before.path).policy_version
     if config.fresh_optimizer:
-        await crew.learner.reset_optimizer()
+        await context.learner.reset_optimizer()
     return StageProgress(policy_version=policy_version, position=DataPosition()), before and before.path
 
 
-async def _teach(folder: Path | None, crew: Crew) -> None:
-    """Have the balancer know again what it had learned by this checkpoint; without that it learns anew."""
-    if crew.teach is not None and folder is not None:
-        with (
-            best_effort(f"{LEARNED} of {folder.name}"),
-            suppress(FileNotFoundError),
-        ):  # nobody could say then
-            await crew.teach(read_object(folder / LEARNED))
+async def _load_balancer_state(folder: Path | None, context: RunContext) -> None:
+    """What the balancer had learned by this checkpoint; without it the balancer starts from nothing."""
+    if folder is not None:
+        with best_effort(f"{BALANCER_STATE} of {folder.name}"), suppress(FileNotFoundError):
+            await context.services.load_balancer_state(read_object(folder / BALANCER_STATE))
 
 
 def _on(config: RunConfig, progress: StageProgress, data: str) -> StageProgress:
@@ -259,23 +268,22 @@ def _finished(run_dir: RunDir, stage: str) -> Checkpoint:
     return checkpoint
 
 
-async def _with_placement(metrics: StepMetrics, crew: Crew) -> StepMetrics:
+async def _with_placement(metrics: StepMetrics, context: RunContext) -> StepMetrics:
     """The step's row with what the balancer did and the memory held; a book that does not close is shown."""
-    placed = await _placed(crew)
+    placed = await _placement_figures(context)
     for fault in placed.faults if placed else ():
         log.info(f"step {metrics.step}: the balancer's books do not close: {fault}")
     row = replace(metrics, balancer=placed)
     with best_effort("the run's memory and its publish"):
-        published = crew.published() if metrics.publish_s else None
-        return replace(row, memory_bytes=crew.memory_bytes(), publish=published)
+        published = context.services.publish_figures() if metrics.publish_s else None
+        return replace(row, memory_bytes=context.services.memory_bytes(), publish=published)
     return row
 
 
-async def _placed(crew: Crew) -> PlacementFigures | None:
-    """What the balancer did since this was asked last, as far as it can be told."""
-    if crew.placed is not None:
-        with best_effort("the balancer's row"):
-            return await crew.placed()
+async def _placement_figures(context: RunContext) -> PlacementFigures | None:
+    """What the balancer did since the last call; None where it cannot be read."""
+    with best_effort("the balancer's row"):
+        return await context.services.placement_figures()
     return None
 
 
@@ -295,7 +303,7 @@ def _write_fates(record: StepRecord, stage: str, run_dir: RunDir) -> None:
         raise
 
 
-def _show_odd(record: StepRecord, crew: Crew) -> None:
+def _log_irregularities(record: StepRecord) -> None:
     if record.metrics.groups_kept == 0:
         log.info(f"step {record.metrics.step}: every group has equal rewards; nothing to learn from, weights unchanged")
     elif record.left_out:
@@ -308,9 +316,9 @@ def _show_odd(record: StepRecord, crew: Crew) -> None:
         log.info(f"step {record.metrics.step}: {len(record.dropped)} rollouts dropped: {record.dropped[0].reason}")
 
 
-async def _record(record: StepRecord, config: RunConfig, crew: Crew, run_dir: RunDir) -> None:
+async def _record(record: StepRecord, config: RunConfig, context: RunContext) -> None:
     every, step = config.checkpoint.trajectories_every_steps, record.metrics.step
     if every and (step - 1) % every == 0:  # after a checkpoint, so that its update can be repeated
-        path = run_dir.trajectories_path / f"{checkpoint_name(config.stage, step)}.jsonl"
+        path = context.run_dir.trajectories_path / f"{checkpoint_name(config.stage, step)}.jsonl"
         with best_effort(path.name):
-            await crew.record(record.refs, path, stage=config.stage, step=step, trained=True)
+            await context.services.record(record.refs, path, stage=config.stage, step=step, trained=True)

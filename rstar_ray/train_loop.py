@@ -6,77 +6,24 @@ It holds refs and summaries, never tokens. Legend: G trajectories kept per promp
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from rstar_ray.algorithm.advantage import group_advantages, rewards_differ
 from rstar_ray.algorithm.lr_schedule import rl_schedule
 from rstar_ray.algorithm.resample import resample_on_correct, resample_rule
 from rstar_ray.algorithm.update import LeftOut, UpdateResult
 from rstar_ray.config import AlgorithmConfig, RunConfig
+from rstar_ray.context import RunContext
 from rstar_ray.data.order import draw
 from rstar_ray.errors import RStarError
-from rstar_ray.rollouts import DroppedRollout, Group, Rollouts, TrajectoryRef, roll_out, rollout_requests
+from rstar_ray.rollouts import DroppedRollout, Group, TrainingRow, TrajectoryRef, roll_out, rollout_requests
 from rstar_ray.run_dir.ledger import Fate
 from rstar_ray.run_dir.metrics import StepMetrics, StepTimings, step_metrics
 from rstar_ray.seeds import named_generator
-from rstar_ray.stage_progress import StageProgress, nothing_to_learn
+from rstar_ray.stage_progress import StageProgress
 from rstar_ray.trajectory import Problem
 
 MOST_DROPPED = 0.5
 """Share of a step's rollouts that our own failures may end before the run does."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRow:
-    """One kept trajectory as the learner's ranks receive it."""
-
-    rollout_id: str
-    group_id: str  # of its prompt: the siblings that the loss may be normalised over
-    ref: TrajectoryRef
-    advantage: float
-    num_tokens: int  # prompt and response
-    num_sampled_tokens: int  # those trained on
-
-
-class RlLearner(Protocol):
-    """Takes one optimizer step per call, on the rows of all prompt groups."""
-
-    async def train_rl(self, rows: Sequence[TrainingRow], lr: float) -> UpdateResult: ...
-
-
-class Publish(Protocol):
-    """Hands the learner's weights to every replica under a version; returns when all serve them.
-
-    A version names one set of weights over a whole run: the number of steps that made them, SFT's included.
-    """
-
-    async def __call__(self, policy_version: int) -> None: ...
-
-
-class PublishOnce:
-    """`Publish` that sends nothing where the version is served already, as between two stages."""
-
-    def __init__(self, publish: Publish) -> None:
-        self._publish = publish
-        self._served: int | None = None
-
-    async def __call__(self, policy_version: int) -> None:
-        if policy_version != self._served:
-            await self._publish(policy_version)
-            self._served = policy_version
-
-    def forget(self) -> None:
-        """Send the next version whatever it is: a learner that was lost took what it had published with it."""
-        self._served = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSystem:
-    """Everything a stage acts through."""
-
-    rollouts: Rollouts
-    learner: RlLearner
-    publish: Publish
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +58,12 @@ class StepRecord:
 
 
 async def train_step(
-    problems: Sequence[Problem], system: TrainingSystem, config: RunConfig, *, step: int, policy_version: int
+    problems: Sequence[Problem], context: RunContext, config: RunConfig, *, step: int, policy_version: int
 ) -> StepRecord:
     """One GRPO-RoC step: roll out 2G per prompt, resample on correct, update once, publish."""
     started_s = time.monotonic()
     requests = rollout_requests(problems, config, name=step, siblings=config.algorithm.num_rollouts)
-    groups, dropped = await roll_out(requests, system.rollouts, deadline_s=config.rollout.deadline_s)
+    groups, dropped = await roll_out(requests, context.rollouts, deadline_s=config.rollout.deadline_s)
     rolled_out_s = time.monotonic()
     if len(dropped) > MOST_DROPPED * len(requests):
         raise RStarError(f"step {step}: {len(dropped)} of {len(requests)} rollouts were dropped: {dropped[0].reason}")
@@ -124,11 +71,11 @@ async def train_step(
     kept = [resample(group, config.algorithm, seed=config.seed, stage=config.stage, step=step) for group in groups]
     telling = [group for group in kept if not config.algorithm.reject_equal_reward or _tells(group)]
     rows = training_rows(telling, config.algorithm)
-    update = await system.learner.train_rl(rows, learning_rate(step, config)) if rows else None
+    update = await context.learner.train_rl(rows, learning_rate(step, config)) if rows else None
     learned_s = time.monotonic()
     if update is not None and update.applied:
         policy_version += 1
-        await system.publish(policy_version)
+        await context.services.publish(policy_version)
     published_s = time.monotonic()
 
     finished = [rollout for group in groups for rollout in group]
@@ -235,19 +182,14 @@ def training_rows(groups: Sequence[Group], algorithm: AlgorithmConfig) -> list[T
 
 
 async def train_steps(
-    problems: Sequence[Problem], system: TrainingSystem, config: RunConfig, progress: StageProgress
+    problems: Sequence[Problem], context: RunContext, config: RunConfig, progress: StageProgress
 ) -> AsyncIterator[tuple[StepRecord, StageProgress]]:
-    """The stage's remaining steps; what logs and saves wraps them from outside.
-
-    Raises `RStarError` with the reason where `--max-empty-steps` in a row have nothing to learn from.
-    """
+    """The stage's remaining steps; what logs, saves and stops wraps them from outside."""
     while progress.step < config.steps and not progress.ended:
         step = progress.step + 1
         drawn, position = draw(
             problems, config.prompts_per_step, progress.position, seed=config.seed, stage=config.stage
         )
-        record = await train_step(drawn, system, config, step=step, policy_version=progress.policy_version)
+        record = await train_step(drawn, context, config, step=step, policy_version=progress.policy_version)
         progress = progress.after(record.metrics, position, config.until, warmup_steps=rl_schedule(config).warmup_steps)
         yield record, progress
-        if progress.empty_steps >= config.max_empty_steps:
-            raise RStarError(nothing_to_learn(record.metrics, progress.empty_steps, config.algorithm))

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from actors.balancer_service import BalancerService
@@ -17,18 +18,19 @@ from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.chat.template import Reading
 from rstar_ray.chat.tool_calls import parse_tool_calls
-from rstar_ray.crew import Crew
+from rstar_ray.context import RunContext
 from rstar_ray.errors import EngineError, SandboxError
 from rstar_ray.outcome import Outcome
 from rstar_ray.reward.find import boxed_answer
 from rstar_ray.reward.judge import Judgement
-from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrajectoryRef
+from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrainingRow, TrajectoryRef
 from rstar_ray.run_dir.durable import read_json, write_json
+from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.manifest import WrittenFile, own_file
+from rstar_ray.run_dir.metrics import PlacementFigures, PublishFigures
 from rstar_ray.telemetry.declared import Kind, Metric
 from rstar_ray.telemetry.meter import Meter
 from rstar_ray.tools.environment import Reply
-from rstar_ray.train_loop import PublishOnce, TrainingRow
 from rstar_ray.trajectory import (
     MODELS_OWN,
     Completion,
@@ -314,27 +316,64 @@ def update_result(step: int, *, tokens: int, lr: float, applied: bool = True) ->
     )  # fmt: skip
 
 
-def fake_crew(policy: SkilledPolicy, published: list[Published] | None = None, **rollouts: object) -> Crew:
-    """A whole crew in this process."""
+class FakeServices:
+    """The `Services` of a run in one process; a test may put another function in the place of a method."""
 
-    async def publish(policy_version: int) -> None:
-        policy.policy_version = policy_version
-        if published is not None:
-            published.append((policy_version, policy.skill, policy.slip, learner.steps))
+    def __init__(self, policy: SkilledPolicy, learner: SkillLearner, published: list[Published]) -> None:
+        self._policy, self._learner, self._published = policy, learner, published
+        self._version: int | None = None
+
+    async def publish(self, policy_version: int) -> None:
+        if policy_version != self._version:
+            self._policy.policy_version = self._version = policy_version
+            self._published.append((policy_version, self._policy.skill, self._policy.slip, self._learner.steps))
 
     async def record(
-        refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int, trained: bool = False
+        self, refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int, trained: bool = False
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{ref.batch[ref.index].summary.rollout_id}\n" for ref in refs))
 
-    learner = SkillLearner(policy)
-    return Crew(
+    async def placement_figures(self) -> PlacementFigures | None:
+        return None
+
+    def publish_figures(self) -> PublishFigures | None:
+        return None
+
+    async def balancer_state(self) -> Mapping[str, object] | None:
+        return None
+
+    async def load_balancer_state(self, saved: Mapping[str, object]) -> None:
+        raise AssertionError("there is no state to load")
+
+    def memory_bytes(self) -> Mapping[str, int]:
+        return {}
+
+
+def fake_context(
+    policy: SkilledPolicy,
+    *,
+    run_dir: RunDir = RunDir(Path("no run directory")),  # noqa: B008  # it is frozen
+    published: list[Published] | None = None,
+    learner: SkillLearner | None = None,
+    services: Mapping[str, Any] = MappingProxyType({}),
+    **rollouts: object,
+) -> RunContext:
+    """A run in this process; `services` has functions in the place of methods of `FakeServices`."""
+    learner = learner or SkillLearner(policy)
+    fake = FakeServices(policy, learner, [] if published is None else published)
+    for name, function in services.items():
+        setattr(fake, name, function)
+    return RunContext(
+        run_dir=run_dir,
         learner=learner,
         rollouts=LocalRollouts(policy, **rollouts),  # type: ignore[arg-type]
-        publish=PublishOnce(publish),
-        record=record,
+        services=fake,
     )
+
+
+def in_run(context: RunContext, run_dir: RunDir | Path) -> RunContext:
+    return replace(context, run_dir=run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir))
 
 
 def adding_problems(count: int, seed: int = 0) -> list[Problem]:

@@ -39,6 +39,7 @@ from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import RunConfig, differences, idle, may_change, own_rewards, with_values
 from rstar_ray.config.recipe import Recipe
 from rstar_ray.config.scales import at_scale, refuse_without_gpu
+from rstar_ray.context import RunContext
 from rstar_ray.data.order import digest_of_problems, digest_of_rows
 from rstar_ray.data.sft_plan import SftPlan
 from rstar_ray.errors import ConfigError
@@ -354,7 +355,6 @@ async def _run_stages(
     chat = load_chat(model, first.chat, instruct=first.rollout.instruct, tools=tools)
     stop = StopSignals(grace_of_run(first.checkpoint.grace_s))
     actors = TrainingActors(first, model, chat=chat, tools=tools, run_dir=path)
-    actors.stopping = stop.asked
     try:
         with stop.handled():
             await actors.start()
@@ -365,8 +365,9 @@ async def _run_stages(
                             correction = "" if config.stage == "sft" else config.correction
                             run_dir.log_launch(stage=config.stage, scale=config.scale, importance_correction=correction)
                         of_stage = problems.get(config.stage, [])
+                        context = actors.context(run_dir, stop.asked)
                         await actors.repeat(
-                            partial(_run_stage, config, of_stage, heldout, actors, plan, run_dir),
+                            partial(_run_stage, config, of_stage, heldout, actors, context, plan),
                             partial(_steps_saved, run_dir, config.stage),
                         )
     finally:
@@ -383,24 +384,24 @@ async def _run_stage(
     problems: list[Problem],
     heldout: list[Problem],
     actors: "TrainingActors",
+    context: RunContext,
     plan: SftPlan | None,
-    run_dir: RunDir,
 ) -> None:
     """One stage to its checkpoint, and what it is worth on held-out problems."""
-    crew = actors.crew()
+    run_dir = context.run_dir
     checkpoint = run_dir.finished_checkpoint(config.stage)
     if checkpoint is not None:
-        await crew.learner.load_checkpoint(checkpoint.path)
+        await context.learner.load_checkpoint(checkpoint.path)
     elif config.stage == "sft":
         train, validation = await sft_examples(config, plan, actors.chat, actors.tools.execute)
         log.info(f"sft: {len(train):,} rows to train on, {len(validation):,} held back")
-        checkpoint = await run_sft(config, train, validation, crew, run_dir, source=plan.source if plan else "")
+        checkpoint = await run_sft(config, train, validation, context, source=plan.source if plan else "")
     else:
-        checkpoint = await run_rl(config, problems, crew, run_dir, heldout=heldout)
+        checkpoint = await run_rl(config, problems, context, heldout=heldout)
     if heldout and not evaluated(run_dir, config.stage, checkpoint.step):
         progress = StageProgress.read(checkpoint.path)
-        await crew.publish(progress.policy_version)
-        await run_evaluation(config, {HELD_OUT: heldout}, crew, run_dir, step=checkpoint.step)
+        await context.services.publish(progress.policy_version)
+        await run_evaluation(config, {HELD_OUT: heldout}, context, step=checkpoint.step)
 
 
 def _policy_to_evaluate(config: RunConfig, path: Path) -> Path:
@@ -434,7 +435,7 @@ async def _evaluate(
 
     async def evaluate() -> None:
         await actors.serving()
-        await run_evaluation(config, sets, actors.crew(), RunDir(path), step=0, model=model)
+        await run_evaluation(config, sets, actors.context(RunDir(path), stop.asked), step=0, model=model)
 
     try:
         with stop.handled():

@@ -28,9 +28,9 @@ from rstar_ray.config.gpus import WeightWay
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost
 from rstar_ray.learner_restart import MOST_LOSSES_AT_A_STEP
+from rstar_ray.rollouts import TrainingRow
 from rstar_ray.run_dir.manifest import WrittenFile
 from rstar_ray.telemetry.meter import NO_METER, Meter
-from rstar_ray.train_loop import TrainingRow
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Publication:
 
 
 class Learner:
-    """Drives the ranks; the `Learner` of `rstar_ray.crew`."""
+    """Drives the ranks; the `Learner` of `rstar_ray.context`."""
 
     def __init__(
         self,

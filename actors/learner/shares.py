@@ -8,7 +8,7 @@ from rstar_ray.algorithm.batch_plan import BatchLimits, balance, plan_ranks
 from rstar_ray.algorithm.loss_settings import LossSettings, Normalisation
 from rstar_ray.algorithm.normalisation import token_weights
 from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
-from rstar_ray.train_loop import TrainingRow
+from rstar_ray.rollouts import TrainingRow
 
 
 @dataclass(frozen=True, slots=True)

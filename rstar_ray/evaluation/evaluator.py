@@ -12,7 +12,7 @@ from typing import Any
 
 from rstar_ray.agent.journal import evaluation_folder
 from rstar_ray.config import RunConfig
-from rstar_ray.crew import Crew
+from rstar_ray.context import RunContext
 from rstar_ray.errors import RStarError
 from rstar_ray.evaluation.figures import EvaluationResult, evaluate
 from rstar_ray.evaluation.request_digest import asked_by
@@ -37,8 +37,7 @@ RECORDED = 64
 async def run_evaluation(
     config: RunConfig,
     sets: Mapping[str, Sequence[Problem]],
-    crew: Crew,
-    run_dir: RunDir,
+    context: RunContext,
     *,
     step: int,
     model: Path | None = None,
@@ -48,8 +47,8 @@ async def run_evaluation(
     `step` is the stage's; `model` is a folder whose policy is not of this run. Problems that an earlier start of the
     same evaluation finished are not asked for again. Raises `RStarError` where a rollout failed every time.
     """
-    asked = asked_by(config, crew.brought, model)
-    files = _files(config, sets, run_dir, asked, step=step, model=model)
+    asked = asked_by(config, context.plugin_digest, model)
+    files = _files(config, sets, context.run_dir, asked, step=step, model=model)
     logs: dict[str, ResultLog] = {}
     requests: list[RolloutRequest] = []
     set_of: dict[str, str] = {}  # by group
@@ -63,15 +62,15 @@ async def run_evaluation(
             )
             set_of |= {request.group_id: name for request in missing}
             requests += missing
-        refs = await _collect(config, requests, set_of, logs, crew)
+        refs = await _collect(config, requests, set_of, logs, context)
     for name, finished in refs.items():
         if finished:
-            path = run_dir.trajectories_path / f"{config.stage}-{name}.jsonl"
+            path = context.run_dir.trajectories_path / f"{config.stage}-{name}.jsonl"
             with best_effort(path.name):
-                await crew.record(finished, path, stage=config.stage, step=step)
-    run_dir.drop_turns(evaluation_folder(config.stage))
+                await context.services.record(finished, path, stage=config.stage, step=step)
+    context.run_dir.drop_turns(evaluation_folder(config.stage))
     return [
-        _conclude(config, result_log, crew=crew, run_dir=run_dir, name=name, step=step, model=model)
+        _conclude(config, result_log, context=context, name=name, step=step, model=model)
         for name, result_log in logs.items()
     ]
 
@@ -127,7 +126,7 @@ async def _collect(
     requests: Sequence[RolloutRequest],
     set_of: Mapping[str, str],
     logs: Mapping[str, ResultLog],
-    crew: Crew,
+    context: RunContext,
 ) -> dict[str, list[TrajectoryRef]]:
     """Play the requests; rows are written as problems end. The refs are of those whose trajectories are kept."""
     wanted = {name: {problem.id for problem in result_log.missing[:RECORDED]} for name, result_log in logs.items()}
@@ -135,7 +134,7 @@ async def _collect(
     lost: list[DroppedRollout] = []
     progress = Progress(f"{config.stage} on {', '.join(logs)}", len(set(set_of)))
     correct = ended = 0
-    async for group in whole_groups(requests, crew.rollouts, deadline_s=config.rollout.deadline_s):
+    async for group in whole_groups(requests, context.rollouts, deadline_s=config.rollout.deadline_s):
         if isinstance(group, DroppedRollout):
             lost.append(group)
             continue
@@ -154,7 +153,7 @@ async def _collect(
 
 
 def _conclude(
-    config: RunConfig, result_log: ResultLog, *, crew: Crew, run_dir: RunDir, name: str, step: int, model: Path | None
+    config: RunConfig, result_log: ResultLog, *, context: RunContext, name: str, step: int, model: Path | None
 ) -> EvaluationResult:
     """The set's figures, their row and their line."""
     if result_log.missing:
@@ -169,10 +168,10 @@ def _conclude(
             f"{config.stage} {name}: {refused} of {result.num_problems} prompts do not fit into a context of "
             f"{config.engine.max_context_tokens} tokens (--engine.max-context-tokens); they count as wrong"
         )
-    rows = str(result_log.path.relative_to(run_dir.path))
+    rows = str(result_log.path.relative_to(context.run_dir.path))
     asked = protocol(config, str(model) if model else "")
-    append_row(run_dir.evaluations_path, {**result.as_row(), **asked, "problems": rows})
-    crew.meter.set("rstar_evaluation_pass_ratio", result.avg_at_k, stage=config.stage, set=name)
+    append_row(context.run_dir.evaluations_path, {**result.as_row(), **asked, "problems": rows})
+    context.meter.set("rstar_evaluation_pass_ratio", result.avg_at_k, stage=config.stage, set=name)
     k = result.k
     majority = "" if result.maj_at_k is None else f"maj@{k} {result.maj_at_k:.3f} "
     loosely = "" if result.loose_avg_at_k is None else f"loosely {result.loose_avg_at_k:.3f} "

@@ -23,8 +23,7 @@ from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.config import DetectorConfig
 from rstar_ray.errors import ConfigError, LearnerError, RankLost
-from rstar_ray.rollouts import TrajectoryRef
-from rstar_ray.train_loop import TrainingRow
+from rstar_ray.rollouts import TrainingRow, TrajectoryRef
 from rstar_ray.trajectory import Problem, StopReason, Trajectory, TrajectorySummary
 from tests import derived
 from tests.actors.policies import draw_rows, num_sampled, save_policy

@@ -331,12 +331,12 @@ def test_an_update_that_is_not_finite_leaves_the_weights_and_says_which_rollout(
 
 
 def test_rows_of_an_update_that_cannot_be_saved_are_a_line_and_end_nothing(
-    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    start: Start, tmp_path: Path, logged: list[str]
 ):
     (tmp_path / "file").touch()
     rank = start(zero=1, save_bad_updates=str(tmp_path / "file"))
     assert not update(rank, [replace(ROWS[0], advantage=math.inf), *ROWS[1:]]).applied
-    assert "update-000001-rank-0.npz is left out: FileExistsError" in capsys.readouterr().out
+    assert "update-000001-rank-0.npz is left out: FileExistsError" in logged[0]
     assert update(rank).applied
 
 

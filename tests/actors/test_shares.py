@@ -10,8 +10,7 @@ import pytest
 from actors.learner.shares import RlWork, rl_shares, rows_refused, sft_shares, usable_rows
 from rstar_ray.algorithm.loss_settings import Normalisation
 from rstar_ray.algorithm.update import LeftOut, SftExample
-from rstar_ray.rollouts import TrajectoryRef
-from rstar_ray.train_loop import TrainingRow
+from rstar_ray.rollouts import TrainingRow, TrajectoryRef
 from tests import derived
 from tests.fakes import update_result
 

@@ -25,11 +25,10 @@ from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import with_values
 from rstar_ray.config.scales import at_scale
 from rstar_ray.outcome import Outcome
-from rstar_ray.rollouts import FinishedRollout, rollout_requests
+from rstar_ray.rollouts import FinishedRollout, TrainingRow, rollout_requests
 from rstar_ray.tiny.tiny_model import make_tiny_model
 from rstar_ray.tiny.tiny_problems import Split, generate_problems
 from rstar_ray.tools.loader import tool_specs
-from rstar_ray.train_loop import TrainingRow
 from rstar_ray.trajectory import RolloutRequest, StopReason, ToolResult, Trajectory
 from tests.fakes import request
 from tests.logged import logged_lines
@@ -197,17 +196,15 @@ async def test_trajectories_stay_behind_refs_and_are_whole(system: TrainingActor
 
 
 async def test_what_the_balancer_has_learned_is_told_for_a_checkpoint_and_taught_again(system: TrainingActors):
-    crew = system.crew()
-    assert crew.learned is not None and crew.teach is not None
     await roll_out(system, "learned", prompts=2, siblings=2)
-    told = json.loads(json.dumps(await crew.learned()))
+    told = json.loads(json.dumps(await system.balancer_state()))
     assert told["admissions"] >= 4 and all(sum(one["past"]["tokens_B"]) > 0 for one in told["lengths"])
     await roll_out(system, "forgotten", prompts=2, siblings=2)
-    assert json.loads(json.dumps(await crew.learned())) != told
-    await crew.teach(told)
-    assert json.loads(json.dumps(await crew.learned())) == told
+    assert json.loads(json.dumps(await system.balancer_state())) != told
+    await system.load_balancer_state(told)
+    assert json.loads(json.dumps(await system.balancer_state())) == told
     with pytest.raises(ValueError, match="lengths is missing"):
-        await crew.teach({name: value for name, value in told.items() if name != "lengths"})
+        await system.load_balancer_state({name: value for name, value in told.items() if name != "lengths"})
 
 
 async def test_the_same_seeds_sample_the_same_tokens(system: TrainingActors):

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rstar_ray.checkpointing import LEARNED
+from rstar_ray.checkpointing import BALANCER_STATE
 from rstar_ray.run_dir.durable import read_json, read_rows
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.ledger import LEDGER
@@ -50,7 +50,7 @@ def weights(run: Run) -> dict[str, str]:
     newest = RunDir(run.path).newest_checkpoint("stage1")
     assert newest is not None
     files = read_json(newest.path / "manifest.json")["files"]
-    return {name: file["sha256"] for name, file in files.items() if name != LEARNED}
+    return {name: file["sha256"] for name, file in files.items() if name != BALANCER_STATE}
 
 
 def finish(run: Run, steps: int, seconds: float) -> bool:

@@ -63,7 +63,7 @@ class Enough(RStarError): ...
 
 @pytest.mark.parametrize("what", ["the next stage", "an evaluation"])
 def test_it_is_told_before_anything_starts(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ):
     def connected() -> None:
         raise Enough("that will do")
@@ -77,6 +77,6 @@ def test_it_is_told_before_anything_starts(
     else:
         with pytest.raises(SystemExit, match="1"):
             launch_evaluation(EVALUATE, options)
-    said = capsys.readouterr().out
+    said = "\n".join(logged) + "\n"
     assert "asks otherwise than stage1" in said and "give --chat.before Calc:\n" in said
     assert "give --rollout.no-instruct\n" in said

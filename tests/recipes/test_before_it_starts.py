@@ -61,10 +61,10 @@ def stage_1(tmp_path: Path, all_rows: Sequence[Any], *more: str) -> list[str]:
     ]
 
 
-def test_a_few_prompts_beyond_the_context_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_few_prompts_beyond_the_context_are_left_out_and_counted(tmp_path: Path, logged: list[str]):
     with pytest.raises(Enough):
         run(parse([STAGE_1], stage_1(tmp_path, problems(60, 9, 5_000, 1_000, 3_000))))
-    said = capsys.readouterr().out
+    said = "\n".join(logged)
     assert (
         "stage1: 2 of 60 prompts do not fit into a context of 2048 tokens, such as that of problem 'p1' with " in said
     )
@@ -85,13 +85,13 @@ def none_wrong(*_: object) -> None:
 
 
 def test_of_what_is_evaluated_on_nothing_is_left_out_and_a_line_says_what_counts_as_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, logged: list[str]
 ):
     exam = str(rows(tmp_path / "exam.jsonl", problems(3, 5_000)))
     with pytest.raises(Enough):
         run(parse([STAGE_1], stage_1(tmp_path, problems(3), "--data.heldout", exam)))
     line = ": 1 of 3 prompts do not fit into a context of 2048 tokens, such as that of problem 'p0' with "
-    assert f"held-out{line}" in (said := capsys.readouterr().out) and "they count as wrong" in said
+    assert f"held-out{line}" in (said := "\n".join(logged)) and "they count as wrong" in said
     model = tmp_path / "model"
     make_tokenizer().save_pretrained(str(model))
     (model / "config.json").write_text('{"max_position_embeddings": 2048, "vocab_size": 4096}')
@@ -100,7 +100,7 @@ def test_of_what_is_evaluated_on_nothing_is_left_out_and_a_line_says_what_counts
         for name in ("refuse_misfit", "refuse_unpacked"):
             patch.setattr(f"actors.weights.model_parameters.{name}", none_wrong, raising=False)
         launch_evaluation(EVALUATE, [*TINY, *place, "--evaluate.files", exam])
-    assert f"exam{line}" in capsys.readouterr().out
+    assert f"exam{line}" in "\n".join(logged)
 
 
 def begun(config: Any, data: str) -> None:
@@ -173,9 +173,7 @@ def test_sft_is_not_gone_on_with_after_its_file_was_edited(tmp_path: Path):
         run([config])
 
 
-def test_tools_that_the_policy_is_not_shown_are_named_before_the_run_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_tools_that_the_policy_is_not_shown_are_named_before_the_run_starts(tmp_path: Path, logged: list[str]):
     (tmp_path / "own_search.py").write_text(
         "from rstar_ray.tools.tool import Tool\n"
         "async def find(): return 'nothing'\n"
@@ -184,5 +182,6 @@ def test_tools_that_the_policy_is_not_shown_are_named_before_the_run_starts(
     )
     own = ["--tools.use", "python", "own_search:search", "--own-folder", str(tmp_path)]
     for options, warned in ((own, True), ([*own, "--rollout.instruct"], False), ([], False)):
+        logged.clear()
         brought(parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path / "run"), *options]))
-        assert ("warning: --tools.use own_search:search" in capsys.readouterr().out) == warned
+        assert ("warning: --tools.use own_search:search" in "\n".join(logged)) == warned

@@ -21,7 +21,7 @@ from rstar_ray.rollouts import DroppedRollout, FinishedRollout
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.trajectory import RolloutRequest
-from tests.fakes import LocalRollouts, SkilledPolicy, adding_problems, fake_crew
+from tests.fakes import LocalRollouts, SkilledPolicy, adding_problems, fake_context
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 PROBLEMS = adding_problems(6)
@@ -74,7 +74,9 @@ class FakeActors:
         journal.mkdir(parents=True, exist_ok=True)
         self.journals.add(journal)
         self.watch = Watch(config.detector)
-        self._crew = replace(fake_crew(SkilledPolicy()), rollouts=Rollouts(self), brought=brought_along(config, tools))
+        self._context = replace(
+            fake_context(SkilledPolicy()), rollouts=Rollouts(self), plugin_digest=brought_along(config, tools)
+        )
 
     async def start(self, *, learner: bool) -> None:
         assert not learner
@@ -82,8 +84,8 @@ class FakeActors:
 
     async def serving(self) -> None: ...
 
-    def crew(self) -> Any:
-        return self._crew
+    def context(self, run_dir: RunDir, stop_requested: Any) -> Any:
+        return replace(self._context, run_dir=run_dir)
 
     async def close(self) -> None:
         FakeActors.closed += 1
@@ -134,7 +136,7 @@ def test_an_evaluation_that_is_asked_to_stop_closes_and_the_same_command_goes_on
 
 
 def test_where_a_node_does_not_see_the_directory_nothing_is_kept_and_a_line_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ):
     def unseen(path: Path) -> None:
         raise ConfigError(
@@ -143,8 +145,8 @@ def test_where_a_node_does_not_see_the_directory_nothing_is_kept_and_a_line_says
 
     monkeypatch.setattr("actors.preflight.nodes.refuse_unseen", unseen)
     assert session._journal(tmp_path, "evaluate-1f") is None
-    rest = "rollouts of a worker that is lost begin again at their prompts\n"
-    assert capsys.readouterr().out == f"node-1 do not see {tmp_path} (there is none): {rest}"
+    rest = "rollouts of a worker that is lost begin again at their prompts"
+    assert logged == [f"node-1 do not see {tmp_path} (there is none): {rest}"]
 
 
 class Enough(RStarError): ...

@@ -14,9 +14,8 @@ from rstar_ray.hard_set import SIBLINGS, hard_set, unsolved
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout, Rollouts
 from rstar_ray.run_dir.durable import read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.train_loop import TrainingSystem
 from rstar_ray.trajectory import Problem, RolloutRequest
-from tests.fakes import LocalRollouts, SkilledPolicy, UnreliableSandbox, adding_problems, fake_crew
+from tests.fakes import LocalRollouts, SkilledPolicy, UnreliableSandbox, adding_problems, fake_context
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 SMALL = with_values(
@@ -75,10 +74,10 @@ class Watched(LocalRollouts):
 
 
 async def choice(path: Path, problems: Sequence[Problem], rollouts: Rollouts) -> list[str]:
-    crew = fake_crew(SkilledPolicy())
-    system = TrainingSystem(rollouts=rollouts, learner=crew.learner, publish=crew.publish)
+    context = fake_context(SkilledPolicy())
+    context = replace(context, rollouts=rollouts)
     with ResultLog(path / "rows.jsonl", problems) as log:
-        return [problem.id for problem in await unsolved(log, system, SMALL, crew, choice="0a1b")]
+        return [problem.id for problem in await unsolved(log, SMALL, context, choice="0a1b")]
 
 
 async def test_a_problem_that_lacks_rollouts_is_not_counted_as_solved(tmp_path: Path):
@@ -113,9 +112,8 @@ async def chosen(
     stopping: Callable[[], bool] = lambda: False,
 ) -> list[str]:
     """As a stage chooses, in this run directory."""
-    crew = replace(fake_crew(SkilledPolicy()), stopping=stopping)
-    system = TrainingSystem(rollouts=rollouts, learner=crew.learner, publish=crew.publish)
-    return [problem.id for problem in await hard_set(problems, system, config, crew, RunDir(path))]
+    context = replace(fake_context(SkilledPolicy(), run_dir=RunDir(path)), rollouts=rollouts, stop_requested=stopping)
+    return [problem.id for problem in await hard_set(problems, config, context)]
 
 
 async def killed(path: Path, config: RunConfig = SMALL) -> set[str]:

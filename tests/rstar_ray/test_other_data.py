@@ -16,7 +16,7 @@ from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.stage_progress import StageProgress, refuse_other_data
 from rstar_ray.stages import run_rl, run_sft
 from rstar_ray.trajectory import Problem
-from tests.fakes import SkilledPolicy, adding_problems, fake_crew
+from tests.fakes import SkilledPolicy, adding_problems, fake_context, in_run
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
 SMALL = with_values(
@@ -32,14 +32,14 @@ PROBLEMS = adding_problems(8)
 
 
 async def trained(config: RunConfig, problems: Sequence[Problem], path: Path, *, stops_after: int = 0) -> None:
-    crew = fake_crew(SkilledPolicy())
+    context = fake_context(SkilledPolicy())
     with RunDir.open(path, config.stage, asdict(config)) as run_dir:
         if stops_after:
-            crew = replace(crew, stopping=lambda: run_dir.newest_checkpoint(config.stage) is not None)
+            context = replace(context, stop_requested=lambda: run_dir.newest_checkpoint(config.stage) is not None)
             with pytest.raises(Stopped):
-                await run_rl(config, problems, crew, run_dir)
+                await run_rl(config, problems, in_run(context, run_dir))
         else:
-            await run_rl(config, problems, crew, run_dir)
+            await run_rl(config, problems, in_run(context, run_dir))
 
 
 OTHERS = {
@@ -88,9 +88,9 @@ async def test_sft_does_not_go_on_with_other_conversations(tmp_path: Path):
     rows = [SftExample(np.arange(9), np.ones(9, dtype=bool), name=f"said.jsonl:{n}") for n in range(1, 8)]
 
     async def taught(train: Sequence[SftExample], source: str, *, stops: bool = False) -> None:
-        crew = replace(fake_crew(SkilledPolicy()), stopping=lambda: stops)
+        context = replace(fake_context(SkilledPolicy()), stop_requested=lambda: stops)
         with RunDir.open(tmp_path, "sft", asdict(config)) as run_dir:
-            await run_sft(config, train, [], crew, run_dir, source=source)
+            await run_sft(config, train, [], in_run(context, run_dir), source=source)
 
     with pytest.raises(Stopped):
         await taught(rows, "a", stops=True)

@@ -12,13 +12,12 @@ from recipes import replay
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.errors import ConfigError
 from rstar_ray.replay_update import Compared, recorded_step, repeat_update, repeatable, rows_of
-from rstar_ray.rollouts import TrajectoryRef
+from rstar_ray.rollouts import TrainingRow, TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.recorded_trajectories import recorded_trajectories
 from rstar_ray.run_dir.trajectory_log import write_trajectories
 from rstar_ray.stages import run_rl
-from rstar_ray.train_loop import TrainingRow
-from tests.fakes import CharChat, SkilledPolicy, SkillLearner, adding_problems, fake_crew
+from tests.fakes import CharChat, SkilledPolicy, SkillLearner, adding_problems, fake_context, in_run
 from tests.rstar_ray.test_stages import stage
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
@@ -57,10 +56,10 @@ async def run(tmp_path: Path) -> tuple[Path, Telling]:
     """A run of three steps, and the learner that took them."""
     policy = SkilledPolicy()
     learner = Telling(policy)
-    crew = replace(fake_crew(policy), learner=learner, record=record)
+    context = fake_context(policy, learner=learner, services={"record": record})
     config = stage("stage1", steps=3, **OPTIONS)
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
-        await run_rl(config, adding_problems(40), crew, run_dir)
+        await run_rl(config, adding_problems(40), in_run(context, run_dir))
     return tmp_path / "run", learner
 
 

@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rstar_ray import checkpointing
 from rstar_ray.checkpointing import Saving, saving
 from rstar_ray.errors import ConfigError, LearnerError, Stopped
 from rstar_ray.run_dir.durable import read_json, write_json
@@ -15,7 +17,7 @@ from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.manifest import MANIFEST, WrittenFile, checksum
 from rstar_ray.stage_progress import DataPosition, StageProgress
 from rstar_ray.stages import run_rl
-from tests.fakes import SkilledPolicy, SkillLearner, adding_problems, fake_crew
+from tests.fakes import CharChat, SkilledPolicy, SkillLearner, adding_problems, fake_context, in_run
 from tests.rstar_ray.test_stages import stage
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
@@ -44,11 +46,11 @@ def progress(step: int) -> StageProgress:
 
 
 @asynccontextmanager
-async def slow(path: Path) -> AsyncIterator[tuple[Saving, SlowLearner, RunDir]]:
+async def slow(path: Path, **parts: Any) -> AsyncIterator[tuple[Saving, SlowLearner, RunDir]]:
     learner = SlowLearner(SkilledPolicy())
-    crew = replace(fake_crew(learner.policy), learner=learner)
+    context = replace(fake_context(learner.policy, learner=learner), **parts)
     with RunDir.open(path, "stage1", asdict(CONFIG)) as run_dir:
-        async with saving(CONFIG, crew, run_dir) as saves:
+        async with saving(CONFIG, in_run(context, run_dir)) as saves:
             yield saves, learner, run_dir
 
 
@@ -101,14 +103,16 @@ async def test_a_stage_that_is_cancelled_leaves_the_checkpoint_before_and_one_th
 async def test_a_run_that_is_asked_to_stop_ends_with_its_checkpoint_whole(tmp_path: Path):
     learner = SlowLearner(SkilledPolicy())
     asyncio.get_running_loop().call_later(0.3, learner.may_write.set)
-    crew = replace(fake_crew(learner.policy), learner=learner, stopping=lambda: True)
+    context = replace(fake_context(learner.policy, learner=learner), stop_requested=lambda: True)
     with RunDir.open(tmp_path, "stage1", asdict(CONFIG)) as run_dir, pytest.raises(Stopped, match="after step 1"):
-        await run_rl(CONFIG, adding_problems(40), crew, run_dir)
+        await run_rl(CONFIG, adding_problems(40), in_run(context, run_dir))
     assert steps(RunDir(tmp_path)) == [1]
 
 
-async def test_the_manifest_has_every_file_of_every_writer_as_it_was_said_and_what_was_changed_since(tmp_path: Path):
-    async with slow(tmp_path) as (saves, learner, run_dir):
+async def test_the_manifest_has_every_file_of_every_writer_as_it_was_said_and_what_was_changed_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async with slow(tmp_path, chat=CharChat()) as (saves, learner, run_dir):
 
         def said(name: str, text: str, by: str) -> tuple[Path, WrittenFile]:
             (folder,) = run_dir.checkpoints_path.glob(".tmp-stage1-step-000001-*")
@@ -121,12 +125,12 @@ async def test_the_manifest_has_every_file_of_every_writer_as_it_was_said_and_wh
             parts = [("a", "0", "learner/rank-0"), ("b", "1", "learner/rank-1"), ("model/c", "0", "learner/rank-0")]
             return await SkillLearner.written(learner) | dict(said(*part) for part in parts)
 
-        def exported(model: Path) -> list[Path]:
+        def exported(model: Path, chat: object) -> list[Path]:
             write_json(model / "c", "changed since")
             return [model / "c"]
 
         learner.written = written
-        saves._crew = replace(saves._crew, exported=exported)
+        monkeypatch.setattr(checkpointing, "write_chat_files", exported)
         await saves.take(progress(1), finishes=True)
         (checkpoint,) = run_dir.checkpoints("stage1")
         files = read_json(checkpoint.path / MANIFEST)["files"]

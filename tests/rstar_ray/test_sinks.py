@@ -14,7 +14,7 @@ from rstar_ray.run_dir import sinks
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.sinks import refuse_missing_sink
 from rstar_ray.stages import run_rl
-from tests.fakes import SkilledPolicy, adding_problems, fake_crew
+from tests.fakes import SkilledPolicy, adding_problems, fake_context
 from tests.rstar_ray.test_stages import stage
 
 
@@ -62,7 +62,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandB:
 async def test_a_stage_hands_its_numbers_on_with_its_settings(tmp_path: Path, wandb: FakeWandB):
     config = with_values(stage("stage1", steps=2), {"telemetry.wandb": "maths"})
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
-        await run_rl(config, adding_problems(40), fake_crew(SkilledPolicy(), []), run_dir)
+        await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir))
     (run,) = wandb.runs
     assert [row["stage1/step"] for row in run.logged] == [1, 2]
     assert "stage1/reward_mean" in run.logged[0] and "stage1/entropy" in run.logged[0]

@@ -17,14 +17,22 @@ from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError, DeadlineExceeded, RStarError, Stopped
 from rstar_ray.evaluation import evaluator as evaluation_run
 from rstar_ray.evaluation.evaluator import evaluated, run_evaluation
-from rstar_ray.rollouts import DroppedRollout, FinishedRollout, Group, roll_out, rollout_requests, whole_groups
+from rstar_ray.rollouts import (
+    DroppedRollout,
+    FinishedRollout,
+    Group,
+    TrainingRow,
+    roll_out,
+    rollout_requests,
+    whole_groups,
+)
 from rstar_ray.run_dir import ledger, manifest, metrics
 from rstar_ray.run_dir.durable import append_row, read_json, read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.metrics import PlacementFigures
 from rstar_ray.run_dir.verify_run import faults
 from rstar_ray.stages import previous_checkpoint, run_rl, run_sft
-from rstar_ray.train_loop import Ledger, PublishOnce, TrainingRow, TrainingSystem, train_step
+from rstar_ray.train_loop import Ledger, train_step
 from rstar_ray.trajectory import RolloutRequest
 from tests.fakes import (
     AddingSandbox,
@@ -34,7 +42,8 @@ from tests.fakes import (
     SkillLearner,
     UnreliableSandbox,
     adding_problems,
-    fake_crew,
+    fake_context,
+    in_run,
     update_result,
 )
 from tests.logged import Logged
@@ -72,11 +81,11 @@ def stage(name: str, **values: object) -> RunConfig:
 
 
 async def run_stage(config: RunConfig, policy: SkilledPolicy, path: Path) -> None:
-    crew = fake_crew(policy)
+    context = fake_context(policy)
     with RunDir.open(path, config.stage, asdict(config)) as run_dir:
-        checkpoint = await run_rl(config, adding_problems(40), crew, run_dir)
+        checkpoint = await run_rl(config, adding_problems(40), in_run(context, run_dir))
         if not evaluated(run_dir, config.stage, checkpoint.step):
-            await run_evaluation(config, HELDOUT, crew, run_dir, step=checkpoint.step)
+            await run_evaluation(config, HELDOUT, in_run(context, run_dir), step=checkpoint.step)
 
 
 @pytest.mark.long
@@ -85,9 +94,9 @@ async def test_a_whole_recipe_learns_to_solve_and_to_call_without_errors(tmp_pat
     config = stage("sft")
     examples = [SftExample(np.arange(9, dtype=np.int32), np.ones(9, dtype=bool)) for _ in range(20)]
     with RunDir.open(tmp_path / "run", "sft", asdict(config)) as run_dir:
-        crew = fake_crew(policy)
-        await run_sft(config, examples[2:], examples[:2], crew, run_dir)
-        await run_evaluation(config, HELDOUT, crew, run_dir, step=6)
+        context = fake_context(policy)
+        await run_sft(config, examples[2:], examples[:2], in_run(context, run_dir))
+        await run_evaluation(config, HELDOUT, in_run(context, run_dir), step=6)
     for name in STAGES:
         await run_stage(stage(name, drop_solved=name == "stage3"), policy, tmp_path / "run")
     rows = read_rows(tmp_path / "run" / "evaluations.jsonl")
@@ -100,32 +109,19 @@ async def test_a_whole_recipe_learns_to_solve_and_to_call_without_errors(tmp_pat
 
 async def test_a_version_names_one_set_of_weights_over_a_whole_run_and_is_sent_once(tmp_path: Path):
     policy, published = SkilledPolicy(), list[Published]()
-    crew = fake_crew(policy, published=published)
+    context = fake_context(policy, published=published)
     examples = [SftExample(np.arange(9, dtype=np.int32), np.ones(9, dtype=bool)) for _ in range(20)]
-    await crew.publish(0)  # what the run starts from
+    await context.services.publish(0)  # what the run starts from
     for config in (stage("sft"), stage("stage1", steps=3), stage("stage2", steps=2)):
         with RunDir.open(tmp_path / "run", config.stage, asdict(config)) as run_dir:
             if config.stage == "sft":
-                checkpoint = await run_sft(config, examples, [], crew, run_dir)
+                checkpoint = await run_sft(config, examples, [], in_run(context, run_dir))
             else:
-                checkpoint = await run_rl(config, adding_problems(40), crew, run_dir)
-            await crew.publish(read_json(checkpoint.path / "progress.json")["policy_version"])  # to be evaluated
+                checkpoint = await run_rl(config, adding_problems(40), in_run(context, run_dir))
+            await context.services.publish(
+                read_json(checkpoint.path / "progress.json")["policy_version"]
+            )  # to be evaluated
     assert [(version, steps) for version, _, _, steps in published] == [(n, n) for n in (0, 6, 7, 8, 9, 10, 11)]
-
-
-async def test_after_a_lost_learner_the_version_that_is_served_is_published_again():
-    sent: list[int] = []
-
-    async def send(policy_version: int) -> None:
-        sent.append(policy_version)
-
-    publish = PublishOnce(send)
-    for version in (3, 3, 4):
-        await publish(version)
-    publish.forget()
-    for version in (4, 4):
-        await publish(version)
-    assert sent == [3, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +143,7 @@ async def test_a_stage_says_once_where_the_format_penalty_is_inactive(
     if named and "calls" in named:
         problems[3] = replace(problems[3], reward="calls")
     with RunDir.open(tmp_path, config.stage, {}) as run_dir:
-        await run_rl(config, problems, fake_crew(SkilledPolicy()), run_dir)
+        await run_rl(config, problems, fake_context(SkilledPolicy(), run_dir=run_dir))
     lines = [line for line in logged if "roc-answer-format is inactive" in line]
     assert len(lines) == bool(named) and (named is None or named in lines[0])
 
@@ -167,10 +163,10 @@ async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
 
     monkeypatch.setattr(metrics, "TensorBoard", NoTensorBoard)
     config = stage("stage1", steps=2)
-    crew = replace(fake_crew(SkilledPolicy()), record=fail, placed=fail, memory_bytes=gone)
+    context = fake_context(SkilledPolicy(), services={"record": fail, "placement_figures": fail, "memory_bytes": gone})
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
-        await run_rl(config, adding_problems(40), crew, run_dir)
-        await run_evaluation(config, {"held-out": adding_problems(4)}, crew, run_dir, step=2)
+        await run_rl(config, adding_problems(40), in_run(context, run_dir))
+        await run_evaluation(config, {"held-out": adding_problems(4)}, in_run(context, run_dir), step=2)
     assert len(read_rows(tmp_path / "run" / "metrics.jsonl")) == 2 and evaluated(RunDir(tmp_path / "run"), "stage1", 2)
     lines = [line for line in logged if "is left out" in line]
     assert {line.split(" is left out: ")[0] for line in lines} == {
@@ -187,7 +183,7 @@ async def test_a_run_goes_on_without_its_rows_of_metrics_and_says_so(tmp_path: P
     config = stage("stage1", steps=3)
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
         (run_dir.path / "metrics.jsonl").write_text('{"stage": "stage1", "step": 1}\n{"torn\n{}\n')
-        checkpoint = await run_rl(config, adding_problems(40), fake_crew(SkilledPolicy()), run_dir)
+        checkpoint = await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir))
     assert checkpoint.step == 3 and sum("reward" in line for line in logged) == 3
     assert [line.split(" is left out: ")[0] for line in logged if "is left out" in line] == ["metrics.jsonl of stage1"]
 
@@ -221,7 +217,7 @@ async def test_a_ledger_that_may_hold_rows_of_steps_that_are_done_again_ends_the
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
         (run_dir.path / "ledger.jsonl").write_text('{"stage": "stage1", "step": 1}\n{"torn\n{}\n')
         with pytest.raises(ConfigError, match=r"ledger\.jsonl, line 2: not JSON .*; bring it back from a copy"):
-            await run_rl(config, adding_problems(40), fake_crew(policy), run_dir)
+            await run_rl(config, adding_problems(40), fake_context(policy, run_dir=run_dir))
     assert policy.policy_version == 0 and not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -234,9 +230,11 @@ async def test_a_stage_is_evaluated_before_its_first_step_and_every_few(tmp_path
     for name in ("stage1", "stage2"):
         config = stage(name, evaluate__every_steps=4, steps=8)
         with RunDir.open(tmp_path / "run", name, asdict(config)) as run_dir:
-            crew = fake_crew(policy)
-            checkpoint = await run_rl(config, adding_problems(40), crew, run_dir, heldout=HELDOUT["held-out"])
-            await run_evaluation(config, HELDOUT, crew, run_dir, step=checkpoint.step)
+            context = fake_context(policy)
+            checkpoint = await run_rl(
+                config, adding_problems(40), in_run(context, run_dir), heldout=HELDOUT["held-out"]
+            )
+            await run_evaluation(config, HELDOUT, in_run(context, run_dir), step=checkpoint.step)
     # Stage 2 starts with what stage 1 ended with: that point of the curve is there already.
     steps = [("stage1", 0), ("stage1", 4), ("stage1", 8), ("stage2", 4), ("stage2", 8)]
     assert evaluations(tmp_path / "run") == [(*at, "held-out") for at in steps]
@@ -256,10 +254,10 @@ async def test_what_the_balancer_does_for_an_evaluation_is_in_no_steps_row(tmp_p
         if "held-out: avg" in line or line.startswith("stage1 "):
             asked.append(line.split(" | ")[0].split(": avg")[0].strip())
 
-    crew = replace(fake_crew(SkilledPolicy()), placed=placed)
+    context = fake_context(SkilledPolicy(), services={"placement_figures": placed})
     logged.listeners.append(show)
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
-        await run_rl(config, adding_problems(40), crew, run_dir, heldout=adding_problems(4, seed=1))
+        await run_rl(config, adding_problems(40), in_run(context, run_dir), heldout=adding_problems(4, seed=1))
     evaluated_at = [number for number, what in enumerate(asked) if what == "stage1 held-out"]
     assert len(evaluated_at) == 2 and all(asked[number + 1] == "asked" for number in evaluated_at)
 
@@ -277,7 +275,9 @@ async def test_what_was_evaluated_beyond_the_checkpoint_a_stage_goes_on_from_is_
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
         logged.listeners.append(stop_at_seven)
         with pytest.raises(Stop):
-            await run_rl(config, adding_problems(40), fake_crew(SkilledPolicy()), run_dir, heldout=HELDOUT["held-out"])
+            await run_rl(
+                config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir), heldout=HELDOUT["held-out"]
+            )
         assert [step for _, step, _ in evaluations(tmp_path / "run")] == [0, 2, 4, 6]
         files = len(list(run_dir.results_path.iterdir()))
         steps: list[int] = []
@@ -286,7 +286,9 @@ async def test_what_was_evaluated_beyond_the_checkpoint_a_stage_goes_on_from_is_
             steps.append(len(list(run_dir.results_path.iterdir())))
 
         logged.listeners[:] = [watch]
-        await run_rl(config, adding_problems(40), fake_crew(SkilledPolicy()), run_dir, heldout=HELDOUT["held-out"])
+        await run_rl(
+            config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir), heldout=HELDOUT["held-out"]
+        )
     assert [step for _, step, _ in evaluations(tmp_path / "run")] == [0, 2, 4, 6]  # 6 is a new one
     assert (steps[0], files) == (3, 4)
 
@@ -295,7 +297,7 @@ async def test_a_warm_up_counts_training_steps_however_many_updates_each_is_spli
     values = {"optimizer__warmup_steps": 4, "optimizer__learning_rate": 1.0, "reset_optimizer": True, "steps": 6}
     config = stage("stage1", optimizer__updates_per_step=4, prompts_per_step=2, **values)
     with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
-        await run_rl(config, adding_problems(40), fake_crew(SkilledPolicy(skill=0.5)), run_dir)
+        await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(skill=0.5), run_dir=run_dir))
     assert [row["lr"] for row in read_rows(tmp_path / "metrics.jsonl")] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
@@ -307,7 +309,7 @@ async def test_a_stage_warms_up_where_its_optimizer_state_is_fresh(tmp_path: Pat
 
     async def rates(path: Path, config: RunConfig) -> list[float]:
         with RunDir.open(path, config.stage, asdict(config)) as run_dir:
-            await run_rl(config, adding_problems(40), fake_crew(SkilledPolicy(skill=0.5)), run_dir)
+            await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(skill=0.5), run_dir=run_dir))
         return [row["lr"] for row in read_rows(path / "metrics.jsonl") if row["stage"] == config.stage]
 
     first = await rates(tmp_path / "run", stage("stage1", reset_optimizer=True, **values))
@@ -355,9 +357,9 @@ SFT_ROWS = [SftExample(np.arange(9, dtype=np.int32), np.ones(9, dtype=bool), nam
 
 async def sft_run(path: Path, learner: SkillLearner, **values: object) -> None:
     config = stage("sft", sft__batch_size=4, checkpoint__every_steps=100, **values)
-    crew = replace(fake_crew(learner.policy), learner=learner)
+    context = fake_context(learner.policy, learner=learner)
     with RunDir.open(path, "sft", asdict(config), may_differ=("optimizer",)) as run_dir:
-        await run_sft(config, SFT_ROWS, [], crew, run_dir)
+        await run_sft(config, SFT_ROWS, [], in_run(context, run_dir))
 
 
 async def test_an_sft_update_that_is_not_finite_costs_its_batch_and_not_the_run(tmp_path: Path, logged: list[str]):
@@ -398,12 +400,12 @@ async def test_a_run_stops_after_bad_updates_in_a_row_and_goes_on_behind_their_b
 async def test_rl_stops_after_bad_updates_in_a_row_with_a_checkpoint_behind_them(tmp_path: Path):
     config, learner = stage("stage1", steps=6, optimizer__max_bad_updates=2), Diverging(SkilledPolicy(skill=0.5))
     learner.bad_calls = frozenset({2, 3})
-    crew = replace(fake_crew(learner.policy), learner=learner)
+    context = fake_context(learner.policy, learner=learner)
     with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
         with pytest.raises(RStarError, match="stage1 step 3: 2 updates in a row were not finite"):
-            await run_rl(config, adding_problems(40), crew, run_dir)
+            await run_rl(config, adding_problems(40), in_run(context, run_dir))
         assert [checkpoint.step for checkpoint in run_dir.checkpoints("stage1")] == [3]
-        checkpoint = await run_rl(config, adding_problems(40), crew, run_dir)
+        checkpoint = await run_rl(config, adding_problems(40), in_run(context, run_dir))
     assert checkpoint.step == 6 and faults(tmp_path) == []
     assert [row["policy_version"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 1, 1, 2, 3, 4]
 
@@ -426,14 +428,16 @@ class StoppingRollouts(LocalRollouts):
 
 async def test_an_interrupted_evaluation_goes_on_and_computes_nothing_twice(tmp_path: Path):
     sets = {"easy": adding_problems(20), "hard": adding_problems(30, seed=1)}
-    crew = fake_crew(SkilledPolicy())
+    context = fake_context(SkilledPolicy())
     model = tmp_path / "model"
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"weights")
     stopping = StoppingRollouts(SkilledPolicy())
     stopping.ends_after = 110
     with pytest.raises(Stop):
-        await run_evaluation(SMALL, sets, replace(crew, rollouts=stopping), RunDir(tmp_path / "a"), step=0, model=model)
+        await run_evaluation(
+            SMALL, sets, in_run(replace(context, rollouts=stopping), tmp_path / "a"), step=0, model=model
+        )
     turns = turns_folder(RunDir(tmp_path / "a").journal_path, stopping.first)
     assert turns is not None
     turns.mkdir(parents=True)  # as workers keep what they had sampled
@@ -441,21 +445,23 @@ async def test_an_interrupted_evaluation_goes_on_and_computes_nothing_twice(tmp_
     assert 0 < len(rows) < 50 and not (tmp_path / "a" / "evaluations.jsonl").exists()
     rest = StoppingRollouts(SkilledPolicy())
     gone_on = await run_evaluation(
-        SMALL, sets, replace(crew, rollouts=rest), RunDir(tmp_path / "a"), step=0, model=model
+        SMALL, sets, in_run(replace(context, rollouts=rest), tmp_path / "a"), step=0, model=model
     )
     assert rest.played == 4 * (50 - len(rows)) and not turns.exists()
-    assert gone_on == await run_evaluation(SMALL, sets, crew, RunDir(tmp_path / "b"), step=0, model=model)
+    assert gone_on == await run_evaluation(SMALL, sets, in_run(context, tmp_path / "b"), step=0, model=model)
     assert [row["set"] for row in read_rows(tmp_path / "a" / "evaluations.jsonl")] == ["easy", "hard"]
 
     (model / "model.safetensors").write_bytes(b"other weights")
     for changed in ({}, {"evaluate.top_p": 0.9}, {"sandbox.memory_mb": 100}):
         config = with_values(SMALL, changed)
         again = StoppingRollouts(SkilledPolicy())
-        await run_evaluation(config, sets, replace(crew, rollouts=again), RunDir(tmp_path / "a"), step=0, model=model)
+        await run_evaluation(
+            config, sets, in_run(replace(context, rollouts=again), tmp_path / "a"), step=0, model=model
+        )
         assert again.played == 200  # other weights under the same path, or asked otherwise: nothing is there
     again = StoppingRollouts(SkilledPolicy())
     config = with_values(SMALL, {"optimizer.learning_rate": 0.1, "engine.replicas": 3, "evaluate.num_problems": 9})
-    await run_evaluation(config, sets, replace(crew, rollouts=again), RunDir(tmp_path / "a"), step=0, model=model)
+    await run_evaluation(config, sets, in_run(replace(context, rollouts=again), tmp_path / "a"), step=0, model=model)
     assert again.played == 0  # what only trains, or only says where it runs, changes no answer
 
 
@@ -473,15 +479,17 @@ async def test_an_evaluation_that_lacks_a_problem_ends_with_its_name_and_without
 
     monkeypatch.setattr(evaluation_run, "whole_groups", all_but_one)
     with pytest.raises(RStarError) as refusal:
-        await run_evaluation(SMALL, {"few": adding_problems(3)}, fake_crew(SkilledPolicy()), RunDir(tmp_path), step=0)
+        await run_evaluation(
+            SMALL, {"few": adding_problems(3)}, fake_context(SkilledPolicy(), run_dir=RunDir(tmp_path)), step=0
+        )
     assert f"1 of 3 problems of few have no result, such as {lacking[0]!r}" in str(refusal.value)
     assert not (tmp_path / "evaluations.jsonl").exists()
 
 
 async def test_a_long_evaluation_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]):
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    crew = fake_crew(SkilledPolicy())
-    await run_evaluation(SMALL, HELDOUT, crew, RunDir(tmp_path), step=3)
+    context = fake_context(SkilledPolicy())
+    await run_evaluation(SMALL, HELDOUT, in_run(context, tmp_path), step=3)
     assert sum(bool(re.search(r"on held-out: \d+ of 30 problems, \d+ s, 0\.\d+ right", line)) for line in logged) == 29
     assert "avg@4" in logged[-1] and "maj@4" in logged[-1]
 
@@ -493,8 +501,8 @@ async def test_an_evaluation_without_answers_says_nothing_of_a_majority(tmp_path
                 assert isinstance(end, FinishedRollout)
                 yield replace(end, summary=replace(end.summary, answer=""))
 
-    crew = replace(fake_crew(SkilledPolicy()), rollouts=WithoutAnswers(SkilledPolicy()))
-    (result,) = await run_evaluation(SMALL, {"game": adding_problems(4)}, crew, RunDir(tmp_path), step=3)
+    context = replace(fake_context(SkilledPolicy()), rollouts=WithoutAnswers(SkilledPolicy()))
+    (result,) = await run_evaluation(SMALL, {"game": adding_problems(4)}, in_run(context, tmp_path), step=3)
     assert result.pass_at_k > 0 and result.maj_at_k is None
     assert "pass@4" in logged[-1] and "maj@" not in logged[-1]
 
@@ -520,6 +528,9 @@ async def test_a_run_whose_batches_stay_empty_ends_with_the_reason_and_the_mend(
     with pytest.raises(RStarError, match=r"0 % of the groups are all right, 100 % all wrong; give easier problems"):
         await run_stage(config, SkilledPolicy(skill=0.0, slip=0.0), tmp_path / "wrong")
     assert len(read_rows(tmp_path / "right" / "metrics.jsonl")) == 3
+    assert [one.step for one in RunDir(tmp_path / "right").checkpoints("stage1")] == [3]
+    with pytest.raises(RStarError, match=r"3 steps in a row, to step 6, "):  # it may take as many steps again
+        await run_stage(config, SkilledPolicy(skill=1.0, slip=0.0), tmp_path / "right")
 
 
 @pytest.mark.long
@@ -534,7 +545,7 @@ async def test_a_stopped_stage_goes_on_to_the_same_end_as_one_that_was_not(tmp_p
     config = stage("stage1")
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir, pytest.raises(Stop):
         logged.listeners.append(stop_at_six)
-        await run_rl(config, adding_problems(40), fake_crew(stopped), run_dir)
+        await run_rl(config, adding_problems(40), fake_context(stopped, run_dir=run_dir))
     logged.listeners.clear()
     await run_stage(config, SkilledPolicy(), tmp_path / "run")
     assert "stage1: going on after step 4" in logged
@@ -548,13 +559,14 @@ async def test_a_run_that_is_asked_to_stop_saves_the_step_it_was_in_and_goes_on_
     config = stage("stage1")
     await run_stage(config, SkilledPolicy(), tmp_path / "whole")
     for name, asked_at in (("stopped", 3), ("again", 7)):
-        crew = fake_crew(SkilledPolicy())
+        context = fake_context(SkilledPolicy())
         with RunDir.open(tmp_path / "run", config.stage, asdict(config)) as run_dir:
             stopping = replace(
-                crew, stopping=lambda at=asked_at, run=run_dir: len(read_rows(run.path / "metrics.jsonl")) >= at
+                context,
+                stop_requested=lambda at=asked_at, run=run_dir: len(read_rows(run.path / "metrics.jsonl")) >= at,
             )
             with pytest.raises(Stopped, match=f"stopped after step {asked_at} of stage1, with a checkpoint"):
-                await run_rl(config, adding_problems(40), stopping, run_dir)
+                await run_rl(config, adding_problems(40), in_run(stopping, run_dir))
             newest = run_dir.newest_checkpoint(config.stage)
             assert newest is not None and newest.step == asked_at, name
     await run_stage(config, SkilledPolicy(), tmp_path / "run")
@@ -599,7 +611,7 @@ async def test_the_loop_turns_while_the_checkpoint_that_a_stage_starts_from_is_r
     config = stage(begun, steps=1)
     with RunDir.open(tmp_path / "run", begun, asdict(config)) as run_dir:
         asyncio.get_running_loop().call_soon(turned.set)
-        await run_rl(config, adding_problems(40), fake_crew(SkilledPolicy()), run_dir)
+        await run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir))
     assert {"skill.json", "progress.json"} <= hashed
 
 
@@ -620,7 +632,7 @@ async def test_a_start_that_is_given_up_while_its_checkpoint_is_read_changes_not
 
     monkeypatch.setattr("rstar_ray.run_dir.folder.damage", damaged_in_the_end)
     start = asyncio.ensure_future(
-        run_rl(config, adding_problems(40), fake_crew(SkilledPolicy()), run_dir),
+        run_rl(config, adding_problems(40), fake_context(SkilledPolicy(), run_dir=run_dir)),
     )
     await reads.wait()
     start.cancel()
@@ -643,9 +655,8 @@ async def test_equal_rewards_everywhere_are_a_logged_step_that_changes_nothing(t
 
 
 async def test_rollouts_that_our_failures_end_are_dropped_with_a_reason_and_never_scored():
-    crew = fake_crew(SkilledPolicy(), execute=UnreliableSandbox(fails_every=5))
-    system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
-    record = await train_step(adding_problems(4), system, SMALL, step=1, policy_version=0)
+    context = fake_context(SkilledPolicy(), execute=UnreliableSandbox(fails_every=5))
+    record = await train_step(adding_problems(4), context, SMALL, step=1, policy_version=0)
     assert record.ledger.requested == 64 and 0 < record.ledger.dropped < 32
     assert {dropped.reason for dropped in record.dropped} == {"no executor left"}
     assert record.metrics.rollouts == 64 - record.ledger.dropped
@@ -653,36 +664,34 @@ async def test_rollouts_that_our_failures_end_are_dropped_with_a_reason_and_neve
 
 async def test_an_evaluation_repeats_what_our_failures_ended_and_each_answer_counts_once(tmp_path: Path):
     for name, execute in (("lossy", UnreliableSandbox(fails_every=9)), ("whole", AddingSandbox())):
-        crew = fake_crew(SkilledPolicy(), execute=execute)
+        context = fake_context(SkilledPolicy(), execute=execute)
         with RunDir.open(tmp_path / name, "stage1", asdict(SMALL)) as run_dir:
-            await run_evaluation(SMALL, {"held-out": adding_problems(30)}, crew, run_dir, step=3)
+            await run_evaluation(SMALL, {"held-out": adding_problems(30)}, in_run(context, run_dir), step=3)
     lossy, whole = (read_rows(tmp_path / name / "evaluations.jsonl") for name in ("lossy", "whole"))
     assert lossy == whole and lossy[0]["num_problems"] == 30
 
 
 async def test_an_evaluation_whose_rollouts_fail_every_time_says_why(tmp_path: Path):
-    crew = fake_crew(SkilledPolicy(), execute=UnreliableSandbox(fails_every=1))
+    context = fake_context(SkilledPolicy(), execute=UnreliableSandbox(fails_every=1))
     with (
         RunDir.open(tmp_path / "run", "stage1", asdict(SMALL)) as run_dir,
         pytest.raises(RStarError, match="8 rollouts failed 3 times: no executor left"),
     ):
-        await run_evaluation(SMALL, {"held-out": adding_problems(2)}, crew, run_dir, step=3)
+        await run_evaluation(SMALL, {"held-out": adding_problems(2)}, in_run(context, run_dir), step=3)
 
 
 async def test_a_step_that_loses_most_of_its_rollouts_ends_the_run_with_the_reason():
-    crew = fake_crew(SkilledPolicy(), execute=UnreliableSandbox(fails_every=1))
-    system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
+    context = fake_context(SkilledPolicy(), execute=UnreliableSandbox(fails_every=1))
     with pytest.raises(RStarError, match="32 of 32 rollouts were dropped: no executor left"):
-        await train_step(adding_problems(2), system, SMALL, step=1, policy_version=0)
+        await train_step(adding_problems(2), context, SMALL, step=1, policy_version=0)
 
 
 async def test_plain_grpo_trains_on_as_many_as_resampling_keeps():
-    crew = fake_crew(SkilledPolicy())
-    system = TrainingSystem(rollouts=crew.rollouts, learner=crew.learner, publish=crew.publish)
+    context = fake_context(SkilledPolicy())
     plain = with_values(SMALL, {"algorithm.resample": "none"})
-    record = await train_step(adding_problems(4), system, plain, step=1, policy_version=0)
+    record = await train_step(adding_problems(4), context, plain, step=1, policy_version=0)
     assert record.ledger.requested == 4 * 8 and record.ledger.resampled_away == 0
-    roc = await train_step(adding_problems(4), system, SMALL, step=2, policy_version=0)
+    roc = await train_step(adding_problems(4), context, SMALL, step=2, policy_version=0)
     assert roc.ledger.requested == 4 * 16 and roc.ledger.resampled_away == 4 * 8
 
 
@@ -727,17 +736,17 @@ async def test_rows_that_the_learner_leaves_out_are_counted_so_and_not_as_traine
             left_out = (LeftOut(rows[0].rollout_id, "too long"),)
             return replace(result, left_out=left_out, applied=self.applies, reason="" if self.applies else "NaN")
 
-    crew = fake_crew(SkilledPolicy())
+    context = fake_context(SkilledPolicy())
     choosy = Choosy(SkilledPolicy())
-    system = TrainingSystem(rollouts=crew.rollouts, learner=choosy, publish=crew.publish)
-    record = await train_step(adding_problems(4), system, SMALL, step=1, policy_version=0)
+    context = replace(context, learner=choosy)
+    record = await train_step(adding_problems(4), context, SMALL, step=1, policy_version=0)
     (batch,) = choosy.batches
     assert (record.ledger.left_out, record.ledger.trained) == (1, len(batch))
     assert [row.reason for row in record.left_out] == ["too long"]
     assert record.metrics.trained_trajectories == len(batch) and record.metrics.policy_version == 1
 
     choosy.applies = False
-    record = await train_step(adding_problems(4), system, SMALL, step=2, policy_version=0)
+    record = await train_step(adding_problems(4), context, SMALL, step=2, policy_version=0)
     assert (record.ledger.left_out, record.ledger.trained) == (1 + len(choosy.batches[1]), 0)
     assert [row.reason for row in record.left_out][:2] == ["too long", "NaN"]
     assert record.metrics.trained_trajectories == 0 and record.metrics.policy_version == 0
@@ -773,13 +782,13 @@ async def test_an_answer_that_can_never_be_judged_is_asked_for_three_times_count
 ):
     policy = SkilledPolicy(skill=1.0, slip=0.0)
     judging = HangingJudge(policy)
-    crew = replace(fake_crew(policy), rollouts=judging)
+    context = replace(fake_context(policy), rollouts=judging)
     config = with_values(SMALL, {"evaluate.samples": 2})
     with RunDir.open(tmp_path / "run", "stage1", asdict(SMALL)) as run_dir:
         problems = {"held-out": adding_problems(4)}
-        (result,) = await run_evaluation(config, problems, crew, run_dir, step=3)
+        (result,) = await run_evaluation(config, problems, in_run(context, run_dir), step=3)
         assert judging.asked == 8 + 2 + 2
-        (again,) = await run_evaluation(config, problems, crew, run_dir, step=3)
+        (again,) = await run_evaluation(config, problems, in_run(context, run_dir), step=3)
         assert judging.asked == 8 + 2 + 2 and again == result  # their rows are there, and nothing is asked again
         (row, _) = read_rows(run_dir.evaluations_path)
     assert (result.num_unjudged, row["num_unjudged"], result.avg_at_k) == (2, 2, 6 / 8)
@@ -790,18 +799,18 @@ async def test_a_set_of_which_most_cannot_be_judged_has_no_figures(tmp_path: Pat
     policy = SkilledPolicy(skill=1.0, slip=0.0)
     judging = HangingJudge(policy)
     judging.hangs = ("",)
-    crew = replace(fake_crew(policy), rollouts=judging)
+    context = replace(fake_context(policy), rollouts=judging)
     with (
         RunDir.open(tmp_path / "run", "stage1", asdict(SMALL)) as run_dir,
         pytest.raises(RStarError, match=r"could not be judged.*mend the reward, delete .*\.jsonl"),
     ):
-        await run_evaluation(SMALL, {"held-out": adding_problems(2)}, crew, run_dir, step=3)
+        await run_evaluation(SMALL, {"held-out": adding_problems(2)}, in_run(context, run_dir), step=3)
 
 
 async def test_what_cannot_be_judged_is_dropped_from_a_step_with_its_reason():
     policy = SkilledPolicy()
-    crew = fake_crew(policy)
+    context = fake_context(policy)
     judging = HangingJudge(policy)
-    system = TrainingSystem(rollouts=judging, learner=crew.learner, publish=crew.publish)
-    record = await train_step(adding_problems(2), system, SMALL, step=1, policy_version=0)
+    context = replace(context, rollouts=judging)
+    record = await train_step(adding_problems(2), context, SMALL, step=1, policy_version=0)
     assert [one.reason for one in record.dropped] == ["judging: it hung"] * 2

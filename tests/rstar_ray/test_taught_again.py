@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar_ray.checkpointing import LEARNED
+from rstar_ray.checkpointing import BALANCER_STATE
 from rstar_ray.config import RunConfig
 from rstar_ray.errors import Stopped
 from rstar_ray.run_dir.durable import read_json
@@ -15,7 +15,7 @@ from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.manifest import MANIFEST, write_manifest
 from rstar_ray.run_dir.verify_run import faults
 from rstar_ray.stages import run_rl
-from tests.fakes import Published, SkilledPolicy, adding_problems, fake_crew
+from tests.fakes import Published, SkilledPolicy, adding_problems, fake_context, in_run
 from tests.rstar_ray.test_stages import stage
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
@@ -31,7 +31,11 @@ class Life:
         self.published = list[Published]()
         self.taught: list[tuple[int, Mapping[str, object]]] = []  # and the version that was published by then
         self.fault: Exception | None = None  # when it is asked
-        self.crew = replace(fake_crew(SkilledPolicy(), self.published), learned=self.learned, teach=self.teach)
+        self.context = fake_context(
+            SkilledPolicy(),
+            published=self.published,
+            services={"balancer_state": self.learned, "load_balancer_state": self.teach},
+        )
 
     async def learned(self) -> Mapping[str, object] | None:
         if self.fault is not None:
@@ -45,10 +49,10 @@ class Life:
 
     async def run(self, config: RunConfig = CONFIG) -> None:
         with RunDir.open(self.path, config.stage, asdict(config)) as run_dir:
-            await run_rl(config, adding_problems(40), self.crew, run_dir)
+            await run_rl(config, adding_problems(40), in_run(self.context, run_dir))
 
     async def stopped_after(self, steps: int) -> None:
-        self.crew = replace(self.crew, stopping=lambda: len(self.published) > steps)
+        self.context = replace(self.context, stop_requested=lambda: len(self.published) > steps)
         with pytest.raises(Stopped):
             await self.run()
 
@@ -66,8 +70,8 @@ async def test_a_run_that_goes_on_is_taught_what_its_checkpoint_had_once_its_ver
 ):
     first, second = Life(tmp_path), Life(tmp_path)
     await first.stopped_after(2)
-    assert first.taught == [] and read_json(folder(tmp_path, 2) / LEARNED) == KNOWN
-    assert LEARNED in read_json(folder(tmp_path, 2) / MANIFEST)["files"]
+    assert first.taught == [] and read_json(folder(tmp_path, 2) / BALANCER_STATE) == KNOWN
+    assert BALANCER_STATE in read_json(folder(tmp_path, 2) / MANIFEST)["files"]
     await second.run()
     assert second.taught == [(2, KNOWN)] and left_out(logged) == []
     assert faults(tmp_path) == []
@@ -89,11 +93,13 @@ async def test_a_balancer_that_cannot_say_what_it_has_learned_costs_a_line_and_t
     first, second = Life(tmp_path), Life(tmp_path)
     first.fault = OSError("the balancer is away")
     await first.stopped_after(2)
-    assert left_out(logged) == [f"{LEARNED} of the checkpoint after step 2 is left out: OSError: the balancer is away"]
-    assert not (folder(tmp_path, 2) / LEARNED).exists() and faults(tmp_path) == []
+    assert left_out(logged) == [
+        f"{BALANCER_STATE} of the checkpoint after step 2 is left out: OSError: the balancer is away"
+    ]
+    assert not (folder(tmp_path, 2) / BALANCER_STATE).exists() and faults(tmp_path) == []
     logged.clear()
     await second.run()
-    assert second.taught == [] and left_out(logged) == [] and (folder(tmp_path, 4) / LEARNED).exists()
+    assert second.taught == [] and left_out(logged) == [] and (folder(tmp_path, 4) / BALANCER_STATE).exists()
 
 
 @pytest.mark.parametrize(
@@ -110,10 +116,10 @@ async def test_a_whole_file_of_nonsense_is_a_line_and_the_run_goes_on_untaught(
 ):
     first, second = Life(tmp_path), Life(tmp_path)
     await first.stopped_after(2)
-    (folder(tmp_path, 2) / LEARNED).write_bytes(learned)
+    (folder(tmp_path, 2) / BALANCER_STATE).write_bytes(learned)
     (folder(tmp_path, 2) / MANIFEST).unlink()
     write_manifest(folder(tmp_path, 2), stage="stage1", step=2)
     await second.run()
     (line,) = left_out(logged)
-    assert line.startswith(f"{LEARNED} of stage1-step-000002 is left out: {said}") and second.taught == []
+    assert line.startswith(f"{BALANCER_STATE} of stage1-step-000002 is left out: {said}") and second.taught == []
     assert read_json(tmp_path / "finished" / "stage1.json")["step"] == 4

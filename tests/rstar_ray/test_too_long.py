@@ -9,7 +9,7 @@ from rstar_ray.config import RunConfig, with_values
 from rstar_ray.evaluation.evaluator import run_evaluation
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.trajectory import Problem
-from tests.fakes import SkilledPolicy, adding_problems, fake_crew
+from tests.fakes import SkilledPolicy, adding_problems, fake_context, in_run
 
 
 @pytest.mark.usefixtures("without_fsync")
@@ -18,12 +18,12 @@ async def test_an_evaluation_says_how_many_it_could_not_ask(tmp_path: Path, logg
     config = with_values(RunConfig(), {**values, "engine.max_context_tokens": 900})
     problems = [*adding_problems(3), Problem(id="long", problem="1" * 1_000, answer="1")]
     with RunDir.open(tmp_path, "stage1", asdict(config)) as run_dir:
-        crew = fake_crew(SkilledPolicy())
-        (result,) = await run_evaluation(config, {"exam": problems}, crew, run_dir, step=1)
+        context = fake_context(SkilledPolicy())
+        (result,) = await run_evaluation(config, {"exam": problems}, in_run(context, run_dir), step=1)
         assert logged[-2] == (
             "stage1 exam: 1 of 4 prompts do not fit into a context of 900 tokens (--engine.max-context-tokens); they "
             "count as wrong"
         )
         assert result.num_problems == 4
-        await run_evaluation(config, {"short": problems[:3]}, crew, run_dir, step=1)
+        await run_evaluation(config, {"short": problems[:3]}, in_run(context, run_dir), step=1)
     assert sum("do not fit" in line for line in logged) == 1
