@@ -76,18 +76,6 @@ async def test_a_torn_or_damaged_record_ends_its_file(tmp_path: Path):
             assert kept_state in states
 
 
-async def test_zeros_that_a_lost_power_leaves_and_records_of_another_form_end_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    states = await played(start())
-    write(tmp_path, states[:1])
-    (file,) = tmp_path.rglob("*.turns")
-    file.write_bytes(file.read_bytes() + bytes(4096))
-    assert journaled(tmp_path, [start()], 7) == {"stage1/12/0-p/3": states[0]}
-    monkeypatch.setattr("rstar_ray.agent.journal._FORM", 1)  # of a version with other fields
-    assert journaled(tmp_path, [start()], 7) == {}
-
-
 class FullOnce(TurnJournal):
     """Its disk is full in the middle of one write."""
 
@@ -122,11 +110,6 @@ async def test_where_a_rollout_stands_with_its_tools_is_read_again_with_its_turn
     write(tmp_path, states)
     (found,) = journaled(tmp_path, [start()], 7).values()
     assert (found.memories, found.reward, found.restarts) == (states[-1].memories, 0.5, 1)
-
-
-async def test_nothing_is_kept_of_rollouts_that_are_played_for_nothing_that_is_asked_for_again(tmp_path: Path):
-    write(tmp_path, await played(start("validation/0-p/3")))
-    assert not list(tmp_path.rglob("*"))
 
 
 @pytest.mark.parametrize("name", ["stage3/filter/0a1b/0-p/3", "evaluate/stage1/held-out/step-7/0a1b/0-p/3"])
