@@ -23,10 +23,10 @@ import tyro
 
 from actors.generation.engine import Engine
 from actors.generation.settings import engine_settings
-from actors.generation.weight_swap import WeightUpdate
 from actors.learner.rank import LearnerRank
 from actors.learner.settings import learner_settings
 from actors.weights.buckets import checksum
+from actors.weights.transfer import LoadedWeights
 from benchmarks.publish_large import large
 from benchmarks.small import SMALL
 from rstar_ray.algorithm.batch import TokenRow
@@ -116,7 +116,7 @@ async def _rounds(bench: BenchSettings, rank: LearnerRank, engines: Sequence[Eng
         begun = await _sample(bench, engines, _begin(bench, range(0, bench.conversations, 2)), turns=1)
         for engine in engines:
             update, total, copy = await _publish(rank, engine, version)
-            pauses.append(update.paused_s)
+            pauses.append(update.load_s)
             totals.append(total)
             copies.append(copy)
         new = _begin(bench, range(1, bench.conversations, 2))
@@ -145,13 +145,13 @@ async def _rounds(bench: BenchSettings, rank: LearnerRank, engines: Sequence[Eng
     }
 
 
-async def _publish(rank: LearnerRank, engine: Engine, version: int) -> tuple[WeightUpdate, float, float]:
+async def _publish(rank: LearnerRank, engine: Engine, version: int) -> tuple[LoadedWeights, float, float]:
     """The swap, the seconds it took in all while the engine decoded, and those of copying the same bytes."""
     others = [asyncio.create_task(_complete(engine, [5, 6, 7], 1_000 * version + i, 400)) for i in range(16)]
     await asyncio.sleep(0.2)
     started = time.perf_counter()
     buckets = list(rank.served_weights().on_host())
-    update = await engine.update_weights(version, buckets)
+    update = await engine.weights.update(version, buckets)
     total = time.perf_counter() - started
     assert update.checksum == checksum(buckets)
     started = time.perf_counter()

@@ -42,9 +42,9 @@ async def large(parameters: float, publishes: int) -> dict[str, Any]:
                 buckets = list(pack(named, config.learner.bucket_mb * MIB))
                 total = checksum(buckets)
                 gathered = time.perf_counter()
-                update = await engine.update_weights(version, buckets)
+                update = await engine.weights.update(version, buckets)
                 assert update.checksum == total
-                parts = {"gather": gathered - started, "move": update.shared_s, "load": update.paused_s}
+                parts = {"gather": gathered - started, "move": update.move_s, "load": update.load_s}
                 num_bytes = sum(bucket.num_bytes for bucket in buckets)
                 rounds.append(parts | {"copy": _copy_seconds(buckets)})
         finally:

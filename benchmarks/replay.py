@@ -282,7 +282,7 @@ async def replay(
             max_running=engine.settings.max_num_seqs,
             chat=chat,
             balancer=balancer,
-            tools=EchoTools(),
+            tools=cast(Any, EchoTools()),
             judge=_exact,
             die=_engine_died,
         )

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.generation.cost_probe import measure_cost
-from actors.generation.load_meter import EngineLoad, LoadMeter
+from actors.generation.load_meter import LoadMeter
 from actors.generation.served_adapter import ServedAdapter
 from actors.generation.settings import EngineSettings
 from actors.generation.vllm_process import VllmProcess
 from actors.generation.vllm_start import eos_token_ids
-from actors.generation.weight_swap import WeightSwap, WeightUpdate
-from actors.weights.buckets import WeightBucket
+from actors.generation.weight_swap import WeightSwap
 from rstar_ray.errors import EngineError
 from rstar_ray.trajectory import MODELS_OWN, Completion, EngineTimes, Sampling
 from scheduler.cost import EngineCost
+from scheduler.records import ReplicaLoad
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -162,22 +162,13 @@ class Engine:
                 if token_ids := list(output.outputs[0].token_ids):
                     yield token_ids
 
-    async def update_weights(self, version: int, buckets: Sequence[WeightBucket], name: str = "") -> WeightUpdate:
-        """Serve the weights in `buckets`, which must hold every parameter, from the next decode step on; an engine with
-        an adapter takes its matrices, with or without the model's parameters.
-
-        Engines of one node that are given the same weights under one `name` share one copy of them.
-
-        Raises `EngineError` for parameters the model does not have, and goes on serving the old weights.
-        """
-        return await self.weights.update(version, buckets, name)
-
     @property
     def _lora_request(self) -> "LoRARequest | None":
         return self._adapter.request if self._adapter is not None else None
 
-    def load(self) -> EngineLoad:
-        return self._meter.load
+    def load(self) -> ReplicaLoad:
+        """After the latest decode step."""
+        return replace(self._meter.load, policy_version=self.policy_version)
 
     def _sampling_params(self, max_tokens: int, seed: int, sampling: Sampling) -> "SamplingParams":
         from vllm.sampling_params import RequestOutputKind, SamplingParams

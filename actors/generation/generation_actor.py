@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from actors.sandbox_executor import SandboxClient, SandboxExecutor
 from actors.tool_client import Tools
 from actors.tool_host import ToolHostActor
 from actors.weights.buckets import BucketPlan
-from actors.weights.transfer import Pulled
+from actors.weights.transfer import LoadedWeights
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.chat.load_chat import load_chat
@@ -137,18 +137,13 @@ class GenerationActor:
         delivery, parts = Delivery.of(await self._worker.take_finished(wait_s, acknowledged))
         return delivery, *parts
 
-    async def pull(self, policy_version: int, refs: Sequence[Any]) -> Pulled:
+    async def pull(self, policy_version: int, refs: Sequence[Any]) -> LoadedWeights:
         """Fetch the published buckets and serve them; each ref comes in a list, so that Ray hands on the ref itself."""
         began_s = time.monotonic()
         buckets = await self._fetch(refs, "weight buckets", self._weights_deadline_s)
         fetched_s = time.monotonic() - began_s
-        update = await self._worker.swap(self._engine.update_weights(policy_version, buckets, name=refs[0][0].hex()))
-        return Pulled(
-            checksum=update.checksum,
-            move_s=fetched_s + update.shared_s,
-            load_s=update.paused_s,
-            laid_out=update.laid_out,
-        )
+        loaded = await self._worker.swap(self._engine.weights.update(policy_version, buckets, refs[0][0].hex()))
+        return replace(loaded, move_s=fetched_s + loaded.move_s)
 
     async def join_sender(self, meeting: Mapping[str, Any]) -> None:
         """Be there for what a learner's rank broadcasts from now on; an engine that cannot is none the worse."""
@@ -161,9 +156,8 @@ class GenerationActor:
     async def take_weights(self, parcel: Mapping[str, Any]) -> None:
         await self._worker.swap(self._engine.weights.take(parcel))
 
-    async def end_weights(self) -> Pulled:
-        update = await self._worker.swap(self._engine.weights.end())
-        return Pulled(checksum=update.checksum, move_s=0.0, load_s=update.paused_s, laid_out=False)
+    async def end_weights(self) -> LoadedWeights:
+        return await self._worker.swap(self._engine.weights.end())
 
     async def record(
         self, refs: Sequence[Any], indices: Sequence[int], path: Path, stage: str, step: int, seen: Sequence[Any] = ()

@@ -1,25 +1,15 @@
-"""An engine's load from vLLM's statistics: KV in use, sequences decoded and waiting, and want of room."""
+"""An engine's load from vLLM's statistics: KV in use, sequences running and waiting, preemptions."""
 
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLoad:
-    """The engine's state after its latest decode step."""
-
-    kv_used_tokens: int = 0
-    running: int = 0  # sequences being decoded
-    waiting: int = 0  # requests vLLM holds back for want of room
-    preemptions: int = 0  # sequences thrown out of the KV cache for want of room, since the start
-    steps: int = 0  # since the start
+from scheduler.records import ReplicaLoad
 
 
 class LoadMeter:
-    """Fed by vLLM after every step. What a swap of weights put back in the queue is not want of room."""
+    """Fed by vLLM after every step. Preemptions by a swap of weights are not counted."""
 
     def __init__(self) -> None:
-        self.load = EngineLoad()
+        self.load = ReplicaLoad()  # after the latest step; the engine knows neither its version nor tools
         self.kv_capacity_tokens = 0
         self._recomputed = 0  # preemptions that a swap caused and vLLM has not yet reported
 
@@ -33,7 +23,7 @@ class LoadMeter:
         preempted = iteration_stats.num_preempted_reqs if iteration_stats else 0
         by_swap = min(preempted, self._recomputed)
         self._recomputed -= by_swap
-        self.load = EngineLoad(
+        self.load = ReplicaLoad(
             kv_used_tokens=round(stats.kv_cache_usage * self.kv_capacity_tokens) if stats else before.kv_used_tokens,
             running=stats.num_running_reqs if stats else before.running,
             waiting=stats.num_waiting_reqs + stats.num_skipped_waiting_reqs if stats else before.waiting,

@@ -14,12 +14,10 @@ from actors.balancer_service import BalancerService
 from actors.cluster.gpu_lock import ANYTIME, Turn
 from actors.generation.generation_actor import GenerationActor
 from actors.generation.rollout_client import BLIP_PATIENCE_S, CALL_DEADLINE_S, RolloutClient, last_line
-from actors.generation.weight_swap import publish_figures
 from actors.health.lost_nodes import no_node
 from actors.health.watchdog import BACK_S, Guard
-from actors.learner.gang import Publication
 from actors.remote import Remote
-from actors.weights.transfer import EngineSeat, Pulled
+from actors.weights.transfer import EngineSeat, LoadedWeights, Publication
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, LearnerError, RankLost, RStarError, VersionGone
@@ -143,7 +141,7 @@ class Replicas:
         missed = [name for name in self.there if name not in weights.took or name in self._back]
         pulled = await asyncio.gather(*(self._pull_unless_lost(name, weights) for name in missed))
         took = [*weights.took.values(), *(one for one in pulled if one is not None)]
-        self.figures = publish_figures(weights.seconds, weights.num_bytes, took)
+        self.figures = _figures(weights, took)
         self._meter.set("rstar_publish_move_seconds", self.figures.move_s)
         self._meter.set("rstar_publish_load_seconds", self.figures.load_s)
         await self.rollouts.memory.note()  # so that one which began empty has what the new version lets fade
@@ -264,7 +262,7 @@ class Replicas:
                 f"{SERVED_WELL_S:g} s in which it served, the last {type(lost).__name__}: {lost}"
             )
 
-    async def _pull_unless_lost(self, name: str, weights: Publication) -> Pulled | None:
+    async def _pull_unless_lost(self, name: str, weights: Publication) -> LoadedWeights | None:
         """A worker that dies meanwhile takes the newest weights when it comes back; one that could not be reached for
         a moment takes them now, before it serves another token. One that cannot take them is started again."""
         while True:
@@ -321,7 +319,7 @@ class Replicas:
             raise VersionGone(f"the learner has gone on from version {weights.policy_version}")
         return stored
 
-    async def _pull(self, name: str, weights: Publication) -> Pulled:
+    async def _pull(self, name: str, weights: Publication) -> LoadedWeights:
         weights = await self._in_store(weights)
         version, refs = weights.policy_version, [[ref] for ref in weights.refs]
         try:
@@ -367,7 +365,18 @@ def _waited_for_another(lost: Exception, name: str) -> bool:
     return isinstance(lost, DeadlineExceeded) and not isinstance(lost, RayTaskError) and lost.owner != name
 
 
-def _refuse_others(name: str, pulled: Pulled, weights: Publication) -> None:
+def _figures(weights: Publication, loaded: Sequence[LoadedWeights]) -> PublishFigures:
+    """Replicas move and load at the same time, so that the slowest counts."""
+    return PublishFigures(
+        gather_s=weights.seconds,
+        move_s=max((one.move_s for one in loaded), default=0.0),
+        load_s=max((one.load_s for one in loaded), default=0.0),
+        num_bytes=weights.num_bytes,
+        copies=sum(one.laid_out for one in loaded),
+    )
+
+
+def _refuse_others(name: str, pulled: LoadedWeights, weights: Publication) -> None:
     if pulled.checksum != weights.checksum:
         raise RStarError(
             f"{name} holds other weights than the learner published as version {weights.policy_version}: "

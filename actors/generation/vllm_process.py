@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import math
-import multiprocessing
 import time
 from collections.abc import Awaitable, Sequence
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +12,7 @@ import psutil
 
 from actors.generation.engine_folder import EngineFolder
 from actors.generation.settings import EngineSettings
+from actors.generation.vllm_private import core_pids, expect_shutdown, is_refusal, starting_cores
 from actors.generation.vllm_start import ObserveFn, start_vllm
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, EngineError
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ENGINE = "vLLM's engine process"
-CORE_NAME = "EngineCore"
-"""How vLLM names it, with a number behind where there are several."""
 NOTE_EVERY_S = 1.0
 LIVENESS_POLL_S = 0.25
 CLOSE_GRACE_S = 1.5
@@ -54,7 +51,7 @@ class VllmProcess:
             observe(scheduler_stats, iteration_stats)
 
         self._folder = self._folder or EngineFolder()
-        noting = asyncio.create_task(_note_shared(self._folder, {core.pid for core in _cores()}))
+        noting = asyncio.create_task(_note_shared(self._folder, {core.pid for core in starting_cores()}))
         starting = asyncio.to_thread(start_vllm, self._settings, observed)
         try:
             self._llm = await self._within(starting, self._settings.start_deadline_s, "start")
@@ -62,7 +59,7 @@ class VllmProcess:
             raise EngineError(f"the engine for {self._settings.model} did not start: {failed}") from failed
         finally:
             noting.cancel()
-        self.processes = _processes(self._llm)
+        self.processes = _with_workers([psutil.Process(pid) for pid in core_pids(self._llm)])
         self._folder.note_shared(process.pid for process in self.processes)
         self._death = asyncio.get_running_loop().create_future()
         self._watch = asyncio.create_task(self._watch_for_death(self._llm))
@@ -90,8 +87,7 @@ class VllmProcess:
         self.mark_dead("it was closed")
         assert self._watch is not None
         self._watch.cancel()
-        if llm.output_handler is not None:
-            llm.output_handler.cancel()  # or it reports the end of vLLM's process as a fault
+        expect_shutdown(llm)
         shutting = asyncio.to_thread(_end_processes, llm, self.processes)
         await self._within(shutting, self._settings.control_deadline_s, "shut down")
 
@@ -125,7 +121,7 @@ class VllmProcess:
         except Exception as failed:
             self._notice_death()
             assert self._death is not None
-            if may_refuse and not self._death.done() and _is_refusal(failed):
+            if may_refuse and not self._death.done() and is_refusal(failed):
                 raise ValueError(f"the engine refused to {what}: {failed.__cause__ or failed}") from failed
             raise EngineError(f"the engine could not {what}: {failed}") from failed
         finally:
@@ -165,33 +161,13 @@ class VllmProcess:
         return await within(awaitable, seconds, waiter="engine", owner=ENGINE, reason=what)
 
 
-def _is_refusal(failed: Exception) -> bool:
-    """Whether vLLM refused a request: it says so itself, or a `ValueError` is what it met before it took it."""
-    from vllm.exceptions import VLLMClientError
-    from vllm.v1.engine.exceptions import EngineGenerateError
-
-    met = failed.__cause__ if isinstance(failed, EngineGenerateError) else failed
-    return isinstance(met, (VLLMClientError, ValueError))
-
-
 async def _note_shared(folder: EngineFolder, others: set[int | None]) -> None:
     """While an engine starts: it may be killed in that."""
     while True:
         await asyncio.sleep(NOTE_EVERY_S)
         with contextlib.suppress(psutil.NoSuchProcess):  # one that ended meanwhile
-            started = [psutil.Process(core.pid) for core in _cores() if core.pid not in others]
+            started = [psutil.Process(core.pid) for core in starting_cores() if core.pid not in others]
             folder.note_shared(process.pid for process in _with_workers(started))
-
-
-def _cores() -> list[BaseProcess]:
-    """Engine processes that vLLM has started from this one, whose other children are none of its."""
-    return [child for child in multiprocessing.active_children() if child.name.startswith(CORE_NAME)]
-
-
-def _processes(llm: "AsyncLLM") -> list[psutil.Process]:
-    """vLLM's engine processes and their workers, as they are after the start."""
-    manager = llm.engine_core.resources.engine_manager
-    return _with_workers([psutil.Process(process.pid) for process in getattr(manager, "processes", ()) if process.pid])
 
 
 def _with_workers(cores: Sequence[psutil.Process]) -> list[psutil.Process]:

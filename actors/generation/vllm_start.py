@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from actors.generation.owner import owned_by_this
 from actors.generation.settings import EngineSettings
+from actors.generation.vllm_private import ray_stat_logger
 from actors.weights.adapter_folder import target_modules
 from actors.weights.transfer import BACKEND
 from rstar_ray.errors import EngineError
@@ -41,7 +42,7 @@ def start_vllm(settings: EngineSettings, observe: ObserveFn) -> "AsyncLLM":
 
     transfer = WeightTransferConfig(backend=BACKEND)
     arguments = AsyncEngineArgs(**engine_arguments(settings), weight_transfer_config=transfer)
-    loggers = [_stat_logger(observe), *([_ray_logger()] if settings.vllm_metrics else [])]
+    loggers = [_stat_logger(observe), *([ray_stat_logger()] if settings.vllm_metrics else [])]
     return AsyncLLM.from_engine_args(arguments, stat_loggers=loggers)
 
 
@@ -169,17 +170,3 @@ def _stat_logger(observe: ObserveFn) -> Any:
         def log_engine_initialized(self) -> None: ...
 
     return LoadLogger
-
-
-def _ray_logger() -> Any:
-    """vLLM's own logger to Ray's metrics.
-
-    vLLM takes a Ray without what Ray Serve needs for no Ray at all, and would refuse; its logger needs Serve only to
-    name a replica of Serve's.
-    """
-    from ray.util import metrics
-    from vllm.v1.metrics import ray_wrappers
-
-    wrappers: Any = ray_wrappers
-    wrappers.ray_metrics = metrics
-    return wrappers.RayPrometheusStatLogger

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.generation.load_meter import LoadMeter
 from actors.generation.served_adapter import ServedAdapter
+from actors.generation.vllm_private import pause_decoding
 from actors.generation.vllm_process import VllmProcess
 from actors.weights.adapter_folder import is_adapter
-from actors.weights.buckets import BucketPlan, WeightBucket, WeightEntry, checksum
+from actors.weights.buckets import BucketPlan, WeightBucket, WeightEntry, as_rows, checksum
 from actors.weights.model_parameters import refuse_other_parameters
 from actors.weights.shared_memory import BY_FILE, shared_buckets
-from actors.weights.transfer import Pulled
+from actors.weights.transfer import LoadedWeights
 from rstar_ray.errors import DeadlineExceeded, EngineError
-from rstar_ray.run_dir.metrics import PublishFigures
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -34,28 +34,6 @@ POLL_S = 0.002
 PATIENCE = 2.0
 """Longest silence of a sender, over the longest that it waits for any one engine: where one hangs, ranks that gather
 with its own are held up so long, and the engines beside it outlast that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightUpdate:
-    """How one swap went."""
-
-    policy_version: int
-    checksum: int  # of the weights as the workers loaded them (actors.weights.buckets.checksum)
-    paused_s: float  # from the pause's beginning until decoding was free to go on
-    shared_s: float = 0.0  # until the weights lay in shared memory, while decoding went on
-    laid_out: bool = False  # there, by this engine; another of its node may have been first
-
-
-def publish_figures(gather_s: float, num_bytes: int, pulled: Sequence[Pulled]) -> PublishFigures:
-    """Of one version: replicas move and load at one time, so that the slowest counts."""
-    return PublishFigures(
-        gather_s=gather_s,
-        move_s=max((one.move_s for one in pulled), default=0.0),
-        load_s=max((one.load_s for one in pulled), default=0.0),
-        num_bytes=num_bytes,
-        copies=sum(one.laid_out for one in pulled),
-    )
 
 
 @dataclass(slots=True)
@@ -90,7 +68,7 @@ class WeightSwap:
         self._begun: _Begun | None = None
         self.policy_version = 0  # of the weights that serve; 0 for those of the model folder
 
-    async def update(self, version: int, buckets: Sequence[WeightBucket], name: str = "") -> WeightUpdate:
+    async def update(self, version: int, buckets: Sequence[WeightBucket], name: str = "") -> LoadedWeights:
         """Serve the weights in `buckets`, which must hold every parameter, from the next decode step on; an engine with
         an adapter takes its matrices, with or without the model's parameters.
 
@@ -118,21 +96,22 @@ class WeightSwap:
             try:
                 shared_s = time.monotonic() - began
                 paused_at = await self._begin_update(llm)
-                await self._load(llm, {"by": BY_FILE, **shared.payload()})
-                update = await self._serve(llm, version, paused_at)
+                rows = as_rows([bucket.entries for bucket in buckets])
+                await self._load(llm, {"by": BY_FILE, "path": shared.path, "buckets": rows})
+                loaded = await self._serve(llm, version, paused_at)
             finally:
                 await asyncio.to_thread(sharing.__exit__, None, None, None)
-        return replace(update, shared_s=shared_s, laid_out=shared.laid_out)
+        return replace(loaded, move_s=shared_s, laid_out=shared.laid_out)
 
     async def _update_adapter(
         self, llm: "AsyncLLM", version: int, buckets: Sequence[WeightBucket], began: float
-    ) -> WeightUpdate:
+    ) -> LoadedWeights:
         total = await asyncio.to_thread(checksum, buckets)
         shared_s = time.monotonic() - began
         paused_at = await self._pause(llm)
         await self._half_done(llm.update_weight_version(str(version)), "name a version")
         resumed_at = await self._resume(llm, version)
-        return WeightUpdate(policy_version=version, checksum=total, paused_s=resumed_at - paused_at, shared_s=shared_s)
+        return LoadedWeights(checksum=total, move_s=shared_s, load_s=resumed_at - paused_at)
 
     async def join(self, meeting: Mapping[str, Any]) -> None:
         """Be a member of the group in which a learner's rank broadcasts; decoding stands still until all are there."""
@@ -160,13 +139,13 @@ class WeightSwap:
             await self._load(self._vllm.alive(), dict(parcel))
             begun.given_up = self._give_up_later()
 
-    async def end(self) -> WeightUpdate:
+    async def end(self) -> LoadedWeights:
         """Serve what was taken."""
         begun = self._going_on()
         with self._released_if_failed():
-            update = await self._serve(self._vllm.alive(), begun.version, begun.paused_at)
+            loaded = await self._serve(self._vllm.alive(), begun.version, begun.paused_at)
         self._release()
-        return update
+        return loaded
 
     def _going_on(self) -> _Begun:
         if self._begun is None:
@@ -200,10 +179,10 @@ class WeightSwap:
         adapter = {} if self._adapter is None else self._adapter.shapes
         await asyncio.to_thread(refuse_other_parameters, self._model, entries, adapter)
 
-    async def _serve(self, llm: "AsyncLLM", version: int, paused_at: float) -> WeightUpdate:
+    async def _serve(self, llm: "AsyncLLM", version: int, paused_at: float) -> LoadedWeights:
         # Asked for once decoding goes on, the checksum would wait for a decode step.
-        went_on_at, checksum = await _both(self._go_on(llm, version), self._checksum(llm))
-        return WeightUpdate(policy_version=version, checksum=checksum, paused_s=went_on_at - paused_at)
+        resumed_at, checksum = await _both(self._go_on(llm, version), self._checksum(llm))
+        return LoadedWeights(checksum=checksum, load_s=resumed_at - paused_at)
 
     async def _pause(self, llm: "AsyncLLM") -> float:
         """Pause decoding and forget all KV, so that none of the old weights' is ever read again; returns when.
@@ -211,9 +190,7 @@ class WeightSwap:
         The prefix cache is emptied. A request under way keeps its tokens and their log-probs, waits, and has its KV
         computed again under the new weights; its tokens are then of several versions.
         """
-        # Not `pause_generation`: it sleeps for 20 ms more, so that callers see the last outputs before it returns.
-        pausing = llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
-        await self._vllm.ask(pausing, "pause for new weights")
+        await self._vllm.ask(pause_decoding(llm), "pause for new weights")
         return time.monotonic()
 
     async def _begin_update(self, llm: "AsyncLLM") -> float:

@@ -10,21 +10,21 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ray.exceptions import RayError, RayTaskError
 
 from actors.balancer_service import BalancerService
-from actors.generation.engine import EngineFacts
+from actors.generation.engine import Engine, EngineFacts
 from actors.generation.journal_writer import JournalWriter
-from actors.generation.load_meter import EngineLoad
 from actors.generation.outbox import Outbox, rollout_load
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.spans import Activity
 from actors.generation.timeline_log import TimelineLog
-from actors.generation.weight_swap import WeightUpdate
 from actors.remote import AckedQueue, Batch, Remote
-from rstar_ray.agent.rollout import GenerateFn, RolloutState, run_rollout, score
+from actors.tool_client import Tools
+from actors.weights.transfer import LoadedWeights
+from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, EngineError, SandboxError, ToolError, ToolStateLost
@@ -55,35 +55,6 @@ NO_THREAD = "can't start new thread"
 """A want of memory too, which Python says in a `RuntimeError`."""
 
 
-class ServingEngine(Protocol):
-    """What a worker asks of its engine; see `actors.generation.engine.Engine`."""
-
-    @property
-    def policy_version(self) -> int: ...
-    async def start(self) -> EngineFacts: ...
-    @property
-    def generate(self) -> GenerateFn: ...
-    def load(self) -> EngineLoad: ...
-    async def close(self) -> None: ...
-
-
-class PlayedTools(Protocol):
-    """The tools of one rollout while it is played here."""
-
-    async def execute(self, call: ToolCall) -> ToolResult: ...
-    async def converse(self, said: str) -> tuple[Reply, ToolMemory]: ...
-    async def ended(self, reason: StopReason) -> tuple[float | None, ToolMemory]: ...
-    def close(self) -> None: ...
-
-
-class WorkerTools(Protocol):
-    """What a worker asks of its tools; see `actors.tool_client.Tools`."""
-
-    environment: str  # empty where a turn without a call ends the rollout
-
-    def open(self, state: RolloutState) -> PlayedTools: ...
-
-
 class GenerationWorker:
     """Plays the rollouts it is granted. One event loop; every rollout is one task."""
 
@@ -91,11 +62,11 @@ class GenerationWorker:
         self,
         replica_id: str,
         *,
-        engine: ServingEngine,
+        engine: Engine,
         max_running: int,
         chat: ChatFormat,
         balancer: Remote[BalancerService],
-        tools: WorkerTools,
+        tools: Tools,
         judge: JudgeFn,
         journal: JournalWriter | None = None,
         metrics: ReplicaMetrics | None = None,
@@ -156,22 +127,13 @@ class GenerationWorker:
             if self._facts is not None:  # else it is only just starting: this was meant for the engine before it
                 await self._end(died)
             raise
-        if isinstance(done, WeightUpdate):
-            self._journal.serve(done.policy_version, done.checksum)
+        if isinstance(done, LoadedWeights):
+            self._journal.serve(self._engine.policy_version, done.checksum)
         return done
 
     def load(self) -> ReplicaLoad:
-        """The engine's load, for the balancer and for metrics."""
-        engine = self._engine.load()
-        return ReplicaLoad(
-            kv_used_tokens=engine.kv_used_tokens,
-            running=engine.running,
-            waiting=engine.waiting,
-            preemptions=engine.preemptions,
-            policy_version=self._engine.policy_version,
-            steps=engine.steps,
-            at_tools=self._timeline.at_tools(),
-        )
+        """For the balancer and for metrics."""
+        return replace(self._engine.load(), at_tools=self._timeline.at_tools())
 
     async def close(self) -> None:
         for task in [*self._loops, *self._playing.values()]:

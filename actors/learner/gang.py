@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from actors.learner.learner_actor import LearnerActor, rank_name, start_rank
 from actors.learner.rank_client import RankClient, RankDied
 from actors.learner.settings import LearnerSettings
 from actors.learner.shares import rl_shares, rows_refused, sft_shares, usable_rows
-from actors.weights.transfer import EngineSeat, Pulled, Sent
+from actors.weights.transfer import EngineSeat, Publication
 from rstar_ray.algorithm.batch_plan import BatchLimits
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.config.gpus import WeightWay
@@ -42,20 +42,6 @@ DEATH_NOTICE_S = 5.0
 
 R = TypeVar("R")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
-    """One version of the weights, which every replica must come to serve."""
-
-    policy_version: int
-    refs: tuple[Any, ...]  # ObjectRefs of WeightBucket; rank 0 owns them, and they die with it; none: sent to engines
-    checksum: int
-    num_bytes: int
-    seconds: float
-    way: WeightWay = "object_store"
-    took: Mapping[str, Pulled] = field(default_factory=dict[str, Pulled])  # replicas that were sent it, and serve it
-    failed: Mapping[str, str] = field(default_factory=dict[str, str])  # that were, and do not, with the reason
 
 
 class Learner:
@@ -282,7 +268,7 @@ class Learner:
         )
         seconds = time.perf_counter() - started
         self._meter.set("rstar_publish_pack_seconds", seconds)
-        publication = publication_of(sent, policy_version, way=way, seconds=seconds)
+        publication = Publication.together(sent, seconds=seconds)
         self._meter.set("rstar_published_bytes", publication.num_bytes)
         return publication
 
@@ -388,23 +374,6 @@ async def first_start(learner: Learner) -> None:
                 raise LearnerError(f"{died}; {losses} times in its first start") from died
             log.warning(f"{died}; the learner starts again")
             start = learner.restart
-
-
-def publication_of(sent: Sequence[Sent], policy_version: int, *, way: WeightWay, seconds: float) -> Publication:
-    """All ranks' parts together. Raises `LearnerError` where two of them sent different weights."""
-    whole = [one for one in sent if one.num_bytes]
-    if len({one.checksum for one in whole}) > 1:
-        raise LearnerError(f"ranks sent different weights as version {policy_version}: {[w.checksum for w in whole]}")
-    return Publication(
-        policy_version=policy_version,
-        refs=tuple(ref for one in whole for ref in one.refs),
-        checksum=whole[0].checksum if whole else 0,
-        num_bytes=whole[0].num_bytes if whole else 0,
-        seconds=seconds,
-        way=way,
-        took={name: pulled for one in sent for name, pulled in one.took.items()},
-        failed={name: reason for one in sent for name, reason in one.failed.items()},
-    )
 
 
 async def _loss_behind(failed: Exception, calls: "Sequence[asyncio.Future[Any]]") -> RankLost | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError
@@ -14,11 +14,14 @@ from actors.learner.settings import LearnerSettings
 from actors.learner.shares import RlShare, RlWork, SftWork
 from actors.remote import Remote, ReplyCache, in_group
 from actors.weights.actor_line import ActorLine
-from actors.weights.transfer import EngineSeat, NoTransfer, Sent, StoreTransfer, Transfer
+from actors.weights.transfer import EngineSeat, Publication, put_into_store
 from rstar_ray.algorithm.update import SeenTokens, UpdateResult
 from rstar_ray.config.gpus import WeightWay
 from rstar_ray.errors import DeadlineExceeded, LearnerError, RankLost
 from rstar_ray.run_dir.manifest import WrittenFile
+
+if TYPE_CHECKING:
+    from actors.weights.collective import CollectiveTransfer
 
 FETCH_DEADLINE_S = 120.0  # for the trajectories of one update
 
@@ -39,7 +42,7 @@ class LearnerActor:
         self._name = rank_name(rank)
         self._alive = Alive()
         self._replies, self._written = ReplyCache(), ReplyCache()  # of `call`, and of `written` beside it
-        self._transfers: dict[WeightWay, Transfer] = {}
+        self._broadcast: CollectiveTransfer | None = None  # its group lasts from version to version
         self._meter = ray_meter(run)
 
     def __repr__(self) -> str:
@@ -94,29 +97,23 @@ class LearnerActor:
     def evaluate_sft(self, work: SftWork) -> float:
         return self._rank.evaluate_sft(_sft_rows(work))
 
-    def publish(self, version: int, way: WeightWay, seats: Sequence[EngineSeat]) -> Sent:
+    def publish(self, version: int, way: WeightWay, seats: Sequence[EngineSeat]) -> Publication:
         """This rank's part of sending a version: to the engines at `seats`, or into the object store."""
-        engines = [ActorLine(seat) for seat in seats]
-        return self._transfer(way).send(self._rank.served_weights(), version, engines)
+        from actors.weights.collective import CollectiveTransfer
+        from actors.weights.ipc import CudaExporter, IpcTransfer
 
-    def _transfer(self, way: WeightWay) -> Transfer:
-        """One for each way, for the actor's life: a group of engines is kept from version to version."""
-        if way not in self._transfers:
-            self._transfers[way] = self._new_transfer(way)
-        return self._transfers[way]
-
-    def _new_transfer(self, way: WeightWay) -> Transfer:
-        from actors.weights.collective_sender import CollectiveTransfer
-        from actors.weights.ipc_sender import CudaExporter, IpcTransfer
-
+        weights, engines = self._rank.served_weights(), [ActorLine(seat) for seat in seats]
         deadline_s = self._rank.settings.engine_deadline_s
         if way == "ipc":
-            return IpcTransfer(CudaExporter(), deadline_s)
-        if self._rank.rank != 0:
-            return NoTransfer()
+            return IpcTransfer(CudaExporter(), deadline_s).send(weights, version, engines)
+        if self._rank.rank != 0:  # the first rank sends for all
+            weights.take_part()
+            return Publication(policy_version=version, way=way)
         if way == "nccl":
-            return CollectiveTransfer(ray.util.get_node_ip_address(), self._rank.device, deadline_s)
-        return StoreTransfer(ray.put)
+            host = ray.util.get_node_ip_address()
+            self._broadcast = self._broadcast or CollectiveTransfer(host, self._rank.device, deadline_s)
+            return self._broadcast.send(weights, version, engines)
+        return put_into_store(weights, version, ray.put)
 
     def save_checkpoint(self, folder: str, extra: dict[str, Any]) -> None:
         self._rank.save_checkpoint(Path(folder), extra)

@@ -19,8 +19,8 @@ from actors.learner.file_writer import FileWriter
 from actors.learner.losses import PolicyLoss, SftLoss, seen_by_row
 from actors.learner.optimizer_step import MicroBatches, OptimizerSteps, combined
 from actors.learner.policy import Policy, RankFacts, load_language_model, rank_facts, refuse_changed_logits
-from actors.learner.served import ServedWeights
 from actors.learner.settings import LearnerSettings
+from actors.weights.tensors import ServedWeights
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow, collate
 from rstar_ray.algorithm.update import SeenTokens, UpdateResult
 from rstar_ray.run_dir.manifest import WrittenFile
@@ -193,8 +193,14 @@ class LearnerRank:
     # ------------------------------------------------------------ weights out and in
 
     def served_weights(self) -> ServedWeights:
-        """What an engine needs to serve the policy, for whoever sends them (`actors.weights.transfer.Weights`)."""
-        return ServedWeights(self.state, self.settings.bucket_bytes, everywhere=self.settings.weight_way == "ipc")
+        """What an engine needs to serve the policy."""
+        state, everywhere = self.state, self.settings.weight_way == "ipc"
+        return ServedWeights(
+            state.served_entries,
+            lambda group_bytes, on_all: state.served(group_bytes, everywhere=on_all),
+            self.settings.bucket_bytes,
+            everywhere=everywhere,
+        )
 
     def export(self, folder: Path) -> None:
         """An ordinary Hugging Face folder that transformers and vLLM load; it is there once `written` returns.

@@ -7,7 +7,7 @@ from typing import Any
 import ray
 
 from actors.weights.buckets import BucketPlan
-from actors.weights.transfer import EngineSeat, Pulled
+from actors.weights.transfer import EngineSeat, LoadedWeights
 
 
 class ActorLine:
@@ -29,7 +29,7 @@ class ActorLine:
     def take(self, parcel: Mapping[str, Any]) -> "Future[None]":
         return self._ask("take_weights", parcel)
 
-    def end(self) -> "Future[Pulled]":
+    def end(self) -> "Future[LoadedWeights]":
         return self._ask("end_weights")
 
     def _ask(self, method: str, *arguments: Any) -> "Future[Any]":

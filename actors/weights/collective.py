@@ -1,11 +1,12 @@
 """Weights from one learner rank to the ranks of many engines at once: a broadcast, by NCCL or RCCL, or gloo on a CPU.
 
-The group is one of its own, made around a store: learner and vLLM both have their own default group already, which must
-not know of it. Nothing here is vLLM's: the same code runs in a learner's rank and in an engine's worker.
+The group is separate from the default groups of learner and vLLM. Nothing here is vLLM's: `Collective` runs in a
+learner's rank, where `CollectiveTransfer` sends by it, and in an engine's workers.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]  # torch documents both
 
-from rstar_ray.errors import DeadlineExceeded, TransferError
+from actors.weights.buckets import BucketPlan, as_rows, size_of
+from actors.weights.tensors import ServedWeights, add_checksum
+from actors.weights.transfer import EngineLine, EngineSeat, LoadedWeights, Publication, answer, raise_failed
+from rstar_ray.errors import DeadlineExceeded, RStarError, TransferError
+
+BY_BROADCAST = "nccl"  # how the weights of a parcel come
 
 SENDER = 0  # its place in the group
 POLL_S = 0.0005
@@ -95,6 +101,85 @@ class Collective:
     def leave(self) -> None:
         """Let the others fail at once where they wait for this one."""
         self._group.abort()
+
+
+class CollectiveTransfer:
+    """The learner's first rank sends to one group of all engines, which is formed again when the engines change."""
+
+    def __init__(self, host: str, device: torch.device, deadline_s: float) -> None:
+        """`host`: where engines find this rank. `deadline_s`: for any one answer, and for any one bucket."""
+        self._host = host
+        self._device = device
+        self._deadline_s = deadline_s
+        self._group: Collective | None = None
+        self._members: tuple[EngineSeat, ...] = ()
+
+    def send(self, weights: ServedWeights, version: int, engines: Sequence[EngineLine]) -> Publication:
+        """All engines or none: a broadcast that has lost a member is over for the others."""
+        plan = weights.plan
+        room = torch.empty(max(map(size_of, plan)), dtype=torch.uint8, device=self._device)
+        buckets = weights.on_device(room)
+        total = 0
+        try:
+            self._meet(engines)
+            self._begin(engines, version, plan)
+            coming = {line.seat.name: line.take({"by": BY_BROADCAST, "buckets": as_rows(plan)}) for line in engines}
+            for number, bucket in enumerate(buckets):
+                total = add_checksum(bucket, total)
+                self._broadcast(bucket.data, f"bucket {number + 1} of {len(plan)}", coming)
+            self._all(coming, "loading new weights")
+            took: dict[str, LoadedWeights] = self._all(
+                {line.seat.name: line.end() for line in engines}, "ending an update"
+            )
+        except RStarError as failed:
+            self.leave()
+            for _ in buckets:  # the other ranks gather to the end
+                pass
+            return Publication(
+                policy_version=version, way="nccl", failed={line.seat.name: str(failed) for line in engines}
+            )
+        return Publication(
+            policy_version=version, way="nccl", checksum=total, num_bytes=sum(map(size_of, plan)), took=took
+        )
+
+    def leave(self) -> None:
+        """Leave the group."""
+        group, self._group, self._members = self._group, None, ()
+        if group is not None:
+            group.leave()
+
+    def _meet(self, engines: Sequence[EngineLine]) -> None:
+        seats = tuple(line.seat for line in engines)
+        if self._group is not None and seats == self._members:
+            return
+        self.leave()
+        size = SENDER + 1 + sum(seat.ranks for seat in seats)
+        store = open_store(self._host, size, self._deadline_s)
+        joining: dict[str, Future[None]] = {}
+        place = SENDER + 1
+        for line in engines:
+            meeting = Meeting(host=self._host, port=store.port, place=place, size=size, deadline_s=self._deadline_s)
+            joining[line.seat.name] = line.join(meeting.payload())
+            place += line.seat.ranks
+        self._group = Collective(store, SENDER, size, self._device, self._deadline_s)
+        self._all(joining, "joining the learner's group")
+        self._members = seats
+
+    def _begin(self, engines: Sequence[EngineLine], version: int, plan: BucketPlan) -> None:
+        """All of them. Raises `RStarError` where one does not; the others then end at once, and do not stand still."""
+        try:
+            self._all({line.seat.name: line.begin(version, plan) for line in engines}, "beginning an update")
+        except RStarError:
+            for line in engines:
+                line.end()
+            raise
+
+    def _broadcast(self, data: torch.Tensor, reason: str, coming: Mapping[str, "Future[None]"]) -> None:
+        assert self._group is not None
+        self._group.broadcast(data, reason, lambda: raise_failed(coming, reason))
+
+    def _all(self, answers: Mapping[str, "Future[Any]"], reason: str) -> dict[str, Any]:
+        return {name: answer(of, self._deadline_s, owner=name, reason=reason) for name, of in answers.items()}
 
 
 def _group(store: Any, place: int, size: int, device: torch.device, deadline_s: float) -> Any:

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.weights.buckets import WeightBucket, WeightEntry
+from actors.weights.buckets import WeightBucket, WeightEntry, size_of
 from rstar_ray.errors import DeadlineExceeded
 
 log = logging.getLogger(__name__)
 
-BY_FILE = "file"  # what a parcel says of how its weights come
+BY_FILE = "file"  # how the weights of a parcel come
 SHARED_MEMORY = Path("/dev/shm")
 TEMPORARY = Path(tempfile.gettempdir())
 """The node's, by which its engines meet: found before one of them takes a folder of its own."""
@@ -35,46 +35,19 @@ POLL_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class SharedBucket:
-    """Where one bucket lies in the shared file."""
-
-    entries: tuple[WeightEntry, ...]
-    offset_bytes: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class SharedWeights:
     """A file in shared memory with all buckets of one version."""
 
     path: str
-    buckets: tuple[SharedBucket, ...]
-    laid_out: bool = False  # by whoever has this record, and not by another of its node
-
-    def payload(self) -> dict[str, object]:
-        """Plain values that survive msgpack; `from_payload` is the way back."""
-        return {
-            "path": self.path,
-            "buckets": [
-                [
-                    bucket.offset_bytes,
-                    bucket.num_bytes,
-                    [[e.name, list(e.shape), e.dtype, e.offset_bytes] for e in bucket.entries],
-                ]
-                for bucket in self.buckets
-            ],
-        }
+    laid_out: bool  # by this process, and not by another of its node
 
 
-def from_payload(path: str, buckets: Sequence[Sequence[object]]) -> SharedWeights:
-    """Undo `SharedWeights.payload`."""
-    return SharedWeights(path, tuple(_bucket(*bucket) for bucket in buckets))  # type: ignore[arg-type]
-
-
-def open_buckets(shared: SharedWeights) -> list[WeightBucket]:
+def open_buckets(path: str, plan: Sequence[tuple[WeightEntry, ...]]) -> list[WeightBucket]:
     """The buckets as copy-on-write views of the mapping: no byte is copied, none can be changed for others."""
-    mapped = np.memmap(shared.path, dtype=np.uint8, mode="c")
-    return [WeightBucket(b.entries, mapped[b.offset_bytes : b.offset_bytes + b.num_bytes]) for b in shared.buckets]
+    mapped = np.memmap(path, dtype=np.uint8, mode="c")
+    sizes = [size_of(entries) for entries in plan]
+    places = zip(plan, _offsets(sizes)[0], sizes, strict=True)
+    return [WeightBucket(entries, mapped[offset : offset + size]) for entries, offset, size in places]
 
 
 @contextmanager
@@ -90,14 +63,13 @@ def shared_buckets(
     The first lays it out, those who come meanwhile wait for that, and the last to leave removes it. Whoever dies leaves
     by that: what nobody holds any more the next one removes. Raises `DeadlineExceeded` where laying out takes too long.
     """
-    offsets, total = _offsets(buckets)
+    offsets, total = _offsets([bucket.num_bytes for bucket in buckets])
     file = f"{PREFIX}{os.geteuid()}-{name}"
     path = (folder or _folder(file, total)) / file
     _remove_left(path)
     descriptor, laid_out = _held(path, _layer(buckets, offsets, total), total, deadline_s)
     try:
-        places = (SharedBucket(b.entries, o, b.num_bytes) for b, o in zip(buckets, offsets, strict=True))
-        yield SharedWeights(str(path), tuple(places), laid_out=laid_out)
+        yield SharedWeights(str(path), laid_out)
     finally:
         _leave(descriptor, path)
 
@@ -181,22 +153,17 @@ def _locked(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _bucket(offset_bytes: int, num_bytes: int, entries: Sequence[tuple[str, Sequence[int], str, int]]) -> SharedBucket:
-    named = tuple(WeightEntry(name, tuple(shape), dtype, offset) for name, shape, dtype, offset in entries)
-    return SharedBucket(named, offset_bytes, num_bytes)
-
-
-def _offsets(buckets: Sequence[WeightBucket], page: int = 4096) -> tuple[list[int], int]:
-    """Each bucket starts on a page, so that every dtype may be viewed in place."""
-    offsets, end = [], 0
-    for bucket in buckets:
+def _offsets(sizes: Sequence[int], page: int = 4096) -> tuple[list[int], int]:
+    """Where each bucket starts, and the end: on a page, so that every dtype may be viewed in place."""
+    offsets, end = list[int](), 0
+    for num_bytes in sizes:
         offsets.append(end)
-        end += -(-bucket.num_bytes // page) * page
+        end += -(-num_bytes // page) * page
     return offsets, end
 
 
 def _folder(file: str, num_bytes: int) -> Path:
-    """Shared memory where it has room (containers often give 64 MiB), else the temporary folder, and a line says so."""
+    """Shared memory where it has room (containers often give 64 MiB), else the temporary folder."""
     if (SHARED_MEMORY / file).exists():
         return SHARED_MEMORY
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0

@@ -7,16 +7,21 @@ vLLM's weight-transfer interface, since an engine has one for its life: each par
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
 from actors.generation.owner import end_with_owner
+from actors.generation.vllm_private import (
+    begin_reload,
+    finish_reload,
+    loadable_names,
+    repack_tied_head,
+    use_fused_cpu_norm,
+)
 from actors.weights.adapter_folder import is_adapter
 from actors.weights.arrivals import Arrivals
 from actors.weights.tensors import TensorBucket, add_checksum
@@ -71,8 +76,7 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Of tied ones only the first. vLLM's LoRA layers hold the model's own layers, whose names loading knows.
-        self._parameters = {name.replace(".base_layer.", ".") for name, _ in self.model.named_parameters()}
+        self._parameters = loadable_names(self.model)
         self._arrivals = Arrivals(self.device, self.parallel_config.rank)
         self._hashing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-checksum")
         self._checksum = LoadedChecksum(self._hashing)
@@ -94,7 +98,7 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
 
     def receive_weights(self, update_info: Parcel) -> None:
         if not self._reloading:
-            initialize_layerwise_reload(self.model)
+            begin_reload(self.model)
             self._reloading = True
         model: Any = self.model  # vLLM knows of any torch module only that it is one
         for bucket in self._arrivals.parcel(**vars(update_info)):
@@ -108,24 +112,14 @@ class Loading(WeightTransferEngine[Meet, Parcel]):
         if self._missing:
             raise ValueError(f"no weights came for {sorted(self._missing)}")
         if self._reloading:
-            finalize_layerwise_reload(self.model, self.model_config)
+            finish_reload(self.model, self.model_config)
             self._reloading = False
             if self.device.type == "cpu":
-                self._repack_tied_head()
+                repack_tied_head(self.model)
 
     def checksum(self) -> int | None:
         """None while it is still being computed."""
         return self._checksum.value()
-
-    def _repack_tied_head(self) -> None:
-        """vLLM 0.32 packs a tied output head for oneDNN on its own, and its reload leaves the head the old weights.
-
-        Whether it is tied the parameters tell: of a folder that saves the head beside its embeddings, vLLM's copy of
-        config.json says that it is not, and the two are tied again once they turn out to be equal.
-        """
-        head: Any = getattr(self.model, "lm_head", None)
-        if hasattr(head, "quant_method") and "lm_head.weight" not in self._parameters:
-            head.quant_method.process_weights_after_loading(head)
 
     def shutdown(self) -> None:
         self._arrivals.end()
@@ -145,4 +139,4 @@ class WorkerExtension:
 WeightTransferEngineFactory.register_engine(BACKEND, Loading)
 end_with_owner()
 if current_platform.is_cpu():
-    import_module("actors.generation.cpu_layers")
+    use_fused_cpu_norm()

@@ -1,16 +1,30 @@
-"""Parameters as torch has them: between torch and numpy, which has no bfloat16, and in buckets on a device."""
+"""Parameters as torch tensors: to numpy, which has no bfloat16, and in buckets on a device."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from actors.weights import byte_sums
-from actors.weights.buckets import BFLOAT16, NamedArray, WeightBucket, WeightEntry, chained, checksum
+from actors.weights.buckets import (
+    BFLOAT16,
+    ROW_BYTES,
+    ROW_WORDS,
+    WORD_BYTES,
+    BucketPlan,
+    NamedArray,
+    WeightBucket,
+    WeightEntry,
+    chained,
+    checksum,
+    joined_sums,
+    pack,
+    plan_buckets,
+    size_of,
+)
 
 WORD = torch.int64
-"""Sums of it wrap around at 2**64, as those of byte_sums do."""
+"""Its sums wrap around at 2**64, as those of `buckets.sum_of_bytes` do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +44,50 @@ class TensorBucket:
         return self.data[entry.offset_bytes : entry.offset_bytes + entry.num_bytes]
 
 
+class ServedWeights:
+    """The newest weights of one learner rank, in buckets; about one bucket is gathered at a time.
+
+    Every method that yields buckets is a collective of all ranks, and must be read to its end.
+    """
+
+    def __init__(
+        self,
+        entries: Callable[[], Iterator[WeightEntry]],
+        gather: Callable[[int, bool], Iterator[tuple[str, Tensor]]],
+        bucket_bytes: int,
+        *,
+        everywhere: bool,
+    ) -> None:
+        """`gather(group_bytes, everywhere)` yields the parameters in the order of `entries`, on every rank or on the
+        first alone. `everywhere`: every rank has the buckets of `on_device`."""
+        self._entries = entries
+        self._gather = gather
+        self._bucket_bytes = bucket_bytes
+        self._everywhere = everywhere
+
+    @property
+    def plan(self) -> BucketPlan:
+        return plan_buckets(self._entries(), self._bucket_bytes)
+
+    def on_host(self) -> Iterator[WeightBucket]:
+        """On the first rank; nothing elsewhere."""
+        parameters = self._gather(self._bucket_bytes, False)
+        return pack((named_array(name, weight) for name, weight in parameters), self._bucket_bytes)
+
+    def on_device(self, data: Tensor) -> Iterator[TensorBucket]:
+        """Each bucket at the beginning of `data`, uint8 and as large as the largest: valid until the next."""
+        parameters = self._gather(self._bucket_bytes, self._everywhere)
+        for entries in self.plan:
+            yield filled(entries, data[: size_of(entries)], parameters)
+        for name, _ in parameters:  # the end of the last group is a collective too
+            raise ValueError(f"{name} is not in the plan")
+
+    def take_part(self) -> None:
+        """Gather with the other ranks, and keep nothing."""
+        for _ in self._gather(self._bucket_bytes, False):
+            pass
+
+
 def filled(entries: Sequence[WeightEntry], data: Tensor, parameters: Iterator[tuple[str, Tensor]]) -> TensorBucket:
     """The next parameters, copied to where the entries say. Raises `ValueError` where they are others."""
     bucket = TensorBucket(tuple(entries), data)
@@ -46,28 +104,28 @@ def add_checksum(bucket: TensorBucket, total: int) -> int:
     if bucket.data.device.type == "cpu":
         return checksum([WeightBucket(bucket.entries, bucket.data.numpy())], total)
     for entry in bucket.entries:
-        total = chained(entry, sum_of_bytes(bucket.bytes_of(entry)), total)
+        total = chained(entry, sum_of_tensor(bucket.bytes_of(entry)), total)
     return total
 
 
-def sum_of_bytes(data: Tensor) -> int:
-    """As `byte_sums.of_array`, on any device; reads 2 x 8 bytes of every 8 and holds a sum for each 8 KiB."""
-    words = -(-len(data) // byte_sums.WORD_BYTES)
-    rows = -(-words // byte_sums.ROW_WORDS)
-    whole = len(data) // byte_sums.ROW_BYTES
+def sum_of_tensor(data: Tensor) -> int:
+    """As `buckets.sum_of_bytes`, on any device; reads 2 x 8 bytes of every 8 and holds a sum for each 8 KiB."""
+    words = -(-len(data) // WORD_BYTES)
+    rows = -(-words // ROW_WORDS)
+    whole = len(data) // ROW_BYTES
     row_sums = torch.zeros(rows, dtype=WORD, device=data.device)
-    column_sums = torch.zeros(byte_sums.ROW_WORDS, dtype=WORD, device=data.device)
-    parts = [(slice(0, whole), data[: whole * byte_sums.ROW_BYTES])] if whole else []
+    column_sums = torch.zeros(ROW_WORDS, dtype=WORD, device=data.device)
+    parts = [(slice(0, whole), data[: whole * ROW_BYTES])] if whole else []
     if rows > whole:
-        rest = torch.zeros(byte_sums.ROW_BYTES, dtype=torch.uint8, device=data.device)
-        rest[: len(data) - whole * byte_sums.ROW_BYTES] = data[whole * byte_sums.ROW_BYTES :]
+        rest = torch.zeros(ROW_BYTES, dtype=torch.uint8, device=data.device)
+        rest[: len(data) - whole * ROW_BYTES] = data[whole * ROW_BYTES :]
         parts.append((slice(whole, rows), rest))
     for place, part in parts:
-        matrix = part.view(WORD).view(-1, byte_sums.ROW_WORDS)
+        matrix = part.view(WORD).view(-1, ROW_WORDS)
         row_sums[place] = matrix.sum(1)
         column_sums += matrix.sum(0)
     by_row, by_column = (int((sums * _odd(sums)).sum()) for sums in (row_sums, column_sums))
-    return byte_sums.joined(by_row, by_column, len(data))
+    return joined_sums(by_row, by_column, len(data))
 
 
 def _odd(sums: Tensor) -> Tensor:

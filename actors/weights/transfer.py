@@ -1,38 +1,39 @@
-"""How one version of the weights gets from the learner's ranks to the engines: one Protocol, three ways.
+"""How one version of the weights gets from the learner's ranks to the engines, by one of three ways.
 
 `object_store`: the first rank puts buckets into Ray's object store, and engines fetch them when the driver says so.
-`nccl`: the first rank broadcasts them to every rank of every engine (`collective_sender`).
-`ipc`: every rank hands its own GPU's engine what it has gathered there (`ipc_sender`).
+`nccl`: the first rank broadcasts them to every rank of every engine (`collective`).
+`ipc`: every rank hands what it has gathered on its GPU to the engine of that GPU (`ipc`).
 
-By the last two nothing is left behind for an engine that was not there: it takes them through the object store.
+By the last two an engine that was not there finds nothing later: it takes the version through the object store.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as OutOfTime
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from actors.weights.buckets import BucketPlan, WeightBucket, checksum
-from rstar_ray.errors import DeadlineExceeded, TransferError
+from rstar_ray.config.gpus import WeightWay
+from rstar_ray.errors import DeadlineExceeded, LearnerError, TransferError
 
 if TYPE_CHECKING:
-    from actors.weights.tensors import TensorBucket
+    from actors.weights.tensors import ServedWeights
 
 T = TypeVar("T")
 
 BACKEND = "rstar_ray"
-"""How vLLM's weight-transfer interface is told of the engines' end of all three (`actors.weights.sync`)."""
+"""The name of our backend of vLLM's weight-transfer interface (`actors.weights.sync`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulled:
-    """What a replica says of new weights."""
+class LoadedWeights:
+    """One engine's report of a version that it serves."""
 
-    checksum: int
-    move_s: float  # from the publisher's node into this one's shared memory, while decoding went on
-    load_s: float  # decoding stood still
-    laid_out: bool  # by this replica; another of its node may have been first
+    checksum: int  # of the weights as its workers loaded them (actors.weights.buckets.checksum)
+    move_s: float = 0.0  # from the publisher's node into this node's shared memory, while decoding continued
+    load_s: float = 0.0  # decoding was paused
+    laid_out: bool = False  # in shared memory by this engine; another of its node may have been first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,47 +47,41 @@ class EngineSeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """What became of a version at one of the learner's ranks."""
+class Publication:
+    """One version of the weights on its way to the replicas: one rank's part, or all ranks' together."""
 
-    checksum: int = 0  # of the weights as they were sent
+    policy_version: int
+    way: WeightWay = "object_store"
+    checksum: int = 0
     num_bytes: int = 0  # 0: this rank sent nothing
-    refs: tuple[Any, ...] = ()  # of WeightBuckets in the object store, for whoever fetches them
-    took: Mapping[str, Pulled] = field(default_factory=dict[str, Pulled])  # engines that serve them
+    seconds: float = 0.0  # until all ranks had sent it
+    refs: tuple[Any, ...] = ()  # ObjectRefs of WeightBuckets, which die with the first rank
+    took: Mapping[str, LoadedWeights] = field(default_factory=dict[str, LoadedWeights])  # engines that serve it
     failed: Mapping[str, str] = field(default_factory=dict[str, str])  # engines that do not, and why
 
-
-class Weights(Protocol):
-    """The newest weights as one rank can have them; each of the ways is a collective of all ranks, gone to its end."""
-
-    @property
-    def plan(self) -> BucketPlan: ...
-
-    def on_host(self) -> Iterator[WeightBucket]:
-        """On the first rank; nothing elsewhere."""
-        ...
-
-    def on_device(self, data: Any) -> "Iterator[TensorBucket]":
-        """Each laid out at the beginning of `data`, a uint8 tensor that holds the largest: valid until the next."""
-        ...
-
-    def take_part(self) -> None:
-        """For a rank that sends nothing."""
-        ...
-
-
-class Transfer(Protocol):
-    """One of the learner's ranks at one way of sending."""
-
-    def send(self, weights: Weights, version: int, engines: Sequence["EngineLine"]) -> Sent:
-        """Never raises for an engine's sake: every rank must have gathered to the end."""
-        ...
+    @classmethod
+    def together(cls, parts: "Sequence[Publication]", *, seconds: float) -> "Publication":
+        """All ranks' parts. Raises `LearnerError` where two of them sent different weights."""
+        whole = [one for one in parts if one.num_bytes]
+        version = parts[0].policy_version
+        if len({one.checksum for one in whole}) > 1:
+            raise LearnerError(f"ranks sent different weights as version {version}: {[w.checksum for w in whole]}")
+        return cls(
+            policy_version=version,
+            way=parts[0].way,
+            checksum=whole[0].checksum if whole else 0,
+            num_bytes=whole[0].num_bytes if whole else 0,
+            seconds=seconds,
+            refs=tuple(ref for one in whole for ref in one.refs),
+            took={name: loaded for one in parts for name, loaded in one.took.items()},
+            failed={name: reason for one in parts for name, reason in one.failed.items()},
+        )
 
 
 class EngineLine(Protocol):
     """One engine as a sender reaches it. `join` once a group, then `begin`, every `take`, and `end`.
 
-    The answers raise where the engine has failed. One that has begun and hears nothing more ends itself.
+    The answers raise where the engine has failed. An engine that has begun and receives nothing more ends itself.
     """
 
     @property
@@ -94,31 +89,18 @@ class EngineLine(Protocol):
     def join(self, meeting: Mapping[str, Any]) -> "Future[None]": ...
     def begin(self, version: int, plan: BucketPlan) -> "Future[None]": ...
     def take(self, parcel: Mapping[str, Any]) -> "Future[None]": ...
-    def end(self) -> "Future[Pulled]": ...
+    def end(self) -> "Future[LoadedWeights]": ...
 
 
-class StoreTransfer:
+def put_into_store(weights: "ServedWeights", version: int, put: Callable[[WeightBucket], Any]) -> Publication:
     """Through Ray's object store: on a CPU, and wherever an engine shares no GPU and no network with the learner."""
-
-    def __init__(self, put: Callable[[WeightBucket], Any]) -> None:
-        self._put = put
-
-    def send(self, weights: Weights, version: int, engines: Sequence[EngineLine]) -> Sent:
-        refs: list[Any] = []
-        total = num_bytes = 0
-        for bucket in weights.on_host():
-            refs.append(self._put(bucket))
-            total = checksum([bucket], total)
-            num_bytes += bucket.num_bytes
-        return Sent(checksum=total, num_bytes=num_bytes, refs=tuple(refs))
-
-
-class NoTransfer:
-    """Of a rank that others send for."""
-
-    def send(self, weights: Weights, version: int, engines: Sequence[EngineLine]) -> Sent:
-        weights.take_part()
-        return Sent()
+    refs: list[Any] = []
+    total = num_bytes = 0
+    for bucket in weights.on_host():
+        refs.append(put(bucket))
+        total = checksum([bucket], total)
+        num_bytes += bucket.num_bytes
+    return Publication(policy_version=version, checksum=total, num_bytes=num_bytes, refs=tuple(refs))
 
 
 def answer(of: "Future[T]", seconds: float, *, owner: str, reason: str) -> T:
@@ -132,7 +114,7 @@ def answer(of: "Future[T]", seconds: float, *, owner: str, reason: str) -> T:
 
 
 def raise_failed(answers: Mapping[str, "Future[Any]"], reason: str) -> None:
-    """Raise what an engine has answered too early: nothing but a failure."""
+    """Raise an answer that came too early: it is a failure."""
     for name, of in answers.items():
         if of.done() and of.exception() is not None:
             answer(of, 0, owner=name, reason=reason)

@@ -7,7 +7,7 @@ from typing import Any
 
 from actors.generation.engine import Engine
 from actors.weights.buckets import BucketPlan
-from actors.weights.transfer import EngineSeat, Pulled
+from actors.weights.transfer import EngineSeat, LoadedWeights
 
 
 class Line:
@@ -30,9 +30,5 @@ class Line:
     def take(self, parcel: Mapping[str, Any]) -> "Future[None]":
         return self._ask(self._engine.weights.take(parcel))
 
-    def end(self) -> "Future[Pulled]":
-        async def ended() -> Pulled:
-            update = await self._engine.weights.end()
-            return Pulled(checksum=update.checksum, move_s=0.0, load_s=update.paused_s, laid_out=False)
-
-        return self._ask(ended())
+    def end(self) -> "Future[LoadedWeights]":
+        return self._ask(self._engine.weights.end())

@@ -116,8 +116,8 @@ async def test_log_probs_equal_the_learners_over_several_publishes_and_turns(eng
     for version in (1, 2, 3):
         model = policy(seed=version)
         buckets = weights(model)
-        update = await engine.update_weights(version, buckets)
-        assert (update.policy_version, update.checksum) == (version, checksum(buckets))
+        update = await engine.weights.update(version, buckets)
+        assert (engine.policy_version, update.checksum) == (version, checksum(buckets))
         contexts = prompts(8)
         for turn in range(3):
             turns = [complete(engine, context, seed=100 * turn + i) for i, context in enumerate(contexts)]
@@ -135,14 +135,14 @@ async def test_log_probs_equal_the_learners_over_several_publishes_and_turns(eng
 async def test_a_request_under_way_goes_on_under_the_new_weights(engine: Engine):
     """Each of its log-probs is the old policy's up to one token and the new one's from there on."""
     old, new = policy(seed=10), policy(seed=11)
-    await engine.update_weights(10, weights(old))
+    await engine.weights.update(10, weights(old))
     started = [asyncio.create_task(complete(engine, p, seed=i, max_tokens=900)) for i, p in enumerate(prompts(24))]
     await until(lambda: engine.load().running == 24)
     under_way = engine.load()
-    update = await engine.update_weights(11, weights(new))
+    update = await engine.weights.update(11, weights(new))
     completions = await asyncio.gather(*started)
     assert under_way.running > 0 and under_way.kv_used_tokens > 0
-    assert update.paused_s < 5
+    assert update.load_s < 5
     crossed = 0
     for prompt, completion in zip(prompts(24), completions, strict=True):
         seen = np.array(completion.logprobs)
@@ -207,7 +207,7 @@ async def test_weights_of_another_model_are_refused_and_the_old_ones_serve_on(en
     before = engine.policy_version
     renamed = list(pack((NamedArray(f"other.{n}", p.detach().numpy()) for n, p in model.named_parameters()), 2**20))
     with pytest.raises(EngineError, match=r"missing \[model\.embed_tokens\.weight.*unknown \[other\."):
-        await engine.update_weights(20, renamed)
+        await engine.weights.update(20, renamed)
     assert engine.policy_version == before
     assert set((await complete(engine, prompts(1)[0])).policy_versions) == {before}
 
@@ -280,7 +280,7 @@ async def test_a_tied_head_saved_beside_its_embeddings_is_published_to_like_any_
     await twice.start()
     try:
         model = policy(seed=1)
-        update = await twice.update_weights(1, weights(model))
+        update = await twice.weights.update(1, weights(model))
         assert update.checksum == checksum(weights(model))
         assert await off_by(twice, model) <= TOLERANCE
     finally:

@@ -12,10 +12,9 @@ import pytest
 from actors.balancer_service import BalancerService
 from actors.generation.engine import EngineFacts
 from actors.generation.journal_writer import JournalWriter
-from actors.generation.load_meter import EngineLoad
 from actors.generation.outbox import rollout_load
-from actors.generation.weight_swap import WeightUpdate
 from actors.generation.worker import GenerationWorker
+from actors.weights.transfer import LoadedWeights
 from rstar_ray.agent.journal import TurnJournal, journaled
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.errors import EngineError, JudgeError, ToolError, ToolStateLost
@@ -34,6 +33,7 @@ from rstar_ray.trajectory import (
     Trajectory,
     TrajectorySummary,
 )
+from scheduler.records import ReplicaLoad
 from tests.fakes import (
     LIMITS,
     AddingSandbox,
@@ -78,12 +78,12 @@ class FakeEngine:
             raise EngineError("the engine died")
         return await self.policy(prompt_ids, **asked)
 
-    async def update_weights(self, version: int, buckets: Sequence[Any], name: str) -> WeightUpdate:
+    async def update_weights(self, version: int, buckets: Sequence[Any], name: str) -> LoadedWeights:
         self.policy_version = self.policy.policy_version = version
-        return WeightUpdate(policy_version=version, checksum=7, shared_s=0.0, paused_s=0.0)
+        return LoadedWeights(checksum=7)
 
-    def load(self) -> EngineLoad:
-        return EngineLoad()
+    def load(self) -> ReplicaLoad:
+        return ReplicaLoad(policy_version=self.policy_version)
 
     async def close(self) -> None: ...
 

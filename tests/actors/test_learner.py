@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from actors.health.watchdog import Watch
-from actors.learner.gang import Learner, Publication
+from actors.learner.gang import Learner
 from actors.learner.rank_client import RankClient
 from actors.remote import Remote
 from actors.weights.buckets import checksum
+from actors.weights.transfer import Publication
 from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.algorithm.update import SftExample
 from rstar_ray.config import DetectorConfig

@@ -15,9 +15,8 @@ from actors.generation.delivery import NUM_PARTS, Delivery
 from actors.generation.engine import EngineFacts
 from actors.generation.replicas import MAX_LOSSES_IN_A_ROW, START_PATIENCE, Replicas
 from actors.health.heartbeat import Sign
-from actors.learner.gang import Publication
 from actors.remote import Remote
-from actors.weights.transfer import Pulled
+from actors.weights.transfer import LoadedWeights, Publication
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.deadline import waits
 from rstar_ray.errors import DeadlineExceeded, EngineError, RankLost, RStarError
@@ -92,7 +91,7 @@ class Worker:
         if fault is not None:
             raise fault
 
-    async def _pull(self, version: int, refs: Any) -> Pulled:
+    async def _pull(self, version: int, refs: Any) -> LoadedWeights:
         await self.hold_pull.wait()
         if self.cut or self._killed.is_set():
             self.cut = False
@@ -103,7 +102,7 @@ class Worker:
             raise RayTaskError("pull", "", OwnerDiedError("ref", None, ""))
         assert refs == [["a ref"]]  # boxed, so that Ray hands on the ref itself
         self.told.append(version)
-        return Pulled(checksum=self.checksums[version], move_s=0.1, load_s=self.load_s, laid_out=self.laid_out)
+        return LoadedWeights(checksum=self.checksums[version], move_s=0.1, load_s=self.load_s, laid_out=self.laid_out)
 
     async def _probe(self) -> Sign:
         if self._killed.is_set() or self.mute:
@@ -503,7 +502,7 @@ SENT = replace(
     FIRST,
     refs=(),
     way="ipc",
-    took={"generation/0": Pulled(checksum=11, move_s=0.0, load_s=0.7, laid_out=False)},
+    took={"generation/0": LoadedWeights(checksum=11, move_s=0.0, load_s=0.7, laid_out=False)},
     failed={"generation/1": "its process died"},
 )
 """A version that one of two took from a rank, and that lies nowhere."""
@@ -519,7 +518,7 @@ async def test_who_took_a_version_died_and_is_back_before_the_publish_ends_takes
     run.second.kill()  # it has what it was sent, and the learner still sends to others
     await run.shows("generation/1: 1,000 KV tokens", times=2)
     assert run.second.told[-3:] == ["start", 1, "serve"]
-    took = {name: Pulled(checksum=12, move_s=0.0, load_s=0.7, laid_out=False) for name in run.replicas.workers}
+    took = {name: LoadedWeights(checksum=12, move_s=0.0, load_s=0.7, laid_out=False) for name in run.replicas.workers}
     await run.replicas.publish(replace(SECOND, refs=(), way="nccl", took=took))
     assert (run.first.told[-1], run.second.told[-1]) == (1, 2)
 
@@ -540,7 +539,7 @@ async def test_a_worker_that_comes_back_once_the_learner_has_gone_on_waits_for_t
 
 
 async def test_a_sent_version_that_is_another_than_the_learners_ends_the_run(run: Run):
-    wrong = {"generation/0": Pulled(checksum=99, move_s=0.0, load_s=0.7, laid_out=False)}
+    wrong = {"generation/0": LoadedWeights(checksum=99, move_s=0.0, load_s=0.7, laid_out=False)}
     with pytest.raises(RStarError, match="generation/0 holds other weights than the learner published as version 1"):
         await run.replicas.publish(replace(SENT, took=wrong))
 

@@ -88,8 +88,8 @@ async def test_log_probs_equal_those_of_the_merged_model_over_several_versions(e
     for version in (1, 2, 3):
         matrices = adapter(folder, seed=version)
         published = buckets(matrices)
-        update = await engine.update_weights(version, published)
-        assert (update.policy_version, update.checksum) == (version, checksum(published))
+        update = await engine.weights.update(version, published)
+        assert (engine.policy_version, update.checksum) == (version, checksum(published))
         assert await off_by(engine, merged(base, folder, matrices)) <= TOLERANCE
         assert await off_by(engine, base) > 100 * TOLERANCE
     assert engine.policy_version == 3
@@ -108,10 +108,10 @@ async def _stream(engine: Engine, prompt: list[int]) -> AsyncIterator[int]:
 async def test_a_request_under_way_continues_under_the_new_adapter(engine: Engine, folder: Path):
     """Each of its log-probs is the old version's up to one token and the new one's from there on."""
     versions = {number: adapter(folder, seed=number) for number in (10, 11)}
-    await engine.update_weights(10, buckets(versions[10]))
+    await engine.weights.update(10, buckets(versions[10]))
     started = [asyncio.create_task(complete(engine, p, seed=i, max_tokens=600)) for i, p in enumerate(prompts(8))]
     await until(lambda: engine.load().running == 8)
-    await engine.update_weights(11, buckets(versions[11]))
+    await engine.weights.update(11, buckets(versions[11]))
     completions = await asyncio.gather(*started)
     models = {number: merged(policy(seed=0), folder, matrices) for number, matrices in versions.items()}
     crossed = 0
@@ -125,7 +125,7 @@ async def test_a_request_under_way_continues_under_the_new_adapter(engine: Engin
 
 async def test_adapters_that_do_not_fit_are_refused_and_the_old_one_still_serves(engine: Engine, folder: Path):
     matrices = adapter(folder, seed=20)
-    await engine.update_weights(20, buckets(matrices))
+    await engine.weights.update(20, buckets(matrices))
     lacking = dict(list(matrices.items())[1:])
     for wrong in (
         buckets(lacking),
@@ -133,7 +133,7 @@ async def test_adapters_that_do_not_fit_are_refused_and_the_old_one_still_serves
         buckets(parameters_of(policy(0))),
     ):
         with pytest.raises(EngineError, match="not the weights of"):
-            await engine.update_weights(21, wrong)
+            await engine.weights.update(21, wrong)
     assert engine.policy_version == 20
     assert await off_by(engine, merged(policy(seed=0), folder, matrices)) <= TOLERANCE
 
@@ -142,13 +142,13 @@ async def test_the_models_weights_may_come_with_an_adapter_and_not_go_back(engin
     """Of a policy whose adapter was trained beside other weights than those that the engine started from."""
     other, matrices = policy(seed=30), adapter(folder, seed=30)
     published = buckets(parameters_of(other), matrices)
-    update = await engine.update_weights(30, published)
+    update = await engine.weights.update(30, published)
     assert update.checksum == checksum(published)
     assert await off_by(engine, merged(other, folder, matrices)) <= TOLERANCE
     with pytest.raises(EngineError, match="were replaced"):
-        await engine.update_weights(31, buckets(adapter(folder, seed=31)))
+        await engine.weights.update(31, buckets(adapter(folder, seed=31)))
     again = adapter(folder, seed=32)
-    await engine.update_weights(32, buckets(parameters_of(other), again))
+    await engine.weights.update(32, buckets(parameters_of(other), again))
     assert await off_by(engine, merged(other, folder, again)) <= TOLERANCE
 
 
@@ -207,7 +207,7 @@ async def test_an_engine_serves_what_a_bfloat16_learner_trained(tmp_path: Path, 
         learner.written()
         trained: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="float32")
         await engine.start()
-        await engine.update_weights(1, published)
+        await engine.weights.update(1, published)
         for prompt in prompts(4):
             completion = await complete(engine, prompt)
             seen = np.array(completion.logprobs)

@@ -71,7 +71,7 @@ async def test_each_version_is_served_as_loaded(kind: str, changes: dict[str, An
         for version in (1, 2):
             model = model_of(kind, version, **changes)
             buckets = weights(model)
-            update = await engine.update_weights(version, buckets)
+            update = await engine.weights.update(version, buckets)
             assert update.checksum == checksum(buckets)
             assert await off_by(engine, model) <= TOLERANCE
     finally:

@@ -12,7 +12,7 @@ import pytest
 
 from actors.weights import shared_memory
 from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack
-from actors.weights.shared_memory import from_payload, open_buckets, shared_buckets
+from actors.weights.shared_memory import open_buckets, shared_buckets
 from rstar_ray.errors import DeadlineExceeded
 from tests.actors.unpacked import unpack
 
@@ -37,9 +37,12 @@ def buckets() -> list[WeightBucket]:
     return list(pack((NamedArray(name, array) for name, array in parameters().items()), max_bytes=4096))
 
 
+PLAN = [bucket.entries for bucket in buckets()]
+
+
 def test_shared_weights_come_out_as_they_went_in(tmp_path: Path):
     with shared_buckets("one", buckets(), folder=tmp_path) as shared:
-        received = open_buckets(from_payload(**shared.payload()))
+        received = open_buckets(shared.path, PLAN)
         assert checksum(received) == checksum(buckets())
         for parameter in unpack(received):
             np.testing.assert_array_equal(parameter.array, parameters()[parameter.name])
@@ -47,13 +50,13 @@ def test_shared_weights_come_out_as_they_went_in(tmp_path: Path):
 
 def test_a_readers_change_reaches_nobody_else(tmp_path: Path):
     with shared_buckets("one", buckets(), folder=tmp_path) as shared:
-        open_buckets(shared)[0].data[:] = 0
-        assert checksum(open_buckets(shared)) == checksum(buckets())
+        open_buckets(shared.path, PLAN)[0].data[:] = 0
+        assert checksum(open_buckets(shared.path, PLAN)) == checksum(buckets())
 
 
 def test_the_shared_file_is_gone_afterwards_and_a_readers_view_lives_on(tmp_path: Path):
     with shared_buckets("one", buckets(), folder=tmp_path) as shared:
-        received = open_buckets(shared)
+        received = open_buckets(shared.path, PLAN)
     assert not Path(shared.path).exists()
     assert checksum(received) == checksum(buckets())
 
@@ -69,7 +72,11 @@ def test_two_engines_of_a_node_share_one_copy_and_those_of_two_nodes_have_two(tm
     ):
         assert (first.path, first.laid_out, second.laid_out, elsewhere.laid_out) == (second.path, True, False, True)
         assert [len(list(node.iterdir())) for node in nodes] == [1, 1]
-        assert checksum(open_buckets(second)) == checksum(open_buckets(elsewhere)) == checksum(buckets())
+        assert (
+            checksum(open_buckets(second.path, PLAN))
+            == checksum(open_buckets(elsewhere.path, PLAN))
+            == checksum(buckets())
+        )
     assert not [*nodes[0].iterdir(), *nodes[1].iterdir()]
 
 
@@ -79,7 +86,7 @@ def test_eight_at_once_lay_out_once_and_nothing_is_left(tmp_path: Path):
     def take(_: int) -> tuple[bool, int]:
         together.wait()
         with shared_buckets("version", buckets(), folder=tmp_path) as shared:
-            seen = checksum(open_buckets(shared))
+            seen = checksum(open_buckets(shared.path, PLAN))
             together.wait()  # nobody leaves before all are here
         return shared.laid_out, seen
 
@@ -108,7 +115,7 @@ def test_a_file_that_is_only_half_laid_out_is_laid_out_again(tmp_path: Path):
         name = Path(shared.path)
     name.write_bytes(b"half")
     with shared_buckets("one", buckets(), folder=tmp_path) as shared:
-        assert shared.laid_out and checksum(open_buckets(shared)) == checksum(buckets())
+        assert shared.laid_out and checksum(open_buckets(shared.path, PLAN)) == checksum(buckets())
 
 
 def test_who_lays_out_for_ever_is_not_waited_for_that_long(tmp_path: Path):

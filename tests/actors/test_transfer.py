@@ -20,20 +20,13 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-from actors.weights import byte_sums, collective
-from actors.weights.arrivals import Arrivals, rebuilt
-from actors.weights.buckets import (
-    BucketPlan,
-    WeightBucket,
-    WeightEntry,
-    checksum,
-    plan_buckets,
-    size_of,
-)
-from actors.weights.collective_sender import CollectiveTransfer, plain
-from actors.weights.ipc_sender import IpcTransfer
-from actors.weights.tensors import TensorBucket, add_checksum, filled, sum_of_bytes
-from actors.weights.transfer import EngineSeat, NoTransfer, Pulled, Sent, StoreTransfer
+from actors.weights import collective
+from actors.weights.arrivals import Arrivals
+from actors.weights.buckets import BucketPlan, WeightBucket, WeightEntry, as_rows, checksum, sum_of_bytes
+from actors.weights.collective import CollectiveTransfer
+from actors.weights.ipc import IpcTransfer, rebuilt
+from actors.weights.tensors import ServedWeights, TensorBucket, add_checksum, filled, sum_of_tensor
+from actors.weights.transfer import EngineSeat, LoadedWeights, Publication, put_into_store
 from rstar_ray.errors import DeadlineExceeded, EngineError, TransferError
 
 CPU = torch.device("cpu")
@@ -53,45 +46,30 @@ def model(seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-class Gathered:
-    """`Weights` of a model that lies whole in this process."""
+class Gathered(ServedWeights):
+    """The weights of a model that lies whole in this process."""
 
     def __init__(self, seed: int = 0, events: list[str] | None = None) -> None:
         self.parameters = model(seed)
         self.events = [] if events is None else events
+        super().__init__(self._rows, self._all, BUCKET_BYTES, everywhere=True)
 
-    @property
-    def plan(self) -> BucketPlan:
-        entries = (
-            WeightEntry(name, tuple(one.shape), str(one.dtype).removeprefix("torch."), 0)
-            for name, one in self.parameters.items()
-        )
-        return plan_buckets(entries, BUCKET_BYTES)
+    def _rows(self) -> Iterator[WeightEntry]:
+        for name, one in self.parameters.items():
+            yield WeightEntry(name, tuple(one.shape), str(one.dtype).removeprefix("torch."), 0)
 
-    def on_host(self) -> Iterator[WeightBucket]:
-        for entries in self.plan:
-            data = np.zeros(size_of(entries), np.uint8)
-            filled(entries, torch.from_numpy(data), ((e.name, self.parameters[e.name]) for e in entries))
-            yield WeightBucket(entries, data)
-
-    def on_device(self, data: Tensor) -> Iterator[TensorBucket]:
-        parameters = iter(self.parameters.items())
-        for number, entries in enumerate(self.plan):
-            self.events.append(f"gathered {number}")
-            yield filled(entries, data[: size_of(entries)], parameters)
+    def _all(self, group_bytes: int, everywhere: bool) -> Iterator[tuple[str, Tensor]]:
+        yield from self.parameters.items()
         self.events.append("all gathered")
-
-    def take_part(self) -> None:
-        self.events.append("took part")
 
     @property
     def checksum(self) -> int:
-        return checksum(self.on_host())
+        return checksum(list(self.on_host()))
 
 
 @dataclass
 class SharedTensors:
-    """`Exporter` and `Opener` of one process: exported memory is opened by what it was exported as."""
+    """`CudaExporter` and `CudaOpener` of one process: exported memory is opened by what it was exported as."""
 
     events: list[str]
     open_now: int = 0
@@ -156,15 +134,15 @@ class FakeEngine:
 
         return self._do("take", take)
 
-    def end(self) -> "Future[Pulled]":
-        def end() -> Pulled:
+    def end(self) -> "Future[LoadedWeights]":
+        def end() -> LoadedWeights:
             self.arrivals.end()
             self.versions.append(self._version)
             self.serves = {name: weight for bucket in self._came for name, weight in bucket.weights()}
             total = 0
             for bucket in self._came:
                 total = add_checksum(bucket, total)
-            return Pulled(checksum=total, move_s=0.0, load_s=0.1, laid_out=False)
+            return LoadedWeights(checksum=total, load_s=0.1)
 
         return self._do("end", end)
 
@@ -195,7 +173,7 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 8191, 8192, 8193, 50_001])
 def test_a_sum_of_bytes_on_a_device_is_the_hosts(size: int):
     data = np.random.default_rng(size).integers(0, 256, size).astype(np.uint8)
-    assert sum_of_bytes(torch.from_numpy(data)) == byte_sums.of_array(data)
+    assert sum_of_tensor(torch.from_numpy(data)) == sum_of_bytes(data)
 
 
 def test_another_parameter_than_the_layout_has_next_is_refused():
@@ -211,15 +189,9 @@ def test_another_parameter_than_the_layout_has_next_is_refused():
 def test_the_object_store_keeps_every_bucket_and_asks_no_engine():
     stored: list[WeightBucket] = []
     weights = Gathered()
-    sent = StoreTransfer(lambda bucket: stored.append(bucket) or len(stored)).send(weights, 1, [])
+    sent = put_into_store(weights, 1, lambda bucket: stored.append(bucket) or len(stored))
     assert (sent.refs, sent.num_bytes) == ((1, 2, 3), sum(bucket.num_bytes for bucket in stored))
     assert sent.checksum == checksum(stored) == weights.checksum
-
-
-def test_a_rank_that_others_send_for_gathers_with_them():
-    weights = Gathered()
-    assert NoTransfer().send(weights, 1, []) == Sent()
-    assert weights.events == ["took part"]
 
 
 # ---------------------------------------------------------------- IPC
@@ -230,11 +202,11 @@ class Beside:
 
     def __init__(self, deadline_s: float = 60.0) -> None:
         self.events: list[str] = []
-        self.memory = SharedTensors(self.events)
+        self.memory: Any = SharedTensors(self.events)
         self.engine = FakeEngine("generation/0", Arrivals(CPU, 0, self.memory), self.events)
         self.transfer = IpcTransfer(self.memory, deadline_s)
 
-    def send(self, version: int = 1, seed: int = 0) -> tuple[Sent, Gathered]:
+    def send(self, version: int = 1, seed: int = 0) -> tuple[Publication, Gathered]:
         self.events.clear()
         weights = Gathered(seed, self.events)
         return self.transfer.send(weights, version, [self.engine]), weights
@@ -280,8 +252,9 @@ def test_a_time_that_ran_out_in_the_engine_is_told_as_the_engines():
 def test_a_rank_whose_engine_is_gone_only_gathers():
     beside = Beside()
     weights = Gathered()
-    assert beside.transfer.send(weights, 1, []) == Sent()
-    assert weights.events == ["took part"] and beside.events == []
+    sent = beside.transfer.send(weights, 1, [])
+    assert (sent.num_bytes, sent.took, sent.failed) == (0, {}, {})
+    assert weights.events == ["all gathered"] and beside.events == []
 
 
 def test_a_handle_is_rebuilt_with_torchs_own_arguments_in_their_order():
@@ -330,7 +303,7 @@ class FarEngine:
         spawn = multiprocessing.get_context("spawn")
         self._meetings: Any = spawn.Queue()
         self._answers: Any = spawn.Queue()
-        self._plan = plain(plan)
+        self._plan = as_rows(plan)
         self._thread = ThreadPoolExecutor(1)
         arguments = (self._meetings, self._plan, self._answers, dies_at)
         self.process = spawn.Process(target=receive, args=arguments, daemon=True)
@@ -351,8 +324,8 @@ class FarEngine:
         assert parcel == {"by": "nccl", "buckets": self._plan}
         return self._thread.submit(self._answer)
 
-    def end(self) -> "Future[Pulled]":
-        return self._thread.submit(lambda: Pulled(checksum=self.last, move_s=0, load_s=0, laid_out=False))
+    def end(self) -> "Future[LoadedWeights]":
+        return self._thread.submit(lambda: LoadedWeights(checksum=self.last))
 
     def _answer(self) -> None:
         until = time.monotonic() + START_S
@@ -399,7 +372,7 @@ def test_an_engine_that_dies_in_a_broadcast_ends_it_for_all_with_a_name_inside_t
 def test_engines_that_do_not_come_are_waited_for_until_the_deadline():
     """The sender is alone: nobody joins."""
     events: list[str] = []
-    engine = FakeEngine("generation/0", Arrivals(CPU, 0, SharedTensors(events)), events)
+    engine = FakeEngine("generation/0", Arrivals(CPU, 0), events)
     engine.fails["join"] = fail
     weights = Gathered()
     sent = CollectiveTransfer("127.0.0.1", CPU, 1.0).send(weights, 1, [engine])
@@ -432,9 +405,9 @@ def test_a_group_whose_members_do_not_all_come_is_not_left_for_torch_to_end_the_
 
 
 def test_weights_by_a_way_that_nobody_knows_or_without_a_group_are_refused():
-    arrivals = Arrivals(CPU, 0, SharedTensors([]))
-    rows: Sequence[Any] = plain(Gathered().plan)
+    arrivals = Arrivals(CPU, 0)
+    rows: Sequence[Any] = as_rows(Gathered().plan)
     with pytest.raises(TransferError, match="joined no group"):
         list(arrivals.parcel("nccl", rows))
-    with pytest.raises(TransferError, match="'pigeon', which nobody here knows"):
+    with pytest.raises(TransferError, match="'pigeon', which is not a known way"):
         list(arrivals.parcel("pigeon", rows))

@@ -11,8 +11,8 @@ import torch
 
 from actors.generation.engine import Engine
 from actors.weights.buckets import checksum
-from actors.weights.collective_sender import CollectiveTransfer
-from actors.weights.transfer import Sent
+from actors.weights.collective import CollectiveTransfer
+from actors.weights.transfer import Publication
 from rstar_ray.errors import EngineError
 from rstar_ray.trajectory import MODELS_OWN, Completion
 from tests import derived
@@ -51,7 +51,7 @@ def rank(folder: Path) -> Iterator[Any]:
     one.close()
 
 
-async def send(transfer: CollectiveTransfer, rank: Any, engines: list[Engine], version: int) -> Sent:
+async def send(transfer: CollectiveTransfer, rank: Any, engines: list[Engine], version: int) -> Publication:
     lines = [Line(engine, number) for number, engine in enumerate(engines)]
     return await asyncio.to_thread(transfer.send, rank.served_weights(), version, lines)
 
@@ -84,7 +84,7 @@ async def test_a_broadcast_reaches_every_engine_whole_version_by_version_and_its
 
     # Through the object store meanwhile, as a replica that comes back takes them.
     buckets = list(rank.served_weights().on_host())
-    assert (await engines[1].update_weights(3, buckets)).checksum == checksum(buckets)
+    assert (await engines[1].weights.update(3, buckets)).checksum == checksum(buckets)
 
     (core,) = engines[1]._vllm.processes
     sending = asyncio.create_task(send(transfer, rank, engines, 4))

@@ -5,7 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from torch import Tensor
@@ -14,10 +14,10 @@ from actors.generation import weight_swap
 from actors.generation.load_meter import LoadMeter
 from actors.generation.weight_swap import WeightSwap
 from actors.weights.buckets import BucketPlan
-from actors.weights.collective_sender import CollectiveTransfer
-from actors.weights.ipc_sender import IpcTransfer
+from actors.weights.collective import CollectiveTransfer
+from actors.weights.ipc import IpcTransfer
 from actors.weights.tensors import TensorBucket
-from actors.weights.transfer import EngineSeat, Pulled, Sent
+from actors.weights.transfer import EngineSeat, LoadedWeights, Publication
 from rstar_ray.errors import EngineError
 from tests.actors.test_transfer import CPU, Gathered, SharedTensors
 
@@ -85,12 +85,8 @@ class Seated:
     def take(self, parcel: Mapping[str, Any]) -> "Future[None]":
         return self._ask("take", self.swap.take(parcel))
 
-    def end(self) -> "Future[Pulled]":
-        async def ended() -> Pulled:
-            update = await self.swap.end()
-            return Pulled(checksum=update.checksum, move_s=0.0, load_s=update.paused_s, laid_out=False)
-
-        return self._ask("end", ended())
+    def end(self) -> "Future[LoadedWeights]":
+        return self._ask("end", self.swap.end())
 
     def _ask(self, method: str, answer: Any) -> "Future[Any]":
         if method == self._hangs:
@@ -144,8 +140,8 @@ async def test_where_one_engine_hangs_those_beside_it_outlast_the_rank_that_wait
     barrier = threading.Barrier(2)
     engines = [Seated(0), Seated(1, hangs)]
 
-    def send(engine: Seated) -> Sent:
-        return IpcTransfer(SharedTensors([]), DEADLINE_S).send(Together(barrier), 1, [engine])
+    def send(engine: Seated) -> Publication:
+        return IpcTransfer(cast(Any, SharedTensors([])), DEADLINE_S).send(Together(barrier), 1, [engine])
 
     sent = await asyncio.gather(*(asyncio.to_thread(send, engine) for engine in engines))
     assert [sorted(one.failed) for one in sent] == [[], ["generation/1"]]

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from actors.weights import byte_sums
-from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack
+from actors.weights.buckets import ROW_WORDS, NamedArray, WeightBucket, checksum, pack, sum_of_bytes
 from tests.actors.unpacked import unpack
 
 
@@ -46,30 +45,30 @@ def test_the_sum_of_bytes_counts_every_row_and_column_an_odd_number_of_times(siz
     data = np.random.default_rng(size).integers(0, 256, size).astype(np.uint8)
     by_row = by_column = 0
     for place in range(0, size, 8):
-        row, column = divmod(place // 8, byte_sums.ROW_WORDS)
+        row, column = divmod(place // 8, ROW_WORDS)
         word = int.from_bytes(data[place : place + 8].tobytes(), "little")
         by_row, by_column = by_row + (2 * row + 1) * word, by_column + (2 * column + 1) * word
-    assert byte_sums.of_array(data) == (by_row + size) % 2**64 * 2**64 + by_column % 2**64
+    assert sum_of_bytes(data) == (by_row + size) % 2**64 * 2**64 + by_column % 2**64
 
 
 @pytest.mark.parametrize("bit", range(64))
 def test_a_flipped_bit_always_changes_the_sums_of_bytes(bit: int):
     """The highest above all: they are the signs of weights."""
-    data = np.random.default_rng(bit).integers(0, 2**64, 2 * byte_sums.ROW_WORDS + 5, dtype=np.uint64)
-    whole = byte_sums.of_array(data.view(np.uint8))
-    for place in (0, 1, 2, byte_sums.ROW_WORDS, byte_sums.ROW_WORDS + 1, len(data) - 1):
+    data = np.random.default_rng(bit).integers(0, 2**64, 2 * ROW_WORDS + 5, dtype=np.uint64)
+    whole = sum_of_bytes(data.view(np.uint8))
+    for place in (0, 1, 2, ROW_WORDS, ROW_WORDS + 1, len(data) - 1):
         flipped = data.copy()
         flipped[place] ^= np.uint64(1 << bit)
-        assert byte_sums.of_array(flipped.view(np.uint8)) != whole
+        assert sum_of_bytes(flipped.view(np.uint8)) != whole
 
 
 def test_two_words_that_change_places_anywhere_change_the_sum():
-    data = np.arange(3 * byte_sums.ROW_WORDS, dtype=np.uint64)
-    whole = byte_sums.of_array(data.view(np.uint8))
-    for one, other in ((0, 1), (5, byte_sums.ROW_WORDS + 5), (7, 2 * byte_sums.ROW_WORDS + 9)):
+    data = np.arange(3 * ROW_WORDS, dtype=np.uint64)
+    whole = sum_of_bytes(data.view(np.uint8))
+    for one, other in ((0, 1), (5, ROW_WORDS + 5), (7, 2 * ROW_WORDS + 9)):
         swapped = data.copy()
         swapped[[one, other]] = data[[other, one]]
-        assert byte_sums.of_array(swapped.view(np.uint8)) != whole
+        assert sum_of_bytes(swapped.view(np.uint8)) != whole
 
 
 def test_a_bucket_is_at_most_its_limit_unless_one_parameter_alone_is_larger():

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from actors.learner.served import ServedWeights
 
 from actors.generation.engine import Engine
-from actors.learner.served import ServedWeights
 from actors.weights.buckets import checksum
 from actors.weights.tensors import TensorBucket
 from rstar_ray.algorithm.state_bytes import rank_bytes
@@ -120,7 +120,7 @@ async def test_new_weights_are_served_under_load_and_log_probs_agree_with_the_le
     await asyncio.sleep(0.5)
     rank.train_rl([micro_batches(weighted(draw_rows(24)))], 1e-4)
     buckets = list(rank.served_weights().on_host())
-    update = await engine.update_weights(1, buckets)
+    update = await engine.weights.update(1, buckets)
     assert update.checksum == checksum(buckets)
     await asyncio.gather(*under_load)
     rows = draw_rows(16)
@@ -143,7 +143,7 @@ async def test_by_ipc_the_engine_beside_a_rank_reads_its_weights_in_place_and_no
 ):
     import torch
 
-    from actors.weights.ipc_sender import CudaExporter, IpcTransfer
+    from actors.weights.ipc import CudaExporter, IpcTransfer
 
     transfer = IpcTransfer(CudaExporter(), DEADLINE_S)
     weights = ServedWeights(rank.state, 8 * 2**20, everywhere=True)  # several buckets
@@ -164,7 +164,7 @@ async def test_by_ipc_the_engine_beside_a_rank_reads_its_weights_in_place_and_no
 async def test_by_broadcast_an_engine_on_another_gpu_has_the_ranks_weights(engine: Engine, rank: Any):
     import torch
 
-    from actors.weights.collective_sender import CollectiveTransfer
+    from actors.weights.collective import CollectiveTransfer
 
     def send(version: int) -> Any:
         other = torch.device("cuda", 1)

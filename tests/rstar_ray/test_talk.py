@@ -71,6 +71,26 @@ async def test_the_next_turn_is_sampled_from_exactly_the_tokens_so_far(chat: Tok
     assert second == [*first, *said, *chat.tool_answer_ids([await run(ToolCall())])]
 
 
+async def test_streamed_text_is_the_decoded_text_and_takes_linear_time(monkeypatch: pytest.MonkeyPatch):
+    """With a token for each byte: characters come in parts."""
+    chat = chat_of(make_tokenizer(), instruct=False)
+    said, decoded = " naïve 42 é中😀 x²" * 40, list[int]()
+
+    def decode(token_ids: Sequence[int]) -> str:
+        decoded.append(len(token_ids))
+        return bytes(token - 1_000 for token in token_ids).decode(errors="replace")
+
+    async def stream(prompt_ids: Sequence[int], *, max_tokens: int) -> AsyncGenerator[list[int], None]:
+        for byte in said.encode():
+            yield [1_000 + byte]
+
+    monkeypatch.setattr(chat, "decode", decode)
+    limits = TalkLimits(max_tokens=10_000, max_turns=1, max_calls_per_turn=1, context_tokens=20_000)
+    heard = [one async for one in talk(QUESTION, chat=chat, stream=stream, execute=run, limits=limits)]
+    assert text_of(heard, "said") == said
+    assert sum(decoded) < 12 * len(said.encode())
+
+
 @pytest.mark.parametrize(
     ("turns", "limits", "stop"),
     [

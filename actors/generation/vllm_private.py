@@ -1,0 +1,151 @@
+"""Everything used of vLLM beyond its documented interface. Written for vLLM 0.32.0: with another version, start here.
+
+Each function imports what it needs: vLLM reads its environment when it is imported. An attribute or module that this
+version of vLLM does not have is an `EngineError` that names it.
+"""
+
+import multiprocessing
+from collections.abc import Iterable
+from importlib import import_module
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any
+
+from rstar_ray.errors import EngineError
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+VERSION = "0.32.0"
+CORE_NAME = "EngineCore"
+"""vLLM's name of its engine process, followed by a number where there are several."""
+
+
+def attribute(owner: Any, path: str) -> Any:
+    """The attribute at this dotted path. `owner` may be the name of a module. Raises `EngineError` where it is gone."""
+    name = owner if isinstance(owner, str) else type(owner).__name__
+    try:
+        found = import_module(owner) if isinstance(owner, str) else owner
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as missing:
+        import vllm
+
+        raise EngineError(
+            f"vLLM {vllm.__version__} has no {name}.{path}, which is used as of vLLM {VERSION}. Hint: install "
+            f"vLLM {VERSION}, or adapt actors/generation/vllm_private.py"
+        ) from missing
+    return found
+
+
+# ---------------------------------------------------------------- in the process that starts an engine
+
+
+def starting_cores() -> list[BaseProcess]:
+    """Engine processes that vLLM has started from this process, which may have other children."""
+    return [child for child in multiprocessing.active_children() if child.name.startswith(CORE_NAME)]
+
+
+def core_pids(llm: "AsyncLLM") -> list[int]:
+    """Of vLLM's engine processes, after the start."""
+    processes: Iterable[BaseProcess] = attribute(llm, "engine_core.resources.engine_manager.processes")
+    return [process.pid for process in processes if process.pid]
+
+
+async def pause_decoding(llm: "AsyncLLM") -> None:
+    """Pause between two decode steps and empty the prefix cache; running requests stay and are computed again.
+
+    `AsyncLLM.pause_generation` does the same and then sleeps 20 ms, so that callers see the last outputs before.
+    """
+    await attribute(llm, "engine_core.pause_scheduler_async")(mode="keep", clear_cache=True)
+
+
+def expect_shutdown(llm: "AsyncLLM") -> None:
+    """Otherwise the end of vLLM's process is reported as a fault."""
+    if (handler := attribute(llm, "output_handler")) is not None:
+        handler.cancel()
+
+
+def is_refusal(failed: Exception) -> bool:
+    """Whether vLLM refused a request: by its own error, or by a `ValueError` before it took the request."""
+    generate_error = attribute("vllm.v1.engine.exceptions", "EngineGenerateError")
+    cause = failed.__cause__ if isinstance(failed, generate_error) else failed
+    return isinstance(cause, (attribute("vllm.exceptions", "VLLMClientError"), ValueError))
+
+
+def ray_stat_logger() -> Any:
+    """vLLM's logger to Ray's metrics.
+
+    vLLM treats a Ray without the parts for Ray Serve as missing; its logger needs Serve only to name Serve's replicas.
+    """
+    from ray.util import metrics
+
+    wrappers: Any = import_module("vllm.v1.metrics.ray_wrappers")
+    logger = attribute("vllm.v1.metrics.ray_wrappers", "RayPrometheusStatLogger")
+    wrappers.ray_metrics = metrics
+    return logger
+
+
+# ---------------------------------------------------------------- in vLLM's worker processes
+
+
+def begin_reload(model: "torch.nn.Module") -> None:
+    """Weights that are loaded from now on replace the model's, layer by layer."""
+    attribute("vllm.model_executor.model_loader.reload", "initialize_layerwise_reload")(model)
+
+
+def finish_reload(model: "torch.nn.Module", model_config: Any) -> None:
+    """All weights of a version were loaded."""
+    attribute("vllm.model_executor.model_loader.reload", "finalize_layerwise_reload")(model, model_config)
+
+
+def loadable_names(model: "torch.nn.Module") -> set[str]:
+    """Parameters by the names that `load_weights` knows; of tied ones the first alone.
+
+    vLLM's LoRA layers hold the model's own layers as `base_layer`.
+    """
+    return {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
+
+
+def repack_tied_head(model: Any) -> None:
+    """On CPUs vLLM packs a tied output head for oneDNN separately, and its reload leaves the head the old weights.
+
+    The parameters show whether it is tied. vLLM's copy of config.json does not where a folder saves the head beside its
+    embeddings: vLLM ties the two again once they turn out to be equal.
+    """
+    head: Any = getattr(model, "lm_head", None)
+    if hasattr(head, "quant_method") and "lm_head.weight" not in loadable_names(model):
+        attribute(head, "quant_method.process_weights_after_loading")(head)
+
+
+def buffer_importer() -> Any:
+    """Opens memory of another process, and counts what is open."""
+    return attribute("vllm.distributed.weight_transfer.packed_tensor", "PackedBufferImporter")()
+
+
+def use_fused_cpu_norm() -> None:
+    """On CPUs vLLM computes RMSNorm as a chain of small torch operations: a seventh of a decode step of a small model.
+
+    Its own library has one operation for it; the values stay within rounding.
+    """
+    import torch
+    from vllm.model_executor.layers.layernorm import RMSNorm
+
+    fused, plain = attribute(torch.ops._C, "fused_add_rms_norm"), attribute(torch.ops._C, "rms_norm")
+
+    @RMSNorm.register_oot(name="RMSNorm")
+    class CpuRMSNorm(RMSNorm):  # pyright: ignore[reportUnusedClass]  # vLLM takes it from here
+        """Root-mean-square norm, the residual added first where there is one."""
+
+        def forward_cpu(
+            self, x: torch.Tensor, residual: torch.Tensor | None = None
+        ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+            if self.variance_size_override is not None or not self.has_weight or x.dtype != self.weight.dtype:
+                return self.forward_native(x, residual)
+            x = x.contiguous()  # the kernels read rows side by side; queries and keys arrive as slices of one tensor
+            if residual is not None:
+                fused(x, residual, self.weight, self.variance_epsilon)
+                return x, residual
+            out = torch.empty_like(x)
+            plain(out, x, self.weight, self.variance_epsilon)
+            return out
