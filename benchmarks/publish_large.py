@@ -6,7 +6,7 @@ The publisher has no optimizer and no ranks: its weights lie whole in this proce
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ import torch
 from actors.generation.engine import Engine
 from actors.generation.settings import engine_settings
 from actors.learner.settings import MIB
-from actors.weights.buckets import WeightBucket, checksum, pack
-from actors.weights.tensors import named_array
+from actors.weights.buckets import WeightBucket, WeightEntry, checksum
+from actors.weights.tensors import ServedWeights
 from benchmarks.random_model import make_random_model
 from benchmarks.small import SMALL
 from rstar_ray.config import with_values
@@ -34,12 +34,19 @@ async def large(parameters: float, publishes: int) -> dict[str, Any]:
         engine = Engine(replace(engine_settings(config, Path(folder)), measure_cost=False))
         rounds: list[dict[str, float]] = []
         num_bytes = 0
+
+        def entries() -> Iterator[WeightEntry]:
+            return (WeightEntry(name, tuple(one.shape), "bfloat16", 0) for name, one in weights.items())
+
+        def gather(group_bytes: int, everywhere: bool) -> Iterator[tuple[str, torch.Tensor]]:
+            return iter(weights.items())
+
         try:
             await engine.start()
             for version in range(1, publishes + 1):
                 started = time.perf_counter()
-                named = (named_array(name, tensor) for name, tensor in weights.items())
-                buckets = list(pack(named, config.learner.bucket_mb * MIB))
+                served = ServedWeights(entries, gather, config.learner.bucket_mb * MIB, everywhere=False)
+                buckets = list(served.on_host())
                 total = checksum(buckets)
                 gathered = time.perf_counter()
                 update = await engine.weights.update(version, buckets)

@@ -5,9 +5,9 @@ A parameter lies whole in one bucket, so a reader can make a view of it without 
 
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,21 +18,6 @@ ROW_BYTES = ROW_WORDS * WORD_BYTES
 MODULUS = 2**64
 ALIGNMENT_BYTES = 64  # every parameter starts at a multiple, so that any dtype may be viewed in place
 BFLOAT16 = "bfloat16"  # numpy has no such type: its arrays hold the bit patterns as uint16
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class NamedArray:
-    """One parameter as numpy. For `bfloat16` the array is uint16 bit patterns."""
-
-    name: str  # the Hugging Face parameter name
-    array: NDArray[Any]
-    dtype: str = ""  # torch's name of the type; empty: as the array's own
-
-    @property
-    def dtype_name(self) -> str:
-        return self.dtype or self.array.dtype.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +50,21 @@ BucketPlan = tuple[tuple[WeightEntry, ...], ...]
 """Of a whole model, known before anything is gathered: the entries of each bucket."""
 
 
-def pack(parameters: Iterable[NamedArray], max_bytes: int) -> Iterator[WeightBucket]:
-    """Copy parameters, in the order given, into buckets of at most `max_bytes`.
-
-    A parameter larger than `max_bytes` gets a bucket of its own. Lazy: at most one bucket's
-    parameters are held at a time.
-    """
-    for placed in _placed(((one, one.array.nbytes) for one in parameters), max_bytes):
-        entries = [WeightEntry(one.name, tuple(one.array.shape), one.dtype_name, offset) for one, offset in placed]
-        yield _bucket(entries, [one.array for one, _ in placed])
-
-
 def plan_buckets(weights: Iterable[WeightEntry], max_bytes: int) -> BucketPlan:
-    """Where `pack` would put weights of these names, shapes and types."""
-    placed = _placed(((one, one.num_bytes) for one in weights), max_bytes)
-    return tuple(tuple(replace(one, offset_bytes=offset) for one, offset in bucket) for bucket in placed)
+    """Parameters in the order given, in buckets of at most `max_bytes`; a larger parameter gets its own bucket."""
+    if max_bytes <= 0:
+        raise ValueError(f"max_bytes must be positive, got {max_bytes}")
+    buckets: list[tuple[WeightEntry, ...]] = []
+    bucket: list[WeightEntry] = []
+    end = 0
+    for one in weights:
+        offset = _aligned(end)
+        if bucket and offset + one.num_bytes > max_bytes:
+            buckets.append(tuple(bucket))
+            bucket, offset = [], 0
+        bucket.append(replace(one, offset_bytes=offset))
+        end = offset + one.num_bytes
+    return (*buckets, tuple(bucket)) if bucket else ()
 
 
 def as_rows(plan: Sequence[Sequence[WeightEntry]]) -> list[list[list[Any]]]:
@@ -134,31 +119,6 @@ def joined_sums(by_row: int, by_column: int, num_bytes: int) -> int:
 def chained(entry: WeightEntry, of_bytes: int, total: int) -> int:
     """A checksum that goes on with one more entry, of whose bytes `of_bytes` is the sum."""
     return zlib.crc32(f"{entry.name} {entry.shape} {entry.dtype} {of_bytes}\n".encode(), total)
-
-
-def _placed(parameters: Iterable[tuple[T, int]], max_bytes: int) -> Iterator[list[tuple[T, int]]]:
-    """Things and their bytes, bucket by bucket, each with its offset."""
-    if max_bytes <= 0:
-        raise ValueError(f"max_bytes must be positive, got {max_bytes}")
-    waiting: list[tuple[T, int]] = []
-    end = 0
-    for one, num_bytes in parameters:
-        offset = _aligned(end)
-        if waiting and offset + num_bytes > max_bytes:
-            yield waiting
-            waiting, offset = [], 0
-        waiting.append((one, offset))
-        end = offset + num_bytes
-    if waiting:
-        yield waiting
-
-
-def _bucket(entries: Sequence[WeightEntry], arrays: Sequence[NDArray[Any]]) -> WeightBucket:
-    data = np.zeros(size_of(entries), np.uint8)
-    for entry, array in zip(entries, arrays, strict=True):
-        source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        data[entry.offset_bytes : entry.offset_bytes + len(source)] = source
-    return WeightBucket(tuple(entries), data)
 
 
 def _entry_bytes(bucket: WeightBucket, entry: WeightEntry) -> NDArray[np.uint8]:

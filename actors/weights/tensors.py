@@ -1,4 +1,4 @@
-"""Parameters as torch tensors: to numpy, which has no bfloat16, and in buckets on a device."""
+"""Parameters as torch tensors in buckets, on a device or in host memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,18 +7,15 @@ import torch
 from torch import Tensor
 
 from actors.weights.buckets import (
-    BFLOAT16,
     ROW_BYTES,
     ROW_WORDS,
     WORD_BYTES,
     BucketPlan,
-    NamedArray,
     WeightBucket,
     WeightEntry,
     chained,
     checksum,
     joined_sums,
-    pack,
     plan_buckets,
     size_of,
 )
@@ -70,22 +67,30 @@ class ServedWeights:
         return plan_buckets(self._entries(), self._bucket_bytes)
 
     def on_host(self) -> Iterator[WeightBucket]:
-        """On the first rank; nothing elsewhere."""
+        """In host memory, on the first rank alone; the others `take_part`."""
         parameters = self._gather(self._bucket_bytes, False)
-        return pack((named_array(name, weight) for name, weight in parameters), self._bucket_bytes)
+        for entries in self.plan:
+            data = torch.zeros(size_of(entries), dtype=torch.uint8)  # what lies between parameters is 0
+            yield WeightBucket(entries, filled(entries, data, parameters).data.numpy())
+        _exhaust(parameters)
 
     def on_device(self, data: Tensor) -> Iterator[TensorBucket]:
         """Each bucket at the beginning of `data`, uint8 and as large as the largest: valid until the next."""
         parameters = self._gather(self._bucket_bytes, self._everywhere)
         for entries in self.plan:
             yield filled(entries, data[: size_of(entries)], parameters)
-        for name, _ in parameters:  # the end of the last group is a collective too
-            raise ValueError(f"{name} is not in the plan")
+        _exhaust(parameters)
 
     def take_part(self) -> None:
         """Gather with the other ranks, and keep nothing."""
         for _ in self._gather(self._bucket_bytes, False):
             pass
+
+
+def _exhaust(parameters: Iterator[tuple[str, Tensor]]) -> None:
+    """The end of the last group is a collective too. Raises `ValueError` for what is left."""
+    for name, _ in parameters:
+        raise ValueError(f"{name} is not in the plan")
 
 
 def filled(entries: Sequence[WeightEntry], data: Tensor, parameters: Iterator[tuple[str, Tensor]]) -> TensorBucket:
@@ -130,11 +135,3 @@ def sum_of_tensor(data: Tensor) -> int:
 
 def _odd(sums: Tensor) -> Tensor:
     return 2 * torch.arange(len(sums), dtype=WORD, device=sums.device) + 1
-
-
-def named_array(name: str, parameter: Tensor) -> NamedArray:
-    """On the host; without a copy where it lies there already."""
-    on_host = parameter.detach().cpu().contiguous()
-    if on_host.dtype == torch.bfloat16:
-        return NamedArray(name, on_host.view(torch.uint16).numpy(), BFLOAT16)
-    return NamedArray(name, on_host.numpy())

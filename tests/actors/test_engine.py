@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from actors.generation.engine import Engine
-from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack
+from actors.weights.buckets import WeightBucket, checksum
 from rstar_ray.errors import EngineError
 from rstar_ray.trajectory import MODELS_OWN, Completion
 from scheduler.cost import placement_cost
 from tests import derived
+from tests.actors.unpacked import NamedArray, pack
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 

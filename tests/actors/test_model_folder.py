@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from actors.weights.buckets import NamedArray, WeightBucket, pack
+from actors.weights.buckets import WeightBucket
 from actors.weights.model_parameters import (
     INDEX,
     SavedWeights,
@@ -20,6 +20,7 @@ from actors.weights.model_parameters import (
 )
 from rstar_ray.errors import ConfigError, EngineError
 from tests.actors.policies import save_policy
+from tests.actors.unpacked import NamedArray, pack
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Change = Callable[[dict[str, Any]], dict[str, Any]]

@@ -22,12 +22,13 @@ from actors.weights.adapter_folder import (
     target_modules,
     write_adapter,
 )
-from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack
+from actors.weights.buckets import WeightBucket, checksum
 from actors.weights.model_parameters import linear_layers
 from rstar_ray.errors import EngineError
 from tests import derived
 from tests.actors.policies import draw_rows, micro_batches, weighted
 from tests.actors.test_engine import TOLERANCE, VOCABULARY, complete, logprobs_of, off_by, policy, prompts, until
+from tests.actors.unpacked import NamedArray, pack
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="module")]
 

@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 
 from actors.weights import shared_memory
-from actors.weights.buckets import NamedArray, WeightBucket, checksum, pack
+from actors.weights.buckets import WeightBucket, checksum
 from actors.weights.shared_memory import open_buckets, shared_buckets
 from rstar_ray.errors import DeadlineExceeded
-from tests.actors.unpacked import unpack
+from tests.actors.unpacked import NamedArray, pack, unpack
 
 HOLDING = """
 import sys, time
 from pathlib import Path
-from actors.weights.buckets import NamedArray, pack
+from actors.weights.buckets import WeightBucket, WeightEntry
 from actors.weights.shared_memory import shared_buckets
 import numpy as np
-with shared_buckets("old", list(pack([NamedArray("a", np.zeros(9))], 64)), folder=Path(sys.argv[1])):
+bucket = WeightBucket((WeightEntry("a", (9,), "uint8", 0),), np.zeros(9, np.uint8))
+with shared_buckets("old", [bucket], folder=Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """

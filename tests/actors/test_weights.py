@@ -1,15 +1,15 @@
 import numpy as np
 import pytest
 
-from actors.weights.buckets import ROW_WORDS, NamedArray, WeightBucket, checksum, pack, sum_of_bytes
-from tests.actors.unpacked import unpack
+from actors.weights.buckets import ROW_WORDS, WeightBucket, checksum, sum_of_bytes
+from tests.actors.unpacked import NamedArray, pack, unpack
 
 
 def parameters() -> list[NamedArray]:
     rng = np.random.default_rng(0)
     return [
         NamedArray("embed", rng.standard_normal((7, 5)).astype(np.float32)),
-        NamedArray("scale", np.float32(3.0).reshape(())),
+        NamedArray("scale", np.array(3.0, np.float32)),
         NamedArray("norm", rng.integers(0, 2**16, 9).astype(np.uint16), "bfloat16"),
         NamedArray("empty", np.zeros((0, 4), np.float32)),
         NamedArray("head", rng.standard_normal((5, 7)).T.astype(np.float16)),
