@@ -19,7 +19,6 @@ from scheduler.records import (
     BalancerSnapshot,
     Cancel,
     Decisions,
-    Finished,
     Grant,
     NeverFits,
     Order,
@@ -223,7 +222,6 @@ class Balancer:
         self,
         replica_id: str,
         turns: Sequence[TurnReport] = (),
-        finished: Sequence[Finished] = (),
         load: ReplicaLoad | None = None,
     ) -> None:
         """One tick of one replica: turns and rollouts that ended there, and its engine's load.
@@ -233,15 +231,15 @@ class Balancer:
         """
         replica = self.state.replica(replica_id)
         for turn in turns:
-            if (rollout := self.state.held(replica_id, turn.rollout_id)) is not None:
-                self._update_lengths(rollout, replica, turn)
-                self.rule.rollout_changed(rollout, Change.TURN_ENDED)
-        for end in finished:
-            if (rollout := self.state.held(replica_id, end.rollout_id)) is not None:
-                self._update_lengths(rollout, replica, end)
-                del self.state.rollouts[end.rollout_id]
+            if (rollout := self.state.held(replica_id, turn.rollout_id)) is None:
+                continue
+            self._update_lengths(rollout, replica, turn)
+            if turn.ended:
+                del self.state.rollouts[turn.rollout_id]
                 self.state.finished += 1
-                self._leave(rollout, Change.CUT if end.truncated else Change.ENDED)
+                self._leave(rollout, Change.CUT if turn.truncated else Change.ENDED)
+            else:
+                self.rule.rollout_changed(rollout, Change.TURN_ENDED)
         if load is not None:
             self._engine_reported(replica, load)
 

@@ -100,19 +100,14 @@ class Registration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnReport:
-    """A turn ended and the rollout continues; lengths are totals after the tool's answer, where it is known."""
+    """A turn ended on a replica; lengths are totals, after the tool's result where the rollout continues."""
 
     rollout_id: str
     context_tokens: int
     generated_tokens: int
     turn: int  # turns finished
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished(TurnReport):
-    """A rollout ended with its last turn. `truncated`: its budget cut it, not the policy."""
-
-    truncated: bool = False
+    ended: bool = False  # the rollout, with this turn
+    truncated: bool = False  # it ended because its budget cut it, not by the policy
 
 
 @dataclass(frozen=True, slots=True)

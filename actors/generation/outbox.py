@@ -1,9 +1,9 @@
-"""What has happened at a worker since it last reported to the balancer."""
+"""What a worker reports to the balancer next."""
 
 from dataclasses import dataclass, field
 
 from rstar_ray.agent.rollout import RolloutState
-from scheduler.records import Finished, RolloutLoad, TurnReport
+from scheduler.records import RolloutLoad, TurnReport
 
 
 def rollout_load(state: RolloutState) -> RolloutLoad:
@@ -23,19 +23,17 @@ def rollout_load(state: RolloutState) -> RolloutLoad:
 
 @dataclass(slots=True)
 class Outbox:
-    """In the order in which the balancer hears of it. What is delivered twice changes nothing there."""
+    """In the order of the reports. A report that is delivered twice changes nothing at the balancer."""
 
-    turns: list[TurnReport] = field(default_factory=list)
-    finished: list[Finished] = field(default_factory=list)
+    turns: list[TurnReport] = field(default_factory=list[TurnReport])
     returned: dict[str, tuple[RolloutLoad, RolloutState]] = field(default_factory=dict)  # by id, the latest
 
     def after(self, earlier: "Outbox") -> "Outbox":
-        """With what has happened before, and was not delivered."""
-        return Outbox(
-            [*earlier.turns, *self.turns], [*earlier.finished, *self.finished], {**earlier.returned, **self.returned}
-        )
+        """This one behind an earlier one that was not delivered."""
+        return Outbox([*earlier.turns, *self.turns], {**earlier.returned, **self.returned})
 
-    def turn_finished(self, state: RolloutState) -> None:
+    def turn_ended(self, state: RolloutState, *, ended: bool = False) -> None:
+        """`ended`: the rollout too; without a `stop_reason` a failure of ours cut it."""
         load = rollout_load(state)
         self.turns.append(
             TurnReport(
@@ -43,18 +41,8 @@ class Outbox:
                 context_tokens=load.context_tokens,
                 generated_tokens=load.generated_tokens,
                 turn=load.turn,
-            )
-        )
-
-    def ended(self, state: RolloutState) -> None:
-        load = rollout_load(state)
-        self.finished.append(
-            Finished(
-                rollout_id=load.rollout_id,
-                context_tokens=load.context_tokens,
-                generated_tokens=load.generated_tokens,
-                turn=load.turn,
-                truncated=state.stop_reason is None or state.stop_reason.truncated,  # None: a failure of ours cut it
+                ended=ended,
+                truncated=ended and (state.stop_reason is None or state.stop_reason.truncated),
             )
         )
 

@@ -1,4 +1,9 @@
-"""What people watch of one replica, by the declared names."""
+"""The metrics of one replica, and what its rollouts do: how long completions and tool calls take."""
+
+import time
+from collections import Counter
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from actors.generation.rollout_traces import RolloutTraces
 from actors.generation.spans import Activity, Span
@@ -7,20 +12,23 @@ from rstar_ray.telemetry.meter import Meter
 from rstar_ray.trajectory import Trajectory
 from scheduler.records import Grant, ReplicaLoad
 
+T = TypeVar("T")
+
 SECONDS_OF = {Activity.GENERATE: "rstar_completion_seconds", Activity.TOOL: "rstar_tool_call_seconds"}
 
 
 class ReplicaMetrics:
-    """Sets them under the replica's name."""
+    """Sets the declared metrics under the replica's name."""
 
     def __init__(self, replica_id: str, meter: Meter, traces: RolloutTraces | None = None) -> None:
-        """`traces` hear of the same spans and ends."""
+        """`traces` receive the same spans and ends."""
         self._replica = replica_id
         self._meter = meter
         self._traces = traces
+        self._at_tools: Counter[str] = Counter()  # calls that each rollout waits for now
 
     def load(self, load: ReplicaLoad, kv_capacity_tokens: int) -> None:
-        """How its engine stands now."""
+        """The engine's load now."""
         meter, replica = self._meter, self._replica
         meter.set("rstar_engine_kv_used_tokens", load.kv_used_tokens, replica=replica)
         meter.set("rstar_engine_kv_capacity_tokens", kv_capacity_tokens, replica=replica)
@@ -36,8 +44,26 @@ class ReplicaMetrics:
         if self._traces is not None:
             self._traces.granted(grant)
 
+    async def timed(self, activity: Activity, rollout_id: str, work: Awaitable[T]) -> T:
+        """Do the work of a rollout, and note how long it took, however it ends."""
+        start_s = time.time()  # since the epoch, so that spans of several machines fit together
+        self._at_tools[rollout_id] += activity is Activity.TOOL
+        result: T | None = None
+        try:
+            result = await work
+            return result
+        finally:
+            self._at_tools[rollout_id] -= activity is Activity.TOOL
+            if not self._at_tools[rollout_id]:
+                del self._at_tools[rollout_id]
+            self.took(Span(self._replica, rollout_id, activity, start_s, time.time()), result)
+
+    def at_tools(self) -> tuple[str, ...]:
+        """Rollouts that wait for a tool now, and sample nothing."""
+        return tuple(rollout_id for rollout_id, calls in self._at_tools.items() if calls)
+
     def took(self, span: Span, result: object) -> None:
-        """A completion or a tool call that ended."""
+        """A completion or a tool call ended; `result` is None where it failed."""
         self._meter.observe(SECONDS_OF[span.activity], max(0.0, span.end_s - span.start_s), replica=self._replica)
         if self._traces is not None:
             self._traces.took(span, result)

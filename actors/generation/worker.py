@@ -20,7 +20,6 @@ from actors.generation.journal_writer import JournalWriter
 from actors.generation.outbox import Outbox, rollout_load
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.spans import Activity
-from actors.generation.timeline_log import TimelineLog
 from actors.remote import AckedQueue, Batch, Remote
 from actors.tool_client import Tools
 from actors.weights.transfer import LoadedWeights
@@ -90,7 +89,6 @@ class GenerationWorker:
         self._reporting = asyncio.Event()
         self._metrics = metrics or ReplicaMetrics(replica_id, NO_METER)
         self._ended: AckedQueue[Trajectory | DroppedRollout] = AckedQueue()
-        self._timeline = TimelineLog(replica_id, self._metrics.took)
         self._loops: list[asyncio.Task[None]] = []
         self._engine_died: EngineError | None = None
 
@@ -133,7 +131,7 @@ class GenerationWorker:
 
     def load(self) -> ReplicaLoad:
         """For the balancer and for metrics."""
-        return replace(self._engine.load(), at_tools=self._timeline.at_tools())
+        return replace(self._engine.load(), at_tools=self._metrics.at_tools())
 
     async def close(self) -> None:
         for task in [*self._loops, *self._playing.values()]:
@@ -220,18 +218,18 @@ class GenerationWorker:
 
         async def generate(prompt_ids: Sequence[int], **asked: Any) -> Completion:
             sampling = self._engine.generate(prompt_ids, **asked)
-            return await self._timeline.noted(Activity.GENERATE, rollout_id, sampling)
+            return await self._metrics.timed(Activity.GENERATE, rollout_id, sampling)
 
         tools = self._tools.open(state)
 
         async def execute(call: ToolCall) -> ToolResult:
-            return await self._timeline.noted(Activity.TOOL, rollout_id, tools.execute(call))
+            return await self._metrics.timed(Activity.TOOL, rollout_id, tools.execute(call))
 
         async def converse(said: str) -> tuple[Reply, ToolMemory]:
-            return await self._timeline.noted(Activity.TOOL, rollout_id, tools.converse(said))
+            return await self._metrics.timed(Activity.TOOL, rollout_id, tools.converse(said))
 
         async def ended(reason: StopReason) -> tuple[float | None, ToolMemory]:
-            return await self._timeline.noted(Activity.TOOL, rollout_id, tools.ended(reason))
+            return await self._metrics.timed(Activity.TOOL, rollout_id, tools.ended(reason))
 
         moves = False
         try:
@@ -286,7 +284,7 @@ class GenerationWorker:
         self._note_turn(state)
         if rollout_id in self._leaving:
             return False
-        self._outbox.turn_finished(state)
+        self._outbox.turn_ended(state)
         self._reporting.set()
         return True
 
@@ -298,7 +296,7 @@ class GenerationWorker:
 
     def _release(self, state: RolloutState) -> None:
         self._forget(state.request.rollout_id)
-        self._outbox.ended(state)
+        self._outbox.turn_ended(state, ended=True)
         self._reporting.set()
 
     def _hand_back(self, state: RolloutState) -> None:
@@ -334,10 +332,10 @@ class GenerationWorker:
                 self._reporting.set()
 
     async def _report(self, outbox: Outbox) -> None:
-        if outbox.turns or outbox.finished:
-            turns, finished, load = outbox.turns, outbox.finished, self.load()
-            await self._ask(lambda b: b.report(self._replica_id, turns, finished, load), "a report")
-            outbox.turns, outbox.finished = [], []
+        if outbox.turns:
+            turns, load = outbox.turns, self.load()
+            await self._ask(lambda b: b.report(self._replica_id, turns, load), "a report")
+            outbox.turns = []
         if back := [both for name, both in outbox.returned.items() if name not in self._playing]:  # nor granted again
             await self._ask(lambda b: b.return_rollouts(self._replica_id, back), "rollouts handed back")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from rstar_ray.config import BalancerConfig
 from scheduler.balancer import PLACEMENT, Balancer, MakeRule
 from scheduler.cost import EngineCost
-from scheduler.records import Finished, Registration, ReplicaLoad, RolloutLoad, TurnReport, in_flight_limit
+from scheduler.records import Registration, ReplicaLoad, RolloutLoad, TurnReport, in_flight_limit
 from scheduler.simulator.bound import lower_bound
 from scheduler.simulator.engine_model import EngineShape, ModelledEngine
 from scheduler.simulator.paged_cache import Request
@@ -240,7 +240,7 @@ class Simulator:
     def _turns_ended(self, now_s: float, index: int, done: Sequence[Request]) -> int:
         """Report them as a worker would, and act on what the balancer decides; returns how many rollouts ended."""
         engine, name = self.engines[index], self.names[index]
-        finished: list[Finished] = []
+        ended: list[TurnReport] = []
         for request in done:
             one = self._progress[request.key]
             if one.first_s < 0:
@@ -254,12 +254,13 @@ class Simulator:
                 self._push(now_s + turn.tool_seconds, -1, 0, request.key)
                 self._at_tools[index][request.key] = None
                 continue
-            finished.append(
-                Finished(
+            ended.append(
+                TurnReport(
                     rollout_id=request.key,
                     context_tokens=one.context,
                     generated_tokens=one.generated,
                     turn=one.turn,
+                    ended=True,
                     truncated=stop_reason(one.rollout, *self._limits).truncated,
                 )
             )
@@ -271,11 +272,11 @@ class Simulator:
             steps=engine.steps,
             at_tools=tuple(self._at_tools[index]),
         )
-        self.balancer.report(name, self._reports[index], finished, load)
+        self.balancer.report(name, [*self._reports[index], *ended], load)
         assert self.balancer.state.replica(name).quarantine is None
         self._reports[index].clear()
         self._decide(now_s)
-        return len(finished)
+        return len(ended)
 
     def _hand_back(self, now_s: float, one: _Progress) -> None:
         """A moved rollout leaves with its state, the tool's answer in it."""

@@ -38,13 +38,13 @@ def test_a_balancer_tells_who_waits_and_what_is_full():
         await service.register(registration("replica", 1_000, max_running=1, block_tokens=32))
         await service.submit([(rollout(name), None) for name in "ab"])
         await service.next_orders("replica", 0, 5.0)
-        await service.report("replica", [], [], LOAD)
+        await service.report("replica", [], LOAD)
         service.export()
         assert kept.values["rstar_balancer_in_flight"] + kept.values["rstar_balancer_waiting"] == 2
         assert kept.values["rstar_balancer_kv_used_ratio"] == 0.1
         assert kept.values["rstar_balancer_replicas"] == 1
         assert kept.values["rstar_balancer_wait_seconds"] >= 1
-        await service.report("replica", [], [], replace(LOAD, kv_used_tokens=2_000))
+        await service.report("replica", [], replace(LOAD, kv_used_tokens=2_000))
         service.export()
         assert kept.values["rstar_balancer_replicas_set_aside"] == 1
 

@@ -8,7 +8,7 @@ import ray
 
 from actors.balancer_service import start_balancer
 from rstar_ray.config import BalancerConfig
-from scheduler.records import Finished, Grant, RolloutLoad, UnknownReplica
+from scheduler.records import Grant, RolloutLoad, TurnReport, UnknownReplica
 from tests.fakes import registration
 
 pytestmark = pytest.mark.real
@@ -27,8 +27,8 @@ def load(name: str) -> RolloutLoad:
     )
 
 
-def end(name: str) -> Finished:
-    return Finished(rollout_id=name, context_tokens=1_300, generated_tokens=1_000, turn=1)
+def end(name: str) -> TurnReport:
+    return TurnReport(rollout_id=name, context_tokens=1_300, generated_tokens=1_000, turn=1, ended=True)
 
 
 def test_a_burst_of_16384_submissions_is_accepted_and_granted(cluster: None):

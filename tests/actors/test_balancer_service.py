@@ -6,7 +6,7 @@ import pytest
 
 from actors.balancer_service import BalancerService
 from rstar_ray.errors import DeadlineExceeded
-from scheduler.records import Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.records import NeverFits, ReplicaLoad, RolloutLoad, TurnReport
 from scheduler.state import QueueBlock
 from tests.fakes import next_orders, registration
 
@@ -15,8 +15,8 @@ def load(name: str, *, group: str = "g", prompt: int = 10, most: int = 90) -> Ro
     return RolloutLoad(rollout_id=name, group_id=group, prompt_tokens=prompt, max_response_tokens=most, max_turns=4)
 
 
-def end(name: str, tokens: int = 50) -> Finished:
-    return Finished(rollout_id=name, context_tokens=10 + tokens, generated_tokens=tokens, turn=1)
+def end(name: str, tokens: int = 50) -> TurnReport:
+    return TurnReport(rollout_id=name, context_tokens=10 + tokens, generated_tokens=tokens, turn=1, ended=True)
 
 
 async def turn_of_the_loop(*tasks: asyncio.Task[object]) -> None:
@@ -38,7 +38,7 @@ async def test_a_dead_replicas_rollouts_are_granted_elsewhere_with_their_payload
     await granted(service, "r0")
     await service.register(registration("r1", 1000, max_running=8, block_tokens=16))
     turn = TurnReport(rollout_id="a", context_tokens=40, generated_tokens=30, turn=1)
-    await service.report("r0", [turn], [])
+    await service.report("r0", [turn])
     assert await service.replica_lost("r0") == ["a"]
     grants = await next_orders(service, "r1", 0, 1.0)
     assert grants.admissions[0].payload == "payload"
@@ -73,9 +73,9 @@ async def test_a_result_from_a_replica_that_lost_the_rollout_is_stale():
     assert snapshot.finished == 0
     holder = "r0" if (await granted(service, "r0", wait_s=0.05))[1] else "r1"
     other = "r1" if holder == "r0" else "r0"
-    await service.report(other, [], [end("a")])
+    await service.report(other, [end("a")])
     assert (await service.snapshot()).stale_reports == 1
-    await service.report(holder, [], [end("a")])
+    await service.report(holder, [end("a")])
     assert (await service.snapshot()).finished == 1
 
 
@@ -89,7 +89,7 @@ async def test_rollouts_that_need_a_larger_replica_than_takes_work_are_logged_on
     for _ in range(2):
         await service.replica_lost("large")
         for _ in range(2):
-            await service.report("r0", [], [])
+            await service.report("r0", [])
             await turn_of_the_loop()
         assert caplog.messages == ["1 waiting rollouts need a larger replica than any that takes work now"]
         caplog.clear()
@@ -132,7 +132,7 @@ async def test_a_replica_that_reports_nonsense_gets_no_more_work():
     service = BalancerService()
     await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.register(registration("r1", 1000, max_running=8, block_tokens=16))
-    await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=1001))
+    await service.report("r0", [], ReplicaLoad(kv_used_tokens=1001))
     await service.submit([(load(f"x{i}"), None) for i in range(4)])
     assert len((await granted(service, "r1"))[1]) == 4
     reasons = {replica.replica_id: replica.quarantine for replica in (await service.snapshot()).replicas}
@@ -148,7 +148,7 @@ async def test_a_drain_ends_when_the_last_rollout_does():
     await turn_of_the_loop(drain)
     with pytest.raises(ValueError, match="draining"):
         await service.submit([(load("b"), None)])
-    await service.report("r0", [], [end("a")])
+    await service.report("r0", [end("a")])
     assert await drain is True
     assert (await service.step_figures()).wait_p99_s < 1.0
 
@@ -156,8 +156,8 @@ async def test_a_drain_ends_when_the_last_rollout_does():
 async def test_a_quarantined_replica_is_logged_once_with_the_reason(caplog: pytest.LogCaptureFixture):
     service = BalancerService()
     await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
-    await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=1001))
-    await service.report("r0", [], [], ReplicaLoad(kv_used_tokens=1001))
+    await service.report("r0", [], ReplicaLoad(kv_used_tokens=1001))
+    await service.report("r0", [], ReplicaLoad(kv_used_tokens=1001))
     (line,) = caplog.messages
     assert "r0 is in quarantine" in line and "reports 1001 KV tokens in use of 1000" in line
     assert (await service.step_figures()).set_aside == ("r0: reports 1001 KV tokens in use of 1000",)
@@ -169,7 +169,7 @@ async def test_what_leaks_is_logged_when_the_balancer_is_idle(caplog: pytest.Log
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
     service.balancer.state.replica("r0").reserved_tokens += 7  # a fault of ours
-    await service.report("r0", [], [end("a")])
+    await service.report("r0", [end("a")])
     await turn_of_the_loop()
     (line,) = caplog.messages
     assert "r0 is left with 7 reserved tokens" in line
@@ -183,7 +183,7 @@ async def test_a_rollout_that_goes_on_elsewhere_waits_from_when_it_came_back():
     await service.submit([(load("a"), None)])
     await granted(service, "r0")
     now[0] = 5.0
-    await service.report("r0", [TurnReport(rollout_id="a", context_tokens=40, generated_tokens=30, turn=1)], [])
+    await service.report("r0", [TurnReport(rollout_id="a", context_tokens=40, generated_tokens=30, turn=1)])
     await service.replica_lost("r0")
     await asyncio.sleep(0.01)
     now[0] = 7.0
@@ -227,7 +227,7 @@ async def ended(service: BalancerService, count: int) -> None:
     names = [f"x{number}" for number in range(count)]
     await service.submit([(load(name, group=name), None) for name in names])
     await granted(service, "r0")
-    await service.report("r0", [], [end(name) for name in names])
+    await service.report("r0", [end(name) for name in names])
     await service.set_policy_version(1)
 
 

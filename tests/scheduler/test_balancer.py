@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler.balancer import RULES, Balancer
-from scheduler.records import Finished, Grant, ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.records import Grant, ReplicaLoad, RolloutLoad, TurnReport
 from tests.fakes import registration
 
 
@@ -14,8 +14,10 @@ def load(name: str, *, group: str = "g", prompt: int = 16, most: int = 84, conte
     )  # fmt: skip
 
 
-def end(name: str, tokens: int, *, truncated: bool = False) -> Finished:
-    return Finished(rollout_id=name, context_tokens=16 + tokens, generated_tokens=tokens, turn=1, truncated=truncated)
+def end(name: str, tokens: int, *, truncated: bool = False) -> TurnReport:
+    return TurnReport(
+        rollout_id=name, context_tokens=16 + tokens, generated_tokens=tokens, turn=1, truncated=truncated, ended=True
+    )
 
 
 def fleet(rule: str, replicas: int = 2, capacity: int = 1_000, max_running: int = 64) -> Balancer:
@@ -79,8 +81,8 @@ def test_a_replica_whose_rollout_is_too_long_gets_no_more_work(rule: str, contex
     balancer.submit([load("a")])
     assert homes(balancer) == {"a": "r0"}
     if ended:
-        lengths = Finished(rollout_id="a", context_tokens=context, generated_tokens=generated, turn=1)
-        balancer.report("r0", finished=[lengths])
+        lengths = TurnReport(rollout_id="a", context_tokens=context, generated_tokens=generated, turn=1, ended=True)
+        balancer.report("r0", [lengths])
         assert balancer.snapshot().finished == 1
     else:
         report = TurnReport(rollout_id="a", context_tokens=context, generated_tokens=generated, turn=1)
@@ -97,7 +99,7 @@ def test_worst_case_reserves_whole_lives_and_waits():
     balancer = fleet("worst_case", replicas=1, capacity=250)
     balancer.submit([load("a"), load("b"), load("c")])
     assert set(homes(balancer)) == {"a", "b"}
-    balancer.report("r0", finished=[end("a", 3)])
+    balancer.report("r0", [end("a", 3)])
     assert set(homes(balancer)) == {"c"}
 
 
@@ -108,7 +110,7 @@ def test_the_tail_is_moved_from_a_full_replica_to_an_idle_one():
     placed = homes(balancer)
     assert set(placed.values()) == {"r0", "r1"}
     for name in [name for name, home in placed.items() if home == "r1"]:
-        balancer.report("r1", finished=[end(name, 7_000)])
+        balancer.report("r1", [end(name, 7_000)])
     stayed = next(name for name, home in placed.items() if home == "r0")
     balancer.report("r0", [TurnReport(rollout_id=stayed, context_tokens=316, generated_tokens=300, turn=1)])
     (move,) = balancer.decide().moves
@@ -152,13 +154,13 @@ def test_a_new_policy_version_keeps_live_rollouts_and_lets_old_lengths_fade():
     balancer.submit([load(f"{g}{i}", group=g) for g in ("a", "b") for i in range(4)])
     assert len(homes(balancer)) == 8
     for i in range(4):
-        balancer.report("r0", finished=[end(f"a{i}", 20)])
+        balancer.report("r0", [end(f"a{i}", 20)])
     balancer.set_policy_version(1)
     balancer.submit([load("late", group="c")])
     assert set(homes(balancer)) == {"late"}
     for i in range(4):
-        balancer.report("r0", finished=[end(f"b{i}", 20)])
-    balancer.report("r0", finished=[end("late", 20)])
+        balancer.report("r0", [end(f"b{i}", 20)])
+    balancer.report("r0", [end("late", 20)])
     assert balancer.snapshot().finished == 9
 
 

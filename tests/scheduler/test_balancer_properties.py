@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.balancer import RULES, Balancer
-from scheduler.records import Cancel, Finished, NeverFits, ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.records import Cancel, NeverFits, ReplicaLoad, RolloutLoad, TurnReport
 from tests.fakes import registration
 
 REPLICAS = ("r0", "r1", "r2")
@@ -146,21 +146,22 @@ class World:
 
     def finish(self, name: str, number: int) -> None:
         load = self.grown(name, number % 90)
-        end = Finished(
+        end = TurnReport(
             rollout_id=name,
             context_tokens=load.context_tokens,
             generated_tokens=load.generated_tokens,
             turn=load.turn,
             truncated=load.response_tokens >= load.max_response_tokens,
+            ended=True,
         )
         holder = self.home.pop(name)
         other = next(replica for replica in REPLICAS if replica != holder)
         before = self.balancer.snapshot().finished
         if other in self.balancer.state.replicas:
-            self.balancer.report(other, finished=[end])
+            self.balancer.report(other, [end])
         assert self.balancer.snapshot().finished == before, "accepted from a replica that does not hold it"
-        self.balancer.report(holder, finished=[end])
-        self.balancer.report(holder, finished=[end])
+        self.balancer.report(holder, [end])
+        self.balancer.report(holder, [end])
         assert self.balancer.snapshot().finished == before + 1, "ended twice, or not at all"
         del self.live[name]
         self.ended.append(name)

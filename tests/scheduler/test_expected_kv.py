@@ -11,7 +11,7 @@ from scheduler.balancer import PLACEMENT, Balancer
 from scheduler.cost import EngineCost, PlacementCost
 from scheduler.expected_kv.caution import Caution
 from scheduler.expected_kv.rule import ExpectedKV
-from scheduler.records import Finished, ReplicaLoad, RolloutLoad, TurnReport
+from scheduler.records import ReplicaLoad, RolloutLoad, TurnReport
 from scheduler.state import Replica, Rollout
 from tests.fakes import registration
 
@@ -63,8 +63,8 @@ class World:
         self.balancer.report(self.home(name), [report])
 
     def end(self, name: str, tokens: int) -> None:
-        end = Finished(rollout_id=name, context_tokens=16 + tokens, generated_tokens=tokens, turn=1)
-        self.balancer.report(self.home(name), finished=[end])
+        end = TurnReport(rollout_id=name, context_tokens=16 + tokens, generated_tokens=tokens, turn=1, ended=True)
+        self.balancer.report(self.home(name), [end])
 
     def home(self, name: str) -> str:
         replica = self.rollout(name).replica

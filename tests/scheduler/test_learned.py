@@ -10,7 +10,7 @@ import pytest
 from scheduler.balancer import Balancer
 from scheduler.expected_kv.estimate import LengthEstimate
 from scheduler.expected_kv.learned import Learned
-from scheduler.records import Finished, RolloutLoad
+from scheduler.records import RolloutLoad, TurnReport
 from scheduler.simulator.engine_model import EngineShape
 from scheduler.simulator.simulate import MI300X_14B, Simulator, SimulatorResult, SimulatorSettings
 from scheduler.traces.stage_traces import STAGES, synthetic
@@ -80,7 +80,9 @@ def played(rule: str = "expected_kv") -> Balancer:
     balancer.submit([load(f"other/{n}") for n in range(12)])
     balancer.decide()
     for n in range(12):
-        end = Finished(rollout_id=f"other/{n}", context_tokens=30 + 9 * n, generated_tokens=10 + 5 * n, turn=1)
+        end = TurnReport(
+            rollout_id=f"other/{n}", context_tokens=30 + 9 * n, generated_tokens=10 + 5 * n, turn=1, ended=True
+        )
         ends(balancer, end)
     last = balancer.state.replica("replica-00").load
     balancer.report("replica-00", load=replace(last, preemptions=last.preemptions + 1))
@@ -88,10 +90,10 @@ def played(rule: str = "expected_kv") -> Balancer:
     return balancer
 
 
-def ends(balancer: Balancer, end: Finished) -> None:
+def ends(balancer: Balancer, end: TurnReport) -> None:
     replica = balancer.state.rollouts[end.rollout_id].replica
     assert replica is not None
-    balancer.report(replica.replica_id, finished=[end])
+    balancer.report(replica.replica_id, [end])
 
 
 def load(name: str) -> RolloutLoad:
