@@ -5,6 +5,7 @@ version of vLLM does not have is an `EngineError` that names it.
 """
 
 import multiprocessing
+import sys
 from collections.abc import Iterable
 from importlib import import_module
 from multiprocessing.process import BaseProcess
@@ -29,10 +30,9 @@ def attribute(owner: Any, path: str) -> Any:
         for part in path.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as missing:
-        import vllm
-
+        version = getattr(sys.modules.get("vllm"), "__version__", "(none)")
         raise EngineError(
-            f"vLLM {vllm.__version__} has no {name}.{path}, which is used as of vLLM {VERSION}. Hint: install "
+            f"vLLM {version} has no {name}.{path}, which is used as of vLLM {VERSION}. Hint: install "
             f"vLLM {VERSION}, or adapt actors/generation/vllm_private.py"
         ) from missing
     return found

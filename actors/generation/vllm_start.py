@@ -105,7 +105,7 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,  # of vLLM's own loggers; ours is handed in
         "use_tqdm_on_load": False,
-        "worker_extension_cls": "actors.weights.sync.WorkerExtension",
+        "worker_extension_cls": "actors.weights.vllm_worker.WorkerExtension",
         **({"hf_overrides": {"head_dtype": "float32"}} if settings.float32_head else {}),
         **_lora_arguments(settings),
         **(_cpu_args(settings) if _on_cpu() else {}),

@@ -194,12 +194,9 @@ class LearnerRank:
 
     def served_weights(self) -> ServedWeights:
         """What an engine needs to serve the policy."""
-        state, everywhere = self.state, self.settings.weight_way == "ipc"
+        everywhere = self.settings.weight_way == "ipc"
         return ServedWeights(
-            state.served_entries,
-            lambda group_bytes, on_all: state.served(group_bytes, everywhere=on_all),
-            self.settings.bucket_bytes,
-            everywhere=everywhere,
+            self.state.served_entries, self.state.served, self.settings.bucket_bytes, everywhere=everywhere
         )
 
     def export(self, folder: Path) -> None:

@@ -50,12 +50,12 @@ class ServedWeights:
     def __init__(
         self,
         entries: Callable[[], Iterator[WeightEntry]],
-        gather: Callable[[int, bool], Iterator[tuple[str, Tensor]]],
+        gather: Callable[..., Iterator[tuple[str, Tensor]]],
         bucket_bytes: int,
         *,
         everywhere: bool,
     ) -> None:
-        """`gather(group_bytes, everywhere)` yields the parameters in the order of `entries`, on every rank or on the
+        """`gather(group_bytes, everywhere=)` yields the parameters in the order of `entries`, on every rank or on the
         first alone. `everywhere`: every rank has the buckets of `on_device`."""
         self._entries = entries
         self._gather = gather
@@ -68,7 +68,7 @@ class ServedWeights:
 
     def on_host(self) -> Iterator[WeightBucket]:
         """In host memory, on the first rank alone; the others `take_part`."""
-        parameters = self._gather(self._bucket_bytes, False)
+        parameters = self._gather(self._bucket_bytes, everywhere=False)
         for entries in self.plan:
             data = torch.zeros(size_of(entries), dtype=torch.uint8)  # what lies between parameters is 0
             yield WeightBucket(entries, filled(entries, data, parameters).data.numpy())
@@ -76,14 +76,14 @@ class ServedWeights:
 
     def on_device(self, data: Tensor) -> Iterator[TensorBucket]:
         """Each bucket at the beginning of `data`, uint8 and as large as the largest: valid until the next."""
-        parameters = self._gather(self._bucket_bytes, self._everywhere)
+        parameters = self._gather(self._bucket_bytes, everywhere=self._everywhere)
         for entries in self.plan:
             yield filled(entries, data[: size_of(entries)], parameters)
         _exhaust(parameters)
 
     def take_part(self) -> None:
         """Gather with the other ranks, and keep nothing."""
-        for _ in self._gather(self._bucket_bytes, False):
+        for _ in self._gather(self._bucket_bytes, everywhere=False):
             pass
 
 

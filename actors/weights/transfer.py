@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BACKEND = "rstar_ray"
-"""The name of our backend of vLLM's weight-transfer interface (`actors.weights.sync`)."""
+"""The name of our backend of vLLM's weight-transfer interface (`actors.weights.vllm_worker`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

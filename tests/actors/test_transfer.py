@@ -58,7 +58,7 @@ class Gathered(ServedWeights):
         for name, one in self.parameters.items():
             yield WeightEntry(name, tuple(one.shape), str(one.dtype).removeprefix("torch."), 0)
 
-    def _all(self, group_bytes: int, everywhere: bool) -> Iterator[tuple[str, Tensor]]:
+    def _all(self, group_bytes: int, *, everywhere: bool) -> Iterator[tuple[str, Tensor]]:
         yield from self.parameters.items()
         self.events.append("all gathered")
 

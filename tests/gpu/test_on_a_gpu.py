@@ -8,15 +8,14 @@ import gc
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from actors.learner.served import ServedWeights
 
 from actors.generation.engine import Engine
 from actors.weights.buckets import checksum
-from actors.weights.tensors import TensorBucket
+from actors.weights.tensors import ServedWeights, TensorBucket
 from rstar_ray.algorithm.state_bytes import rank_bytes
 from rstar_ray.config.scales import local_resources
 from rstar_ray.trajectory import MODELS_OWN, Completion
@@ -146,7 +145,7 @@ async def test_by_ipc_the_engine_beside_a_rank_reads_its_weights_in_place_and_no
     from actors.weights.ipc import CudaExporter, IpcTransfer
 
     transfer = IpcTransfer(CudaExporter(), DEADLINE_S)
-    weights = ServedWeights(rank.state, 8 * 2**20, everywhere=True)  # several buckets
+    weights = ServedWeights(rank.state.served_entries, rank.state.served, 8 * 2**20, everywhere=True)  # several buckets
     free = 0
     for version in range(2, 22):
         rank.train_rl([micro_batches(weighted(draw_rows(8)))], 1e-4)
@@ -171,7 +170,7 @@ async def test_by_broadcast_an_engine_on_another_gpu_has_the_ranks_weights(engin
         with torch.cuda.device(other):
             transfer = CollectiveTransfer("127.0.0.1", other, DEADLINE_S)
             try:
-                return transfer.send(OnAnotherGpu(rank.served_weights()), version, [Line(engine, 0)])
+                return transfer.send(cast(Any, OnAnotherGpu(rank.served_weights())), version, [Line(engine, 0)])
             finally:
                 transfer.leave()
 
@@ -181,7 +180,7 @@ async def test_by_broadcast_an_engine_on_another_gpu_has_the_ranks_weights(engin
 
 
 class OnAnotherGpu:
-    """`Weights` of a rank, copied to the GPU that they are sent from: the engine has the rank's own."""
+    """The weights of a rank, copied to the GPU that they are sent from: the engine has the rank's own."""
 
     def __init__(self, weights: ServedWeights) -> None:
         self._weights = weights

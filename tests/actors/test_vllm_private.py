@@ -1,0 +1,26 @@
+"""What is used of vLLM beyond its documented interface; `test_engine` uses all of it."""
+
+import pytest
+
+from actors.generation.vllm_private import VERSION, attribute
+from rstar_ray.errors import EngineError
+
+
+class Engine:
+    core = "here"
+
+
+@pytest.mark.parametrize(
+    ("owner", "path", "named"),
+    [
+        (Engine(), "core.resources", "Engine.core.resources"),
+        ("json", "gone", "json.gone"),
+        ("json.no_such_module", "gone", "json.no_such_module.gone"),
+    ],
+)
+def test_what_another_version_of_vllm_does_not_have_is_named_with_the_version_that_had_it(
+    owner: object, path: str, named: str
+):
+    assert attribute(Engine(), "core") == "here"
+    with pytest.raises(EngineError, match=rf"has no {named}, which is used as of vLLM {VERSION}\. Hint: install vLLM"):
+        attribute(owner, path)
