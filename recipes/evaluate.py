@@ -14,6 +14,6 @@ TINY = {"evaluate.max_response_tokens": 512, "evaluate.max_turns": 6}
 EVALUATE = Recipe(paper=PAPER, tiny=TINY)
 
 if __name__ == "__main__":
-    from actors.launch.run import launch_evaluation
+    from actors.launch.evaluation import launch_evaluation
 
     launch_evaluation(EVALUATE)

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from actors.launch.command_line import chosen, given
+from actors.launch.command_line import chosen
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.algorithm.state_bytes import gradient_bytes, state_bytes
 from rstar_ray.config import with_values
-from rstar_ray.config.options import options_of
+from rstar_ray.config.options import given, options_of, with_config_file
 from rstar_ray.config.scales import MACHINES, SCALES, at_scale
 from rstar_ray.errors import ConfigError
 from scheduler.planner.capacity import (
@@ -119,6 +119,7 @@ class PlanConfig:
 
 def parsed(argv: Sequence[str]) -> PlanConfig:
     """What is said, and for the rest the scale's. Raises `ConfigError` for what would mean nothing."""
+    argv = with_config_file(argv)
     asked = given(argv)
     dry_run, scale = "--dry-run" in asked, chosen("--scale", argv, ("", *SCALES), "")
     default = of_scale(scale) if scale and not dry_run else PlanConfig()

@@ -19,15 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from actors.launch.checks import Phase, Start, check
 from actors.launch.command_line import parse
 from actors.launch.exit_status import status_of
-from actors.launch.run import brought, run, run_path
+from actors.launch.run import run
+from actors.launch.run_paths import run_path
 from actors.launch.start_model import (
-    checked_chat,
-    refuse_beyond_context,
-    refuse_uneven_split,
     start_folder,
-    with_local_model,
 )
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
@@ -36,7 +34,6 @@ from rstar_ray.config.scales import MACHINES
 from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.tools.spec import ToolSpec
 from scheduler.planner.capacity import ModelShape, read_model
 from scheduler.planner.rehearsal import Seen, compared, told
 
@@ -115,18 +112,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def rehearse(argv: Sequence[str]) -> int:
     """Run, then compare; the exit status."""
     (config,) = parse([REHEARSAL], argv)
-    tools, _, _ = brought([config])
-    config = with_local_model(config, weights=False)
-    config.check_paths()
     if not config.run_dir:
         beside = run_path(config)
         config = with_values(config, {"run_dir": str(beside.with_name(f"{beside.name}-rehearsal"))})
     path = run_path(config)
     if (path / "metrics.jsonl").exists():
-        raise ConfigError("--run-dir", f"{path} has been run in already", "give a new one: a rehearsal begins anew")
+        raise ConfigError("--run-dir", f"{path} holds a run already", "give a new one: a rehearsal starts from nothing")
     if config.model:
-        refuse_unfit(config, tools)
-        config = with_values(config, {"model": str(random_model(config, path))})
+        start = Start(asked=[config], weights=False)
+        check(start, Phase.FILES)  # before weights of the model's size are written
+        config = with_values(config, {"model": str(random_model(start.configs[0], path))})
     kill = Kill(path)
     killing = threading.Thread(target=kill.watch, daemon=True)
     killing.start()
@@ -139,14 +134,6 @@ def rehearse(argv: Sequence[str]) -> int:
     print(told(lines))
     write_json(path / "rehearsal.json", {"lines": [line.row() for line in lines]})
     return int(any(line.wrong for line in lines))
-
-
-def refuse_unfit(config: RunConfig, tools: Sequence[ToolSpec]) -> None:
-    """Raise `ConfigError` for a model that a run would refuse, before weights of its size are written."""
-    folder = Path(config.model)
-    refuse_beyond_context(config, folder)
-    refuse_uneven_split(config, folder)
-    checked_chat(with_values(config, {"model": ""}), folder, tools)  # its weights are not read
 
 
 def random_model(config: RunConfig, path: Path) -> Path:

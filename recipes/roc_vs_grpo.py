@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from actors.launch.exit_status import status_of
-from actors.launch.run import run, run_path
+from actors.launch.run import run
+from actors.launch.run_paths import run_path
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, TinyConfig, with_values

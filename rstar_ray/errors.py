@@ -6,16 +6,16 @@ class RStarError(Exception):
 
 
 class ConfigError(ValueError):
-    """A setting, path or dataset row a user can mend; one line naming the field and the mend."""
+    """A setting, path or dataset row that the user can fix; one line that names the field and how to fix it."""
 
-    def __init__(self, field: str, problem: str, mend: str) -> None:
-        super().__init__(f"{field}: {problem}; {mend}")
+    def __init__(self, field: str, problem: str, hint: str) -> None:
+        super().__init__(f"{field}: {problem}. Hint: {hint}")
         self.field = field
         self.problem = problem
-        self.mend = mend
+        self.hint = hint
 
     def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, str, str]]:
-        return (type(self), (self.field, self.problem, self.mend))
+        return (type(self), (self.field, self.problem, self.hint))
 
 
 class SandboxError(RStarError):

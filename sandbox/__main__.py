@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return asyncio.run(options.command(options))
     except ConfigError as refused:
-        print(f"error: {_as_option(refused.field)}: {refused.problem}; {refused.mend}", file=sys.stderr)
+        print(f"error: {_as_option(refused.field)}: {refused.problem}. Hint: {refused.hint}", file=sys.stderr)
         return 2
     except SandboxError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -9,7 +9,7 @@ from typing import Any
 
 from actors.launch.ray_connection import connect
 from rstar_ray.config import Condition, RunConfig, idle, with_values
-from rstar_ray.config.options import options_of, spelled
+from rstar_ray.config.options import HELP, given, options_of, spelled, with_config_file
 from rstar_ray.config.protocols import PROTOCOLS
 from rstar_ray.config.recipe import Recipe
 from rstar_ray.config.scales import SCALES, at_scale, detect_scale, local_resources
@@ -41,13 +41,14 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str]) -> list[RunConfig]:
     """The settings of each stage: its own, with the command line's options over them.
 
     `--model` is the policy the first stage starts from; the others start from the stage before. Raises `ConfigError`
-    in one line that names the option and the mend.
+    in one line that names the option and how to fix it.
     """
+    argv = with_config_file(argv)
     scale = _scale(argv)
     protocol = PROTOCOLS[chosen("--evaluate.protocol", argv, tuple(PROTOCOLS), "own")]
     words = [*_options(protocol), *argv]  # the last of two counts: what is asked for besides goes over a protocol
     defaults = [at_scale(recipe.paper, scale, recipe.tiny) for recipe in recipes]
-    if {"-h", "--help"} & set(argv):
+    if HELP & set(argv):
         _parse_one(_shown(defaults), words)  # exits
     configs: list[RunConfig] = []
     for default in defaults:
@@ -71,11 +72,6 @@ def _shown(defaults: Sequence[RunConfig]) -> RunConfig:
 
 def _options(values: Mapping[str, Any]) -> list[str]:
     return [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
-
-
-def given(argv: Sequence[str]) -> set[str]:
-    """The options of a command line, as the help spells them."""
-    return {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
 
 
 def _refuse_other_stages(stage: str, argv: Sequence[str]) -> None:
@@ -121,7 +117,7 @@ def _scale(argv: Sequence[str]) -> str:
         return asked
     resources = _cluster_resources() if os.environ.get("RAY_ADDRESS") else local_resources()
     scale, reason = detect_scale(resources)
-    if "-h" not in argv and "--help" not in argv:
+    if not HELP & set(argv):
         log.info(f"scale: {scale} ({reason})")
     return scale
 

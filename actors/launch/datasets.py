@@ -33,7 +33,7 @@ def training_problems(config: RunConfig) -> list[Problem]:
     if config.data.train:
         integers = config.data.integer_answers and config.reward.name == "math"
         return _from_file("--data.train", config.data.train, config, integer_answers=integers)
-    refuse_without_tiny(config, "--data.train", "give a problem file")
+    require_tiny(config, "--data.train", "give a problem file")
     return _generated(config.seed, Split.TRAIN, config.data.num_train, "--data.num-train")
 
 
@@ -56,7 +56,7 @@ def _from_file(option: str, path: str, config: RunConfig, *, integer_answers: bo
     try:
         problems = load_problems(path, integer_answers=integer_answers)
     except ConfigError as refused:
-        raise ConfigError(f"{option} {refused.field}", refused.problem, refused.mend) from None
+        raise ConfigError(f"{option} {refused.field}", refused.problem, refused.hint) from None
     refuse_truths(problems, config.reward, f"{option} {Path(path).name}")
     return problems
 
@@ -72,7 +72,7 @@ def problem_sets(config: RunConfig) -> dict[str, list[Problem]]:
     if not config.evaluate.files:
         heldout = heldout_problems(config)
         if not heldout:
-            refuse_without_tiny(config, "--evaluate.files", "name problem files, or give --data.heldout")
+            require_tiny(config, "--evaluate.files", "name problem files, or give --data.heldout")
         return {HELD_OUT: heldout}
     stems = [Path(path).stem for path in config.evaluate.files]
     if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
@@ -113,7 +113,7 @@ def sft_plan(config: RunConfig, folder: Path, *, steps_given: bool = True) -> Sf
     that was not given, before anything starts.
     """
     if not config.sft.data:
-        refuse_without_tiny(config, "--sft.data", "give a file of conversations")
+        require_tiny(config, "--sft.data", "give a file of conversations")
         return None
     made = (folder / "config.json").is_file()  # the tiny world's model is made later
     plan = plan_sft(
@@ -157,7 +157,7 @@ def split(examples: Sequence[SftExample], seed: int) -> tuple[list[SftExample], 
     return shuffled[len(validation) :], validation
 
 
-def refuse_without_tiny(config: RunConfig, field: str, mend: str) -> None:
+def require_tiny(config: RunConfig, field: str, mend: str) -> None:
     """Raise `ConfigError` for a field left empty at a scale that has nothing of its own to put there."""
     if config.scale != "tiny":
         raise ConfigError(field, f"it is empty, and scale {config.scale} has none of its own", mend)

@@ -24,6 +24,12 @@ def status_of(act: Callable[[], int | None], *, interrupted: str = "") -> int:
     return status
 
 
+def end(status: int) -> None:
+    """Leave the process with this status, where it is not 0."""
+    if status:
+        sys.exit(status)
+
+
 def _status_of(act: Callable[[], int | None], interrupted: str) -> int:
     try:
         return act() or 0

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from actors.generation.vllm_calls import VllmCalls
-from actors.launch.datasets import refuse_without_tiny
+from actors.launch.datasets import require_tiny
 from rstar_ray.chat.hub import local_folder
 from rstar_ray.chat.load_chat import configured_chat, load_chat
 from rstar_ray.chat.template import TokenizerChat
@@ -17,22 +17,15 @@ from rstar_ray.tiny.tiny_model import CONTEXT_TOKENS, TINY, make_tiny_model
 from rstar_ray.tools.spec import ToolSpec
 
 
-def with_local_model(config: RunConfig, *, weights: bool = True, trains: bool = False) -> RunConfig:
-    """With a hub's id replaced by the folder that it was fetched to, without its weights where nobody reads them.
-
-    `trains`: raise `ConfigError` for a model that cannot be trained, before its weights are fetched.
-    """
+def with_local_model(config: RunConfig, *, weights: bool = True) -> RunConfig:
+    """With a hub's id replaced by the folder that it was fetched to, without its weights where nobody reads them."""
     if not config.model:
         return config
-    if trains:
-        from actors.weights.model_parameters import refuse_untrainable
-
-        refuse_untrainable(local_folder(config.model, weights=False))
     return with_values(config, {"model": str(local_folder(config.model, weights=weights))})
 
 
-def checked_chat(config: RunConfig, folder: Path, tools: Sequence[ToolSpec]) -> TokenizerChat:
-    """How one talks with the model in `folder`.
+def checked_chat(config: RunConfig, folder: Path, tools: Sequence[ToolSpec], *, weights: bool = True) -> TokenizerChat:
+    """The chat of the model in `folder`; without `weights` these are not checked.
 
     Raises `ConfigError` for a folder without the weights of the model it describes, or whose chat does not fit.
 
@@ -46,7 +39,7 @@ def checked_chat(config: RunConfig, folder: Path, tools: Sequence[ToolSpec]) -> 
             make_tokenizer(), config.chat, generation={}, instruct=instruct, tools=tools, syntax_of=VllmCalls
         )
     chat = load_chat(folder, config.chat, instruct=config.rollout.instruct, tools=tools, syntax_of=VllmCalls)
-    if config.model:
+    if config.model and weights:
         from actors.weights.model_parameters import refuse_misfit, refuse_unpacked
 
         refuse_misfit(folder)
@@ -81,11 +74,11 @@ def start_folder(config: RunConfig, run_path: Path, finished: Path | None) -> Pa
         return Path(config.model)
     if finished is not None:
         return finished / "model"
-    refuse_without_tiny(config, "--model", "give a Hugging Face model folder, or run the stage before")
+    require_tiny(config, "--model", "give a Hugging Face model folder, or run the stage before")
     return run_path / "start-model"
 
 
-def refuse_beyond_context(config: RunConfig, folder: Path) -> None:
+def check_context(config: RunConfig, folder: Path) -> None:
     """Raise `ConfigError` where the engine is to hold more tokens than the model in `folder` has positions for.
 
     `folder` is `start_folder`'s; where the tiny world's is not made yet, its context is known.
@@ -100,10 +93,10 @@ def refuse_beyond_context(config: RunConfig, folder: Path) -> None:
         )
 
 
-def refuse_uneven_split(config: RunConfig, folder: Path) -> None:
+def check_heads(config: RunConfig, folder: Path) -> None:
     """Raise `ConfigError` where the heads of the model in `folder` cannot be shared out alike over a replica's GPUs.
 
-    `folder` as for `refuse_beyond_context`.
+    `folder` as for `check_context`.
     """
     path, parts = folder / "config.json", config.engine.tensor_parallel
     heads = _text_model(path).get("num_attention_heads") if path.is_file() else TINY["num_attention_heads"]

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(line)
     except ConfigError as refused:
         named = "MODEL" if refused.field == "--model" else refused.field  # here it has no option
-        print(f"error: {named}: {refused.problem}; {refused.mend}", file=sys.stderr)
+        print(f"error: {named}: {refused.problem}. Hint: {refused.hint}", file=sys.stderr)
         return 2
     return 0
 

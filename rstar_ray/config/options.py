@@ -1,16 +1,23 @@
-"""A command line as the options of a dataclass; what is wrong with one is a line, as everywhere."""
+"""The one parser of command lines: tyro over a dataclass of options; every error is one line, as everywhere.
 
-import contextlib
-import io
-import re
+`--config FILE` stands for the options of a TOML file of the same tree. The command line wins over it.
+"""
+
+import difflib
+import json
 import shlex
-from collections.abc import Sequence
-from dataclasses import make_dataclass, replace
-from typing import Any, TypeVar, cast, get_type_hints
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 
 from rstar_ray.errors import ConfigError
 
 Options = TypeVar("Options")
+CONFIG = "--config"
+HELP = {"-h", "--help"}
 
 
 def spelled(name: str, *value: Any) -> str:
@@ -19,12 +26,66 @@ def spelled(name: str, *value: Any) -> str:
     >>> spelled("rollout.max_turns", 3), spelled("rollout.instruct", False), spelled("tools.use")
     ('--rollout.max-turns 3', '--rollout.no-instruct', '--tools.use')
     """
+    return shlex.join(_words(name, *value))
+
+
+def _words(name: str, *value: Any) -> list[str]:
     branch, dot, leaf = name.replace("_", "-").rpartition(".")
     option = f"--{branch}{dot}{leaf}"
     if value and isinstance(value[0], bool):
-        return option if value[0] else f"--{branch}{dot}no-{leaf}"
-    words = cast(tuple[Any, ...], value[0]) if value and isinstance(value[0], tuple) else value
-    return shlex.join([option, *map(str, words)])
+        return [option if value[0] else f"--{branch}{dot}no-{leaf}"]
+    listed = bool(value) and isinstance(value[0], tuple | list)
+    return [option, *map(str, cast(Sequence[Any], value[0]) if listed else value)]
+
+
+def given(argv: Sequence[str]) -> set[str]:
+    """The options of a command line, as the help spells them."""
+    return {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
+
+
+def with_config_file(argv: Sequence[str]) -> list[str]:
+    """The command line with the options of the file that `--config` names in front, so that its own win.
+
+    Raises `ConfigError` for a file that cannot be read as TOML.
+    """
+    rest = list(argv)
+    place = next((number for number, word in enumerate(rest) if word.partition("=")[0] == CONFIG), None)
+    if place is None:
+        return rest
+    _, equals, path = rest.pop(place).partition("=")
+    if not equals:
+        path = rest.pop(place) if place < len(rest) else ""
+    try:
+        tree = tomllib.loads(Path(path).read_text("utf-8"))
+    except (OSError, ValueError) as unreadable:
+        raise ConfigError(CONFIG, f"{path!r} cannot be read ({unreadable})", "give a TOML file") from unreadable
+    return [word for name, value in _flat(tree) for word in _words(name, value)] + rest
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(cast(dict[str, Any], value), f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def as_toml(values: Mapping[str, Any]) -> str:
+    """Settings by their dotted names as TOML, which `--config` reads.
+
+    >>> print(as_toml({"steps": 3, "tools.use": ("python",), "tools.hosts": 1}), end="")
+    steps = 3
+    <BLANKLINE>
+    [tools]
+    use = ["python"]
+    hosts = 1
+    """
+    tables: dict[str, list[str]] = {"": []}
+    for name, value in values.items():
+        table, _, leaf = name.rpartition(".")
+        written = str(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+        tables.setdefault(table, []).append(f"{leaf} = {written}\n")
+    return "\n".join("".join([f"[{table}]\n" if table else "", *lines]) for table, lines in tables.items())
 
 
 def options_of(
@@ -35,61 +96,50 @@ def options_of(
     program: str | None = None,
     description: str | None = None,
 ) -> Options:
-    """Tyro, with its framed message made one line; `argv` None is the process's own. Raises `ConfigError`."""
+    """The options of a command line; `argv` None is the process's own. Raises `ConfigError`."""
     import tyro
+    from tyro import _errors as errors  # private: written for tyro 1.0.17, which the project pins
 
-    args = None if argv is None else list(argv)
-    if default is not None and args is not None and (found := _of_branches(kind, args, default)) is not None:
-        return found
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            if default is None:
-                return tyro.cli(kind, args=args, prog=program, description=description)
-            return tyro.cli(kind, default=default, args=args, prog=program, description=description)
-    except SystemExit as end:
-        if not end.code:
-            raise
-        raise _as_config_error(complaint.getvalue()) from None
+    args = with_config_file(sys.argv[1:] if argv is None else argv)
+    # Help texts are read from the sources, which takes four times as long as the rest.
+    config = () if HELP & set(args) else (tyro.conf.HelptextFromCommentsOff,)
+    among: dict[str, Any] = {} if default is None else {"default": default}
+    with errors.on_parse_error(lambda event: _refuse(event, kind)):
+        return tyro.cli(kind, args=args, prog=program, description=description, config=config, **among)
 
 
-def _of_branches(kind: type[Options], args: list[str], default: Options) -> Options | None:
-    """The same from a parser of no more than the branches that are asked for, which is built in a fifth of the time of
-    a whole run's or less. None for help, and for what is wrong: a parser that knows all options tells of them."""
-    import tyro
+def _refuse(event: Any, kind: type) -> NoReturn:
+    """Raise the `ConfigError` for what tyro refuses: ours, where a check of the options raised it."""
+    cause = sys.exception()
+    while cause is not None:
+        if isinstance(cause, ConfigError):
+            raise cause
+        cause = cause.__context__
+    argument = getattr(event, "argument", None)
+    option = argument.display_name().partition("/")[0] if argument is not None else "command line"
+    match type(event).__name__:
+        case "UnrecognizedArgs":
+            option = event.tokens[0].partition("=")[0]
+            known = [spelled(name) for name in _names(kind)]
+            close = difflib.get_close_matches(option, known, n=1, cutoff=0.7) if option.startswith("--") else []
+            hint = f"perhaps {close[0]}" if close else "see --help"
+            raise ConfigError(option, "no such option", f"{hint}; --help lists all")
+        case "InvalidChoice":
+            raise ConfigError(option, f"not a choice (got {event.value!r})", f"choose {', '.join(event.choices)}")
+        case "BadValue":
+            raise ConfigError(option, "needs a value", "see --help for its type")
+        case "MissingArgs":
+            missing = event.missing_arguments[0].arg.display_name()
+            raise ConfigError(missing if missing.startswith("--") else missing.upper(), "is required", "see --help")
+        case _:
+            raise ConfigError(option, str(getattr(event, "message", event)), "see --help for its type")
 
-    branches = {word[2:].partition("=")[0].partition(".")[0].replace("-", "_") for word in args if word[:2] == "--"}
-    hints = get_type_hints(kind, include_extras=True)
-    if not branches or branches - hints.keys():
-        return None
-    part: Any = make_dataclass(kind.__name__, [(name, hints[name]) for name in branches])
-    some = part(**{name: getattr(default, name) for name in branches})
-    without_help = (tyro.conf.HelptextFromCommentsOff,)  # it is read from the sources, which takes as long again
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            asked = tyro.cli(part, default=some, args=args, config=without_help)
-        return cast(Options, replace(cast(Any, default), **{name: getattr(asked, name) for name in branches}))
-    except (SystemExit, ValueError):
-        return None
 
-
-def _as_config_error(complaint: str) -> ConfigError:
-    lines = [line.strip(" │|╭╮╰╯─") for line in complaint.splitlines()[1:]]  # the first is a title
-    lines = ["" if set(line) <= {"-"} else line for line in lines]  # the rules of a terminal without UTF-8
-    begin = next((number for number, line in enumerate(lines) if line), 0)
-    rule = next((number for number, line in enumerate(lines) if number > begin and not line), len(lines))
-    text = " ".join(lines[begin:rule])
-    text = re.sub(r"^Error parsing \S+: (?=--)", "", text)
-    if match := re.match(r"Unrecognized options: (\S+?),? ", text + " "):
-        meant = re.findall(r"--[\w.-]+", " ".join(lines[rule:]))
-        mend = f"perhaps {meant[0]}" if meant and meant[0] != "--help" else "see --help"
-        return ConfigError(match[1], "no such option", f"{mend}; --help lists all")
-    if match := re.match(r"(--[\w.-]+): (.*); (.*)", text):
-        return ConfigError(match[1], match[2], match[3])
-    if match := re.match(r"Error parsing (--[\w.-]+): (.*)", text):
-        return ConfigError(match[1], match[2], "see --help for its type")
-    if match := re.match(r"Missing value for argument '(--[\w.-]+)'", text):
-        return ConfigError(match[1], "needs a value", "see --help for its type")
-    if match := re.match(r"invalid choice (.*) for argument '(--[\w.-]+)'\. (.*)", text):
-        return ConfigError(match[2], f"{match[1]} is no choice", match[3].rstrip(". ").lower())
-    return ConfigError("command line", text or "it could not be read", "see --help")
+def _names(kind: type) -> Iterator[str]:
+    hints = get_type_hints(kind)
+    for item in fields(cast(Any, kind)):
+        inner = hints[item.name]
+        if isinstance(inner, type) and is_dataclass(inner):
+            yield from (f"{item.name}.{name}" for name in _names(inner))
+        else:
+            yield item.name

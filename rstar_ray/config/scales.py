@@ -144,7 +144,7 @@ def local_resources() -> dict[str, float]:
     return {"GPU": float(nvidia or amd)}
 
 
-def refuse_without_gpu(config: RunConfig) -> None:
+def check_gpu_here(config: RunConfig) -> None:
     """Raise `ConfigError` where the run would start a Ray here, and needs a GPU that this machine does not have."""
     needs_gpu = config.engine.gpus_per_replica > 0 or config.learner.gpus_per_rank > 0
     if needs_gpu and not os.environ.get("RAY_ADDRESS") and not local_resources()["GPU"]:

@@ -202,7 +202,7 @@ def _raw_rows(path: Path) -> Iterator[Raw]:
         else:
             yield from read_table(path)
     except ConfigError as refused:
-        raise ConfigError(f"--sft.data {refused.field}", refused.problem, refused.mend) from None
+        raise ConfigError(f"--sft.data {refused.field}", refused.problem, refused.hint) from None
 
 
 def _lines(path: Path) -> Iterator[Raw]:

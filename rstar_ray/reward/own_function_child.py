@@ -64,7 +64,7 @@ def find_function(name: str) -> tuple[Callable[..., Any], bool]:
         hint = "" if absent.name and f"{module}.".startswith(f"{absent.name}.") else f"install it, or fix {module}"
         raise Unusable(_in_one_line(absent), hint) from absent
     except ConfigError as refused:  # such as a Tool beside the function
-        raise Unusable(f"importing {module}: {refused.field}: {refused.problem}", refused.mend) from refused
+        raise Unusable(f"importing {module}: {refused.field}: {refused.problem}", refused.hint) from refused
     except Exception as raised:
         raise Unusable(f"importing {module}: {_in_one_line(raised)}", f"fix the module {module}") from raised
     function = getattr(imported, attribute, None)

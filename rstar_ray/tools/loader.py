@@ -111,7 +111,7 @@ def main(entries: Sequence[str]) -> None:
             else:
                 specs[entry] = [asdict(spec_of(tool, entry)) for tool in load_tools(entry)]
         except ConfigError as refused:
-            answer["refused"] = [refused.field, refused.problem, refused.mend]
+            answer["refused"] = [refused.field, refused.problem, refused.hint]
             break
         except Exception as raised:
             said = str(raised).strip().splitlines()

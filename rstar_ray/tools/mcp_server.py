@@ -66,7 +66,7 @@ def mcp_tools(
                 max_chars=max_chars,
             )
         except ConfigError as misfit:
-            raise ConfigError(where, misfit.problem, f"{misfit.mend}, {others}") from None
+            raise ConfigError(where, misfit.problem, f"{misfit.hint}, {others}") from None
 
     return [made(tool) for tool in found if not only or tool.name in only]
 

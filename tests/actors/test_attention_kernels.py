@@ -60,7 +60,9 @@ def test_on_a_gpu_the_mathematical_path_is_shut_unless_asked_for():
 
 
 def test_aiter_without_rocm_is_refused():
-    with pytest.raises(ConfigError, match=r"--learner\.attention-kernel: aiter's kernels are ROCm's.*; give fused"):
+    with pytest.raises(
+        ConfigError, match=r"--learner\.attention-kernel: aiter's kernels are ROCm's.*. Hint: give fused"
+    ):
         choose("aiter", CPU)
 
 
@@ -77,7 +79,7 @@ def test_a_gpu_without_a_fused_kernel_is_refused_with_what_the_mathematical_path
     with pytest.raises(
         ConfigError,
         match=r"no fused attention for 40 heads of 128 in bfloat16 here \(No available kernel\), and the mathematical "
-        r"path would hold 40 heads x 32768 x 16384 tokens x 12 bytes = 257\.7 GB of 192; take vLLM's own image",
+        r"path would hold 40 heads x 32768 x 16384 tokens x 12 bytes = 257\.7 GB of 192. Hint: take vLLM's own image",
     ):
         refuse_unfit(one, MODEL, GPU)
     refuse_unfit(one, MODEL, CPU)
@@ -88,7 +90,7 @@ def test_a_gpu_without_a_fused_kernel_is_refused_with_what_the_mathematical_path
 def test_eager_is_refused_where_its_scores_alone_are_more_than_the_gpu(gpu_of_192_gb: pytest.MonkeyPatch):
     long = settings(attention_kernel="eager", batch=derived.limits(micro_batch_tokens=32_768))
     with pytest.raises(
-        ConfigError, match=r"eager holds 40 heads x .* = 257\.7 GB of scores, and the GPU has 192; give"
+        ConfigError, match=r"eager holds 40 heads x .* = 257\.7 GB of scores, and the GPU has 192. Hint: give"
     ):
         refuse_unfit(long, MODEL, GPU)
     short = settings(attention_kernel="eager", longest_tokens=2_048, batch=derived.limits(micro_batch_tokens=2_048))

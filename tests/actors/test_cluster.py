@@ -38,13 +38,13 @@ def test_a_taken_port_is_refused_by_its_number_and_a_free_one_is_not():
             cluster.refuse_taken_port(port)
     cluster.refuse_taken_port(port)
     for none in (0, -1, 65536):
-        with pytest.raises(ConfigError, match="is no port; give 1 to 65535"):
+        with pytest.raises(ConfigError, match=r"is no port. Hint: give 1 to 65535"):
             cluster.refuse_taken_port(none)
 
 
 def test_a_second_head_is_refused_while_the_first_is_up():
     record(os.getpid(), birth(os.getpid()))
-    with pytest.raises(ConfigError, match="it is up already; run `make cluster-down` first"):
+    with pytest.raises(ConfigError, match=r"it is up already. Hint: run `make cluster-down` first"):
         cluster.up()
 
 

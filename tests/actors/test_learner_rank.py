@@ -174,7 +174,7 @@ def test_a_model_that_would_carry_one_row_into_the_next_is_refused_where_rows_ar
         num_key_value_heads=2, layer_types=["conv", "full_attention"], bos_token_id=0, eos_token_id=1, pad_token_id=0,
     )  # fmt: skip
     transformers.Lfm2ForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"--learner\.attention: rows packs rows .* Lfm2.*; give sdpa"):
+    with pytest.raises(ConfigError, match=r"--learner\.attention: rows packs rows .* Lfm2.*. Hint: give sdpa"):
         start(model=str(tmp_path), attention="rows")
     start(model=str(tmp_path), attention="sdpa")
 

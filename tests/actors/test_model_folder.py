@@ -68,7 +68,7 @@ def test_buffers_of_older_releases_in_the_file_are_no_parameters(tmp_path: Path)
 def test_what_the_file_lacks_is_refused_before_it_is_drawn_at_random(tmp_path: Path):
     folder = saved_with(tmp_path / "head", lambda saved: {n: a for n, a in saved.items() if n != HEAD},
                         tie_word_embeddings=False)  # fmt: skip
-    with pytest.raises(ConfigError, match=r"--model: .*do not hold: \[lm_head\.weight\]; name a whole folder"):
+    with pytest.raises(ConfigError, match=r"--model: .*do not hold: \[lm_head\.weight\]. Hint: name a whole folder"):
         refuse_misfit(folder)
     folder = saved_with(tmp_path / "other", lambda saved: {f"transformer.{n}": a for n, a in saved.items()})
     with pytest.raises(ConfigError, match=r"\[model\.embed_tokens\.weight, .*\] and \d+ more"):
@@ -78,11 +78,17 @@ def test_what_the_file_lacks_is_refused_before_it_is_drawn_at_random(tmp_path: P
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({"quantization_config": {"quant_method": "fp8"}}, r"--model: the weights of .* are quantised; name the model"),
-        ({"final_logit_softcapping": 30.0}, r"--model: .* \(final_logit_softcapping is 30\.0\); use a model"),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            r"--model: the weights of .* are quantised. Hint: name the model",
+        ),
+        ({"final_logit_softcapping": 30.0}, r"--model: .* \(final_logit_softcapping is 30\.0\). Hint: use a model"),
         ({"num_experts": 128, "num_experts_per_tok": 8}, r"--model: .* mixture of experts \(num_experts is 128\)"),
-        ({"text_config": {"num_local_experts": 8}}, r"--model: .* experts \(num_local_experts is 8\).*; use a dense"),
-        ({"text_config": {"logit_scale": 0.0625}}, r"--model: .* \(logit_scale is 0\.0625\); use a model"),
+        (
+            {"text_config": {"num_local_experts": 8}},
+            r"--model: .* experts \(num_local_experts is 8\).*. Hint: use a dense",
+        ),
+        ({"text_config": {"logit_scale": 0.0625}}, r"--model: .* \(logit_scale is 0\.0625\). Hint: use a model"),
     ],
 )
 def test_what_a_learner_cannot_train_is_refused_from_its_config(told: dict[str, Any], said: str, tmp_path: Path):
@@ -107,7 +113,9 @@ def test_rows_are_not_packed_through_layers_that_carry_a_state(tmp_path: Path):
     refuse_unpacked(tmp_path, "rows")
     write_config(tmp_path, {"layer_types": ["conv", "full_attention"]})
     refuse_unpacked(tmp_path, "sdpa")
-    with pytest.raises(ConfigError, match=r"--learner\.attention: rows packs rows .* layers \(conv\) .*; give sdpa"):
+    with pytest.raises(
+        ConfigError, match=r"--learner\.attention: rows packs rows .* layers \(conv\) .*. Hint: give sdpa"
+    ):
         refuse_unpacked(tmp_path, "rows")
 
 

@@ -100,14 +100,14 @@ def test_the_rank_that_sends_an_engine_its_weights_sits_on_its_gpu_or_is_the_fir
     ("scale", "values", "said"),
     [
         ("tiny", {"learner__weights_by": "nccl"},
-         "nccl is for GPUs, and a replica has 0, a rank 0; give auto, or GPUs to both"),
-        ("tiny", {"learner__weights_by": "ipc"}, "ipc is for GPUs, and a replica has 0, a rank 0; give auto"),
+         "nccl is for GPUs, and a replica has 0, a rank 0. Hint: give auto, or GPUs to both"),
+        ("tiny", {"learner__weights_by": "ipc"}, "ipc is for GPUs, and a replica has 0, a rank 0. Hint: give auto"),
         ("gpu", {"learner__weights_by": "nccl"},
-         r"nccl has one process to a GPU, and ranks share the engines'; give auto, or ranks GPUs of their own"),
+         r"nccl has one process to a GPU, and ranks share the engines'. Hint: give auto"),
         ("gpu", {"learner__weights_by": "ipc", **APART},
-         "ipc is between processes of one GPU, and ranks have GPUs apart .*; give auto, or let both share"),
+         "ipc is between processes of one GPU, and ranks have GPUs apart .* Hint: give auto, or let both share"),
         ("gpu", {"learner__weights_by": "ipc", "engine__replicas": 3, "learner__ranks": 2},
-         r"ipc wants a rank on the GPU of every engine, and 2 ranks sit beside 3 .*; give auto, or --learner\.ranks 3"),
+         r"ipc wants a rank on the GPU of every engine, and 2 ranks sit beside 3 .* Hint: give auto"),
     ],
 )  # fmt: skip
 def test_a_way_for_weights_that_the_placement_does_not_allow_is_refused_with_the_mend(
@@ -193,7 +193,9 @@ async def test_bundles_that_others_hold_are_waited_for_and_then_refused():
         layout = plan_layout(config("tiny"))
         refuse_misfit(layout, [node["Resources"] for node in ray.nodes() if node["Alive"]])
         others = placement_group([{"CPU": 2}])
-        with pytest.raises(ConfigError, match=r"placement: no room for 1.6 CPU after 3 s \(\w+\); wait until other"):
+        with pytest.raises(
+            ConfigError, match=r"placement: no room for 1.6 CPU after 3 s \(\w+\). Hint: wait until other"
+        ):
             await place(layout, deadline_s=3)
         remove_placement_group(others)
         group = await place(layout)

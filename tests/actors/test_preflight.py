@@ -238,7 +238,9 @@ def test_the_head_comes_first_and_nodes_of_one_host_are_told_apart():
 def test_a_run_is_refused_where_nodes_do_not_see_its_directory():
     refuse_folders({"n1": "", "n2": ""}, Path("/runs"))
     seen = {"n1": "", **{f"n{number}": "/runs does not exist here" for number in range(2, 7)}}
-    with pytest.raises(ConfigError, match=r"--run-dir: n2, n3, n4 and 2 more do not see /runs .*; give a folder on"):
+    with pytest.raises(
+        ConfigError, match=r"--run-dir: n2, n3, n4 and 2 more do not see /runs .*. Hint: give a folder on"
+    ):
         refuse_folders(seen, Path("/runs"))
 
 
@@ -290,13 +292,13 @@ def test_a_run_is_refused_where_nodes_lack_what_it_needs(tmp_path: Path):
         refuse_absent(found)
     assert str(refused.value) == (
         f"--chat.template: n2 do not see {template.path} (no such file); "
-        f"--own-folder: n2 do not see {tmp_path} (other); "
+        f"--own-folder: n2 do not see {tmp_path} (other). Hint: "
         "copy it there under the same path, or give one on storage that all nodes mount"
     )
 
 
 def test_relative_paths_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(ConfigError, match="--run-dir: 'runs' is relative; give an absolute path"):
+    with pytest.raises(ConfigError, match=r"--run-dir: 'runs' is relative. Hint: give an absolute path"):
         parse(["--run-dir", "runs"])
     monkeypatch.setattr(sys, "argv", ["preflight", "--model", "m"])
     assert main() == 2
@@ -305,7 +307,7 @@ def test_relative_paths_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 @pytest.mark.parametrize("option", [["--checkpoints", "0"], ["--gpus", "-1"]])
 def test_a_count_that_would_make_every_check_good_is_refused(option: list[str]):
-    with pytest.raises(ConfigError, match=f"{option[0]}: {option[1]} is too small; give at least"):
+    with pytest.raises(ConfigError, match=f"{option[0]}: {option[1]} is too small. Hint: give at least"):
         parse(option)
 
 

@@ -25,9 +25,9 @@ def test_the_twin_runs_the_same_trace_with_the_same_caches():
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"costly": True, "calibrate": True}, "--calibrate: --costly measures something else; give one of them"),
-        ({"out": "cost.json"}, "--out: nothing is fitted; give --calibrate too"),
-        ({"size": CostlySize(tokens=1)}, "--size: it is of the costly comparison; give --costly too"),
+        ({"costly": True, "calibrate": True}, "--calibrate: --costly measures something else. Hint: give one of them"),
+        ({"out": "cost.json"}, "--out: nothing is fitted. Hint: give --calibrate too"),
+        ({"size": CostlySize(tokens=1)}, "--size: it is of the costly comparison. Hint: give --costly too"),
         ({"repeats": 0}, "--repeats: 0 is too small"),
     ],
 )

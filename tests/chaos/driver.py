@@ -6,7 +6,8 @@ if __name__ == "__main__":
     from tests.chaos import seams
 
     seams.in_driver()
-    from actors.launch.run import launch, launch_evaluation
+    from actors.launch.evaluation import launch_evaluation
+    from actors.launch.run import launch
     from recipes.evaluate import EVALUATE
     from recipes.stage1 import STAGE_1
 

@@ -148,7 +148,7 @@ def test_the_configuration_looks_where_the_command_writes():
 
 def test_without_the_program_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="no program `prometheus` here; apt-get install prometheus"):
+    with pytest.raises(ConfigError, match=r"no program `prometheus` here. Hint: apt-get install prometheus"):
         dashboards.up()
 
 
@@ -163,7 +163,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_a_cluster_one_line_says_so(program: Path):
-    with pytest.raises(ConfigError, match="no cluster of this folder is up; run `make cluster-up` first"):
+    with pytest.raises(ConfigError, match=r"no cluster of this folder is up. Hint: run `make cluster-up` first"):
         dashboards.up()
 
 
@@ -178,7 +178,9 @@ def head(program: Path) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def test_a_prometheus_that_ends_is_told_with_its_last_line(head: "subprocess.Popen[bytes]"):
-    with pytest.raises(ConfigError, match=r"prometheus: it ended: .'the disk is full'.; see .cluster/prometheus/log"):
+    with pytest.raises(
+        ConfigError, match=r"prometheus: it ended: .'the disk is full'.. Hint: see .cluster/prometheus/log"
+    ):
         dashboards.up(cluster.free_port())
 
 

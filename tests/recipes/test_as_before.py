@@ -7,7 +7,8 @@ import pytest
 
 from actors.launch.changed_settings import asked_otherwise
 from actors.launch.command_line import parse
-from actors.launch.run import launch_evaluation, run
+from actors.launch.evaluation import launch_evaluation
+from actors.launch.run import run
 from actors.talk.talker import TalkConfig, own_talker
 from recipes.evaluate import EVALUATE
 from recipes.stage1 import STAGE_1
@@ -68,7 +69,8 @@ def test_it_is_told_before_anything_starts(
     def connected() -> None:
         raise Enough("that will do")
 
-    monkeypatch.setattr("actors.launch.run.connect", connected)
+    for command in ("run", "evaluation"):
+        monkeypatch.setattr(f"actors.launch.{command}.connect", connected)
     trained(tmp_path / "run", *TINY, "--chat.before", "Calc:")
     options = [*TINY, "--run-dir", str(tmp_path / "run"), "--rollout.instruct"]
     if what == "the next stage":

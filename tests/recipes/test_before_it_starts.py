@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from actors.launch.checks import Phase, Start, check
 from actors.launch.command_line import parse
 from actors.launch.datasets import training_problems
-from actors.launch.run import brought, launch, launch_evaluation, run
+from actors.launch.evaluation import launch_evaluation
+from actors.launch.run import launch, run
 from recipes.evaluate import EVALUATE
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
@@ -35,7 +37,8 @@ def goes_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     def connected() -> None:
         raise Enough("that will do")
 
-    monkeypatch.setattr("actors.launch.run.connect", connected)
+    for command in ("run", "evaluation"):
+        monkeypatch.setattr(f"actors.launch.{command}.connect", connected)
 
 
 def rows(path: Path, all_rows: Sequence[Any]) -> Path:
@@ -74,7 +77,7 @@ def test_a_few_prompts_beyond_the_context_are_left_out_and_counted(tmp_path: Pat
 def test_a_context_too_short_for_more_than_a_few_is_refused(tmp_path: Path):
     options = stage_1(tmp_path, problems(60, 5_000, 3_000, 4_000, 5_000))
     with pytest.raises(
-        ConfigError, match=r"^--engine\.max-context-tokens: 4 of 60 prompts .* in mine\.jsonl; raise it, or"
+        ConfigError, match=r"^--engine\.max-context-tokens: 4 of 60 prompts .* in mine\.jsonl. Hint: raise it, or"
     ):
         run(parse([STAGE_1], options))
     assert not (tmp_path / "run").exists()
@@ -127,8 +130,8 @@ def test_a_stage_that_lacks_its_evaluation_alone_is_refused_where_its_end_is_dam
         run([config])
     assert str(refused.value) == (
         f"--run-dir: {end}, where stage1 ended, is not whole: progress.json is not what was written: its checksum "
-        f"differs; bring it back from a copy, or delete {run_dir.path / 'finished' / 'stage1.json'}, and the stage's "
-        "rest is trained again"
+        f"differs. Hint: bring it back from a copy, or delete {run_dir.path / 'finished' / 'stage1.json'}, and "
+        "the stage's rest is trained again"
     )
 
 
@@ -152,9 +155,7 @@ def test_sft_is_as_long_as_somebody_chose_or_no_longer_than_its_file_bears(
 ):
     with pytest.raises(SystemExit, match="2"):
         launch([SFT], taught(tmp_path, 40))
-    refused = (
-        "--sft.steps: it is not given, and 1000 steps of 8 are 222 epochs of the 36 rows of said.jsonl; give --sft"
-    )
+    refused = "--sft.steps: it is not given, and 1000 steps of 8 are 222 epochs of the 36 rows of said.jsonl"
     assert refused in capsys.readouterr().err and not (tmp_path / "run").exists()
     for steps in (["--sft.steps", "1000"], ["--sft.steps=1000"]):
         with pytest.raises(SystemExit, match="1"):
@@ -183,5 +184,5 @@ def test_tools_that_the_policy_is_not_shown_are_named_before_the_run_starts(tmp_
     own = ["--tools.use", "python", "own_search:search", "--own-folder", str(tmp_path)]
     for options, warned in ((own, True), ([*own, "--rollout.instruct"], False), ([], False)):
         logged.clear()
-        brought(parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path / "run"), *options]))
+        check(Start(asked=parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path / "run"), *options])), Phase.FILES)
         assert ("warning: --tools.use own_search:search" in "\n".join(logged)) == warned

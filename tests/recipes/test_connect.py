@@ -35,18 +35,18 @@ MEND = "bring here what the cluster's head has in ~/.ray/auth_token, mode 600, o
 @pytest.mark.parametrize(
     ("environment", "refused"),
     [
-        ({}, f"token: {Path.home()}/.ray/auth_token is not the token of the cluster at head:6379; {MEND}"),
+        ({}, f"token: {Path.home()}/.ray/auth_token is not the token of the cluster at head:6379. Hint: {MEND}"),
         (
             {"RAY_AUTH_TOKEN_PATH": "/mine"},
-            f"RAY_AUTH_TOKEN_PATH: /mine is not the token of the cluster at head:6379; {MEND}",
+            f"RAY_AUTH_TOKEN_PATH: /mine is not the token of the cluster at head:6379. Hint: {MEND}",
         ),
         (
             {"RAY_AUTH_TOKEN": "x", "RAY_AUTH_TOKEN_PATH": "/mine"},
-            f"RAY_AUTH_TOKEN: it is not the token of the cluster at head:6379; unset it, and {MEND}",
+            f"RAY_AUTH_TOKEN: it is not the token of the cluster at head:6379. Hint: unset it, and {MEND}",
         ),
         (
             {"RAY_AUTH_MODE": "Disabled"},
-            "RAY_AUTH_MODE: it is disabled, and the cluster at head:6379 asks for its token; unset it",
+            "RAY_AUTH_MODE: it is disabled, and the cluster at head:6379 asks for its token. Hint: unset it",
         ),
     ],
 )

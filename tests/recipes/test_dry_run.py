@@ -103,10 +103,10 @@ def test_a_plan_takes_its_gpus_from_a_scale():
 @pytest.mark.parametrize(
     ("said", "line"),
     [
-        ("--scale gpu-8 --dry-run --gpus 4", "--gpus: the dry run places what scale gpu-8 has; leave it out"),
+        ("--scale gpu-8 --dry-run --gpus 4", "--gpus: the dry run places what scale gpu-8 has. Hint: leave it out"),
         ("--scale gpu-8 --dry-run --no-offload", "--no-offload: the dry run places what scale gpu-8 has"),
         ("--scale gpu-8 --dry-run --json", "--json: the dry run places what scale gpu-8 has"),
-        ("--scale gpu-8 --nodes 2", "--nodes: it is for the dry run; give --dry-run too"),
+        ("--scale gpu-8 --nodes 2", "--nodes: it is for the dry run. Hint: give --dry-run too"),
     ],
 )
 def test_what_would_mean_nothing_to_a_plan_or_a_dry_run_is_refused(said: str, line: str):

@@ -26,7 +26,7 @@ def _raises(error: BaseException) -> Callable[[], int | None]:
         (
             ConfigError("--port", "70000 is no port", "give another"),
             2,
-            "error: --port: 70000 is no port; give another\n",
+            "error: --port: 70000 is no port. Hint: give another\n",
         ),
         (
             OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl"),

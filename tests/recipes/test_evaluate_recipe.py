@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from actors.health.watchdog import Watch
-from actors.launch import run as session
-from actors.launch.run import launch_evaluation
+from actors.launch import checks, evaluation
+from actors.launch.checks import Start
+from actors.launch.evaluation import launch_evaluation
 from recipes.evaluate import EVALUATE
+from rstar_ray.config import RunConfig
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.evaluation.request_digest import brought_along
 from rstar_ray.rollouts import DroppedRollout, FinishedRollout
@@ -33,8 +35,9 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def none(*_: object, **__: object) -> None: ...
 
-    for name in ("refuse_beyond_context", "refuse_uneven_split", "checked_chat", "tell_too_long", "load_chat"):
-        monkeypatch.setattr(session, name, none)
+    for name in ("check_context", "check_heads", "checked_chat", "show_too_long"):
+        monkeypatch.setattr(checks, name, none)
+    monkeypatch.setattr(evaluation, "load_chat", none)
     model, exam = tmp_path / "model", tmp_path / "exam.jsonl"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -98,9 +101,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeActors, "closed", 0, raising=False)
     monkeypatch.setattr(FakeActors, "journals", set(), raising=False)
     monkeypatch.setattr("actors.system.TrainingActors", FakeActors)
-    monkeypatch.setattr(session, "connect", lambda: None)
-    monkeypatch.setattr(session, "_refuse_unseen", lambda *needed: None)
-    monkeypatch.setattr("actors.preflight.nodes.refuse_unseen", lambda path: None)
+    monkeypatch.setattr(evaluation, "connect", lambda: None)
+    monkeypatch.setattr("actors.preflight.nodes.refuse_unseen", lambda *paths: None)
 
 
 def ended_with(status: int, options: list[str], after_five: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,8 +146,8 @@ def test_where_a_node_does_not_see_the_directory_nothing_is_kept_and_a_line_says
         )
 
     monkeypatch.setattr("actors.preflight.nodes.refuse_unseen", unseen)
-    assert session._journal(tmp_path, "evaluate-1f") is None
-    rest = "rollouts of a worker that is lost begin again at their prompts"
+    assert evaluation._journal(Start(asked=[RunConfig(run_dir=str(tmp_path))]), "evaluate-1f") is None
+    rest = "rollouts of a worker that is lost start again at their prompts"
     assert logged == [f"node-1 do not see {tmp_path} (there is none): {rest}"]
 
 
@@ -159,7 +161,7 @@ def test_two_that_ask_the_same_never_write_the_same_rows_and_any_other_may_be_be
 
     def beside() -> None:
         """While the first has begun."""
-        monkeypatch.setattr(session, "connect", enough)
+        monkeypatch.setattr(evaluation, "connect", enough)
         for more in ([], ["--evaluate.temperature", "0.3"]):
             with pytest.raises(SystemExit) as ended:
                 launch_evaluation(EVALUATE, [*options, *more])
@@ -169,7 +171,7 @@ def test_two_that_ask_the_same_never_write_the_same_rows_and_any_other_may_be_be
     def enough() -> None:
         raise Enough("that will do")
 
-    monkeypatch.setattr(session, "connect", beside)
+    monkeypatch.setattr(evaluation, "connect", beside)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text("{}")
     with RunDir(tmp_path / "run").held(), pytest.raises(SystemExit, match="1"):  # by a run that trains
@@ -178,5 +180,5 @@ def test_two_that_ask_the_same_never_write_the_same_rows_and_any_other_may_be_be
     refused, *_ = capsys.readouterr().err.splitlines()
     assert refused.startswith(f"error: --run-dir: {tmp_path / 'run' / 'evaluations' / 'exam-'}")
     assert refused.endswith(
-        " is being written by another evaluation that asks the same; wait for it to end or name another directory"
+        " is being written by another evaluation that asks the same. Hint: wait for it to end or name another directory"
     )

@@ -85,32 +85,35 @@ def test_pass_rates_are_read_as_an_evaluation_writes_them(tmp_path: Path):
     ("options", "message"),
     [
         (["absent.jsonl", "--check"], "absent.jsonl: there is no such file"),
-        (["nothing-here", "--check"], "nothing-here: there is no such file; name an existing file or folder"),
-        (["{good}"], "--out: nowhere to write; name a .jsonl or .parquet file, or give --check"),
+        (["nothing-here", "--check"], "nothing-here: there is no such file. Hint: name an existing file or folder"),
+        (["{good}"], "--out: nowhere to write. Hint: name a .jsonl or .parquet file, or give --check"),
         (["{good}", "--out", "x.txt"], "--out: x.txt is neither"),
-        (["{good}", "--out", "no/such/folder/x.jsonl"], "does not exist; make the folder first"),
+        (["{good}", "--out", "no/such/folder/x.jsonl"], "does not exist. Hint: make the folder first"),
         (["{good}", "--check", "--integer-answers", "--max-chars", "3"], "sources: no problem is left"),
         (["{good}", "--check", "--columns.answer", "truth"], "--columns.answer: good.jsonl, row 1 has no 'truth'"),
         (["{good}", "--check", "--solved-at-most", "1"], "--solved-at-most: 1 leaves nothing to keep"),
         (["{good}", "--check", "--solved-at-most", "9"], "--solved-at-most: nothing says how often"),
         (["{good}", "--check", "--solved-at-least", "3"], "--solved-at-least: nothing says how often"),
-        (["{good}", "--check", "--against-words", "9"], "--against-words: no evaluation set is named; give --against"),
+        (
+            ["{good}", "--check", "--against-words", "9"],
+            "--against-words: no evaluation set is named. Hint: give --against",
+        ),
         (
             ["{good}", "--check", "--answers", "{answers}"],
-            "--answers: the rows of good.jsonl have their answers in them; leave it out",
+            "--answers: the rows of good.jsonl have their answers in them. Hint: leave it out",
         ),
         (["{list}", "--check"], "list.jsonl, row 2, answer: is a list, not text"),
         (["{empty}", "--check"], "empty.jsonl: holds no row"),
         (
             ["{odd}", "--check"],
-            "odd.jsonl, row 2: reward 'choices' is unknown; give math, exact, choice, code, instructions, calls",
+            "odd.jsonl, row 2: reward 'choices' is unknown. Hint: give math, exact, choice, code, instructions, calls",
         ),
         (
             ["{half}", "--out", "{folder}/x.jsonl"],
-            "half.jsonl, row 2: holds half a character (\\ud83d); write the text whole",
+            "half.jsonl, row 2: holds half a character (\\ud83d). Hint: write the text whole",
         ),
-        (["{good}", "--out", "{folder}"], "--out: {folder} is a folder; name a file"),
-        (["{good}", "--out", "{good}"], "--out: {good} is read from itself; name another file"),
+        (["{good}", "--out", "{folder}"], "--out: {folder} is a folder. Hint: name a file"),
+        (["{good}", "--out", "{good}"], "--out: {good} is read from itself. Hint: name another file"),
     ],
 )
 def test_what_cannot_be_prepared_is_refused_in_one_line_and_leaves_nothing(
@@ -223,7 +226,7 @@ def test_hmmt_and_the_parts_of_a_dataset_of_the_hub_are_read(tmp_path: Path, mon
         ({"prompt": "?", "instruction_id_list": ["a"], "kwargs": ["x"]}, "row 1, kwargs: does not fit"),
         (
             {"id": "simple_1", "question": "?", "function": []},
-            "row 1, id: 'simple_1' has no ground_truth; name the file",
+            "row 1, id: 'simple_1' has no ground_truth. Hint: name the file",
         ),
         ({"id": "s", "question": "?", "function": [], "ground_truth": ["f()"]}, "ground_truth: is no list of calls"),
         ({"id": "s", "question": "?", "function": [], "ground_truth": 3}, "ground_truth: is no list of calls"),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from actors.launch.checks import Start
 from actors.launch.command_line import parse
-from actors.launch.run import tools_of
 from actors.talk.talk_tools import specs_of
 from actors.talk.talker import chat_in
 from recipes.evaluate import EVALUATE
@@ -80,7 +80,7 @@ def prompt(chat: TokenizerChat) -> str:
 
 def chat_of_run(recipe: Recipe, model: Path, *options: str) -> TokenizerChat:
     (config,) = parse([recipe], ["--scale", "gpu", "--model", str(model), *options])
-    return load_chat(model, config.chat, instruct=config.rollout.instruct, tools=tools_of(config))
+    return load_chat(model, config.chat, instruct=config.rollout.instruct, tools=Start(asked=[config]).tools)
 
 
 def test_training_evaluation_and_talks_show_the_released_prompt_and_tool(model: Path):

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from actors.launch import run as session
+from actors.launch.checks import Start
 from actors.launch.command_line import parse
 from actors.launch.datasets import problem_sets, training_problems
-from actors.launch.run import launch, launch_evaluation, run, run_path, tools_of, with_sft_before
+from actors.launch.evaluation import launch_evaluation
+from actors.launch.run import launch, run, with_sft_before
+from actors.launch.run_paths import run_path
 from actors.launch.start_model import model_context_tokens
 from recipes.chat import main as chat
 from recipes.evaluate import EVALUATE
@@ -103,35 +105,35 @@ def test_a_setting_of_other_stages_is_refused_with_the_one_that_is_meant(recipe:
     [
         (
             "--algorithm.min-zero-reward-trace-num 3",
-            "--algorithm.min-zero-reward-trace-num: it means nothing with --algorithm.resample paper; give "
+            "--algorithm.min-zero-reward-trace-num: it means nothing with --algorithm.resample paper. Hint: give "
             "--algorithm.resample release, or leave it out",
         ),
         ("--algorithm.least-failures 1 --algorithm.resample none", "--algorithm.least-failures: it means nothing with"),
         ("--algorithm.no-roc-error-ratio --algorithm.resample=random", "--algorithm.no-roc-error-ratio: it means"),
         (
             "--algorithm.correction-cap=3 --algorithm.correction icepop",
-            "--algorithm.correction-cap: it means nothing with --algorithm.correction icepop; give --algorithm.corr",
+            "--algorithm.correction-cap: it means nothing with --algorithm.correction icepop",
         ),
         (
             "--float32-head",
-            "--float32-head: it means nothing with --learner.dtype float32; give --engine.dtype bfloat16",
+            "--float32-head: it means nothing with --learner.dtype float32. Hint: give --engine.dtype bfloat16",
         ),
         ("--algorithm.correction-high=3", "--algorithm.correction-high: it means nothing with --algorithm.correction"),
         (
             "--learner.max-padding 0.1",
-            "--learner.max-padding: it means nothing with --learner.attention rows; give --l",
+            "--learner.max-padding: it means nothing with --learner.attention rows. Hint: give --l",
         ),
         (
             "--data.no-integer-answers",
-            "--data.no-integer-answers: it means nothing without --data.train; give --data.t",
+            "--data.no-integer-answers: it means nothing without --data.train. Hint: give --data.t",
         ),
         (
             "--engine.no-compile",
-            "--engine.no-compile: it means nothing with --engine.gpus-per-replica 0.0; give --engine",
+            "--engine.no-compile: it means nothing with --engine.gpus-per-replica 0.0. Hint: give --engine",
         ),
         (
             "--data.num-train 9 --data.train x.jsonl",
-            "--data.num-train: it means nothing with --data.train x.jsonl; leave out one of the two",
+            "--data.num-train: it means nothing with --data.train x.jsonl. Hint: leave out one of the two",
         ),
     ],
 )
@@ -158,9 +160,11 @@ def test_a_single_failure_of_a_group_is_trained_on_late_in_a_run(recipe: Recipe,
 
 
 def test_an_unknown_scale_is_refused_with_the_choices():
-    with pytest.raises(ConfigError, match="--scale: needs a value; choose auto, tiny"):
+    with pytest.raises(ConfigError, match=r"--scale: needs a value. Hint: choose auto, tiny"):
         parse([STAGE_1], ["--scale", "--run-dir", "runs/a"])
-    with pytest.raises(ConfigError, match=r"--scale: 'huge' is no scale; choose auto, tiny, gpu, gpu-8, mi300x-64"):
+    with pytest.raises(
+        ConfigError, match=r"--scale: 'huge' is no scale. Hint: choose auto, tiny, gpu, gpu-8, mi300x-64"
+    ):
         parse([STAGE_1], ["--scale", "huge"])
 
 
@@ -379,7 +383,7 @@ def test_a_run_that_goes_on_may_move_but_not_compute_something_else(tmp_path: Pa
             pass
         other = with_values(config, {name: value, "run_dir": str(tmp_path / name)})
         if name in idle(config):  # it computes nothing in this mode
-            with session._open(tmp_path / name, other):
+            with RunDir.open(tmp_path / name, "stage1", asdict(other), may_differ={*may_change(other), *idle(other)}):
                 pass
             continue
         with pytest.raises(ConfigError, match=name):
@@ -422,7 +426,10 @@ def test_help_and_refusals_load_no_framework():
     assert done.stdout.strip() == "[]"
 
 
-def test_what_nobody_would_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_nobody_would_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # that it has GPUs is not asked before it starts
     files = ["--evaluate.files", str(tmp_path), "--run-dir", str(tmp_path / "run")]
     with pytest.raises(ConfigError, match=r"--evaluate\.files: a run is evaluated on its held-out problems"):
         run(parse([STAGE_1], [*TINY, *files]))
@@ -430,7 +437,7 @@ def test_what_nobody_would_read_is_refused(tmp_path: Path, capsys: pytest.Captur
     problems.write_text('{"id": "a", "problem": "1 + 1?", "answer": "2"}\n')
     curves = ["--evaluate.every-steps", "10", "--data.train", str(problems), "--run-dir", str(tmp_path / "run")]
     with pytest.raises(
-        ConfigError, match=r"--evaluate\.every-steps: there are no held-out problems; give --data\.heldout"
+        ConfigError, match=r"--evaluate\.every-steps: there are no held-out problems. Hint: give --data\.heldout"
     ):
         run(parse([STAGE_1], ["--scale", "gpu", *curves]))
     with pytest.raises(ConfigError, match=r"--evaluate\.files: it is empty, and scale gpu has none of its own"):
@@ -460,7 +467,7 @@ def test_a_scale_for_gpus_is_refused_on_a_machine_without_one_before_anything_el
 
 
 def test_keeping_only_failures_is_refused():
-    beside = "4 kept leave no place for a success beside 4 failures; give 5 or more, or --algorithm.least-failures 3 or"
+    beside = "4 kept leave no place for a success beside 4 failures. Hint: give 5 or more, or"
     assert beside in refusal("--algorithm.least-failures", "4")
     few = refusal("--algorithm.keep", "2")  # of two failures that scale tiny keeps
     assert few.startswith("--algorithm.keep: 2 kept") and "or --algorithm.least-failures 1 or less" in few
@@ -470,22 +477,30 @@ def test_keeping_only_failures_is_refused():
 @pytest.mark.parametrize(
     ("command", "arguments", "said"),
     [
-        (prepare, ["x.jsonl", "--integer-answer"], "--integer-answer: no such option; perhaps --integer-answers"),
+        (prepare, ["x.jsonl", "--integer-answer"], "--integer-answer: no such option. Hint: perhaps --integer-answers"),
         (prepare, ["x.jsonl", "--max-chars", "many"], "--max-chars: "),
-        (chat, ["--modle", "x"], "--modle: no such option; perhaps --model"),
-        (chat, ["--model", "x", "--max-tokens", "0"], "--max-tokens: 0 is too small; give at least 1"),
+        (chat, ["--modle", "x"], "--modle: no such option. Hint: perhaps --model"),
+        (chat, ["--model", "x", "--max-tokens", "0"], "--max-tokens: 0 is too small. Hint: give at least 1"),
         (serve, ["--port", "x"], "--port: "),
         (chat, ["--server", "x", "--token", "t"], "--token: no such option"),
         (serve, ["--model", "x", "--token", "t"], "--token: no such option"),
         (watch, ["runs/x", "--token", "t"], "--token: no such option"),
         (chat, ["--model", "x", "--temperature", "nan"], "--temperature: must be between 0 and 2 (got nan)"),
         (chat, ["--model", "absent/x", "--tools.use", "absent:x"], "--tools.use absent:x: ModuleNotFoundError"),
-        (serve, ["--model", "x", "--allow-origin", "https://a/"], "--allow-origin: 'https://a/' is no origin; give"),
-        (serve, ["--model", "x", "--allow-host", "a:80"], "--allow-host: 'a:80' is no host name; give a name alone"),
-        (watch, ["runs/x", "--prot", "1"], "--prot: no such option; perhaps --port"),
-        (show_chat, [], "command line: "),
-        (show_chat, ["no-such-folder"], "MODEL: there is no folder 'no-such-folder'; give"),
-        (show_chat, ["x", "--chat.sytem", "y"], "--chat.sytem: no such option; perhaps --chat.system"),
+        (
+            serve,
+            ["--model", "x", "--allow-origin", "https://a/"],
+            "--allow-origin: 'https://a/' is no origin. Hint: give",
+        ),
+        (
+            serve,
+            ["--model", "x", "--allow-host", "a:80"],
+            "--allow-host: 'a:80' is no host name. Hint: give a name alone",
+        ),
+        (watch, ["runs/x", "--prot", "1"], "--prot: no such option. Hint: perhaps --port"),
+        (show_chat, [], "MODEL: is required"),
+        (show_chat, ["no-such-folder"], "MODEL: there is no folder 'no-such-folder'. Hint: give"),
+        (show_chat, ["x", "--chat.sytem", "y"], "--chat.sytem: no such option. Hint: perhaps --chat.system"),
     ],
 )
 def test_every_command_says_in_one_line_what_is_wrong_with_an_option(
@@ -516,7 +531,9 @@ def test_a_protocol_sets_what_was_published_and_other_options_go_over_it():
         parse([EVALUATE], [*TINY, "--evaluate.protocol", "paper"])
     (tiny,) = parse([EVALUATE], TINY)
     assert (tiny.evaluate.samples, tiny.evaluate.max_turns) == (4, 6)
-    with pytest.raises(ConfigError, match=r"--evaluate\.protocol: 'papers' is no protocol; choose own, paper, release"):
+    with pytest.raises(
+        ConfigError, match=r"--evaluate\.protocol: 'papers' is no protocol. Hint: choose own, paper, release"
+    ):
         asked("--evaluate.protocol", "papers")
 
 
@@ -537,7 +554,7 @@ def test_the_released_model_is_asked_on_five_sets_with_its_own_prompt_and_tool_b
     (config,) = parse([EVALUATE], ["--scale", "gpu", *options])
     problems = problem_sets(config)
     assert list(problems) == sets and problems["gpqa"][0].reward == "choice" and problems["math500"][0].reward == ""
-    chat = load_chat(model, config.chat, instruct=config.rollout.instruct, tools=tools_of(config))
+    chat = load_chat(model, config.chat, instruct=config.rollout.instruct, tools=Start(asked=[config]).tools)
     asked = chat.decode(chat.prompt_ids(problems["hmmt2025"][0]))
     assert asked.count("python_code_with_standard_io") == 1 and "Solve the problem." not in asked
     assert "\\boxed{} tag.\nThis is the problem:\nFrom hmmt2025?<|im_end|>" in asked

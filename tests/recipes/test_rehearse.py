@@ -88,6 +88,7 @@ def test_what_is_refused_is_refused_before_random_weights_are_written(tmp_path: 
         raise AssertionError("weights were written")
 
     monkeypatch.setattr("recipes.rehearse.random_model", write)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # that it has GPUs is not asked before it starts
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"num_attention_heads": 8, "max_position_embeddings": 1024}')
     options = ["--model", str(tmp_path / "model"), "--run-dir", str(tmp_path / "run")]

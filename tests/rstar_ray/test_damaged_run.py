@@ -109,7 +109,7 @@ def test_a_run_of_a_newer_version_is_refused(command: str, run: Path, capsys: py
     append_row(run / "launches.jsonl", {"format": RUN_FORMAT + 1})
     assert (COMMANDS | {"analysis": lambda path: analyse([str(path)])})[command](run) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "was written by a newer rstar_ray (format 2; this one knows 1); use that version" in line
+    assert "was written by a newer rstar_ray (format 2; this one knows 1). Hint: use that version" in line
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "analysis"])

@@ -87,8 +87,8 @@ async def test_a_stage_that_another_began_from_is_kept_until_that_is_gone(
     whole = files(tmp_path)
     assert forget(tmp_path, "stage1", "--yes") == 2 and files(tmp_path) == whole
     assert capsys.readouterr().err == (
-        f"--stage: stage2 of {tmp_path} started from what stage1 left; forget stage2 first, or name a new directory "
-        "for stage1\n"
+        f"--stage: stage2 of {tmp_path} started from what stage1 left. Hint: forget stage2 first, or name a new "
+        "directory for stage1\n"
     )
     with RunDir.open(tmp_path, "stage3", asdict(replace(SMALL, stage="stage3"))):
         pass  # a command of several stages claims it for all of them
@@ -120,7 +120,7 @@ async def test_what_is_in_use_or_not_there_is_refused(tmp_path: Path, capsys: py
     await trained(tmp_path, "stage1")
     for none in ("stage2", "*"):
         assert forget(tmp_path, none, "--yes") == 2
-        assert capsys.readouterr().err == f"--stage: {tmp_path} has no {none}; give one of stage1\n"
+        assert capsys.readouterr().err == f"--stage: {tmp_path} has no {none}. Hint: give one of stage1\n"
     with (tmp_path / ".lock").open("a+") as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
         assert forget(tmp_path, "stage1", "--yes") == 2
@@ -155,7 +155,8 @@ async def test_who_gives_other_settings_is_told_of_it(tmp_path: Path):
     with pytest.raises(ConfigError) as refused:
         await trained(tmp_path, "stage1", **{"rollout.max_turns": 3})
     assert str(refused.value).endswith(
-        "(rollout.max_turns: 10 there, 3 now); give the same settings to go on with it, or name a new directory; to "
+        "(rollout.max_turns: 10 there, 3 now). Hint: give the same settings to go on with it, or name a new "
+        "directory; to "
         f"throw stage1 away: python -m rstar_ray.run_dir forget {tmp_path} --stage stage1"
     )
     with pytest.raises(ConfigError, match=r"stage1 seed: 0 there, 1 now.*, or name a new directory$"):

@@ -85,9 +85,9 @@ def test_steps_that_can_be_repeated_are_listed(run: tuple[Path, Telling], capsys
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert replay.main([str(tmp_path)]) == 2
-    assert "is no run directory; name one that holds config.json" in capsys.readouterr().err
+    assert "is no run directory. Hint: name one that holds config.json" in capsys.readouterr().err
     assert replay.main([str(tmp_path), "--step", "1"]) == 2
-    assert "is no run directory; name one that holds config.json" in capsys.readouterr().err
+    assert "is no run directory. Hint: name one that holds config.json" in capsys.readouterr().err
 
 
 def test_trajectories_that_are_gone_or_of_another_version_are_refused(run: tuple[Path, Telling]):
@@ -96,10 +96,10 @@ def test_trajectories_that_are_gone_or_of_another_version_are_refused(run: tuple
     for row in rows:
         del row["num_answers"]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    with pytest.raises(ConfigError, match="has no num_answers; record the step with this version"):
+    with pytest.raises(ConfigError, match=r"has no num_answers. Hint: record the step with this version"):
         recorded_step(run[0], "stage1", 2)
     path.unlink()
-    with pytest.raises(ConfigError, match="does not exist; see trajectories/"):
+    with pytest.raises(ConfigError, match=r"does not exist. Hint: see trajectories/"):
         recorded_trajectories(path)
 
 

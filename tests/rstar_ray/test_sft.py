@@ -196,7 +196,7 @@ def test_many_epochs_that_nobody_asked_for_are_refused_with_both_mends():
     with pytest.raises(ConfigError) as refused:
         refuse_many_epochs(asked, 66_559)
     assert str(refused.value) == (
-        "--sft.steps: it is not given, and 5200 steps of 128 are 10 epochs of the 66559 rows of mine.jsonl; give "
+        "--sft.steps: it is not given, and 5200 steps of 128 are 10 epochs of the 66559 rows of mine.jsonl. Hint: give "
         "--sft.steps 1560 for 3, as the paper's has, or --sft.steps 5200 for so many"
     )
     with pytest.raises(ConfigError, match=r"give --sft\.steps 1 for 3"):

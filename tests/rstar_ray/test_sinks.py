@@ -71,5 +71,5 @@ async def test_a_stage_hands_its_numbers_on_with_its_settings(tmp_path: Path, wa
 
 def test_a_missing_package_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sinks, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"--telemetry\.wandb: wandb is not installed; pip install wandb"):
+    with pytest.raises(ConfigError, match=r"--telemetry\.wandb: wandb is not installed. Hint: pip install wandb"):
         refuse_missing_sink("maths")

@@ -35,15 +35,21 @@ def test_check_counts_what_was_contained(tmp_path: Path, capsys: pytest.CaptureF
         ("run gone.py", "error: file: gone.py: FileNotFoundError: "),
         ("run . --workers 1", "error: file: .: IsADirectoryError: "),
         ("check here.json", "error: file: here.json: JSONDecodeError: "),
-        ("run here.json --cpu-s 0", "error: --cpu-s: 0.0 is outside 0.01 to 3600.0; give one between the two"),
+        ("run here.json --cpu-s 0", "error: --cpu-s: 0.0 is outside 0.01 to 3600.0. Hint: give one between the two"),
         ("run here.json --memory-mb 0", "error: --memory-mb: 0 is outside 1048576 to "),
         ("run here.json --stdin gone.txt", "error: --stdin: gone.txt: FileNotFoundError: "),
-        ("run here.json --workers -1", "error: --workers: -1 is too small; give at least 0"),
-        ("serve --queue-size 0", "error: --queue-size: 0 is too small; use 1 or more"),
-        ("serve --max-memory-mb 100", "error: --max-memory-mb: a call that names none gets more; give at least 384"),
-        ("serve --allow-host a:80", "error: --allow-host: 'a:80' is no host name; give a name alone"),
-        ("serve --host 0.0.0.0", "error: SANDBOX_TOKEN: 0.0.0.0 can be reached from elsewhere; set it"),
-        ("serve --max-wall-s 9999", "error: --max-wall-s: 9999.0 is outside 0.01 to 3600.0; give one between the two"),
+        ("run here.json --workers -1", "error: --workers: -1 is too small. Hint: give at least 0"),
+        ("serve --queue-size 0", "error: --queue-size: 0 is too small. Hint: use 1 or more"),
+        (
+            "serve --max-memory-mb 100",
+            "error: --max-memory-mb: a call that names none gets more. Hint: give at least 384",
+        ),
+        ("serve --allow-host a:80", "error: --allow-host: 'a:80' is no host name. Hint: give a name alone"),
+        ("serve --host 0.0.0.0", "error: SANDBOX_TOKEN: 0.0.0.0 can be reached from elsewhere. Hint: set it"),
+        (
+            "serve --max-wall-s 9999",
+            "error: --max-wall-s: 9999.0 is outside 0.01 to 3600.0. Hint: give one between the two",
+        ),
     ],
 )
 def test_what_cannot_be_read_or_is_out_of_bounds_or_means_nothing_is_one_line(

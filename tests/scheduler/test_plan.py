@@ -118,5 +118,5 @@ def test_a_plan_is_made_for_the_model_in_a_folder_or_says_that_there_is_none(tmp
     for named in (folder, folder / "config.json"):
         model, *_ = plan(PlanConfig(gpus=1, gpu_memory_gb=24.0, model=str(named)))
         assert (model.name, round(model.parameters / 1e8)) == ("Qwen3-0.6B", 6)
-    with pytest.raises(ConfigError, match=r"--model: .*absent does not exist; give a model's folder"):
+    with pytest.raises(ConfigError, match=r"--model: .*absent does not exist. Hint: give a model's folder"):
         plan(PlanConfig(model=str(tmp_path / "absent")))

@@ -49,7 +49,10 @@ def test_a_system_text_takes_the_place_of_the_instructions_or_none_does(folder: 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (lambda folder: [path.unlink() for path in folder.glob("tokenizer*")], "--model: .* has no tokenizer; copy"),
+        (
+            lambda folder: [path.unlink() for path in folder.glob("tokenizer*")],
+            "--model: .* has no tokenizer. Hint: copy",
+        ),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "--model: the tokenizer of .* cannot be read"),
         (
             lambda folder: (folder / "config.json").write_text('{"vocab_size": 100}'),

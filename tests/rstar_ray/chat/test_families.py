@@ -183,7 +183,7 @@ def test_thinking_is_switched_where_the_template_has_a_switch():
     off = chat_of_family("qwen3", choices=ChatChoices(thinking="off"))
     prompt = off.decode(off.prompt_ids(Problem(id="p", problem="q", answer="")))
     assert prompt.endswith("<think>\n\n</think>\n\n") and off.profile.thinks == "off"
-    with pytest.raises(ConfigError, match=r"--chat.thinking: .* no switch .*; leave it out"):
+    with pytest.raises(ConfigError, match=r"--chat.thinking: .* no switch .* Hint: leave it out"):
         chat_of_family("qwen2.5", choices=ChatChoices(thinking="on"))
 
 
@@ -195,5 +195,7 @@ def test_of_several_templates_the_one_for_tools_is_taken_and_leaves_with_the_pol
         resolve(tokenizer, {}, ChatChoices())
         assert tokenizer.chat_template == own
     tokenizer.chat_template = {"rag": "documents"}
-    with pytest.raises(ConfigError, match=r"--chat.template: the tokenizer has the templates rag, and none .*; give"):
+    with pytest.raises(
+        ConfigError, match=r"--chat.template: the tokenizer has the templates rag, and none .*. Hint: give"
+    ):
         resolve(tokenizer, {}, ChatChoices())

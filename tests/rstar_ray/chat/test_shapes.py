@@ -136,7 +136,7 @@ def test_calls_that_nothing_reads_are_refused_with_vllm_s_parser_where_it_has_on
     error = capsys.readouterr().err
     assert error.startswith("error: --chat.parser: no parser reads the calls that this template writes ('")
     assert error.count("\n") == 1 and "probe_tool" in error
-    assert error.endswith(f"; vLLM has one: vllm:{parser}\n" if parser else "vLLM's tool parsers>\n")
+    assert error.endswith(f". Hint: vLLM has one: vllm:{parser}\n" if parser else "vLLM's tool parsers>\n")
 
 
 def test_a_template_that_names_the_tool_in_its_results_names_the_one_there_is(tmp_path: Path):
@@ -145,7 +145,9 @@ def test_a_template_that_names_the_tool_in_its_results_names_the_one_there_is(tm
     chat = chat_of_shape("names-the-tool", tmp_path)
     told = chat.decode(chat.tool_answer_ids([ToolResult(outcome=Outcome.OK, text="7")]))
     assert told == "\n<|im_start|>tool python\n7<|im_end|>\n<|im_start|>assistant\n"
-    with pytest.raises(ConfigError, match=r"--chat.template: it names the tool in each result, and 2 are in use; use"):
+    with pytest.raises(
+        ConfigError, match=r"--chat.template: it names the tool in each result, and 2 are in use. Hint: use"
+    ):
         load_chat(tmp_path, ChatConfig(), instruct=True, tools=[PYTHON_TOOL, replace(PYTHON_TOOL, name="other")])
 
 

@@ -98,7 +98,7 @@ async def test_a_program_passes_all_cases_or_by_a_setting_its_share_of_them():
 @pytest.mark.parametrize(
     ("name", "truth", "complaint"),
     [
-        ("choice", "12", "is no letter; write the letter"),
+        ("choice", "12", "is no letter. Hint: write the letter"),
         ("code", "print(1)", "is no JSON"),
         ("code", "[]", "holds no case"),
         ("code", '[{"input": 1, "output": "2"}]', 'case 1 has no "input" and "output" in text'),
@@ -240,13 +240,13 @@ async def _gone(pid: int) -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("absent:reward", "No module named 'absent'; give module:function, and its folder as --own-folder"),
-        ("mine:absent", "no attribute 'absent'; name a function of "),
-        ("mine:value", "value is not a function; name a function of "),
-        ("mine:four", "missing a required argument: 'more'); write it as (completion, problem) or "),
-        ("mine:one", "too many positional arguments); write it as (completion, problem) or "),
-        ("needs:reward", "No module named 'not_installed'; install it, or fix needs"),
-        ("raises:reward", "importing raises: RuntimeError: no key; fix the module raises"),
+        ("absent:reward", "No module named 'absent'. Hint: give module:function, and its folder as --own-folder"),
+        ("mine:absent", "no attribute 'absent'. Hint: name a function of "),
+        ("mine:value", "value is not a function. Hint: name a function of "),
+        ("mine:four", "missing a required argument: 'more'). Hint: write it as (completion, problem) or "),
+        ("mine:one", "too many positional arguments). Hint: write it as (completion, problem) or "),
+        ("needs:reward", "No module named 'not_installed'. Hint: install it, or fix needs"),
+        ("raises:reward", "importing raises: RuntimeError: no key. Hint: fix the module raises"),
     ],
 )
 def test_an_own_function_that_cannot_be_asked_is_refused_in_one_line(name: str, complaint: str, tmp_path: Path):

@@ -129,17 +129,17 @@ async def test_all_pages_of_tools_are_read_and_some_taken_under_other_names(page
     [
         (
             {},
-            "tool 'github.search': 'github.search' is no name for a tool; give it one with "
+            "tool 'github.search': 'github.search' is no name for a tool. Hint: give it one with "
             "rename={'github.search': 'github_search'}, or take others alone with only=[...]",
         ),
         (
             {"only": ["fits", "fit"]},
-            "only: there is no tool 'fit'; name some of github.search, github.issue, fits, odd",
+            "only: there is no tool 'fit'. Hint: name some of github.search, github.issue, fits, odd",
         ),
-        ({"only": ["fits"], "rename": {"x": "y"}}, "rename: there is no tool 'x'; name some of"),
+        ({"only": ["fits"], "rename": {"x": "y"}}, "rename: there is no tool 'x'. Hint: name some of"),
         (
             {"only": ["odd"]},
-            "tool 'odd': 'absent' is required and no property; "
+            "tool 'odd': 'absent' is required and no property. Hint: "
             'write {"type": "object", "properties": {...}}, or take others alone with only=[...]',
         ),
     ],
@@ -259,9 +259,9 @@ def serving(command: list[str], port: int) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("server", "options", "complaint"),
     [
-        (["x"], {"headers": {"a": "b"}}, "MCP server ['x'], headers: a command has none; give env="),
-        ("http://x", {"env": {"a": "b"}}, "MCP server 'http://x', env: a server at a URL has its own; give headers="),
-        ([], {}, "MCP server: it is empty; give a URL, or the words of a command"),
+        (["x"], {"headers": {"a": "b"}}, "MCP server ['x'], headers: a command has none. Hint: give env="),
+        ("http://x", {"env": {"a": "b"}}, "MCP server 'http://x', env: a server at a URL has its own"),
+        ([], {}, "MCP server: it is empty. Hint: give a URL, or the words of a command"),
     ],
 )
 def test_what_no_such_server_takes_is_refused(server: Any, options: dict[str, Any], complaint: str):

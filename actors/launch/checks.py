@@ -1,0 +1,357 @@
+"""What can refuse a run before it starts: one table, cheap checks first.
+
+A check reads the facts that `Start` computes once each. It raises `ConfigError`, which refuses the run, and shows what
+the user should know of a run that is not refused. Recipes, `plan` and preflight use the same table.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cached_property
+from pathlib import Path
+
+from actors.launch.changed_settings import asked_otherwise
+from actors.launch.checkpoint_space import checkpoint_lines
+from actors.launch.datasets import heldout_problems, problem_sets, sft_plan, split, that_fit, training_problems
+from actors.launch.datasets import tell_too_long as show_too_long
+from actors.launch.run_paths import run_path
+from actors.launch.start_model import (
+    check_context,
+    check_heads,
+    checked_chat,
+    start_folder,
+    with_local_model,
+)
+from rstar_ray.chat.hub import local_folder
+from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.config import RunConfig, own_rewards, with_values
+from rstar_ray.config.scales import check_gpu_here
+from rstar_ray.data.order import digest_of_problems, digest_of_rows
+from rstar_ray.data.sft_plan import SftPlan
+from rstar_ray.errors import ConfigError
+from rstar_ray.evaluation.evaluator import HELD_OUT, evaluated
+from rstar_ray.hard_set import kept_hard_set
+from rstar_ray.reward.own_function import check_own_reward
+from rstar_ray.run_dir.durable import read_json
+from rstar_ray.run_dir.folder import RunDir, refuse_damaged_end
+from rstar_ray.run_dir.sinks import refuse_missing_sink
+from rstar_ray.stage_progress import StageProgress, refuse_other_data
+from rstar_ray.stages import STAGES, previous_checkpoint
+from rstar_ray.tools.loader import check_environment, tool_specs
+from rstar_ray.tools.spec import PYTHON, ToolSpec
+from rstar_ray.trajectory import Problem
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The stages of one command, and the facts about them that checks share."""
+
+    asked: Sequence[RunConfig]  # as the command line has them
+    steps_given: bool = True  # the user chose how long SFT is
+    weights: bool = True  # the model's weights are read, and so fetched
+
+    @property
+    def evaluates(self) -> bool:
+        return self.asked[0].stage == "evaluate"
+
+    @cached_property
+    def path(self) -> Path:
+        """The run directory."""
+        return run_path(self.asked[0])
+
+    @cached_property
+    def run_dir(self) -> RunDir:
+        return RunDir(self.path)
+
+    @cached_property
+    def tools(self) -> list[ToolSpec]:
+        """What the policy may call."""
+        return tool_specs(self.asked[0].tools.use, own_folder(self.asked[0]))
+
+    @cached_property
+    def problems(self) -> dict[str, list[Problem]]:
+        """By RL stage, as in its file."""
+        return {config.stage: training_problems(config) for config in self.asked if config.stage in STAGES[1:]}
+
+    @cached_property
+    def sets(self) -> dict[str, list[Problem]]:
+        """What is evaluated on, by name."""
+        return problem_sets(self.asked[0]) if self.evaluates else {HELD_OUT: heldout_problems(self.asked[0])}
+
+    @property
+    def heldout(self) -> list[Problem]:
+        return self.sets.get(HELD_OUT, [])
+
+    @cached_property
+    def configs(self) -> list[RunConfig]:
+        """As asked, with a hub's id replaced by the folder that it was fetched to."""
+        return [with_local_model(config, weights=self.weights) for config in self.asked]
+
+    @cached_property
+    def ahead(self) -> list[RunConfig]:
+        """The stages that are not done; all of them run on the engines of the first."""
+        return [config for config in self.configs if self.evaluates or not self.done(config)]
+
+    def done(self, config: RunConfig) -> bool:
+        """Trained and, where there are held-out problems, evaluated."""
+        finished = self.run_dir.finished_checkpoint(config.stage)
+        return finished is not None and (not self.heldout or evaluated(self.run_dir, config.stage, finished.step))
+
+    @cached_property
+    def model(self) -> Path:
+        """The folder that the first stage ahead starts from, which the tiny world may still have to make."""
+        if self.evaluates:
+            return self._policy_to_evaluate()
+        return self.start_folder(self.ahead[0]) if self.ahead else self.path
+
+    def start_folder(self, config: RunConfig) -> Path:
+        return start_folder(config, self.path, finished_before(config, self.path))
+
+    def _policy_to_evaluate(self) -> Path:
+        """The folder asked for, or the newest finished stage of the run directory."""
+        if model := self.configs[0].model:
+            return Path(model)
+        for stage in reversed(STAGES):
+            if (checkpoint := self.run_dir.finished_checkpoint(stage)) is not None:
+                log.info(f"evaluating {checkpoint.path.name}")
+                return checkpoint.path / "model"
+        hint = "give a Hugging Face model folder, or train first"
+        raise ConfigError("--model", f"{self.path} has no finished stage", hint)
+
+    @cached_property
+    def chat(self) -> TokenizerChat:
+        return checked_chat(self.ahead[0], self.model, self.tools, weights=self.weights)
+
+    @cached_property
+    def fitting(self) -> dict[str, list[Problem]]:
+        """The problems of the stages ahead whose prompts fit the context."""
+        return {
+            config.stage: that_fit(config, self.problems[config.stage], self.chat)
+            for config in self.ahead
+            if config.stage in self.problems
+        }
+
+    @cached_property
+    def sft_plan(self) -> SftPlan | None:
+        """What SFT will train on, where it is still ahead and its rows come from a file."""
+        for config in self.ahead:
+            if config.stage == "sft" and self.run_dir.finished_checkpoint("sft") is None:
+                return sft_plan(config, self.start_folder(config), steps_given=self.steps_given)
+        return None
+
+
+def own_folder(config: RunConfig) -> str:
+    return str(Path(config.own_folder).absolute())
+
+
+def finished_before(config: RunConfig, path: Path) -> Path | None:
+    """The checkpoint of the stage before, where that is finished."""
+    before = previous_checkpoint(RunDir(path), config.stage)
+    return before.path if before else None
+
+
+def _gpu(start: Start) -> None:
+    if start.evaluates or not start.run_dir.config_path.exists():  # a run that has ended can be reported anywhere
+        check_gpu_here(start.asked[0])
+
+
+def _paths(start: Start) -> None:
+    for config in start.asked:
+        with_values(config, {"model": ""}).check_paths()
+
+
+def _telemetry(start: Start) -> None:
+    for config in start.asked:
+        if start.evaluates and config.telemetry.wandb:
+            raise ConfigError("--telemetry.wandb", "it gets the numbers of training steps alone", "leave it out")
+        refuse_missing_sink(config.telemetry.wandb)
+
+
+def _evaluation_files(start: Start) -> None:
+    if not start.evaluates and any(config.evaluate.files for config in start.asked):
+        hint = "give --data.heldout, or evaluate with recipes/evaluate.py"
+        raise ConfigError("--evaluate.files", "a run is evaluated on its held-out problems", hint)
+
+
+def _own_code(start: Start) -> None:
+    """A reward or an environment of the user that cannot be imported or called."""
+    config = start.asked[0]
+    for name in own_rewards(config.reward):
+        option = "--reward.name" if name == config.reward.name else "--reward.functions"
+        check_own_reward(name, own_folder(config), option=option)
+    if config.tools.environment:
+        check_environment(config.tools.environment, own_folder(config))
+
+
+def _tools(start: Start) -> None:
+    config = start.asked[0]
+    custom = [tool for tool in config.tools.use if tool != PYTHON]
+    if custom and not start.evaluates and not config.rollout.instruct and config.chat.protocol == "own":
+        log.info(
+            f"warning: --tools.use {' '.join(custom)}: the policy is not shown these tools, because "
+            "--rollout.instruct is off. Hint: add --rollout.instruct, unless SFT taught the model to call them"
+        )
+    _ = start.tools
+
+
+def _problems(start: Start) -> None:
+    _ = start.problems
+    if start.asked[0].evaluate.every_steps and not start.evaluates and not start.heldout:
+        raise ConfigError("--evaluate.every-steps", "there are no held-out problems", "give --data.heldout too")
+    _ = start.sets
+
+
+def _model(start: Start) -> None:
+    """Checked for training before its weights are fetched."""
+    from actors.weights.model_parameters import refuse_untrainable
+
+    if not start.evaluates:
+        for model in {config.model for config in start.asked if config.model}:
+            refuse_untrainable(local_folder(model, weights=False))
+    for config in start.configs:
+        config.check_paths()
+    _ = start.model
+
+
+def _context(start: Start) -> None:
+    for config in start.ahead:
+        check_context(config, start.model)
+        check_heads(config, start.model)
+
+
+def _adapters(start: Start) -> None:
+    """Where the stage before left a learner with other adapters than those asked for."""
+    if start.evaluates or not start.ahead or start.ahead[0].model:
+        return
+    config = start.ahead[0]
+    before = previous_checkpoint(start.run_dir, config.stage)
+    if before is None:
+        return
+    theirs = read_json(start.run_dir.config_path)[before.stage]["learner"]
+    for name in ("lora_rank", "lora_alpha"):
+        ours = getattr(config.learner, name)
+        if theirs[name] != ours and (config.learner.lora_rank or theirs["lora_rank"]):
+            raise ConfigError(
+                f"--learner.{name.replace('_', '-')}",
+                f"{before.stage} of {start.path} was trained with {theirs[name]} (got {ours})",
+                f"give the same, or a new --run-dir with --model {before.path / 'model'}",
+            )
+
+
+def _prompts(start: Start) -> None:
+    if start.ahead:
+        show_too_long(start.ahead[0], start.sets, start.chat)
+        _ = start.fitting
+
+
+def _same_data(start: Start) -> None:
+    """Where a stage would resume with data that it did not start with."""
+    for config in start.ahead:
+        if config.stage in start.fitting:
+            problems = start.fitting[config.stage]
+            kept = kept_hard_set(problems, config, start.run_dir) if config.drop_solved else None
+            _check_data(start, config, digest_of_problems(problems if kept is None else kept))
+        elif config.stage == "sft" and start.sft_plan is not None:
+            train, _ = split(start.sft_plan.examples, config.seed)
+            _check_data(start, config, digest_of_rows(train, start.sft_plan.source))
+
+
+def _check_data(start: Start, config: RunConfig, data: str) -> None:
+    """The stage checks again, once it knows which checkpoint is whole."""
+    newest = start.run_dir.newest_checkpoint(config.stage)
+    if newest is None or start.run_dir.finished_checkpoint(config.stage) is not None:
+        return
+    try:
+        progress = StageProgress.read(newest.path)
+    except (OSError, ValueError):  # damaged: the stage resumes from the checkpoint before
+        return
+    refuse_other_data(config, progress, data)
+
+
+def _disk(start: Start) -> None:
+    for line in checkpoint_lines(start.ahead, start.model, start.path):
+        log.info(line)
+
+
+def _settings(start: Start) -> None:
+    """What differs from the settings that the policy was trained with, and what `auto` stands for."""
+    for line in asked_otherwise(start.model, start.ahead[0]) if start.ahead else ():
+        log.info(line)
+    trained = [config for config in start.ahead if config.stage in STAGES[1:]]
+    chosen = {config.correction for config in trained if config.algorithm.correction == "auto"}
+    for mode in sorted(chosen - {"none"}):
+        dtype = start.ahead[0].learner.dtype
+        log.info(f"importance correction: {mode} (--algorithm.correction auto with --learner.dtype {dtype})")
+
+
+def _stage_ends(start: Start) -> None:
+    """Of stages that are trained, and not evaluated."""
+    for config in start.ahead:
+        if not start.evaluates and (end := start.run_dir.finished_checkpoint(config.stage)) is not None:
+            refuse_damaged_end(end)
+
+
+def _nodes(start: Start) -> None:
+    """Where a node of the cluster does not see the run directory, or what the run reads beside it."""
+    from actors.preflight.nodes import refuse_unseen
+    from actors.preflight.required_paths import needed_paths
+
+    refuse_unseen(None if start.evaluates else start.path, needed_paths(start.ahead[0], start.model))
+
+
+class Phase(Enum):
+    """What a check needs."""
+
+    FILES = auto()  # what the options name
+    RUN_DIR = auto()  # the run directory, which this process holds
+    CLUSTER = auto()  # a Ray
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    phase: Phase
+    run: Callable[[Start], None]
+
+
+CHECKS = (
+    Check("GPUs", Phase.FILES, _gpu),
+    Check("paths", Phase.FILES, _paths),
+    Check("telemetry", Phase.FILES, _telemetry),
+    Check("evaluation files", Phase.FILES, _evaluation_files),
+    Check("own code", Phase.FILES, _own_code),
+    Check("tools", Phase.FILES, _tools),
+    Check("problems", Phase.FILES, _problems),
+    Check("model", Phase.FILES, _model),
+    Check("context", Phase.FILES, _context),
+    Check("adapters", Phase.FILES, _adapters),
+    Check("prompts", Phase.FILES, _prompts),
+    Check("data of the stage", Phase.FILES, _same_data),
+    Check("disk", Phase.RUN_DIR, _disk),
+    Check("settings", Phase.RUN_DIR, _settings),
+    Check("stage ends", Phase.RUN_DIR, _stage_ends),
+    Check("nodes", Phase.CLUSTER, _nodes),
+)
+
+
+def check(start: Start, phase: Phase) -> None:
+    """Raise `ConfigError` for the first check of this phase that refuses."""
+    for each in CHECKS:
+        if each.phase is phase:
+            each.run(start)
+
+
+def check_files(config: RunConfig) -> Iterator[tuple[str, ConfigError | None]]:
+    """Each check of what the options name, with what it refuses; what comes behind a refusal is not tried."""
+    start = Start(asked=[config], weights=False)
+    for each in CHECKS:
+        if each.phase is Phase.FILES:
+            try:
+                each.run(start)
+            except ConfigError as refused:
+                yield each.name, refused
+                return
+            yield each.name, None

@@ -1,0 +1,74 @@
+"""`--config FILE`: options from TOML, over which the command line wins; a run writes its own so that it can be read."""
+
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.launch.command_line import parse
+from actors.launch.run import run
+from recipes.sft import SFT
+from recipes.stage1 import STAGE_1
+from recipes.stage3 import STAGE_3
+from rstar_ray.config import idle, leaves
+from rstar_ray.config.options import as_toml
+from rstar_ray.config.recipe import Recipe
+from rstar_ray.errors import ConfigError, RStarError
+
+
+def written(path: Path, text: str) -> str:
+    path.write_text(text, "utf-8")
+    return str(path)
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_the_scale(tmp_path: Path):
+    text = 'scale = "tiny"\nsteps = 7\n\n[algorithm]\nkeep = 3\nleast_failures = 1\n\n[tools]\nuse = ["python"]\n'
+    file = written(tmp_path / "run.toml", text)
+    (config,) = parse([STAGE_1], ["--config", file, "--steps", "9", "--run-dir", str(tmp_path)])
+    assert (config.scale, config.steps, config.algorithm.keep, config.tools.use) == ("tiny", 9, 3, ("python",))
+    assert parse([STAGE_1], [f"--config={file}", "--run-dir", str(tmp_path)])[0].steps == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("stepz = 3", "--stepz: no such option. Hint: perhaps --steps"),
+        ('steps = "many"', "--steps: "),
+        ("steps = ", "--config: "),
+        ("[algorithm]\ncorrection_cap = 3.0\ncorrection = 'icepop'", "--algorithm.correction-cap: it means nothing"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_as_on_the_command_line(text: str, said: str, tmp_path: Path):
+    with pytest.raises(ConfigError) as refused:
+        parse([STAGE_1], ["--scale", "tiny", "--config", written(tmp_path / "run.toml", text)])
+    assert str(refused.value).startswith(said)
+    with pytest.raises(ConfigError, match=r"^--config: 'gone\.toml' cannot be read"):
+        parse([STAGE_1], ["--config", "gone.toml"])
+
+
+@pytest.mark.parametrize("recipe", [SFT, STAGE_1, STAGE_3], ids=lambda recipe: recipe.stage)
+@pytest.mark.parametrize("scale", ["tiny", "gpu-8"])
+def test_resolved_settings_are_the_same_when_they_are_read_again(recipe: Recipe, scale: str, tmp_path: Path):
+    odd = ["--chat.before", 'a "quote"\nand ünïcode 😀', "--run-dir", str(tmp_path / "run")]
+    (config,) = parse([recipe], ["--scale", scale, *odd])
+    unused = idle(config)
+    text = as_toml({name: value for name, value in leaves(config).items() if name not in unused})
+    assert tomllib.loads(text)["stage"] == recipe.stage
+    (again,) = parse([recipe], ["--config", written(tmp_path / "run.toml", text)])
+    assert again == config
+
+
+def test_a_run_writes_its_settings_beside_config_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def connected() -> None:
+        raise RStarError("that will do")
+
+    monkeypatch.setattr("actors.launch.run.connect", connected)
+    options = ["--scale", "tiny", "--run-dir", str(tmp_path / "run"), "--sft.steps", "12"]
+    configs = parse([SFT], options)
+    with pytest.raises(RStarError):
+        run(configs)
+    (again,) = parse([SFT], ["--config", str(tmp_path / "run" / "sft.toml")])
+    same: Any = asdict(again)
+    assert same == asdict(configs[0])
