@@ -171,14 +171,15 @@ def _conclude(
     rows = str(result_log.path.relative_to(context.run_dir.path))
     asked = protocol(config, str(model) if model else "")
     append_row(context.run_dir.evaluations_path, {**result.as_row(), **asked, "problems": rows})
-    context.meter.set("rstar_evaluation_pass_ratio", result.avg_at_k, stage=config.stage, set=name)
+    context.meter.set("rstar_evaluation_pass_ratio", result["avg_at_k"], stage=config.stage, set=name)
     k = result.k
-    majority = "" if result.maj_at_k is None else f"maj@{k} {result.maj_at_k:.3f} "
-    loosely = "" if result.loose_avg_at_k is None else f"loosely {result.loose_avg_at_k:.3f} "
+    majority = "" if result["maj_at_k"] is None else f"maj@{k} {result['maj_at_k']:.3f} "
+    loosely = "" if result["loose_avg_at_k"] is None else f"loosely {result['loose_avg_at_k']:.3f} "
+    low, high = result.intervals["avg_at_k"]
     log.info(
-        f"{config.stage} {name}: avg@{k} {result.avg_at_k:.3f} [{result.ci_low:.3f}, {result.ci_high:.3f}] {loosely}"
-        f"pass@{k} {result.pass_at_k:.3f} {majority}on {result.num_problems} problems, "
-        f"{result.response_tokens_mean:.0f} tokens; a row per problem in {rows}"
+        f"{config.stage} {name}: avg@{k} {result['avg_at_k']:.3f} [{low:.3f}, {high:.3f}] {loosely}"
+        f"pass@{k} {result['pass_at_k']:.3f} {majority}on {result.num_problems} problems, "
+        f"{result['response_tokens_mean']:.0f} tokens; a row per problem in {rows}"
     )
     return result
 

@@ -22,55 +22,30 @@ AT_ONCE = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """How a part of the problem set went."""
-
-    num_problems: int
-    avg_at_k: float
-    tool_error_share_correct: float | None  # None without a call in a correct rollout
-    response_tokens_mean: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
-    """One policy on one problem set."""
+    """One policy on one problem set. `result["avg_at_k"]` is one of its figures, which `FIGURES` names and defines."""
 
     stage: str
     step: int  # of the stage, whose weights were evaluated
     problem_set: str
     k: int  # rollouts per problem
     num_problems: int
-    avg_at_k: float  # mean pass@1
-    ci_low: float  # 95 % bootstrap interval of avg_at_k over problems
-    ci_high: float
+    figures: dict[str, float | None]  # by name; None where it has no meaning, such as a share of no calls
+    intervals: dict[str, Interval]  # of the figures that are not None
     pass_at: dict[int, float]  # unbiased pass@j for j = 1, 2, 4, ... and k
-    maj_at_k: float | None  # share whose most frequent answer is right, ties at random; None without answers to count
-    loose_avg_at_k: float | None  # avg_at_k with answers taken loosely (IFEval); None where no problem has such a rule
-    tool_error_share: float | None  # failed calls / calls; None without a call
-    tool_error_share_correct: float | None  # the same inside correct rollouts
-    right_after_failed_call: float | None  # share right of the rollouts whose first call failed; None without one
-    right_without_failed_call: float | None  # share right of the others
-    calls_mean: float
-    response_tokens_mean: float
-    share_truncated: float
-    share_max_turns: float  # ended by a turn limit
     num_unjudged: int  # rollouts whose answer could not be judged; they count as not right
-    intervals: dict[str, Interval]  # of the figures above, by name; none for those that are None
-    by_family: dict[str, Score]  # empty where problems have no family
-    by_difficulty: dict[str, Score]  # empty where problems have no difficulty
+    by_family: dict[str, dict[str, float | None]]  # SCORE of the problems of a family; empty without families
+    by_difficulty: dict[str, dict[str, float | None]]  # the same; empty where problems have no difficulty
 
-    @property
-    def pass_at_k(self) -> float:
-        """Share of problems solved by any of the k rollouts."""
-        return self.pass_at[self.k]
+    def __getitem__(self, name: str) -> float | None:
+        return self.figures[name]
 
     def as_row(self) -> dict[str, Any]:
         """The row of `evaluations.jsonl`."""
-        row = asdict(self)
-        row["set"] = row.pop("problem_set")
-        if self.loose_avg_at_k is None:
-            del row["loose_avg_at_k"]
-        row["pass_at_k"] = self.pass_at_k
+        row = {**asdict(self), "set": self.problem_set, **self.figures}
+        row["ci_low"], row["ci_high"] = self.intervals["avg_at_k"]
+        for name in ("problem_set", "figures", *(["loose_avg_at_k"] if self["loose_avg_at_k"] is None else [])):
+            del row[name]
         return row
 
 
@@ -83,35 +58,20 @@ def evaluate(
     rollout is ours to repeat, not the policy's to be charged with.
     """
     k = _rollouts_of_each(results)
-    num_correct = [result.num_correct for result in results]
-    ci_low, ci_high = bootstrap_interval([correct / k for correct in num_correct], seed=seed)
-    figures = {name: [parts(result) for result in results] for name, parts in _RATIOS.items()}
+    parts = {name: [part(result) for result in results] for name, part in FIGURES.items()}
     if not _has_votes(results):
-        figures["maj_at_k"] = [(0, 0)] * len(results)
-    intervals = {name: bootstrap_ratio(parts, seed=seed) for name, parts in figures.items()}
-    whole = {name: _ratio(parts) for name, parts in figures.items()}
+        parts["maj_at_k"] = [(0, 0)] * len(results)
+    intervals = {name: bootstrap_interval(of_problems, seed=seed) for name, of_problems in parts.items()}
     return EvaluationResult(
         stage=stage,
         step=step,
         problem_set=problem_set,
         k=k,
         num_problems=len(results),
-        avg_at_k=sum(num_correct) / (k * len(results)),
-        ci_low=ci_low,
-        ci_high=ci_high,
-        pass_at={j: sum(pass_at_k(k, correct, j) for correct in num_correct) / len(results) for j in _budgets(k)},
-        maj_at_k=whole["maj_at_k"],
-        loose_avg_at_k=whole["loose_avg_at_k"],
-        tool_error_share=whole["tool_error_share"],
-        tool_error_share_correct=whole["tool_error_share_correct"],
-        right_after_failed_call=whole["right_after_failed_call"],
-        right_without_failed_call=whole["right_without_failed_call"],
-        calls_mean=whole["calls_mean"] or 0.0,
-        response_tokens_mean=whole["response_tokens_mean"] or 0.0,
-        share_truncated=whole["share_truncated"] or 0.0,
-        share_max_turns=whole["share_max_turns"] or 0.0,
-        num_unjudged=sum(map(bool, chain.from_iterable(result.unjudged for result in results))),
+        figures={name: _ratio(of_problems) for name, of_problems in parts.items()},
         intervals={name: interval for name, interval in intervals.items() if interval is not None},
+        pass_at={j: sum(pass_at_k(k, one.num_correct, j) for one in results) / len(results) for j in _budgets(k)},
+        num_unjudged=sum(map(bool, chain.from_iterable(result.unjudged for result in results))),
         by_family=_scores_by([result.family for result in results], results),
         by_difficulty=_scores_by(
             [f"{result.difficulty:g}" if result.difficulty else "" for result in results], results
@@ -162,26 +122,11 @@ def _has_votes(results: Sequence[ProblemResult]) -> bool:
 
 
 def bootstrap_interval(
-    rates: Sequence[float], *, confidence: float = 0.95, num_resamples: int = 2_000, seed: int = 0
-) -> Interval:
-    """Percentile interval of the mean over problems [N], which are redrawn with replacement.
-
-    It speaks of the choice of problems; where every rate is the same it has no width.
-    """
-    rate_V, count_V = np.unique(np.asarray(rates, dtype=np.float64), return_counts=True)
-    # Only how often each rate is drawn matters.
-    drawn_SV = np.random.default_rng(seed).multinomial(len(rates), count_V / len(rates), size=num_resamples)
-    means_S = drawn_SV @ rate_V / len(rates)
-    low, high = np.quantile(means_S, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)
-
-
-def bootstrap_ratio(
     parts: Sequence[tuple[float, float]], *, confidence: float = 0.95, num_resamples: int = 2_000, seed: int = 0
 ) -> Interval | None:
     """Percentile interval of sum(numerators) / sum(denominators) over problems [N], redrawn with replacement.
 
-    None where no problem has a denominator.
+    It speaks of the choice of problems. None where no problem has a denominator.
     """
     part_V2, count_V = np.unique(np.asarray(parts, dtype=np.float64), axis=0, return_counts=True)
     rng = np.random.default_rng(seed)
@@ -220,7 +165,7 @@ def _right_where(result: ProblemResult, *, failed: bool) -> int:
     return sum(right and first is failed for right, first in zip(result.correct, result.first_failed, strict=True))
 
 
-_RATIOS: dict[str, Callable[[ProblemResult], tuple[float, float]]] = {
+FIGURES: dict[str, Callable[[ProblemResult], tuple[float, float]]] = {
     "avg_at_k": lambda result: (result.num_correct, result.k),
     "pass_at_k": lambda result: (result.num_correct > 0, 1),
     "maj_at_k": lambda result: (majority_is_right(result.correct, result.answers), 1),
@@ -237,26 +182,25 @@ _RATIOS: dict[str, Callable[[ProblemResult], tuple[float, float]]] = {
     "share_truncated": lambda result: (sum(reason.truncated for reason in result.stop_reasons), result.k),
     "share_max_turns": lambda result: (result.stop_reasons.count(StopReason.MAX_TURNS), result.k),
 }
-"""What of a problem adds to a figure's numerator, and what to its denominator."""
+"""What a problem adds to a figure's numerator, and what to its denominator.
+
+`maj_at_k` is the share whose most frequent answer is right, ties at random; `loose_avg_at_k` takes answers loosely
+(IFEval), of problems that have such a rule.
+"""
+SCORE = ("avg_at_k", "tool_error_share_correct", "response_tokens_mean")
+"""Figures of a part of the problem set."""
 
 
-def _score(results: Sequence[ProblemResult]) -> Score:
-    figures = {name: _ratio([_RATIOS[name](result) for result in results]) for name in _RATIOS}
-    return Score(
-        num_problems=len(results),
-        avg_at_k=figures["avg_at_k"] or 0.0,
-        tool_error_share_correct=figures["tool_error_share_correct"],
-        response_tokens_mean=figures["response_tokens_mean"] or 0.0,
-    )
-
-
-def _scores_by(labels: Sequence[str], results: Sequence[ProblemResult]) -> dict[str, Score]:
+def _scores_by(labels: Sequence[str], results: Sequence[ProblemResult]) -> dict[str, dict[str, float | None]]:
     """Scores of the problems that share a label; unlabelled problems are left out."""
-    parts: dict[str, list[ProblemResult]] = {}
+    groups: dict[str, list[ProblemResult]] = {}
     for label, result in zip(labels, results, strict=True):
         if label:
-            parts.setdefault(label, []).append(result)
-    return {name: _score(parts[name]) for name in sorted(parts)}
+            groups.setdefault(label, []).append(result)
+    return {
+        label: {"num_problems": len(group), **{name: _ratio([FIGURES[name](one) for one in group]) for name in SCORE}}
+        for label, group in sorted(groups.items())
+    }
 
 
 def _budgets(k: int) -> list[int]:

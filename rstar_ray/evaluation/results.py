@@ -1,6 +1,6 @@
 """What became of one problem's k rollouts: a row of jsonl, written when the last of them ends."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -60,40 +60,35 @@ class ProblemResult:
 
     def as_row(self) -> dict[str, Any]:
         """Its row; `recipes/prepare.py --pass-rates` reads `id` and `num_correct`."""
-        return {
-            "id": self.problem_id,
-            "num_correct": self.num_correct,
-            "k": self.k,
-            "correct": [int(right) for right in self.correct],
-            "answers": list(self.answers),
-            "response_tokens": list(self.response_tokens),
-            "calls": list(self.calls),
-            "failed": list(self.failed),
-            "first_failed": [int(failed) for failed in self.first_failed],
-            "turns": list(self.turns),
-            "stop_reasons": [str(reason) for reason in self.stop_reasons],
-            "unjudged": list(self.unjudged),
-            **({"loosely_correct": [int(right) for right in self.loosely_correct]} if self.loosely_correct else {}),
-        }
+        columns = {name: [_plain(value) for value in getattr(self, name)] for name in COLUMNS}
+        if not self.loosely_correct:
+            del columns["loosely_correct"]
+        return {"id": self.problem_id, "num_correct": self.num_correct, "k": self.k, **columns}
 
     @classmethod
     def from_row(cls, problem: Problem, row: Mapping[str, Any]) -> "ProblemResult":
         """What `as_row` wrote."""
-        return cls(
-            problem_id=problem.id,
-            family=problem.family,
-            difficulty=problem.difficulty,
-            correct=tuple(map(bool, row["correct"])),
-            answers=tuple(row["answers"]),
-            response_tokens=tuple(row["response_tokens"]),
-            calls=tuple(row["calls"]),
-            failed=tuple(row["failed"]),
-            first_failed=tuple(map(bool, row["first_failed"])),
-            turns=tuple(row["turns"]),
-            stop_reasons=tuple(map(StopReason, row["stop_reasons"])),
-            unjudged=tuple(row["unjudged"]),
-            loosely_correct=tuple(map(bool, row.get("loosely_correct", ()))),
-        )
+        columns = {name: tuple(map(COLUMNS[name], row[name])) for name in COLUMNS if name in row}
+        return cls(problem_id=problem.id, family=problem.family, difficulty=problem.difficulty, **columns)
+
+
+COLUMNS: dict[str, Callable[[Any], Any]] = {
+    "correct": bool,
+    "answers": str,
+    "response_tokens": int,
+    "calls": int,
+    "failed": int,
+    "first_failed": bool,
+    "turns": int,
+    "stop_reasons": StopReason,
+    "unjudged": str,
+    "loosely_correct": bool,
+}
+"""Fields with a value per rollout, by what reads a value of a row."""
+
+
+def _plain(value: Any) -> str | int:
+    return value if isinstance(value, str) else int(value)
 
 
 class ResultLog:

@@ -503,7 +503,7 @@ async def test_an_evaluation_without_answers_says_nothing_of_a_majority(tmp_path
 
     context = replace(fake_context(SkilledPolicy()), rollouts=WithoutAnswers(SkilledPolicy()))
     (result,) = await run_evaluation(SMALL, {"game": adding_problems(4)}, in_run(context, tmp_path), step=3)
-    assert result.pass_at_k > 0 and result.maj_at_k is None
+    assert result["pass_at_k"] > 0 and result["maj_at_k"] is None
     assert "pass@4" in logged[-1] and "maj@" not in logged[-1]
 
 
@@ -791,7 +791,7 @@ async def test_an_answer_that_can_never_be_judged_is_asked_for_three_times_count
         (again,) = await run_evaluation(config, problems, in_run(context, run_dir), step=3)
         assert judging.asked == 8 + 2 + 2 and again == result  # their rows are there, and nothing is asked again
         (row, _) = read_rows(run_dir.evaluations_path)
-    assert (result.num_unjudged, row["num_unjudged"], result.avg_at_k) == (2, 2, 6 / 8)
+    assert (result.num_unjudged, row["num_unjudged"], result["avg_at_k"]) == (2, 2, 6 / 8)
     assert "2 of 8 answers of held-out could not be judged, such as of problem 'add-0': judging: it hung" in logged[-2]
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gain import gain_on_unsolved, main, rates_of
 from rstar_ray.errors import ConfigError
-from rstar_ray.evaluation.gain import gain_on_unsolved, main, rates_of
 
 
 def test_rows_of_other_problems_or_of_none_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,6 +1,6 @@
 """What one policy gains on another where the other is not always right, without counting luck twice.
 
-python -m rstar_ray.evaluation.gain CHOOSING BEFORE AFTER
+python -m benchmarks.gain CHOOSING BEFORE AFTER
 
 Three files of an evaluation's rows (`evaluations/*.jsonl` of a run directory): two of the earlier policy with different
 seeds, one of the later. The problems are those that the first file's rollouts did not all solve. Were they chosen by
@@ -60,12 +60,12 @@ def gain_on_unsolved(choosing: Rates, before: Rates, after: Rates) -> Gain:
         before=sum(before[name] for name in chosen) / len(chosen),
         after=sum(after[name] for name in chosen) / len(chosen),
         gain=sum(differences) / len(differences),
-        interval=bootstrap_interval(differences),
+        interval=bootstrap_interval([(difference, 1) for difference in differences]) or (0.0, 0.0),
     )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m rstar_ray.evaluation.gain", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gain", description=__doc__)
     parser.add_argument("choosing", type=Path, help="of the earlier policy: says which problems")
     parser.add_argument("before", type=Path, help="of the earlier policy, with another --seed")
     parser.add_argument("after", type=Path, help="of the later policy")
