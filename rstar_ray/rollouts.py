@@ -99,42 +99,35 @@ _REPEATED = re.compile(rf"{REPEAT}\d+$")
 
 
 def rollout_requests(
-    problems: Sequence[Problem], config: RunConfig, *, name: str | int, siblings: int, at: str = ""
+    problems: Sequence[Problem],
+    config: RunConfig,
+    *,
+    name: str | int,
+    siblings: int,
+    at: str = "",
+    evaluation: bool = False,
 ) -> list[RolloutRequest]:
-    """`siblings` rollouts for each problem under the stage's budgets, named by the step or purpose; `at` as below."""
+    """`siblings` requests for each problem under the stage's budgets, or those of `evaluation`.
+
+    `name` is the step or the purpose. Sampling seeds are derived from it and not from `at`, which is only a part of the
+    ids: the same draws at one step and at another.
+    """
+    budgets = config.evaluate if evaluation else config.rollout
+    name = f"{'evaluate/' if evaluation else ''}{config.stage}/{name}"
     limits = RolloutLimits(
-        max_response_tokens=config.rollout.max_response_tokens,
-        max_turns=config.rollout.max_turns,
+        max_response_tokens=budgets.max_response_tokens,
+        max_turns=budgets.max_turns,
         max_context_tokens=config.engine.max_context_tokens,
         max_calls_per_turn=config.tools.max_calls_per_turn,
         max_environment_turns=config.tools.max_environment_turns,
     )
-    sampling = Sampling(temperature=config.rollout.temperature, top_p=config.rollout.top_p)
-    return sibling_requests(
-        problems, siblings, limits=limits, sampling=sampling, seed=config.seed, name=f"{config.stage}/{name}", at=at
-    )
-
-
-def sibling_requests(
-    problems: Sequence[Problem],
-    siblings: int,
-    *,
-    limits: RolloutLimits,
-    sampling: Sampling,
-    seed: int,
-    name: str,
-    at: str = "",
-) -> list[RolloutRequest]:
-    """`siblings` requests for each problem, under ids that begin with `name` and `at`.
-
-    Each has a sampling seed of its own, which `at` does not change: the same draws at one step and at another.
-    """
+    sampling = Sampling(temperature=budgets.temperature, top_p=budgets.top_p)
     return [
         RolloutRequest(
             rollout_id=f"{name}{at}/{position}-{problem.id}/{sibling}",
             group_id=f"{name}{at}/{position}-{problem.id}",
             problem=problem,
-            seed=derive_seed(seed, name, position, problem.id, sibling),
+            seed=derive_seed(config.seed, name, position, problem.id, sibling),
             limits=limits,
             sampling=sampling,
         )

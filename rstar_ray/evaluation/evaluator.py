@@ -18,11 +18,11 @@ from rstar_ray.evaluation.figures import EvaluationResult, evaluate
 from rstar_ray.evaluation.request_digest import asked_by
 from rstar_ray.evaluation.results import ResultLog
 from rstar_ray.progress_lines import Progress
-from rstar_ray.rollouts import MOST_REPEATS, DroppedRollout, TrajectoryRef, sibling_requests, whole_groups
+from rstar_ray.rollouts import MOST_REPEATS, DroppedRollout, TrajectoryRef, rollout_requests, whole_groups
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import append_row, cut_rows, read_rows
 from rstar_ray.run_dir.folder import RunDir, checkpoint_name
-from rstar_ray.trajectory import Problem, RolloutLimits, RolloutRequest, Sampling, StopReason
+from rstar_ray.trajectory import Problem, RolloutRequest, StopReason
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +57,16 @@ async def run_evaluation(
             result_log = logs[name] = open_logs.enter_context(ResultLog(files[name], problems))
             if taken := result_log.taken(f"{config.stage} {name}"):
                 log.info(taken)
-            missing = _requests(
-                config, problems, {problem.id for problem in result_log.missing}, name=name, at=f"/step-{step}/{asked}"
+            wanted = {problem.id for problem in result_log.missing}
+            of_set = rollout_requests(
+                problems,
+                config,
+                name=name,
+                siblings=config.evaluate.samples,
+                at=f"/step-{step}/{asked}",
+                evaluation=True,
             )
+            missing = [request for request in of_set if request.problem.id in wanted]
             set_of |= {request.group_id: name for request in missing}
             requests += missing
         refs = await _collect(config, requests, set_of, logs, context)
@@ -193,28 +200,3 @@ def _log_unjudged(result_log: ResultLog, result: EvaluationResult) -> None:
     if result.num_unjudged > MOST_UNJUDGED * result.num_problems * result.k:
         raise RStarError(f"evaluation: {said}; mend the reward, delete {result_log.path}, and evaluate again")
     log.info(f"{said}; they count as not right")
-
-
-def _requests(
-    config: RunConfig, problems: Sequence[Problem], missing: set[str], *, name: str, at: str
-) -> list[RolloutRequest]:
-    """For the problems that have no result; which they are changes nobody's seed, nor does `at`."""
-    asked = config.evaluate
-    limits = RolloutLimits(
-        max_response_tokens=asked.max_response_tokens,
-        max_turns=asked.max_turns,
-        max_context_tokens=config.engine.max_context_tokens,
-        max_calls_per_turn=config.tools.max_calls_per_turn,
-        max_environment_turns=config.tools.max_environment_turns,
-    )
-    sampling = Sampling(temperature=asked.temperature, top_p=asked.top_p)
-    requests = sibling_requests(
-        problems,
-        asked.samples,
-        limits=limits,
-        sampling=sampling,
-        seed=config.seed,
-        name=f"evaluate/{config.stage}/{name}",
-        at=at,
-    )
-    return [request for request in requests if request.problem.id in missing]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rstar_ray.agent.rollout import RolloutState, run_rollout
+from rstar_ray.config import RunConfig
 from rstar_ray.data.overlap import (
     _shingles,
     near_duplicates,
@@ -16,14 +17,13 @@ from rstar_ray.rollouts import (
     FinishedRollout,
     TrajectoryRef,
     roll_out,
-    sibling_requests,
+    rollout_requests,
     whole_groups,
 )
 from rstar_ray.trajectory import (
     Problem,
     RolloutLimits,
     RolloutRequest,
-    Sampling,
     ToolCall,
     ToolResult,
 )
@@ -65,9 +65,7 @@ async def test_calls_of_one_turn_run_at_once_and_one_alone_without_a_task():
 # -- many rollouts -----------------------------------------------------------------------------------------------------
 
 PROBLEMS = [Problem(id=name, problem=name, answer="1") for name in ("a", "b")]
-ASKED = sibling_requests(
-    PROBLEMS, 2, limits=limits(), sampling=Sampling(temperature=1.0, top_p=1.0), seed=3, name="s/1", at="/step-4"
-)
+ASKED = rollout_requests(PROBLEMS, RunConfig(stage="s", seed=3), name=1, siblings=2, at="/step-4")
 
 
 class Flaky:
@@ -122,8 +120,7 @@ async def test_what_fails_every_time_comes_last_and_its_group_not_at_all():
 @pytest.mark.parametrize("siblings", [1, 2])
 async def test_a_problem_whose_id_reads_as_a_repeat_has_its_group_though_one_was_asked_for_again(siblings: int):
     problems = [Problem(id=name, problem="?", answer="1") for name in ("a/again-1", "a/again-1/x")]
-    sampling = Sampling(temperature=1.0, top_p=1.0)
-    asked = sibling_requests(problems, siblings, limits=limits(), sampling=sampling, seed=3, name="s")
+    asked = rollout_requests(problems, RunConfig(seed=3), name=1, siblings=siblings)
     rollouts, again = Flaky(), asked[0].rollout_id
     rollouts.fails[again.partition("/again-")[0][-3:]] = 1
     ends = [end async for end in whole_groups(asked, rollouts, deadline_s=9.0)]
