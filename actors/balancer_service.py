@@ -28,7 +28,7 @@ from rstar_ray.errors import DeadlineExceeded
 from rstar_ray.telemetry.meter import NO_METER, Meter
 from scheduler.balancer import PLACEMENT, Balancer
 from scheduler.expected_kv.learned import Learned
-from scheduler.records import BalancerSnapshot, Grant, Order, Registration, RolloutLoad, UnknownReplica
+from scheduler.records import Grant, Order, Registration, RolloutLoad, UnknownReplica
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,8 +77,6 @@ class BalancerService:
         self._incarnation = uuid4().hex[:12]
         self._queues: dict[str, AckedQueue[Order]] = {}  # orders, by replica
         self._registered = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._draining = False
         self._admit_from = clock() + settle_s
         if settle_s:
             self._registered.set()  # with an earlier incarnation; the only replica may have died since, for minutes
@@ -97,7 +95,6 @@ class BalancerService:
     cancel = _served(Balancer.cancel)
     report = _served(Balancer.report)
     return_rollouts = _served(Balancer.return_rollouts)
-    set_serving = _served(Balancer.set_serving)
     missing = _served(Balancer.missing, wakes=False)
     set_policy_version = _served(Balancer.set_policy_version, wakes=False)
     withdraw_versions = _served(Balancer.withdraw_versions, wakes=False)
@@ -109,10 +106,8 @@ class BalancerService:
         """Queue these rollouts with their payloads; known ones are left alone.
 
         Waits for a first replica to register, with any incarnation of the actor, so that a rollout that can never fit
-        is refused here: raises `NeverFits` with the numbers, `DeadlineExceeded` without, `ValueError` while draining.
+        is refused here: raises `NeverFits` with the numbers, `DeadlineExceeded` without a replica.
         """
-        if self._draining:
-            raise ValueError("the balancer is draining and takes no more rollouts")
         try:
             await asyncio.wait_for(self._registered.wait(), wait_s)
         except TimeoutError:
@@ -152,24 +147,22 @@ class BalancerService:
         """The id of this process of the balancer."""
         return self._incarnation
 
-    async def drain(self, wait_s: float) -> bool:
-        """Take no more submissions and wait until no rollout is left; False: time ran out."""
-        self._draining = True
-        if not self.balancer.idle:
-            self._idle.clear()
-            try:
-                await asyncio.wait_for(self._idle.wait(), wait_s)
-            except TimeoutError:
-                return False
-        return True
-
-    async def resume(self) -> None:
-        """Take submissions again after a drain."""
-        self._draining = False
-
     def export(self) -> None:
-        """The metrics of this moment."""
-        export(self.balancer.snapshot(), self._meter)
+        """Set the metrics of this moment."""
+        now, meter = self.balancer.snapshot(), self._meter
+        meter.set("rstar_balancer_waiting", now.waiting)
+        meter.set("rstar_balancer_in_flight", now.in_flight)
+        if capacity := sum(replica.kv_capacity_tokens for replica in now.replicas):
+            used = sum(replica.kv_used_tokens for replica in now.replicas)
+            reserved = sum(replica.kv_reserved_tokens for replica in now.replicas)
+            meter.set("rstar_balancer_kv_used_ratio", used / capacity)
+            meter.set("rstar_balancer_kv_reserved_ratio", reserved / capacity)
+        meter.set("rstar_balancer_replicas", len(now.replicas))
+        quarantined = [replica for replica in now.replicas if replica.quarantine is not None]
+        meter.set("rstar_balancer_replicas_set_aside", len(quarantined))
+        meter.reached("rstar_balancer_moves_total", now.moves)
+        meter.reached("rstar_balancer_preemptions_total", now.preemptions)
+        meter.reached("rstar_balancer_recomputed_tokens_total", now.recomputed_tokens)
 
     # -- the workers' side ----------------------------------------------------------------------------------------
     async def register(self, replica: Registration) -> list[str]:
@@ -215,27 +208,8 @@ class BalancerService:
         balancer = self.balancer
         complete = balancer.now_s >= self._admit_from and balancer.issue_orders(DECISIONS_AT_ONCE)
         self._send_orders()
-        if balancer.idle:
-            self._idle.set()
         if not complete:  # other calls first; or the timer fired a little early
             self.wake()
-
-
-def export(now: BalancerSnapshot, meter: Meter) -> None:
-    """The balancer's metrics."""
-    meter.set("rstar_balancer_waiting", now.waiting)
-    meter.set("rstar_balancer_in_flight", now.in_flight)
-    if capacity := sum(replica.kv_capacity_tokens for replica in now.replicas):
-        used = sum(replica.kv_used_tokens for replica in now.replicas)
-        reserved = sum(replica.kv_reserved_tokens for replica in now.replicas)
-        meter.set("rstar_balancer_kv_used_ratio", used / capacity)
-        meter.set("rstar_balancer_kv_reserved_ratio", reserved / capacity)
-    meter.set("rstar_balancer_replicas", len(now.replicas))
-    quarantined = [replica for replica in now.replicas if replica.quarantine is not None]
-    meter.set("rstar_balancer_replicas_set_aside", len(quarantined))
-    meter.reached("rstar_balancer_moves_total", now.moves)
-    meter.reached("rstar_balancer_preemptions_total", now.preemptions)
-    meter.reached("rstar_balancer_recomputed_tokens_total", now.recomputed_tokens)
 
 
 class BalancerActor(BalancerService):

@@ -296,10 +296,7 @@ async def replay(
     await balancer.call(lambda b: b.submit(items), deadline_s=DRAIN_S, reason="the trace")
     await _all_done(workers, len(rollouts))
     seconds = time.perf_counter() - began
-    drained = balancer.call(lambda b: b.drain(DRAIN_S), deadline_s=2 * DRAIN_S, reason="the last reports")
-    if not await drained:  # results come here before the last ends are reported there
-        raise RStarError(f"replay: the balancer still had rollouts {DRAIN_S:g} s after the last result")
-    await balancer.call(lambda b: b.resume(), deadline_s=DRAIN_S, reason="its end")
+    await _reported(balancer)
     for worker in workers:
         await worker.close()
     await asyncio.sleep(0.1)  # the engines' last statistics
@@ -309,6 +306,17 @@ async def replay(
         preemptions=sum(engine.load().preemptions for engine in engines) - before,
         gaps_s=shared.gaps_s,
     )
+
+
+async def _reported(balancer: Remote[BalancerService]) -> None:
+    """Wait until the balancer has the report of every end; results arrive here earlier."""
+    until = time.monotonic() + DRAIN_S
+    while time.monotonic() < until:
+        now = await balancer.call(lambda b: b.snapshot(), deadline_s=DRAIN_S, reason="the last reports")
+        if not now.waiting + now.in_flight:
+            return
+        await asyncio.sleep(0.01)
+    raise RStarError(f"replay: the balancer still had rollouts {DRAIN_S:g} s after the last result")
 
 
 async def replay_bare(

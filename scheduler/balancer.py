@@ -355,16 +355,13 @@ class Balancer:
         if parked > self._parked_before:
             log.warning(f"{parked} waiting rollouts need a larger replica than any that takes work now")
         self._parked_before = parked
-        if self.idle and not self._was_idle:
+        idle = not self.state.rollouts
+        if idle and not self._was_idle:
             for leak in self.leaks():
                 log.warning(f"no rollout is left, but {leak}")
-        self._was_idle = self.idle
+        self._was_idle = idle
 
     # -- queries --------------------------------------------------------------------------------------------------
-    @property
-    def idle(self) -> bool:
-        return not self.state.rollouts
-
     def residents(self, replica_id: str) -> list[str] | None:
         """Ids; None: this replica is not registered."""
         replica = self.state.replicas.get(replica_id)

@@ -5,7 +5,7 @@ after the prompt. KV is counted in tokens; an engine holds it in blocks, so a fe
 rounding (`block_tokens`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rstar_ray.errors import RStarError
@@ -173,25 +173,31 @@ class ReplicaSnapshot:
     quarantine: str | None  # why it gets no more work
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BalancerSnapshot:
-    """All counters; submitted = finished + cancelled + waiting + in_flight at every moment."""
+@dataclass(kw_only=True)
+class Counters:
+    """Of rollouts since the start; submitted = finished + cancelled + waiting + in flight at every moment."""
+
+    in_flight: int = 0  # now
+    submitted: int = 0
+    admitted: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    requeued: int = 0  # returned after the loss of a replica, or by a move
+    moves: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0  # contexts of rollouts that changed replica, and an estimate for preempted ones
+    stale_reports: int = 0  # about rollouts that the reporter does not hold
+
+
+@dataclass(kw_only=True)
+class BalancerSnapshot(Counters):
+    """The balancer at one moment, for metrics and for people."""
 
     rule: str
     waiting: int
-    in_flight: int
-    submitted: int
-    admitted: int
-    finished: int
-    cancelled: int
-    requeued: int  # returned after the loss of a replica, or by a move
-    moves: int
-    preemptions: int
-    recomputed_tokens: int  # contexts of rollouts that changed replica, and an estimate for preempted ones
-    stale_reports: int  # about rollouts that the reporter does not hold
     risk: float = 0.0  # share of rollouts that the rule lets engines preempt; 0 for rules that do not estimate it
     too_large: tuple[str, ...] = ()  # waiting rollouts that no replica that takes work now could ever hold
-    replicas: tuple[ReplicaSnapshot, ...] = field(default=())
+    replicas: tuple[ReplicaSnapshot, ...] = ()
 
 
 class NeverFits(RStarError, ValueError):

@@ -6,7 +6,7 @@ where no replica that takes work could ever hold it.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from math import inf
 from typing import Any
@@ -16,6 +16,7 @@ from rstar_ray.trajectory import Placement
 from scheduler.cost import EngineCost
 from scheduler.records import (
     BalancerSnapshot,
+    Counters,
     Registration,
     ReplicaLoad,
     ReplicaSnapshot,
@@ -134,10 +135,11 @@ class Replica:
         )
 
 
-class State:
-    """All replicas and rollouts, the queue, and what has been counted since the start."""
+class State(Counters):
+    """All replicas and rollouts, the queue, and the counters."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.replicas: dict[str, Replica] = {}
         self.by_index: list[Replica | None] = []  # a stable order; None: that replica is gone
         self.block_tokens = BLOCK_TOKENS  # the largest of any replica
@@ -145,9 +147,6 @@ class State:
         self.queue: OrderedDict[str, Rollout] = OrderedDict()
         self.parked: dict[str, Rollout] = {}
         self.largest_open_tokens = inf  # capacity among replicas that take work; where none does, as it was
-        self.in_flight = 0
-        self.submitted = self.admitted = self.finished = self.cancelled = 0
-        self.requeued = self.moves = self.preemptions = self.recomputed_tokens = self.stale_reports = 0
         self.generated_tokens = 0  # by all rollouts, as reported
 
     # -- replicas -------------------------------------------------------------------------------------------------
@@ -283,16 +282,7 @@ class State:
         return BalancerSnapshot(
             rule=rule,
             waiting=len(self.rollouts) - self.in_flight,
-            in_flight=self.in_flight,
-            submitted=self.submitted,
-            admitted=self.admitted,
-            finished=self.finished,
-            cancelled=self.cancelled,
-            requeued=self.requeued,
-            moves=self.moves,
-            preemptions=self.preemptions,
-            recomputed_tokens=self.recomputed_tokens,
-            stale_reports=self.stale_reports,
+            **{counter.name: getattr(self, counter.name) for counter in fields(Counters)},
             risk=risk,
             too_large=tuple(self.parked),
             replicas=tuple(replica.snapshot(reserved) for replica, reserved in replicas),

@@ -79,6 +79,13 @@ async def next_orders(balancer: BalancerService, replica: str, acknowledged: int
     )
 
 
+async def drained(balancer: BalancerService) -> None:
+    """Wait until every end has been reported to the balancer."""
+    async with asyncio.timeout(30):
+        while (now := await balancer.snapshot()).waiting + now.in_flight:
+            await asyncio.sleep(0.005)
+
+
 class Local(Remote[A]):
     """A `Remote` of an object in this process."""
 

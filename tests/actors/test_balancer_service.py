@@ -50,7 +50,7 @@ async def test_handed_back_rollouts_go_on_from_their_new_payload():
     await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
     await service.submit([(load("a"), "fresh")])
     await granted(service, "r0")
-    await service.set_serving("r0", False)
+    service.balancer.set_serving("r0", False)
     await service.register(registration("r1", 1000, max_running=8, block_tokens=16))
     later = RolloutLoad(
         rollout_id="a", group_id="g", prompt_tokens=10, max_response_tokens=90, max_turns=4, context_tokens=50,
@@ -137,20 +137,6 @@ async def test_a_replica_that_reports_nonsense_gets_no_more_work():
     assert len((await granted(service, "r1"))[1]) == 4
     reasons = {replica.replica_id: replica.quarantine for replica in (await service.snapshot()).replicas}
     assert reasons == {"r0": "reports 1001 KV tokens in use of 1000", "r1": None}
-
-
-async def test_a_drain_ends_when_the_last_rollout_does():
-    service = BalancerService()
-    await service.register(registration("r0", 1000, max_running=8, block_tokens=16))
-    await service.submit([(load("a"), None)])
-    await granted(service, "r0")
-    drain = asyncio.create_task(service.drain(5.0))
-    await turn_of_the_loop(drain)
-    with pytest.raises(ValueError, match="draining"):
-        await service.submit([(load("b"), None)])
-    await service.report("r0", [end("a")])
-    assert await drain is True
-    assert (await service.step_figures()).wait_p99_s < 1.0
 
 
 async def test_a_quarantined_replica_is_logged_once_with_the_reason(caplog: pytest.LogCaptureFixture):

@@ -47,6 +47,7 @@ from tests.fakes import (
     answer,
     as_completion,
     call,
+    drained,
     request,
     same_text,
 )
@@ -154,7 +155,7 @@ async def test_granted_rollouts_are_played_and_delivered_once_each():
     await submit(balancer, requests(40))
     found = await collect(one, 40)
     assert found.keys() == {f"r{i}" for i in range(40)}
-    assert await balancer.drain(10)  # results come before the last ends are reported there
+    await drained(balancer)  # results come before the last ends are reported there
     snapshot = await balancer.snapshot()
     assert (snapshot.finished, snapshot.waiting, snapshot.in_flight) == (40, 0, 0)
     await one.close()
@@ -170,7 +171,7 @@ async def test_a_rollout_that_is_moved_goes_on_on_another_replica_from_its_last_
     second = worker(balancer, "generation/1", engine=FakeEngine(SkilledPolicy(skill=1.0), policy_version=0))
     await second.start()
     await second.serve()
-    await balancer.set_serving("generation/0", False)  # so that it can only go on at the other
+    balancer.balancer.set_serving("generation/0", False)  # so that it can only go on at the other
     assert "r0" in first._playing
     first._leaving.add("r0")  # as a `Move` in the grants does
     engine.go.set()
@@ -229,14 +230,13 @@ async def test_the_balancers_own_move_takes_a_rollout_from_a_full_worker_to_an_i
         return found
 
     await play("first", 300)  # moves may cost a small share of what was generated before
-    assert await balancer.drain(10.0)
-    await balancer.resume()
+    await drained(balancer)
     await balancer.step_figures()
     second = await play("second", 16)
     assert len(second) == 16
     moved = [stay.why for one in second.values() for stay in one.placements if stay.turn]
     assert "moved here, where less than half as much KV is in use" in moved
-    assert await balancer.drain(10.0)
+    await drained(balancer)
     assert (await balancer.step_figures()).moves >= 1
     for one in workers:
         await one.close()
@@ -272,7 +272,7 @@ async def test_a_worker_that_was_taken_for_lost_is_not_started_again_and_registe
     await one.serve()
     engine.go.set()
     assert len(await collect(one, 5)) == 5
-    assert await balancer.drain(10)
+    await drained(balancer)
     assert (await balancer.snapshot()).finished == 5
     await one.close()
 
@@ -525,7 +525,7 @@ async def test_a_judge_that_fails_leaves_the_rollout_unjudged_and_its_place_is_f
     await submit(balancer, requests(3))
     found = await collect(one, 3)
     assert {end.unjudged for end in found.values() if isinstance(end, TrajectorySummary)} == {"judging: it hung"}
-    assert await balancer.drain(10)
+    await drained(balancer)
     snapshot = await balancer.snapshot()
     assert (snapshot.finished, snapshot.in_flight) == (3, 0)
     await one.close()

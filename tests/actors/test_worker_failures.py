@@ -22,7 +22,7 @@ from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.trajectory import Completion, Problem, ToolCall, ToolResult, TrajectorySummary
 from tests.actors.test_generation_worker import FakeEngine, WorkerChat, collect, requests, submit, worker
-from tests.fakes import AddingSandbox, PlainTools, adding_problems, registration, request
+from tests.fakes import AddingSandbox, PlainTools, adding_problems, drained, registration, request
 
 
 class Stopped:
@@ -77,7 +77,7 @@ async def test_a_balancer_that_is_stopped_for_longer_than_any_call_waits_ends_no
         await balancer.is_given_up(2)
         balancer.goes_on.set()
     assert found.keys() == {f"r{i}" for i in range(20)}
-    assert await balancer.now.drain(10), "what was not reported in time is reported once the balancer answers"
+    await drained(balancer.now)
     snapshot = await balancer.now.snapshot()
     assert (snapshot.finished, snapshot.waiting, snapshot.in_flight) == (20, 0, 0)
     assert not [load for load in snapshot.replicas if load.quarantine]
@@ -181,9 +181,8 @@ async def test_a_rollout_that_cannot_be_played_is_dropped_by_name_and_the_others
     dropped = [end for end in found.values() if isinstance(end, DroppedRollout)]
     assert [end.rollout_id for end in dropped] == ["r1"]
     assert dropped[0].reason.startswith(f"rollout r1: {reason}")
-    assert await balancer.drain(10)
+    await drained(balancer)
     assert (await balancer.snapshot()).in_flight == 0
-    await balancer.resume()
     await submit(balancer, [request(adding_problems(1)[0], rollout_id="later")])
     assert isinstance((await collect(one, 1))["later"], TrajectorySummary)
     await one.close()
@@ -213,8 +212,7 @@ async def test_a_disk_that_is_full_ends_no_worker_and_is_said_once(tmp_path: Pat
         await submit(balancer, wanted)
         found = await collect(one, 8)
         assert all(isinstance(end, TrajectorySummary) for end in found.values())
-        assert await balancer.drain(10)
-        await balancer.resume()
+        await drained(balancer)
     assert caplog.messages == [
         "runs/x/journal cannot be written ([Errno 28] No space left on device): turns that finish now are sampled "
         "again if this worker dies",
