@@ -59,12 +59,6 @@ def test_a_head_that_differs_from_the_embeddings_it_is_said_to_be_tied_to_is_ref
         refuse_misfit(folder)
 
 
-def test_buffers_of_older_releases_in_the_file_are_no_parameters(tmp_path: Path):
-    folder = saved_with(tmp_path, lambda saved: saved | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(8)})
-    refuse_misfit(folder)
-    refuse_other_parameters(folder, entries(folder))
-
-
 def test_what_the_file_lacks_is_refused_before_it_is_drawn_at_random(tmp_path: Path):
     folder = saved_with(tmp_path / "head", lambda saved: {n: a for n, a in saved.items() if n != HEAD},
                         tie_word_embeddings=False)  # fmt: skip
@@ -95,17 +89,6 @@ def test_what_a_learner_cannot_train_is_refused_from_its_config(told: dict[str, 
     write_config(save_policy(tmp_path, num_hidden_layers=1), told)
     with pytest.raises(ConfigError, match=said):
         refuse_misfit(tmp_path)
-
-
-def test_a_config_that_counts_no_expert_or_one_is_of_a_dense_model(tmp_path: Path):
-    counts = {"num_experts": 1, "num_local_experts": 0, "n_routed_experts": None, "moe_intermediate_size": 64}
-    write_config(save_policy(tmp_path, num_hidden_layers=1), counts)
-    refuse_misfit(tmp_path)
-
-
-def test_a_scale_of_one_changes_no_logits(tmp_path: Path):
-    write_config(save_policy(tmp_path, num_hidden_layers=1), {"logit_scale": 1.0, "final_logit_softcapping": None})
-    refuse_misfit(tmp_path)
 
 
 def test_rows_are_not_packed_through_layers_that_carry_a_state(tmp_path: Path):

@@ -1,23 +1,19 @@
 """Which bundles a run asks for, and what is refused before anything starts; no Ray but in the last test."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import ray
 from ray.util import placement_group, remove_placement_group
 
-from actors.cluster.bundles import HEAD, Seat, StandIn, executor_nodes, in_order, nodes_in_order, seated
+from actors.cluster.bundles import HEAD, StandIn, nodes_in_order, seated
 from actors.cluster.placement import (
     Layout,
     fitted,
     in_bundle,
-    larger_plan,
-    mend_for,
     place,
     plan_layout,
     refuse_misfit,
-    sending_ranks,
 )
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
@@ -31,40 +27,6 @@ MI300X_NODE = {"GPU": 8.0, "CPU": 96.0, "memory": 1e12, "node:10.0.0.1": 1.0}
 def config(scale: str, **values: Any) -> RunConfig:
     named = {name.replace("__", "."): value for name, value in values.items()}
     return with_values(at_scale(STAGE_1.paper, scale, STAGE_1.tiny), named)
-
-
-@pytest.mark.parametrize(
-    ("scale", "nodes", "line"),
-    [
-        (
-            "gpu-8",
-            [MI300X_NODE] * 2,
-            "this run takes 8 of the cluster's 16 GPUs; with --engine.replicas 16 --learner.ranks 16 it would take 16",
-        ),
-        (
-            "gpu",  # the cores of a third are lacking
-            [{"GPU": 3.0, "CPU": 10.0}],
-            "this run takes 1 of the cluster's 3 GPUs; with --engine.replicas 2 --learner.ranks 2 it would take 2",
-        ),
-        ("gpu", [{"GPU": 1.0, "CPU": 16.0}], ""),
-        ("gpu-8", [{"GPU": 12.0, "CPU": 96.0}], ""),  # not so many again
-        ("tiny", [MI300X_NODE], ""),
-    ],
-)
-def test_a_run_that_leaves_most_gpus_alone_says_how_it_would_take_them(
-    scale: str, nodes: list[dict[str, float]], line: str
-):
-    assert larger_plan(config(scale), nodes) == line
-
-
-def test_what_a_run_is_told_to_take_has_room_on_the_nodes_bundle_by_bundle():
-    """Engines over four GPUs, ranks with one of their own: 30 GPUs are six of each, but five nodes hold five engines
-    each on one."""
-    apart = {"engine__tensor_parallel": 4, "engine__gpus_per_replica": 4, **APART}
-    line = larger_plan(config("gpu", **apart), [{"GPU": 6.0, "CPU": 96.0}] * 5)
-    assert (
-        line == "this run takes 5 of the cluster's 30 GPUs; with --engine.replicas 5 --learner.ranks 5 it would take 25"
-    )
 
 
 APART = {"learner__own_gpus": True, "learner__gpus_per_rank": 1}
@@ -87,13 +49,6 @@ APART = {"learner__own_gpus": True, "learner__gpus_per_rank": 1}
 def test_weights_go_the_way_that_the_placement_allows(scale: str, values: dict[str, Any], way: str):
     one = config(scale, **values)
     assert weight_way(one.engine, one.learner) == way
-
-
-def test_the_rank_that_sends_an_engine_its_weights_sits_on_its_gpu_or_is_the_first():
-    layout = replace(plan_layout(config("gpu", engine__replicas=3, learner__ranks=3)), rank_bundles=(1, 0, 2))
-    assert sending_ranks(layout, "ipc") == {0: 1, 1: 0, 2: 2}
-    assert sending_ranks(layout, "nccl") == {0: 0, 1: 0, 2: 0}
-    assert sending_ranks(layout, "object_store") == {}
 
 
 @pytest.mark.parametrize(
@@ -143,11 +98,6 @@ def test_enough_in_all_but_in_pieces_too_small_is_refused():
     refuse_misfit(layout, [{"GPU": 6.0, "CPU": 64.0}, {"GPU": 3.0, "CPU": 64.0}])
 
 
-def test_what_cannot_ever_be_placed_is_told_from_what_has_to_wait():
-    assert "add nodes" in mend_for("INFEASIBLE")
-    assert "other runs" in mend_for("NO_RESOURCES")
-
-
 def test_with_a_node_missing_the_run_is_refused_or_smaller_as_the_settings_say():
     there = [MI300X_NODE] * 7
     whole = config("mi300x-64")
@@ -161,29 +111,12 @@ def test_with_a_node_missing_the_run_is_refused_or_smaller_as_the_settings_say()
     assert fitted(hopeless, [{"CPU": 4.0}]) is hopeless
 
 
-NODES = ["head", "n2"]
-
-
-def seats(*places: tuple[str, tuple[int, ...]]) -> list[Seat]:
-    return [Seat(bundle=bundle, node=node, gpus=gpus) for bundle, (node, gpus) in enumerate(places)]
-
-
-def test_only_bundles_that_reserve_the_same_are_exchanged():
-    layout = plan_layout(config("gpu", engine__replicas=3, learner__ranks=2))  # the last is without a rank
-    ordered = in_order(layout, seats(("n2", (0,)), ("head", (1,)), ("head", (0,))), NODES)
-    assert (ordered.replica_bundles, ordered.rank_bundles) == ((1, 0, 2), (1, 0))
-
-
 def test_the_head_comes_first_and_nodes_go_by_address():
     def node(number: int, address: str, alive: bool = True, **resources: float) -> dict[str, Any]:
         return {"NodeID": f"id{number}", "NodeManagerAddress": address, "Alive": alive, "Resources": resources}
 
     nodes = [node(1, "10.0.0.10"), node(2, "10.0.0.9"), node(3, "10.0.0.11", **{HEAD: 1.0}), node(4, "10.0.0.1", False)]
     assert nodes_in_order(nodes) == ["id3", "id2", "id1"]
-
-
-def test_sandboxes_are_dealt_over_the_nodes():
-    assert executor_nodes(["a", "b"], 3) == ["a", "b", "a"]
 
 
 @pytest.mark.real

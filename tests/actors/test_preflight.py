@@ -10,7 +10,7 @@ import ray
 
 from actors.cluster.gpu_environment import gpu_environment
 from actors.preflight import read_facts as read
-from actors.preflight.__main__ import findings, main, parse
+from actors.preflight.__main__ import main, parse
 from actors.preflight.cluster_checks import check_cluster
 from actors.preflight.facts import Asked, Finding, Folder, NodeFacts, Probe, Verdict
 from actors.preflight.node_checks import check_node
@@ -18,23 +18,18 @@ from actors.preflight.nodes import (
     _readers,
     _seen_by,
     every_node,
-    named,
     refuse_absent,
     refuse_folders,
     refuse_unseen,
     wrong_with,
 )
-from actors.preflight.pair import judge_pair
 from actors.preflight.read_facts import (
-    count_gpus,
     look_at_model,
     look_at_needed,
     look_at_run_dir,
-    read_driver,
     read_facts,
 )
 from actors.preflight.required_paths import needed_paths, with_absolute_paths
-from actors.preflight.table import table
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
 
@@ -116,23 +111,6 @@ def test_what_is_wrong_with_a_node_is_named_with_its_mend(facts: NodeFacts, chec
     assert said in wrong[check].said and mend in wrong[check].mend
 
 
-def test_ipc_that_leaks_is_wrong_though_it_worked():
-    leaking = Probe(worked=True, said="20 rounds", leaked_bytes=64 * 2**20)
-    wrong = worst(check_node(changed(ipc=leaking), Asked()))["IPC"]
-    assert wrong.said == "64.0 MiB stay behind each round"
-    assert "HSA_ENABLE_IPC_MODE_LEGACY=1" in wrong.mend
-
-
-def test_slurms_mask_is_wrong_even_where_it_shows_all():
-    environment = {**MI300X.environment, "ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
-    wrong = worst(check_node(changed(environment=environment), Asked()))
-    assert "`import ray` fails" in wrong["masks"].said
-
-
-def test_a_node_without_gpus_is_wrong_where_some_were_asked_for():
-    assert "8 wanted" in worst(check_node(LAPTOP, Asked(gpus=8)))["driver"].said
-
-
 def test_the_environment_is_compared_with_the_file():
     without = {name: value for name, value in MI300X.environment.items() if name != "HSA_NO_SCRATCH_RECLAIM"}
     wrong = worst(check_node(changed(environment=without), Asked()))["environment"]
@@ -164,41 +142,6 @@ def test_a_run_directory_that_one_node_does_not_see_is_named_with_the_node():
     assert all("storage that all nodes mount" in f.mend for f in wrong)
 
 
-def test_a_model_that_differs_on_one_node_is_named():
-    nodes = [changed(node=f"node-{n}", model=Folder(content="a" if n < 3 else "b")) for n in range(1, 4)]
-    wrong = worst(check_cluster(nodes, Asked(model="/m")))
-    assert (wrong["model"].node, wrong["model"].said) == ("node-3", "/m here differs from the other nodes'")
-
-
-def test_the_table_has_a_row_for_each_different_thing_and_the_mend_below_it():
-    nodes = [MI300X, changed(node="node-2"), changed(node="node-3", descriptors=1_024)]
-    text = table(findings(nodes, Asked()))
-    rows = [line for line in text.splitlines() if line.startswith("descriptors")]
-    assert [row.split()[1:3] for row in rows] == [["WRONG", "node-3"], ["ok", "node-1"]]
-    assert "-> ulimit -n 65536" in text
-    assert text.splitlines()[-1] == "3 nodes: 1 thing is wrong"
-    assert max(map(len, text.splitlines())) <= 118
-    assert table(findings([MI300X], Asked())).endswith("1 node: nothing is wrong")
-
-
-def test_device_files_and_driver_are_read(tmp_path: Path):
-    (tmp_path / "dev/dri").mkdir(parents=True)
-    for number in range(3):
-        (tmp_path / f"dev/dri/renderD{128 + number}").touch()
-        (tmp_path / f"dev/nvidia{number}").touch()
-    (tmp_path / "dev/nvidiactl").touch()
-    assert count_gpus("rocm", tmp_path / "dev") == count_gpus("cuda", tmp_path / "dev") == 3
-    assert (read_driver("rocm", tmp_path), read_driver("cuda", tmp_path)) == ("", "")
-    (tmp_path / "sys/module/amdgpu").mkdir(parents=True)
-    assert read_driver("rocm", tmp_path) == "of the kernel"
-    (tmp_path / "sys/module/amdgpu/version").write_text("6.16.6\n")
-    assert read_driver("rocm", tmp_path) == "6.16.6"
-    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
-    told = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n"
-    (tmp_path / "proc/driver/nvidia/version").write_text(told)
-    assert read_driver("cuda", tmp_path) == "580.95.05"
-
-
 def test_a_run_directory_is_written_to_and_left_as_it_was(tmp_path: Path):
     (tmp_path / ".mark").write_text("mine")
     seen = look_at_run_dir(tmp_path, ".mark")
@@ -216,23 +159,6 @@ def test_a_model_is_known_by_its_configuration_and_its_weights(tmp_path: Path):
     assert (seen.problem, seen.weight_bytes) == ("", 12)
     (tmp_path / "model.safetensors").write_bytes(b"12345678more of it")
     assert look_at_model(tmp_path).content != seen.content
-
-
-def test_a_pair_that_ends_badly_says_its_last_line():
-    reduced, shared = judge_pair([0, 1], ["", ""], ["fine", "trace\nRuntimeError: no device\n"])
-    assert (reduced.worked, shared.worked, reduced.said) == (False, False, "RuntimeError: no device")
-    assert judge_pair([-9, 0], ["", ""], ["", ""])[0].said == "a process ended with -9"
-    figures = '{"reduced_gb_s": 40.0, "leaked_bytes": %s}\n'
-    assert judge_pair([0, 0], [figures % "2000", "{}"], ["", ""])[1].leaked_bytes == 0
-    assert judge_pair([0, 0], [figures % "2e6", "{}"], ["", ""])[1].leaked_bytes == 2e6
-
-
-def test_the_head_comes_first_and_nodes_of_one_host_are_told_apart():
-    def node(host: str, number: str, **resources: float) -> dict[str, Any]:
-        return {"NodeManagerHostname": host, "NodeID": number * 8, "Resources": resources}
-
-    nodes = [node("b", "1"), node("a", "2"), node("a", "3", **{"node:__internal_head__": 1.0})]
-    assert list(named(nodes)) == ["a/3333", "b", "a/2222"]
 
 
 def test_a_run_is_refused_where_nodes_do_not_see_its_directory():

@@ -49,38 +49,6 @@ def test_shared_weights_come_out_as_they_went_in(tmp_path: Path):
             np.testing.assert_array_equal(parameter.array, parameters()[parameter.name])
 
 
-def test_a_readers_change_reaches_nobody_else(tmp_path: Path):
-    with shared_buckets("one", buckets(), folder=tmp_path) as shared:
-        open_buckets(shared.path, PLAN)[0].data[:] = 0
-        assert checksum(open_buckets(shared.path, PLAN)) == checksum(buckets())
-
-
-def test_the_shared_file_is_gone_afterwards_and_a_readers_view_lives_on(tmp_path: Path):
-    with shared_buckets("one", buckets(), folder=tmp_path) as shared:
-        received = open_buckets(shared.path, PLAN)
-    assert not Path(shared.path).exists()
-    assert checksum(received) == checksum(buckets())
-
-
-def test_two_engines_of_a_node_share_one_copy_and_those_of_two_nodes_have_two(tmp_path: Path):
-    nodes = [tmp_path / "node-1", tmp_path / "node-2"]
-    for node in nodes:
-        node.mkdir()
-    with (
-        shared_buckets("version", buckets(), folder=nodes[0]) as first,
-        shared_buckets("version", buckets(), folder=nodes[0]) as second,
-        shared_buckets("version", buckets(), folder=nodes[1]) as elsewhere,
-    ):
-        assert (first.path, first.laid_out, second.laid_out, elsewhere.laid_out) == (second.path, True, False, True)
-        assert [len(list(node.iterdir())) for node in nodes] == [1, 1]
-        assert (
-            checksum(open_buckets(second.path, PLAN))
-            == checksum(open_buckets(elsewhere.path, PLAN))
-            == checksum(buckets())
-        )
-    assert not [*nodes[0].iterdir(), *nodes[1].iterdir()]
-
-
 def test_eight_at_once_lay_out_once_and_nothing_is_left(tmp_path: Path):
     together = threading.Barrier(8)
 

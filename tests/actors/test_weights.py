@@ -69,21 +69,3 @@ def test_two_words_that_change_places_anywhere_change_the_sum():
         swapped = data.copy()
         swapped[[one, other]] = data[[other, one]]
         assert sum_of_bytes(swapped.view(np.uint8)) != whole
-
-
-def test_a_bucket_is_at_most_its_limit_unless_one_parameter_alone_is_larger():
-    big = NamedArray("big", np.zeros(1000, np.uint8))
-    small = [NamedArray(f"small{i}", np.zeros(60, np.uint8)) for i in range(10)]
-    sizes = [(len(bucket.entries), bucket.num_bytes) for bucket in pack([*small, big, *small], 200)]
-    assert all(size <= 200 or count == 1 for count, size in sizes)
-    assert (1, 1000) in sizes
-
-
-def test_parameters_are_views_into_the_bucket():
-    (bucket,) = pack(parameters(), 2**20)
-    assert all(np.shares_memory(p.array, bucket.data) for p in unpack([bucket]) if p.array.size)
-
-
-def test_a_bucket_limit_that_is_not_positive_is_refused():
-    with pytest.raises(ValueError, match="max_bytes"):
-        list(pack(parameters(), 0))

@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.balancer import BenchSettings
 from benchmarks.costly import CostlySize, rollouts, simulated
-from benchmarks.publish import BenchSettings as PublishSettings
 from rstar_ray.errors import ConfigError
 from scheduler.cost import EngineCost
 
@@ -34,9 +33,3 @@ def test_the_twin_runs_the_same_trace_with_the_same_caches():
 def test_what_no_measurement_would_read_is_refused(settings: dict[str, Any], line: str):
     with pytest.raises(ConfigError, match=line):
         BenchSettings(**settings)
-
-
-def test_a_publish_to_one_engine_has_no_conversations():
-    with pytest.raises(ConfigError, match="--turns: --parameters publishes to one engine, and samples nothing"):
-        PublishSettings(parameters=1e9, turns=4)
-    assert PublishSettings(parameters=1e9, publishes=3).publishes == 3

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from actors.cluster.hosts_file import ray_command, read_cluster_file
-from deploy.missing import is_hashed, normal, outside, requirements, to_install
+from deploy.missing import is_hashed, normal, requirements, to_install
 from rstar_ray.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -231,14 +231,6 @@ def test_the_slurm_script_sets_our_environment_and_takes_slurms_masks_away(tmp_p
     assert not [line for line in seen if re.match("(ROCR|HIP|CUDA)_VISIBLE_DEVICES=", line)]
 
 
-def test_the_slurm_script_makes_the_token_where_there_is_none_and_wants_a_recipe(tmp_path: Path):
-    _, complaint = run_slurm(tmp_path / "a", [])
-    assert "which recipe?" in complaint
-    calls, _ = run_slurm(tmp_path / "b", ["recipes/train.py"])
-    assert calls[0][:2] == ["ray", "get-auth-token"]
-    assert parsed("get_auth_token", calls[0][2:])["generate"] is True
-
-
 # -- environments -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_lock_has_every_direct_dependency_at_its_version(target: str):
@@ -279,16 +271,6 @@ def test_what_an_image_brings_stays_and_ray_is_ours():
     ]
     assert to_install(lock, [])[-1] == "a==1" and len(to_install(lock, [])) == 5
     assert to_install("ray.x_y==1", ["Ray-X.Y"]) == []
-
-
-def test_packages_of_ones_own_environment_are_none_that_an_image_brings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    for folder, name in (("env/lib", "mine"), ("usr/lib", "theirs")):
-        (tmp_path / folder / f"{name}-1.dist-info").mkdir(parents=True)
-        (tmp_path / folder / f"{name}-1.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 1\n")
-    monkeypatch.setattr("sys.path", [str(tmp_path / "env/lib"), str(tmp_path / "usr/lib")])
-    assert outside(tmp_path / "env") == ["theirs"]
 
 
 @pytest.mark.parametrize("target", TARGETS)

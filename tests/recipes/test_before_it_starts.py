@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from actors.launch.checks import Phase, Start, check
 from actors.launch.command_line import parse
 from actors.launch.datasets import training_problems
 from actors.launch.evaluation import launch_evaluation
@@ -17,7 +16,7 @@ from recipes.evaluate import EVALUATE
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import may_change
-from rstar_ray.data.order import digest_of_problems, digest_of_rows
+from rstar_ray.data.order import digest_of_problems
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.durable import write_json
 from rstar_ray.run_dir.folder import RunDir
@@ -62,16 +61,6 @@ def stage_1(tmp_path: Path, all_rows: Sequence[Any], *more: str) -> list[str]:
         str(rows(tmp_path / "mine.jsonl", all_rows)),
         *more,
     ]
-
-
-def test_a_few_prompts_beyond_the_context_are_left_out_and_counted(tmp_path: Path, logged: list[str]):
-    with pytest.raises(Enough):
-        run(parse([STAGE_1], stage_1(tmp_path, problems(60, 9, 5_000, 1_000, 3_000))))
-    said = "\n".join(logged)
-    assert (
-        "stage1: 2 of 60 prompts do not fit into a context of 2048 tokens, such as that of problem 'p1' with " in said
-    )
-    assert "; they are left out\n" in said
 
 
 def test_a_context_too_short_for_more_than_a_few_is_refused(tmp_path: Path):
@@ -135,15 +124,6 @@ def test_a_stage_that_lacks_its_evaluation_alone_is_refused_where_its_end_is_dam
     )
 
 
-def test_a_damaged_note_of_where_a_stage_stands_is_left_to_the_stage(tmp_path: Path):
-    (config,) = parse([STAGE_1], stage_1(tmp_path, problems(9)))
-    begun(config, "other")
-    note = tmp_path / "run" / "checkpoints" / "stage1-step-000002" / "progress.json"
-    note.write_text("{" + " " * (note.stat().st_size - 1))  # of the same size
-    with pytest.raises(Enough):
-        run([config])
-
-
 def taught(tmp_path: Path, count: int, *more: str) -> list[str]:
     said = rows(tmp_path / "said.jsonl", [SAID] * count)
     return [*TINY, "--run-dir", str(tmp_path / "run"), "--sft.data", str(said), "--sft.batch-size", "8", *more]
@@ -164,25 +144,3 @@ def test_sft_is_as_long_as_somebody_chose_or_no_longer_than_its_file_bears(
             "1,000 steps of 8 are 222.2 epochs of the 36 rows to train on; --sft.steps 14 makes 3"
             in capsys.readouterr().out
         )
-
-
-def test_sft_is_not_gone_on_with_after_its_file_was_edited(tmp_path: Path):
-    options = taught(tmp_path, 8, "--sft.steps", "4")
-    (config,) = parse([SFT], options)
-    begun(config, digest_of_rows([], ""))
-    with pytest.raises(ConfigError, match=r"^--sft\.data: sft stands at step 2 of other conversations than .*said"):
-        run([config])
-
-
-def test_tools_that_the_policy_is_not_shown_are_named_before_the_run_starts(tmp_path: Path, logged: list[str]):
-    (tmp_path / "own_search.py").write_text(
-        "from rstar_ray.tools.tool import Tool\n"
-        "async def find(): return 'nothing'\n"
-        'search = Tool(name="search", description="?", parameters={"type": "object", "properties": {}},\n'
-        "              function=find)\n"
-    )
-    own = ["--tools.use", "python", "own_search:search", "--own-folder", str(tmp_path)]
-    for options, warned in ((own, True), ([*own, "--rollout.instruct"], False), ([], False)):
-        logged.clear()
-        check(Start(asked=parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path / "run"), *options])), Phase.FILES)
-        assert ("warning: --tools.use own_search:search" in "\n".join(logged)) == warned

@@ -1,14 +1,14 @@
 """Who sits where on fake nodes: what would be wrong, what is shown; and once on a cluster that Ray started here."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from actors.cluster.bundles import Seat
 from actors.cluster.placement import plan_layout
-from actors.launch.placement_dry_run import Seating, dry_run, problems, table, told
-from recipes.plan import PlanConfig, of_scale, parsed, plan
+from actors.launch.placement_dry_run import Seating, dry_run, problems, told
+from recipes.plan import parsed
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.config.scales import MACHINES, Machines, at_scale
@@ -53,51 +53,9 @@ def test_what_is_wrong_with_a_seating_is_said(wrong: Seating, said: str):
     assert f"WRONG: {said}" in told(wrong, FOUR)
 
 
-def test_an_engine_split_over_gpus_that_a_rank_has_too_is_wrong():
-    pools = config(
-        engine__replicas=1,
-        engine__tensor_parallel=2,
-        engine__gpus_per_replica=2,
-        learner__ranks=2,
-        learner__own_gpus=True,
-        learner__gpus_per_rank=1,
-    )
-    layout = plan_layout(pools)
-    seats = (
-        Seat(bundle=0, node="0", gpus=(0, 1)),
-        Seat(bundle=1, node="1", gpus=(0,)),
-        Seat(bundle=2, node="1", gpus=(1,)),
-    )
-    apart = replace(seating(), layout=layout, seats=seats)
-    assert problems(apart) == []
-    assert "e0     e0" in table(apart)
-    shared = replace(apart, seats=(seats[0], replace(seats[1], node="0"), seats[2]))
-    assert "an engine split over GPUs shares one with a rank" in problems(shared)
-
-
 def test_a_missing_node_is_refused_before_anything_starts():
     with pytest.raises(ConfigError, match="need 64 x 1 = 64 GPU, the cluster has 56"):
         dry_run(config("mi300x-64"), replace(MACHINES["mi300x-64"], nodes=7))
-
-
-@pytest.mark.parametrize("scale", ["gpu-8", "mi300x-64"])
-def test_the_papers_model_fits_the_scales_for_it(scale: Literal["gpu-8", "mi300x-64"]):
-    _, colocated, _ = plan(of_scale(scale))
-    assert colocated.problems == ()
-    run = at_scale(STAGE_1.paper, scale, STAGE_1.tiny)
-    memory = colocated.memory
-    engine_gb = run.engine.gpu_memory_share * MACHINES[scale].gpu_memory_gb
-    learner_gb = memory.trained_state + memory.activations + memory.runtime
-    assert memory.engine_weights < engine_gb < MACHINES[scale].gpu_memory_gb - learner_gb
-
-
-def test_a_plan_takes_its_gpus_from_a_scale():
-    planned = parsed(["--scale", "gpu-8"])
-    assert (planned.gpus, planned.gpu_memory_gb, planned.offload, planned.prompts) == (8, 80.0, True, 64)
-    with pytest.raises(ValueError, match="--scale tiny has no GPUs to plan for"):
-        parsed(["--scale", "tiny"])
-    with pytest.raises(ValueError, match="--dry-run needs a --scale"):
-        PlanConfig(dry_run=True)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from ray.exceptions import ActorUnavailableError
 
 from actors.launch.exit_status import status_of
 from rstar_ray.errors import ConfigError, LearnerError
@@ -42,14 +41,6 @@ def test_each_kind_of_end_has_its_status_and_one_line(
 ):
     assert status_of(_raises(error), interrupted="stopped") == status
     assert capsys.readouterr().err == said
-
-
-def test_an_actor_that_is_gone_is_one_line(capsys: pytest.CaptureFixture[str]):
-    assert status_of(_raises(ActorUnavailableError("it died:\n  exit code 1", None))) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: ActorUnavailableError: ") and "exit code 1" in said and said.count("\n") == 1
-    with pytest.raises(ZeroDivisionError):
-        status_of(_raises(ZeroDivisionError()))
 
 
 @pytest.mark.parametrize("fault", [ZeroDivisionError(), OSError(errno.EBADF, "Bad file descriptor")])

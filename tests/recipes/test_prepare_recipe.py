@@ -192,22 +192,6 @@ def test_bfcl_has_its_functions_shown_and_its_answers_in_a_file_apart(tmp_path: 
     assert first.reward == second.reward == "calls" and read_wanted(second.answer) == []
 
 
-def test_hmmt_and_the_parts_of_a_dataset_of_the_hub_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    import datasets
-
-    asked: list[tuple[object, ...]] = []
-
-    def load(*names: str, split: str, streaming: bool) -> list[dict[str, object]]:
-        asked.append((*names, split))
-        return [{"problem_idx": 4, "problem": "How many?", "answer": "103", "problem_type": ["Algebra"]}]
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    (problem,) = prepared(tmp_path, "somebody/hmmt/part:test")
-    assert (problem.id, problem.answer, problem.reward) == ("4", "103", "") and asked == [
-        ("somebody/hmmt", "part", "test")
-    ]
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -244,15 +228,3 @@ def test_a_row_of_a_published_set_that_is_not_as_published_is_named(
         main([source, "--out", str(tmp_path / "out.jsonl")])
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1 and not (tmp_path / "out.jsonl").exists()
-
-
-def test_two_forms_in_one_file_and_answers_that_are_none_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    mixed = write(tmp_path / "mixed.jsonl", GPQA, {"problem": "?", "answer": "1"})
-    with pytest.raises(SystemExit):
-        main([mixed, "--check"])
-    assert "mixed.jsonl, row 2: has other columns than the first row" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main([mixed, "--check", "--answers", mixed])
-    assert "mixed.jsonl, row 1: lacks id or ground_truth" in capsys.readouterr().err

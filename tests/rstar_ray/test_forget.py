@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from rstar_ray.config import RunConfig, with_values
-from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.evaluator import HELD_OUT, run_evaluation
 from rstar_ray.run_dir.__main__ import main
-from rstar_ray.run_dir.durable import read_json, write_json
+from rstar_ray.run_dir.durable import read_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.verify_run import faults
 from rstar_ray.stages import run_rl
@@ -96,26 +95,6 @@ async def test_a_stage_that_another_began_from_is_kept_until_that_is_gone(
     assert set(files(tmp_path)) - {".lock"} == {"config.json", "evaluations.jsonl", "ledger.jsonl", "metrics.jsonl"}
 
 
-async def test_with_the_last_stage_goes_the_policy_that_was_made_for_it(tmp_path: Path):
-    await two_stages(tmp_path)
-    turns = tmp_path / "journal" / "evaluate-0a1b" / "evaluate-evaluation" / "a.turns"
-    for left in (tmp_path / "start-model" / "config.json", turns):
-        left.parent.mkdir(parents=True)
-        left.touch()
-    assert forget(tmp_path, "stage2", "--yes") == 0 and (tmp_path / "start-model").exists() and turns.exists()
-    assert forget(tmp_path, "stage1", "--yes") == 0 and not (tmp_path / "start-model").exists()
-    assert not turns.exists()
-
-
-async def test_a_later_stage_with_a_policy_of_its_own_began_from_none(tmp_path: Path):
-    await two_stages(tmp_path)
-    settings = read_json(tmp_path / "config.json")
-    settings["stage2"]["model"] = "elsewhere"
-    write_json(tmp_path / "config.json", settings)
-    assert forget(tmp_path, "stage1", "--yes") == 0
-    assert [*read_json(tmp_path / "config.json")] == ["stage2"]
-
-
 async def test_what_is_in_use_or_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     await trained(tmp_path, "stage1")
     for none in ("stage2", "*"):
@@ -148,16 +127,3 @@ async def test_what_a_crash_leaves_is_removed_by_the_same_command(tmp_path: Path
         forget(tmp_path, "stage2", "--yes")
     assert files(tmp_path) != before
     assert forget(tmp_path, "stage2", "--yes") == 0 and files(tmp_path) == before
-
-
-async def test_who_gives_other_settings_is_told_of_it(tmp_path: Path):
-    await trained(tmp_path, "stage1")
-    with pytest.raises(ConfigError) as refused:
-        await trained(tmp_path, "stage1", **{"rollout.max_turns": 3})
-    assert str(refused.value).endswith(
-        "(rollout.max_turns: 10 there, 3 now). Hint: give the same settings to go on with it, or name a new "
-        "directory; to "
-        f"throw stage1 away: python -m rstar_ray.run_dir forget {tmp_path} --stage stage1"
-    )
-    with pytest.raises(ConfigError, match=r"stage1 seed: 0 there, 1 now.*, or name a new directory$"):
-        await trained(tmp_path, "stage2", seed=1)

@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 from rstar_ray.config import with_values
-from rstar_ray.errors import ConfigError
-from rstar_ray.run_dir import sinks
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.run_dir.sinks import refuse_missing_sink
 from rstar_ray.stages import run_rl
 from tests.fakes import SkilledPolicy, adding_problems, fake_context
 from tests.rstar_ray.test_stages import stage
@@ -67,9 +64,3 @@ async def test_a_stage_hands_its_numbers_on_with_its_settings(tmp_path: Path, wa
     assert [row["stage1/step"] for row in run.logged] == [1, 2]
     assert "stage1/reward_mean" in run.logged[0] and "stage1/entropy" in run.logged[0]
     assert wandb.given[0]["config"]["stage1"]["telemetry"] == {"wandb": "maths", "traces": ""}
-
-
-def test_a_missing_package_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sinks, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"--telemetry\.wandb: wandb is not installed. Hint: pip install wandb"):
-        refuse_missing_sink("maths")
