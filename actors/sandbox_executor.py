@@ -24,6 +24,7 @@ from rstar_ray.errors import DeadlineExceeded, JudgeError, SandboxError
 from rstar_ray.reward.code_problems import ProgramRun
 from rstar_ray.telemetry.declared import Kind
 from rstar_ray.trajectory import ToolCall, ToolResult
+from sandbox.equality import VERIFY_LIMITS, equal_expressions
 from sandbox.errors import ComparisonFailed
 from sandbox.limits import Limits, patience_s, program_limits, tool_limits
 from sandbox.pool import PoolConfig, SandboxPool
@@ -31,7 +32,6 @@ from sandbox.pool_config import PoolStats
 from sandbox.pool_metrics import lost_since, pool_figures
 from sandbox.request import ExecutionRequest, ExecutionResult
 from sandbox.tool_text import tool_text
-from sandbox.verify import VERIFY_LIMITS, equal_expressions
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import SandboxError
 from rstar_ray.reward.code_problems import ProgramRun
 from rstar_ray.reward.judge import math_reward
+from sandbox.equality import equal_expressions
 from sandbox.pool import SandboxPool
 from sandbox.pool_config import pool_config
-from sandbox.verify import equal_expressions
 
 AT_ONCE = 16
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

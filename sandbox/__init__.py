@@ -1,1 +1,1 @@
-"""Runs untrusted Python programs in kernel cages on one machine; importing it starts nothing."""
+"""Runs untrusted Python programs in kernel jails on one machine; importing it starts nothing."""

@@ -4,10 +4,10 @@ import asyncio
 import sys
 from dataclasses import dataclass
 
-from sandbox.cage import cpp_program, cut, flavors, wire
 from sandbox.isolation import IsolationLevel
+from sandbox.jail import cpp_program, cut, preload, wire
 from sandbox.outcomes import kept_bytes
-from sandbox.processes import CellHandle
+from sandbox.processes import WorkerHandle
 from sandbox.request import MAX_CODE_CHARS, ExecutionRequest, ExecutionResult
 
 MAX_TEXT_BYTES = (
@@ -27,7 +27,7 @@ class Call:
     accepted_at: float
     started_at: float = 0.0  # 0.0: it waits
     attempts: int = 0
-    cell: CellHandle | None = None
+    cell: WorkerHandle | None = None
     text_bytes: int = 0  # while it waits
 
 
@@ -74,8 +74,8 @@ def refusal(request: ExecutionRequest, level: IsolationLevel) -> str:
 def flavor_for(request: ExecutionRequest) -> str:
     """The kind of warm server that suits a request best."""
     if request.trusted:
-        return flavors.VERIFY
-    return flavors.choose(request.code) if request.language == "python" else flavors.LEAN
+        return preload.VERIFY
+    return preload.choose(request.code) if request.language == "python" else preload.LEAN
 
 
 def message_for(request: ExecutionRequest, number: int) -> tuple[wire.Call, bytes, bytes]:

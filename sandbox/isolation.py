@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from sandbox.cage.build import CageSpec, outermost
+from sandbox.jail.build import JailSpec, outermost
 from sandbox.limits import MIB
 
 SCRATCH_BYTES = 64 * MIB
@@ -51,9 +51,9 @@ def program_path() -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def cage_spec(level: IsolationLevel) -> CageSpec:
+def jail_spec(level: IsolationLevel) -> JailSpec:
     """What a pool at `level` builds its cells from."""
-    return CageSpec(
+    return JailSpec(
         level=str(level),
         trees=interpreter_trees(),
         scratch_bytes=SCRATCH_BYTES,

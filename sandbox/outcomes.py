@@ -4,7 +4,7 @@ import os
 import signal
 
 from rstar_ray.outcome import Outcome
-from sandbox.cage import cut, wire
+from sandbox.jail import cut, wire
 from sandbox.request import ExecutionRequest, ExecutionResult
 
 CPU_REASON = "used all of its CPU time"

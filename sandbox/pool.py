@@ -18,12 +18,9 @@ from types import TracebackType
 
 from rstar_ray.errors import SandboxError
 from rstar_ray.outcome import Outcome
-from sandbox.cage import wire
 from sandbox.call import NOTHING, Call, Waiting, flavor_for, message_for, refusal
 from sandbox.cgroups import Groups
-from sandbox.crews import Crew, Crews
 from sandbox.errors import InterpreterFailed, SandboxClosed, SandboxFull, SandboxLate, SandboxLost, SandboxSlow
-from sandbox.homes import Homes
 from sandbox.isolation import (
     INTERPRETER_HINT,
     SCRATCH_BYTES,
@@ -33,15 +30,18 @@ from sandbox.isolation import (
     mend,
     read_host,
 )
+from sandbox.jail import wire
 from sandbox.outcomes import TREE_OUT_OF_MEMORY, read_result
 from sandbox.pool_config import PoolConfig, PoolStats
-from sandbox.processes import CellHandle
+from sandbox.processes import WorkerHandle
 from sandbox.request import ExecutionRequest, ExecutionResult
 from sandbox.self_test import attack
+from sandbox.worker_groups import WorkerGroup, WorkerGroups
+from sandbox.workspaces import Workspaces
 
 
 class SandboxPool:
-    """Runs programs in kernel cages on this machine, `slots` at a time."""
+    """Runs programs in kernel jails on this machine, `slots` at a time."""
 
     def __init__(self, config: PoolConfig, groups: Groups | None = None) -> None:
         self.config = config
@@ -49,8 +49,8 @@ class SandboxPool:
         self._slots = self.config.slots or len(os.sched_getaffinity(0))
         self._level = IsolationLevel(self.config.level)
         self._report: IsolationReport | None = None
-        self._homes: Homes | None = None
-        self._crews: Crews | None = None
+        self._workspaces: Workspaces | None = None
+        self._worker_groups: WorkerGroups | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._next_call = 0
         self._running = 0
@@ -80,19 +80,19 @@ class SandboxPool:
         return self._report
 
     async def start(self) -> IsolationReport:
-        """Start servers and cells and test the cage; returns what was achieved.
+        """Start servers and cells and test the jail; returns what was achieved.
 
         Raises SandboxError, with the reason and the mend, where the required level does not work.
         """
-        homes = self._homes = Homes(self._groups)
+        homes = self._workspaces = Workspaces(self._groups)
         wanted = [IsolationLevel(self.config.level)]
         if wanted[0] is IsolationLevel.NAMESPACES and self.config.allow_landlock:
             wanted.append(IsolationLevel.LANDLOCK)
         declined: list[str] = []
         for level in wanted:
-            crews = self._crews_at(level, homes)
+            groups = self._crews_at(level, homes)
             try:
-                self._report = await self._try_level(crews, homes)
+                self._report = await self._try_level(groups, homes)
             except (SandboxSlow, InterpreterFailed) as error:  # not the level's fault
                 self._stop_everything()
                 await homes.close()
@@ -102,16 +102,16 @@ class SandboxPool:
                 declined.append(f"{level}: {error}")
                 self._stop_everything()
                 continue
-            self._supervisor = asyncio.create_task(crews.supervise(), name="sandbox supervisor")
+            self._supervisor = asyncio.create_task(groups.supervise(), name="sandbox supervisor")
             for name in self.config.flavors:
-                crews[name]
+                groups[name]
             return self._report
         best = await self._best_below(wanted[-1], homes)
         await homes.close()
         told = f"the sandbox does not start: {'; '.join(declined)}. {mend(wanted[0], read_host())}"
         raise SandboxError(f"{told} The best level that works here is {best}.")
 
-    async def _best_below(self, level: IsolationLevel, homes: Homes) -> IsolationLevel:
+    async def _best_below(self, level: IsolationLevel, homes: Workspaces) -> IsolationLevel:
         """The best level under one that does not work, tried and ended again."""
         if level is not IsolationLevel.NAMESPACES:
             return IsolationLevel.PROCESS
@@ -122,20 +122,20 @@ class SandboxPool:
         finally:
             self._stop_everything()
 
-    def _crews_at(self, level: IsolationLevel, homes: Homes) -> Crews:
+    def _crews_at(self, level: IsolationLevel, homes: Workspaces) -> WorkerGroups:
         self._level = level
-        crews = self._crews = Crews(self.config, self._slots, level, homes)
-        crews.report_to(self)
-        return crews
+        groups = self._worker_groups = WorkerGroups(self.config, self._slots, level, homes)
+        groups.report_to(self)
+        return groups
 
-    async def _try_level(self, crews: Crews, homes: Homes) -> IsolationReport:
-        """Bring up the lean server and attack its cage. Raises SandboxError with the reason."""
-        first = await crews.first_cell()
+    async def _try_level(self, groups: WorkerGroups, homes: Workspaces) -> IsolationReport:
+        """Bring up the lean server and attack its jail. Raises SandboxError with the reason."""
+        first = await groups.first_cell()
         self._open = True
         facts = {"cgroup": homes.groups.told} | first.facts
-        if crews.level is IsolationLevel.PROCESS:
-            return IsolationReport(level=crews.level, facts=facts)
-        return IsolationReport(level=crews.level, facts=facts, contained=await attack(self))
+        if groups.level is IsolationLevel.PROCESS:
+            return IsolationReport(level=groups.level, facts=facts)
+        return IsolationReport(level=groups.level, facts=facts, contained=await attack(self))
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Take no more calls, wait up to `drain_s` for those accepted, end everything."""
@@ -150,18 +150,18 @@ class SandboxPool:
                 await self._supervisor
             self._supervisor = None
         self._stop_everything()
-        if self._homes is not None:
-            await self._homes.close()
-            self._homes = None
+        if self._workspaces is not None:
+            await self._workspaces.close()
+            self._workspaces = None
 
     def _stop_everything(self) -> None:
         self._open = False
-        for crew in self._crews.close() if self._crews is not None else ():
-            for cell in crew.cells:
+        for group in self._worker_groups.close() if self._worker_groups is not None else ():
+            for cell in group.cells:
                 if cell.call is not None:
                     self._fail(cell.call, SandboxClosed("the pool closed before the program ended"))
-            while crew.queue:
-                self._fail(crew.queue.pop(), SandboxClosed("the pool closed before the program started"))
+            while group.queue:
+                self._fail(group.queue.pop(), SandboxClosed("the pool closed before the program started"))
         self._running = 0
         self._idle_event.set()
 
@@ -181,7 +181,7 @@ class SandboxPool:
         self, request: ExecutionRequest, caller: str = "", *, deadline_s: float | None = None
     ) -> asyncio.Future[ExecutionResult]:
         """As `run`, without a coroutine: returns a future that may be cancelled. Raises as `run`."""
-        if not self._open or self._crews is None:
+        if not self._open or self._worker_groups is None:
             raise SandboxClosed("the pool is closed")
         if full := self._waiting.refusal(request, self.config.queue_size):
             self._counts["refused"] += 1
@@ -195,9 +195,9 @@ class SandboxPool:
             result = ExecutionResult(outcome=Outcome.INVALID, reason=invalid, stderr=invalid, call_id=request.call_id)
             answer.set_result(result)
             return answer
-        crew = self._crews[flavor_for(request)]
-        if crew.given_up:
-            self._crews.try_again(crew)
+        group = self._worker_groups[flavor_for(request)]
+        if group.given_up:
+            self._worker_groups.try_again(group)
         self._next_call += 1
         call = Call(request, caller, self._next_call, answer, time.monotonic())
         limit = self.config.deadline_s if deadline_s is None else deadline_s
@@ -205,7 +205,7 @@ class SandboxPool:
         answer.add_done_callback(lambda _: self._settle(call, timer))
         self._counts["accepted"] += 1
         self._waiting.enter(call)
-        crew.queue.push(caller, call)
+        group.queue.push(caller, call)
         self.cells_are_idle()
         return answer
 
@@ -224,7 +224,7 @@ class SandboxPool:
             self._counts["failed"] += 1
             call.answer.set_exception(error)
 
-    def _give(self, crew: Crew, cell: CellHandle, call: Call) -> None:
+    def _give(self, group: WorkerGroup, cell: WorkerHandle, call: Call) -> None:
         message, code, stdin = message_for(call.request, call.number)
         if call.started_at == 0.0:
             self._waiting.leave(call)
@@ -234,31 +234,31 @@ class SandboxPool:
         call.attempts += 1
         call.cell, cell.call = cell, call
         cell.calls += 1
-        if message.flags & wire.PROCESSES_ALLOWED and self._homes is not None:
-            self._homes.groups.bound(cell.number, message.memory_bytes + SCRATCH_BYTES)
+        if message.flags & wire.PROCESSES_ALLOWED and self._workspaces is not None:
+            self._workspaces.groups.bound(cell.number, message.memory_bytes + SCRATCH_BYTES)
         cell.last_heard = asyncio.get_running_loop().time()
         try:
             cell.send(message, code, stdin)
         except OSError:
-            assert self._crews is not None
-            self._crews.lose(crew, cell, "it takes no program")
+            assert self._worker_groups is not None
+            self._worker_groups.lose(group, cell, "it takes no program")
 
-    # What the crews tell
+    # What the groups tell
 
     def cells_are_idle(self) -> None:
         """Give waiting calls, the oldest first, to idle cells."""
-        while self._crews is not None and self._running < self._slots:
-            ready = [crew for crew in self._crews.everyone() if crew.idle and crew.queue]
+        while self._worker_groups is not None and self._running < self._slots:
+            ready = [group for group in self._worker_groups.everyone() if group.idle and group.queue]
             if not ready:
                 return
-            crew = min(ready, key=_oldest)
-            call = crew.queue.pop()
+            group = min(ready, key=_oldest)
+            call = group.queue.pop()
             if not call.answer.done():
-                self._give(crew, crew.idle.pop(), call)
+                self._give(group, group.idle.pop(), call)
 
-    def program_ended(self, crew: Crew, cell: CellHandle, payload: memoryview) -> None:
+    def program_ended(self, group: WorkerGroup, cell: WorkerHandle, payload: memoryview) -> None:
         """A cell reports how its program ended."""
-        assert self._crews is not None
+        assert self._worker_groups is not None
         call = cell.call
         try:
             seen = wire.unpack_result(payload)
@@ -266,26 +266,30 @@ class SandboxPool:
                 raise ValueError("an answer to no question")
             result = None if call.answer.done() else read_result(call.request, payload)
         except (struct.error, ValueError):
-            self._crews.lose(crew, cell, "its answer makes no sense")
+            self._worker_groups.lose(group, cell, "its answer makes no sense")
             return
         cell.call = call.cell = None
         self._running -= 1
         spent = time.monotonic() - call.started_at
         self._seconds["running"] += spent
         if result is not None:
-            if result.outcome is Outcome.KILLED and self._homes is not None and self._homes.groups.ran_out(cell.number):
+            if (
+                result.outcome is Outcome.KILLED
+                and self._workspaces is not None
+                and self._workspaces.groups.ran_out(cell.number)
+            ):
                 result = replace(result, outcome=Outcome.OUT_OF_MEMORY, reason=TREE_OUT_OF_MEMORY)
             self._finished[result.outcome] += 1
             if result.outcome is Outcome.TIMEOUT:
                 self._seconds["timed_out"] += spent
             call.answer.set_result(result)
         if seen.flags & wire.RETIRE or cell.calls >= self.config.calls_per_cell:
-            self._crews.replace(crew, cell)
+            self._worker_groups.replace(group, cell)
         else:
-            self._crews.rest(crew, cell)
+            self._worker_groups.rest(group, cell)
         self._note_idle()
 
-    def call_lost_its_cell(self, crew: Crew, call: Call) -> None:
+    def call_lost_its_cell(self, group: WorkerGroup, call: Call) -> None:
         """Give the call to another cell, as often as the configuration says."""
         self._running -= 1
         if call.answer.done():
@@ -294,13 +298,13 @@ class SandboxPool:
             self._fail(call, SandboxLost(f"{call.attempts} cells were lost under this call"))
         else:
             self._counts["retried"] += 1
-            crew.queue.push_front(call.caller, call)
+            group.queue.push_front(call.caller, call)
         self._note_idle()
 
-    def no_server(self, crew: Crew) -> None:
-        """Nobody can run what waits for this crew."""
-        while crew.queue:
-            self._fail(crew.queue.pop(), SandboxError(f"no {crew.name} server: {crew.reason}"))
+    def no_server(self, group: WorkerGroup) -> None:
+        """Nobody can run what waits for this group."""
+        while group.queue:
+            self._fail(group.queue.pop(), SandboxError(f"no {group.name} server: {group.reason}"))
 
     # Facts
 
@@ -311,13 +315,13 @@ class SandboxPool:
     @property
     def server_ids(self) -> tuple[int, ...]:
         """The processes of the warm servers, by their ids."""
-        crews = self._crews.everyone() if self._crews is not None else []
-        return tuple(crew.server.pid for crew in crews if crew.server is not None)
+        groups = self._worker_groups.everyone() if self._worker_groups is not None else []
+        return tuple(group.server.pid for group in groups if group.server is not None)
 
     def stats(self) -> PoolStats:
         """Counts and sums since the start."""
-        crews = self._crews.everyone() if self._crews is not None else []
-        lost = self._crews.counts if self._crews is not None else Counter[str]()
+        groups = self._worker_groups.everyone() if self._worker_groups is not None else []
+        lost = self._worker_groups.counts if self._worker_groups is not None else Counter[str]()
         return PoolStats(
             level=str(self._level),
             slots=self._slots,
@@ -334,9 +338,9 @@ class SandboxPool:
             waiting_s=self._seconds["waiting"],
             running_s=self._seconds["running"],
             timed_out_s=self._seconds["timed_out"],
-            servers_memory_bytes=sum(crew.server.memory_bytes for crew in crews if crew.server is not None),
+            servers_memory_bytes=sum(group.server.memory_bytes for group in groups if group.server is not None),
         )
 
 
-def _oldest(crew: Crew) -> int:
-    return crew.queue.first().number
+def _oldest(group: WorkerGroup) -> int:
+    return group.queue.first().number

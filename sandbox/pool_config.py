@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import ConfigError
-from sandbox.cage import flavors
 from sandbox.isolation import IsolationLevel
+from sandbox.jail import preload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,8 @@ class PoolConfig:
         for name, low in (("slots", 0), ("queue_size", 1), ("attempts", 1), ("calls_per_cell", 1), ("spare_cells", 0)):
             if getattr(self, name) < low:
                 raise ConfigError(name, f"{getattr(self, name)} is too small", f"use {low} or more")
-        if flavors.LEAN not in self.flavors:
-            raise ConfigError("flavors", f"{self.flavors} lacks {flavors.LEAN!r}", "add it: programs fall back on it")
+        if preload.LEAN not in self.flavors:
+            raise ConfigError("flavors", f"{self.flavors} lacks {preload.LEAN!r}", "add it: programs fall back on it")
 
 
 def pool_config(config: SandboxConfig) -> PoolConfig:

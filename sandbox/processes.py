@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sandbox.cage import wire
-from sandbox.cage.build import CageSpec
+from sandbox.jail import wire
+from sandbox.jail.build import JailSpec
 
 ROOT = str(Path(__file__).resolve().parent.parent)
 MAX_INLINE_BYTES = 32 * 1024  # always fits an empty channel; longer payloads go in sealed files
@@ -22,7 +22,7 @@ MAX_REPLY_BYTES = 256 * 1024 * 1024
 _F_ADD_SEALS, _ALL_SEALS = 1033, 0xF
 _BOOT = (
     "import sys,socket,json;c=socket.socket(fileno=int(sys.argv[1]));f=c.makefile('rb');g=json.loads(f.readline());"
-    "sys.path.insert(0,g['root']);from sandbox.cage import worker;worker.forget_paths();f.detach() and worker.main(c,g)"
+    "sys.path.insert(0,g['root']);from sandbox.jail import fork_server as s;s.forget_paths();f.detach() and s.main(c,g)"
 )
 # Nothing else: the server's own environment may hold secrets, and programs see this one.
 ENVIRONMENT = {
@@ -194,7 +194,7 @@ def _stat_of(pid: str) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rsplit(")", 1)[1].split()
 
 
-class WarmServer:
+class ForkServer:
     """A process with libraries imported that forks cells."""
 
     def __init__(
@@ -202,7 +202,7 @@ class WarmServer:
         flavor: str,
         python: str,
         sys_path: list[str],
-        spec: CageSpec,
+        spec: JailSpec,
         on_ready: Callable[[], None],
         on_end: Callable[[str], None],
     ) -> None:
@@ -223,7 +223,7 @@ class WarmServer:
             self.channel.close()  # then it ends, if it had begun
             raise
         self.channel.hand_over()
-        config: dict[str, Any] = {"root": ROOT, "flavor": flavor, "sys_path": sys_path, "cage": spec._asdict()}
+        config: dict[str, Any] = {"root": ROOT, "flavor": flavor, "sys_path": sys_path, "jail": spec._asdict()}
         with contextlib.suppress(OSError):  # it is gone already; the channel tells
             self.channel.ours.send(json.dumps(config).encode() + b"\n")
 
@@ -279,10 +279,10 @@ class WarmServer:
             self._process.wait(timeout=1)
 
 
-class CellHandle:
+class WorkerHandle:
     """One cell as the pool sees it."""
 
-    def __init__(self, number: int, flavor: str, on_event: Callable[["CellHandle", int, memoryview], None]) -> None:
+    def __init__(self, number: int, flavor: str, on_event: Callable[["WorkerHandle", int, memoryview], None]) -> None:
         self.number = number
         self.flavor = flavor
         self.ready = False

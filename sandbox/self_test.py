@@ -1,4 +1,4 @@
-"""What every pool tries against its own cage before it takes a call."""
+"""What every pool tries against its own jail before it takes a call."""
 
 import ast
 from typing import Protocol

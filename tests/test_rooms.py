@@ -119,10 +119,10 @@ def test_no_files_import_each_other_in_a_circle():
 
 
 def test_what_runs_in_a_cage_imports_nothing_but_the_cage_and_the_standard_library():
-    for path in modules("sandbox/cage"):
+    for path in modules("sandbox/jail"):
         for name in imports(path):
             top = name.partition(".")[0]
-            ours = name == "sandbox.cage" or name.startswith("sandbox.cage.")
+            ours = name == "sandbox.jail" or name.startswith("sandbox.jail.")
             assert ours or top in sys.stdlib_module_names | WARM, f"{path.name} imports {name}"
 
 

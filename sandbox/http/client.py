@@ -10,8 +10,8 @@ import aiohttp
 import msgpack
 
 from sandbox.errors import SandboxFull, SandboxLost
+from sandbox.http.auth import MSGPACK
 from sandbox.http.codec import request_to_data, result_from_data
-from sandbox.http.door import MSGPACK
 from sandbox.request import ExecutionRequest, ExecutionResult
 
 RETRY_S = 0.05

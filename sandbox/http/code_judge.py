@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from rstar_ray.outcome import Outcome
-from sandbox.cage.cut import STDOUT_HEAD_SHARE, cut_text
+from sandbox.jail.cut import STDOUT_HEAD_SHARE, cut_text
 from sandbox.limits import MIB, Limits
 from sandbox.pool_config import PoolStats
 from sandbox.request import ExecutionRequest, ExecutionResult

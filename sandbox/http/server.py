@@ -19,13 +19,13 @@ from aiohttp import web
 
 from rstar_ray.errors import ConfigError, SandboxError
 from sandbox.errors import SandboxFull, SandboxLate
-from sandbox.http import code_judge, connections, door
+from sandbox.http import auth, code_judge, connections
 from sandbox.http.answers import Answers
-from sandbox.http.bodies import Bodies
+from sandbox.http.auth import MSGPACK
 from sandbox.http.codec import request_from_data, result_to_data
 from sandbox.http.connections import Room, Site, room_for_connections
-from sandbox.http.door import MSGPACK
-from sandbox.http.metrics import PoolMetrics
+from sandbox.http.request_bodies import Bodies
+from sandbox.http.server_metrics import PoolMetrics
 from sandbox.isolation import IsolationLevel
 from sandbox.limits import CEILINGS, Limits, standard_limits
 from sandbox.pool import SandboxPool
@@ -52,11 +52,11 @@ class ServerConfig:
     ceilings: Limits = CEILINGS  # what a client may ask for at most
 
     def __post_init__(self) -> None:
-        if not door.is_loopback(self.host) and not self.token:
+        if not auth.is_loopback(self.host) and not self.token:
             raise ConfigError(TOKEN_VARIABLE, f"{self.host} can be reached from elsewhere", "set it, or use 127.0.0.1")
         if not 0 <= self.port < 65536:
             raise ConfigError("port", f"{self.port} is no port", "use 1 to 65535, or 0 for any")
-        door.own_names(self.allow_hosts)
+        auth.own_names(self.allow_hosts)
         if above := self.limits.above(self.ceilings):
             raise ConfigError("limits", f"{above} of a call that names none exceeds the ceiling", "raise the ceiling")
 
@@ -69,7 +69,7 @@ class SandboxServer:
         self._metrics = PoolMetrics(pool)
         self._config = config
         self._room = room
-        self._names = door.own_names(config.allow_hosts)
+        self._names = auth.own_names(config.allow_hosts)
         self._answers = Answers()
         self._bodies = Bodies()
 
@@ -93,7 +93,7 @@ class SandboxServer:
 
     @web.middleware
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        refused = door.refusal(
+        refused = auth.refusal(
             request.method, request.path, request.headers, token=self._config.token, names=self._names
         )
         if refused is not None:

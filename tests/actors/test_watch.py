@@ -201,7 +201,9 @@ async def test_another_process_in_the_place_of_one_that_died_is_shown_and_so_is_
         life="another",
         pid=2,
         records=(
-            logging.makeLogRecord({"msg": "1 servers of its pool were lost", "levelno": 30, "name": "sandbox.crews"}),
+            logging.makeLogRecord(
+                {"msg": "1 servers of its pool were lost", "levelno": 30, "name": "sandbox.worker_groups"}
+            ),
         ),
     )
     await run.happens()

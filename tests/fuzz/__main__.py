@@ -1,4 +1,4 @@
-"""`make fuzz-sandbox`: generated programs against the cage, at each level, as each user; a JSON line for each.
+"""`make fuzz-sandbox`: generated programs against the jail, at each level, as each user; a JSON line for each.
 
 Every combination runs in a pid namespace of its own. Between rounds an oracle looks at a canary file and process, at
 what the next program finds, at mounts, processes, disk and memory, and at the pool's books. A finding is printed with

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from sandbox.cage import kernel
+from sandbox.jail import kernel
 
 DISK_OPTIONS = "size=2g,mode=1777"
 _APART = kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET

@@ -149,7 +149,7 @@ class Canaries:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the programs of an ended round must not have changed, outside of any cage."""
+    """What the programs of an ended round must not have changed, outside of any jail."""
 
     mounts: list[str]
     ipc: dict[str, str]

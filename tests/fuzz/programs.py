@@ -10,14 +10,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox.cage import calls
+from sandbox.jail import system_calls
 from sandbox.request import ExecutionRequest
 from tests import derived
 
 CASES = Path(__file__).parent.parent / "sandbox" / "data" / "sandbox_cases.json"
 MIB = 1 << 20
 MARK = "FUZZ-MARK"  # stands in every program; none after it may find it
-NUMBERS = sorted(calls.numbers().values())
+NUMBERS = sorted(system_calls.numbers().values())
 LAST_NUMBER = 480
 KINDS = ("calls", "primitives", "mutated", "cpp")
 WEIGHTS = (45, 35, 18, 2)

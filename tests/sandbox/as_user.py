@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from sandbox.cage import kernel
+from sandbox.jail import kernel
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OTHER = 65_534

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar_ray.outcome import Outcome
-from sandbox.cage import calls, cpp_program
+from sandbox.jail import cpp_program, system_calls
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest, ExecutionResult
 from tests import derived
@@ -474,7 +474,7 @@ print([name for name in os.listdir() if os.stat(name).st_mode & 0o6000])
 @attack
 async def what_is_on_no_list_is_refused(pool: SandboxPool, _: Path) -> str:
     """Every number up to 600 that the table does not have, and the 32-bit door."""
-    listed = sorted(set(calls.numbers().values()))
+    listed = sorted(set(system_calls.numbers().values()))
     code = f"""
 passed = []
 for number in sorted(set(range(600)) - set({listed!r}) - {{335, 336}}):  # of uprobes, which pass by every filter

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rstar_ray.errors import SandboxError
-from sandbox.cage import kernel
 from sandbox.isolation import read_host
+from sandbox.jail import kernel
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
 from tests import derived
 
-# Docker's default profile without CAP_SYS_ADMIN, as far as it concerns a cage; numbers of x86_64.
+# Docker's default profile without CAP_SYS_ADMIN, as far as it concerns a jail; numbers of x86_64.
 _REFUSED = {
     "mount": 165,
     "umount2": 166,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rstar_ray.outcome import Outcome
-from sandbox.cage import cpp_program
-from sandbox.cage.group import Group
 from sandbox.cgroups import Groups, KernelTree, find_groups, own_group
 from sandbox.isolation import SCRATCH_BYTES
+from sandbox.jail import cpp_program
+from sandbox.jail.control_group import Group
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
 from tests import derived
@@ -213,7 +213,7 @@ async def test_who_may_not_join_runs_without(tmp_path: Path):
     groups.make = closed
     tree.remove = shutil.rmtree
     async with SandboxPool(derived.pool(slots=1, spare_cells=0, flavors=("lean",)), groups) as pool:
-        assert pool.report.facts["cgroup"] == "none: a process of a cage may not join one"
+        assert pool.report.facts["cgroup"] == "none: a process of a jail may not join one"
         assert (await pool.run(ExecutionRequest(code="print(1)"))).stdout == "1\n"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rstar_ray.outcome import Outcome
 from sandbox.__main__ import main
-from sandbox.cage import flavors
+from sandbox.jail import preload
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
 from tests import derived
@@ -68,7 +68,7 @@ def test_what_cannot_be_read_or_is_out_of_bounds_or_means_nothing_is_one_line(
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_without_its_server_a_program_runs_on_the_lean_one():
-    config = derived.pool(slots=1, flavors=(flavors.LEAN,))
+    config = derived.pool(slots=1, flavors=(preload.LEAN,))
     async with SandboxPool(config) as pool:
         result = await pool.run(ExecutionRequest(code="import numpy\nprint(numpy.arange(3).sum())"))
     assert (result.outcome, result.stdout) == (Outcome.OK, "3\n")

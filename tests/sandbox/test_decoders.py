@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandbox.cage import wire
 from sandbox.http import code_judge
 from sandbox.http.codec import request_from_data, request_to_data, result_from_data, result_to_data
+from sandbox.jail import wire
 from sandbox.outcomes import read_result
 from sandbox.request import ExecutionRequest
 from tests import derived

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rstar_ray.outcome import Outcome
-from sandbox.cage import calls, seccomp
-from sandbox.http import door
+from sandbox.http import auth as door
 from sandbox.http.answers import Answers, OtherCall
+from sandbox.jail import seccomp, system_calls
 from sandbox.request import ExecutionRequest, ExecutionResult
 
 NAMES = door.own_names(("node-7.cluster",))
@@ -149,8 +149,16 @@ async def test_our_failure_is_not_remembered():
 
 
 def test_every_system_call_has_a_number_a_known_rule_and_a_reason():
-    table = calls.table()
-    rules = {calls.FREE, calls.NOTHING, calls.JUDGED, calls.OWNED, calls.PRIVATE, calls.CELL, calls.PROCESSES}
+    table = system_calls.table()
+    rules = {
+        system_calls.FREE,
+        system_calls.NOTHING,
+        system_calls.JUDGED,
+        system_calls.OWNED,
+        system_calls.PRIVATE,
+        system_calls.CELL,
+        system_calls.PROCESSES,
+    }
     assert {call.rule for call in table} == rules and all(call.reason for call in table)
     assert len({call.name for call in table}) == len(table)
     numbers = [call.number for call in table if call.number is not None]
@@ -183,7 +191,7 @@ def decide(program: list[seccomp.Instruction], nr: int, *arguments: int) -> int:
 
 
 def verdict(name: str, *arguments: int, reach: seccomp.Reach = PRIVATE) -> str:
-    nr = calls.numbers().get(name, 100_000)
+    nr = system_calls.numbers().get(name, 100_000)
     found = [decide(program, nr, *arguments) for program in (seccomp.base_program(), seccomp.reach_program(reach))]
     refused = [each for each in found if each != seccomp._ALLOW]
     return "allowed" if not refused else "nothing" if refused[0] == seccomp._ERRNO else "refused"
@@ -289,8 +297,8 @@ def test_a_program_with_processes_may_start_some_but_no_namespace():
 
 
 def test_what_is_judged_is_judged_and_what_is_not_known_does_not_exist():
-    for call in calls.table():
-        if call.rule == calls.JUDGED and call.number is not None:
+    for call in system_calls.table():
+        if call.rule == system_calls.JUDGED and call.number is not None:
             outcomes = {
                 verdict(call.name, *[value] * 6, reach=NOBODY) for value in (0, 1, 2, 6, 17, 0x203, 4242, 0xFFFF_FFFF)
             }

@@ -8,17 +8,17 @@ from pathlib import Path
 
 KILLED = """
 import os, signal
-from sandbox.homes import Homes
+from sandbox.workspaces import Workspaces
 from sandbox.isolation import IsolationLevel
-homes = Homes()
+homes = Workspaces()
 _, home, _ = homes.take(IsolationLevel.PROCESS)
 open(os.path.join(home, "file"), "w").close()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 CLOSED = """
 import asyncio, os
-from sandbox.homes import Homes
-homes = Homes()
+from sandbox.workspaces import Workspaces
+homes = Workspaces()
 print(len(os.listdir(os.environ["TMPDIR"])))
 asyncio.run(homes.close())
 """

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from rstar_ray.outcome import Outcome
-from sandbox.cage import watch, wire
-from sandbox.cage.scratch import MAX_BYTES, clear_away, first_stamp, stamp, too_much_in
-from sandbox.cage.stream import Stream, open_pipe
 from sandbox.case_check import check_case, read_cases
+from sandbox.jail import limit_watch, wire
+from sandbox.jail.scratch import MAX_BYTES, clear_away, first_stamp, stamp, too_much_in
+from sandbox.jail.stream import Stream, open_pipe
 from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
 from tests import derived
@@ -293,11 +293,11 @@ time.sleep(60)
 async def test_a_cell_says_that_it_lives_while_a_killed_program_waits_for_a_core_to_end_on(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(watch, "GONE_S", 0.8)
+    monkeypatch.setattr(limit_watch, "GONE_S", 0.8)
     ours, theirs = socket.socketpair()
     slow = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])  # killed, it would go at once
     handle = os.pidfd_open(slow.pid)
-    watching = watch.Watch(theirs, "")
+    watching = limit_watch.Watch(theirs, "")
     try:
         started = time.monotonic()
         watching.see_off(handle)

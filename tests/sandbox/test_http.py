@@ -15,7 +15,8 @@ import pytest_asyncio
 from rstar_ray.errors import ConfigError
 from rstar_ray.outcome import Outcome
 from rstar_ray.telemetry.declared import METRICS
-from sandbox.http import bodies, connections, server
+from sandbox.http import connections, server
+from sandbox.http import request_bodies as bodies
 from sandbox.http.client import SandboxClient
 from sandbox.http.server import MSGPACK, ServerConfig, start_server
 from sandbox.pool import SandboxPool

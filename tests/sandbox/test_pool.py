@@ -17,7 +17,7 @@ from rstar_ray.outcome import Outcome
 from sandbox import call, supervision
 from sandbox.errors import SandboxClosed, SandboxFull, SandboxLate, SandboxLost
 from sandbox.pool import SandboxPool
-from sandbox.processes import CellHandle
+from sandbox.processes import WorkerHandle
 from sandbox.request import ExecutionRequest
 from tests import derived
 
@@ -50,9 +50,9 @@ def descendants(root: int) -> set[int]:
         below |= more
 
 
-def busy_cells(pool: SandboxPool) -> list[CellHandle]:
-    assert pool._crews is not None
-    return [cell for crew in pool._crews.everyone() for cell in crew.cells if cell.call]
+def busy_cells(pool: SandboxPool) -> list[WorkerHandle]:
+    assert pool._worker_groups is not None
+    return [cell for group in pool._worker_groups.everyone() for cell in group.cells if cell.call]
 
 
 async def until(condition, seconds: float = 120.0) -> None:
@@ -86,29 +86,29 @@ async def test_a_wedged_cell_is_replaced_and_its_call_repeated():
 
 async def test_a_dead_server_is_started_again_and_its_cells_serve_on():
     async with SandboxPool(derived.pool(slots=1, flavors=LEAN)) as pool:
-        server = pool._crews["lean"].server
+        server = pool._worker_groups["lean"].server
         assert server is not None and pool.server_ids == (server.pid,)
         os.kill(server.pid, signal.SIGKILL)
         assert (await pool.run(ExecutionRequest(code="print(1)"))).stdout == "1\n"
-        await until(lambda: pool.stats().servers_lost == 1 and pool._crews["lean"].server not in (None, server))
+        await until(lambda: pool.stats().servers_lost == 1 and pool._worker_groups["lean"].server not in (None, server))
 
 
 async def test_servers_that_were_killed_before_they_could_serve_are_no_end_of_the_pool():
     async with SandboxPool(derived.pool(slots=1, flavors=LEAN)) as pool:
-        crews = pool._crews
-        assert crews is not None
-        config, crew = crews._config, crews["lean"]
-        await until(lambda: crew.cells and all(cell.ready for cell in crew.cells))  # a success later would count
-        crews._config = replace(config, python="/bin/false")
+        groups = pool._worker_groups
+        assert groups is not None
+        config, group = groups._config, groups["lean"]
+        await until(lambda: group.cells and all(cell.ready for cell in group.cells))  # a success later would count
+        groups._config = replace(config, python="/bin/false")
         os.kill(pool.server_ids[0], signal.SIGKILL)
-        await until(lambda: crew.given_up)
-        for cell in list(crew.cells):
-            crews.lose(crew, cell, "the kernel wanted its memory")
+        await until(lambda: group.given_up)
+        for cell in list(group.cells):
+            groups.lose(group, cell, "the kernel wanted its memory")
         with pytest.raises(SandboxError, match="no lean server: it ended without a word"):
             await pool.run(ExecutionRequest(code="print(1)"))
-        crews._config = config
+        groups._config = config
         assert (await pool.run(ExecutionRequest(code="print(1)"))).stdout == "1\n"
-        assert pool.stats().servers_lost == 4 and not crew.failures
+        assert pool.stats().servers_lost == 4 and not group.failures
 
 
 async def test_a_call_that_loses_every_cell_is_our_error_not_the_programs():
@@ -145,7 +145,7 @@ async def test_what_waits_is_bounded_in_bytes_too_and_holds_no_text_once_given_u
             await pool.run(long)
         waits.cancel()
         await asyncio.sleep(0)
-        assert pool.stats().waiting == 0 and pool._crews["lean"].queue.first().request.stdin == ""
+        assert pool.stats().waiting == 0 and pool._worker_groups["lean"].queue.first().request.stdin == ""
         again = pool.submit(long)
         first.cancel()
         assert (await again).stdout == "600000\n"
@@ -224,9 +224,9 @@ async def test_a_shortage_of_descriptors_passes():
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (8, hard))
         try:
-            crew = pool._crews["lean"]
-            signal.pidfd_send_signal(next(iter(crew.cells)).channel.pidfd, signal.SIGKILL)
-            os.kill(crew.server.pid, signal.SIGKILL)
+            group = pool._worker_groups["lean"]
+            signal.pidfd_send_signal(next(iter(group.cells)).channel.pidfd, signal.SIGKILL)
+            os.kill(group.server.pid, signal.SIGKILL)
             await asyncio.sleep(1.2)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -275,33 +275,33 @@ async def test_a_source_that_is_too_long_is_refused_not_run(pool: SandboxPool):
 
 async def test_a_warm_server_reads_a_ping_and_an_order_that_come_as_one():
     async with SandboxPool(derived.pool(slots=1, spare_cells=0, flavors=("lean",))) as pool:
-        crew = pool._crews["lean"]
+        group = pool._worker_groups["lean"]
         for _ in range(3):
-            server = crew.server
+            server = group.server
             os.kill(server.pid, signal.SIGSTOP)
             server.ping()
-            pool._crews.replace(crew, crew.idle.pop())
+            pool._worker_groups.replace(group, group.idle.pop())
             os.kill(server.pid, signal.SIGCONT)
             assert (await pool.run(ExecutionRequest(code="print(1)"))).stdout == "1\n"
-        assert pool.stats().servers_lost == 0 and crew.server is server
+        assert pool.stats().servers_lost == 0 and group.server is server
 
 
 async def test_a_cell_that_spoke_while_we_did_not_listen_is_not_silent():
     async with SandboxPool(derived.pool(slots=1, spare_cells=0, flavors=("lean",))) as pool:
         running = pool.submit(sleeping(1.5))
-        crew = pool._crews["lean"]
-        (cell,) = crew.cells
+        group = pool._worker_groups["lean"]
+        (cell,) = group.cells
         await asyncio.sleep(0.1)
         time.sleep(0.4)  # the loop is kept from listening, and a cell speaks every quarter of a second
         now = asyncio.get_running_loop().time()
         cell.last_heard = now - 1.6
-        pool._crews._check_cell(crew, cell, now)
+        pool._worker_groups._check_cell(group, cell, now)
         assert (await running).stdout == "slept\n" and pool.stats().cells_lost == 0
 
 
 LATE = """
 import os, socket, time
-from sandbox.cage import build
+from sandbox.jail import build
 ours, theirs = socket.socketpair()
 announce = build.announce
 build.announce = lambda channel, pid: (time.sleep(0.3), announce(channel, pid))
@@ -309,7 +309,7 @@ if os.fork() == 0:
     if os.geteuid() == 0:
         os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
     try:
-        build.enter(build.CageSpec("namespaces", [], 1 << 20, 100, 1 << 30, 64), 0, "/tmp", "", theirs)
+        build.enter(build.JailSpec("namespaces", [], 1 << 20, 100, 1 << 30, 64), 0, "/tmp", "", theirs)
         theirs.sendall(b"HELLO")
     except BaseException as error:
         theirs.sendall(repr(error).encode())

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from rstar_ray.outcome import Outcome
-from sandbox.cage.cut import mark
+from sandbox.equality import VERIFY_LIMITS, equal_expressions
 from sandbox.errors import ComparisonFailed
 from sandbox.http import code_judge
 from sandbox.http.codec import request_from_data, request_to_data
+from sandbox.jail.cut import mark
 from sandbox.limits import MIB
 from sandbox.request import ExecutionRequest, ExecutionResult
-from sandbox.verify import VERIFY_LIMITS, equal_expressions
 from tests import derived
 
 # -- what a cell saw ---------------------------------------------------------------------------------------------------

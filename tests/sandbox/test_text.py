@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from rstar_ray.config import SandboxConfig
 from rstar_ray.outcome import Outcome
 from sandbox import supervision
-from sandbox.cage import flavors, wire
-from sandbox.cage.cut import CONTINUATION, cut_text, join_kept
-from sandbox.cage.display import show
 from sandbox.call import refusal
 from sandbox.fair_queue import FairQueue
 from sandbox.isolation import IsolationLevel
+from sandbox.jail import preload, wire
+from sandbox.jail.cut import CONTINUATION, cut_text, join_kept
+from sandbox.jail.display import show
 from sandbox.limits import MIB, Limits, program_limits
 from sandbox.outcomes import judge
 from sandbox.request import MAX_CODE_CHARS, ExecutionRequest, ExecutionResult
@@ -75,7 +75,7 @@ def test_tool_text_has_all_four_kinds_of_answer():
     [("print(1)", "lean"), ("import numpy as np", "numpy"), ("from sympy import *", "sympy"), ("x.scipyish", "lean")],
 )
 def test_a_program_gets_the_leanest_server_that_fits(code: str, flavor: str):
-    assert flavors.choose(code) == flavor
+    assert preload.choose(code) == flavor
 
 
 def test_callers_are_served_in_turn_and_what_comes_back_goes_first():

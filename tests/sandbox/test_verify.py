@@ -1,4 +1,4 @@
-"""Comparisons by computer algebra, in the cage."""
+"""Comparisons by computer algebra, in the jail."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from rstar_ray.reward.maths import Pair, same_mathematics
+from sandbox.equality import VERIFY_LIMITS, equal_expressions
 from sandbox.pool import SandboxPool
-from sandbox.verify import VERIFY_LIMITS, equal_expressions
 from tests.rstar_ray.reward.pairs import DIFFERENT, NOT_READ, SAME
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

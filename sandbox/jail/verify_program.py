@@ -1,4 +1,4 @@
-"""Comparing answers as a program: what `sandbox.verify` runs in the pool's `verify` servers."""
+"""Comparing answers as a program: what `sandbox.equality` runs in the pool's `verify` servers."""
 
 import re
 from typing import Any

@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 from aiohttp import web
 
-from sandbox.http.door import MSGPACK
+from sandbox.http.auth import MSGPACK
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
 MAX_BODIES_BYTES = 1024 * 1024 * 1024  # of all requests that are being read

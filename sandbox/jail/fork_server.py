@@ -19,7 +19,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from sandbox.cage import build, cell, flavors, kernel, program, seccomp, wire
+from sandbox.jail import build, cell, kernel, preload, program, seccomp, wire
 
 OOM_SCORE = b"500"
 # A file name that warnings take for the import system's, whose frames are nobody's: they pass over them.
@@ -34,7 +34,7 @@ def main(channel: socket.socket, config: dict[str, Any]) -> None:
         channel.sendall(wire.reply(wire.FAILED, f"{type(error).__name__}: {error}".encode()))
         os._exit(1)
     channel.sendall(wire.reply(wire.HELLO, _memory().encode()))
-    spec = build.CageSpec(**config["cage"])
+    spec = build.JailSpec(**config["jail"])
     space = cell.address_space_bytes()
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
@@ -105,7 +105,7 @@ def _warm_up(flavor: str, sys_path: list[str]) -> program.Warmth:
     site.setquit()
     site.setcopyright()
     site.sethelper()
-    reseed = flavors.warm(flavor)
+    reseed = preload.warm(flavor)
     _end_stacks_at_the_program()
     warmth = program.Warmth(reseed)
     # The sandbox's own modules stay alive through the functions that run, out of programs' sight.
@@ -119,9 +119,9 @@ def _warm_up(flavor: str, sys_path: list[str]) -> program.Warmth:
 
 
 def _become_cell(
-    channel: socket.socket, spec: build.CageSpec, wanted: dict[str, Any], warmth: program.Warmth, space: int
+    channel: socket.socket, spec: build.JailSpec, wanted: dict[str, Any], warmth: program.Warmth, space: int
 ) -> None:
-    """Build the cage, install the base filter and serve; never returns."""
+    """Build the jail, install the base filter and serve; never returns."""
     try:
         built = build.enter(spec, wanted["number"], wanted["home"], wanted["group"], channel)
         caged = spec.level != "process"

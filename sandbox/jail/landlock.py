@@ -7,7 +7,7 @@ import ctypes
 import os
 import struct
 
-from sandbox.cage import kernel
+from sandbox.jail import kernel
 
 _CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
 _VERSION_FLAG = 1

@@ -1,8 +1,8 @@
 """Seccomp filters in classic BPF, written by hand and installed through prctl(2).
 
-Two filters stack. The *base* filter is installed once per cell: the allow-list of sandbox/cage/calls.py; everything
-else fails with EPERM (ENOSYS for calls that no table knows, so that libc falls back). The *program* filter is
-installed in every child: it takes away what only the cell itself needs, or what this level cannot contain. A program
+Two filters stack. The *base* filter is installed once per cell: the allow-list of sandbox/jail/system_calls.py. All
+other calls fail with EPERM (ENOSYS for calls that no table knows, so that libc falls back). The *program* filter is
+installed in every child: it removes what only the cell itself needs, or what this level cannot contain. A program
 can add no filter and remove none.
 """
 
@@ -12,7 +12,7 @@ import os
 import platform
 from typing import NamedTuple
 
-from sandbox.cage import calls, kernel
+from sandbox.jail import kernel, system_calls
 
 # Known to no table above, refused with EPERM rather than ENOSYS up to this number.
 _LAST_KNOWN = 462
@@ -206,9 +206,9 @@ def base_program() -> list[Instruction]:
         (_JGE, 0, 1, _X32_BIT),
         _refuse(errno.EPERM),
     ]
-    for call in calls.table():
+    for call in system_calls.table():
         if call.number is not None:
-            always = [_refuse(0)] if call.rule == calls.NOTHING else [(_RET, 0, 0, _ALLOW)]
+            always = [_refuse(0)] if call.rule == system_calls.NOTHING else [(_RET, 0, 0, _ALLOW)]
             program += _when(call.number, judged.get(call.name, always))
     program += [(_JGE, 0, 1, _LAST_KNOWN + 1), _refuse(errno.ENOSYS), _refuse(errno.EPERM)]
     return program
@@ -231,17 +231,17 @@ def program_filter(reach: Reach) -> Filter:
 def reach_program(reach: Reach) -> list[Instruction]:
     """The instructions of the program filter; OWN_PID stands for the process's id."""
     program: list[Instruction] = [(_LD_W_ABS, 0, 0, _NR)]
-    for call in calls.table():
+    for call in system_calls.table():
         if call.number is not None and (body := _for_program(call, reach)):
             program += _when(call.number, body)
     program += [(_RET, 0, 0, _ALLOW)]
     return program
 
 
-def _for_program(call: calls.SystemCall, reach: Reach) -> list[Instruction]:
+def _for_program(call: system_calls.SystemCall, reach: Reach) -> list[Instruction]:
     """How a program's call is judged further; nothing where the base filter has said all."""
-    allowed = {calls.CELL: False, calls.PROCESSES: reach.processes}
-    allowed |= {calls.OWNED: reach.own_uid, calls.PRIVATE: reach.own_files}
+    allowed = {system_calls.CELL: False, system_calls.PROCESSES: reach.processes}
+    allowed |= {system_calls.OWNED: reach.own_uid, system_calls.PRIVATE: reach.own_files}
     if not allowed.get(call.rule, True):
         return [_refuse(errno.EOPNOTSUPP if call.name in _SELDOM_HAD else errno.EPERM)]
     if call.name in ("prlimit64", "sched_getaffinity", "sched_getparam", "sched_getscheduler", "getpgid", "getsid"):

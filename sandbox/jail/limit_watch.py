@@ -8,10 +8,10 @@ import socket
 import time
 from collections.abc import Callable
 
-from sandbox.cage import wire
-from sandbox.cage.group import Group
-from sandbox.cage.scratch import too_much_in
-from sandbox.cage.stream import CHUNK, Stream
+from sandbox.jail import wire
+from sandbox.jail.control_group import Group
+from sandbox.jail.scratch import too_much_in
+from sandbox.jail.stream import CHUNK, Stream
 
 FIRST_LOOK_S = 0.01  # most programs are over by then, and their output waits in the pipes
 BEAT_S = 0.25
@@ -124,7 +124,7 @@ def read_rest(streams: dict[int, Stream], output_bytes: int) -> None:
 
 
 def end_group(leader: int) -> None:
-    """End what a program without a cage started, as far as it stayed in its group."""
+    """End what a program without a jail started, as far as it stayed in its group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 

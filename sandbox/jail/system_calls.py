@@ -4,7 +4,7 @@ The numbers are those of x86_64 and of the generic table (aarch64; `-` where it 
 
 `free`       with any arguments
 `nothing`    answered with success, and nothing is done: what it would do reaches files that are not the program's
-`judged`     with some arguments only; sandbox/cage/seccomp.py has them
+`judged`     with some arguments only; sandbox/jail/seccomp.py has them
 `owned`      not where programs share the server's uid, whose files they would be allowed to change
 `private`    not where the working folder lies on the host's disk, beside everybody's files (landlock)
 `cell`       by the cell alone: the program's own filter takes it away

@@ -23,7 +23,7 @@ def choose(code: str) -> str:
 
 def warm(flavor: str) -> list[Callable[[int | None], None]]:
     """Import a flavor's libraries and what they import lazily; returns how to reseed them."""
-    from sandbox.cage.program import reseed_random
+    from sandbox.jail.program import reseed_random
 
     _import(_STDLIB)
     reseed: list[Callable[[int | None], None]] = [reseed_random]
@@ -200,6 +200,6 @@ def _line(value: float) -> float:
 
 
 def _warm_verify() -> None:
-    from sandbox.cage import verify_program
+    from sandbox.jail import verify_program
 
     verify_program.warm()

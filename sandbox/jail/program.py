@@ -26,8 +26,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sandbox.cage import cut, display, kernel, wire
-from sandbox.cage.seccomp import Filter
+from sandbox.jail import cut, display, kernel, wire
+from sandbox.jail.seccomp import Filter
 
 NAME = "<tool>"
 # A line that is one plain call of print, with parentheses three deep; what it does not know is no harm.
@@ -109,7 +109,7 @@ def reseed_random(seed: int | None) -> None:
 
 
 def run(
-    code: bytes, call: wire.Call, shared: mmap.mmap, warmth: Warmth, cage_filter: Filter | None, space: int
+    code: bytes, call: wire.Call, shared: mmap.mmap, warmth: Warmth, jail_filter: Filter | None, space: int
 ) -> None:
     """Run one program in this process and end it; never returns.
 
@@ -117,7 +117,7 @@ def run(
     """
     status = BROKEN
     try:
-        _bind(call, warmth, cage_filter, space)
+        _bind(call, warmth, jail_filter, space)
         status = _run_program(code, call, shared, warmth)
     except BaseException:
         status = BROKEN
@@ -155,7 +155,7 @@ def _set_limit(which: int, bound: int) -> None:
         raise OSError("setrlimit")
 
 
-def _bind(call: wire.Call, warmth: Warmth, cage_filter: Filter | None, space: int) -> None:
+def _bind(call: wire.Call, warmth: Warmth, jail_filter: Filter | None, space: int) -> None:
     limit_memory(space + call.memory_bytes)
     limit_cpu(int(call.cpu_s) + 2)  # the cell ends it before; this holds if the cell cannot
     limit_descriptors()
@@ -164,8 +164,8 @@ def _bind(call: wire.Call, warmth: Warmth, cage_filter: Filter | None, space: in
     seed = None if call.seed < 0 else call.seed
     for reseed in warmth.reseed:
         reseed(seed)
-    if cage_filter is not None:
-        cage_filter.install()
+    if jail_filter is not None:
+        jail_filter.install()
 
 
 def _run_program(code: bytes, call: wire.Call, shared: mmap.mmap, warmth: Warmth) -> int:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from rstar_ray.outcome import Outcome
-from sandbox.cage.verify_program import CODE
 from sandbox.errors import ComparisonFailed
+from sandbox.jail.verify_program import CODE
 from sandbox.limits import MIB, Limits, standard_limits
 from sandbox.outcomes import CPU_REASON
 from sandbox.request import ExecutionRequest, ExecutionResult

@@ -14,12 +14,12 @@ import socket
 import time
 from pathlib import Path
 
-from sandbox.cage import kernel, program, wire
-from sandbox.cage.build import Cage
-from sandbox.cage.scratch import first_stamp, stamp
-from sandbox.cage.seccomp import Filter, Reach, program_filter
-from sandbox.cage.stream import Stream, open_pipe
-from sandbox.cage.watch import Watch, end_everybody, end_group, read_rest
+from sandbox.jail import kernel, program, wire
+from sandbox.jail.build import Jail
+from sandbox.jail.limit_watch import Watch, end_everybody, end_group, read_rest
+from sandbox.jail.scratch import first_stamp, stamp
+from sandbox.jail.seccomp import Filter, Reach, program_filter
+from sandbox.jail.stream import Stream, open_pipe
 
 MAX_INLINE_BYTES = 64 * 1024  # longer code and input come in files
 MAX_DESCRIPTORS = 256
@@ -29,9 +29,9 @@ MAX_GROWTH_BYTES = 96 * 1024 * 1024  # of the cell itself; then it asks to be re
 class Cell:
     """The loop of one cell over its channel to the pool."""
 
-    def __init__(self, channel: socket.socket, cage: Cage, warmth: program.Warmth, space: int, *, caged: bool) -> None:
+    def __init__(self, channel: socket.socket, jail: Jail, warmth: program.Warmth, space: int, *, caged: bool) -> None:
         self._channel = channel
-        self._cage = cage
+        self._jail = jail
         self._warmth = warmth
         self._caged = caged
         self._space = space
@@ -40,16 +40,16 @@ class Cell:
         self._used = 0  # bytes of the inbox that hold the present call
         self._shared = mmap.mmap(-1, program.SHARED_BYTES)
         self._out, self._err = Stream(), Stream()
-        self._watch = Watch(channel, "" if cage.first_process else cage.home, cage.group)
+        self._watch = Watch(channel, "" if jail.first_process else jail.home, jail.group)
         self._peak_at_start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        alone = cage.first_process
-        own_uid = alone or bool(cage.facts.get("own_uid"))
+        alone = jail.first_process
+        own_uid = alone or bool(jail.facts.get("own_uid"))
         self._filters: dict[bool, Filter | None] = {
             allowed: program_filter(Reach(allowed, own_pids=alone, own_uid=own_uid, own_files=alone)) if caged else None
             for allowed in (False, True)
         }
         self._cores = sorted(os.sched_getaffinity(0))
-        self._untouched = first_stamp(cage.home)
+        self._untouched = first_stamp(jail.home)
 
     def serve(self) -> None:
         """Answer the pool until it closes the channel."""
@@ -102,8 +102,8 @@ class Cell:
         stdin_file = files.pop(0) if call.flags & wire.STDIN_IN_FD else self._small_stdin(call)
         out_read, out_write = open_pipe()
         err_read, err_write = open_pipe()
-        if call.flags & wire.PROCESSES_ALLOWED and self._cage.group is not None:
-            self._cage.group.begin()
+        if call.flags & wire.PROCESSES_ALLOWED and self._jail.group is not None:
+            self._jail.group.begin()
         started = time.monotonic()
         child = kernel.lean_fork()
         if child == 0:
@@ -122,12 +122,12 @@ class Cell:
         cpu_s = usage.ru_utime + usage.ru_stime
         has_tree = bool(call.flags & wire.PROCESSES_ALLOWED)
         had_processes = has_tree or not self._caged
-        if had_processes and self._cage.first_process:
+        if had_processes and self._jail.first_process:
             cpu_s += end_everybody(self._watch.beat)
         elif had_processes:
             end_group(child)
-        if has_tree and self._cage.group is not None:
-            cpu_s = max(cpu_s, self._cage.group.cpu_s())
+        if has_tree and self._jail.group is not None:
+            cpu_s = max(cpu_s, self._jail.group.cpu_s())
         read_rest(streams, call.output_bytes)
         os.close(out_read)
         os.close(err_read)
@@ -136,7 +136,7 @@ class Cell:
 
     def _is_spent(self) -> bool:
         """True where a program left a trace in the folder, or this process has grown."""
-        return stamp(self._cage.home) != self._untouched or self._has_grown()
+        return stamp(self._jail.home) != self._untouched or self._has_grown()
 
     def _has_grown(self) -> bool:
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - self._peak_at_start
@@ -158,8 +158,8 @@ class Cell:
                 code = os.pread(code_file, call.code_bytes, 0)
             else:
                 code = bytes(self._view[wire.CALL_BYTES : wire.CALL_BYTES + call.code_bytes])
-            if call.flags & wire.PROCESSES_ALLOWED and self._cage.group is not None:
-                self._cage.group.join()
+            if call.flags & wire.PROCESSES_ALLOWED and self._jail.group is not None:
+                self._jail.group.join()
             os.dup2(stdin_file, 0)
             os.dup2(out, 1)
             os.dup2(err, 2)
@@ -168,8 +168,8 @@ class Cell:
                 os.setpgid(0, 0)
             elif call.flags & wire.PROCESSES_ALLOWED:  # so that the whole tree has no more CPU time than the clock
                 os.sched_setaffinity(0, {self._cores[call.call_id % len(self._cores)]})
-            cage_filter = self._filters[bool(call.flags & wire.PROCESSES_ALLOWED)]
-            program.run(code, call, self._shared, self._warmth, cage_filter, self._space)
+            jail_filter = self._filters[bool(call.flags & wire.PROCESSES_ALLOWED)]
+            program.run(code, call, self._shared, self._warmth, jail_filter, self._space)
         finally:
             os._exit(program.BROKEN)
 
@@ -218,16 +218,16 @@ class Cell:
 
 
 def address_space_bytes() -> int:
-    """Virtual size of this process; needs a /proc, so ask before entering the cage."""
+    """Virtual size of this process; needs a /proc, so ask before entering the jail."""
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
     return pages * resource.getpagesize()
 
 
-def main(channel: socket.socket, cage: Cage, warmth: program.Warmth, space: int, *, caged: bool) -> None:
+def main(channel: socket.socket, jail: Jail, warmth: program.Warmth, space: int, *, caged: bool) -> None:
     """Serve until the pool lets go, then end this process."""
     try:
-        os.environ.update(HOME=cage.home, TMPDIR=cage.home)
-        cell = Cell(channel, cage, warmth, space, caged=caged)
+        os.environ.update(HOME=jail.home, TMPDIR=jail.home)
+        cell = Cell(channel, jail, warmth, space, caged=caged)
         gc.collect()
         gc.freeze()
         cell.serve()

@@ -6,15 +6,15 @@ import time
 from pathlib import Path
 
 from rstar_ray.temporary_folder import LockedFolder, insides
-from sandbox.cage.scratch import clear_away
 from sandbox.cgroups import Groups, find_groups
 from sandbox.isolation import FIRST_UID, MAX_THREADS, IsolationLevel
+from sandbox.jail.scratch import clear_away
 
 GROUPS_S = 2.0  # until the processes of the last groups are gone
 _RESTING = 64  # numbers that went out of use last are not used again at once: a uid may have something left to do
 
 
-class Homes:
+class Workspaces:
     """One folder for one pool; below it one for each cell, owned by the cell's uid."""
 
     def __init__(self, groups: Groups | None = None) -> None:

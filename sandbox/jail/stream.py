@@ -2,7 +2,7 @@
 
 import os
 
-from sandbox.cage.cut import CONTINUATION
+from sandbox.jail.cut import CONTINUATION
 
 CHUNK = 64 * 1024
 

@@ -1,4 +1,4 @@
-"""Building the cage of one cell; runs in the cell's own process, before any program does.
+"""Building the jail of one cell; runs in the cell's own process, before any program does.
 
 `namespaces`: PID 1 of its own user, pid, mount, network, ipc and uts namespaces, with a private
 root made of read-only trees and one small tmpfs. `landlock`: same namespaces as everybody, another
@@ -16,8 +16,8 @@ import socket
 import stat
 from typing import Any, NamedTuple
 
-from sandbox.cage import kernel, landlock
-from sandbox.cage.group import Group
+from sandbox.jail import kernel, landlock
+from sandbox.jail.control_group import Group
 
 HOME = "/home/tool"
 INSIDE_UID = 1000
@@ -28,7 +28,7 @@ _PASSWD = f"tool:x:{INSIDE_UID}:{INSIDE_UID}::{HOME}:/bin/sh\n"
 _SKELETON_OPTIONS = "mode=755,size=1m,nr_inodes=2000"
 
 
-class CageSpec(NamedTuple):
+class JailSpec(NamedTuple):
     """What every cell of a pool is built from; travels to the warm server as JSON."""
 
     level: str
@@ -39,7 +39,7 @@ class CageSpec(NamedTuple):
     max_threads: int
 
 
-class Cage(NamedTuple):
+class Jail(NamedTuple):
     """What the cell needs to know about where it is."""
 
     home: str  # the program's working folder, the only writable one
@@ -48,7 +48,7 @@ class Cage(NamedTuple):
     group: Group | None = None  # that programs with processes join
 
 
-def enter(spec: CageSpec, number: int, home: str, group: str, channel: socket.socket) -> Cage:
+def enter(spec: JailSpec, number: int, home: str, group: str, channel: socket.socket) -> Jail:
     """Turn this freshly forked process (or a child of it) into cell `number`; the parent exits.
 
     `channel` gets a pidfd of the cell so that the pool can end it. Raises OSError.
@@ -64,9 +64,9 @@ def enter(spec: CageSpec, number: int, home: str, group: str, channel: socket.so
         facts = _enter_landlock(spec, uid, home) if spec.level == "landlock" else {}
     os.chdir(home)
     if group and (joined is None or not joined.can_be_joined()):
-        joined, facts["cgroup"] = None, "none: a process of a cage may not join one"
+        joined, facts["cgroup"] = None, "none: a process of a jail may not join one"
     _set_limits(spec, own_uid=bool(facts.get("own_uid") or facts.get("user_namespace")))
-    return Cage(home, spec.level == "namespaces", facts, joined)
+    return Jail(home, spec.level == "namespaces", facts, joined)
 
 
 def _group(path: str) -> Group | None:
@@ -83,7 +83,7 @@ def announce(channel: socket.socket, pid: int) -> None:
     os.close(descriptor)
 
 
-def _enter_namespaces(spec: CageSpec, uid: int, channel: socket.socket, *, hide_groups: bool) -> dict[str, Any]:
+def _enter_namespaces(spec: JailSpec, uid: int, channel: socket.socket, *, hide_groups: bool) -> dict[str, Any]:
     apart = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
     privileged = False
     if os.geteuid() == 0:
@@ -164,7 +164,7 @@ def _map_ids_when_asked(answers: socket.socket, proc: int, pid: int, uid: int) -
         answers.send(b"+")
 
 
-def _build_root(spec: CageSpec, uid: int) -> bool:
+def _build_root(spec: JailSpec, uid: int) -> bool:
     """Make the private root and move into it; True where it has a /proc (of this namespace)."""
     links = {path: os.readlink(path) for path in _SYSTEM_TREES if os.path.islink(path)}
     wanted = [*spec.trees, *_SYSTEM_TREES, *_SYSTEM_FILES]
@@ -231,7 +231,7 @@ def _mount_proc(target: str) -> bool:
     return False  # where /proc is masked, as in most containers, the program has none
 
 
-def _enter_landlock(spec: CageSpec, uid: int, home: str) -> dict[str, Any]:
+def _enter_landlock(spec: JailSpec, uid: int, home: str) -> dict[str, Any]:
     keep = 0
     facts: dict[str, Any] = {"own_uid": os.geteuid() == 0}
     if facts["own_uid"]:
@@ -275,7 +275,7 @@ def _give_up_privileges(keep: int) -> None:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
 
 
-def _set_limits(spec: CageSpec, *, own_uid: bool) -> None:
+def _set_limits(spec: JailSpec, *, own_uid: bool) -> None:
     """The bounds that are the same for every program; a program can only lower them."""
     files = spec.scratch_bytes
     bounds = [

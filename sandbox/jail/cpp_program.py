@@ -1,4 +1,4 @@
-"""C++ programs: compiled and run inside the cage by a small Python program."""
+"""C++ programs: compiled and run inside the jail by a small Python program."""
 
 import shutil
 

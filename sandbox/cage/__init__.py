@@ -1,1 +1,0 @@
-"""The trust boundary: all that runs inside a cage or builds one."""

@@ -1,0 +1,1 @@
+"""The trust boundary: all that runs inside a jail or builds one."""

@@ -1,0 +1,328 @@
+"""Warm servers and their cells: as many as are wanted, replaced when they age, die or fall silent."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rstar_ray.errors import SandboxError
+from sandbox import supervision
+from sandbox.call import Call
+from sandbox.errors import InterpreterFailed, SandboxSlow
+from sandbox.fair_queue import FairQueue
+from sandbox.isolation import MAX_THREADS, IsolationLevel, jail_spec, program_path
+from sandbox.jail import preload, wire
+from sandbox.pool_config import PoolConfig
+from sandbox.processes import ForkServer, WorkerHandle
+from sandbox.supervision import Verdict
+from sandbox.workspaces import Workspaces
+
+MAX_FAILURES = 3  # of one kind of server in a row, or of its cells
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class WorkerGroup:
+    """One kind of warm server, its cells and the calls that want them."""
+
+    name: str
+    server: ForkServer | None = None
+    retired: list[ForkServer] = field(default_factory=list[ForkServer])
+    failures: int = 0  # of the server, in a row
+    reason: str = ""  # of the last failure
+    interpreter_fails: bool = False
+    cell_failures: int = 0
+    forked: int = 0  # cells of the present server
+    cells: set[WorkerHandle] = field(default_factory=set[WorkerHandle])
+    idle: list[WorkerHandle] = field(default_factory=list[WorkerHandle])
+    queue: FairQueue[Call] = field(default_factory=FairQueue[Call])
+
+    @property
+    def given_up(self) -> bool:
+        return self.server is None and self.failures >= MAX_FAILURES
+
+
+class Dispatch(Protocol):
+    """What the groups tell whoever gives them work."""
+
+    def cells_are_idle(self) -> None: ...
+
+    def program_ended(self, group: WorkerGroup, cell: WorkerHandle, payload: memoryview) -> None: ...
+
+    def call_lost_its_cell(self, group: WorkerGroup, call: Call) -> None: ...
+
+    def no_server(self, group: WorkerGroup) -> None: ...
+
+
+class WorkerGroups:
+    """Every group of one pool at one level."""
+
+    def __init__(self, config: PoolConfig, slots: int, level: IsolationLevel, homes: Workspaces) -> None:
+        self.level = level
+        self.counts: Counter[str] = Counter()
+        self.changed = asyncio.Event()  # a server or a cell became ready, or failed
+        self._config = config
+        self._wanted = slots + config.spare_cells
+        self._workspaces = homes
+        self._groups: dict[str, WorkerGroup] = {}
+        self._instead: dict[str, str] = {}  # flavors that cannot be had, and what serves for them
+        self._dispatch: Dispatch | None = None
+        self._open = True
+        # Threads are counted by uid; where that is the whole account's, only looking bounds them.
+        self._shares_uid = level is IsolationLevel.LANDLOCK and os.geteuid() != 0
+
+    def report_to(self, dispatch: Dispatch) -> None:
+        """Tell `dispatch` from now on."""
+        self._dispatch = dispatch
+
+    def __getitem__(self, flavor: str) -> WorkerGroup:
+        """The group of a flavor, started when first asked for."""
+        if flavor not in self._config.flavors and flavor != preload.VERIFY:
+            flavor = preload.LEAN
+        flavor = self._instead.get(flavor, flavor)
+        group = self._groups.get(flavor)
+        if group is None:
+            group = self._groups[flavor] = WorkerGroup(flavor)
+            self._start_server(group)
+        return group
+
+    def everyone(self) -> list[WorkerGroup]:
+        """All groups that were started."""
+        return list(self._groups.values())
+
+    async def first_cell(self) -> WorkerHandle:
+        """A cell of the lean server, once one is ready.
+
+        Raises SandboxError; of its kinds SandboxSlow for want of time, and InterpreterFailed.
+        """
+        lean = self[preload.LEAN]
+        end = time.monotonic() + supervision.START_S
+        while not lean.idle:
+            if lean.interpreter_fails:
+                raise InterpreterFailed(lean.reason)
+            if lean.failures or lean.cell_failures:
+                raise SandboxError(lean.reason)
+            if time.monotonic() > end:
+                raise SandboxSlow(f"no cell within {supervision.START_S:g} s")
+            self.changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.changed.wait(), 0.5)
+        return lean.idle[0]
+
+    def close(self) -> list[WorkerGroup]:
+        """End every process; returns the groups, whose calls find no answer any more."""
+        self._open = False
+        groups, self._groups = self.everyone(), {}
+        for group in groups:
+            for cell in group.cells:
+                cell.channel.kill()
+            for server in [group.server, *group.retired]:
+                if server is not None:
+                    server.kill()
+        return groups
+
+    # Cells
+
+    def _on_cell_event(self, cell: WorkerHandle, event: int, payload: memoryview) -> None:
+        group = self._groups.get(cell.flavor)
+        if group is None or cell not in group.cells:
+            return
+        if event == wire.HELLO:
+            group.cell_failures = group.failures = 0
+            self.rest(group, cell)
+            self.changed.set()
+        elif event == wire.RESULT and self._dispatch is not None:
+            self._dispatch.program_ended(group, cell, payload)
+        else:
+            self.lose(group, cell, "it ended")
+
+    def rest(self, group: WorkerGroup, cell: WorkerHandle) -> None:
+        """The cell has nothing to do."""
+        group.idle.append(cell)
+        self._tell_idle()
+
+    def replace(self, group: WorkerGroup, cell: WorkerHandle) -> None:
+        """The cell has done its share."""
+        self.counts["cells_replaced"] += 1
+        self._discard(group, cell)
+        self._fill(group)
+        self._tell_idle()
+
+    def lose(self, group: WorkerGroup, cell: WorkerHandle, reason: str) -> None:
+        """A cell died, wedged or lied: end it, and say whose call it had."""
+        call, started = cell.call, cell.ready
+        self._discard(group, cell)
+        if started:
+            self.counts["cells_lost"] += 1
+            _log.debug("a cell of the %s server is lost, %s", group.name, reason)
+        else:
+            self._cell_did_not_start(group, cell.failure or f"a cell did not start: {reason}")
+        self._fill(group)
+        if call is not None and self._dispatch is not None:
+            cell.call = call.cell = None
+            self._dispatch.call_lost_its_cell(group, call)
+        self._tell_idle()
+
+    def _cell_did_not_start(self, group: WorkerGroup, reason: str) -> None:
+        group.cell_failures += 1
+        group.reason = reason
+        self.changed.set()
+        if self._open and group.cell_failures >= MAX_FAILURES and group.server is not None:
+            group.cell_failures = 0
+            group.server.kill()
+            self._server_lost(group, reason)
+
+    def _discard(self, group: WorkerGroup, cell: WorkerHandle) -> None:
+        cell.channel.kill()
+        group.cells.discard(cell)
+        if cell in group.idle:
+            group.idle.remove(cell)
+        self._workspaces.give_back(cell.number, self.level)
+
+    def _tell_idle(self) -> None:
+        if self._dispatch is not None:
+            self._dispatch.cells_are_idle()
+
+    def _fill(self, group: WorkerGroup) -> None:
+        """Have as many cells as may run at once, and the spare ones."""
+        server = group.server
+        if not self._open or server is None or not server.ready or group.cell_failures >= MAX_FAILURES:
+            return
+        if group.forked >= self._config.cells_per_server:
+            group.retired.append(server)
+            self._start_server(group)
+            return
+        while len(group.cells) < self._wanted:
+            try:
+                number, home, cgroup = self._workspaces.take(self.level)
+                cell = WorkerHandle(number, group.name, self._on_cell_event)
+            except OSError as error:  # a shortage of ours, of descriptors, say; the supervisor comes again
+                group.reason = f"no room for a cell: {error}"
+                return
+            group.cells.add(cell)
+            group.forked += 1
+            try:
+                server.fork_cell(number, home, cgroup, cell.channel)
+            except OSError:
+                self._discard(group, cell)
+                return
+
+    # Servers
+
+    def _start_server(self, group: WorkerGroup) -> None:
+        group.forked = 0
+
+        def on_ready() -> None:
+            if self._groups.get(group.name) is group and group.server is server:
+                for old in group.retired:
+                    old.kill()
+                group.retired.clear()
+                self._fill(group)
+
+        def on_end(reason: str) -> None:
+            if self._groups.get(group.name) is group and group.server is server:
+                self._server_lost(group, reason)
+
+        try:
+            server = ForkServer(
+                group.name, self._config.python, program_path(), jail_spec(self.level), on_ready, on_end
+            )
+        except OSError as error:  # the supervisor comes again
+            group.server, group.interpreter_fails = None, error.filename is not None  # else a shortage of ours
+            problem = f"{self._config.python}: {error.strerror}" if group.interpreter_fails else f"no room: {error}"
+            group.reason = f"a server cannot be started ({problem})"
+            return
+        group.server, group.interpreter_fails = server, False
+
+    def _server_lost(self, group: WorkerGroup, reason: str) -> None:
+        self.counts["servers_lost"] += 1
+        _log.warning("the %s server is lost: %s", group.name, reason)
+        group.server = None
+        group.reason = reason
+        group.failures += 1
+        self.changed.set()
+        if not group.given_up:
+            self._start_server(group)
+        elif group.name in (preload.LEAN, preload.VERIFY):
+            if self._dispatch is not None:
+                self._dispatch.no_server(group)
+        else:
+            self._lean_instead(group)
+
+    def _lean_instead(self, group: WorkerGroup) -> None:
+        """A library is missing, say: the lean server runs what it can and shows the rest's ImportError."""
+        _log.warning("no %s server (%s); its programs go to the lean one", group.name, group.reason)
+        self._instead[group.name] = preload.LEAN
+        lean = self[preload.LEAN]
+        while group.queue:
+            call = group.queue.pop()
+            lean.queue.push(call.caller, call)
+        self._tell_idle()
+
+    def try_again(self, group: WorkerGroup) -> None:
+        """One more server where none came up, for a call that wants it: what killed the others may have passed."""
+        group.failures = MAX_FAILURES - 1
+        self._start_server(group)
+
+    # Supervision
+
+    async def supervise(self) -> None:
+        """Find what is dead or wedged within 2 s; silence only counts while we ourselves were awake."""
+        loop = asyncio.get_running_loop()
+        last_tick = loop.time()
+        while True:
+            await asyncio.sleep(supervision.TICK_S)
+            now = loop.time()
+            if supervision.overslept(now - last_tick):
+                self._hear_everybody(now)
+            last_tick = now
+            try:
+                self._check_everybody(now)
+            except Exception:  # nobody awaits this task: without it what dies would stay dead, and nobody be told
+                _log.exception("the supervisor has met a fault of ours and goes on")
+
+    def _check_everybody(self, now: float) -> None:
+        for group in self.everyone():
+            for cell in list(group.cells):
+                self._check_cell(group, cell, now)
+            self._check_server(group, now)
+            self._fill(group)
+
+    def _hear_everybody(self, now: float) -> None:
+        for group in self.everyone():
+            for each in [*group.cells, *([group.server] if group.server is not None else [])]:
+                each.last_heard = max(each.last_heard, now - supervision.PING_AFTER_S)
+                each.channel.trust()
+
+    def _check_cell(self, group: WorkerGroup, cell: WorkerHandle, now: float) -> None:
+        if self._shares_uid and cell.call is not None and cell.channel.num_threads_below() > MAX_THREADS:
+            cell.say(wire.CROWDED)
+        silent_s = now - cell.last_heard
+        verdict = supervision.on_cell(silent_s, ready=cell.ready, busy=cell.call is not None, pinged=cell.pinged)
+        if verdict is Verdict.PING:
+            cell.last_heard = now
+            cell.ping()
+        elif verdict is Verdict.SUSPECT:
+            cell.channel.suspect()
+        elif supervision.is_lost(verdict, cell.channel):
+            self.lose(group, cell, f"it said nothing for {silent_s:.1f} s")
+
+    def _check_server(self, group: WorkerGroup, now: float) -> None:
+        server = group.server
+        if server is None:
+            if not group.given_up:
+                self._start_server(group)
+            return
+        verdict = supervision.on_server(now - server.last_heard, ready=server.ready, pinged=server.pinged)
+        if verdict is Verdict.PING:
+            server.last_heard = now
+            server.ping()
+        elif verdict is Verdict.SUSPECT:
+            server.channel.suspect()
+        elif supervision.is_lost(verdict, server.channel):
+            server.kill()
+            self._server_lost(group, f"it said nothing for {now - server.last_heard:.1f} s")
