@@ -29,7 +29,7 @@ from rstar_ray.config.rollout import MAX_TEMPERATURE
 from rstar_ray.data.conversation import RowError, conversation
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.trajectory import Sampling
-from sandbox.http import door
+from sandbox.http import auth
 
 MAX_BODY_BYTES = 4 * 2**20
 MAX_TALKS = 64
@@ -70,7 +70,7 @@ class ServeOptions(TalkConfig):
         if not self.model:
             raise ConfigError("--model", "it is empty", "give a model's folder or a hub's id")
         refuse_port(self.port)
-        door.own_names(self.allow_host)
+        auth.own_names(self.allow_host)
         for origin in self.allow_origin:
             if not re.fullmatch(r"https?://[^/?#\s]+", origin):
                 raise ConfigError("--allow-origin", f"{origin!r} is no origin", "give one as https://host:port")
@@ -98,7 +98,7 @@ class Server:
         self._talker = talker
         self._options = options
         self._token = token
-        self._names = door.own_names(options.allow_host)
+        self._names = auth.own_names(options.allow_host)
         self._talks = 0
 
     def app(self) -> web.Application:
@@ -119,7 +119,7 @@ class Server:
         invited = self._cross_origin(origin)
         if invited and request.method == "OPTIONS":  # a browser asks first, without the token
             return web.Response(status=204, headers=invited)
-        refused = door.refusal(
+        refused = auth.refusal(
             request.method,
             request.path,
             request.headers,

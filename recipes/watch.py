@@ -27,7 +27,7 @@ from rstar_ray.errors import ConfigError
 from rstar_ray.report.live import LiveRun
 from rstar_ray.report.page import whole_page
 from rstar_ray.report.trajectory_text import json_bytes
-from sandbox.http import door
+from sandbox.http import auth
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN = ("/", "/ping")
@@ -54,7 +54,7 @@ class Watcher:
     def __init__(self, run: LiveRun, options: WatchOptions, token: str) -> None:
         self._run = run
         self._token = token
-        self._names = door.own_names(options.allow_host)
+        self._names = auth.own_names(options.allow_host)
         self._one = asyncio.Lock()
         self._packed = b""
 
@@ -74,7 +74,7 @@ class Watcher:
     @web.middleware
     async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         token = "" if request.path in OPEN else self._token
-        refused = door.refusal(request.method, request.path, request.headers, token=token, names=self._names)
+        refused = auth.refusal(request.method, request.path, request.headers, token=token, names=self._names)
         if refused is not None:
             answer: web.StreamResponse = web.Response(status=refused.status, text=refused.text)
             answer.force_close()  # its body is not read
