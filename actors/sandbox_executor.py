@@ -22,7 +22,7 @@ from rstar_ray.config import SandboxConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, JudgeError, SandboxError
 from rstar_ray.reward.code_problems import ProgramRun
-from rstar_ray.telemetry.declared import Kind
+from rstar_ray.telemetry.registry import Kind
 from rstar_ray.trajectory import ToolCall, ToolResult
 from sandbox.equality import VERIFY_LIMITS, equal_expressions
 from sandbox.errors import ComparisonFailed
@@ -99,7 +99,7 @@ class SandboxExecutor:
         with self._meter.guarded():
             for metric, value, labels in pool_figures(stats):
                 put = self._meter.reached if metric.kind is Kind.COUNTER else self._meter.set
-                put(metric.name, value, executor=self._name, **labels)
+                put(metric.exported_name, value, executor=self._name, **labels)
         self._alive = self._alive or Alive()
         before, self._told = self._told, stats
         for line in lost_since(before, stats):

@@ -48,7 +48,7 @@ from rstar_ray.evaluation.request_digest import brought_along
 from rstar_ray.learner_restart import repeated
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.run_dir.metrics import PlacementFigures, PublishFigures
+from rstar_ray.run_dir.metrics import BalancerStats
 from rstar_ray.telemetry.traces import is_address
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from sandbox.pool_config import pool_config
@@ -217,10 +217,10 @@ class TrainingActors:
         await self.replicas.publish(weights)
         self._published_version = policy_version
 
-    def publish_figures(self) -> PublishFigures | None:
-        return self.replicas.figures
+    def publish_metrics(self) -> Mapping[str, float]:
+        return self.replicas.publish_metrics
 
-    async def placement_figures(self) -> PlacementFigures:
+    async def balancer_stats(self) -> BalancerStats:
         return await self.replicas.placed()
 
     async def balancer_state(self) -> Mapping[str, object] | None:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,12 +38,13 @@ from rstar_ray.errors import ConfigError
 from rstar_ray.replay_update import config_of
 from rstar_ray.run_dir.durable import append_row, read_json, read_rows
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.run_dir.ledger import LEDGER, Fate
-from rstar_ray.run_dir.metrics import MetricsLog, StepMetrics
+from rstar_ray.run_dir.ledger import LEDGER, RolloutStatus
+from rstar_ray.run_dir.metrics import MetricsLog, StepMetrics, current_row
 from rstar_ray.run_dir.recorded_trajectories import recorded_trajectories
 from rstar_ray.run_dir.trajectory_log import write_trajectories
 from rstar_ray.telemetry.meter import Meter
-from rstar_ray.telemetry.steps import meter_fates, meter_step
+from rstar_ray.telemetry.registry import is_step_metric
+from rstar_ray.telemetry.steps import export_ledger, export_step
 from rstar_ray.telemetry.traces import TraceFile
 from rstar_ray.trajectory import Completion, EngineTimes, Trajectory
 from scheduler.records import Grant, ReplicaLoad, RolloutLoad
@@ -99,7 +100,9 @@ def newest_step(run: Path) -> Recorded:
 
 def write_records(step: Recorded, folder: Path) -> None:
     """The trajectories as text, those trained on with what the learner saw."""
-    trained = {f"{step.ledger['stage']}/{step.ledger['step']}/{name}" for name in step.ledger["ids"][Fate.TRAINED]}
+    trained = {
+        f"{step.ledger['stage']}/{step.ledger['step']}/{name}" for name in step.ledger["ids"][RolloutStatus.TRAINED]
+    }
     seen: dict[str, SeenTokens] = {}
     for one in step.trajectories:
         logprobs = one.rollout_logprobs[one.loss_mask]
@@ -112,10 +115,9 @@ class Rows:
     """A step's rows of `metrics.jsonl`, TensorBoard and the ledger, and its metrics; in one stage, step after step."""
 
     def __init__(self, step: Recorded, meter: Meter, folder: Path) -> None:
-        known = {field.name for field in fields(StepMetrics)}
-        plain = {name: value for name, value in step.metrics.items() if name in known}
-        make: Any = StepMetrics
-        self._row: StepMetrics = make(**plain | {"stage": "bench"})
+        row = current_row(step.metrics)
+        values = {name: row[name] for name in row if is_step_metric(name) and row[name] is not None}
+        self._row = StepMetrics(stage="bench", step=1, values=values)
         self._step, self._meter, self._folder = step, meter, folder
         self._log = MetricsLog(folder, stage="bench", after_step=0, num_steps=10**6)
         self._log.__enter__()
@@ -124,9 +126,9 @@ class Rows:
     def write(self) -> None:
         self._number += 1
         self._log.write(replace(self._row, step=self._number))
-        meter_step(self._meter, self._row, self._folder)
-        fates = [Fate(fate) for fate, ids in self._step.ledger["ids"].items() for _ in ids]
-        meter_fates(self._meter, fates, "bench")
+        export_step(self._meter, self._row, self._folder)
+        statuses = [RolloutStatus(status) for status, ids in self._step.ledger["ids"].items() for _ in ids]
+        export_ledger(self._meter, statuses, "bench")
         append_row(self._folder / LEDGER, self._step.ledger)
 
 

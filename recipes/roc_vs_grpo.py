@@ -10,10 +10,12 @@ the same command.
 """
 
 import logging
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from actors.launch.exit_status import status_of
@@ -27,7 +29,10 @@ from rstar_ray.config.options import options_of
 from rstar_ray.config.recipe import Recipe
 from rstar_ray.config.run import MOST_SEED
 from rstar_ray.config.scales import TINY, at_scale
-from rstar_ray.report.experiment import Arm, write_experiment
+from rstar_ray.report.findings import percent
+from rstar_ray.report.markdown import table
+from rstar_ray.report.run_record import Row, RunRecord, read_run
+from rstar_ray.run_dir.durable import write_text
 from rstar_ray.run_dir.folder import RunDir
 
 log = logging.getLogger(__name__)
@@ -73,25 +78,74 @@ class ExperimentConfig:
 def experiment(config: ExperimentConfig) -> Path:
     """All runs that are not done, then the comparison; returns its markdown."""
     root = run_path(RunConfig(scale="tiny", run_dir=config.run_dir or "runs/experiment"))
-    arms = [Arm(name, []) for name in ARMS]
-    policies: list[Path] = []
+    arms: dict[str, list[RunRecord]] = {name: [] for name in ARMS}
     report = root / "experiment.md"
     for seed in range(config.first_seed, config.first_seed + config.seeds):
         folder = root / f"seed-{seed}"
         base = {"seed": seed, **{f"tiny.{name}": value for name, value in vars(config.tiny).items()}}
-        log.info(f"seed {seed}: SFT")
+        log.info("seed %d: SFT", seed)
         run([_at_tiny(SFT, {**base, "run_dir": str(folder / "sft")})])
         policy = RunDir(folder / "sft").finished_checkpoint("sft")
         assert policy is not None, "run() ended without it"
-        policies.append(folder / "sft")
-        for arm in arms:
-            log.info(f"seed {seed}: {arm.name}")
-            arm.runs.append(folder / arm.name.replace(", ", "-").replace(" ", "-").lower())
-            values = {**base, **ARMS[arm.name], "run_dir": str(arm.runs[-1]), "model": str(policy.path / "model")}
-            run([_arm(config, values)])
-        report = write_experiment(root, arms, start_from=policies)
-        log.info(f"after seed {seed}: {report}")
+        for name, runs in arms.items():
+            log.info("seed %d: %s", seed, name)
+            path = folder / name.replace(", ", "-").replace(" ", "-").lower()
+            run([_arm(config, {**base, **ARMS[name], "run_dir": str(path), "model": str(policy.path / "model")})])
+            runs.append(read_run(path))
+        write_text(report, comparison(arms))
+        log.info("after seed %d: %s", seed, report)
     return report
+
+
+POOL = 10
+"""Steps over which a metric of training rollouts is pooled."""
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""97.5 % quantiles of Student's t for 1 degree of freedom and more; beyond the table the normal distribution's."""
+
+
+def comparison(arms: Mapping[str, Sequence[RunRecord]]) -> str:
+    """A table of the arms in Markdown. Their runs are paired by seed; the first arm is plain GRPO."""
+    plain = next(iter(arms.values()))
+    began = [tool_error_rate(run.steps[:POOL]) for run in plain]
+    base = [run.heldout[-1]["avg_at_k"] for run in plain]
+    rows: list[list[str]] = []
+    for name, runs in arms.items():
+        errors = [tool_error_rate(run.steps[-POOL:]) for run in runs]
+        accuracy = [run.heldout[-1]["avg_at_k"] for run in runs]
+        tokens = [mean(run.column("response_tokens_mean")[-POOL:]) for run in runs]
+        rows.append(
+            [
+                name,
+                with_interval(errors, percent),
+                with_interval([late / first for late, first in zip(errors, began, strict=True)], "{:.2f}".format),
+                with_interval(accuracy, percent),
+                with_interval([100 * (own - of) for own, of in zip(accuracy, base, strict=True)], "{:+.1f}".format),
+                with_interval(tokens, "{:,.0f}".format),
+            ]
+        )
+    head = ["", "tool errors in correct rollouts", "of plain GRPO's first steps", "held-out pass@1", "gain, points"]
+    return f"""# Resample-on-Correct against plain GRPO
+
+{table([*head, "response tokens"], rows)}
+
+Means over {len(plain)} seeds with 95 % intervals. Metrics of training rollouts are pooled over the last {POOL} steps;
+the third column divides tool errors by those of plain GRPO in its first {POOL} steps.
+"""
+
+
+def tool_error_rate(steps: Sequence[Row]) -> float:
+    """Failed tool calls over tool calls in the correct rollouts of these steps; NaN without a call."""
+    calls = sum(row["calls_in_correct"] for row in steps)
+    failed = sum((row["tool_error_rate_correct"] or 0.0) * row["calls_in_correct"] for row in steps)
+    return failed / calls if calls else math.nan
+
+
+def with_interval(values: Sequence[float], show: Callable[[float], str]) -> str:
+    """The mean, and with more than one value the half width of its 95 % interval."""
+    if len(values) < 2:
+        return show(mean(values))
+    t = T_975[len(values) - 2] if len(values) < len(T_975) + 2 else 1.96
+    return f"{show(mean(values))} ± {show(t * stdev(values) / math.sqrt(len(values))).removeprefix('+')}"
 
 
 def _arm(config: ExperimentConfig, values: dict[str, Any]) -> RunConfig:

@@ -10,7 +10,7 @@ from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.rollouts import Rollouts, TrainingRow, TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.manifest import WrittenFile
-from rstar_ray.run_dir.metrics import PlacementFigures, PublishFigures
+from rstar_ray.run_dir.metrics import BalancerStats
 from rstar_ray.telemetry.meter import NO_METER, Meter
 
 
@@ -59,12 +59,12 @@ class Services(Protocol):
         """
         ...
 
-    async def placement_figures(self) -> PlacementFigures | None:
+    async def balancer_stats(self) -> BalancerStats | None:
         """What the balancer did since the last call."""
         ...
 
-    def publish_figures(self) -> PublishFigures | None:
-        """Of the newest publish."""
+    def publish_metrics(self) -> Mapping[str, float]:
+        """Metrics of the newest publish."""
         ...
 
     async def balancer_state(self) -> Mapping[str, object] | None:

@@ -17,15 +17,17 @@ from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.rollouts import FinishedRollout, TrainingRow, TrajectoryRef
 from rstar_ray.run_dir.durable import read_object, read_rows
 from rstar_ray.run_dir.folder import RunDir, checkpoint_name, flatten
-from rstar_ray.run_dir.ledger import LEDGER, Fate
+from rstar_ray.run_dir.ledger import LEDGER, RolloutStatus
 from rstar_ray.run_dir.manifest import damage
+from rstar_ray.run_dir.metrics import current_row
 from rstar_ray.run_dir.recorded_trajectories import recorded_trajectories
 from rstar_ray.stages import previous_checkpoint
+from rstar_ray.telemetry.registry import STEP_METRICS
 from rstar_ray.train_loop import learning_rate, resample, training_rows
 from rstar_ray.trajectory import Trajectory
 
-COMPARED = ("loss", "grad_norm", "entropy", "clip_share", "logprob_diff_mean", "logprob_diff_max", "lr")
-"""Figures of an update that a step's row has."""
+COMPARED = tuple(metric.name for metric in STEP_METRICS if metric.group == "update")
+"""Metrics of an update that a step's row has."""
 ALIKE = 1e-3
 """Relative difference up to which a figure counts as repeated: log-probs are recorded to four decimals."""
 ALIKE_BELOW = 1e-4
@@ -79,7 +81,7 @@ def recorded_step(run: Path, stage: str, step: int) -> RecordedStep:
     return RecordedStep(
         config=config,
         step=step,
-        row=_row(run / "metrics.jsonl", name),
+        row=current_row(_row(run / "metrics.jsonl", name)),
         handed_over=_handed_over(_row(run / LEDGER, name), stage, step),
         trajectories=recorded_trajectories(run_dir.trajectories_path / f"{checkpoint_name(stage, step)}.jsonl"),
         before=_before(run_dir, config, step),
@@ -161,11 +163,11 @@ async def repeat_update(recorded: RecordedStep, learner: Learner) -> list[Compar
 
 
 def compared(row: Mapping[str, Any], now: UpdateResult) -> list[Compared]:
-    """Every figure of the row that had a meaning then."""
+    """Every metric of the update that has a value then and now."""
     return [
-        Compared(name=name, then=float(row[name]), now=float(getattr(now, name)))
+        Compared(name=name, then=float(row[name]), now=float(now.metrics[name]))
         for name in COMPARED
-        if row[name] is not None
+        if row[name] is not None and name in now.metrics
     ]
 
 
@@ -179,7 +181,7 @@ def _row(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _handed_over(row: Mapping[str, Any], stage: str, step: int) -> frozenset[str]:
-    ids: Collection[str] = [*row["ids"][Fate.TRAINED], *row["ids"][Fate.LEFT_OUT]]
+    ids: Collection[str] = [*row["ids"][RolloutStatus.TRAINED], *row["ids"][RolloutStatus.LEFT_OUT]]
     return frozenset(f"{stage}/{step}/{rollout_id}" for rollout_id in ids)
 
 

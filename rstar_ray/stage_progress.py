@@ -41,17 +41,17 @@ class StageProgress:
     ) -> "StageProgress":
         """Where the stage stands once this step is done."""
         latest = StepSigns(
-            reward_mean=metrics.reward_mean,
-            share_truncated=metrics.share_truncated,
-            share_all_right=metrics.share_all_right,
+            reward_mean=metrics["reward_mean"],
+            share_truncated=metrics["frac_truncated"],
+            share_all_right=metrics["frac_all_correct"],
         )
         signs = (*self.signs, latest)[-REMEMBERED:]
         return StageProgress(
             step=metrics.step,
-            policy_version=metrics.policy_version,
+            policy_version=int(metrics["policy_version"]),
             position=position,
             signs=signs,
-            empty_steps=0 if metrics.groups_kept else self.empty_steps + 1,
+            empty_steps=0 if metrics["groups_kept"] else self.empty_steps + 1,
             ended=reached(until, signs, steps_since_warmup=metrics.step - warmup_steps),
             data=self.data,
         )
@@ -98,9 +98,9 @@ def refuse_other_data(config: RunConfig, progress: StageProgress, data: str) -> 
 
 def nothing_to_learn(metrics: StepMetrics, empty_steps: int, algorithm: AlgorithmConfig) -> str:
     """Why a run whose batches stay empty ends, and what can be done about it."""
-    right, wrong = (f"{100 * share:.0f} %" for share in (metrics.share_all_right, metrics.share_all_wrong))
+    right, wrong = (f"{100 * share:.0f} %" for share in (metrics["frac_all_correct"], metrics["frac_all_wrong"]))
     mend = "give harder problems (--drop-solved)"
-    if metrics.share_all_wrong > metrics.share_all_right:
+    if metrics["frac_all_wrong"] > metrics["frac_all_correct"]:
         mend = "give easier problems or larger budgets (--rollout.max-response-tokens, --rollout.max-turns)"
     return (
         f"{metrics.stage}: {empty_steps} steps in a row, to step {metrics.step}, had no group whose kept rewards "

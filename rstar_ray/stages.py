@@ -25,10 +25,10 @@ from rstar_ray.reward.judge import answer_place
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.run_dir.durable import read_object
 from rstar_ray.run_dir.folder import Checkpoint, RunDir, checkpoint_name, hashed, refuse_damaged_end
-from rstar_ray.run_dir.ledger import LEDGER, forget_fates, write_fates
-from rstar_ray.run_dir.metrics import MetricsLog, PlacementFigures, SftMetrics, StepMetrics
+from rstar_ray.run_dir.ledger import LEDGER, append_ledger, cut_ledger
+from rstar_ray.run_dir.metrics import BalancerStats, MetricsLog, StepMetrics
 from rstar_ray.stage_progress import StageProgress, nothing_to_learn, refuse_other_data
-from rstar_ray.telemetry.steps import meter_fates, meter_step, under_way
+from rstar_ray.telemetry.steps import export_ledger, export_step, stage_active
 from rstar_ray.train_loop import StepRecord, train_steps
 from rstar_ray.trajectory import Problem
 
@@ -62,7 +62,7 @@ async def run_sft(
         wandb=config.telemetry.wandb,
     )
     async with saving(config, context) as saves:
-        with metrics_log, under_way(context.meter, stage):
+        with metrics_log, stage_active(context.meter, stage):
             while progress.step < sft.steps:
                 started_s = time.monotonic()
                 step = progress.step + 1
@@ -76,17 +76,15 @@ async def run_sft(
                 checkpoint_due = step % config.checkpoint.every_steps == 0 or step == sft.steps
                 val_loss = await context.learner.evaluate_sft(validation) if checkpoint_due and validation else None
                 seconds = time.monotonic() - started_s
-                row = SftMetrics(
-                    stage=stage,
-                    step=step,
-                    loss=update.loss,
-                    lr=lr,
-                    tokens_per_s=update.input_tokens / seconds,
-                    step_s=seconds,
-                    val_loss=val_loss,
-                )
+                values = {
+                    **update.metrics,
+                    "tokens_per_s": update.metrics.get("input_tokens", 0) / seconds,
+                    "step_s": seconds,
+                    **({} if val_loss is None else {"val_loss": val_loss}),
+                }
+                row = StepMetrics(stage=stage, step=step, values=values)
                 metrics_log.write(row)
-                meter_step(context.meter, row, context.run_dir.path)
+                export_step(context.meter, row, context.run_dir.path)
                 last = step == sft.steps
                 stop = _bad_updates(config, update, step) or _stop_requested(config, context, step, last=last)
                 await _save_or_stop(config, saves, progress, stop, last=last)
@@ -143,8 +141,8 @@ async def run_rl(
     if config.drop_solved:
         problems = await hard_set(problems, config, context)
     progress = _on(config, progress, digest_of_problems(problems))
-    await _placement_figures(context)  # resets them: what came before the first step is not part of its row
-    forget_fates(context.run_dir.path, stage=config.stage, after_step=progress.step)
+    await _balancer_stats(context)  # resets them: what came before the first step is not part of its row
+    cut_ledger(context.run_dir.path, stage=config.stage, after_step=progress.step)
     metrics_log = MetricsLog(
         context.run_dir.path,
         stage=config.stage,
@@ -153,17 +151,18 @@ async def run_rl(
         wandb=config.telemetry.wandb,
     )
     async with saving(config, context) as saves:
-        with metrics_log, under_way(context.meter, config.stage):
+        with metrics_log, stage_active(context.meter, config.stage):
             if progress.step == 0 and config.steps == 0:
                 await saves.take(progress, finishes=True)
             ended_s = time.monotonic()
             async for record, reached in train_steps(problems, context, config, progress):
-                before_s, ended_s = time.monotonic() - ended_s - record.metrics.step_s, time.monotonic()
-                progress = reached
-                metrics_log.write(replace(await _with_placement(record.metrics, context), before_s=max(0.0, before_s)))
-                meter_step(context.meter, record.metrics, context.run_dir.path)
-                meter_fates(context.meter, record.fates.values(), config.stage)
-                _write_fates(record, config.stage, context.run_dir)
+                inter_step_s = time.monotonic() - ended_s - record.metrics["step_s"]
+                ended_s, progress = time.monotonic(), reached
+                row = await _with_system(record.metrics.plus({"inter_step_s": max(0.0, inter_step_s)}), context)
+                metrics_log.write(row)
+                export_step(context.meter, row, context.run_dir.path)
+                export_ledger(context.meter, record.statuses.values(), config.stage)
+                _append_ledger(record, config.stage, context.run_dir)
                 _log_irregularities(record)
                 await _record(record, config, context)
                 last = progress.step == config.steps or progress.ended != ""
@@ -203,7 +202,7 @@ async def _evaluate_if_due(
     due = not _start_was_evaluated(config, context.run_dir) if step == 0 else every > 0 and step % every == 0
     if heldout and due and not evaluated(context.run_dir, config.stage, step):
         await run_evaluation(config, {HELD_OUT: heldout}, context, step=step)
-        await _placement_figures(context)  # resets them: the evaluation is not part of the next step's row
+        await _balancer_stats(context)  # resets them: the evaluation is not part of the next step's row
 
 
 def _start_was_evaluated(config: RunConfig, run_dir: RunDir) -> bool:
@@ -268,31 +267,32 @@ def _finished(run_dir: RunDir, stage: str) -> Checkpoint:
     return checkpoint
 
 
-async def _with_placement(metrics: StepMetrics, context: RunContext) -> StepMetrics:
-    """The step's row with what the balancer did and the memory held; a book that does not close is shown."""
-    placed = await _placement_figures(context)
-    for fault in placed.faults if placed else ():
-        log.info(f"step {metrics.step}: the balancer's books do not close: {fault}")
-    row = replace(metrics, balancer=placed)
+async def _with_system(metrics: StepMetrics, context: RunContext) -> StepMetrics:
+    """The step with the balancer's statistics, the memory in use and the parts of the publish."""
+    stats = await _balancer_stats(context)
+    for fault in stats.faults if stats else ():
+        log.info(f"step {metrics.step}: the balancer's counters are inconsistent: {fault}")
+    row = metrics if stats is None else metrics.plus(stats.values, balancer=stats.details)
     with best_effort("the run's memory and its publish"):
-        published = context.services.publish_figures() if metrics.publish_s else None
-        return replace(row, memory_bytes=context.services.memory_bytes(), publish=published)
+        published = context.services.publish_metrics() if metrics["publish_s"] else {}
+        memory = {f"memory_bytes/{kind}": held for kind, held in context.services.memory_bytes().items()}
+        return row.plus({**published, **memory})
     return row
 
 
-async def _placement_figures(context: RunContext) -> PlacementFigures | None:
+async def _balancer_stats(context: RunContext) -> BalancerStats | None:
     """What the balancer did since the last call; None where it cannot be read."""
     with best_effort("the balancer's row"):
-        return await context.services.placement_figures()
+        return await context.services.balancer_stats()
     return None
 
 
-def _write_fates(record: StepRecord, stage: str, run_dir: RunDir) -> None:
+def _append_ledger(record: StepRecord, stage: str, run_dir: RunDir) -> None:
     """The step's row of the ledger, which is a promise: without it the run ends, and goes on with this step undone."""
     try:
-        write_fates(
+        append_ledger(
             run_dir.path,
-            record.fates,
+            record.statuses,
             stage=stage,
             step=record.metrics.step,
             reasons={one.rollout_id: one.reason for one in (*record.dropped, *record.left_out)},
@@ -304,7 +304,7 @@ def _write_fates(record: StepRecord, stage: str, run_dir: RunDir) -> None:
 
 
 def _log_irregularities(record: StepRecord) -> None:
-    if record.metrics.groups_kept == 0:
+    if record.metrics["groups_kept"] == 0:
         log.info(f"step {record.metrics.step}: every group has equal rewards; nothing to learn from, weights unchanged")
     elif record.left_out:
         first = record.left_out[0]

@@ -16,8 +16,8 @@ from rstar_ray.context import RunContext
 from rstar_ray.data.order import draw
 from rstar_ray.errors import RStarError
 from rstar_ray.rollouts import DroppedRollout, Group, TrainingRow, TrajectoryRef, roll_out, rollout_requests
-from rstar_ray.run_dir.ledger import Fate
-from rstar_ray.run_dir.metrics import StepMetrics, StepTimings, step_metrics
+from rstar_ray.run_dir.ledger import RolloutStatus
+from rstar_ray.run_dir.metrics import StepMetrics, step_metrics
 from rstar_ray.seeds import named_generator
 from rstar_ray.stage_progress import StageProgress
 from rstar_ray.trajectory import Problem
@@ -49,7 +49,7 @@ class StepRecord:
 
     metrics: StepMetrics
     ledger: Ledger
-    fates: Mapping[str, Fate]  # of every rollout asked for, by its id
+    statuses: Mapping[str, RolloutStatus]  # of every rollout asked for, by its id
     advantages: Mapping[str, float]  # of the rows handed to the learner, by rollout id
     refs: tuple[TrajectoryRef, ...]  # of all finished rollouts, while the caller holds them
     dropped: tuple[DroppedRollout, ...]
@@ -89,12 +89,12 @@ async def train_step(
             policy_version=policy_version,
             kept_ids=[row.rollout_id for row in rows],
             left_out_ids=[row.rollout_id for row in left_out],
-            timings=StepTimings(
-                rollout_s=rolled_out_s - started_s,
-                learn_s=learned_s - rolled_out_s,
-                publish_s=published_s - learned_s,
-                step_s=published_s - started_s,
-            ),
+            seconds={
+                "rollout_s": rolled_out_s - started_s,
+                "learn_s": learned_s - rolled_out_s,
+                "publish_s": published_s - learned_s,
+                "step_s": published_s - started_s,
+            },
             update=update,
         ),
         ledger=Ledger(
@@ -105,7 +105,7 @@ async def train_step(
             left_out=len(left_out),
             trained=len(rows) - len(left_out),
         ),
-        fates=rollout_fates(groups, kept, rows=rows, left_out=left_out, dropped=dropped),
+        statuses=rollout_statuses(groups, kept, rows=rows, left_out=left_out, dropped=dropped),
         advantages={row.rollout_id: row.advantage for row in rows},
         left_out=left_out,
         update=update,
@@ -114,20 +114,20 @@ async def train_step(
     )
 
 
-def rollout_fates(
+def rollout_statuses(
     groups: Sequence[Group],
     kept: Sequence[Group],
     *,
     rows: Sequence[TrainingRow],
     left_out: Sequence[LeftOut],
     dropped: Sequence[DroppedRollout],
-) -> dict[str, Fate]:
+) -> dict[str, RolloutStatus]:
     """What became of each rollout: every later verdict stands over an earlier one."""
-    fates = {rollout.summary.rollout_id: Fate.RESAMPLED_AWAY for group in groups for rollout in group}
-    fates |= {rollout.summary.rollout_id: Fate.EQUAL_REWARDS for group in kept for rollout in group}
-    fates |= {row.rollout_id: Fate.TRAINED for row in rows}
-    fates |= {row.rollout_id: Fate.LEFT_OUT for row in left_out}
-    return fates | {rollout.rollout_id: Fate.DROPPED for rollout in dropped}
+    statuses = {rollout.summary.rollout_id: RolloutStatus.RESAMPLED_AWAY for group in groups for rollout in group}
+    statuses |= {rollout.summary.rollout_id: RolloutStatus.EQUAL_REWARDS for group in kept for rollout in group}
+    statuses |= {row.rollout_id: RolloutStatus.TRAINED for row in rows}
+    statuses |= {row.rollout_id: RolloutStatus.LEFT_OUT for row in left_out}
+    return statuses | {rollout.rollout_id: RolloutStatus.DROPPED for rollout in dropped}
 
 
 def rows_left_out(rows: Sequence[TrainingRow], update: UpdateResult | None) -> tuple[LeftOut, ...]:

@@ -1,10 +1,10 @@
 """A sandbox pool's figures under their exported names, and in a line what it has lost."""
 
 from rstar_ray.outcome import Outcome
-from rstar_ray.telemetry.declared import METRICS, Metric
+from rstar_ray.telemetry.registry import PROCESS_METRICS, Metric
 from sandbox.pool_config import PoolStats
 
-DECLARED = tuple(metric for metric in METRICS if metric.part == "sandbox")
+DECLARED = tuple(metric for metric in PROCESS_METRICS if metric.group == "sandbox")
 
 
 def pool_figures(stats: PoolStats) -> list[tuple[Metric, float, dict[str, str]]]:
@@ -28,10 +28,10 @@ def pool_figures(stats: PoolStats) -> list[tuple[Metric, float, dict[str, str]]]
     }
     figures: list[tuple[Metric, float, dict[str, str]]] = []
     for metric in DECLARED:
-        if metric.name == by_outcome:
+        if metric.exported_name == by_outcome:
             figures += [(metric, stats.finished.get(outcome, 0), {"outcome": str(outcome)}) for outcome in Outcome]
         else:
-            figures.append((metric, values[metric.name], {}))
+            figures.append((metric, values[metric.exported_name], {}))
     return figures
 
 

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from rstar_ray.config import BalancerConfig
-from rstar_ray.run_dir.metrics import PlacementFigures
+from rstar_ray.run_dir.metrics import BalancerStats
 from scheduler.expected_kv.caution import Caution
 from scheduler.expected_kv.learned import Learned
 from scheduler.expected_kv.rule import ExpectedKV
@@ -381,7 +381,7 @@ class Balancer:
         reserved = [self.rule.reserved_tokens(replica) for replica in self.state.replicas.values()]
         return self.state.snapshot(self.rule.name, self._learner.risk if self._learner else 0.0, reserved)
 
-    def step_figures(self) -> PlacementFigures:
+    def step_figures(self) -> BalancerStats:
         """Statistics since the last call; taken when a step has all its rollouts."""
         return self._statistics.take(self.snapshot(), self.leaks(), self.now_s)
 

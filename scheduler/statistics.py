@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import inf
 
-from rstar_ray.run_dir.metrics import PlacementFigures
+from rstar_ray.run_dir.metrics import BalancerStats
 from scheduler.records import BalancerSnapshot
 from scheduler.state import QueueBlock, Rollout
 
@@ -63,25 +63,27 @@ class StepStatistics:
         self._waits_s.append(now_s - rollout.known_since_s)
         return _grown(self._blocked_s, rollout.blocked_before_s)
 
-    def take(self, now: BalancerSnapshot, leaks: Sequence[str], now_s: float) -> PlacementFigures:
+    def take(self, now: BalancerSnapshot, leaks: Sequence[str], now_s: float) -> BalancerStats:
         """The figures of the step that ends now."""
         self._advance(now_s)
         waits, samples, start = sorted(self._waits_s), max(1, self._samples), self._start
-        figures = PlacementFigures(
+        figures = BalancerStats(
+            values={
+                "balancer/queue_len_max": self._most_waiting,
+                "balancer/in_flight_max": self._most_in_flight,
+                "balancer/kv_util_mean": self._used / samples,
+                "balancer/kv_util_max": self._most_used,
+                "balancer/kv_reserved_mean": self._reserved / samples,
+                "balancer/kv_reserved_max": self._most_reserved,
+                "balancer/num_preemptions": now.preemptions - start.preemptions,
+                "balancer/num_moves": now.moves - start.moves,
+                "balancer/num_recomputed_tokens": now.recomputed_tokens - start.recomputed_tokens,
+                "balancer/wait_p50_s": waits[len(waits) // 2] if waits else 0.0,
+                "balancer/wait_p99_s": waits[len(waits) * 99 // 100] if waits else 0.0,
+                "balancer/preemption_risk": now.risk,
+            },
             rule=now.rule,
-            waiting_most=self._most_waiting,
-            in_flight_most=self._most_in_flight,
-            kv_used_share=self._used / samples,
-            kv_used_share_most=self._most_used,
-            kv_reserved_share=self._reserved / samples,
-            kv_reserved_share_most=self._most_reserved,
-            preemptions=now.preemptions - start.preemptions,
-            moves=now.moves - start.moves,
-            recomputed_tokens=now.recomputed_tokens - start.recomputed_tokens,
-            wait_p50_s=waits[len(waits) // 2] if waits else 0.0,
-            wait_p99_s=waits[len(waits) * 99 // 100] if waits else 0.0,
-            risk=now.risk,
-            set_aside=tuple(f"{r.replica_id}: {r.quarantine}" for r in now.replicas if r.quarantine is not None),
+            quarantined=tuple(f"{r.replica_id}: {r.quarantine}" for r in now.replicas if r.quarantine is not None),
             faults=tuple(leaks),
             held_s=_grown(self._blocked_s, self._blocked_at_start_s),
         )

@@ -27,9 +27,9 @@ from rstar_ray.rollouts import DroppedRollout, FinishedRollout, TrainingRow, Tra
 from rstar_ray.run_dir.durable import read_json, write_json
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.manifest import WrittenFile, own_file
-from rstar_ray.run_dir.metrics import PlacementFigures, PublishFigures
-from rstar_ray.telemetry.declared import Kind, Metric
+from rstar_ray.run_dir.metrics import BalancerStats
 from rstar_ray.telemetry.meter import Meter
+from rstar_ray.telemetry.registry import Kind, Metric
 from rstar_ray.tools.environment import Reply
 from rstar_ray.trajectory import (
     MODELS_OWN,
@@ -317,10 +317,11 @@ Published = tuple[int, float, float, int]
 
 
 def update_result(step: int, *, tokens: int, lr: float, applied: bool = True) -> UpdateResult:
-    return UpdateResult(
-        loss=0.1, grad_norm=0.2, entropy=0.3, clip_share=0.0, logprob_diff_mean=0.0, logprob_diff_max=0.0, lr=lr,
-        applied=applied, reason="", step=step, tokens=tokens, input_tokens=tokens, padding_waste=0.0, seconds=0.01,
-    )  # fmt: skip
+    metrics = {
+        "loss": 0.1, "grad_norm": 0.2, "entropy": 0.3, "clip_frac": 0.0, "logprob_diff_mean": 0.0,
+        "logprob_diff_max": 0.0, "lr": lr, "trained_tokens": tokens, "input_tokens": tokens, "update_s": 0.01,
+    }  # fmt: skip
+    return UpdateResult(applied=applied, reason="", step=step, metrics=metrics)
 
 
 class FakeServices:
@@ -341,11 +342,11 @@ class FakeServices:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{ref.batch[ref.index].summary.rollout_id}\n" for ref in refs))
 
-    async def placement_figures(self) -> PlacementFigures | None:
+    async def balancer_stats(self) -> BalancerStats | None:
         return None
 
-    def publish_figures(self) -> PublishFigures | None:
-        return None
+    def publish_metrics(self) -> Mapping[str, float]:
+        return {}
 
     async def balancer_state(self) -> Mapping[str, object] | None:
         return None
@@ -448,7 +449,7 @@ class _Kept:
 
     def record(self, value: float, labels: Mapping[str, str]) -> None:
         listed = ",".join(f"{key}={labels[key]}" for key in sorted(labels))
-        name = f"{self.metric.name}{{{listed}}}" if listed else self.metric.name
+        name = f"{self.metric.exported_name}{{{listed}}}" if listed else self.metric.exported_name
         before = 0.0 if self.metric.kind is Kind.GAUGE else self.values.get(name, 0.0)
         counted = 1.0 if self.metric.kind is Kind.HISTOGRAM else value
         self.values[name] = before + counted

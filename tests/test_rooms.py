@@ -25,7 +25,6 @@ FOREIGN = {
     "recipes": set(),
 }
 TORCH_ALLOWED = {
-    "rstar_ray/analysis/measure.py",
     "rstar_ray/algorithm/batch.py",
     "rstar_ray/algorithm/loss.py",
     "rstar_ray/tiny/tiny_model.py",

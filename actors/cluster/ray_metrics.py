@@ -8,8 +8,8 @@ from typing import Any
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from rstar_ray.telemetry.declared import Kind, Metric
 from rstar_ray.telemetry.meter import Meter
+from rstar_ray.telemetry.registry import Kind, Metric
 
 
 class RayInstrument:
@@ -21,13 +21,13 @@ class RayInstrument:
         self._metric: Any
         self._put: Callable[[float, dict[str, str]], None]
         if metric.kind is Kind.GAUGE:
-            self._metric = Gauge(metric.name, metric.meaning, keys)
+            self._metric = Gauge(metric.exported_name, metric.help, keys)
             self._put = self._metric.set
         elif metric.kind is Kind.COUNTER:
-            self._metric = Counter(metric.name, metric.meaning, keys)
+            self._metric = Counter(metric.exported_name, metric.help, keys)
             self._put = self._metric.inc
         else:
-            self._metric = Histogram(metric.name, metric.meaning, list(metric.boundaries), keys)
+            self._metric = Histogram(metric.exported_name, metric.help, list(metric.boundaries), keys)
             self._put = self._metric.observe
 
     def record(self, value: float, labels: Mapping[str, str]) -> None:

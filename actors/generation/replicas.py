@@ -21,7 +21,7 @@ from actors.weights.transfer import EngineSeat, LoadedWeights, Publication
 from rstar_ray.chat.template import ChatFormat
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, LearnerError, RankLost, RStarError, VersionGone
-from rstar_ray.run_dir.metrics import PlacementFigures, PublishFigures
+from rstar_ray.run_dir.metrics import BalancerStats
 from rstar_ray.telemetry.meter import NO_METER, Meter
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Replicas:
         self._published: Publication | None = None
         self._store_again = store_again
         self._stored: asyncio.Task[Publication] | None = None  # the newest version, where it was sent and not stored
-        self.figures: PublishFigures | None = None  # of the newest publish
+        self.publish_metrics: dict[str, float] = {}  # of the newest publish
 
     @property
     def there(self) -> dict[str, Remote[GenerationActor]]:
@@ -141,9 +141,7 @@ class Replicas:
         missed = [name for name in self.there if name not in weights.took or name in self._back]
         pulled = await asyncio.gather(*(self._pull_unless_lost(name, weights) for name in missed))
         took = [*weights.took.values(), *(one for one in pulled if one is not None)]
-        self.figures = _figures(weights, took)
-        self._meter.set("rstar_publish_move_seconds", self.figures.move_s)
-        self._meter.set("rstar_publish_load_seconds", self.figures.load_s)
+        self.publish_metrics = _publish_metrics(weights, took)
         await self.rollouts.memory.note()  # so that one which began empty has what the new version lets fade
         version = weights.policy_version
         await self._ask(self._balancer, lambda b: b.set_policy_version(version), "the policy version", retry=True)
@@ -154,7 +152,7 @@ class Replicas:
         await self.rollouts.abandon()
         await self._ask(self._balancer, lambda b: b.withdraw_versions(), "taking back the policy versions", retry=True)
 
-    async def placed(self) -> PlacementFigures:
+    async def placed(self) -> BalancerStats:
         """What the balancer did since this was asked last."""
         return await self._ask(self._balancer, lambda b: b.step_figures(), "the step's figures", retry=True)
 
@@ -365,15 +363,15 @@ def _waited_for_another(lost: Exception, name: str) -> bool:
     return isinstance(lost, DeadlineExceeded) and not isinstance(lost, RayTaskError) and lost.owner != name
 
 
-def _figures(weights: Publication, loaded: Sequence[LoadedWeights]) -> PublishFigures:
-    """Replicas move and load at the same time, so that the slowest counts."""
-    return PublishFigures(
-        gather_s=weights.seconds,
-        move_s=max((one.move_s for one in loaded), default=0.0),
-        load_s=max((one.load_s for one in loaded), default=0.0),
-        num_bytes=weights.num_bytes,
-        copies=sum(one.laid_out for one in loaded),
-    )
+def _publish_metrics(weights: Publication, loaded: Sequence[LoadedWeights]) -> dict[str, float]:
+    """Replicas move and load at the same time, so the slowest counts."""
+    return {
+        "publish/gather_s": weights.seconds,
+        "publish/move_s": max((one.move_s for one in loaded), default=0.0),
+        "publish/load_s": max((one.load_s for one in loaded), default=0.0),
+        "publish/num_bytes": weights.num_bytes,
+        "publish/copies": sum(one.laid_out for one in loaded),
+    }
 
 
 def _refuse_others(name: str, pulled: LoadedWeights, weights: Publication) -> None:

@@ -223,35 +223,11 @@ class Learner:
         self._step = results[0].step
         if results[0].reason:
             log.warning("update not applied: %s", results[0].reason)
-        self._export(results[0])
         return results[0]
-
-    def _export(self, update: UpdateResult) -> None:
-        meter = self._meter
-        meter.set("rstar_update_seconds", update.seconds)
-        meter.set("rstar_update_tokens_per_second", update.input_tokens / max(update.seconds, 1e-9))
-        meter.set("rstar_update_padding_ratio", update.padding_waste)
-        meter.add("rstar_trained_tokens_total", update.tokens if update.applied else 0)
-        meter.add("rstar_updates_refused_total", len(update.refused) or (0 if update.applied else 1))
 
     def _nothing(self, reason: str, lr: float) -> UpdateResult:
         log.warning("no update: %s", reason)
-        return UpdateResult(
-            applied=False,
-            reason=reason,
-            step=self._step,
-            loss=0.0,
-            grad_norm=0.0,
-            entropy=0.0,
-            clip_share=0.0,
-            logprob_diff_mean=0.0,
-            logprob_diff_max=0.0,
-            lr=lr,
-            tokens=0,
-            input_tokens=0,
-            padding_waste=0.0,
-            seconds=0.0,
-        )
+        return UpdateResult(applied=False, reason=reason, step=self._step, metrics={"lr": lr, "trained_tokens": 0})
 
     # ------------------------------------------------------------ weights out and in
 
@@ -267,10 +243,7 @@ class Learner:
             "the weights",
         )
         seconds = time.perf_counter() - started
-        self._meter.set("rstar_publish_pack_seconds", seconds)
-        publication = Publication.together(sent, seconds=seconds)
-        self._meter.set("rstar_published_bytes", publication.num_bytes)
-        return publication
+        return Publication.together(sent, seconds=seconds)
 
     async def save_checkpoint(self, folder: Path, extra: Mapping[str, Any] | None = None) -> None:
         """Everything the learner needs to go on, as it is now; each rank writes its part beside what comes next."""

@@ -16,9 +16,10 @@ from actors.learner.losses import LossFn
 from actors.learner.optimizer import RefusingAdamW
 from actors.learner.settings import LearnerSettings
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow
-from rstar_ray.algorithm.loss import MAXIMA, SUMS, LossStats
+from rstar_ray.algorithm.loss import LossStats
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.run_dir.best_effort import best_effort
+from rstar_ray.telemetry.registry import Reduction, combined, step_metric
 
 MicroBatches = Sequence[Sequence[TokenRow]]  # of one rank; a micro batch may be empty
 
@@ -57,40 +58,36 @@ class OptimizerSteps:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         counts, stats, losses = self._backward(batches, loss_of)
-        counts, figures = _over_ranks(counts, stats)
-        self._optimizer.refuse = not math.isfinite(figures["loss"])
+        counts, loss, metrics = self._over_ranks(counts, losses, stats)
+        self._optimizer.refuse = not math.isfinite(loss)
         self._engine.step()
         grad_norm = self._grad_norm()
-        applied = math.isfinite(figures["loss"]) and math.isfinite(grad_norm)
-        reason = "" if applied else self._bad_update(micro_batches, losses, figures["loss"], grad_norm)
+        applied = math.isfinite(loss) and math.isfinite(grad_norm)
+        reason = "" if applied else self._bad_update(micro_batches, losses, loss, grad_norm)
         if applied:
             self.step += 1
             self.bad_updates = 0
-        tokens = max(float(counts.tokens), 1.0)
         return UpdateResult(
             applied=applied,
             reason=reason,
             step=self.step,
             bad_updates=self.bad_updates,
-            loss=figures["loss"],
-            grad_norm=grad_norm,
-            lr=lr,
-            tokens=counts.tokens,
-            input_tokens=counts.input_tokens,
-            padding_waste=1.0 - counts.input_tokens / max(counts.padded_tokens, 1),
-            seconds=time.perf_counter() - started_s,
-            entropy=figures["entropy"] / tokens,
-            clip_share=figures["clipped"] / tokens,
-            ratio_mean=figures["ratio"] / tokens,
-            kl=figures["kl"] / tokens,
-            logprob_diff_mean=figures["logprob_diff"] / tokens,
-            correction_mean=figures["correction"] / tokens,
-            ratio_max=figures["ratio_max"],
-            logprob_diff_max=figures["logprob_diff_max"],
+            metrics={
+                "loss": loss,
+                "grad_norm": grad_norm,
+                "lr": lr,
+                **metrics,
+                "trained_tokens": counts.tokens,
+                "input_tokens": counts.input_tokens,
+                "padding_frac": 1.0 - counts.input_tokens / max(counts.padded_tokens, 1),
+                "update_s": time.perf_counter() - started_s,
+                "updates_refused": int(not applied),
+            },
         )
 
     def _backward(self, batches: Sequence[MicroBatch], loss_of: LossFn) -> tuple[_Counts, LossStats, list[Tensor]]:
-        counts, stats = _Counts(), LossStats.nothing(self._device)
+        counts = _Counts()
+        stats: LossStats = {}
         losses: list[Tensor] = []
         for index, batch in enumerate(batches):
             self._engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
@@ -99,8 +96,29 @@ class OptimizerSteps:
             self._engine.backward(loss * self._settings.world_size)
             losses.append(loss.detach())
             counts.add(batch)
-            stats = stats + of_batch
+            for name, value in of_batch.items():
+                stats[name] = _joined(name, stats[name], value) if name in stats else value
         return counts, stats, losses
+
+    def _over_ranks(
+        self, counts: _Counts, losses: Sequence[Tensor], stats: LossStats
+    ) -> tuple[_Counts, float, dict[str, float]]:
+        """Every rank's counts together, the loss, and the statistics as metrics: means over tokens, and maxima."""
+        maxima = [name for name in stats if step_metric(name)[0].reduction is Reduction.MAX]
+        means = [name for name in stats if name not in maxima]
+        loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        for of_batch in losses:
+            loss = loss + of_batch.double()
+        own = torch.tensor([counts.tokens, counts.input_tokens, counts.padded_tokens]).to(loss)
+        summed = torch.cat([own, torch.stack([loss, *(stats[name] for name in means)])])
+        dist.all_reduce(summed)
+        tokens, input_tokens, padded_tokens, total, *sums = summed.tolist()
+        metrics = {name: value / max(tokens, 1.0) for name, value in zip(means, sums, strict=True)}
+        if maxima:
+            largest = torch.stack([stats[name] for name in maxima])
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+            metrics |= zip(maxima, largest.tolist(), strict=True)
+        return _Counts(int(tokens), int(input_tokens), int(padded_tokens)), total, metrics
 
     def _grad_norm(self) -> float:
         """Of the last step, over all ranks, before clipping; not finite where any gradient was not."""
@@ -123,30 +141,25 @@ class OptimizerSteps:
         return reason
 
 
-def combined(results: Sequence[UpdateResult]) -> UpdateResult:
+def as_one(results: Sequence[UpdateResult]) -> UpdateResult:
     """Several optimizer steps as one result: what was applied of them, means by tokens, the last one's position."""
     last = results[-1]
     if len(results) == 1:
         return last
-    told = [result for result in results if result.applied] or results
-    tokens = sum(result.tokens for result in told)
-
-    def mean(name: str) -> float:
-        return sum(getattr(result, name) * result.tokens for result in told) / max(tokens, 1)
-
-    means = ("loss", "grad_norm", "entropy", "clip_share", "ratio_mean", "kl", "logprob_diff_mean", "correction_mean")
+    counted = [result for result in results if result.applied] or results
     return replace(
         last,
         applied=any(result.applied for result in results),
         reason="; ".join(result.reason for result in results if result.reason),
         bad_updates=max(result.bad_updates for result in results),
         refused=tuple(number for number, result in enumerate(results) if not result.applied),
-        tokens=tokens,
-        input_tokens=sum(result.input_tokens for result in told),
-        seconds=sum(result.seconds for result in results),
-        ratio_max=max(result.ratio_max for result in told),
-        logprob_diff_max=max(result.logprob_diff_max for result in told),
-        **{name: mean(name) for name in (*means, "padding_waste")},
+        metrics={
+            **combined(
+                [result.metrics for result in counted],
+                weights=[result.metrics["trained_tokens"] for result in counted],
+            ),
+            **{name: sum(result.metrics[name] for result in results) for name in ("update_s", "updates_refused")},
+        },
     )
 
 
@@ -173,16 +186,9 @@ def save_rows(rows: Sequence[TokenRow], path: Path) -> None:
     np.savez_compressed(path, **arrays)
 
 
-def _over_ranks(counts: _Counts, stats: LossStats) -> tuple[_Counts, dict[str, float]]:
-    """Every rank's counts together, and the fields of `LossStats` by name: sums added, maxima taken."""
-    own = torch.tensor([counts.tokens, counts.input_tokens, counts.padded_tokens]).to(stats.loss)
-    sums = torch.cat([own, torch.stack([getattr(stats, name) for name in SUMS])])
-    maxima = torch.stack([getattr(stats, name) for name in MAXIMA])
-    dist.all_reduce(sums)
-    dist.all_reduce(maxima, dist.ReduceOp.MAX)
-    tokens, input_tokens, padded_tokens, *summed = sums.tolist()
-    figures: dict[str, float] = dict(zip((*SUMS, *MAXIMA), (*summed, *maxima.tolist()), strict=True))
-    return _Counts(int(tokens), int(input_tokens), int(padded_tokens)), figures
+def _joined(name: str, one: Tensor, other: Tensor) -> Tensor:
+    """One statistic of two micro batches."""
+    return torch.maximum(one, other) if step_metric(name)[0].reduction is Reduction.MAX else one + other
 
 
 def _all_finite(values: Any) -> bool:

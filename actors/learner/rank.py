@@ -17,7 +17,7 @@ from actors.learner import attention_kernels, checkpoint, deepspeed_start, model
 from actors.learner.adapters import add_adapters
 from actors.learner.file_writer import FileWriter
 from actors.learner.losses import PolicyLoss, SftLoss, seen_by_row
-from actors.learner.optimizer_step import MicroBatches, OptimizerSteps, combined
+from actors.learner.optimizer_step import MicroBatches, OptimizerSteps, as_one
 from actors.learner.policy import Policy, RankFacts, load_language_model, rank_facts, refuse_changed_logits
 from actors.learner.settings import LearnerSettings
 from actors.weights.tensors import ServedWeights
@@ -145,9 +145,10 @@ class LearnerRank:
             results.append(self._steps.take(update, batches, loss, lr))
             self._seen += zip(update, loss.seen, strict=True)
             drift = max(drift, loss.drift)
-        result = combined(results)
-        kl = None if self.reference is None else result.kl
-        return replace(result, kl=kl, old_logprobs_drift=self._all_max(drift) if checked else None)
+        result = as_one(results)
+        if not checked:
+            return result
+        return replace(result, metrics={**result.metrics, "old_logprobs_drift": self._all_max(drift)})
 
     def seen_tokens(self) -> dict[str, SeenTokens]:
         """Of the rows of the newest `train_rl`, by name; for records, so it is brought from the device when asked."""

@@ -6,7 +6,7 @@ R rows (trajectories); H hidden size; V vocabulary. `rows_N` names the row of ea
 A loss is always `sum(weights_N * per_token_N)`; the weights are those of the whole update (`normalisation`).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -219,34 +219,11 @@ class SampledTokens:
     ref_logprobs_N: Tensor | None = None  # of the reference; needed for a KL term
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossStats:
-    """The loss of a micro batch, sums over its tokens and maxima: float64 scalars. `+` combines micro batches."""
+LossStats = dict[str, Tensor]
+"""Statistics of a micro batch as float64 scalars, by the names of rstar_ray/telemetry/registry.py.
 
-    loss: Tensor
-    entropy: Tensor
-    clipped: Tensor  # tokens whose ratio was clipped
-    ratio: Tensor
-    kl: Tensor  # k3, to the reference
-    logprob_diff: Tensor  # |old_logprobs - rollout_logprobs|
-    correction: Tensor  # weights for the gap between engine and learner
-    ratio_max: Tensor
-    logprob_diff_max: Tensor
-
-    @classmethod
-    def nothing(cls, device: torch.device | str = "cpu") -> "LossStats":
-        """Of no micro batch at all."""
-        return cls(**{name: torch.zeros((), dtype=torch.float64, device=device) for name in (*SUMS, *MAXIMA)})
-
-    def __add__(self, other: "LossStats") -> "LossStats":
-        sums = {name: getattr(self, name) + getattr(other, name) for name in SUMS}
-        maxima = {name: torch.maximum(getattr(self, name), getattr(other, name)) for name in MAXIMA}
-        return LossStats(**sums, **maxima)
-
-
-SUMS = ("loss", "entropy", "clipped", "ratio", "kl", "logprob_diff", "correction")
-MAXIMA = ("ratio_max", "logprob_diff_max")
-"""How the fields of `LossStats` combine, over micro batches and over ranks."""
+Metrics whose reduction there is `mean` are sums over the tokens, to be divided by the tokens of the whole update.
+"""
 
 
 def policy_loss(tokens: SampledTokens, settings: LossSettings) -> tuple[Tensor, LossStats]:
@@ -275,26 +252,25 @@ def policy_loss(tokens: SampledTokens, settings: LossSettings) -> tuple[Tensor, 
     loss = (tokens.weights_N * per_token_N).sum()
     with torch.no_grad():
         gap_N = (tokens.old_logprobs_N - tokens.rollout_logprobs_N).abs()
-        stats = LossStats(
-            loss=loss.double(),
-            entropy=tokens.entropy_N.double().sum(),
-            clipped=surrogate.clipped_N.double().sum(),
-            ratio=surrogate.ratio_N.double().sum(),
-            kl=kl_N.double().sum(),
-            logprob_diff=gap_N.double().sum(),
-            correction=correction_N.double().sum(),
-            ratio_max=_largest(surrogate.ratio_N),
-            logprob_diff_max=_largest(gap_N),
-        )
+        stats = {
+            "entropy": tokens.entropy_N.double().sum(),
+            "clip_frac": surrogate.clipped_N.double().sum(),
+            "ratio_mean": surrogate.ratio_N.double().sum(),
+            "logprob_diff_mean": gap_N.double().sum(),
+            "correction_mean": correction_N.double().sum(),
+            "ratio_max": _largest(surrogate.ratio_N),
+            "logprob_diff_max": _largest(gap_N),
+        }
+        if reference_N is not None:
+            stats["kl"] = kl_N.double().sum()
     return loss, stats
 
 
 def likelihood_loss(logprobs_N: Tensor, entropy_N: Tensor, weights_N: Tensor) -> tuple[Tensor, LossStats]:
-    """Cross-entropy on the tokens with a loss (SFT); of the statistics only loss and entropy mean anything."""
+    """Cross-entropy on the tokens with a loss (SFT)."""
     loss = -(weights_N * logprobs_N).sum()
     with torch.no_grad():
-        stats = replace(LossStats.nothing(loss.device), loss=loss.double(), entropy=entropy_N.double().sum())
-    return loss, stats
+        return loss, {"entropy": entropy_N.double().sum()}
 
 
 def _largest(values_N: Tensor) -> Tensor:

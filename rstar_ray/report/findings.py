@@ -1,11 +1,12 @@
-"""What a run's figures say, in words and in tables; every plot's title and every line of the report comes from here."""
+"""The figures of a run as text and tables: titles of charts, headline, evaluations, metrics by stage, facts."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from rstar_ray.report.run_record import Row, RunRecord, asked_of, ends, seconds_by_phase, stage_title
+from rstar_ray.report.run_record import Row, RunRecord, asked_of, ends, pooled, seconds_by_phase, stage_title
+from rstar_ray.telemetry.registry import Metric, step_metric
 
 PHASE_NAMES = {
     "generate_s": "generation",
@@ -55,10 +56,10 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure from where it started to where it ended."""
+    """A figure at the start and at the end."""
 
-    what: str
-    before: float | None  # None where too little is known
+    name: str
+    before: float | None  # None if unknown
     after: float | None
     show: Callable[[float | None], str]
     unit: str = ""
@@ -68,8 +69,8 @@ class Change:
         """For a plot: "Response length: 84 → 75 tokens"."""
         unit = f" {self.unit}" if self.unit else ""
         if self.before is None or self.show(self.before) == self.show(self.after):
-            return f"{self.what}: {self.show(self.after)}{unit}" if self.after is not None else self.what
-        return f"{self.what}: {self.show(self.before)} → {self.show(self.after)}{unit}"
+            return f"{self.name}: {self.show(self.after)}{unit}" if self.after is not None else self.name
+        return f"{self.name}: {self.show(self.before)} → {self.show(self.after)}{unit}"
 
     @property
     def sentence(self) -> str:
@@ -78,11 +79,11 @@ class Change:
         if self.after is None:
             return ""
         if self.before is None:
-            return f"{self.what}: {self.show(self.after)}{unit}."
+            return f"{self.name}: {self.show(self.after)}{unit}."
         if self.show(self.before) == self.show(self.after):
-            return f"{self.what} stayed at {self.show(self.after)}{unit}."
+            return f"{self.name} stayed at {self.show(self.after)}{unit}."
         verb = "rose" if self.after > self.before else "fell"
-        return f"{self.what} {verb} from {self.show(self.before)} to {self.show(self.after)}{unit}."
+        return f"{self.name} {verb} from {self.show(self.before)} to {self.show(self.after)}{unit}."
 
 
 def heldout_change(run: RunRecord) -> Change:
@@ -105,11 +106,11 @@ def reward_change(run: RunRecord) -> Change:
 
 
 def tool_error_change(run: RunRecord) -> Change:
-    """On held-out problems where they were evaluated twice; else over the training steps."""
+    """On held-out problems if they were evaluated at least twice; else over the training steps."""
     shares = [row["tool_error_share_correct"] for row in run.heldout]
     if len(shares) > 1:
-        return Change("Tool errors if correct (held-out)", shares[0], shares[-1], percent)
-    return _change("Tool errors in correct answers", run.column("tool_error_share_correct"), percent)
+        return Change("Tool errors in correct rollouts (held-out)", shares[0], shares[-1], percent)
+    return _change("Tool errors in correct rollouts", run.column("tool_error_rate_correct"), percent)
 
 
 def length_change(run: RunRecord) -> Change:
@@ -117,22 +118,7 @@ def length_change(run: RunRecord) -> Change:
 
 
 def truncation_change(run: RunRecord) -> Change:
-    return _change("Cut off by the budget", run.column("share_truncated"), percent)
-
-
-def results_rows(run: RunRecord) -> tuple[list[str], list[list[str]]]:
-    """(head, rows) of held-out pass@1 by difficulty at every stage's end; no rows where problems have none."""
-    ends = [row for row in before_after(run) if row["by_difficulty"]]
-    difficulties = sorted({name for row in ends for name in row["by_difficulty"]}, key=float)
-    rows = [
-        [
-            stage_title(row["stage"]),
-            percent(row["avg_at_k"]),
-            *(percent(row["by_difficulty"].get(name, {}).get("avg_at_k")) for name in difficulties),
-        ]
-        for row in ends
-    ]
-    return ["", "all", *(f"difficulty {name}" for name in difficulties)], rows
+    return _change("Truncated rollouts", run.column("frac_truncated"), percent)
 
 
 def sft_change(run: RunRecord) -> Change:
@@ -144,10 +130,10 @@ def _loss(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
-def _change(what: str, values: Sequence[float], show: Callable[[float | None], str], unit: str = "") -> Change:
+def _change(name: str, values: Sequence[float], show: Callable[[float | None], str], unit: str = "") -> Change:
     """Between the means of the first and of the last few steps."""
     before, after = ends(values) or (None, None)
-    return Change(what, before, after, show, unit)
+    return Change(name, before, after, show, unit)
 
 
 def time_title(run: RunRecord) -> str:
@@ -229,82 +215,27 @@ def _asked(row: Row) -> str:
     )
 
 
-def time_rows(run: RunRecord) -> list[list[str]]:
-    """Stage, steps, time, then each phase's share; a last row for all stages where there are several."""
-    by_stage = [(stage_title(span.name), [row for row in run.steps if row["stage"] == span.name]) for span in run.spans]
-    if len(by_stage) > 1:
-        by_stage.append(("All stages", run.steps))
-    return [
-        [
-            name,
-            str(len(steps)),
-            duration(sum(row["step_s"] for row in steps)),
-            *(percent(phase.share, 0) for phase in phase_times(steps)),
-        ]
-        for name, steps in by_stage
-    ]
-
-
-PLACEMENT_HEAD = (
-    "stage",
-    "rule",
-    "most waiting",
-    "most in flight",
-    "KV in use",
-    "KV reserved",
-    "preemptions",
-    "moves",
-    "recomputed",
-    "wait p50",
-    "wait p99",
-)
-
-
-def placement_rows(run: RunRecord) -> list[list[str]]:
-    """What the balancer did in each stage: maxima over its steps, mean shares of KV, sums, and waits (mean, worst)."""
+def metric_rows(run: RunRecord) -> tuple[list[str], list[list[str]]]:
+    """(head, rows): every step metric that has a value, per stage over all its steps by the registry's reduction."""
+    stages = {span.name: pooled([row for row in run.steps if row["stage"] == span.name]) for span in run.spans}
     rows: list[list[str]] = []
-    for span in run.spans:
-        steps = [row for row in run.steps if row["stage"] == span.name and row["balancer"]]
-        placed: list[Row] = [row["balancer"] for row in steps]
-        if not placed:
-            continue
-        recomputed, sampled = sum(row["recomputed_tokens"] for row in placed), sum(r["tokens_generated"] for r in steps)
-        rows.append(
-            [
-                stage_title(span.name),
-                ", ".join(sorted({row["rule"] for row in placed})),
-                f"{max(row['waiting_most'] for row in placed):,}",
-                f"{max(row['in_flight_most'] for row in placed):,}",
-                percent(sum(row["kv_used_share"] for row in placed) / len(placed), 0),
-                percent(sum(row["kv_reserved_share"] for row in placed) / len(placed), 0),
-                f"{sum(row['preemptions'] for row in placed):,}",
-                f"{sum(row['moves'] for row in placed):,}",
-                percent(recomputed / sampled if sampled else None),
-                f"{sum(row['wait_p50_s'] for row in placed) / len(placed):.1f} s",
-                f"{max(row['wait_p99_s'] for row in placed):.1f} s",
-            ]
-        )
-    return rows
+    for name in dict.fromkeys(name for values in stages.values() for name in values):
+        metric = step_metric(name)[0]
+        cells = [_value(values[name], metric) if name in values else "–" for values in stages.values()]
+        rows.append([name, *cells, metric.unit, metric.reduction, metric.help])
+    return ["metric", *map(stage_title, stages), "unit", "over the steps", "meaning"], rows
 
 
-def placement_notes(run: RunRecord) -> list[str]:
-    """Replicas set aside and books that did not close, each with the step at which it was seen first."""
-    seen: dict[str, str] = {}
-    for row in run.steps:
-        placed: Row | None = row["balancer"]
-        if not placed:
-            continue
-        for text in placed["set_aside"]:
-            seen.setdefault(f"Set aside: {text}", f"{stage_title(row['stage'])}, step {row['step']}")
-        for text in placed["faults"]:
-            seen.setdefault(
-                f"The balancer's books did not close: {text}", f"{stage_title(row['stage'])}, step {row['step']}"
-            )
-    return [f"{text} ({where})" for text, where in seen.items()]
+def _value(value: float, metric: Metric) -> str:
+    if metric.unit == "fraction":
+        return percent(value)
+    if metric.unit == "bytes":
+        return f"{value / 2**20:,.0f} MiB"
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1_000 else f"{value:.4g}"
 
 
 def facts(run: RunRecord) -> list[tuple[str, str]]:
-    """What ran where, as (name, value)."""
+    """Settings, sizes and versions of the run, as (name, value)."""
     found: list[tuple[str, str]] = []
     for label, values in (
         ("Scale", run.setting("scale")),
@@ -336,7 +267,7 @@ def facts(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def _launch_facts(run: RunRecord) -> list[tuple[str, str]]:
-    """Every stage logs its starts; a stage that started twice went on after a stop."""
+    """Each start of a stage has a row; a stage with several rows was resumed."""
     first, last = run.launches[0], run.launches[-1]
     times_resumed = len(run.launches) - len({launch["stage"] for launch in run.launches})
     resumed = f", resumed {'once' if times_resumed == 1 else f'{times_resumed} times'}" if times_resumed else ""

@@ -1,4 +1,4 @@
-"""A run that is under way, for the page that shows it: read as it grows, whatever state its files are in."""
+"""Data of an active run for the live page, read as its files grow."""
 
 import re
 import socket
@@ -11,14 +11,14 @@ from typing import Any
 from rstar_ray.report.findings import duration
 from rstar_ray.report.page import page_data
 from rstar_ray.report.run_record import Row, RunFiles, TrajectoryFile, stage_title, trajectory_files
-from rstar_ray.report.trajectory_browser import fates_of, ids_of, ledger_data, new_browser, rule_of
+from rstar_ray.report.trajectory_browser import ids_of, ledger_data, new_browser, rule_of, statuses_of
 from rstar_ray.report.trajectory_rows import (
     Siblings,
-    fates_by_step,
     has_figures,
     read_again,
     shares_of,
     siblings_of,
+    statuses_by_step,
     without_texts,
 )
 from rstar_ray.report.trajectory_text import deflated, figure_block, text_block
@@ -36,7 +36,7 @@ class _Indexed:
 
 
 class LiveRun:
-    """The page's figures now, and any trajectory's text when it is asked for. Not for two threads at once."""
+    """The page's current data, and single trajectories on request. Not thread-safe."""
 
     def __init__(self, path: Path | str) -> None:
         """Raises `ConfigError` where there is no run, or one of a newer version."""
@@ -52,11 +52,11 @@ class LiveRun:
         return self._run.name
 
     def changed(self) -> bool:
-        """Whether a file of the run is another than when the figures were made last."""
+        """Whether a file of the run changed since `data` was called."""
         return self._written() != self._seen
 
     def data(self) -> dict[str, Any]:
-        """All that the page shows but texts; raises as the constructor where the run is gone meanwhile."""
+        """Everything on the page except texts. Raises as the constructor if the run has disappeared."""
         self._seen = self._written()
         self._run, self._ledger = self._files.record(begun=True), self._files.ledger()
         self.version += 1
@@ -67,7 +67,7 @@ class LiveRun:
         }
 
     def block(self, kind: str, where: str, place: int) -> bytes | None:
-        """A group's texts or token figures by file and place, or a step's rollouts by stage and step."""
+        """A group's texts or token figures by file and index, or a step's rollouts by stage and step."""
         if kind == "ids":
             row = next((row for row in self._ledger if (row["stage"], row["step"]) == (where, place)), None)
             return deflated(ids_of(row)) if row else None
@@ -77,32 +77,32 @@ class LiveRun:
         group = read_again(file, self._indexed[where].groups[place])
         if kind == "figures":
             return figure_block(group) or None
-        known = fates_of(group, {"set": file.problem_set}, fates_by_step(self._ledger))
+        known = statuses_of(group, {"set": file.problem_set}, statuses_by_step(self._ledger))
         return text_block(group, known, rule_of(self._run, group.stage))
 
     def state(self) -> str:
-        """Where the run stands, in a few words."""
+        """The run's state in a few words."""
         newest = max([*self._run.sft, *self._run.steps], key=lambda row: row.get("rl_step", 0), default=None)
-        held = "under way" if self._holder() else "not running"
+        running = "active" if self._holder() else "not running"
         metrics = self._files.path / "metrics.jsonl"
         if newest is None or not metrics.exists():
-            return f"{held}: no step has ended yet"
+            return f"{running}: no step has ended yet"
         ago = duration(max(0.0, time.time() - metrics.stat().st_mtime))
-        return f"{held}: {stage_title(newest['stage'])}, step {newest['step']}, {ago} ago"
+        return f"{running}: {stage_title(newest['stage'])}, step {newest['step']}, {ago} ago"
 
     def _holder(self) -> bool:
-        """Whether the process that the lock names is alive, as far as can be told from here."""
+        """Whether the process named by the lock file is alive; assumed for a process on another host."""
         try:
-            said = re.match(r"process (\d+) on (.*)", (self._files.path / ".lock").read_text())
+            owner = re.match(r"process (\d+) on (.*)", (self._files.path / ".lock").read_text())
         except OSError:
             return False
-        if said is None or said[2] != socket.gethostname():
-            return said is not None
-        return Path(f"/proc/{said[1]}").exists()
+        if owner is None or owner[2] != socket.gethostname():
+            return owner is not None
+        return Path(f"/proc/{owner[1]}").exists()
 
     def _browser(self) -> dict[str, Any]:
         files = trajectory_files(self._run)
-        browser, known = new_browser(files), fates_by_step(self._ledger)
+        browser, known = new_browser(files), statuses_by_step(self._ledger)
         figures: list[int] = []
         for number, file in enumerate(files):
             indexed = self._index(file, len(files))
@@ -124,7 +124,7 @@ class LiveRun:
         return found
 
     def _written(self) -> tuple[Any, ...]:
-        """Of every file that the page is made from, name, size and time."""
+        """Name, size and time of every file that the page is made from."""
         path = self._files.path
         tables = [path / name for name in TABLES]
         seen: list[tuple[str, int, int]] = []

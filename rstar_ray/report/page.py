@@ -1,4 +1,4 @@
-"""`report.html`: one file without a network, with charts to point at and trajectories to walk through."""
+"""`report.html`: one file that needs no network, with charts and the trajectory browser."""
 
 import html
 import math
@@ -13,7 +13,6 @@ from rstar_ray.report.findings import (
     EVALUATION_HEAD,
     PHASE_COLOURS,
     PHASE_NAMES,
-    PLACEMENT_HEAD,
     Change,
     before_after,
     duration,
@@ -23,19 +22,17 @@ from rstar_ray.report.findings import (
     headline,
     heldout_change,
     length_change,
+    metric_rows,
     other_sets,
     phase_times,
-    placement_notes,
-    placement_rows,
-    results_rows,
     reward_change,
     reward_range,
     sft_change,
-    time_rows,
     time_title,
     tool_error_change,
     truncation_change,
 )
+from rstar_ray.report.health_checks import health_checks, summary
 from rstar_ray.report.run_record import (
     RunRecord,
     TrajectoryFile,
@@ -47,10 +44,8 @@ from rstar_ray.report.run_record import (
     unread_files,
 )
 from rstar_ray.report.slow import slow_data
-from rstar_ray.report.stage_ends import STAGE_END_HEAD, STAGE_END_NOTE, stage_end_rows
 from rstar_ray.report.trajectory_browser import Browser, ledger_data, ledger_ids, read_browser
 from rstar_ray.report.trajectory_text import MOST_TEXT_BYTES, Body, block, blocks, chosen, json_bytes
-from rstar_ray.report.verdicts import summary, verdicts
 
 WEB = Path(__file__).with_name("web")
 GREEN, RED, PURPLE, BLUE, AMBER, INK = "green", "red", "purple", "blue", "amber", "ink"
@@ -60,7 +55,7 @@ SCRIPTS = ("dom", "charts", "store", "highlight", "browser", "watch", "page")
 
 
 def html_report(run: RunRecord) -> str:
-    """The page with the run's figures in it. What a model wrote is data there, never markup."""
+    """The page with the run's data. Text written by a model is data in it, never markup."""
     ledger = read_ledger(run)
     browser, bodies = read_browser(run, ledger)
     held, with_figures = chosen(bodies)
@@ -80,7 +75,7 @@ def as_script_data(data: Mapping[str, Any]) -> str:
 
 
 def whole_page(title: str, data: str, below: str) -> str:
-    """The page around its figures; without any it asks the server it came from."""
+    """The page around its data; with empty data it fetches them from its server."""
     parts = {
         "TITLE": html.escape(title),
         "STYLE": (WEB / "page.css").read_text("utf-8"),
@@ -93,8 +88,9 @@ def whole_page(title: str, data: str, below: str) -> str:
 
 
 def page_data(run: RunRecord) -> dict[str, Any]:
-    """All the page shows, as JSON values; numbers that are not finite are null."""
+    """Everything on the page except trajectories, as JSON values; numbers that are not finite are null."""
     files = trajectory_files(run)
+    metrics_head, metrics_rows = metric_rows(run)
     return {
         "name": run.name,
         "headline": headline(run),
@@ -114,30 +110,23 @@ def page_data(run: RunRecord) -> dict[str, Any]:
         "sft": _sft(run),
         "results": [
             {
-                "title": "Before and after" if name == "held-out" else name,
+                "title": "Held-out" if name == "held-out" else name,
                 "head": list(EVALUATION_HEAD),
                 "rows": [evaluation_cells(row) for row in rows],
             }
             for name in ["held-out", *other_sets(run)]
             if (rows := before_after(run, name))
-        ]
-        + _by_difficulty(run),
+        ],
         "families": [
             {"name": name.replace("_", " "), "before": before, "after": after}
             for name, before, after in family_changes(run)
         ],
-        "ends_note": STAGE_END_NOTE.replace("*", ""),
-        "ends_head": list(STAGE_END_HEAD),
-        "ends_rows": stage_end_rows(run),
-        "time_head": ["stage", "steps", "time", *PHASE_NAMES.values()],
-        "time_rows": time_rows(run),
-        "placement_head": list(PLACEMENT_HEAD),
-        "placement_rows": placement_rows(run),
-        "placement_notes": placement_notes(run),
+        "metrics_head": metrics_head,
+        "metrics_rows": metrics_rows,
         "facts": [list(fact) for fact in facts(run)],
         "stage_titles": stage_titles(run, files),
         "faults": [*run.faults, *unread_files(run, files)],
-        "verdicts": verdict_data(run),
+        "health": health_data(run),
         "slow": slow_data(run),
     }
 
@@ -178,21 +167,16 @@ def _tiles(run: RunRecord) -> list[dict[str, str]]:
 def _tile(change: Change, colour: str) -> dict[str, str]:
     unit = f" {change.unit}" if change.unit else ""
     before = "" if change.before is None else f"from {change.show(change.before)}{unit}"
-    return {"name": change.what, "value": f"{change.show(change.after)}{unit}", "note": before, "colour": colour}
-
-
-def _by_difficulty(run: RunRecord) -> list[dict[str, Any]]:
-    head, rows = results_rows(run)
-    return [{"title": "Held-out pass@1 by difficulty", "head": head, "rows": rows}] if rows else []
+    return {"name": change.name, "value": f"{change.show(change.after)}{unit}", "note": before, "colour": colour}
 
 
 def _lines(run: RunRecord) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for name, change, colour, unit in (
-        ("tool_error_share_correct", tool_error_change(run), RED, "percent"),
+        ("tool_error_rate_correct", tool_error_change(run), RED, "percent"),
         ("reward_mean", reward_change(run), BLUE, "plain"),
         ("response_tokens_mean", length_change(run), PURPLE, "tokens"),
-        ("share_truncated", truncation_change(run), AMBER, "percent"),
+        ("frac_truncated", truncation_change(run), AMBER, "percent"),
     ):
         values = run.column(name)
         known = [value for value in values if not math.isnan(value)]
@@ -225,9 +209,9 @@ def _sft(run: RunRecord) -> dict[str, Any] | None:
     }
 
 
-def verdict_data(run: RunRecord) -> dict[str, Any]:
-    """A row for each signal, and all of them in a line."""
-    found = verdicts(run)
+def health_data(run: RunRecord) -> dict[str, Any]:
+    """A row per health check, and a summary."""
+    found = health_checks(run)
     return {"summary": summary(found) if found else "", "rows": [asdict(one) for one in found], "window": WINDOW}
 
 

@@ -1,6 +1,6 @@
-"""A run directory read back: steps on one axis over all RL stages, evaluations, launches, trajectories.
+"""Reads a run directory: steps on one axis over all RL stages, evaluations, launches, trajectories.
 
-Nothing here needs the run's process, model or code paths; a run that is still going, or that stopped early, reads too.
+It needs neither the run's processes nor its model, and reads active and crashed runs too.
 """
 
 import json
@@ -15,25 +15,26 @@ from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_object
 from rstar_ray.run_dir.folder import RunDir, flatten
 from rstar_ray.run_dir.ledger import LEDGER
+from rstar_ray.run_dir.metrics import PHASES, current_row
 from rstar_ray.run_dir.tail import GrowingRows
+from rstar_ray.telemetry.registry import combined, is_step_metric
 
 Row = dict[str, Any]
-PHASES = ("generate_s", "tools_s", "verify_s", "learn_s", "publish_s")
 TABLES = {
     "metrics.jsonl": ("stage", "step", "step_s"),
     "evaluations.jsonl": ("stage", "step", "set"),
     "launches.jsonl": ("started_at", "versions"),
     LEDGER: ("stage", "step", "ids"),
 }
-"""A run's tables, and what a row of each has at least."""
+"""A run's tables, and the required keys of their rows."""
 TRAJECTORY = ("rollout_id", "group_id", "problem_id", "problem", "answer", "reward", "stop_reason", "turns")
-"""Without these a row is no trajectory."""
+"""Required keys of a trajectory."""
 ALGORITHMS = {"paper": "GRPO-RoC", "release": "GRPO-RoC, released rule", "none": "plain GRPO"}
 
 
 @dataclass(frozen=True, slots=True)
 class StageSpan:
-    """Where an RL stage lies on the axis of all RL steps: after `start`, up to and with `end`."""
+    """The steps (start, end] of an RL stage on the axis of all RL steps."""
 
     name: str
     start: int
@@ -42,7 +43,7 @@ class StageSpan:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """All that a report needs of one run."""
+    """The data of one run that a report needs."""
 
     path: Path
     config: dict[str, Row]  # by stage
@@ -60,10 +61,7 @@ class RunRecord:
 
     @property
     def heldout(self) -> list[Row]:
-        """On the held-out set along the stages; where there are none, the last evaluation on its own.
-
-        What another policy does is no point of this run's curve.
-        """
+        """Held-out evaluations of this run's policies; without any, the last evaluation of another policy."""
         rows = [row for row in self.evaluations if row["set"] == "held-out"]
         stages = {"sft", *(span.name for span in self.spans)}
         return [row for row in rows if row["stage"] in stages] or rows[-1:]
@@ -75,7 +73,7 @@ class RunRecord:
         return " / ".join(sorted(known)) or "GRPO"
 
     def column(self, name: str) -> list[float]:
-        """One figure of every RL step; NaN where it has no value."""
+        """One metric of every RL step; NaN if it has no value."""
         return [math.nan if row[name] is None else float(row[name]) for row in self.steps]
 
     def setting(self, name: str) -> list[Any]:
@@ -89,7 +87,7 @@ class RunRecord:
         return values
 
     def rollouts_drawn(self) -> list[int]:
-        """Per prompt, over the RL stages; plain GRPO draws what it keeps. Empty where some are that and some not."""
+        """Rollouts per prompt; plain GRPO draws as many as it keeps. Empty if only some stages are plain GRPO."""
         plain = [rule == "none" for rule in self.setting("algorithm.resample")]
         if len(set(plain)) > 1:
             return []
@@ -106,9 +104,9 @@ class RunFiles:
         )
 
     def record(self, *, begun: bool = False) -> RunRecord:
-        """As it stands now, without the ledger. `begun` allows a run that has ended no step yet.
+        """The current state, without the ledger. `begun` allows a run that has no finished step yet.
 
-        Raises `ConfigError` where there is no run, or one of a newer version.
+        Raises `ConfigError` if there is no run, or one of a newer version.
         """
         tables = (self._metrics, self._evaluations, self._launches, self._ledger)
         for table in tables:
@@ -130,8 +128,8 @@ class RunFiles:
         return RunRecord(
             path=self.path,
             config=configs,
-            sft=[row for row in rows if "reward_mean" not in row],
-            steps=[row | {"rl_step": starts[row["stage"]] + row["step"]} for row in steps],
+            sft=[current_row(row) for row in rows if "reward_mean" not in row],
+            steps=[current_row(row) | {"rl_step": starts[row["stage"]] + row["step"]} for row in steps],
             spans=spans,
             evaluations=_newest_evaluations(evaluations, spans),
             launches=self._launches.rows,
@@ -140,7 +138,7 @@ class RunFiles:
         )
 
     def ledger(self) -> list[Row]:
-        """What became of every rollout, a row a step; a step written twice counts as it was done last."""
+        """The status of every rollout, one row per step; of a step written twice, the last row."""
         self._ledger.read()
         return list({(row["stage"], row["step"]): row for row in self._ledger.rows}.values())
 
@@ -151,7 +149,7 @@ def read_run(path: Path | str) -> RunRecord:
 
 
 def _configs(path: Path) -> tuple[dict[str, Row], list[str]]:
-    """config.json, by stage, or why it cannot be used."""
+    """config.json by stage, and reasons why parts of it cannot be used."""
     if not path.exists():
         return {}, []
     try:
@@ -163,7 +161,7 @@ def _configs(path: Path) -> tuple[dict[str, Row], list[str]]:
 
 
 def _objects(folder: Path, *names: str) -> tuple[list[Row], list[str]]:
-    """The folder's files of JSON that have these names, and why the others cannot be used."""
+    """The folder's JSON files that have these keys, and reasons why others cannot be used."""
     found: list[Row] = []
     unread: list[str] = []
     for path in sorted(folder.glob("*.json")):
@@ -212,7 +210,7 @@ def asked_of(row: Row) -> tuple[Any, ...]:
 
 
 def _rl_step(stage: str, step: int, spans: Sequence[StageSpan]) -> int:
-    """SFT lies at 0; what belongs to no stage of the run was done with its last policy."""
+    """SFT is at 0; an evaluation outside the stages used the last policy."""
     for span in spans:
         if span.name == stage:
             return span.start + step
@@ -247,7 +245,7 @@ def trajectory_files(run: RunRecord) -> list[TrajectoryFile]:
 
 
 def unread_files(run: RunRecord, files: Sequence[TrajectoryFile]) -> list[str]:
-    """A line for each file of trajectories that is none of `files`, and not just begun."""
+    """A line for each trajectory file that could not be read, apart from files that are just being started."""
     read = {file.path.name for file in files}
     return [
         f"trajectories/{path.name} is left out: its first line is no trajectory"
@@ -290,6 +288,13 @@ def seconds_by_phase(steps: Sequence[Row]) -> dict[str, list[float]]:
     layers: dict[str, list[float]] = {phase: [float(row[phase]) for row in steps] for phase in PHASES}
     layers["other_s"] = [max(0.0, row["step_s"] - sum(row[phase] for phase in PHASES)) for row in steps]
     return layers
+
+
+def pooled(steps: Sequence[Row]) -> dict[str, float]:
+    """The metrics of several steps as one, each by its reduction in the registry."""
+    names = dict.fromkeys(name for row in steps for name, value in row.items() if isinstance(value, int | float))
+    known = [name for name in names if is_step_metric(name)]
+    return combined([{name: row[name] for name in known if row.get(name) is not None} for row in steps])
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""Why a step was slow: its parts beside the median of its stage, and what in its figures goes with them."""
+"""Why a step was slow: its phases compared with the medians of its stage, and metrics that explain them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from rstar_ray.report.findings import PHASE_NAMES, duration, percent
 from rstar_ray.report.run_record import PHASES, Row, RunRecord
 
 NOTABLE = 1.15
-"""Times its median from which on a step or a figure is spoken of."""
+"""Times the median; steps and metrics below it are not mentioned."""
 Medians = dict[str, float]
-TOLD: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+COMPARED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("tokens_generated", "tokens sampled", lambda value: f"{value:,.0f}"),
     ("response_tokens_mean", "tokens per rollout", lambda value: f"{value:,.0f}"),
     ("calls_mean", "calls per rollout", lambda value: f"{value:.2f}"),
@@ -30,7 +30,7 @@ class SlowStep:
 
 
 def stage_medians(steps: Sequence[Row]) -> dict[str, Medians]:
-    """Of every numeric figure, by stage."""
+    """Medians of every metric, by stage."""
     medians: dict[str, Medians] = {}
     for stage in dict.fromkeys(row["stage"] for row in steps):
         rows = [row for row in steps if row["stage"] == stage]
@@ -44,25 +44,24 @@ def stage_medians(steps: Sequence[Row]) -> dict[str, Medians]:
 
 
 def explained(row: Row, usual: Medians) -> SlowStep:
-    """In a sentence or two; `usual` are the medians of its stage."""
+    """One or two sentences; `usual` has the medians of the step's stage."""
     seconds = row["step_s"]
     parts = {phase: row[phase] for phase in PHASES}
     excess = sorted(((row[phase] - usual[phase], phase) for phase in PHASES), reverse=True)
     times = seconds / usual["step_s"] if usual["step_s"] else 1.0
-    said = [f"{_seconds(seconds)}, {times:.1f} times the stage's median"]
     if times >= NOTABLE:
         more = [
             f"{PHASE_NAMES[phase]} +{_seconds(by)}" for by, phase in excess if by > 0.1 * (seconds - usual["step_s"])
         ]
-        said.append("more than the median in " + ", ".join(more) if more else "in no part of its own")
+        where = "above the median in " + ", ".join(more) if more else "no phase is above its median"
     else:
         most = max(parts, key=lambda phase: parts[phase])
-        share = parts[most] / seconds if seconds else 0
-        said.append(f"{percent(share, 0)} of it {PHASE_NAMES[most]}")
-    figures = [*_figures(row, usual), *_placement(row)]
+        where = f"{percent(parts[most] / seconds if seconds else 0, 0)} of it {PHASE_NAMES[most]}"
+    details = "; ".join([*_figures(row, usual), *_placement(row)])
     covered = min(1.0, sum(parts.values()) / seconds) if seconds else 1.0
-    with_it = "; ".join(figures)
-    sentence = ": ".join(said) + "." + (f" {with_it[0].upper()}{with_it[1:]}." if figures else "")
+    sentence = f"{_seconds(seconds)}, {times:.1f} times the stage's median: {where}."
+    if details:
+        sentence += f" {details[0].upper()}{details[1:]}."
     return SlowStep(row["rl_step"], seconds, sentence, covered)
 
 
@@ -71,46 +70,45 @@ def _seconds(value: float) -> str:
 
 
 def _figures(row: Row, usual: Medians) -> list[str]:
-    """What there was more of than usual, and how fast it went."""
-    told = [
+    """Metrics well above their medians, and a speed below it."""
+    found = [
         f"{show(row[name])} {title}, {row[name] / usual[name]:.1f} times the median"
-        for name, title, show in TOLD
+        for name, title, show in COMPARED
         if usual[name] and row[name] >= NOTABLE * usual[name]
     ]
     speed = usual["tokens_per_s"]
     if speed and row["tokens_per_s"] and row["tokens_per_s"] * NOTABLE <= speed:
-        told.append(f"{row['tokens_per_s']:,.0f} tokens/s where the median is {speed:,.0f}")
+        found.append(f"{row['tokens_per_s']:,.0f} tokens/s, median {speed:,.0f}")
     if longest := row["longest"]:
         alone = longest["generate_s"] + longest["tool_s"] + longest["verify_s"]
         size = f"{longest['tokens']:,} tokens in {longest['turns']} turns"
-        told.append(f"its longest rollout took {_seconds(alone)} itself ({size})")
-    if row["before_s"] > 0.1 * row["step_s"]:
-        told.append(f"before it {_seconds(row['before_s'])} went into the last one's record, checkpoint or evaluation")
-    for name, title in (("restarts", "rollouts begun again"), ("judge_retries", "answers judged again")):
+        found.append(f"its longest rollout took {_seconds(alone)} without waiting ({size})")
+    if (row["inter_step_s"] or 0.0) > 0.1 * row["step_s"]:
+        found.append(f"{_seconds(row['inter_step_s'])} before it for the last step's record, checkpoint or evaluation")
+    for name, title in (("restarts", "rollouts restarted"), ("judge_retries", "rewards computed again")):
         if row[name]:
-            told.append(f"{row[name]:,} {title}")
-    return told
+            found.append(f"{row[name]:,} {title}")
+    return found
 
 
 def _placement(row: Row) -> list[str]:
     placed, step_s = row["balancer"], row["step_s"]
     if not placed:
         return []
-    told = [f"KV cache at most {percent(placed['kv_used_share_most'], 0)} full"]
-    if placed["waiting_most"]:
-        told.append(
-            f"at most {placed['waiting_most']:,} waited for a place, half of them {placed['wait_p50_s']:.1f} s and "
-            f"more, the longest {placed['wait_p99_s']:.1f} s"
+    found = [f"KV cache at most {percent(row['balancer/kv_util_max'], 0)} full"]
+    if waiting := row["balancer/queue_len_max"]:
+        found.append(
+            f"at most {waiting:,} rollouts waited for a replica, median {row['balancer/wait_p50_s']:.1f} s, "
+            f"99th percentile {row['balancer/wait_p99_s']:.1f} s"
         )
-    for held, seconds in placed["held_s"].items():
+    for reason, seconds in placed["held_s"].items():
         if seconds > 0.02 * step_s:
-            told.append(f"for {_seconds(seconds)} of it the queue stood still: {held}")
-    if placed["preemptions"] or placed["moves"]:
-        again = placed["recomputed_tokens"]
-        told.append(
-            f"{placed['preemptions']:,} preemptions and {placed['moves']:,} moves, {again:,} tokens computed again"
-        )
-    return told
+            found.append(f"the queue stood still for {_seconds(seconds)}: {reason}")
+    preempted, moved = row["balancer/num_preemptions"], row["balancer/num_moves"]
+    if preempted or moved:
+        again = row["balancer/num_recomputed_tokens"]
+        found.append(f"{preempted:,} preemptions and {moved:,} moves, {again:,} tokens recomputed")
+    return found
 
 
 def slow_data(run: RunRecord) -> dict[str, Any]:

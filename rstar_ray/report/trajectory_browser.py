@@ -1,4 +1,4 @@
-"""All that the page's trajectory browser and ledger show, from the run directory."""
+"""Data of the page's trajectory browser and ledger."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,22 +7,22 @@ from typing import Any
 from rstar_ray.report.run_record import Row, RunRecord, TrajectoryFile, stage_title, trajectory_files
 from rstar_ray.report.trajectory_rows import (
     COLUMNS,
-    FATES,
     NOTHING_KNOWN,
+    STATUSES,
     LedgerBySteps,
     Siblings,
-    StepFates,
+    StepStatuses,
     Words,
-    fates_by_step,
     place_in_step,
     read_siblings,
     row_values,
+    statuses_by_step,
 )
 from rstar_ray.report.trajectory_text import Body, deflated, figure_block, text_block
-from rstar_ray.run_dir.ledger import Fate
+from rstar_ray.run_dir.ledger import RolloutStatus
 
 MOST_LOST = 2_000
-"""Dropped rollouts and those that the learner left out, with their reasons; the newest."""
+"""Limit of the newest dropped and left-out rollouts that are listed with their reasons."""
 MOST_LEDGER_BYTES = 2**20
 """Of the compressed ids behind the ledger's counts; the newest steps."""
 
@@ -46,9 +46,9 @@ class Browser:
         number, place = len(self.groups), self.groups_in_file.get(siblings.file, 0)
         self.groups_in_file[siblings.file] = place + 1
         self.groups.append([_short_id(siblings.group_id, first), siblings.file, self._problem(first), place])
-        fates = fates_of(siblings, self.files[siblings.file], known)
+        statuses = statuses_of(siblings, self.files[siblings.file], known)
         for sibling, row in enumerate(siblings.rows):
-            self.values.append(row_values(row, sibling, number, fates, self.words))
+            self.values.append(row_values(row, sibling, number, statuses, self.words))
         self.rows_in_file[siblings.file] = self.rows_in_file.get(siblings.file, 0) + len(siblings.rows)
         return number
 
@@ -70,7 +70,7 @@ class Browser:
             "problems": self.problems,
             "stops": self.words.stops,
             "outcomes": self.words.outcomes,
-            "fates": list(FATES),
+            "statuses": list(STATUSES),
         }
 
 
@@ -96,17 +96,17 @@ def _short_id(group_id: str, row: Row) -> str:
 
 def read_browser(run: RunRecord, ledger: Sequence[Row]) -> tuple[Browser, list[Body]]:
     """Rows and bodies of what is recorded, within the bounds of `read_siblings`."""
-    browser, known, bodies = new_browser(trajectory_files(run)), fates_by_step(ledger), list[Body]()
+    browser, known, bodies = new_browser(trajectory_files(run)), statuses_by_step(ledger), list[Body]()
     for siblings in read_siblings(run):
         number = browser.add(siblings, known)
         file, place, rule = browser.files[siblings.file], browser.groups[number][3], rule_of(run, siblings.stage)
-        texts = text_block(siblings, fates_of(siblings, file, known), rule)
+        texts = text_block(siblings, statuses_of(siblings, file, known), rule)
         bodies.append(Body(number, siblings.file, file["name"], place, texts, figure_block(siblings)))
     return browser, bodies
 
 
-def fates_of(siblings: Siblings, file: Mapping[str, Any], known: LedgerBySteps) -> StepFates:
-    """The ledger's word on a training step; it has none on an evaluation."""
+def statuses_of(siblings: Siblings, file: Mapping[str, Any], known: LedgerBySteps) -> StepStatuses:
+    """The ledger's statuses of a training step; an evaluation has none."""
     return NOTHING_KNOWN if file["set"] else known.get((siblings.stage, siblings.step), NOTHING_KNOWN)
 
 
@@ -119,16 +119,16 @@ def ledger_data(run: RunRecord, ledger: Sequence[Row]) -> dict[str, Any]:
     """Counts by step, and every rollout that was dropped or left out, with its reason."""
     starts = {span.name: span.start for span in run.spans}
     lost = [
-        [row["stage"], row["step"], rollout_id, fate, row["reasons"].get(rollout_id, "")]
+        [row["stage"], row["step"], rollout_id, status, row["reasons"].get(rollout_id, "")]
         for row in reversed(ledger)
-        for fate in (Fate.DROPPED, Fate.LEFT_OUT)
-        for rollout_id in row["ids"][fate]
+        for status in (RolloutStatus.DROPPED, RolloutStatus.LEFT_OUT)
+        for rollout_id in row["ids"][status]
     ]
     return {
-        "fates": list(Fate),
+        "statuses": list(RolloutStatus),
         "steps": [
             [row["stage"], row["step"], starts.get(row["stage"], 0) + row["step"], row["rollouts"]]
-            + [row[fate] for fate in Fate]
+            + [row[status] for status in RolloutStatus]
             for row in ledger
         ],
         "stages": {stage: stage_title(stage) for stage in {row["stage"] for row in ledger}},
@@ -151,10 +151,10 @@ def ledger_ids(ledger: Sequence[Row]) -> dict[str, bytes]:
 
 
 def ids_of(row: Row) -> dict[str, dict[str, int]]:
-    """By group the fate's number of each sibling: `{"3-gcd-17": {"0": 0, "1": 2}}`."""
+    """By group the status's number of each sibling: `{"3-gcd-17": {"0": 0, "1": 2}}`."""
     groups: dict[str, dict[str, int]] = {}
-    for number, fate in enumerate(Fate):
-        for rollout_id in row["ids"][fate]:
+    for number, status in enumerate(RolloutStatus):
+        for rollout_id in row["ids"][status]:
             group, _, sibling = rollout_id.rpartition("/")
             groups.setdefault(group, {})[sibling] = number
     return groups

@@ -1,4 +1,4 @@
-"""The trajectory browser's rows: recorded trajectories by group of siblings, with what became of each and why.
+"""The trajectory browser's rows: recorded trajectories by group of siblings, with the status of each and its reason.
 
 What is read is bounded, so that a page of any run is written in seconds: `MOST_ROWS` trajectories and `MOST_BYTES` of
 their files, in equal shares for every file, whole groups from the top of each.
@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rstar_ray.algorithm.resample import error_penalty, format_penalty
-from rstar_ray.report.examples import recovered
 from rstar_ray.report.run_record import TRAJECTORY, Row, RunRecord, TrajectoryFile, trajectory_files
-from rstar_ray.run_dir.ledger import Fate
+from rstar_ray.report.segments import recovered
+from rstar_ray.run_dir.ledger import RolloutStatus
 
 MOST_ROWS = 20_000
 MOST_BYTES = 768 * 2**20
-FATES = ("", *Fate)
+STATUSES = ("", *RolloutStatus)
 """Of a row by its number; none is known of an evaluation's rollouts."""
 
 
@@ -39,30 +39,30 @@ class Siblings:
 
 
 @dataclass(frozen=True, slots=True)
-class StepFates:
+class StepStatuses:
     """What the ledger says of one step's rollouts, by rollout id without stage and step."""
 
-    fates: Mapping[str, str]
+    statuses: Mapping[str, str]
     advantages: Mapping[str, float]
     reasons: Mapping[str, str]
 
     @staticmethod
-    def of(row: Row) -> "StepFates":
-        fates = {rollout_id: fate for fate, ids in row["ids"].items() for rollout_id in ids}
-        return StepFates(fates, row["advantages"], row["reasons"])
+    def of(row: Row) -> "StepStatuses":
+        statuses = {rollout_id: status for status, ids in row["ids"].items() for rollout_id in ids}
+        return StepStatuses(statuses, row["advantages"], row["reasons"])
 
 
-NOTHING_KNOWN = StepFates({}, {}, {})
-LedgerBySteps = Mapping[tuple[str, int], StepFates]
+NOTHING_KNOWN = StepStatuses({}, {}, {})
+LedgerBySteps = Mapping[tuple[str, int], StepStatuses]
 
 
-def fates_by_step(ledger: Sequence[Row]) -> dict[tuple[str, int], StepFates]:
+def statuses_by_step(ledger: Sequence[Row]) -> dict[tuple[str, int], StepStatuses]:
     """By stage and step."""
-    return {(row["stage"], row["step"]): StepFates.of(row) for row in ledger}
+    return {(row["stage"], row["step"]): StepStatuses.of(row) for row in ledger}
 
 
 def siblings_of(file: TrajectoryFile, number: int, *, most_rows: int, most_bytes: int) -> list[Siblings]:
-    """Whole groups from the top of a file; the one at which a bound is reached is left out unless it is the first."""
+    """Whole groups from the top of a file; the group at which a limit is reached is excluded unless it is the first."""
     groups: dict[str, Siblings] = {}
     for rows, (row, start, end) in enumerate(_rows(file), start=1):
         group_id = row["group_id"]
@@ -84,7 +84,7 @@ def read_siblings(run: RunRecord) -> Iterator[Siblings]:
 
 
 def shares_of(num_files: int) -> dict[str, int]:
-    """Of what may be read, one file's part."""
+    """The limits for one file."""
     return {"most_rows": max(16, MOST_ROWS // num_files), "most_bytes": MOST_BYTES // num_files}
 
 
@@ -114,7 +114,7 @@ def has_figures(group: Siblings) -> bool:
 
 
 def _rows(file: TrajectoryFile) -> Iterator[tuple[Row, int, int]]:
-    """Whole rows, each with where it begins and ends; a torn line ends the file, one that is none is passed over."""
+    """Complete rows with their start and end in bytes; a torn line ends the file, an invalid one is skipped."""
     position = 0
     with file.path.open("rb") as lines:
         for line in lines:
@@ -149,27 +149,29 @@ class Penalties:
         )
 
 
-def reason(row: Row, group: Sequence[Row], known: StepFates, rule: str) -> str:
-    """One sentence: kept or not, out of how many, by what."""
+def reason(row: Row, group: Sequence[Row], known: StepStatuses, rule: str) -> str:
+    """One sentence: whether the rollout was kept, of how many, and by which rule."""
     place = place_in_step(row)
-    fate = known.fates.get(place)
-    if fate is None:
+    status = known.statuses.get(place)
+    if status is None:
         return ""
     if place in known.reasons:
-        return f"{'Dropped' if fate == Fate.DROPPED else 'Left out by the learner'}: {known.reasons[place]}."
+        return f"{'Dropped' if status == RolloutStatus.DROPPED else 'Left out by the learner'}: {known.reasons[place]}."
     right = row["reward"] > 0
     side = [other for other in group if (other["reward"] > 0) == right]
-    kept = [other for other in side if known.fates.get(place_in_step(other)) not in (Fate.RESAMPLED_AWAY, None)]
+    kept = [
+        other for other in side if known.statuses.get(place_in_step(other)) not in (RolloutStatus.RESAMPLED_AWAY, None)
+    ]
     drawn = f"{len(kept)} of the group's {len(side)} {'right' if right else 'wrong'} answers"
-    said = {
-        Fate.RESAMPLED_AWAY: f"Resampled away: not among {drawn} that were kept",
-        Fate.EQUAL_REWARDS: f"Kept among {drawn}, but all kept siblings have the same reward: there is no signal",
-        Fate.TRAINED: f"Trained on: among {drawn} that were kept",
-    }[Fate(fate)]
-    if fate == Fate.EQUAL_REWARDS or rule == "none":
-        return f"{said}."
+    sentence = {
+        RolloutStatus.RESAMPLED_AWAY: f"Resampled away: not among {drawn} that were kept",
+        RolloutStatus.EQUAL_REWARDS: f"Kept among {drawn}, but all kept siblings have the same reward: no signal",
+        RolloutStatus.TRAINED: f"Trained on: among {drawn} that were kept",
+    }[RolloutStatus(status)]
+    if status == RolloutStatus.EQUAL_REWARDS or rule == "none":
+        return f"{sentence}."
     graded = right and len({other["reward"] for other in side}) > 1
-    return f"{said}. {_rule(row, rule, right=right, graded=graded)}"
+    return f"{sentence}. {_rule(row, rule, right=right, graded=graded)}"
 
 
 def _rule(row: Row, rule: str, *, right: bool, graded: bool) -> str:
@@ -189,13 +191,13 @@ def _rule(row: Row, rule: str, *, right: bool, graded: bool) -> str:
 
 
 COLUMNS = (
-    "group", "sibling", "reward", "tokens", "turns", "calls", "failed", "stop", "fate", "advantage", "recovered",
+    "group", "sibling", "reward", "tokens", "turns", "calls", "failed", "stop", "status", "advantage", "recovered",
     "outcomes", "generate_s", "tool_s",
 )  # fmt: skip
-"""Of a row; `stop`, `fate` and `outcomes` are numbers (bits) into lists that the page has."""
+"""Of a row; `stop`, `status` and `outcomes` are numbers (bits) into lists that the page has."""
 
 
-def row_values(row: Row, sibling: int, group: int, known: StepFates, words: "Words") -> tuple[Any, ...]:
+def row_values(row: Row, sibling: int, group: int, known: StepStatuses, words: "Words") -> tuple[Any, ...]:
     """One value for each of `COLUMNS`."""
     place = place_in_step(row)
     return (
@@ -207,7 +209,7 @@ def row_values(row: Row, sibling: int, group: int, known: StepFates, words: "Wor
         row["num_calls"],
         row["num_failed"],
         words.stop(row["stop_reason"]),
-        FATES.index(known.fates.get(place, "")),
+        STATUSES.index(known.statuses.get(place, "")),
         known.advantages.get(place),
         int(recovered(row)),
         words.outcome_bits({outcome for turn in row["turns"] for outcome in turn["outcomes"]}),

@@ -1,4 +1,4 @@
-"""What was said in recorded trajectories, compressed group by group, as much of it as a page may hold.
+"""Texts of recorded trajectories, compressed group by group, up to the page's size limit.
 
 A group's texts and its token figures are two blocks, so that the texts of many groups fit. Groups enter in rounds: the
 first of every file, then the second of every file, ...; first their texts, then, while there is room, their figures.
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from math import log10, sqrt
 from typing import Any
 
-from rstar_ray.report.examples import call_pieces, spans, tool_answers
 from rstar_ray.report.run_record import Row
-from rstar_ray.report.trajectory_rows import Siblings, StepFates, reason
+from rstar_ray.report.segments import call_pieces, spans, tool_answers
+from rstar_ray.report.trajectory_rows import Siblings, StepStatuses, reason
 
 MOST_TEXT_BYTES = 14 * 2**20
 """Of all texts in the page, in base64."""
@@ -43,7 +43,7 @@ class Body:
     figures: bytes  # empty where the records have none
 
 
-def texts_of(siblings: Siblings, known: StepFates, rule: str) -> list[dict[str, Any]]:
+def texts_of(siblings: Siblings, known: StepStatuses, rule: str) -> list[dict[str, Any]]:
     """One object for each sibling."""
     return [
         {
@@ -77,7 +77,7 @@ def _turn_texts(turn: Row) -> dict[str, Any]:
 
 
 def _read(completion: str, span: Any) -> list[list[list[str]]]:
-    """A call's program and input; nothing of what stands there as it is."""
+    """A tool call's program and input; empty for other spans."""
     if span.kind != "call":
         return []
     return [[[piece.kind, piece.text] for piece in call_pieces(completion[span.inner_start : span.inner_end])]]
@@ -129,7 +129,7 @@ def deflated(value: object) -> bytes:
     return zlib.compress(json_bytes(value), 6)
 
 
-def text_block(siblings: Siblings, known: StepFates, rule: str) -> bytes:
+def text_block(siblings: Siblings, known: StepStatuses, rule: str) -> bytes:
     return deflated(texts_of(siblings, known, rule))
 
 

@@ -1,6 +1,6 @@
-"""What became of every rollout of a run, by step: `ledger.jsonl`, a row a step, each rollout in one state.
+"""The status of every rollout of a run: `ledger.jsonl`, one row per step, each rollout in exactly one status.
 
-Every count leads to the rollouts behind it: their ids are in the row, and where our own side failed the reason.
+A row has the counts, the rollout ids behind them, and the reasons for rollouts that were left out or dropped.
 """
 
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 LEDGER = "ledger.jsonl"
 
 
-class Fate(StrEnum):
+class RolloutStatus(StrEnum):
     """How a rollout of a training step ended."""
 
     TRAINED = "trained"
@@ -26,30 +26,27 @@ class Fate(StrEnum):
     DROPPED = "dropped"
 
 
-def write_fates(
+def append_ledger(
     run_path: Path,
-    fates: Mapping[str, Fate],
+    statuses: Mapping[str, RolloutStatus],
     *,
     stage: str,
     step: int,
     reasons: Mapping[str, str],
     advantages: Mapping[str, float],
 ) -> None:
-    """Append a step's row. `fates` by rollout id; `reasons` of those that were left out or dropped.
-
-    `advantages` of those handed to the learner.
-    """
-    by_fate: dict[str, list[str]] = {fate: [] for fate in Fate}
-    for rollout_id, fate in fates.items():
-        by_fate[fate].append(rollout_id.removeprefix(f"{stage}/{step}/"))
+    """Append a step's row: statuses by rollout id, reasons of those left out or dropped, and advantages."""
+    by_status: dict[str, list[str]] = {status: [] for status in RolloutStatus}
+    for rollout_id, status in statuses.items():
+        by_status[status].append(rollout_id.removeprefix(f"{stage}/{step}/"))
     append_row(
         run_path / LEDGER,
         {
             "stage": stage,
             "step": step,
-            "rollouts": len(fates),
-            **{fate: len(ids) for fate, ids in by_fate.items()},
-            "ids": by_fate,
+            "rollouts": len(statuses),
+            **{status: len(ids) for status, ids in by_status.items()},
+            "ids": by_status,
             "reasons": {name.removeprefix(f"{stage}/{step}/"): reason for name, reason in reasons.items()},
             "advantages": {
                 name.removeprefix(f"{stage}/{step}/"): round(advantage, 4) for name, advantage in advantages.items()
@@ -59,13 +56,13 @@ def write_fates(
     )
 
 
-def forget_fates(run_path: Path, *, stage: str, after_step: int) -> None:
-    """Of steps that are done again, from a checkpoint. Steps up to it whose row is gone are shown."""
+def cut_ledger(run_path: Path, *, stage: str, after_step: int) -> None:
+    """Remove the rows of steps after the checkpoint, which are repeated. Missing rows of earlier steps are logged."""
     if (run_path / LEDGER).exists():
         cut_rows(run_path / LEDGER, stage=stage, after_step=after_step)
     known = {row["step"] for row in read_rows(run_path / LEDGER) if row["stage"] == stage}
     if lost := sorted(set(range(1, after_step + 1)) - known):
-        log.info(f"{LEDGER}: {stage} step {_named(lost)}: the row is gone, and what became of its rollouts with it")
+        log.info(f"{LEDGER}: {stage} step {_named(lost)}: the row is gone, and with it the status of its rollouts")
 
 
 def _named(steps: Sequence[int]) -> str:
@@ -73,24 +70,26 @@ def _named(steps: Sequence[int]) -> str:
 
 
 def ledger_faults(run_path: Path, *, reached: Mapping[str, int] | None = None) -> list[str]:
-    """Steps missing or twice, sums that do not add up, and rollouts in two states or none, a line each.
+    """One line per missing or repeated step, inconsistent sum, and rollout with two statuses or none.
 
     `reached`: by stage, the step up to which all rows must be there.
     """
-    table = GrowingRows(run_path / LEDGER, "stage", "step", "rollouts", "ids", "reasons", *Fate)
+    table = GrowingRows(run_path / LEDGER, "stage", "step", "rollouts", "ids", "reasons", *RolloutStatus)
     table.read()
     rows, found = table.rows, list(table.faults)
     steps: dict[str, list[int]] = {stage: [] for stage in reached or {}}
     for row in rows:
         name = f"{LEDGER}: {row['stage']} step {row['step']}"
         steps.setdefault(row["stage"], []).append(row["step"])
-        ids = [rollout_id for fate in Fate for rollout_id in row["ids"][fate]]
+        ids = [rollout_id for status in RolloutStatus for rollout_id in row["ids"][status]]
         if len(ids) != len(set(ids)):
             twice = next(rollout_id for rollout_id in ids if ids.count(rollout_id) > 1)
-            found.append(f"{name}: {twice} is in two states")
-        if len(ids) != row["rollouts"] or any(len(row["ids"][fate]) != row[fate] for fate in Fate):
+            found.append(f"{name}: {twice} has two statuses")
+        if len(ids) != row["rollouts"] or any(len(row["ids"][status]) != row[status] for status in RolloutStatus):
             found.append(f"{name}: {row['rollouts']} rollouts do not add up")
-        if unexplained := sorted({*row["ids"][Fate.DROPPED], *row["ids"][Fate.LEFT_OUT]} - row["reasons"].keys()):
+        if unexplained := sorted(
+            {*row["ids"][RolloutStatus.DROPPED], *row["ids"][RolloutStatus.LEFT_OUT]} - row["reasons"].keys()
+        ):
             found.append(f"{name}: {unexplained[0]} was dropped or left out without a reason")
     for stage, logged in steps.items():
         if logged != list(range(1, len(logged) + 1)):
@@ -99,6 +98,6 @@ def ledger_faults(run_path: Path, *, reached: Mapping[str, int] | None = None) -
             lost = range(len(logged) + 1, reached[stage] + 1)
             found.append(f"{LEDGER}: {stage} has no row of step {_named(lost)}, which the run has gone through")
     if rows and not found:
-        totals = ", ".join(f"{sum(row[fate] for row in rows):,} {fate}" for fate in Fate)
+        totals = ", ".join(f"{sum(row[status] for row in rows):,} {status}" for status in RolloutStatus)
         log.info(f"ledger: {sum(row['rollouts'] for row in rows):,} rollouts in {len(rows)} steps: {totals}")
     return found

@@ -1,4 +1,4 @@
-"""Where else a step's numbers go, beside `metrics.jsonl`: TensorBoard's event files, and Weights & Biases."""
+"""Sinks of a step's metrics beside `metrics.jsonl`: TensorBoard's event files, and Weights & Biases."""
 
 import time
 from collections.abc import Mapping
@@ -12,22 +12,14 @@ from rstar_ray.run_dir.durable import read_json, write_json
 
 
 class Sink(Protocol):
-    """Takes the rows of one stage, each step once and in order; whoever calls it bears its failures."""
+    """Takes the metrics of one stage, each step once and in order. The caller handles its failures."""
 
-    def write(self, step: int, values: Mapping[str, Any]) -> None: ...
+    def write(self, step: int, values: Mapping[str, float]) -> None: ...
     def close(self) -> None: ...
 
 
-def scalars(values: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row by name, the balancer's as `balancer/<name>`, memory by holder; the step is no figure."""
-    parts = ("balancer", "memory_bytes")
-    below = {f"{part}/{name}": value for part in parts for name, value in (values.get(part) or {}).items()}
-    named = {**values, **below}
-    return {name: value for name, value in named.items() if isinstance(value, (int, float)) and name != "step"}
-
-
 class TensorBoard:
-    """An event file of one stage, one scalar per number; needs `tensorboard`, not torch."""
+    """An event file of one stage, one scalar per metric. It needs the package `tensorboard`, not torch."""
 
     def __init__(self, folder: Path, *, first_step: int) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -37,12 +29,12 @@ class TensorBoard:
         self._summaries: Any = summary_pb2
         self._writer: Any = EventFileWriter(str(folder))
         start = self._events.SessionLog(status=self._events.SessionLog.START)
-        # TensorBoard forgets what an earlier launch wrote from this step on.
+        # TensorBoard drops the points that an earlier launch wrote from this step on.
         self._writer.add_event(self._events.Event(wall_time=time.time(), step=first_step, session_log=start))
         self._writer.flush()
 
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        shown = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in scalars(values).items()]
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        shown = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         summary = self._summaries.Summary(value=shown)
         self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, summary=summary))
         self._writer.flush()
@@ -52,9 +44,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of W&B for the whole run directory; each stage has a step of its own, so that a stage may go on.
+    """A run of W&B for the whole run directory; each stage has its own step counter, so that a stage can resume.
 
-    What is done again from a checkpoint is shown twice there. The account and the address are W&B's own matter
+    Steps that are repeated from a checkpoint appear twice there. Account and address are configured with W&B itself
     (`wandb login`, `WANDB_MODE=offline`).
     """
 
@@ -77,8 +69,8 @@ class WeightsAndBiases:
         self._run.define_metric(f"{stage}/step")
         self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
 
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        shown = {f"{self._stage}/{name}": value for name, value in scalars(values).items()}
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        shown = {f"{self._stage}/{name}": value for name, value in values.items()}
         self._run.log({**shown, f"{self._stage}/step": step})
 
     def close(self) -> None:
@@ -86,6 +78,6 @@ class WeightsAndBiases:
 
 
 def refuse_missing_sink(project: str) -> None:
-    """Raise `ConfigError` where W&B is asked for and not installed: a run should not find out after its first step."""
+    """Raise `ConfigError` if W&B is requested and not installed, before the first step."""
     if project and find_spec("wandb") is None:
-        raise ConfigError("--telemetry.wandb", "wandb is not installed", "pip install wandb, or leave the option out")
+        raise ConfigError("--telemetry.wandb", "wandb is not installed", "pip install wandb, or omit the option")

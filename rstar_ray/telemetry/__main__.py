@@ -1,17 +1,19 @@
-"""`python -m rstar_ray.telemetry` prints the table of docs/metrics.md."""
+"""`python -m rstar_ray.telemetry` prints the registry of metrics as a table in Markdown."""
 
-from rstar_ray.telemetry.declared import METRICS, Metric
+from rstar_ray.telemetry.registry import METRICS, STEP_METRICS
 
 
 def table() -> str:
-    """Markdown, a row per metric in the order of the declaration."""
-    rows = ["| part | metric | kind | unit | labels | meaning |", "|---|---|---|---|---|---|"]
-    return "\n".join([*rows, *map(_row, METRICS)]) + "\n"
-
-
-def _row(metric: Metric) -> str:
-    labels = ", ".join(metric.labels)
-    return f"| {metric.part} | `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.meaning} |"
+    """A row per metric, in the order of the registry."""
+    rows = [
+        "| group | key in metrics.jsonl | Prometheus | kind | unit | labels | meaning |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for metric in METRICS:
+        key = f"`{metric.name}`" if metric in STEP_METRICS else ""
+        cells = (metric.group, key, f"`{metric.exported_name}`", metric.kind, metric.unit, ", ".join(metric.labels))
+        rows.append(f"| {' | '.join(cells)} | {metric.help} |")
+    return "\n".join(rows) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Sets metrics, and never ends or holds up what is measured: a failure is one shown line, and silence after it."""
+"""Sets metrics of this process. A failure never reaches the caller: it is logged once, and the export stops."""
 
 import logging
 from collections.abc import Callable, Generator, Mapping
@@ -6,16 +6,16 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rstar_ray.run_dir.best_effort import best_effort
-from rstar_ray.telemetry.declared import BY_NAME, Kind, Metric
+from rstar_ray.telemetry.registry import BY_EXPORTED_NAME, Kind, Metric
 
 log = logging.getLogger(__name__)
 
 
 class Instrument(Protocol):
-    """One metric where it is kept."""
+    """One metric in the library that exports it."""
 
     def record(self, value: float, labels: Mapping[str, str]) -> None:
-        """Set a gauge, add to a counter, observe in a histogram; `labels` are the metric's own."""
+        """Set a gauge, add to a counter, observe in a histogram; `labels` without `run`."""
         ...
 
 
@@ -23,9 +23,9 @@ OpenFn = Callable[[Metric], Instrument]
 
 
 class Meter:
-    """Metrics by their declared names. Without `open_instrument` it does nothing, at next to no cost.
+    """Sets metrics by their exported names. Without `open_instrument` it does nothing, at almost no cost.
 
-    A process has one for a run: two would count the same twice where they use `reached`.
+    Use one per process and run: two would count the same twice in `reached`.
     """
 
     def __init__(self, open_instrument: OpenFn | None = None, *, run: str = "") -> None:
@@ -35,19 +35,19 @@ class Meter:
         self._reached: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
     def set(self, name: str, value: float | None, **labels: str) -> None:
-        """A gauge's value now; None, which has no meaning, leaves it as it is."""
+        """Set a gauge; None leaves it unchanged."""
         if value is not None:
             self._record(name, Kind.GAUGE, value, labels)
 
     def add(self, name: str, amount: float, **labels: str) -> None:
-        """A counter goes up by so much."""
+        """Increase a counter."""
         if amount > 0:
             self._record(name, Kind.COUNTER, amount, labels)
 
     def reached(self, name: str, total: float, **labels: str) -> None:
-        """A counter has come to `total` since this process began; what came since the last call is added.
+        """Increase a counter to `total`, its value since this process started.
 
-        One that went back began anew, and all it has come to is added.
+        A total below the last one means that the source restarted; then all of it is added.
         """
         key = (name, tuple(sorted(labels.items())))
         before = self._reached.get(key, 0.0)
@@ -55,12 +55,12 @@ class Meter:
         self.add(name, total - before if total >= before else total, **labels)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """One more value of a histogram."""
+        """Add a value to a histogram."""
         self._record(name, Kind.HISTOGRAM, value, labels)
 
     @contextmanager
     def guarded(self) -> Generator[None, None, None]:
-        """Around the reading of what is exported: a failure there is one line too, and the end of the export."""
+        """Around code that reads values to export: a failure is logged, and the export stops."""
         failed = True
         with best_effort("the export of metrics"):
             yield
@@ -81,12 +81,12 @@ class Meter:
 
 
 def declared(name: str, kind: Kind, labels: Mapping[str, str]) -> Metric:
-    """Raises `ValueError` for a metric that is not declared so."""
-    metric = BY_NAME.get(name)
+    """The registry's entry. Raises `ValueError` for another name, kind or labels."""
+    metric = BY_EXPORTED_NAME.get(name)
     if metric is None or metric.kind is not kind or set(metric.labels) != set(labels):
         raise ValueError(f"no {kind} {name} with the labels {sorted(labels)} is declared")
     return metric
 
 
 NO_METER = Meter()
-"""Measures nothing."""
+"""Exports nothing."""

@@ -1,4 +1,4 @@
-"""A rollout as a trace of OpenTelemetry: what it waited for, when it was prefilled, decoded, ran a tool, was judged.
+"""A rollout as a trace of OpenTelemetry: its waits, prefill, decode, tool calls and reward computation.
 
 Written in OTLP's JSON form, one export request a line, which a collector's `otlpjsonfile` receiver reads; or sent to a
 collector's `/v1/traces`. The form is that of opentelemetry-proto 1: ids in hex, times in nanoseconds as text.
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 ROOT = "rollout"
 SEND_DEADLINE_S = 10.0
 MOST_WAITING = 64
-"""Requests that wait for a collector; what comes on top of them is left out."""
+"""Export requests in the queue to a collector; more are dropped."""
 Attribute = str | int | float
 
 
@@ -39,7 +39,7 @@ class TraceSpan:
 def otlp_request(spans: Sequence[TraceSpan], *, service: str, run: str) -> dict[str, Any]:
     """The spans of one process as an OTLP export request.
 
-    Ids come from the rollout's, so that parts told by different replicas make one trace.
+    Ids derive from the rollout's id, so that spans of different replicas form one trace.
     """
     resource = {"attributes": _attributes({"service.name": "rstar_ray", "service.instance.id": service, "run": run})}
     scope = {"scope": {"name": "rstar_ray"}, "spans": [_span(span) for span in spans]}
@@ -98,7 +98,7 @@ class TraceFile:
 
 
 class TraceCollector:
-    """Sends them to a collector from a thread of its own; one that does not answer is told of once, and left alone."""
+    """Sends them to a collector from a separate thread. After the first failure it logs once and stops."""
 
     def __init__(self, address: str) -> None:
         self._url = f"{address.rstrip('/')}/v1/traces"

@@ -1,6 +1,6 @@
 """A pool's figures for Prometheus, read when scraped; a call costs nothing here.
 
-Names and meanings are those that a run exports (`rstar_ray.telemetry.declared`), without `rstar_` before them.
+Names and meanings are those that a run exports (`rstar_ray.telemetry.registry`), without `rstar_` before them.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rstar_ray.telemetry.declared import Kind
+from rstar_ray.telemetry.registry import Kind
 from sandbox.pool import SandboxPool
 from sandbox.pool_metrics import pool_figures
 
@@ -23,11 +23,10 @@ class PoolCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for metric, value, labels in pool_figures(self._pool.stats()):
-            family = families.get(metric.name)
+            family = families.get(metric.exported_name)
             if family is None:
                 made = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
-                name = metric.name.removeprefix("rstar_").removesuffix("_total")
-                family = families[metric.name] = made(name, metric.meaning, labels=list(labels))
+                family = families[metric.exported_name] = made(metric.name, metric.help, labels=list(labels))
             family.add_metric(list(labels.values()), value)
         yield from families.values()
 

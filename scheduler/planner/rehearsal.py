@@ -79,7 +79,7 @@ def _figure(value: float | None, unit: str) -> str:
 
 
 def _events(config: RunConfig, seen: Seen) -> list[Line]:
-    steps, trained = len(seen.steps), sum(row["loss"] is not None for row in seen.steps)
+    steps, trained = len(seen.steps), sum(row.get("loss") is not None for row in seen.steps)
     lines = [
         Line(what="steps", planned=config.steps, seen=steps, unit="", wrong=steps != config.steps),
         Line(what="updates", planned=config.steps, seen=trained, unit="", wrong=trained != config.steps),
@@ -94,7 +94,7 @@ def _events(config: RunConfig, seen: Seen) -> list[Line]:
 
 
 def _bytes(config: RunConfig, model: ModelShape, seen: Seen) -> list[Line]:
-    published = [row["publish"]["num_bytes"] for row in seen.steps if row.get("publish")]
+    published = [row["publish/num_bytes"] for row in seen.steps if "publish/num_bytes" in row]
     weights = model.parameters * BYTES[config.learner.dtype]
     trained = adapter_parameters(model, config.learner.lora_rank) if config.learner.lora_rank else model.parameters
     frozen = model.parameters if config.learner.lora_rank else 0.0
@@ -115,7 +115,7 @@ def _near(what: str, planned: float, seen: float | None) -> Line:
 def _memory(config: RunConfig, model: ModelShape, seen: Seen) -> list[Line]:
     """On a device the plan is an upper bound; a process on a host is mostly its libraries."""
     learner = config.learner
-    held = [row["memory_bytes"] for row in seen.steps if row.get("memory_bytes")]
+    held = [memory for row in seen.steps if (memory := _memory_by_type(row))]
     lines = [
         Line(what=f"{kind}, host", planned=None, seen=held[-1][kind] / GB, unit="GB")
         for kind in (sorted(held[-1]) if held else ())
@@ -133,6 +133,11 @@ def _memory(config: RunConfig, model: ModelShape, seen: Seen) -> list[Line]:
         wrong = not 0 < device < MEMORY_FACTOR * planned
         lines.append(Line(what="a rank, device", planned=planned, seen=device or None, unit="GB", wrong=wrong))
     return lines
+
+
+def _memory_by_type(row: Mapping[str, Any]) -> dict[str, float]:
+    prefix = "memory_bytes/"
+    return {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}
 
 
 def _times(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: Seen) -> list[Line]:
@@ -159,13 +164,12 @@ def _times(config: RunConfig, model: ModelShape, gpu_memory_gb: float, seen: See
             "generate": plan.generate_s, "learn": plan.learn_s, "publish": plan.publish_s, "step": plan.step_s
         }  # fmt: skip
     lines = [_time(what, planned.get(what), seconds) for what, seconds in found.items()]
-    parts = row.get("publish") or {}
     way = weight_way(config.engine, config.learner)
     ahead = publish_seconds(model, Gpu(), way, lora_rank=config.learner.lora_rank) if planned else {}
     of_publish = [
-        _time(f"  publish: {part}", ahead.get(part) or None, parts[f"{part}_s"])
+        _time(f"  publish: {part}", ahead.get(part) or None, row[f"publish/{part}_s"])
         for part in ("gather", "move", "load")
-        if parts
+        if f"publish/{part}_s" in row
     ]
     return [*lines[:3], *of_publish, *lines[3:]]
 

@@ -8,7 +8,7 @@ from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.spans import Activity, Span
 from rstar_ray.outcome import Outcome
 from rstar_ray.rollouts import DroppedRollout
-from rstar_ray.telemetry.declared import METRICS
+from rstar_ray.telemetry.registry import PROCESS_METRICS
 from sandbox.pool_config import PoolStats
 from sandbox.pool_metrics import lost_since
 from scheduler.records import ReplicaLoad, RolloutLoad
@@ -23,7 +23,7 @@ def rollout(name: str) -> RolloutLoad:
 
 
 def declared(part: str) -> set[str]:
-    return {metric.name for metric in METRICS if metric.part == part}
+    return {metric.exported_name for metric in PROCESS_METRICS if metric.group == part}
 
 
 def names(kept: KeptMetrics) -> set[str]:
@@ -46,7 +46,7 @@ def test_a_balancer_tells_who_waits_and_what_is_full():
         assert kept.values["rstar_balancer_wait_seconds"] >= 1
         await service.report("replica", [], replace(LOAD, kv_used_tokens=2_000))
         service.export()
-        assert kept.values["rstar_balancer_replicas_set_aside"] == 1
+        assert kept.values["rstar_balancer_replicas_quarantined"] == 1
 
     asyncio.run(play())
     counters = {name for name in declared("balancer") if name.endswith("_total")}  # of what has not happened yet

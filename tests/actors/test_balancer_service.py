@@ -146,7 +146,7 @@ async def test_a_quarantined_replica_is_logged_once_with_the_reason(caplog: pyte
     await service.report("r0", [], ReplicaLoad(kv_used_tokens=1001))
     (line,) = caplog.messages
     assert "r0 is in quarantine" in line and "reports 1001 KV tokens in use of 1000" in line
-    assert (await service.step_figures()).set_aside == ("r0: reports 1001 KV tokens in use of 1000",)
+    assert (await service.step_figures()).quarantined == ("r0: reports 1001 KV tokens in use of 1000",)
 
 
 async def test_what_leaks_is_logged_when_the_balancer_is_idle(caplog: pytest.LogCaptureFixture):

@@ -180,8 +180,8 @@ async def test_engine_and_learner_agree_on_log_probs_over_several_publishes(syst
         rollouts = await roll_out(system, f"agree-{version}")
         assert {done.summary.policy_version_max for done in rollouts} == {version - 1}
         update = await system.learner.train_rl(rows(rollouts), 1e-3)
-        assert update.applied and update.grad_norm > 0
-        assert update.logprob_diff_mean <= 1e-5 and update.logprob_diff_max <= 1e-4
+        assert update.applied and update.metrics["grad_norm"] > 0
+        assert update.metrics["logprob_diff_mean"] <= 1e-5 and update.metrics["logprob_diff_max"] <= 1e-4
         await system.publish(version)
 
 

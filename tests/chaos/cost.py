@@ -47,7 +47,7 @@ def main() -> None:
     from rstar_ray.checkpointing import Saving
 
     Saving.take = timed("checkpoints", Saving.take, awaited=True)
-    stages.write_fates = timed("ledger", stages.write_fates)
+    stages.append_ledger = timed("ledger", stages.append_ledger)
     Watch.tick = timed("detector", Watch.tick)
     Watch._tell = timed("detector", Watch._tell)  # pyright: ignore[reportPrivateUsage]
     rows_path = Path(sys.argv[sys.argv.index("--run-dir") + 1]) / "metrics.jsonl"

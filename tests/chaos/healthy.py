@@ -20,7 +20,7 @@ from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.ledger import LEDGER
 from tests.chaos.campaign import LOST_WORDS
 from tests.chaos.faults import all_stopped
-from tests.chaos.identity import TIMES
+from tests.chaos.identity import deterministic
 from tests.chaos.run import Run
 
 BUSY = "import time\nwhile True: sum(range(100_000))"
@@ -49,7 +49,7 @@ def play(run: Run, rng: random.Random, every_s: float) -> int:
 
 def found(run: Run, stops: int, seconds: float) -> dict[str, object]:
     rows = list(read_rows(run.path / "metrics.jsonl"))
-    fates = list(read_rows(run.path / LEDGER))
+    statuses = list(read_rows(run.path / LEDGER))
     return {
         "run": run.folder.name,
         "status": run.driver.poll() if run.driver else None,
@@ -57,15 +57,15 @@ def found(run: Run, stops: int, seconds: float) -> dict[str, object]:
         "stops": stops,
         "rows": len(rows),
         "killed_or_lost": [line.line for line in run.said if LOST_WORDS.search(line.line) or CELLS in line.line],
-        "dropped": sum(row["dropped"] for row in fates),
-        "rollouts": sum(row["rollouts"] for row in fates),
+        "dropped": sum(row["dropped"] for row in statuses),
+        "rollouts": sum(row["rollouts"] for row in statuses),
         "evaluations": [round(row["avg_at_k"], 4) for row in read_rows(RunDir(run.path).evaluations_path)],
     }
 
 
 def figures(run: Run) -> list[dict[str, object]]:
     rows = list(read_rows(run.path / "metrics.jsonl"))
-    return [{name: value for name, value in row.items() if not name.endswith(TIMES)} for row in rows]
+    return [deterministic(row) for row in rows]
 
 
 def main() -> int:

@@ -91,7 +91,7 @@ def test_every_query_of_a_dashboard_returns_data(board: Path, scraped: tuple[int
 
 def test_a_run_that_ended_as_it_should_is_not_under_way(scraped: tuple[int, float]):
     port, _ = scraped
-    last = ask(port, "query", query="min by (run, stage) (last_over_time(ray_rstar_run_under_way[15m]))")
+    last = ask(port, "query", query="min by (run, stage) (last_over_time(ray_rstar_run_active[15m]))")
     assert {one["metric"]["stage"]: float(one["value"][1]) for one in last} == {"sft": 0, "stage1": 0}
     assert {one["metric"]["run"] for one in last} == {"tiny"}
 

@@ -36,7 +36,7 @@ class Run(BaseHTTPRequestHandler):
     called: list[dict[str, Any]]
 
     def do_GET(self) -> None:
-        self._answer(f'ray_rstar_logprob_diff_mean_nats{{run="night",stage="stage1"}} {self.drift}\n'.encode())
+        self._answer(f'ray_rstar_logprob_diff_mean{{run="night",stage="stage1"}} {self.drift}\n'.encode())
 
     def do_POST(self) -> None:
         self.called.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -124,7 +124,7 @@ def until(happened: Any, what: str) -> None:
         time.sleep(0.1)
 
 
-def test_an_alert_reaches_the_webhook_with_what_it_saw_and_the_mend_and_so_does_its_end(pager: type[Run]):
+def test_an_alert_reaches_the_webhook_with_what_it_saw_and_the_fix_and_so_does_its_end(pager: type[Run]):
     def told(status: str) -> list[dict[str, Any]]:
         return [one for call in pager.called for one in call["alerts"] if one["status"] == status]
 
@@ -135,6 +135,6 @@ def test_an_alert_reaches_the_webhook_with_what_it_saw_and_the_mend_and_so_does_
     (alert,) = {one["labels"]["alertname"]: one for one in told("firing")}.values()
     assert alert["labels"] == alert["labels"] | {"alertname": "LogprobDrift", "run": "night", "severity": "page"}
     assert alert["annotations"]["summary"] == "night: learner and engines differ by 200m nats per token"
-    assert "compare ray_rstar_engine_policy_version" in alert["annotations"]["mend"]
+    assert "compare ray_rstar_engine_policy_version" in alert["annotations"]["fix"]
     pager.drift = WELL
     until(lambda: told("resolved"), "its end was not told")

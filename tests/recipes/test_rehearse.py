@@ -33,7 +33,8 @@ def config(scale: str = "tiny") -> RunConfig:
 def row(**changes: Any) -> dict[str, Any]:
     publish = {"gather_s": 1.0, "move_s": 0.5, "load_s": 0.2, "num_bytes": 4_001_000}
     times = {"generate_s": 3.0, "tools_s": 1.0, "verify_s": 0.5, "learn_s": 2.0, "publish_s": 1.7, "step_s": 9.0}
-    return {"loss": 0.0, "publish": publish, "memory_bytes": {"driver": 2e9, "learner": 3e9}, **times} | changes
+    parts = {f"publish/{name}": value for name, value in publish.items()}
+    return {"loss": 0.0, **parts, "memory_bytes/driver": 2e9, "memory_bytes/learner": 3e9, **times} | changes
 
 
 GOOD = Seen(
@@ -48,16 +49,16 @@ def wrong(seen: Seen, of: RunConfig | None = None, model: ModelShape = SMALL) ->
 
 def test_on_gpus_memory_and_times_are_held_against_the_plan():
     run, of_model = config("mi300x-64"), QWEN3_14B.parameters
-    memory = {"driver": 2e9, "learner_device": 40e9}
-    rows = tuple(row(memory_bytes=memory, publish=row()["publish"] | {"num_bytes": 2 * of_model}) for _ in range(3))
+    changes = {"memory_bytes/learner_device": 40e9, "publish/num_bytes": 2 * of_model}
+    rows = tuple(row(**changes) for _ in range(3))
     seen = replace(GOOD, steps=rows, model_bytes=int(2 * of_model), learner_bytes=int(12 * of_model), evaluations=0)
     assert wrong(seen, run, QWEN3_14B) == set()
     lines = {line.what: line for line in compared(run, QWEN3_14B, 192.0, seen)}
     assert lines["a rank, device"].planned == pytest.approx(42.3, abs=0.5)
     assert lines["generate"].planned and "calibrate" in lines["generate"].remark  # 4.5 s are no such step's
-    hot = tuple(one | {"memory_bytes": {"learner_device": 60e9}} for one in rows)
+    hot = tuple(one | {"memory_bytes/learner_device": 60e9} for one in rows)
     assert wrong(replace(seen, steps=hot), run, QWEN3_14B) == {"a rank, device"}
-    blind = tuple(one | {"memory_bytes": {"driver": 1e9}} for one in rows)
+    blind = tuple({name: one[name] for name in one if "device" not in name} for one in rows)
     assert wrong(replace(seen, steps=blind), run, QWEN3_14B) == {"a rank, device"}
 
 

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from recipes import roc_vs_grpo
-from recipes.roc_vs_grpo import ARMS, ExperimentConfig, experiment, main
+from recipes.roc_vs_grpo import ARMS, ExperimentConfig, comparison, experiment, main
 from rstar_ray.config import RunConfig, TinyConfig, differences
+from rstar_ray.report.run_record import RunRecord
 from rstar_ray.run_dir.durable import write_json
 from rstar_ray.run_dir.folder import RunDir
 from tests.rstar_ray.fabricate import run_directory
@@ -51,6 +52,30 @@ def test_arms_differ_in_resampling_alone_and_start_from_their_seeds_policy(ran: 
             assert (arm.steps, arm.rollout.max_response_tokens, arm.evaluate.every_steps) == (20, 256, 10)
     drawn = [arm.algorithm.num_rollouts for arm in ran[1:5]]
     assert drawn == [4, 8, 8, 8] and {arm.algorithm.keep for arm in ran[1:5]} == {4}
+
+
+def record(errors: list[tuple[float | None, int]], score: float) -> RunRecord:
+    """One stage: (rate of failed calls, calls) in the correct rollouts of each step, and the last held-out score."""
+    steps = [
+        {"tool_error_rate_correct": rate, "calls_in_correct": calls, "response_tokens_mean": 50.0}
+        for rate, calls in errors
+    ]
+    evaluations = [{"stage": "stage1", "set": "held-out", "rl_step": len(steps), "avg_at_k": score}]
+    return RunRecord(Path("run"), {}, [], steps, (), evaluations, [], [])
+
+
+def test_arms_are_compared_by_pooled_tool_errors_and_paired_scores():
+    plain = [record([(0.8, 10), (0.4, 30)] * 8, 0.5), record([(0.5, 40)] * 15, 0.7)]
+    roc = [record([(0.1, 10)] * 15, 0.6), record([(0.2, 10)] * 15, 0.9)]
+    rows = [
+        [cell.strip() for cell in line.split("|")] for line in comparison({"plain": plain, "RoC": roc}).splitlines()
+    ]
+    assert [row[2:] for row in rows if row[1:2] == ["plain"]] == [
+        ["50.0 % ± 0.0 %", "1.00 ± 0.00", "60.0 % ± 127.1 %", "+0.0 ± 0.0", "50 ± 0", ""]
+    ]
+    assert [row[2:] for row in rows if row[1:2] == ["RoC"]] == [
+        ["15.0 % ± 63.5 %", "0.30 ± 1.27", "75.0 % ± 190.6 %", "+15.0 ± 63.5", "50 ± 0", ""]
+    ]
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from rstar_ray.algorithm.update import SeenTokens, UpdateFigures
+from rstar_ray.algorithm.update import SeenTokens, UpdateResult
 from rstar_ray.config import RunConfig
 from rstar_ray.evaluation.evaluator import protocol
 from rstar_ray.evaluation.figures import evaluate
@@ -17,7 +17,7 @@ from rstar_ray.evaluation.results import ProblemResult
 from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.durable import append_row, to_row, write_json, write_text
 from rstar_ray.run_dir.manifest import checkpoint_name
-from rstar_ray.run_dir.metrics import PlacementFigures, SftMetrics, StepMetrics, StepTimings, step_metrics
+from rstar_ray.run_dir.metrics import BalancerStats, StepMetrics, step_metrics
 from rstar_ray.run_dir.trajectory_log import write_trajectories
 from rstar_ray.trajectory import Placement, Problem, StopReason, ToolResult, Trajectory, TrajectorySummary, Turn
 
@@ -124,8 +124,19 @@ def summary(
 
 
 FAMILIES = ("arithmetic", "remainder", "gcd", "lcm", "power", "sum", "count_primes", "divisors", "linear")
-UPDATE = UpdateFigures(
-    loss=-0.01, grad_norm=0.4, entropy=0.2, clip_share=0.0, logprob_diff_mean=1e-7, logprob_diff_max=1e-6, lr=1e-4
+UPDATE = UpdateResult(
+    applied=True,
+    reason="",
+    step=1,
+    metrics={
+        "loss": -0.01,
+        "grad_norm": 0.4,
+        "entropy": 0.2,
+        "clip_frac": 0.0,
+        "logprob_diff_mean": 1e-7,
+        "logprob_diff_max": 1e-6,
+        "lr": 1e-4,
+    },
 )
 STAY = Placement(
     replica_id="generation/0",
@@ -150,11 +161,12 @@ def run_directory(path: Path, *, seed: int = 0, resample: str = "paper", stages:
     write_json(path / "config.json", {stage: config | {"stage": stage} for stage in ("sft", *stages)})
     launch = {"stage": "sft", "started_at": "2026-01-05T10:00:00+00:00", "platform": "Linux", "cpus": 2}
     append_row(path / "launches.jsonl", launch | {"versions": {"python": "3.11.9", "torch": "2.13.0"}})
-    rows: list[object] = []
+    rows: list[StepMetrics] = []
     for step in range(1, 101):
         loss = 4.9 * math.exp(-step / 18) + 0.06 + rng.random() * 0.02
-        val_loss = loss * 1.05 if step % 20 == 0 else None
-        rows.append(SftMetrics(step=step, loss=loss, lr=1e-3, tokens_per_s=9_000, step_s=0.4, val_loss=val_loss))
+        values = {"loss": loss, "lr": 1e-3, "tokens_per_s": 9_000, "step_s": 0.4}
+        values |= {"val_loss": loss * 1.05} if step % 20 == 0 else {}
+        rows.append(StepMetrics(stage="sft", step=step, values=values))
     _append_evaluation(path, rng, "sft", 100, solved=0.45, errors=0.19)
     done, num_steps = 0, sum(stages.values())
     for stage, steps in stages.items():
@@ -164,7 +176,7 @@ def run_directory(path: Path, *, seed: int = 0, resample: str = "paper", stages:
             rows.append(_step(rng, stage, step, solved, errors))
             if step % 10 == 0 or step == steps:
                 _append_evaluation(path, rng, stage, step, solved=solved, errors=errors)
-    write_text(path / "metrics.jsonl", "".join(to_row(asdict(row)) for row in rows))
+    write_text(path / "metrics.jsonl", "".join(to_row(row.as_row()) for row in rows))
     last, num_last = list(stages.items())[-1] if stages else ("sft", 100)
     for name, stage, step, reward in (
         ("sft-held-out", "sft", 100, 0.0),
@@ -210,34 +222,27 @@ def _step(rng: random.Random, stage: str, step: int, solved: float, errors: floa
         step=step,
         policy_version=step,
         kept_ids=[rollout.rollout_id for rollout in rollouts[::2]],
-        timings=StepTimings(rollout_s=wall_s, learn_s=2.2, publish_s=0.15, step_s=wall_s + 2.6),
-        update=UpdateFigures(
-            loss=-0.01,
-            grad_norm=0.4,
-            entropy=0.2,
-            clip_share=0.0,
-            logprob_diff_mean=1e-7,
-            logprob_diff_max=1e-6,
-            lr=1e-4,
-        ),
+        seconds={"rollout_s": wall_s, "learn_s": 2.2, "publish_s": 0.15, "step_s": wall_s + 2.6},
+        update=UPDATE,
     )
-    set_aside = ("generation/1: reports 5 KV tokens in use of 4",) if step > 1 else ()
-    placed = PlacementFigures(
+    placed = BalancerStats(
+        values={
+            "balancer/queue_len_max": 40,
+            "balancer/in_flight_max": 24,
+            "balancer/kv_util_mean": 0.5,
+            "balancer/kv_util_max": 0.8,
+            "balancer/kv_reserved_mean": 0.75,
+            "balancer/kv_reserved_max": 0.97,
+            "balancer/num_preemptions": 1,
+            "balancer/num_moves": 2,
+            "balancer/num_recomputed_tokens": 50,
+            "balancer/wait_p50_s": 0.5,
+            "balancer/wait_p99_s": 2.5,
+        },
         rule="expected_kv",
-        waiting_most=40,
-        in_flight_most=24,
-        kv_used_share=0.5,
-        kv_used_share_most=0.8,
-        kv_reserved_share=0.75,
-        kv_reserved_share_most=0.97,
-        preemptions=1,
-        moves=2,
-        recomputed_tokens=50,
-        wait_p50_s=0.5,
-        wait_p99_s=2.5,
-        set_aside=set_aside,
+        quarantined=("generation/1: reports 5 KV tokens in use of 4",) if step > 1 else (),
     )
-    return replace(metrics, balancer=placed)
+    return metrics.plus(placed.values, balancer=placed.details)
 
 
 def results_of(problems: Sequence[Problem], rollouts: Sequence[TrajectorySummary]) -> list[ProblemResult]:

@@ -92,7 +92,7 @@ def _ledger_row(row: dict[str, Any]) -> str:
     names = [f"{group}-problem-{first + group:06x}-0/{sibling}" for group in range(32) for sibling in range(8)]
     ids = {"trained": names[::4], "resampled_away": names[1::2], "in_equal_groups": names[2::4]}
     ids |= {"left_out": [], "dropped": []}
-    counts = {fate: len(of) for fate, of in ids.items()}
+    counts = {status: len(of) for status, of in ids.items()}
     told = {"stage": row["stage"], "step": row["step"], "rollouts": 256, **counts, "ids": ids, "reasons": {}}
     return json.dumps(told | {"advantages": dict.fromkeys(ids["trained"], 0.5)}) + "\n"
 

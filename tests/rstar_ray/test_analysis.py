@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch.distributions import Categorical
 
-from rstar_ray.analysis.__main__ import main
-from rstar_ray.analysis.measure import Entropies
-from rstar_ray.analysis.read_run import sampled_turns
-from rstar_ray.analysis.zones import SampledTurn, Zone
+from examples.entropy.__main__ import main
+from examples.entropy.measure import Entropies
+from examples.entropy.read_run import sampled_turns
+from examples.entropy.zones import SampledTurn, Zone
 from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax
 from rstar_ray.outcome import Outcome
 from rstar_ray.run_dir.folder import RunDir

@@ -15,10 +15,10 @@ from rstar_ray.report.trajectory_browser import ids_of, ledger_data, ledger_ids
 from rstar_ray.report.trajectory_rows import (
     NOTHING_KNOWN,
     Siblings,
-    StepFates,
-    fates_by_step,
+    StepStatuses,
     reason,
     siblings_of,
+    statuses_by_step,
 )
 from rstar_ray.report.trajectory_text import (
     DECADES,
@@ -31,7 +31,7 @@ from rstar_ray.report.trajectory_text import (
     chosen,
     figures_of,
 )
-from rstar_ray.run_dir.ledger import Fate, write_fates
+from rstar_ray.run_dir.ledger import RolloutStatus, append_ledger
 from rstar_ray.run_dir.trajectory_log import readable, token_chars, write_trajectories
 from rstar_ray.trajectory import Problem
 from tests.rstar_ray.fabricate import decode, example_trajectories, run_directory, trajectory
@@ -47,13 +47,13 @@ def row(sibling: int, *, reward: float = 1.0, calls: int = 1, failed: int = 0, a
     }  # fmt: skip
 
 
-def step_fates(**fates: str) -> StepFates:
-    return StepFates({name.replace("s", "0-p/"): fate for name, fate in fates.items()}, {}, {})
+def step_statuses(**statuses: str) -> StepStatuses:
+    return StepStatuses({name.replace("s", "0-p/"): status for name, status in statuses.items()}, {}, {})
 
 
 def test_a_rollout_is_told_why_it_was_kept_or_not():
     group = [row(0), row(1, calls=4, failed=1), row(2, reward=0), row(3, reward=0, calls=0)]
-    known = step_fates(s0="trained", s1="resampled_away", s2="trained", s3="resampled_away")
+    known = step_statuses(s0="trained", s1="resampled_away", s2="trained", s3="resampled_away")
     assert [reason(one, group, known, "paper") for one in group] == [
         "Trained on: among 1 of the group's 2 right answers that were kept. Right answers: drawn by 1 / p_total, "
         "flawless ones first; here p_total = p_err 0.00 (0 of 1 calls failed) + p_format 0.00 = 0.00.",
@@ -72,16 +72,16 @@ def test_a_rollout_is_told_why_it_was_kept_or_not():
 
 def test_with_graded_rewards_a_rollout_is_compared_with_those_of_its_reward():
     group = [row(0, reward=0.5), row(1), row(2, reward=0)]
-    known = step_fates(s0="trained", s1="resampled_away", s2="trained")
+    known = step_statuses(s0="trained", s1="resampled_away", s2="trained")
     assert "among those with reward 0.5" in reason(group[0], group, known, "paper")
     assert "among those with" not in reason(group[1], group[1:], known, "paper")
 
 
 def test_equal_rewards_failures_of_ours_and_evaluations_have_reasons_of_their_own():
     group = [row(0), row(1)]
-    equal = step_fates(s0="in_equal_groups", s1="in_equal_groups")
-    assert reason(group[0], group, equal, "paper").endswith("have the same reward: there is no signal.")
-    lost = StepFates({"0-p/0": "left_out", "0-p/1": "dropped"}, {}, {"0-p/0": "too long", "0-p/1": "no sandbox"})
+    equal = step_statuses(s0="in_equal_groups", s1="in_equal_groups")
+    assert reason(group[0], group, equal, "paper").endswith("have the same reward: no signal.")
+    lost = StepStatuses({"0-p/0": "left_out", "0-p/1": "dropped"}, {}, {"0-p/0": "too long", "0-p/1": "no sandbox"})
     assert [reason(one, group, lost, "paper") for one in group] == [
         "Left out by the learner: too long.",
         "Dropped: no sandbox.",
@@ -147,9 +147,11 @@ def test_a_half_written_file_of_trajectories_is_read_as_far_as_it_goes(tmp_path:
 def test_every_count_of_the_ledger_leads_to_its_rollouts(tmp_path: Path):
     path = run_directory(tmp_path / "run", stages={"stage1": 2})
     for step in (1, 2):
-        fates = {f"stage1/{step}/0-p/{n}": fate for n, fate in enumerate((*Fate, Fate.TRAINED))}
+        statuses = {
+            f"stage1/{step}/0-p/{n}": status for n, status in enumerate((*RolloutStatus, RolloutStatus.TRAINED))
+        }
         reasons = {f"stage1/{step}/0-p/3": "too long", f"stage1/{step}/0-p/4": "no sandbox"}
-        write_fates(path, fates, stage="stage1", step=step, reasons=reasons, advantages={})
+        append_ledger(path, statuses, stage="stage1", step=step, reasons=reasons, advantages={})
     ledger = read_ledger(read_run(path))
     data = ledger_data(read_run(path), ledger)
     assert data["steps"][1] == ["stage1", 2, 2, 6, 2, 1, 1, 1, 1]
@@ -159,4 +161,4 @@ def test_every_count_of_the_ledger_leads_to_its_rollouts(tmp_path: Path):
     assert json.loads(zlib.decompress(packed["stage1/1"])) == ids_of(ledger[0]) == {
         "0-p": {"0": 0, "5": 0, "1": 1, "2": 2, "3": 3, "4": 4}
     }  # fmt: skip
-    assert fates_by_step(ledger)["stage1", 1].fates["0-p/1"] == Fate.RESAMPLED_AWAY
+    assert statuses_by_step(ledger)["stage1", 1].statuses["0-p/1"] == RolloutStatus.RESAMPLED_AWAY

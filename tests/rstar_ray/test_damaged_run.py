@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from actors.launch.exit_status import status_of
+from examples.entropy.__main__ import main as analyse
 from recipes import replay
-from rstar_ray.analysis.__main__ import main as analyse
 from rstar_ray.report.__main__ import main as report
 from rstar_ray.report.live import LiveRun
 from rstar_ray.run_dir.__main__ import main as run_dir
 from rstar_ray.run_dir.durable import append_row
 from rstar_ray.run_dir.folder import RUN_FORMAT
-from rstar_ray.run_dir.ledger import Fate, write_fates
+from rstar_ray.run_dir.ledger import RolloutStatus, append_ledger
 from tests.rstar_ray.fabricate import run_directory
 
 pytestmark = pytest.mark.usefixtures("without_fsync")
@@ -46,8 +46,8 @@ FILES = (
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = run_directory(tmp_path_factory.mktemp("whole") / "run", stages={"stage1": 3})
-    rollouts = {f"stage1/1/{name}": Fate.TRAINED for name in ("gcd-17/0", "gcd-17/1")}
-    write_fates(path, rollouts, stage="stage1", step=1, reasons={}, advantages={})
+    rollouts = {f"stage1/1/{name}": RolloutStatus.TRAINED for name in ("gcd-17/0", "gcd-17/1")}
+    append_ledger(path, rollouts, stage="stage1", step=1, reasons={}, advantages={})
     (path / "finished").mkdir(exist_ok=True)
     (path / "finished/stage1.json").write_text(
         '{"stage": "stage1", "step": 3, "finished_at": "2026-01-05T11:00:00+00:00"}'

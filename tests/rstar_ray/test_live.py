@@ -12,7 +12,7 @@ from rstar_ray.report.live import LiveRun
 from rstar_ray.report.page import html_report
 from rstar_ray.report.run_record import read_run
 from rstar_ray.run_dir.durable import append_row
-from rstar_ray.run_dir.ledger import Fate, write_fates
+from rstar_ray.run_dir.ledger import RolloutStatus, append_ledger
 from rstar_ray.run_dir.tail import GrowingRows
 from tests.rstar_ray.fabricate import run_directory
 
@@ -47,12 +47,12 @@ def test_a_run_whose_files_were_cut_off_anywhere_has_a_page(tmp_path: Path):
 def test_a_run_that_has_ended_no_step_can_be_watched_already(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"sft": {"seed": 0}}')
     run = LiveRun(tmp_path)
-    assert run.data()["verdicts"]["rows"] == [] and run.state() == "not running: no step has ended yet"
+    assert run.data()["health"]["rows"] == [] and run.state() == "not running: no step has ended yet"
 
 
 def test_what_is_served_is_what_the_file_shows_and_grows_with_the_run(tmp_path: Path):
     path = run_directory(tmp_path / "run", stages={"stage1": 12})
-    write_fates(path, {"stage1/1/gcd-17/0": Fate.TRAINED}, stage="stage1", step=1, reasons={}, advantages={})
+    append_ledger(path, {"stage1/1/gcd-17/0": RolloutStatus.TRAINED}, stage="stage1", step=1, reasons={}, advantages={})
     live = LiveRun(path)
     assert live.changed()
     served: dict[str, Any] = live.data()
@@ -69,7 +69,7 @@ def test_what_is_served_is_what_the_file_shows_and_grows_with_the_run(tmp_path: 
 
 def test_a_text_is_read_when_it_is_asked_for(tmp_path: Path):
     path = run_directory(tmp_path / "run", stages={"stage1": 12})
-    write_fates(path, {"stage1/1/gcd-17/0": Fate.TRAINED}, stage="stage1", step=1, reasons={}, advantages={})
+    append_ledger(path, {"stage1/1/gcd-17/0": RolloutStatus.TRAINED}, stage="stage1", step=1, reasons={}, advantages={})
     live = LiveRun(path)
     live.data()
     packed = live.block("texts", "stage1-step-000001.jsonl", 0)
@@ -92,6 +92,6 @@ def test_a_run_is_under_way_while_the_process_that_holds_it_lives(tmp_path: Path
     path = run_directory(tmp_path / "run", stages={"stage1": 1})
     live = LiveRun(path)
     (path / ".lock").write_text(f"process {os.getpid()} on {os.uname().nodename}\n")
-    assert live.state().startswith("under way: ")
+    assert live.state().startswith("active: ")
     (path / ".lock").write_text(f"process {2**22 + 1} on {os.uname().nodename}\n")
     assert live.state().startswith("not running: ")

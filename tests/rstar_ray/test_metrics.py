@@ -5,28 +5,26 @@ from typing import Any
 
 import pytest
 
-from rstar_ray.algorithm.update import UpdateFigures
+from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.metrics import (
     MetricsLog,
-    SftMetrics,
     StepMetrics,
-    StepTimings,
+    current_row,
     share_rollout_time,
     step_metrics,
 )
 from rstar_ray.trajectory import StopReason
 from tests.rstar_ray.fabricate import summary
 
-TIMINGS = StepTimings(rollout_s=4.0, learn_s=2.0, publish_s=0.5, step_s=7.0)
-UPDATE = UpdateFigures(
-    loss=-0.01, grad_norm=0.5, entropy=0.3, clip_share=0.01, logprob_diff_mean=1e-6, logprob_diff_max=1e-5, lr=1e-4
-)
+SECONDS = {"rollout_s": 4.0, "learn_s": 2.0, "publish_s": 0.5, "step_s": 7.0}
+LEARNED = {"loss": -0.01, "grad_norm": 0.5, "entropy": 0.3, "lr": 1e-4}
+UPDATE = UpdateResult(applied=True, reason="", step=1, metrics=LEARNED)
 
 
 def metrics(step: int = 1, stage: str = "stage1", **kwargs) -> StepMetrics:
     summaries = kwargs.pop("summaries", [summary("a", 0), summary("a", 1, reward=0.0)])
-    arguments = {"kept_ids": ["a/0", "a/1"], "timings": TIMINGS, "update": UPDATE, "policy_version": step} | kwargs
+    arguments = {"kept_ids": ["a/0", "a/1"], "seconds": SECONDS, "update": UPDATE, "policy_version": step} | kwargs
     return step_metrics(summaries, stage=stage, step=step, **arguments)
 
 
@@ -38,15 +36,35 @@ def test_a_step_counts_rollouts_groups_and_tokens():
         summary("b", 1, calls=0, sampled=20, response=100),
     ]
     row = metrics(summaries=summaries)
-    assert row.share_max_turns == 0.0
     limited = [replace(one, stop_reason=StopReason.MAX_TURNS) for one in summaries[2:]]
-    assert metrics(summaries=[*summaries[:2], *limited]).share_max_turns == 0.5
-    assert (row.reward_mean, row.pass_rate) == (0.75, 0.75)
-    assert row.tool_error_share_correct == 1 / 4
-    assert (row.response_tokens_mean, row.share_truncated, row.calls_mean, row.turns_mean) == (150, 0.25, 2, 3)
-    assert (row.groups_kept, row.groups_equal_dropped, row.rollouts, row.trained_trajectories) == (1, 1, 4, 2)
-    assert (row.tokens_generated, row.tokens_per_s) == (200, 50.0)
-    assert (row.loss, row.lr) == (-0.01, 1e-4)
+    assert metrics(summaries=[*summaries[:2], *limited])["frac_max_turns"] == 0.5
+    want = {
+        "frac_max_turns": 0, "reward_mean": 0.75, "pass_rate": 0.75, "tool_error_rate_correct": 1 / 4,
+        "response_tokens_mean": 150, "frac_truncated": 0.25, "calls_mean": 2, "turns_mean": 3, "groups_kept": 1,
+        "groups_dropped": 1, "frac_groups_dropped": 0.5, "rollouts": 4, "trained_trajectories": 2,
+        "tokens_generated": 200, "tokens_per_s": 50, "other_s": 0.5, "loss": -0.01, "lr": 1e-4,
+    }  # fmt: skip
+    assert {name: row[name] for name in want} == want
+    assert "tool_error_rate_correct" not in metrics(summaries=[replace(one, num_calls=0) for one in summaries]).values
+
+
+def test_a_name_that_is_not_in_the_registry_is_refused():
+    with pytest.raises(ValueError, match=r"unknown metric 'new_one'. Hint: add it to rstar_ray/telemetry/registry.py"):
+        metrics().plus({"new_one": 1.0})
+
+
+def test_a_row_of_an_older_version_is_read_under_todays_names():
+    placed = {"rule": "static", "waiting_most": 4, "kv_used_share": 0.5, "set_aside": ["r1: odd"], "held_s": {"no": 1}}
+    old = {"stage": "stage1", "step": 2, "share_all_right": 0.25, "loss": None, "balancer": placed}
+    row = current_row(old | {"memory_bytes": {"driver": 7}, "publish": {"load_s": 0.5}, "before_s": 3.0})
+    want = {
+        "stage": "stage1", "step": 2, "frac_all_correct": 0.25, "loss": None, "kl": None, "inter_step_s": 3.0,
+        "balancer/queue_len_max": 4, "balancer/kv_util_mean": 0.5, "memory_bytes/driver": 7, "publish/load_s": 0.5,
+    }  # fmt: skip
+    assert {name: row[name] for name in want} == want
+    assert row["balancer"] == {"rule": "static", "held_s": {"no": 1}, "quarantined": ["r1: odd"]}
+    assert "share_all_right" not in row
+    assert current_row(row) == row
 
 
 def test_a_sink_that_fails_is_a_shown_line_and_the_others_go_on(tmp_path: Path, logged: list[str]):
@@ -80,8 +98,8 @@ def test_a_kept_id_that_was_never_rolled_out_is_refused():
 
 def test_phases_of_the_rollout_add_up_to_its_wall_time():
     shares = share_rollout_time(10.0, [summary(generate_s=3, tool_s=1), summary(generate_s=3, tool_s=2, verify_s=1)])
-    assert shares == (6.0, 3.0, 1.0)
-    assert share_rollout_time(2.0, []) == (2.0, 0.0, 0.0)
+    assert shares == {"generate_s": 6.0, "tools_s": 3.0, "verify_s": 1.0}
+    assert share_rollout_time(2.0, []) == {"generate_s": 2.0, "tools_s": 0.0, "verify_s": 0.0}
 
 
 def events(folder: str) -> Any:
@@ -93,7 +111,7 @@ def events(folder: str) -> Any:
 def test_going_on_from_a_checkpoint_never_doubles_a_step(tmp_path: Path):
     with MetricsLog(tmp_path, stage="sft", after_step=0, num_steps=9) as log:
         for step in (1, 2, 3):
-            log.write(SftMetrics(step=step, loss=1.0, lr=1e-3, tokens_per_s=10, step_s=1))
+            log.write(StepMetrics(stage="sft", step=step, values={"loss": 1.0}))
     with MetricsLog(tmp_path, stage="stage1", after_step=0, num_steps=9) as log:
         for step in (1, 2, 3):
             log.write(metrics(step=step))
@@ -110,5 +128,5 @@ def test_going_on_from_a_checkpoint_never_doubles_a_step(tmp_path: Path):
 
 def test_a_figure_that_is_not_finite_is_kept_as_null(tmp_path: Path):
     with MetricsLog(tmp_path, stage="sft", after_step=0, num_steps=1) as log:
-        log.write(SftMetrics(step=1, loss=float("nan"), lr=1e-3, tokens_per_s=10, step_s=1))
+        log.write(StepMetrics(stage="sft", step=1, values={"loss": float("nan")}))
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] is None

@@ -44,7 +44,8 @@ class Telling(SkillLearner):
         logprobs = [float(row.ref.batch[row.ref.index].rollout_logprobs.sum()) for row in rows]
         loss = self.policy.skill * sum(row.advantage * length for row, length in zip(rows, lengths, strict=True))
         result = await super().train_rl(rows, lr)
-        return replace(result, loss=loss, grad_norm=1 + lr, entropy=-sum(logprobs) / sum(lengths))
+        figures = {"loss": loss, "grad_norm": 1 + lr, "entropy": -sum(logprobs) / sum(lengths)}
+        return replace(result, metrics={**result.metrics, **figures})
 
 
 async def record(refs: Sequence[TrajectoryRef], path: Path, *, stage: str, step: int, trained: bool = False) -> None:

@@ -6,6 +6,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from rstar_ray.report import write
+from rstar_ray.report.__main__ import main
 from rstar_ray.report.findings import (
     before_after,
 )
@@ -32,12 +33,21 @@ def embedded(page: str) -> dict:
 
 def test_a_report_is_made_from_the_directory_alone(run_path: Path):
     report = write_report(run_path)
+    assert main([str(run_path)]) == 0
     assert re.match(r"Held-out pass@1 rose from [12]\d\.\d % to 8\d\.\d %\. Tool errors .* fell from", report.headline)
     assert report.headline in report.markdown_path.read_text()
-    figures = json.loads((run_path / "report.json").read_text())
-    assert figures["changes"]["heldout_pass_at_1"]["after"] > 0.85
-    assert [row["stage"] for row in figures["evaluations"]["held-out"]] == ["sft", "stage1", "stage2", "stage3"]
-    assert figures["stages"][1] == {"stage": "stage2", "first_rl_step": 31, "last_rl_step": 50}
+    data = embedded(report.html_path.read_text())
+    assert [row[0] for row in data["results"][0]["rows"]] == ["SFT", "Stage 1", "Stage 2", "Stage 3"]
+    assert data["spans"][1] == {"name": "stage2", "start": 30, "end": 50, "title": "Stage 2"}
+    assert "| ok | Reward |" in report.markdown_path.read_text()
+
+
+def test_the_page_has_every_metric_of_every_stage_by_its_reduction(run_path: Path):
+    data = embedded(html_report(read_run(run_path)))
+    assert data["metrics_head"][:4] == ["metric", "Stage 1", "Stage 2", "Stage 3"]
+    rows = {row[0]: row for row in data["metrics_rows"]}
+    assert rows["tokens_generated"][1] == f"{30 * 256 * 60:,}" and rows["balancer/queue_len_max"][1] == "40"
+    assert rows["frac_truncated"][1].endswith(" %") and "kl" not in rows
 
 
 def test_what_a_model_wrote_is_data_on_the_page_and_never_markup(run_path: Path):
@@ -74,7 +84,7 @@ def test_hostile_text_of_a_record_is_neither_markup_nor_a_terminal_s_command_and
 def test_a_run_without_correct_calls_updates_or_evaluations_can_be_reported(tmp_path: Path):
     path = run_directory(tmp_path / "run", stages={"stage1": 4})
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    empty = {"tool_error_share_correct": None, "loss": None, "reward_mean": 0.0}
+    empty = {"tool_error_rate_correct": None, "loss": None, "reward_mean": 0.0}
     (path / "metrics.jsonl").write_text(
         "".join(json.dumps(row | empty) + "\n" for row in rows if row["stage"] != "sft")
     )
@@ -95,7 +105,7 @@ def test_a_page_that_fails_is_a_shown_line_and_the_rest_is_there(
     monkeypatch.setattr(write, "html_report", fail)
     write.write_report(path)
     assert len(logged) == 1 and "report.html" in logged[0] and "no such font" in logged[0]
-    assert (path / "report.md").exists() and (path / "report.json").exists()
+    assert (path / "report.md").exists()
 
 
 def test_an_evaluation_on_its_own_does_not_move_the_curve(tmp_path: Path):
@@ -106,4 +116,4 @@ def test_an_evaluation_on_its_own_does_not_move_the_curve(tmp_path: Path):
     run = read_run(path)
     assert [row["stage"] for row in run.heldout] == ["sft", "stage1"]
     assert [row["rl_step"] for row in before_after(run, "aime2024")] == [10]
-    assert "### aime2024" in markdown_report(run)
+    assert "## Evaluation: aime2024" in markdown_report(run)

@@ -8,7 +8,7 @@ import pytest
 
 from rstar_ray.report.page import html_report
 from rstar_ray.report.run_record import read_run
-from rstar_ray.run_dir.ledger import Fate, write_fates
+from rstar_ray.run_dir.ledger import RolloutStatus, append_ledger
 from tests.chromium import CHROMIUM, Pages, Tab
 from tests.rstar_ray.fabricate import run_directory
 
@@ -30,12 +30,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of the report of a run with a recorded step, one that only the ledger knows, and a dropped rollout."""
     path = run_directory(tmp_path_factory.mktemp("page") / "run", stages={"stage1": 12})
-    recorded = {f"stage1/1/{name}": Fate.TRAINED for name in ("gcd-17/0", "sum-3/0", "evil/0")}
-    recorded |= {"stage1/1/gcd-17/1": Fate.RESAMPLED_AWAY, "stage1/1/gcd-17/2": Fate.DROPPED}
-    write_fates(path, recorded, stage="stage1", step=1, reasons={"stage1/1/gcd-17/2": "no sandbox"},
+    recorded = {f"stage1/1/{name}": RolloutStatus.TRAINED for name in ("gcd-17/0", "sum-3/0", "evil/0")}
+    recorded |= {"stage1/1/gcd-17/1": RolloutStatus.RESAMPLED_AWAY, "stage1/1/gcd-17/2": RolloutStatus.DROPPED}
+    append_ledger(path, recorded, stage="stage1", step=1, reasons={"stage1/1/gcd-17/2": "no sandbox"},
                 advantages={"stage1/1/sum-3/0": 0.5})  # fmt: skip
-    named = {f"stage1/2/0-p/{n}": Fate.TRAINED if n else Fate.EQUAL_REWARDS for n in range(4)}
-    write_fates(path, named, stage="stage1", step=2, reasons={}, advantages={})
+    named = {f"stage1/2/0-p/{n}": RolloutStatus.TRAINED if n else RolloutStatus.EQUAL_REWARDS for n in range(4)}
+    append_ledger(path, named, stage="stage1", step=2, reasons={}, advantages={})
     (path / "report.html").write_text(html_report(read_run(path)), "utf-8")
     return f"file://{path}/report.html"
 
@@ -47,7 +47,7 @@ def test_the_page_opens_filters_and_shows_without_a_complaint(address: str, page
     async def look(page: Tab) -> None:
         await page.open(address)
         assert len(await page.evaluate(LISTED)) == 12
-        await page.evaluate("browser.set({ fate: 'trained', tool: 'failed' })")
+        await page.evaluate("browser.set({ status: 'trained', tool: 'failed' })")
         assert await page.evaluate(LISTED) == [
             "Sum the squares from 1 to 12.",
             "Is 1 < 2 & 3 > 2? <script>alert(1)</script>",
@@ -108,10 +108,10 @@ def test_every_count_of_the_ledger_is_a_link_to_its_rollouts(address: str, pages
 
     async def look(page: Tab) -> None:
         await page.open(address)
-        assert await follow(page, "stage=stage1&fate=resampled_away") == ["gcd-17/1"]
-        assert await follow(page, "stage=stage1&fate=dropped") == ["gcd-17/2"]
+        assert await follow(page, "stage=stage1&status=resampled_away") == ["gcd-17/1"]
+        assert await follow(page, "stage=stage1&status=dropped") == ["gcd-17/2"]
         assert "no sandbox" in await page.evaluate("document.querySelector('.detail').innerText")
-        assert await follow(page, "stage=stage1&step=2&fate=trained") == ["0-p/1", "0-p/2", "0-p/3"]
+        assert await follow(page, "stage=stage1&step=2&status=trained") == ["0-p/1", "0-p/2", "0-p/3"]
         assert "was not recorded" in await page.evaluate("document.querySelector('.detail').innerText")
 
     pages.walk(look)

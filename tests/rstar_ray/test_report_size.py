@@ -19,7 +19,7 @@ from tests.rstar_ray.large_run import large_run
 
 MOST_MEGABYTES = 20.0
 FILTERS = (
-    {"verdict": "wrong"}, {"fate": "resampled_away"}, {"tool": "failed", "sort": "failed"}, {"sort": "longest"},
+    {"verdict": "wrong"}, {"status": "resampled_away"}, {"tool": "failed", "sort": "failed"}, {"sort": "longest"},
     {"q": "problem-0003"}, {"stage": "stage2", "verdict": "right", "min": "100"}, {},
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.run_dir.__main__ import main as verify
 from rstar_ray.run_dir.durable import append_row, read_json, read_rows
 from rstar_ray.run_dir.folder import Checkpoint, RunDir
-from rstar_ray.run_dir.ledger import Fate, forget_fates, ledger_faults, write_fates
+from rstar_ray.run_dir.ledger import RolloutStatus, append_ledger, cut_ledger, ledger_faults
 from rstar_ray.run_dir.manifest import Unreadable, WrittenFile, damage
 from rstar_ray.run_dir.verify_run import faults
 
@@ -420,7 +420,9 @@ def test_a_run_directory_is_verified_from_the_command_line(tmp_path: Path, capsy
         "".join(json.dumps({"stage": "stage1", "step": step}) + "\n" for step in (1, 2))
     )
     for step in (1, 2):
-        write_fates(tmp_path, {f"stage1/{step}/a": Fate.TRAINED}, stage="stage1", step=step, reasons={}, advantages={})
+        append_ledger(
+            tmp_path, {f"stage1/{step}/a": RolloutStatus.TRAINED}, stage="stage1", step=step, reasons={}, advantages={}
+        )
     assert verify(["verify", str(tmp_path)]) == 0
     assert f"{tmp_path}: whole" in capsys.readouterr().out
     (tmp_path / "checkpoints" / "stage1-step-000001" / "rank0" / "state.pt").write_text("weighty")
@@ -439,9 +441,18 @@ def test_a_run_directory_is_verified_from_the_command_line(tmp_path: Path, capsy
 
 
 def test_a_ledger_that_does_not_add_up_is_named_by_its_step_and_rollout(tmp_path: Path, logged: list[str]):
-    fates = {"stage1/1/p/0": Fate.TRAINED, "stage1/1/p/1": Fate.DROPPED, "stage1/1/p/2": Fate.EQUAL_REWARDS}
-    write_fates(
-        tmp_path, fates, stage="stage1", step=1, reasons={"stage1/1/p/1": "sandbox"}, advantages={"stage1/1/p/0": 0.5}
+    statuses = {
+        "stage1/1/p/0": RolloutStatus.TRAINED,
+        "stage1/1/p/1": RolloutStatus.DROPPED,
+        "stage1/1/p/2": RolloutStatus.EQUAL_REWARDS,
+    }
+    append_ledger(
+        tmp_path,
+        statuses,
+        stage="stage1",
+        step=1,
+        reasons={"stage1/1/p/1": "sandbox"},
+        advantages={"stage1/1/p/0": 0.5},
     )
     assert ledger_faults(tmp_path) == []
     assert logged == [
@@ -453,12 +464,12 @@ def test_a_ledger_that_does_not_add_up_is_named_by_its_step_and_rollout(tmp_path
     row["ids"]["trained"].append("p/1")
     (tmp_path / "ledger.jsonl").write_text(json.dumps({**row, "step": 2, "reasons": {}}) + "\n")
     assert ledger_faults(tmp_path) == [
-        "ledger.jsonl: stage1 step 2: p/1 is in two states",
+        "ledger.jsonl: stage1 step 2: p/1 has two statuses",
         "ledger.jsonl: stage1 step 2: 3 rollouts do not add up",
         "ledger.jsonl: stage1 step 2: p/1 was dropped or left out without a reason",
         "ledger.jsonl: the steps of stage1 are not 1, 2, 3, ...",
     ]
-    forget_fates(tmp_path, stage="stage1", after_step=1)
+    cut_ledger(tmp_path, stage="stage1", after_step=1)
     assert ledger_faults(tmp_path) == []
 
 
@@ -473,8 +484,8 @@ def test_rows_that_are_gone_are_missed_by_the_checkpoints_and_the_rows_beside_th
         for step in range(1, in_metrics + 1):
             append_row(metrics, {"stage": "stage1", "step": step})
         for step in range(1, in_ledger + 1):
-            fates = {f"stage1/{step}/a": Fate.TRAINED}
-            write_fates(tmp_path, fates, stage="stage1", step=step, reasons={}, advantages={})
+            statuses = {f"stage1/{step}/a": RolloutStatus.TRAINED}
+            append_ledger(tmp_path, statuses, stage="stage1", step=step, reasons={}, advantages={})
         return faults(tmp_path)
 
     assert found(in_metrics=3, in_ledger=3) == []
@@ -557,14 +568,16 @@ def test_every_launch_is_recorded_with_versions(tmp_path: Path):
 
 def test_a_row_of_the_ledger_that_is_gone_is_said_when_the_run_goes_on(tmp_path: Path, logged: list[str]):
     for step in (1, 2, 3, 4):
-        write_fates(tmp_path, {f"stage1/{step}/a": Fate.TRAINED}, stage="stage1", step=step, reasons={}, advantages={})
-    forget_fates(tmp_path, stage="stage1", after_step=3)
+        append_ledger(
+            tmp_path, {f"stage1/{step}/a": RolloutStatus.TRAINED}, stage="stage1", step=step, reasons={}, advantages={}
+        )
+    cut_ledger(tmp_path, stage="stage1", after_step=3)
     assert logged == []
     ledger = tmp_path / "ledger.jsonl"
     ledger.write_bytes(ledger.read_bytes()[:-9])  # torn
-    forget_fates(tmp_path, stage="stage1", after_step=3)
-    assert logged == ["ledger.jsonl: stage1 step 3: the row is gone, and what became of its rollouts with it"]
-    forget_fates(tmp_path, stage="stage2", after_step=7)
+    cut_ledger(tmp_path, stage="stage1", after_step=3)
+    assert logged == ["ledger.jsonl: stage1 step 3: the row is gone, and with it the status of its rollouts"]
+    cut_ledger(tmp_path, stage="stage2", after_step=7)
     assert logged[-1].startswith("ledger.jsonl: stage2 step 1, 2, 3, 4, 5 and 2 more: ")
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from rstar_ray.algorithm.stage_end import SETTLED_AFTER, SETTLED_WINDOW, WINDOW, StepSigns, Until, reached
 from rstar_ray.data.order import DataPosition
-from rstar_ray.run_dir.metrics import StepTimings, step_metrics
+from rstar_ray.run_dir.metrics import step_metrics
 from rstar_ray.stage_progress import StageProgress
 from rstar_ray.trajectory import StopReason
 from tests.rstar_ray.fabricate import summary
@@ -57,12 +57,12 @@ def ends_at(until: Until, *, warmup_steps: int) -> int:
         summary(f"g{n}", reward=float(n < 10), stop=StopReason.TRUNCATED if n >= 18 else StopReason.ANSWERED)
         for n in range(20)
     ]
-    timings = StepTimings(rollout_s=1.0, learn_s=1.0, publish_s=1.0, step_s=3.0)
+    seconds = {"rollout_s": 1.0, "learn_s": 1.0, "publish_s": 1.0, "step_s": 3.0}
     progress = StageProgress()
     while not progress.ended and progress.step < 400:
         step = progress.step + 1
         metrics = step_metrics(
-            rollouts, stage="stage1", step=step, policy_version=step, kept_ids=["g0/0"], timings=timings, update=None
+            rollouts, stage="stage1", step=step, policy_version=step, kept_ids=["g0/0"], seconds=seconds, update=None
         )
         progress = StageProgress.from_json(progress.as_json())
         progress = progress.after(metrics, DataPosition(), until, warmup_steps=warmup_steps)

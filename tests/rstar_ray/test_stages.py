@@ -29,7 +29,7 @@ from rstar_ray.rollouts import (
 from rstar_ray.run_dir import ledger, manifest, metrics
 from rstar_ray.run_dir.durable import append_row, read_json, read_rows, write_json
 from rstar_ray.run_dir.folder import RunDir
-from rstar_ray.run_dir.metrics import PlacementFigures
+from rstar_ray.run_dir.metrics import BalancerStats
 from rstar_ray.run_dir.verify_run import faults
 from rstar_ray.stages import previous_checkpoint, run_rl, run_sft
 from rstar_ray.train_loop import Ledger, train_step
@@ -151,7 +151,7 @@ async def test_a_stage_says_once_where_the_format_penalty_is_inactive(
 async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ):
-    async def fail(*_: object, **__: object) -> PlacementFigures:
+    async def fail(*_: object, **__: object) -> BalancerStats:
         raise OSError("no space left on device")
 
     class NoTensorBoard:
@@ -163,7 +163,7 @@ async def test_records_and_figures_that_fail_are_shown_lines_and_end_no_run(
 
     monkeypatch.setattr(metrics, "TensorBoard", NoTensorBoard)
     config = stage("stage1", steps=2)
-    context = fake_context(SkilledPolicy(), services={"record": fail, "placement_figures": fail, "memory_bytes": gone})
+    context = fake_context(SkilledPolicy(), services={"record": fail, "balancer_stats": fail, "memory_bytes": gone})
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
         await run_rl(config, adding_problems(40), in_run(context, run_dir))
         await run_evaluation(config, {"held-out": adding_problems(4)}, in_run(context, run_dir), step=2)
@@ -246,7 +246,7 @@ async def test_a_stage_is_evaluated_before_its_first_step_and_every_few(tmp_path
 async def test_what_the_balancer_does_for_an_evaluation_is_in_no_steps_row(tmp_path: Path, logged: Logged):
     config, asked = stage("stage1", evaluate__every_steps=2, steps=4), list[str]()
 
-    async def placed() -> PlacementFigures:
+    async def placed() -> BalancerStats:
         asked.append("asked")
         raise OSError("not worth a run")
 
@@ -254,7 +254,7 @@ async def test_what_the_balancer_does_for_an_evaluation_is_in_no_steps_row(tmp_p
         if "held-out: avg" in line or line.startswith("stage1 "):
             asked.append(line.split(" | ")[0].split(": avg")[0].strip())
 
-    context = fake_context(SkilledPolicy(), services={"placement_figures": placed})
+    context = fake_context(SkilledPolicy(), services={"balancer_stats": placed})
     logged.listeners.append(show)
     with RunDir.open(tmp_path / "run", "stage1", asdict(config)) as run_dir:
         await run_rl(config, adding_problems(40), in_run(context, run_dir), heldout=adding_problems(4, seed=1))
@@ -512,7 +512,7 @@ async def test_a_stage_ends_when_it_has_taught_what_it_can(tmp_path: Path, logge
     policy = SkilledPolicy(skill=0.9, slip=0.0)
     await run_stage(config, policy, tmp_path / "run")
     last = read_rows(tmp_path / "run" / "metrics.jsonl")[-1]
-    assert 10 <= last["step"] < 60 and last["share_all_right"] > 0.7
+    assert 10 <= last["step"] < 60 and last["frac_all_correct"] > 0.7
     assert any(line.startswith(f"stage2 ends after step {last['step']}: ") for line in logged)
     finished = RunDir(tmp_path / "run").finished_checkpoint("stage2")
     assert finished is not None and finished.step == last["step"]
@@ -648,8 +648,8 @@ async def test_equal_rewards_everywhere_are_a_logged_step_that_changes_nothing(t
     await run_stage(stage("stage1", steps=2), policy, tmp_path / "run")
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["trained_trajectories"] for row in rows] == [0, 0]
-    assert [row["groups_equal_dropped"] for row in rows] == [8, 8]
-    assert [(row["share_all_right"], row["share_all_wrong"]) for row in rows] == [(1.0, 0.0)] * 2
+    assert [row["groups_dropped"] for row in rows] == [8, 8]
+    assert [(row["frac_all_correct"], row["frac_all_wrong"]) for row in rows] == [(1.0, 0.0)] * 2
     assert [row["policy_version"] for row in rows] == [0, 0]
     assert sum("equal rewards" in line for line in logged) == 2
 
@@ -659,7 +659,7 @@ async def test_rollouts_that_our_failures_end_are_dropped_with_a_reason_and_neve
     record = await train_step(adding_problems(4), context, SMALL, step=1, policy_version=0)
     assert record.ledger.requested == 64 and 0 < record.ledger.dropped < 32
     assert {dropped.reason for dropped in record.dropped} == {"no executor left"}
-    assert record.metrics.rollouts == 64 - record.ledger.dropped
+    assert record.metrics["rollouts"] == 64 - record.ledger.dropped
 
 
 async def test_an_evaluation_repeats_what_our_failures_ended_and_each_answer_counts_once(tmp_path: Path):
@@ -743,13 +743,13 @@ async def test_rows_that_the_learner_leaves_out_are_counted_so_and_not_as_traine
     (batch,) = choosy.batches
     assert (record.ledger.left_out, record.ledger.trained) == (1, len(batch))
     assert [row.reason for row in record.left_out] == ["too long"]
-    assert record.metrics.trained_trajectories == len(batch) and record.metrics.policy_version == 1
+    assert record.metrics["trained_trajectories"] == len(batch) and record.metrics["policy_version"] == 1
 
     choosy.applies = False
     record = await train_step(adding_problems(4), context, SMALL, step=2, policy_version=0)
     assert (record.ledger.left_out, record.ledger.trained) == (1 + len(choosy.batches[1]), 0)
     assert [row.reason for row in record.left_out][:2] == ["too long", "NaN"]
-    assert record.metrics.trained_trajectories == 0 and record.metrics.policy_version == 0
+    assert record.metrics["trained_trajectories"] == 0 and record.metrics["policy_version"] == 0
 
 
 def test_a_ledger_that_does_not_add_up_ends_the_run():

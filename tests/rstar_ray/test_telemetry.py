@@ -5,42 +5,46 @@ from pathlib import Path
 
 import pytest
 
-from rstar_ray.algorithm.update import UpdateFigures
-from rstar_ray.run_dir.metrics import StepMetrics, StepTimings, step_metrics
+from rstar_ray.run_dir.metrics import StepMetrics, progress_line
 from rstar_ray.telemetry.__main__ import table
-from rstar_ray.telemetry.declared import BY_NAME, METRICS, Metric
-from rstar_ray.telemetry.steps import meter_step
-from tests.fakes import KeptMetrics, summary
+from rstar_ray.telemetry.registry import BY_EXPORTED_NAME, METRICS, PROCESS_METRICS, STEP_METRICS
+from rstar_ray.telemetry.steps import export_step
+from tests.fakes import KeptMetrics
 
 REPOSITORY = Path(__file__).parent.parent.parent
 ROOMS = ("rstar_ray", "scheduler", "sandbox", "actors", "recipes")
 
 
 @pytest.mark.long
-def test_every_declared_metric_is_set_somewhere_and_no_other():
-    declaration = REPOSITORY / "rstar_ray/telemetry/declared.py"
+def test_every_process_metric_is_set_somewhere():
+    registry = REPOSITORY / "rstar_ray/telemetry/registry.py"
     named: set[str] = set()
-    for path in (path for room in ROOMS for path in (REPOSITORY / room).rglob("*.py") if path != declaration):
+    for path in (path for room in ROOMS for path in (REPOSITORY / room).rglob("*.py") if path != registry):
         strings = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
-        named |= {text for text in strings if isinstance(text, str) and text.startswith("rstar_") and text in BY_NAME}
-        calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
-        unknown = [
-            call.args[0].value
-            for call in calls
-            if isinstance(call.func, ast.Attribute)
-            and call.func.attr in ("set", "add", "reached", "observe")
-            and call.args
-            and isinstance(call.args[0], ast.Constant)
-            and str(call.args[0].value).startswith("rstar_")
-            and call.args[0].value not in BY_NAME
-        ]
-        assert not unknown, path
-    assert named == BY_NAME.keys()
+        named |= {text for text in strings if isinstance(text, str) and text in BY_EXPORTED_NAME}
+    assert named >= {metric.exported_name for metric in PROCESS_METRICS}
 
 
-def test_the_documented_table_is_the_declaration():
-    page = (REPOSITORY / "docs/metrics.md").read_text()
-    assert page.partition("<!-- python -m rstar_ray.telemetry -->\n")[2].startswith(table())
+def test_names_are_unique():
+    assert len(BY_EXPORTED_NAME) == len(METRICS) and len({metric.name for metric in STEP_METRICS}) == len(STEP_METRICS)
+
+
+def test_the_printed_table_has_every_metric():
+    assert all(f"`{metric.exported_name}`" in table() and metric.help in table() for metric in METRICS)
+
+
+def test_a_step_is_exported_and_shown_by_the_registry(tmp_path: Path):
+    values = {"reward_mean": 0.25, "entropy": 0.3, "restarts": 2, "memory_bytes/driver": 7, "publish/load_s": 0.5}
+    kept = KeptMetrics()
+    for step in (1, 2):
+        row = StepMetrics(stage="s", step=step, values=values)
+        export_step(kept.meter, row, tmp_path)
+        assert progress_line(row, 10) == f"s  {step}/10 | reward 0.250"
+    want = {
+        "rstar_reward_mean{stage=s}": 0.25, "rstar_entropy{stage=s}": 0.3, "rstar_restarts_total{stage=s}": 4,
+        "rstar_memory_bytes{stage=s,type=driver}": 7, "rstar_publish_load_s{stage=s}": 0.5, "rstar_step{stage=s}": 2,
+    }  # fmt: skip
+    assert {name: kept.values[name] for name in want} == want
 
 
 def test_figures_that_cannot_be_read_are_one_line_and_the_end_of_the_export(logged: list[str]):
@@ -60,30 +64,7 @@ def test_a_metric_that_is_not_declared_so_is_left_out_and_named(labels: dict[str
     assert logged[0].startswith("the export of metrics is left out: ValueError: no gauge rstar_loss with the labels")
 
 
-def step_row() -> StepMetrics:
-    """A row in which every figure has a meaning."""
-    update = UpdateFigures(
-        loss=0.1, grad_norm=0.5, entropy=0.4, clip_share=0.01, logprob_diff_mean=1e-5, logprob_diff_max=1e-4, lr=1e-6
-    )
-    return step_metrics(
-        [summary("a"), summary("b", reward=0.0, restarts=1, judge_retries=1)],
-        stage="stage1",
-        step=3,
-        policy_version=3,
-        kept_ids=["a", "b"],
-        timings=StepTimings(rollout_s=5.0, learn_s=2.0, publish_s=0.5, step_s=8.0),
-        update=update,
-    )
-
-
-def test_a_disk_that_does_not_answer_is_left_out(tmp_path: Path):
+def test_a_disk_that_does_not_answer_is_not_exported(tmp_path: Path):
     kept = KeptMetrics()
-    meter_step(kept.meter, step_row(), tmp_path / "gone")
-    assert "rstar_disk_free_bytes" not in kept.values
-
-
-def test_a_metric_knows_its_part():
-    assert isinstance(METRICS[0], Metric)
-    assert {m.part for m in METRICS} == {
-        *("training", "ledger", "engines", "balancer", "sandbox", "learner", "detector")
-    }
+    export_step(kept.meter, StepMetrics(stage="s", step=1, values={}), tmp_path / "gone")
+    assert "rstar_step{stage=s}" in kept.values and "rstar_disk_free_bytes" not in kept.values

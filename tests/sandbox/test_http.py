@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from rstar_ray.errors import ConfigError
 from rstar_ray.outcome import Outcome
-from rstar_ray.telemetry.declared import METRICS
+from rstar_ray.telemetry.registry import METRICS
 from sandbox.http import connections, server
 from sandbox.http import request_bodies as bodies
 from sandbox.http.client import SandboxClient
@@ -142,7 +142,9 @@ async def test_status_ping_and_metrics(http: aiohttp.ClientSession, url: str):
         text = await answer.text()
     assert 'sandbox_calls_total{outcome="ok"}' in text
     told = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
-    assert {f"rstar_{name}" for name in told} == {metric.name for metric in METRICS if metric.part == "sandbox"}
+    assert {f"rstar_{name}" for name in told} == {
+        metric.exported_name for metric in METRICS if metric.group == "sandbox"
+    }
 
 
 async def test_a_client_that_goes_away_takes_its_programs_with_it(

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from rstar_ray.run_dir.metrics import PlacementFigures
 from scheduler.balancer import Balancer
 from scheduler.records import ReplicaLoad, RolloutLoad, TurnReport
 from scheduler.state import QueueBlock, Rollout
@@ -80,13 +79,17 @@ def test_the_statistics_of_a_step():
     now = shown("static", (100, 0, 0), (300, 0, 0), preemptions=6, moves=5, recomputed_tokens=100)
     quarantined = replace(now.replicas[1], quarantine="reports 5 of 4")
     figures = statistics.take(replace(now, replicas=(now.replicas[0], quarantined)), ["a fault"], 200.0)
-    assert figures == PlacementFigures(
-        rule="static", waiting_most=9, in_flight_most=4, kv_used_share=pytest.approx((0.25 + 0.75 + 0.1) / 3),
-        kv_used_share_most=0.75, kv_reserved_share=pytest.approx((0.5 + 0.95 + 0.2) / 3), kv_reserved_share_most=0.95,
-        preemptions=1, moves=3, recomputed_tokens=30, wait_p50_s=100.0, wait_p99_s=198.0,
-        set_aside=("r1: reports 5 of 4",), faults=("a fault",), held_s={QueueBlock.ROOM: 1.5},
-    )  # fmt: skip
-    empty = statistics.take(now, [], 200.0)
-    assert (empty.kv_used_share, empty.waiting_most, empty.wait_p99_s, empty.preemptions) == (0.0, 0, 0.0, 0)
+    assert figures.values == {
+        "balancer/queue_len_max": 9, "balancer/in_flight_max": 4,
+        "balancer/kv_util_mean": pytest.approx((0.25 + 0.75 + 0.1) / 3), "balancer/kv_util_max": 0.75,
+        "balancer/kv_reserved_mean": pytest.approx((0.5 + 0.95 + 0.2) / 3), "balancer/kv_reserved_max": 0.95,
+        "balancer/num_preemptions": 1, "balancer/num_moves": 3, "balancer/num_recomputed_tokens": 30,
+        "balancer/wait_p50_s": 100.0, "balancer/wait_p99_s": 198.0, "balancer/preemption_risk": 0.0,
+    }  # fmt: skip
+    assert figures.details == {
+        "rule": "static", "quarantined": ("r1: reports 5 of 4",), "faults": ("a fault",),
+        "held_s": {QueueBlock.ROOM: 1.5},
+    }  # fmt: skip
+    assert set(statistics.take(now, [], 200.0).values.values()) == {0}
     statistics.sample(replace(now, replicas=(), waiting=3))
-    assert statistics.take(now, [], 200.0).waiting_most == 0  # without a replica there is no cache to speak of
+    assert not statistics.take(now, [], 200.0).values["balancer/queue_len_max"]  # without a replica there is no cache

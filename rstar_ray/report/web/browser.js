@@ -1,7 +1,7 @@
 // ---- the trajectory browser: filters, a list of which only what is seen is made, and one trajectory at a time
 
 const ROW_PX = 58, BEYOND = 6;
-const FATE_WORDS = { trained: "trained on", resampled_away: "resampled away", in_equal_groups: "in equal groups", left_out: "left out", dropped: "dropped" };
+const STATUS_WORDS = { trained: "trained on", resampled_away: "resampled away", in_equal_groups: "in equal groups", left_out: "left out", dropped: "dropped" };
 
 class Browser {
   constructor(store) {
@@ -33,7 +33,7 @@ class Browser {
       choose("file", "recorded at", [["", "everything recorded"], ...store.files.map(file => [file.name, file.title])]),
       choose("stage", "stage", [["", "all stages"], ...stages.map(stage => [stage, stageTitle(stage)])]),
       choose("verdict", "reward", [["", "any reward"], ["right", "right"], ["wrong", "wrong"], ["part", "in between"]]),
-      choose("fate", "what became of it", [["", "any fate"], ...store.fates.slice(1).map(fate => [fate, FATE_WORDS[fate] || words(fate)])]),
+      choose("status", "status", [["", "any status"], ...store.statuses.slice(1).map(status => [status, STATUS_WORDS[status] || words(status)])]),
       choose("tool", "tool", [["", "any use of tools"], ["clean", "calls, none failed"], ["failed", "a call failed"], ["recovered", "recovered from a failure"], ["none", "no call"], ...store.outcomes.filter(outcome => outcome !== "ok").map(outcome => [outcome, `a call: ${words(outcome)}`])]),
       choose("stop", "how it ended", [["", "any end"], ...store.stops.map(stop => [stop, words(stop)])]),
       choose("sort", "order", [["", "as recorded"], ["newest", "newest first"], ["longest", "longest"], ["shortest", "shortest"], ["slowest", "slowest"], ["failed", "most failed calls"], ["worst", "lowest reward"], ["advantage", "highest advantage"]]),
@@ -57,7 +57,7 @@ class Browser {
   showFields() {
     for (const [name, field] of Object.entries(this.fields)) if (field.value !== this.wanted[name] && document.activeElement !== field) field.value = this.wanted[name];
     const set = Object.entries(this.wanted).filter(([name, value]) => value !== "" && name !== "sort");
-    this.chips.replaceChildren(...set.map(([name, value]) => node("button", { class: "chip", title: "take this filter away", onclick: () => { if (this.fields[name]) this.fields[name].value = ""; this.set({ [name]: "" }); } }, `${name === "q" ? "“" + value + "”" : name === "file" ? this.fileTitle(value) : name === "min" ? "≥ " + value : name === "max" ? "≤ " + value : name === "step" ? "step " + value : name === "fate" ? FATE_WORDS[value] || value : words(value)} ×`)),
+    this.chips.replaceChildren(...set.map(([name, value]) => node("button", { class: "chip", title: "take this filter away", onclick: () => { if (this.fields[name]) this.fields[name].value = ""; this.set({ [name]: "" }); } }, `${name === "q" ? "“" + value + "”" : name === "file" ? this.fileTitle(value) : name === "min" ? "≥ " + value : name === "max" ? "≤ " + value : name === "step" ? "step " + value : name === "status" ? STATUS_WORDS[value] || value : words(value)} ×`)),
       set.length > 1 ? node("button", { class: "chip all", onclick: () => this.set({ ...NO_FILTER }, true) }, "all") : "");
   }
   fileTitle(name) { return (this.store.files.find(file => file.name === name) || { title: name }).title; }
@@ -122,10 +122,10 @@ class Browser {
   row(item, i) {
     const { store } = this, attributes = { class: "row", role: "option", id: `row-${i}`, "aria-selected": String(i === this.selected), style: `top:${i * ROW_PX}px`, onclick: () => this.select(i) };
     if (typeof item !== "number") {
-      return node("div", attributes, node("span", { class: "mark lost" }), node("span", { class: "q" }, item.id), node("span", { class: "m" }, `${stageTitle(item.stage)}, step ${item.step} · ${FATE_WORDS[item.fate]}`));
+      return node("div", attributes, node("span", { class: "mark lost" }), node("span", { class: "q" }, item.id), node("span", { class: "m" }, `${stageTitle(item.stage)}, step ${item.step} · ${STATUS_WORDS[item.status]}`));
     }
-    const { c } = store, fate = store.fate(item);
-    const facts = [store.file(item).title, `${show.count(c.tokens[item])} tok`, c.calls[item] ? plural(c.calls[item], "call") + (c.failed[item] ? `, ${c.failed[item]} failed` : "") : "no call", fate && fate !== "trained" ? FATE_WORDS[fate] : ""];
+    const { c } = store, status = store.status(item);
+    const facts = [store.file(item).title, `${show.count(c.tokens[item])} tok`, c.calls[item] ? plural(c.calls[item], "call") + (c.failed[item] ? `, ${c.failed[item]} failed` : "") : "no call", status && status !== "trained" ? STATUS_WORDS[status] : ""];
     return node("div", attributes, mark(store, item), node("span", { class: "q" }, store.problem(item)[1]), node("span", { class: "m" }, facts.filter(Boolean).join(" · ")));
   }
 
@@ -165,16 +165,16 @@ class Browser {
     const of = this.store.problems.findIndex(problem => item.id.includes(problem[0]));
     return [
       node("div", { class: "problem" }, of >= 0 ? this.store.problems[of][1] : item.id),
-      node("div", { class: "meta" }, node("span", { class: `fate ${item.fate}` }, FATE_WORDS[item.fate]), node("span", {}, `${stageTitle(item.stage)}, step ${item.step}`), node("code", {}, item.id)),
+      node("div", { class: "meta" }, node("span", { class: `status ${item.status}` }, STATUS_WORDS[item.status]), node("span", {}, `${stageTitle(item.stage)}, step ${item.step}`), node("code", {}, item.id)),
       item.reason ? node("p", { class: "why" }, item.reason) : "",
-      node("p", { class: "empty" }, item.fate === "dropped" ? "It has no text: a failure of our own ended it, and it was neither scored nor trained on." : "Its text was not recorded: --checkpoint.trajectories-every-steps says how often a step's trajectories are."),
+      node("p", { class: "empty" }, item.status === "dropped" ? "It has no text: a failure of our own ended it, and it was neither scored nor trained on." : "Its text was not recorded: --checkpoint.trajectories-every-steps says how often a step's trajectories are."),
       of >= 0 && this.store.ofProblem[of].length ? this.sameProblem(of, -1) : "",
     ];
   }
 
   async trajectory(row) {
     const { store } = this, { c } = store, body = await store.body(row), file = store.file(row), problem = store.problem(row);
-    const siblings = store.ofGroup[c.group[row]], fate = store.fate(row), number = store.groups[c.group[row]][2];
+    const siblings = store.ofGroup[c.group[row]], status = store.status(row), number = store.groups[c.group[row]][2];
     const facts = [`truth ${problem[2]}`, file.title, plural(c.turns[row], "turn"), c.calls[row] ? `${plural(c.calls[row], "call")}, ${c.failed[row]} failed` : "no call", `${show.count(c.tokens[row])} tokens`, words(store.stops[c.stop[row]])];
     if (c.advantage[row] !== null) facts.push(`advantage ${c.advantage[row]}`);
     if (body && body.restarts) facts.push(`begun again ${plural(body.restarts, "time")}: a tool had lost its state`);
@@ -183,7 +183,7 @@ class Browser {
     if (this.look && !(figures && hasLook(figures, LOOKS[this.look]))) this.look = "";
     return [
       node("div", { class: "problem" }, problem[1]),
-      node("div", { class: "meta" }, node("span", { class: store.right(row) ? "badge right" : "badge" }, `reward ${c.reward[row]}`), fate ? node("span", { class: `fate ${fate}` }, FATE_WORDS[fate]) : "", facts.map(text => node("span", {}, text))),
+      node("div", { class: "meta" }, node("span", { class: store.right(row) ? "badge right" : "badge" }, `reward ${c.reward[row]}`), status ? node("span", { class: `status ${status}` }, STATUS_WORDS[status]) : "", facts.map(text => node("span", {}, text))),
       body && body.why ? node("p", { class: "why" }, body.why) : "",
       siblings.length > 1 ? this.strip(siblings, row) : "",
       this.beside ? await this.columns(siblings) : this.whole(row, body, figures),
@@ -198,8 +198,8 @@ class Browser {
       node("button", { class: "plain", "aria-pressed": String(this.beside), onclick: () => { this.beside = !this.beside; this.open(row); } }, this.beside ? "one at a time" : "side by side"));
   }
   sentence(row) {
-    const { c } = this.store, fate = this.store.fate(row);
-    return `reward ${c.reward[row]}, ${show.count(c.tokens[row])} tokens, ${plural(c.calls[row], "call")} of which ${c.failed[row]} failed${fate ? ", " + FATE_WORDS[fate] : ""}`;
+    const { c } = this.store, status = this.store.status(row);
+    return `reward ${c.reward[row]}, ${show.count(c.tokens[row])} tokens, ${plural(c.calls[row], "call")} of which ${c.failed[row]} failed${status ? ", " + STATUS_WORDS[status] : ""}`;
   }
 
   whole(row, body, figures) {
@@ -262,8 +262,8 @@ class Browser {
 }
 
 function mark(store, row) {
-  const reward = store.c.reward[row], fate = store.fate(row);
-  return node("span", { class: `mark ${reward >= 1 ? "right" : reward > 0 ? "part" : "wrong"} ${fate === "resampled_away" ? "away" : ""} ${store.c.failed[row] ? "erred" : ""}`, "aria-label": reward >= 1 ? "right" : reward > 0 ? "partly right" : "wrong" });
+  const reward = store.c.reward[row], status = store.status(row);
+  return node("span", { class: `mark ${reward >= 1 ? "right" : reward > 0 ? "part" : "wrong"} ${status === "resampled_away" ? "away" : ""} ${store.c.failed[row] ? "erred" : ""}`, "aria-label": reward >= 1 ? "right" : reward > 0 ? "partly right" : "wrong" });
 }
 
 const hasLook = (figures, look) => !look.of || figures.some(turn => turn[look.of]);

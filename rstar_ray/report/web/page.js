@@ -1,4 +1,4 @@
-// ---- the page: its sections from the run's figures, made again when a run that is under way has new ones
+// ---- the page: its sections from the run's data, rebuilt when an active run has new data
 
 let titles = {};
 const stageTitle = stage => titles[stage] || stage;
@@ -13,15 +13,15 @@ function learning(data) {
   const percentTick = value => +(100 * value).toFixed(1) + " %", grid = node("div", { class: "charts" });
   if (data.heldout.length) grid.append(pointChart(data, { title: data.heldout_title, colour: "green", top: 1, tick: percentTick }));
   for (const line of data.lines) grid.append(lineChart(data, { ...line, tick: line.unit === "percent" ? percentTick : value => +value.toFixed(2), show: show[line.unit] }));
-  return section("learning", "Learning, over all stages", grid);
+  return section("learning", "Learning", grid);
 }
 
-const STATES = { well: "✓", look: "!", bad: "✕", unknown: "?" };
+const STATES = { ok: "✓", warn: "!", bad: "✕", unknown: "?" };
 
-// A row for each signal: where it stands, what it is held to, and who says so.
-function verdictSection(data) {
-  const rows = data.verdicts.rows.map(row => [node("span", { class: `state ${row.state}` }, STATES[row.state]), row.signal, node("span", {}, row.value, row.rl_step && row.state !== "well" ? [" ", node("a", { href: "#time", onclick: () => pickStep(row.rl_step) }, where(data, row.rl_step))] : ""), row.threshold, row.source]);
-  return section("verdicts", "Is the run well?", node("p", { class: "note" }, `${data.verdicts.summary}. Over the last ${data.verdicts.window} steps.`), table(["", "signal", "stands at", "is well", "says who"], rows, "verdicts"));
+// One row per health check: its state, the current value, the threshold and the threshold's source.
+function healthSection(data) {
+  const rows = data.health.rows.map(row => [node("span", { class: `state ${row.state}` }, STATES[row.state]), row.signal, node("span", {}, row.current, row.rl_step && row.state !== "ok" ? [" ", node("a", { href: "#time", onclick: () => pickStep(row.rl_step) }, where(data, row.rl_step))] : ""), row.threshold, row.source]);
+  return section("health", "Health checks", node("p", { class: "note" }, `${data.health.summary}. Over the last ${data.health.window} steps.`), table(["", "signal", "current", "threshold", "source"], rows, "checks"));
 }
 
 let pickStep = () => {};
@@ -32,10 +32,10 @@ function time(data) {
     const i = data.x.indexOf(step);
     if (i >= 0) one.replaceChildren(...slowStep(data, i));
   };
-  const slowest = node("div", { class: "slowest spaced" }, node("span", { class: "label" }, "The slowest"), data.slow.slowest.map(step => node("button", { class: "plain", onclick: () => pickStep(step) }, where(data, step))));
+  const slowest = node("div", { class: "slowest spaced" }, node("span", { class: "label" }, "Slowest"), data.slow.slowest.map(step => node("button", { class: "plain", onclick: () => pickStep(step) }, where(data, step))));
   const shared = node("p", { class: "note spaced" }, `Generation, tools and verification overlap: they share out the rollout phase by the rollouts' own seconds. All parts together are ${(100 * data.slow.covered).toFixed(1)} % of the steps' seconds (${(100 * data.slow.worst_covered).toFixed(1)} % at least); the rest is shown as other.`);
   pickStep(data.slow.slowest[0]);
-  return section("time", "Where the time went, and why a step was slow", layerChart(data, { title: `${data.time_title}; click a step for its reasons`, top: data.time_top, tick: value => +value.toFixed(2) + " s", layers, unit: value => value.toFixed(1), pick: step => pickStep(step) }), slowest, one, table(data.time_head, data.time_rows, "spaced"), shared);
+  return section("time", "Step time", layerChart(data, { title: `${data.time_title}; click a step for an explanation`, top: data.time_top, tick: value => +value.toFixed(2) + " s", layers, unit: value => value.toFixed(1), pick: step => pickStep(step) }), slowest, one, shared);
 }
 
 const more = seconds => Math.abs(seconds) < 0.005 ? "" : (seconds > 0 ? "+" : "−") + show.seconds(Math.abs(seconds));
@@ -60,32 +60,32 @@ function readLink(id) {
   return row < 0 ? node("span", {}, "not recorded") : node("a", { href: "#trajectories", onclick: () => browser.go(row) }, "read it");
 }
 
-const FATE_COLOURS = { trained: "green", resampled_away: "grey", in_equal_groups: "blue", left_out: "amber", dropped: "red" };
+const STATUS_COLOURS = { trained: "green", resampled_away: "grey", in_equal_groups: "blue", left_out: "amber", dropped: "red" };
 
-// Every count leads to its rollouts: a link sets the browser's filter.
+// Every count links to its rollouts: the link sets the browser's filter.
 function ledgerSection(data) {
-  const { ledger } = data, at = ledger.fates.map((_, i) => 4 + i);
+  const { ledger } = data, at = ledger.statuses.map((_, i) => 4 + i);
   const stages = [...new Set(ledger.steps.map(row => row[0]))];
   const link = (count, wanted) => count ? node("a", { href: `#trajectories?${new URLSearchParams(wanted)}` }, show.count(count)) : "0";
   const sum = (rows, i) => rows.reduce((total, row) => total + row[i], 0);
-  const head = ["stage", "rollouts", ...ledger.fates.map(fate => FATE_WORDS[fate])];
+  const head = ["stage", "rollouts", ...ledger.statuses.map(status => STATUS_WORDS[status])];
   const rows = stages.map(stage => {
     const of = ledger.steps.filter(row => row[0] === stage);
-    return [stageTitle(stage), link(sum(of, 3), { stage }), ...at.map((i, f) => link(sum(of, i), { stage, fate: ledger.fates[f] }))];
+    return [stageTitle(stage), link(sum(of, 3), { stage }), ...at.map((i, f) => link(sum(of, i), { stage, status: ledger.statuses[f] }))];
   });
   const one = node("div", {});
   const pick = rl_step => {
     const row = ledger.steps.find(candidate => candidate[2] === rl_step);
     if (!row) return;
     const [stage, step] = row;
-    one.replaceChildren(table([`${stageTitle(stage)}, step ${step}`, ...head.slice(1)], [["rollouts", link(row[3], { stage, step }), ...at.map((i, f) => link(row[i], { stage, step, fate: ledger.fates[f] }))]], "spaced"));
+    one.replaceChildren(table([`${stageTitle(stage)}, step ${step}`, ...head.slice(1)], [["rollouts", link(row[3], { stage, step }), ...at.map((i, f) => link(row[i], { stage, step, status: ledger.statuses[f] }))]], "spaced"));
   };
   const of = new Map(ledger.steps.map(row => [row[2], row]));
-  const layers = ledger.fates.map((fate, f) => ({ name: FATE_WORDS[fate], colour: FATE_COLOURS[fate] || "purple", values: data.x.map(step => of.has(step) ? of.get(step)[4 + f] : 0) }));
+  const layers = ledger.statuses.map((status, f) => ({ name: STATUS_WORDS[status], colour: STATUS_COLOURS[status] || "purple", values: data.x.map(step => of.has(step) ? of.get(step)[4 + f] : 0) }));
   const most = Math.max(1, ...ledger.steps.map(row => row[3]));
   pick(ledger.steps[ledger.steps.length - 1][2]);
-  return section("ledger", "What became of every rollout", table(head, rows), layerChart(data, { title: "Rollouts by step; point at one and click for its counts", top: most, tick: value => show.count(Math.round(value)), layers, unit: value => show.count(value), pick }), one,
-    node("p", { class: "note spaced" }, "Every count leads to the rollouts behind it: with their text where the step was recorded, by their names where it was not."));
+  return section("ledger", "Rollouts by status", table(head, rows), layerChart(data, { title: "Rollouts by step; click a step for its counts", top: most, tick: value => show.count(Math.round(value)), layers, unit: value => show.count(value), pick }), one,
+    node("p", { class: "note spaced" }, "Click a count to list its rollouts: with their texts if the step was recorded, otherwise by id."));
 }
 
 function trajectories(data, source) {
@@ -102,19 +102,18 @@ function key() {
 function sections(data, source) {
   const made = [];
   const recorded = data.browser.columns.group.length || data.ledger.steps.length ? trajectories(data, source) : null;
-  if (data.verdicts.rows.length) made.push(verdictSection(data));
+  if (data.health.rows.length) made.push(healthSection(data));
   if (data.x.length) made.push(learning(data), time(data));
   if (recorded) made.push(recorded);
   if (data.ledger.steps.length) made.push(ledgerSection(data));
   if (data.results.length) made.push(section("results", "Evaluations", data.results.map(result => [node("h3", {}, result.title), table(result.head, result.rows, "result")]).flat(), data.families.length ? familyChart(data.families) : ""));
-  if (data.ends_rows.length) made.push(section("ends", "Whether stages had more to teach", node("p", { class: "note" }, data.ends_note), table(data.ends_head, data.ends_rows)));
-  if (data.placement_rows.length) made.push(section("placement", "Where rollouts ran", table(data.placement_head, data.placement_rows), data.placement_notes.map(note => node("p", { class: "note" }, note))));
+  if (data.metrics_rows.length) made.push(section("metrics", "All metrics", node("p", { class: "note" }, "Over all steps of a stage."), table(data.metrics_head, data.metrics_rows, "metrics")));
   if (data.sft && data.sft.training.length) made.push(section("sft", "Supervised fine-tuning", sftChart(data.sft)));
-  if (data.facts.length) made.push(section("facts", "What ran where", table(null, data.facts, "facts")));
+  if (data.facts.length) made.push(section("facts", "Facts", table(null, data.facts, "facts")));
   return made;
 }
 
-const SHORT = { verdicts: "Verdicts", learning: "Learning", time: "Time", trajectories: "Trajectories", ledger: "Ledger", results: "Evaluations", placement: "Placement", sft: "SFT", facts: "Facts" };
+const SHORT = { health: "Health", learning: "Learning", time: "Time", trajectories: "Trajectories", ledger: "Ledger", results: "Evaluations", metrics: "Metrics", sft: "SFT", facts: "Facts" };
 
 function render(data, source) {
   titles = data.stage_titles;

@@ -25,7 +25,7 @@ async function inflated(bytes) {
   return JSON.parse(await new Response(stream).text());
 }
 
-const NO_FILTER = { q: "", file: "", stage: "", step: "", verdict: "", fate: "", stop: "", tool: "", min: "", max: "", sort: "", problem: "" };
+const NO_FILTER = { q: "", file: "", stage: "", step: "", verdict: "", status: "", stop: "", tool: "", min: "", max: "", sort: "", problem: "" };
 
 class Store {
   constructor(data, ledger, source) {
@@ -37,7 +37,7 @@ class Store {
     this.opened = new Map();
     this.texts = new Map(); // lower case, by row, for the search
     this.reading = false;
-    Object.assign(this, { files: data.files, groups: data.groups, problems: data.problems, stops: data.stops, outcomes: data.outcomes, fates: data.fates, ledger });
+    Object.assign(this, { files: data.files, groups: data.groups, problems: data.problems, stops: data.stops, outcomes: data.outcomes, statuses: data.statuses, ledger });
     this.c = data.columns;
     this.length = this.c.group.length;
     this.bodies = new Set(data.bodies);
@@ -50,13 +50,13 @@ class Store {
       this.ofProblem[this.groups[this.c.group[row]][2]].push(row);
     }
     this.recorded = new Set(this.files.filter(file => !file.set).map(file => `${file.stage}-${file.step}`));
-    this.lost = ledger.lost.map(([stage, step, id, fate, reason]) => ({ stage, step, id, fate, reason }))
-      .filter(item => item.fate === "dropped" || !this.recorded.has(`${item.stage}-${item.step}`));
+    this.lost = ledger.lost.map(([stage, step, id, status, reason]) => ({ stage, step, id, status, reason }))
+      .filter(item => item.status === "dropped" || !this.recorded.has(`${item.stage}-${item.step}`));
   }
 
   file(row) { return this.files[this.groups[this.c.group[row]][1]]; }
   problem(row) { return this.problems[this.groups[this.c.group[row]][2]]; }
-  fate(row) { return this.fates[this.c.fate[row]]; }
+  status(row) { return this.statuses[this.c.status[row]]; }
   id(row) { return `${this.groups[this.c.group[row]][0]}/${this.c.sibling[row]}`; }
   key(row) { return `${this.file(row).name}:${this.id(row)}`; }
   rowOf(key) {
@@ -70,17 +70,17 @@ class Store {
   filter(wanted, ids = null) {
     const { c } = this, found = [];
     const terms = wanted.q.toLowerCase().split(/\s+/).filter(Boolean);
-    const fate = wanted.fate === "" ? -1 : this.fates.indexOf(wanted.fate), stop = wanted.stop === "" ? -1 : this.stops.indexOf(wanted.stop);
+    const status = wanted.status === "" ? -1 : this.statuses.indexOf(wanted.status), stop = wanted.stop === "" ? -1 : this.stops.indexOf(wanted.stop);
     const bit = this.outcomes.indexOf(wanted.tool), least = wanted.min === "" ? -1 : +wanted.min, most = wanted.max === "" ? Infinity : +wanted.max;
     const fileFits = this.files.map(file => (wanted.file === "" || file.name === wanted.file) && (wanted.stage === "" || file.stage === wanted.stage)
-      && (wanted.step === "" || (String(file.step) === wanted.step && !file.set)) && (wanted.fate === "" || !file.set));
+      && (wanted.step === "" || (String(file.step) === wanted.step && !file.set)) && (wanted.status === "" || !file.set));
     const groupFits = this.groups.map(group => fileFits[group[1]] && (wanted.problem === "" || this.problems[group[2]][0] === wanted.problem));
     const missing = this.problems.map((_, problem) => terms.filter(term => !this.haystack[problem].includes(term)));
     for (let row = 0; row < this.length; row++) {
       const group = c.group[row];
       if (!groupFits[group]) continue;
       if (wanted.verdict === "right" ? c.reward[row] < 1 : wanted.verdict === "wrong" ? c.reward[row] > 0 : wanted.verdict === "part" ? c.reward[row] <= 0 || c.reward[row] >= 1 : false) continue;
-      if (fate >= 0 && c.fate[row] !== fate) continue;
+      if (status >= 0 && c.status[row] !== status) continue;
       if (stop >= 0 && c.stop[row] !== stop) continue;
       if (c.tokens[row] < least || c.tokens[row] > most) continue;
       if (wanted.tool !== "") {
@@ -112,8 +112,8 @@ class Store {
   // What has no text: a step's rollouts as the ledger names them, or those that were lost.
   unrecorded(wanted, terms, ids) {
     if (["file", "verdict", "stop", "tool", "min", "max"].some(name => wanted[name] !== "")) return [];
-    const listed = ids || (wanted.fate === "dropped" || wanted.fate === "left_out" ? this.lost : []);
-    return listed.filter(item => (wanted.fate === "" || item.fate === wanted.fate) && (wanted.stage === "" || item.stage === wanted.stage)
+    const listed = ids || (wanted.status === "dropped" || wanted.status === "left_out" ? this.lost : []);
+    return listed.filter(item => (wanted.status === "" || item.status === wanted.status) && (wanted.stage === "" || item.stage === wanted.stage)
       && (wanted.step === "" || String(item.step) === wanted.step) && (wanted.problem === "" || item.id.includes(wanted.problem))
       && terms.every(term => item.id.toLowerCase().includes(term) || item.reason.toLowerCase().includes(term)));
   }
@@ -125,8 +125,8 @@ class Store {
     const groups = await this.open(name);
     if (!groups) return null;
     const reasons = new Map(this.ledger.lost.filter(item => item[0] === stage && item[1] === step).map(item => [item[2], item[4]]));
-    return Object.entries(groups).flatMap(([group, siblings]) => Object.entries(siblings).map(([sibling, fate]) =>
-      ({ stage, step, id: `${group}/${sibling}`, fate: this.ledger.fates[fate], reason: reasons.get(`${group}/${sibling}`) || "" })));
+    return Object.entries(groups).flatMap(([group, siblings]) => Object.entries(siblings).map(([sibling, status]) =>
+      ({ stage, step, id: `${group}/${sibling}`, status: this.ledger.statuses[status], reason: reasons.get(`${group}/${sibling}`) || "" })));
   }
 
   open(name) {

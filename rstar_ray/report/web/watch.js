@@ -1,4 +1,4 @@
-// ---- a run that is under way: the same page, whose figures are asked for again
+// ---- the live page: it asks the server for new data
 
 const WATCH_MS = 4000;
 
@@ -40,7 +40,7 @@ async function startWatching() {
     return false;
   }
   const again = async () => {
-    await renew().catch(() => tellState("the server does not answer"));
+    await renew().catch(() => tellState("the server does not respond"));
     setTimeout(again, WATCH_MS);
   };
   setTimeout(again, WATCH_MS);

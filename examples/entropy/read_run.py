@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from rstar_ray.analysis.zones import SampledTurn
+from examples.entropy.zones import SampledTurn
 from rstar_ray.chat.call_syntax import HERMES, CallSyntax, LlamaJson, Marked, Mistral
 from rstar_ray.outcome import Outcome
 

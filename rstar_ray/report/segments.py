@@ -1,4 +1,4 @@
-"""What a completion is made of, and what the tool said to it."""
+"""Splits a completion into text, tool calls and answer, and a tool response into its results."""
 
 import json
 import re
@@ -17,7 +17,7 @@ _PIECES = re.compile(f"{_CALL.pattern}|{_ANSWER.pattern}|{_SPECIAL.pattern}", re
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a trajectory; `failed` is the tool's verdict on a response."""
+    """A piece of a trajectory; `failed` says how the tool call ended."""
 
     kind: Literal["text", "code", "stdin", "broken call", "response", "answer"]
     text: str
@@ -56,7 +56,7 @@ def spans(completion: str) -> list[Span]:
 
 
 def tool_answers(turn: Row) -> list[Segment]:
-    """What the tool said to each call of the turn, with how the call ended."""
+    """The result of each tool call of the turn, with its outcome."""
     if turn["tool_response"] is None:
         return []
     responses = list(_responses(turn["tool_response"])) or [_SPECIAL.sub("", turn["tool_response"])]

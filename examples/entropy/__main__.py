@@ -1,4 +1,4 @@
-"""Where the policies of a run hesitate: python -m rstar_ray.analysis RUN
+"""Where the policies of a run hesitate: python -m examples.entropy RUN
 
 For the policy at each stage's end and the held-out trajectories recorded of it: the top 20 % of tokens by entropy of
 every trajectory, counted by where they stand (arXiv:2508.20722 section 5.4), with examples. Written to RUN/analysis.md
@@ -12,10 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rstar_ray.analysis.measure import Entropies
-from rstar_ray.analysis.read_run import sampled_turns, whole
-from rstar_ray.analysis.report import Checkpoint, Example, markdown_analysis, reflection_example
-from rstar_ray.analysis.zones import count_zones, marked, zones
+from examples.entropy.measure import Entropies
+from examples.entropy.read_run import sampled_turns, whole
+from examples.entropy.report import Checkpoint, Example, markdown_analysis, reflection_example
+from examples.entropy.zones import count_zones, marked, zones
 from rstar_ray.chat.call_syntax import SYNTAXES
 from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import ChatConfig
@@ -27,7 +27,7 @@ from rstar_ray.run_dir.folder import RunDir
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m rstar_ray.analysis", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m examples.entropy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rstar_ray.analysis.zones import MARKED_SHARE, REFLECTION_TOKENS, Zone, ZoneCount
+from examples.entropy.zones import MARKED_SHARE, REFLECTION_TOKENS, Zone, ZoneCount
 from rstar_ray.report.findings import percent
 from rstar_ray.report.markdown import table
 from rstar_ray.report.run_record import stage_title

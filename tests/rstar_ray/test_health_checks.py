@@ -1,0 +1,91 @@
+"""Health checks of a run, and the explanation of a slow step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rstar_ray.report.health_checks import HealthCheck, State, health_checks, summary
+from rstar_ray.report.run_record import RunRecord
+from rstar_ray.run_dir.metrics import longest_rollout
+from tests.rstar_ray.fabricate import summary as rollout
+
+pytestmark = pytest.mark.usefixtures("without_fsync")
+SETTINGS = {
+    "seed": 0, "max_empty_steps": 10, "prompts_per_step": 4, "algorithm": {"rollouts_per_prompt": 16},
+    "engine": {"dtype": "float32"}, "learner": {"dtype": "float32"},
+}  # fmt: skip
+PLACED: dict[str, Any] = {"rule": "expected_kv", "quarantined": [], "faults": [], "held_s": {}}
+STEP: dict[str, Any] = {
+    "reward_mean": 0.5, "tool_error_rate_correct": 0.05, "response_tokens_mean": 100.0,
+    "rollouts": 64, "trained_trajectories": 32, "tokens_generated": 6_400, "tokens_per_s": 1_000.0, "calls_mean": 1.0,
+    "generate_s": 6.0, "tools_s": 1.0, "verify_s": 0.5, "learn_s": 2.0, "publish_s": 0.4, "step_s": 10.0,
+    "frac_truncated": 0.02, "frac_all_correct": 0.2, "frac_all_wrong": 0.1, "groups_kept": 3,
+    "groups_dropped": 1, "entropy": 0.3, "grad_norm": 0.4, "logprob_diff_mean": 1e-7, "logprob_diff_max": 1e-6,
+    "restarts": 0, "judge_retries": 0, "memory_bytes/driver": 2**27, "memory_bytes/learner": 2**32,
+    "balancer/queue_len_max": 4, "balancer/in_flight_max": 9, "balancer/kv_util_mean": 0.7,
+    "balancer/kv_util_max": 0.9, "balancer/kv_reserved_mean": 0.8, "balancer/num_preemptions": 0,
+    "balancer/num_moves": 0, "balancer/num_recomputed_tokens": 0, "balancer/wait_p50_s": 0.1,
+    "balancer/wait_p99_s": 2.0, "longest": None, "inter_step_s": 0.0, "balancer": PLACED,
+}  # fmt: skip
+
+
+def run_of(*rows: dict[str, Any]) -> RunRecord:
+    steps = [STEP | {"stage": "stage1", "step": n, "rl_step": n} | row for n, row in enumerate(rows, 1)]
+    return RunRecord(Path("/runs/r"), {"stage1": SETTINGS}, [], steps, (), [], [], [])
+
+
+def found(run: RunRecord) -> dict[str, HealthCheck]:
+    return {one.signal: one for one in health_checks(run)}
+
+
+@pytest.mark.parametrize(
+    ("signal", "late", "state"),
+    [
+        ("Reward", {"reward_mean": 0.44}, State.WARN),
+        ("Reward", {"reward_mean": 0.3}, State.BAD),
+        ("Tool errors in correct rollouts", {"tool_error_rate_correct": 0.12}, State.BAD),
+        ("Entropy", {"entropy": 0.04}, State.WARN),
+        ("Entropy", {"entropy": 0.001}, State.BAD),
+        ("Entropy", {"entropy": 1.0}, State.BAD),
+        ("Entropy", {"entropy": None}, State.UNKNOWN),
+        ("Log-prob gap, engine to learner", {"logprob_diff_mean": 2e-5}, State.WARN),
+        ("Log-prob gap, engine to learner", {"logprob_diff_mean": 1e-3}, State.BAD),
+        ("Gradient norm", {"grad_norm": 5.0}, State.WARN),
+        ("Truncated rollouts", {"frac_truncated": 0.2}, State.WARN),
+        ("Truncated rollouts", {"frac_truncated": 0.4}, State.BAD),
+        ("Groups without signal", {"groups_kept": 1, "groups_dropped": 4}, State.WARN),
+        ("Groups without signal", {"groups_kept": 0, "groups_dropped": 4}, State.BAD),
+        ("Prompts all correct", {"frac_all_correct": 0.8}, State.WARN),
+        ("KV cache", {"balancer/kv_util_mean": 0.2}, State.WARN),
+        ("Preemptions", {"balancer/num_recomputed_tokens": 320}, State.WARN),
+        ("Preemptions", {"balancer/num_recomputed_tokens": 3_200}, State.BAD),
+        ("Memory", {"memory_bytes/driver": 2**28, "memory_bytes/learner": 2**32}, State.OK),  # too little to speak of
+        ("Memory", {"memory_bytes/driver": 2**27, "memory_bytes/learner": 1.2 * 2**32}, State.WARN),
+        ("Memory", {"memory_bytes/driver": 2**29, "memory_bytes/learner": 2**32}, State.BAD),
+        ("Memory", {"memory_bytes/driver": 2**20, "memory_bytes/learner": 2**31}, State.OK),
+        ("Retries", {"judge_retries": 1}, State.BAD),
+        ("Dropped rollouts", {"rollouts": 63}, State.BAD),
+        ("Balancer", {"balancer": PLACED | {"quarantined": ["r1: odd"]}}, State.WARN),
+        ("Balancer", {"balancer": PLACED | {"faults": ["r1: 7 left"]}}, State.BAD),
+    ],
+)
+def test_each_signal_is_noticed_when_it_goes_wrong_and_no_other(signal: str, late: dict[str, Any], state: State):
+    asked = found(run_of(*[{}] * 30, *[late] * 10))
+    assert asked[signal].state is state
+    assert {one.state for name, one in asked.items() if name != signal} <= {State.OK, State.UNKNOWN}
+
+
+def test_a_run_that_has_hardly_begun_or_has_learned_nothing_yet_has_what_is_known():
+    assert health_checks(run_of()) == [] and summary([]) == "0 of 0 health checks are ok"
+    unknown = dict.fromkeys(("entropy", "grad_norm", "logprob_diff_mean", "tool_error_rate_correct", "balancer"))
+    asked = found(run_of(unknown))
+    assert "KV cache" not in asked and asked["Entropy"].state is State.UNKNOWN
+
+
+def test_the_longest_rollout_of_a_step_is_the_one_with_most_seconds_of_its_own():
+    many = [rollout(sibling=n, generate_s=seconds, tool_s=tool) for n, (seconds, tool) in enumerate([(1, 9), (7, 1)])]
+    longest = longest_rollout(many)
+    assert longest is not None
+    assert (longest["rollout_id"], longest["tool_s"], longest["turns"]) == ("g0/0", 9, 2)
+    assert longest_rollout([]) is None
