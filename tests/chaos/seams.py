@@ -59,7 +59,7 @@ def in_driver() -> None:
     stages.run_evaluation = _phase("evaluation", stages.run_evaluation)
     TokenizerChat.prompt_ids = _long_prompts(TokenizerChat.prompt_ids)
     ray.init = _with_hook(ray.init)
-    stages._placed = _filling(stages._placed)  # pyright: ignore[reportPrivateUsage]
+    stages._balancer_stats = _filling(stages._balancer_stats)  # pyright: ignore[reportPrivateUsage]
     shift_clock()
 
 
