@@ -170,8 +170,8 @@ FIGURES: dict[str, Callable[[ProblemResult], tuple[float, float]]] = {
     "pass_at_k": lambda result: (result.num_correct > 0, 1),
     "maj_at_k": lambda result: (majority_is_right(result.correct, result.answers), 1),
     "loose_avg_at_k": lambda result: (sum(result.loosely_correct), len(result.loosely_correct)),
-    "tool_error_share": lambda result: (sum(result.failed), sum(result.calls)),
-    "tool_error_share_correct": lambda result: (_in_correct(result.failed, result), _in_correct(result.calls, result)),
+    "tool_error_rate": lambda result: (sum(result.failed), sum(result.calls)),
+    "tool_error_rate_correct": lambda result: (_in_correct(result.failed, result), _in_correct(result.calls, result)),
     "right_after_failed_call": lambda result: (_right_where(result, failed=True), sum(result.first_failed)),
     "right_without_failed_call": lambda result: (
         _right_where(result, failed=False),
@@ -179,15 +179,15 @@ FIGURES: dict[str, Callable[[ProblemResult], tuple[float, float]]] = {
     ),
     "calls_mean": lambda result: (sum(result.calls), result.k),
     "response_tokens_mean": lambda result: (sum(result.response_tokens), result.k),
-    "share_truncated": lambda result: (sum(reason.truncated for reason in result.stop_reasons), result.k),
-    "share_max_turns": lambda result: (result.stop_reasons.count(StopReason.MAX_TURNS), result.k),
+    "frac_truncated": lambda result: (sum(reason.truncated for reason in result.stop_reasons), result.k),
+    "frac_max_turns": lambda result: (result.stop_reasons.count(StopReason.MAX_TURNS), result.k),
 }
 """What a problem adds to a figure's numerator, and what to its denominator.
 
 `maj_at_k` is the share whose most frequent answer is right, ties at random; `loose_avg_at_k` takes answers loosely
 (IFEval), of problems that have such a rule.
 """
-SCORE = ("avg_at_k", "tool_error_share_correct", "response_tokens_mean")
+SCORE = ("avg_at_k", "tool_error_rate_correct", "response_tokens_mean")
 """Figures of a part of the problem set."""
 
 

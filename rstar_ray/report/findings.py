@@ -107,7 +107,7 @@ def reward_change(run: RunRecord) -> Change:
 
 def tool_error_change(run: RunRecord) -> Change:
     """On held-out problems if they were evaluated at least twice; else over the training steps."""
-    shares = [row["tool_error_share_correct"] for row in run.heldout]
+    shares = [row["tool_error_rate_correct"] for row in run.heldout]
     if len(shares) > 1:
         return Change("Tool errors in correct rollouts (held-out)", shares[0], shares[-1], percent)
     return _change("Tool errors in correct rollouts", run.column("tool_error_rate_correct"), percent)
@@ -201,9 +201,9 @@ def evaluation_cells(row: Row) -> list[str]:
         percent(row["pass_at_k"]),
         percent(row["maj_at_k"]),
         f"{row['calls_mean']:.1f}",
-        percent(row["tool_error_share_correct"]),
+        percent(row["tool_error_rate_correct"]),
         number(row["response_tokens_mean"]),
-        percent(row["share_truncated"]),
+        percent(row["frac_truncated"]),
     ]
 
 

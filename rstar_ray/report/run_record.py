@@ -15,7 +15,7 @@ from rstar_ray.errors import ConfigError
 from rstar_ray.run_dir.durable import read_object
 from rstar_ray.run_dir.folder import RunDir, flatten
 from rstar_ray.run_dir.ledger import LEDGER
-from rstar_ray.run_dir.metrics import PHASES, current_row
+from rstar_ray.run_dir.metrics import OLD_NAMES, PHASES, current_row
 from rstar_ray.run_dir.tail import GrowingRows
 from rstar_ray.telemetry.registry import combined, is_step_metric
 
@@ -194,7 +194,8 @@ def _newest_evaluations(rows: Sequence[Row], spans: Sequence[StageSpan]) -> list
     newest: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         rl_step = _rl_step(row["stage"], row["step"], spans)
-        newest[row["stage"], row["step"], *asked_of(row)] = row | {"rl_step": rl_step}
+        named = {OLD_NAMES.get(name, name): value for name, value in row.items()}
+        newest[row["stage"], row["step"], *asked_of(row)] = named | {"rl_step": rl_step}
     return sorted(newest.values(), key=lambda row: row["rl_step"])
 
 

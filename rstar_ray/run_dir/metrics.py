@@ -259,6 +259,7 @@ OLD_NAMES = {
     "share_all_right": "frac_all_correct",
     "share_all_wrong": "frac_all_wrong",
     "groups_equal_dropped": "groups_dropped",
+    "tool_error_share": "tool_error_rate",
     "tool_error_share_correct": "tool_error_rate_correct",
     "clip_share": "clip_frac",
     "before_s": "inter_step_s",
@@ -273,7 +274,7 @@ OLD_NAMES = {
     "balancer/recomputed_tokens": "balancer/num_recomputed_tokens",
     "balancer/risk": "balancer/preemption_risk",
 }
-"""Names in rows of `metrics.jsonl` written before 25 November 2026, and what they are called now."""
+"""Names in rows of `metrics.jsonl` and `evaluations.jsonl` written before 25 November 2026, and today's."""
 OLD_SECTIONS = ("balancer", "publish", "memory_bytes")
 """Objects in such rows whose numbers now have keys of their own: `publish/load_s`."""
 

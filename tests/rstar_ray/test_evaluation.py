@@ -78,8 +78,8 @@ def test_figures_are_broken_down_by_family_and_difficulty():
         "sum": (1, 0.0),
     }
     assert {name: score["avg_at_k"] for name, score in result.by_difficulty.items()} == {"1": 1.0, "3": 0.25}
-    assert result["share_truncated"] == pytest.approx(1 / 6)
-    assert result["share_max_turns"] == pytest.approx(2 / 6)
+    assert result["frac_truncated"] == pytest.approx(1 / 6)
+    assert result["frac_max_turns"] == pytest.approx(2 / 6)
 
 
 def test_right_answers_are_told_apart_by_what_became_of_the_first_call():
@@ -140,12 +140,12 @@ def test_every_figure_has_its_interval_over_problems():
         ]
     result = evaluate(results_of(problems, done), stage="stage1", step=1)
     assert (result["maj_at_k"], result["calls_mean"]) == (0.5, pytest.approx(sum(1 + n % 3 for n in range(40)) / 40))
-    assert result["tool_error_share"] == pytest.approx(20 / sum(1 + n % 3 for n in range(40)))
-    for name in ("avg_at_k", "pass_at_k", "maj_at_k", "calls_mean", "response_tokens_mean", "tool_error_share"):
+    assert result["tool_error_rate"] == pytest.approx(20 / sum(1 + n % 3 for n in range(40)))
+    for name in ("avg_at_k", "pass_at_k", "maj_at_k", "calls_mean", "response_tokens_mean", "tool_error_rate"):
         low, high = result.intervals[name]
         value = result[name]
         assert value is not None and low < value < high, name
-    assert result.intervals["share_truncated"] == (0.0, 0.0)
+    assert result.intervals["frac_truncated"] == (0.0, 0.0)
 
 
 def test_results_on_disk_are_those_of_problems_that_still_read_the_same(tmp_path: Path):
