@@ -204,7 +204,7 @@ async def test_a_checkpoint_of_two_ranks_is_gone_on_from_by_any_number_and_one_w
         async with learning(folder, world_size=ranks, zero=zero) as moved:
             await moved.load_checkpoint(tmp_path)
             again = await moved.train_rl(rows, 1e-3)
-            assert (again.step, again.loss) == (2, pytest.approx(after.loss, abs=1e-6))
+            assert (again.step, again.metrics["loss"]) == (2, pytest.approx(after.metrics["loss"], abs=1e-6))
             of_moved = published(await moved.publish(1), cluster)
             assert max(float(np.abs(of_moved[name] - weights[name]).max()) for name in weights) < 1e-6
             if ranks == 3:
