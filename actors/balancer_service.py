@@ -159,7 +159,7 @@ class BalancerService:
             meter.set("rstar_balancer_kv_reserved_ratio", reserved / capacity)
         meter.set("rstar_balancer_replicas", len(now.replicas))
         quarantined = [replica for replica in now.replicas if replica.quarantine is not None]
-        meter.set("rstar_balancer_replicas_set_aside", len(quarantined))
+        meter.set("rstar_balancer_replicas_quarantined", len(quarantined))
         meter.reached("rstar_balancer_moves_total", now.moves)
         meter.reached("rstar_balancer_preemptions_total", now.preemptions)
         meter.reached("rstar_balancer_recomputed_tokens_total", now.recomputed_tokens)
