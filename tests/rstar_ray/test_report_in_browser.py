@@ -127,7 +127,7 @@ def test_an_address_with_a_filter_opens_there_and_a_narrow_page_does_not_overflo
         scale = "svg => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width"
         drawn = await page.evaluate(f"[...document.querySelectorAll('.card > svg')].map({scale})")
         assert min(drawn) > 0.9  # letters in a drawing are as large as they are elsewhere
-        beyond = "(rows => rows.scrollWidth - rows.clientWidth)(document.querySelector('.verdicts'))"
+        beyond = "(rows => rows.scrollWidth - rows.clientWidth)(document.querySelector('.checks'))"
         assert await page.evaluate(beyond) <= 0
 
     pages.walk(look)
