@@ -12,17 +12,14 @@ from ray.exceptions import RayTaskError
 
 from actors.balancer_service import BalancerService
 from actors.generation import worker as worker_module
-from actors.generation.engine import EngineFacts
 from actors.generation.journal_writer import JournalWriter
-from actors.generation.outbox import Outbox, rollout_load
 from rstar_ray.agent.journal import TurnJournal
-from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.chat.template import Reading
 from rstar_ray.reward.judge import Judgement
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.trajectory import Completion, Problem, ToolCall, ToolResult, TrajectorySummary
 from tests.actors.test_generation_worker import FakeEngine, WorkerChat, collect, requests, submit, worker
-from tests.fakes import AddingSandbox, PlainTools, adding_problems, drained, registration, request
+from tests.fakes import AddingSandbox, PlainTools, adding_problems, drained, request
 
 
 class Stopped:
@@ -95,35 +92,6 @@ async def test_a_balancer_that_is_stopped_while_a_worker_registers_is_asked_agai
     await submit(balancer, requests(3))  # type: ignore[arg-type]
     assert len(await collect(one, 3)) == 3
     await one.close()
-
-
-def state(name: str, turn_tokens: int) -> RolloutState:
-    (problem,) = adding_problems(1)
-    return replace(RolloutState.start(request(problem, rollout_id=name), [5] * 10), response_ids=[7] * turn_tokens)
-
-
-async def test_what_is_reported_twice_changes_nothing_at_the_balancer():
-    """A call that was given up may have arrived all the same."""
-    balancer = BalancerService()
-    await balancer.register(registration("r0", 10_000, max_running=8, block_tokens=16))
-    await balancer.submit([(rollout_load(state(name, 0)), name) for name in ("a", "b", "c")])
-    await balancer.next_orders("r0", 0, 1.0)
-    first = Outbox()
-    first.turn_ended(state("a", 5))
-    first.turn_ended(state("b", 6), ended=True)
-    first.hand_back(state("c", 7))
-    second = Outbox()
-    second.turn_ended(state("a", 9))
-    second.hand_back(state("c", 8))
-    for outbox in (first, second.after(first)):
-        await balancer.report("r0", outbox.turns)
-    await balancer.return_rollouts("r0", [*second.after(first).returned.values()])
-    await balancer.return_rollouts("r0", [*first.returned.values()])
-    load_a, load_c = (balancer.balancer.state.rollouts[name].load for name in "ac")
-    assert (load_a.context_tokens, load_c.context_tokens) == (19, 18)
-    snapshot = await balancer.snapshot()
-    assert (snapshot.finished, snapshot.in_flight, snapshot.waiting) == (1, 1, 1)
-    assert snapshot.replicas[0].quarantine is None
 
 
 class OddEngine(FakeEngine):
@@ -219,20 +187,3 @@ async def test_a_disk_that_is_full_ends_no_worker_and_is_said_once(tmp_path: Pat
         "runs/x/journal is written again",
     ]
     await one.close()
-
-
-async def test_an_engine_that_is_asked_to_start_again_while_it_does_is_started_once():
-    """The driver asks again where it could not reach the actor for a moment."""
-
-    class Counted(FakeEngine):
-        starts = 0
-
-        async def start(self) -> EngineFacts:
-            self.starts += 1
-            await asyncio.sleep(0.01)
-            return await super().start()
-
-    engine = Counted()
-    one = worker(BalancerService(), engine=engine)
-    first, second = await asyncio.gather(one.start(), one.start())
-    assert first is second and engine.starts == 1
