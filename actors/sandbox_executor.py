@@ -27,9 +27,8 @@ from rstar_ray.trajectory import ToolCall, ToolResult
 from sandbox.equality import VERIFY_LIMITS, equal_expressions
 from sandbox.errors import ComparisonFailed
 from sandbox.limits import Limits, patience_s, program_limits, tool_limits
-from sandbox.pool import PoolConfig, SandboxPool
-from sandbox.pool_config import PoolStats
-from sandbox.pool_metrics import lost_since, pool_figures
+from sandbox.pool import SandboxPool
+from sandbox.pool_metrics import PoolStats, lost_since, pool_figures
 from sandbox.request import ExecutionRequest, ExecutionResult
 from sandbox.tool_text import tool_text
 
@@ -80,11 +79,11 @@ Answer = ExecutionResult | Verdicts | Failure
 class SandboxExecutor:
     """One pool's address; every rule lives in sandbox/."""
 
-    def __init__(self, name: str, pool: PoolConfig, run: str = "") -> None:
+    def __init__(self, name: str, config: SandboxConfig, run: str = "") -> None:
         self._name = name
         self._meter = ray_meter(run)
-        self._pool = SandboxPool(pool)
-        self._deadline_s = pool.deadline_s
+        self._pool = SandboxPool(config)
+        self._deadline_s = config.deadline_s
         self._starting: asyncio.Task[Any] | None = None
         self._alive: Alive | None = None
         self._num_answered = 0

@@ -25,16 +25,14 @@ from actors.cluster.placement import (
     sending_ranks,
 )
 from actors.cluster.ray_metrics import ray_meter
-from actors.generation.generation_actor import TO_OBJECT_STORE, GenerationActor, WorkerSettings
+from actors.generation.generation_actor import TO_OBJECT_STORE, GenerationActor
 from actors.generation.records import record_trajectories
 from actors.generation.replicas import Replicas
-from actors.generation.settings import engine_settings
 from actors.health.head import HeadProbe, exit_within, in_time
 from actors.health.lost_nodes import NodesSeen, until_placed
 from actors.health.watchdog import Watch, is_here, kill_here
 from actors.learner.gang import Learner, first_start
 from actors.learner.learner_actor import rank_name
-from actors.learner.settings import learner_settings
 from actors.preflight.required_paths import with_absolute_paths
 from actors.remote import Remote
 from actors.sandbox_executor import SandboxClient, SandboxExecutor
@@ -49,9 +47,7 @@ from rstar_ray.learner_restart import repeated
 from rstar_ray.rollouts import TrajectoryRef
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.metrics import BalancerStats
-from rstar_ray.telemetry.traces import is_address
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
-from sandbox.pool_config import pool_config
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +92,6 @@ class TrainingActors:
         self._executors: dict[str, Remote[SandboxExecutor]] = {}
         self.specs = tuple(tools)
         self._plugin_digest = brought_along(config, self.specs)
-        self._own_folder = str(Path(config.own_folder).absolute())
         self._hosts: dict[str, Remote[ToolHostActor]] = {}
         self._balancer: Remote[BalancerService] | None = None
         self._learner: Learner | None = None
@@ -119,7 +114,9 @@ class TrainingActors:
         self._group = await place(self._layout)
         self._layout = await seated(self._group, self._layout)
         self._start_executors()
-        self._hosts = start_hosts(self._config.tools, self.specs, self._own_folder, runtime_env={"env_vars": NO_GPU})
+        self._hosts = start_hosts(
+            self._config.tools, self.specs, self._config.own_folder, runtime_env={"env_vars": NO_GPU}
+        )
         head = on_node(nodes_in_order(ray.nodes())[0], or_elsewhere=False)  # without its head a cluster is none
         balancer = self._balancer = start_balancer(
             self._config.balancer, run=self.meter.run, runtime_env={"env_vars": NO_GPU}, **head
@@ -207,7 +204,7 @@ class TrainingActors:
         if policy_version == self._published_version:
             return
         await self.replicas.serving()
-        way = self.learner.settings.weight_way
+        way = self._config.weight_way
         ranks = self._config.engine.tensor_parallel
         seats = self.replicas.seats(sending_ranks(self._layout, way), ranks=ranks)
         weights = await self.learner.publish(policy_version, seats)
@@ -286,7 +283,8 @@ class TrainingActors:
         share = {"num_cpus": self._config.learner.cpus_per_rank, "num_gpus": self._config.learner.gpus_per_rank}
         options = [in_bundle(self._group, bundle) | share for bundle in self._layout.rank_bundles]
         self._learner = Learner(
-            learner_settings(self._config, self._model),
+            self._config,
+            self._model,
             rank_options=options,
             watch=self.watch,
             silent_s=self._config.detector.learner_silent_s,
@@ -295,7 +293,7 @@ class TrainingActors:
             placed=self._ranks_placed,
         )
         await first_start(self._learner)
-        log.info(f"weights: {WAYS[self._learner.settings.weight_way]}")
+        log.info(f"weights: {WAYS[self._config.weight_way]}")
 
     async def _ranks_placed(self) -> None:
         """Where a node was lost, wait until its ranks have another."""
@@ -317,7 +315,7 @@ class TrainingActors:
                 max_concurrency=1_000,
                 runtime_env={"env_vars": NO_GPU},
                 **on_node(node, or_elsewhere=True),
-            ).remote(name, pool_config(self._config.sandbox), self.meter.run)
+            ).remote(name, sandbox, self.meter.run)
             self._executors[name] = Remote(handle, name)
 
     def _host_names(self) -> dict[str, tuple[str, ...]]:
@@ -335,25 +333,9 @@ class TrainingActors:
     def _create_workers(self, replicas: Replicas) -> None:
         engine = self._config.engine
         for replica, bundle in enumerate(self._layout.replica_bundles):
-            settings = WorkerSettings(
-                replica_id=f"generation/{replica}",
-                engine=engine_settings(self._config, self._model, learner=self._learner is not None),
-                chat=self._config.chat,
-                instruct=self._config.rollout.instruct,
-                sandbox=self._config.sandbox,
-                executors=tuple(self._executors),
-                reward=self._config.reward,
-                own_folder=self._own_folder,
-                tools=self.specs,
-                hosts=self._host_names(),
-                environment=self._config.tools.environment,
-                run=self.meter.run,
-                traces=traces_of(self._config),
-                journal=str(self._journal or ""),
-                weights_deadline_s=self._config.learner.step_deadline_s,
-            )
+            name = f"generation/{replica}"
             actor = ray.remote(GenerationActor).options(
-                name=settings.replica_id,
+                name=name,
                 num_cpus=engine.cpus_per_replica,
                 num_gpus=engine.gpus_per_replica,
                 max_restarts=-1,
@@ -362,14 +344,19 @@ class TrainingActors:
                 runtime_env={"env_vars": TO_OBJECT_STORE},
                 **in_bundle(self._group, bundle),
             )
-            worker = Remote[GenerationActor](actor.remote(settings), settings.replica_id)
+            handle = actor.remote(
+                name,
+                self._config,
+                self._model,
+                trained=self._learner is not None,
+                executors=tuple(self._executors),
+                tools=self.specs,
+                hosts=self._host_names(),
+                run=self.meter.run,
+                journal=self._journal,
+            )
+            worker = Remote[GenerationActor](handle, name)
             replicas.add(worker, start_deadline_s=engine.start_deadline_s)
-
-
-def traces_of(config: RunConfig) -> str:
-    """Where the workers' traces go: an address as it is, a folder from that of the command."""
-    where = config.telemetry.traces
-    return where if not where or is_address(where) else str(Path(where).expanduser().absolute())
 
 
 def gpu_turns(config: RunConfig) -> GpuTurns | None:

@@ -16,9 +16,9 @@ import logging
 import statistics
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import ray
@@ -26,7 +26,6 @@ import tyro
 from scipy.optimize import least_squares
 
 from actors.cluster.auth import shut_door
-from actors.generation.settings import EngineSettings, engine_settings
 from benchmarks.costly import CostlySize, compare
 from benchmarks.replay import (
     MIXED_LIMITS,
@@ -41,8 +40,8 @@ from benchmarks.replay import (
     request_limits,
 )
 from benchmarks.small import SMALL
-from rstar_ray.config import with_values
-from rstar_ray.config.checks import at_least
+from rstar_ray.config import EngineConfig, RunConfig, with_values
+from rstar_ray.config.checks import at_least, check_bounds
 from rstar_ray.errors import ConfigError
 from rstar_ray.tiny.tiny_model import make_tiny_model
 from scheduler.cost import EngineCost
@@ -59,7 +58,7 @@ PRESSED = ((SMALL_KV_TOKENS, 16), (16_384, 128))
 class BenchSettings:
     """What is measured."""
 
-    repeats: int = 5
+    repeats: Annotated[int, at_least(1)] = 5
     """alternating runs"""
     calibrate: bool = False
     """fit the engine model to this machine and predict unseen runs, instead of the comparisons"""
@@ -71,7 +70,7 @@ class BenchSettings:
     """with --calibrate: file for the fitted cost, as `python -m scheduler.simulator --cost` reads it"""
 
     def __post_init__(self) -> None:
-        at_least(1, repeats=self.repeats)
+        check_bounds("", self)
         if self.calibrate and self.costly:
             raise ConfigError("--calibrate", "--costly measures something else", "give one of them")
         if self.out and not self.calibrate:
@@ -83,26 +82,26 @@ class BenchSettings:
 async def main(bench: BenchSettings) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(Path(folder), seed=0)
-        roomy_config = with_values(SMALL, {"engine.kv_tokens": ROOMY_KV_TOKENS, "engine.max_running": 64})
-        roomy = engine_settings(roomy_config, Path(folder))
+        model = Path(folder)
+        roomy = with_values(SMALL, {"engine.kv_tokens": ROOMY_KV_TOKENS, "engine.max_running": 64})
         if bench.costly:
-            found = await compare(bench.size, Path(folder), bench.repeats)
+            found = await compare(bench.size, model, bench.repeats)
             return {"benchmark": "balancer on real engines, costly preemptions", **found}
         if bench.calibrate:
-            return await _calibrate(bench, roomy, replace(roomy, kv_tokens=SMALL_KV_TOKENS))
+            return await _calibrate(bench, model, roomy, with_values(roomy, {"engine.kv_tokens": SMALL_KV_TOKENS}))
         return {
             "benchmark": "balancer on real engines",
             "device": "cpu",
-            **await _overhead(bench, roomy),
-            "under_pressure": [await _pressure(bench, roomy, *pressed) for pressed in PRESSED],
+            **await _overhead(bench, model, roomy),
+            "under_pressure": [await _pressure(bench, model, roomy, *pressed) for pressed in PRESSED],
         }
 
 
 # -- against a bare engine --------------------------------------------------------------------------------------------
-async def _overhead(bench: BenchSettings, settings: EngineSettings) -> dict[str, Any]:
+async def _overhead(bench: BenchSettings, model: Path, config: RunConfig) -> dict[str, Any]:
     mixed = mixed_trace(32, 8, seed=0)
     traces = {"single_turn": [in_one_turn(rollout) for rollout in mixed], "multi_turn": mixed}
-    engine = ReplayEngine(settings)
+    engine = ReplayEngine(config, model)
     await engine.start()
     found: dict[str, Any] = {}
     try:
@@ -125,9 +124,11 @@ async def _overhead(bench: BenchSettings, settings: EngineSettings) -> dict[str,
 
 
 # -- under pressure ---------------------------------------------------------------------------------------------------
-async def _pressure(bench: BenchSettings, settings: EngineSettings, kv_tokens: int, groups: int) -> dict[str, Any]:
-    settings = replace(settings, kv_tokens=kv_tokens, max_num_seqs=256)
-    engines = [ReplayEngine(settings), ReplayEngine(settings)]
+async def _pressure(
+    bench: BenchSettings, model: Path, config: RunConfig, kv_tokens: int, groups: int
+) -> dict[str, Any]:
+    config = with_values(config, {"engine.kv_tokens": kv_tokens, "engine.max_running": 256})
+    engines = [ReplayEngine(config, model), ReplayEngine(config, model)]
     for engine in engines:
         await engine.start()
     runs: dict[str, list[ReplayResult]] = {"least_requests": [], "expected_kv": []}
@@ -156,8 +157,8 @@ async def _pressure(bench: BenchSettings, settings: EngineSettings, kv_tokens: i
     }
 
 
-# -- the simulator, fitted ------------------------------------------------------------------------------------------
-async def _calibrate(bench: BenchSettings, roomy: EngineSettings, small: EngineSettings) -> dict[str, Any]:
+# -- the simulator, fitted ---------------------------------------------------------------------------------------
+async def _calibrate(bench: BenchSettings, model: Path, roomy: RunConfig, small: RunConfig) -> dict[str, Any]:
     equal = [
         equal_trace(4, prompt=32, tokens=200),
         equal_trace(16, prompt=32, tokens=200),
@@ -170,7 +171,7 @@ async def _calibrate(bench: BenchSettings, roomy: EngineSettings, small: EngineS
     ]
     unseen = mixed_trace(16, 8, seed=77)
     places = (("expected_kv", roomy), ("least_requests", small), ("expected_kv", small))
-    engines = {settings: ReplayEngine(settings) for settings in (roomy, small)}
+    engines = {config: ReplayEngine(config, model) for config in (roomy, small)}
     fitted: list[list[ReplayResult]] = [[] for _ in equal]
     found: list[list[ReplayResult]] = [[] for _ in places]
     salts = itertools.count()
@@ -182,21 +183,21 @@ async def _calibrate(bench: BenchSettings, roomy: EngineSettings, small: EngineS
             for _ in range(bench.repeats):  # all in turn, so that they share the machine's better and worse minutes
                 for trace, runs in zip(equal, fitted, strict=True):
                     runs.append(await replay([engines[roomy]], trace, balancer, salt=next(salts)))
-                for (rule, settings), runs in zip(places, found, strict=True):
+                for (rule, config), runs in zip(places, found, strict=True):
                     async with balancer_actor(rule) as new:
-                        runs.append(await replay([engines[settings]], unseen, new, salt=next(salts)))
+                        runs.append(await replay([engines[config]], unseen, new, salt=next(salts)))
     finally:
         for engine in engines.values():
             await engine.shut_down()
     seconds = [statistics.median(one.seconds for one in runs) for runs in fitted]
-    cost = fit(equal, seconds, roomy)
+    cost = fit(equal, seconds, roomy.engine)
     rows = [
-        _predicted(unseen, rule, cost, settings, runs) for (rule, settings), runs in zip(places, found, strict=True)
+        _predicted(unseen, rule, cost, config.engine, runs) for (rule, config), runs in zip(places, found, strict=True)
     ]
     if bench.out:
         Path(bench.out).write_text(json.dumps(asdict(cost), indent=2) + "\n")
     over_measured = [
-        round(_simulated(trace, "round_robin", cost, roomy)[0] / real, 3)
+        round(_simulated(trace, "round_robin", cost, roomy.engine)[0] / real, 3)
         for trace, real in zip(equal, seconds, strict=True)
     ]
     return {
@@ -209,13 +210,13 @@ async def _calibrate(bench: BenchSettings, roomy: EngineSettings, small: EngineS
     }
 
 
-def fit(traces: Sequence[Sequence[TraceRollout]], seconds: Sequence[float], settings: EngineSettings) -> EngineCost:
+def fit(traces: Sequence[Sequence[TraceRollout]], seconds: Sequence[float], engine: EngineConfig) -> EngineCost:
     """The costs under which the simulator takes as long as the engine did, in the least squares of log seconds."""
     start = np.log([2e-3, 1e-4, 1e-7, 2e-5, 1e-8, 1e-4])
 
     def errors(logs: Any) -> Any:
         cost = _cost(np.exp(logs))
-        times = [_simulated(trace, "round_robin", cost, settings)[0] for trace in traces]
+        times = [_simulated(trace, "round_robin", cost, engine)[0] for trace in traces]
         return np.log(np.array(times) / np.array(seconds))
 
     return _cost(np.exp(least_squares(errors, start, diff_step=1e-2, max_nfev=60).x))
@@ -233,19 +234,16 @@ def _cost(values: Any) -> EngineCost:
     )
 
 
-def _simulated(
-    trace: Sequence[TraceRollout], rule: str, cost: EngineCost, settings: EngineSettings
-) -> tuple[float, int]:
+def _simulated(trace: Sequence[TraceRollout], rule: str, cost: EngineCost, engine: EngineConfig) -> tuple[float, int]:
     """Seconds and preemptions, simulated."""
-    assert settings.kv_tokens is not None
     limits = request_limits(trace)
     simulated = SimulatorSettings(
         replicas=1,
         shape=EngineShape(
-            kv_tokens=settings.kv_tokens,
-            block_tokens=settings.block_size,
-            max_running=settings.max_num_seqs,
-            max_batched_tokens=settings.max_model_len + settings.max_num_seqs,
+            kv_tokens=engine.kv_tokens,
+            block_tokens=engine.block_size,
+            max_running=engine.max_running,
+            max_batched_tokens=engine.max_context_tokens + engine.max_running,
         ),
         cost=cost,
         max_response_tokens=limits.max_response_tokens,
@@ -256,12 +254,12 @@ def _simulated(
 
 
 def _predicted(
-    trace: Sequence[TraceRollout], rule: str, cost: EngineCost, settings: EngineSettings, runs: Sequence[ReplayResult]
+    trace: Sequence[TraceRollout], rule: str, cost: EngineCost, engine: EngineConfig, runs: Sequence[ReplayResult]
 ) -> dict[str, Any]:
-    seconds, preemptions = _simulated(trace, rule, cost, settings)
+    seconds, preemptions = _simulated(trace, rule, cost, engine)
     return {
         "rule": rule,
-        "kv_tokens": settings.kv_tokens,
+        "kv_tokens": engine.kv_tokens,
         "measured_tokens_per_s": round(statistics.median(run.tokens_per_s for run in runs)),
         "predicted_over_measured": _spread([run.seconds / seconds for run in runs]),
         "measured_preemptions": [run.preemptions for run in runs],

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rstar_ray.algorithm.advantage import group_advantages, rewards_differ
-from rstar_ray.algorithm.resample import Candidate, resample_on_correct, resample_rule
+from rstar_ray.algorithm.resample import Candidate, resample_on_correct
 from rstar_ray.config import AlgorithmConfig
 from rstar_ray.seeds import named_generator
 
@@ -94,7 +94,7 @@ def _kept(coins: NDArray[np.bool_], algorithm: AlgorithmConfig, rng: np.random.G
         Candidate(reward=float(right), num_calls=1 + int(fails), num_failed=int(fails), num_answers=1, num_turns=2)
         for right, fails in coins
     ]
-    return coins[resample_on_correct(candidates, algorithm.keep, rng, algorithm.resample, resample_rule(algorithm))]
+    return coins[resample_on_correct(candidates, algorithm, rng)]
 
 
 def telling_share(right: float, algorithm: AlgorithmConfig, *, draws: int = 4_000, seed: int = 0) -> float:

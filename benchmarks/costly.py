@@ -18,12 +18,11 @@ from typing import Any
 import torch
 
 from actors.balancer_service import BalancerService
-from actors.generation.settings import EngineSettings, engine_settings
 from actors.remote import Remote
 from benchmarks.replay import ReplayEngine, ReplayResult, at_once, balancer_actor, replay
 from benchmarks.small import SMALL
 from benchmarks.trace_kinds import KINDS, Floats, Kind, Random, draw
-from rstar_ray.config import with_values
+from rstar_ray.config import RunConfig, with_values
 from rstar_ray.tiny.tiny_model import make_random_model
 from rstar_ray.trajectory import RolloutLimits
 from scheduler.cost import EngineCost, placement_cost
@@ -97,10 +96,10 @@ def _scaled(kind: Kind, share: float) -> Callable[[Random, tuple[int, int]], Flo
     return lambda rng, shape: kind.lengths_GS(rng, shape) * share
 
 
-def settings_of(size: CostlySize, folder: Path) -> EngineSettings:
+def config_of(size: CostlySize) -> RunConfig:
     """Two such engines share a machine's cores, or one GPU."""
     on_gpu = torch.cuda.is_available()
-    config = with_values(
+    return with_values(
         SMALL,
         {
             "engine.dtype": "bfloat16",
@@ -111,7 +110,6 @@ def settings_of(size: CostlySize, folder: Path) -> EngineSettings:
             "engine.gpu_memory_share": 0.3,
         },
     )
-    return engine_settings(config, make_random_model(folder, seed=0, **MEDIUM))
 
 
 @asynccontextmanager
@@ -136,8 +134,8 @@ class Run:
 
 async def compare(size: CostlySize, folder: Path, repeats: int) -> dict[str, Any]:
     """Tokens/s of `expected_kv` over those of the others, run by run."""
-    settings = settings_of(size, folder)
-    engines = [ReplayEngine(settings), ReplayEngine(settings)]
+    model = make_random_model(folder, seed=0, **MEDIUM)
+    engines = [ReplayEngine(config_of(size), model) for _ in range(2)]
     runs: list[Run] = []
     try:
         await asyncio.gather(*(engine.start() for engine in engines))

@@ -23,7 +23,6 @@ import tyro
 
 from actors.cluster.auth import shut_door
 from actors.generation.engine import Engine
-from actors.generation.settings import engine_settings
 from actors.system import TrainingActors
 from benchmarks.small import SMALL
 from rstar_ray.agent.talk import TalkLimits, talk
@@ -200,9 +199,7 @@ async def main(bench: BenchSettings) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         model = make_tiny_model(Path(folder), seed=0)
         chat = load_chat(model, config.chat, instruct=False)
-        engine = Engine(
-            replace(engine_settings(config, model), measure_cost=False), stop_token_ids=chat.profile.stop_token_ids
-        )
+        engine = Engine(config, model, stop_token_ids=chat.profile.stop_token_ids)
         await engine.start()
         try:
             return {

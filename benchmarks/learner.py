@@ -22,12 +22,11 @@ import torch
 import tyro
 
 from actors.learner.rank import LearnerRank
-from actors.learner.settings import LearnerSettings, learner_settings
 from actors.weights.buckets import checksum
 from benchmarks.small import SMALL
 from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.algorithm.batch_plan import padding_waste, plan_ranks
-from rstar_ray.config import with_values
+from rstar_ray.config import RunConfig, with_values
 from rstar_ray.tiny.tiny_model import make_tiny_model
 
 Batch = dict[str, torch.Tensor]
@@ -65,10 +64,10 @@ def main(bench: BenchSettings) -> dict[str, Any]:
             "learner.num_threads": bench.threads,
             "learner.micro_batch_tokens": bench.micro_batch_tokens,
         }
-        settings = learner_settings(with_values(SMALL, changed), Path(folder))
-        rank = LearnerRank(settings)
+        config = with_values(SMALL, changed)
+        rank = LearnerRank(config, Path(folder))
         rank.start()
-        bare = BareLoop(folder, settings)
+        bare = BareLoop(folder, config)
         trl = TrlLoop(folder, bench)
         rng = np.random.default_rng(0)
         equal = np.full(bench.rows, 128)
@@ -102,7 +101,7 @@ def compare(rank: LearnerRank, other: "Loop", lengths: Any, bench: BenchSettings
     count = sum(row.num_sampled_tokens for row in rows)
     rows = [replace(row, token_weight=1.0 / count) for row in rows]
     sizes = [len(row.token_ids) for row in rows]
-    plan = plan_ranks(sizes, 1, rank.settings.batch)
+    plan = plan_ranks(sizes, rank.config.learner, attention_tokens=float("inf"))
     micro_batches = [[rows[i] for i in batch] for batch in plan[0]]
     per_batch = max(1, bench.micro_batch_tokens // max(sizes))
     padded = other.batches(rows, per_batch)
@@ -121,7 +120,7 @@ def compare(rank: LearnerRank, other: "Loop", lengths: Any, bench: BenchSettings
         "reference_tokens_per_s": round(tokens / statistics.median(theirs_s)),
         "ratio": round(statistics.median(ratios), 3),
         "ratio_min_max": [round(min(ratios), 3), round(max(ratios), 3)],
-        "padding_waste": 0.0 if rank.settings.packed else round(padding_waste(sizes, plan), 4),
+        "padding_waste": 0.0 if rank.config.learner.packed else round(padding_waste(sizes, plan), 4),
         "reference_padding_waste": round(1 - tokens / sum(other.padded_tokens(batch) for batch in padded), 4),
     }
 
@@ -170,7 +169,7 @@ def padded(values: Sequence[Any], width: int, dtype: torch.dtype) -> torch.Tenso
 class BareLoop:
     """What one would write first: DeepSpeed around transformers, fixed micro batches, full logits."""
 
-    def __init__(self, folder: str, settings: LearnerSettings) -> None:
+    def __init__(self, folder: str, config: RunConfig) -> None:
         import deepspeed
         import transformers
 
@@ -180,9 +179,9 @@ class BareLoop:
             optimizer=torch.optim.AdamW(model.parameters(), lr=0.0),
             config={
                 "train_micro_batch_size_per_gpu": 1,
-                "zero_optimization": {"stage": settings.zero},
+                "zero_optimization": {"stage": config.learner.zero},
                 "zero_allow_untested_optimizer": True,
-                "gradient_clipping": settings.grad_clip,
+                "gradient_clipping": config.optimizer.grad_clip,
                 "steps_per_print": None,
             },
             dist_init_required=False,

@@ -22,9 +22,7 @@ import torch
 import tyro
 
 from actors.generation.engine import Engine
-from actors.generation.settings import engine_settings
 from actors.learner.rank import LearnerRank
-from actors.learner.settings import learner_settings
 from actors.weights.buckets import checksum
 from actors.weights.transfer import LoadedWeights
 from benchmarks.publish_large import large
@@ -92,10 +90,10 @@ async def main(bench: BenchSettings) -> dict[str, Any]:
         return await large(bench.parameters, bench.publishes)
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(Path(folder), seed=0)
-        rank = LearnerRank(learner_settings(SMALL, Path(folder)))
+        rank = LearnerRank(SMALL, Path(folder))
         rank.start()
-        settings = engine_settings(with_values(SMALL, {"engine.kv_tokens": 65_536}), Path(folder))
-        engines = [Engine(settings) for _ in range(bench.engines)]
+        config = with_values(SMALL, {"engine.kv_tokens": 65_536})
+        engines = [Engine(config, Path(folder), measures_cost=True) for _ in range(bench.engines)]
         try:
             for engine in engines:
                 await engine.start()

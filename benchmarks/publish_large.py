@@ -7,7 +7,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ import numpy as np
 import torch
 
 from actors.generation.engine import Engine
-from actors.generation.settings import engine_settings
-from actors.learner.settings import MIB
 from actors.weights.buckets import WeightBucket, WeightEntry, checksum
 from actors.weights.tensors import ServedWeights
 from benchmarks.random_model import make_random_model
@@ -31,7 +28,7 @@ async def large(parameters: float, publishes: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         weights = make_random_model(Path(folder), parameters, torch.bfloat16)
         config = with_values(SMALL, CHANGED)
-        engine = Engine(replace(engine_settings(config, Path(folder)), measure_cost=False))
+        engine = Engine(config, Path(folder))
         rounds: list[dict[str, float]] = []
         num_bytes = 0
 
@@ -45,7 +42,7 @@ async def large(parameters: float, publishes: int) -> dict[str, Any]:
             await engine.start()
             for version in range(1, publishes + 1):
                 started = time.perf_counter()
-                served = ServedWeights(entries, gather, config.learner.bucket_mb * MIB, everywhere=False)
+                served = ServedWeights(entries, gather, config.learner.bucket_bytes, everywhere=False)
                 buckets = list(served.on_host())
                 total = checksum(buckets)
                 gathered = time.perf_counter()

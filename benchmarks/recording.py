@@ -36,7 +36,7 @@ from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import RunConfig
 from rstar_ray.errors import ConfigError
 from rstar_ray.replay_update import config_of
-from rstar_ray.run_dir.durable import append_row, read_json, read_rows
+from rstar_ray.run_dir.durable import append_row, read_rows
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.run_dir.ledger import LEDGER, RolloutStatus
 from rstar_ray.run_dir.metrics import MetricsLog, StepMetrics, current_row
@@ -86,7 +86,7 @@ def newest_step(run: Path) -> Recorded:
     of_stage = [row for row in read_rows(run / "metrics.jsonl") if row["stage"] == stage]
     of_step = {"stage": stage, "step": int(step)}
     (ledger,) = (row for row in read_rows(run / LEDGER) if of_step.items() <= row.items())
-    config = config_of(read_json(RunDir(run).config_path)[stage])
+    config = config_of(RunDir(run), stage)
     return Recorded(
         config=config,
         chat=load_chat(models[-1], config.chat, instruct=config.rollout.instruct),

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 from zlib import crc32
@@ -20,12 +21,11 @@ import ray
 from actors.balancer_service import BalancerService, start_balancer
 from actors.generation.engine import Engine, EngineFacts
 from actors.generation.outbox import rollout_load
-from actors.generation.settings import EngineSettings
 from actors.generation.worker import GenerationWorker
 from actors.remote import Remote
 from rstar_ray.agent.rollout import RolloutState
 from rstar_ray.chat.template import Reading
-from rstar_ray.config import BalancerConfig
+from rstar_ray.config import BalancerConfig, RunConfig
 from rstar_ray.errors import RStarError
 from rstar_ray.outcome import Outcome
 from rstar_ray.reward.find import boxed_answer
@@ -101,8 +101,8 @@ class Replay:
 class ReplayEngine(Engine):
     """Samples as many tokens as the trace says; stays up from run to run until `shut_down`."""
 
-    def __init__(self, settings: EngineSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, config: RunConfig, model: Path) -> None:
+        super().__init__(config, model, measures_cost=True)
         self.replay = Replay({})
 
     async def start(self) -> EngineFacts:
@@ -279,7 +279,7 @@ async def replay(
         worker = GenerationWorker(
             f"generation/{number}",
             engine=engine,
-            max_running=engine.settings.max_num_seqs,
+            max_running=engine.config.max_running,
             chat=chat,
             balancer=balancer,
             tools=cast(Any, EchoTools()),

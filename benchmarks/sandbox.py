@@ -16,7 +16,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from rstar_ray.config import SandboxConfig
 from rstar_ray.outcome import Outcome
 from sandbox.isolation import IsolationLevel
 from sandbox.pool import SandboxPool
-from sandbox.pool_config import pool_config
 from sandbox.request import ExecutionRequest
 
 PROGRAMS = {
@@ -260,8 +258,8 @@ async def _levels(ours: Call, options: argparse.Namespace) -> dict[str, Any]:
     for _ in range(options.rounds):
         over.append(await load(ours, "print", 16, options.seconds))
         for level in levels:
-            config = replace(pool_config(SandboxConfig(slots=options.workers, warm=("lean",))), level=level)
-            async with SandboxPool(config) as pool:
+            config = SandboxConfig(slots=options.workers, warm=("lean",))
+            async with SandboxPool(config, levels=(IsolationLevel(level),)) as pool:
                 await load(through(pool), "print", 4, 60.0, most=20)
                 rows[level].append(await load(through(pool), "print", 16, options.seconds))
     out: dict[str, Any] = {level: summary(found) for level, found in rows.items()}

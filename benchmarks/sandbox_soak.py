@@ -23,7 +23,6 @@ from rstar_ray.config import SandboxConfig
 from sandbox.isolation import FIRST_UID, IsolationLevel
 from sandbox.limits import standard_limits
 from sandbox.pool import SandboxPool
-from sandbox.pool_config import pool_config
 from sandbox.request import ExecutionRequest
 
 HOSTILE_SHARE = 0.05
@@ -87,7 +86,8 @@ async def soak(options: argparse.Namespace) -> dict[str, Any]:
     wrong: list[str] = []
     memory: list[int] = []
     started = time.monotonic()
-    async with SandboxPool(replace(pool_config(SandboxConfig(slots=options.workers)), level=options.level)) as pool:
+    level = IsolationLevel(options.level)
+    async with SandboxPool(SandboxConfig(slots=options.workers), levels=(level,)) as pool:
         left = options.calls
 
         async def caller() -> None:
@@ -137,9 +137,7 @@ def main() -> int:
     """Parse the command line, run, print; exit status 1 where something was wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sandbox_soak", description=__doc__)
     parser.add_argument("--calls", type=int, default=200_000)
-    parser.add_argument(
-        "--level", default=pool_config(SandboxConfig()).level, choices=[str(level) for level in IsolationLevel]
-    )
+    parser.add_argument("--level", default="namespaces", choices=[str(level) for level in IsolationLevel])
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     found = asyncio.run(soak(parser.parse_args()))

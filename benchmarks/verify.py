@@ -21,7 +21,6 @@ from rstar_ray.reward.code_problems import ProgramRun
 from rstar_ray.reward.judge import math_reward
 from sandbox.equality import equal_expressions
 from sandbox.pool import SandboxPool
-from sandbox.pool_config import pool_config
 
 AT_ONCE = 16
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -88,7 +87,7 @@ async def judge_all(pairs: Sequence[tuple[str, str]], tools: Tools) -> list[floa
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     out: dict[str, Any] = {"bench": "verify", "sets": {}}
-    async with SandboxPool(pool_config(SandboxConfig(slots=options.slots, warm=("lean",)))) as pool:
+    async with SandboxPool(SandboxConfig(slots=options.slots, warm=("lean",))) as pool:
         await equal_expressions(pool, [("\\sqrt{12}", "2\\sqrt{3}")])  # starts the warm server
         for path in options.problems:
             truths = [json.loads(line)["answer"] for line in path.read_text("utf-8").splitlines()][: options.limit]

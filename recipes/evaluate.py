@@ -3,15 +3,11 @@
 python recipes/evaluate.py --model runs/mine/checkpoints/stage1-step-000034/model --evaluate.files aime2024.jsonl
 """
 
-from rstar_ray.config import EvaluationConfig, RunConfig
+from rstar_ray.config import RunConfig
 from rstar_ray.config.recipe import Recipe
 
-PAPER = RunConfig(
-    stage="evaluate",
-    evaluate=EvaluationConfig(samples=16, temperature=0.6, max_response_tokens=30_720, max_turns=30),
-)
 TINY = {"evaluate.max_response_tokens": 512, "evaluate.max_turns": 6}
-EVALUATE = Recipe(paper=PAPER, tiny=TINY)
+EVALUATE = Recipe(paper=RunConfig(stage="evaluate"), tiny=TINY)
 
 if __name__ == "__main__":
     from actors.launch.evaluation import launch_evaluation

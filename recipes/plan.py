@@ -12,7 +12,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +20,10 @@ from actors.launch.command_line import chosen
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.algorithm.state_bytes import gradient_bytes, state_bytes
-from rstar_ray.config import with_values
-from rstar_ray.config.options import given, options_of, with_config_file
+from rstar_ray.config import RunConfig, leaves, with_values
+from rstar_ray.config.machines import AttentionKernel, ZeroStage
+from rstar_ray.config.options import given, options_of, spelled, with_config_file
+from rstar_ray.config.run import Scale, WhenShort
 from rstar_ray.config.scales import MACHINES, SCALES, at_scale
 from rstar_ray.errors import ConfigError
 from scheduler.planner.capacity import (
@@ -34,19 +36,30 @@ from scheduler.planner.capacity import (
     Memory,
     ModelShape,
     PoolPlan,
-    Pools,
     adapter_parameters,
     best_separated,
     plan_pools,
+    pools_of,
     publish_seconds,
     read_model,
-    score_tokens,
 )
 from scheduler.planner.checkpoint_cost import CheckpointPlan, plan_checkpoint
 from scheduler.traces.stage_traces import STAGES
 
 GPU = Gpu()
 """The planner's own: what is named here is the same."""
+SETTINGS = {
+    "tensor_parallel": "engine.tensor_parallel",
+    "gpu_memory_share": "engine.gpu_memory_share",
+    "max_running": "engine.max_running",
+    "micro_batch_tokens": "learner.micro_batch_tokens",
+    "offload": "learner.offload",
+    "lora_rank": "learner.lora_rank",
+    "zero": "learner.zero",
+    "attention_kernel": "learner.attention_kernel",
+    "prompts": "prompts_per_step",
+}
+"""Options that are settings of a run, by their names here."""
 OF_THE_DRY_RUN = {"--nodes", "--when-short"}
 
 
@@ -54,13 +67,13 @@ OF_THE_DRY_RUN = {"--nodes", "--when-short"}
 class PlanConfig:
     """Nothing is measured: arithmetic, with its assumptions. With --dry-run Ray places stand-ins on fake nodes."""
 
-    scale: Literal["", "tiny", "gpu", "gpu-8", "mi300x-64"] = ""
+    scale: Literal["", Scale] = ""
     """Take GPUs, their memory and what the learner does from this scale, where it is not said here."""
     dry_run: bool = False
     """Start a cluster of fake nodes here, and see who sits where at --scale."""
     nodes: int = 0
     """Nodes of the dry run; 0 takes the scale's, fewer show what happens when some are missing."""
-    when_short: Literal["refuse", "smaller"] = RUN.when_short
+    when_short: WhenShort = RUN.when_short
     """As the setting of a run: refuse a cluster that is too small, or make the plan smaller."""
     gpus: int = 64
     gpu_memory_gb: float = GPU.memory_gb
@@ -79,9 +92,9 @@ class PlanConfig:
     """--learner.offload of the run"""
     lora_rank: int = RUN.learner.lora_rank
     """--learner.lora-rank of the run"""
-    zero: Literal[0, 1, 2, 3] = RUN.learner.zero
+    zero: ZeroStage = RUN.learner.zero
     """--learner.zero of the run"""
-    attention_kernel: Literal["fused", "aiter", "eager"] = RUN.learner.attention_kernel
+    attention_kernel: AttentionKernel = RUN.learner.attention_kernel
     """--learner.attention-kernel of the run"""
     prompts: int = RUN.prompts_per_step
     """--prompts-per-step of the run; rollouts drawn and kept per prompt are those of a run that sets nothing"""
@@ -94,27 +107,26 @@ class PlanConfig:
     def __post_init__(self) -> None:
         if self.dry_run and not self.scale:
             raise ValueError("--dry-run needs a --scale, whose actors it places")
-        if self.lora_rank < 0:
-            raise ValueError(f"--lora-rank is {self.lora_rank}, below 0")
-        if not 0 <= self.gpu_memory_share <= 1:
-            raise ValueError(f"--gpu-memory-share is {self.gpu_memory_share}, no share")
         if self.nodes < 0:
             raise ValueError(f"--nodes is {self.nodes}, not a number of nodes")
-        for name in (
-            "gpus",
-            "gpu_memory_gb",
-            "tensor_parallel",
-            "max_running",
-            "micro_batch_tokens",
-            "prompts",
-            "bandwidth_tb_s",
-            "tflops",
-        ):
+        for name in ("gpus", "gpu_memory_gb", "bandwidth_tb_s", "tflops"):
             if not 0 < getattr(self, name) < math.inf:
                 option = "--" + name.replace("_", "-")
                 raise ValueError(f"{option} is {getattr(self, name)}, not a number above 0")
+        self.run()
         if self.gpus % self.tensor_parallel:
             raise ValueError(f"--gpus {self.gpus} is no multiple of --tensor-parallel {self.tensor_parallel}")
+
+    def run(self) -> RunConfig:
+        """The settings of the run that is planned. Raises `ConfigError` by the option's name here."""
+        values = {setting: getattr(self, name) for name, setting in SETTINGS.items()}
+        if not self.gpu_memory_share:
+            del values["engine.gpu_memory_share"]
+        try:
+            return with_values(RUN, values)
+        except ConfigError as refused:
+            here = {spelled(setting): spelled(name) for name, setting in SETTINGS.items()}
+            raise ConfigError(here.get(refused.field, refused.field), refused.problem, refused.hint) from None
 
 
 def parsed(argv: Sequence[str]) -> PlanConfig:
@@ -142,18 +154,9 @@ def of_scale(scale: str) -> PlanConfig:
     if not machines.gpus:
         raise ValueError(f"--scale {scale} has no GPUs to plan for; with --dry-run it shows who sits where")
     run = at_scale(STAGE_1.paper, scale, STAGE_1.tiny)
-    of_the_scale: dict[str, Any] = {
-        "scale": scale,
-        "gpus": machines.nodes * machines.gpus,
-        "gpu_memory_gb": machines.gpu_memory_gb,
-        "gpu_memory_share": run.engine.gpu_memory_share,
-        "max_running": run.engine.max_running,
-        "micro_batch_tokens": run.learner.micro_batch_tokens,
-        "offload": run.learner.offload,
-        "attention_kernel": run.learner.attention_kernel,
-        "zero": run.learner.zero,
-        "prompts": run.prompts_per_step,
-    }
+    settings = leaves(run)
+    of_the_scale: dict[str, Any] = {name: settings[setting] for name, setting in SETTINGS.items()}
+    of_the_scale |= {"scale": scale, "gpus": machines.nodes * machines.gpus, "gpu_memory_gb": machines.gpu_memory_gb}
     return PlanConfig(**of_the_scale)
 
 
@@ -162,7 +165,7 @@ def show_dry_run(config: PlanConfig) -> int:
     from actors.launch.placement_dry_run import dry_run, problems, told
 
     machines = MACHINES[config.scale]
-    machines = dataclasses.replace(machines, nodes=config.nodes or machines.nodes)
+    machines = replace(machines, nodes=config.nodes or machines.nodes)
     wanted = with_values(at_scale(STAGE_1.paper, config.scale, STAGE_1.tiny), {"when_short": config.when_short})
     seating = dry_run(wanted, machines)
     print(told(seating, wanted))
@@ -184,19 +187,8 @@ def plan(config: PlanConfig) -> tuple[ModelShape, PoolPlan, PoolPlan | None]:
     model = shape_of(config.model)
     gpu = Gpu(memory_gb=config.gpu_memory_gb, bandwidth_tb_s=config.bandwidth_tb_s, tflops=config.tflops)
     stage, rollouts = STAGES[config.stage], config.prompts * GROUP_ROLLOUTS
-    pools = Pools(
-        engine_gpus=config.gpus,
-        learner_gpus=config.gpus,
-        colocated=True,
-        tensor_parallel=config.tensor_parallel,
-        micro_batch_tokens=config.micro_batch_tokens,
-        offload=config.offload,
-        lora_rank=config.lora_rank,
-        zero=config.zero,
-        score_tokens=score_tokens(config.attention_kernel, stage),
-        memory_share=config.gpu_memory_share,
-        max_running=config.max_running,
-    )
+    pools = pools_of(config.run(), stage, engine_gpus=config.gpus, learner_gpus=config.gpus, colocated=True)
+    pools = replace(pools, takes_rest=not config.gpu_memory_share)
     colocated = plan_pools(model, gpu, pools, stage=stage, rollouts=rollouts)
     separated = best_separated(model, gpu, pools, stage=stage, rollouts=rollouts)
     return model, colocated, separated
@@ -238,20 +230,13 @@ def _share(memory: Memory, gpu_memory_gb: float) -> float:
 
 def checkpoints(config: PlanConfig, model: ModelShape, ranks: int) -> CheckpointPlan:
     """Of the RL stages, as a run writes them that sets nothing."""
-    return plan_checkpoint(
-        model,
-        ranks=ranks,
-        dtype=RUN.learner.dtype,
-        every_steps=RUN.checkpoint.every_steps,
-        keep=RUN.checkpoint.keep,
-        lora_rank=config.lora_rank,
-    )
+    return plan_checkpoint(model, replace(config.run().learner, ranks=ranks), RUN.checkpoint)
 
 
 def _of_sft(checkpoint: CheckpointPlan) -> str:
     """SFT's steps are many and short."""
     sft = SFT.paper
-    often = dataclasses.replace(checkpoint, every_steps=sft.checkpoint.every_steps)
+    often = replace(checkpoint, every_steps=sft.checkpoint.every_steps)
     return (
         f"SFT writes one every {often.every_steps} of its {sft.sft.steps:,} steps, "
         f"{often.written_gb(sft.sft.steps) / 1e3:.1f} TB in all."

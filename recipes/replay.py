@@ -64,13 +64,12 @@ def tell(figures: Sequence[Compared]) -> int:
 
 async def _repeat(recorded: RecordedStep, run: Path) -> list[Compared]:
     from actors.learner.gang import Learner
-    from actors.learner.settings import learner_settings
 
     connect()
     config = recorded.config
     share = {"num_cpus": config.learner.cpus_per_rank, "num_gpus": config.learner.gpus_per_rank}
-    settings = learner_settings(config, start_model(config, run, recorded.before))
-    learner = Learner(settings, rank_options=[share] * config.learner.ranks)
+    model = start_model(config, run, recorded.before)
+    learner = Learner(config, model, rank_options=[share] * config.learner.ranks)
     try:
         await learner.start()
         return await repeat_update(recorded, learner)

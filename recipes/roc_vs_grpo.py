@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Annotated, Any
 
 from actors.launch.exit_status import status_of
 from actors.launch.run import run
@@ -24,7 +24,7 @@ from actors.launch.run_paths import run_path
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.config import RunConfig, TinyConfig, with_values
-from rstar_ray.config.checks import at_least, at_most
+from rstar_ray.config.checks import at_least, at_most, check_bounds, require
 from rstar_ray.config.options import options_of
 from rstar_ray.config.recipe import Recipe
 from rstar_ray.config.run import MOST_SEED
@@ -50,29 +50,26 @@ ARMS: dict[str, dict[str, Any]] = {
 class ExperimentConfig:
     """An experiment: arms of one stage each, over seeds."""
 
-    seeds: int = 5
+    seeds: Annotated[int, at_least(1)] = 5
     """paired runs of every arm"""
-    first_seed: int = 0
+    first_seed: Annotated[int, at_least(0)] = 0
     """seeds count up from it"""
-    steps: int = 45
+    steps: Annotated[int, at_least(1)] = 45
     """steps of every arm"""
-    learning_rate: float = 3e-4
+    learning_rate: Annotated[float, at_least(0)] = 3e-4
     """of every arm; twice stage 1's, which takes longer to the same end"""
-    evaluate_every: int = 10
+    evaluate_every: Annotated[int, at_least(1)] = 10
     """steps between evaluations on the held-out problems"""
-    max_response_tokens: int = 256
+    max_response_tokens: Annotated[int, at_least(1), at_most(TINY["engine.max_context_tokens"] - 1)] = 256
     """budget of training rollouts [tokens]"""
     run_dir: str = ""
     """where the runs and the comparison go; empty is runs/experiment below the folder of the command"""
     tiny: TinyConfig = field(default_factory=lambda: TinyConfig(slips=0.65))
 
     def __post_init__(self) -> None:
-        at_least(1, seeds=self.seeds, steps=self.steps, evaluate_every=self.evaluate_every)
-        at_least(0, first_seed=self.first_seed, learning_rate=self.learning_rate)
-        at_least(1, max_response_tokens=self.max_response_tokens)
-        at_most(MOST_SEED, seeds=self.first_seed + self.seeds - 1)
-        most = TINY["engine.max_context_tokens"] - 1
-        at_most(most, max_response_tokens=self.max_response_tokens)
+        check_bounds("", self)
+        last = self.first_seed + self.seeds - 1
+        require(last <= MOST_SEED, "--seeds", f"the last seed would be {last}", f"end at {MOST_SEED} or below")
 
 
 def experiment(config: ExperimentConfig) -> Path:

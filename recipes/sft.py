@@ -8,7 +8,7 @@ from rstar_ray.config.recipe import Recipe
 
 PAPER = RunConfig(
     stage="sft",
-    sft=SftConfig(batch_size=128, learning_rate=5e-6, warmup_share=0.04, steps=5_200),
+    sft=SftConfig(steps=5_200),
     checkpoint=CheckpointConfig(every_steps=200),  # steps are short: every ten of them, a 14B run would write 108 TB
 )
 TINY = {"checkpoint.every_steps": 100}

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from rstar_ray.algorithm.advantage import rewards_differ
+from rstar_ray.algorithm.lr_schedule import rl_learning_rate
 from rstar_ray.algorithm.update import UpdateResult
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.context import Learner
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.rollouts import FinishedRollout, TrainingRow, TrajectoryRef
-from rstar_ray.run_dir.durable import read_object, read_rows
+from rstar_ray.run_dir.code_version import code_version
+from rstar_ray.run_dir.durable import read_rows
 from rstar_ray.run_dir.folder import RunDir, checkpoint_name, flatten
 from rstar_ray.run_dir.ledger import LEDGER, RolloutStatus
 from rstar_ray.run_dir.manifest import damage
@@ -23,7 +25,7 @@ from rstar_ray.run_dir.metrics import current_row
 from rstar_ray.run_dir.recorded_trajectories import recorded_trajectories
 from rstar_ray.stages import previous_checkpoint
 from rstar_ray.telemetry.registry import STEP_METRICS
-from rstar_ray.train_loop import learning_rate, resample, training_rows
+from rstar_ray.train_loop import resample, training_rows
 from rstar_ray.trajectory import Trajectory
 
 COMPARED = tuple(metric.name for metric in STEP_METRICS if metric.group == "update")
@@ -76,7 +78,7 @@ def recorded_step(run: Path, stage: str, step: int) -> RecordedStep:
     if stage not in configs or stage == "sft":
         there = ", ".join(name for name in configs if name != "sft") or "none"
         raise ConfigError("--stage", f"{run} has no RL stage {stage!r}", f"choose one that it has: {there}")
-    config = config_of(configs[stage])
+    config = config_of(run_dir, stage)
     name = {"stage": stage, "step": step}
     return RecordedStep(
         config=config,
@@ -91,11 +93,11 @@ def recorded_step(run: Path, stage: str, step: int) -> RecordedStep:
 def repeatable(run: Path) -> list[tuple[str, int]]:
     """(stage, step) of the steps whose trajectories are kept and whose checkpoint before is there."""
     run_dir, found = RunDir(run), list[tuple[str, int]]()
-    configs = _configs(run_dir)
+    _configs(run_dir)
     for path in sorted(run_dir.trajectories_path.glob("*-step-*.jsonl")):
         stage, _, step = path.stem.partition("-step-")
         try:
-            _before(run_dir, config_of(configs[stage]), int(step))
+            _before(run_dir, config_of(run_dir, stage), int(step))
         except (RStarError, KeyError, ValueError):
             continue
         found.append((stage, int(step)))
@@ -107,17 +109,18 @@ def _configs(run_dir: RunDir) -> dict[str, Any]:
     if not run_dir.config_path.exists():
         raise ConfigError("RUN", f"{run_dir.path} is no run directory", "name one that holds config.json")
     run_dir.refuse_newer()
-    return read_object(run_dir.config_path)
+    return run_dir.configs()
 
 
-def config_of(written: Mapping[str, Any]) -> RunConfig:
-    """The settings that a run wrote down. Raises `ConfigError` for those of another version."""
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in flatten(written).items()}
+def config_of(run_dir: RunDir, stage: str) -> RunConfig:
+    """The settings that a stage wrote down. Raises `ConfigError` for those of another version."""
+    written = flatten(run_dir.configs()[stage])
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in written.items()}
     try:
         return with_values(RunConfig(), values)
     except (AttributeError, TypeError) as other:
-        mend = "replay with the version of rstar_ray that wrote them"
-        raise ConfigError("RUN", f"its settings are of another version ({other})", mend) from other
+        problem = f"{stage} was written by {run_dir.writer(stage)}; this is rstar_ray {code_version()} ({other})"
+        raise ConfigError("RUN", problem, "replay with the version that wrote it") from other
 
 
 def rows_of(recorded: RecordedStep) -> list[TrainingRow]:
@@ -159,7 +162,7 @@ async def repeat_update(recorded: RecordedStep, learner: Learner) -> list[Compar
         await learner.set_policy(Path(config.model))
     if recorded.step == 1 and config.fresh_optimizer:
         await learner.reset_optimizer()
-    return compared(recorded.row, await learner.train_rl(rows, learning_rate(recorded.step, config)))
+    return compared(recorded.row, await learner.train_rl(rows, rl_learning_rate(config, recorded.step)))
 
 
 def compared(row: Mapping[str, Any], now: UpdateResult) -> list[Compared]:

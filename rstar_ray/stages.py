@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rstar_ray.algorithm.lr_schedule import sft_schedule
+from rstar_ray.algorithm.lr_schedule import sft_learning_rate
 from rstar_ray.algorithm.update import SftExample, UpdateResult
 from rstar_ray.checkpointing import BALANCER_STATE, Saving, saving
 from rstar_ray.config import RunConfig
@@ -52,7 +52,6 @@ async def run_sft(
     sft, stage = config.sft, config.stage
     progress, _ = await _start(config, context)
     progress = _on(config, progress, digest_of_rows(train, source))
-    schedule = sft_schedule(sft)
     metrics_log = MetricsLog(
         context.run_dir.path,
         stage=stage,
@@ -67,7 +66,7 @@ async def run_sft(
                 started_s = time.monotonic()
                 step = progress.step + 1
                 batch, position = draw(train, sft.batch_size, progress.position, seed=config.seed, stage=stage)
-                lr = schedule.at(step - 1)
+                lr = sft_learning_rate(sft, step)
                 update = await context.learner.train_sft(batch, lr)
                 if not update.applied:
                     log.info(f"{stage} step {step}: the update is not applied: {update.reason}")

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rstar_ray.algorithm.advantage import group_advantages, rewards_differ
-from rstar_ray.algorithm.lr_schedule import rl_schedule
-from rstar_ray.algorithm.resample import resample_on_correct, resample_rule
+from rstar_ray.algorithm.lr_schedule import rl_learning_rate
+from rstar_ray.algorithm.resample import resample_on_correct
 from rstar_ray.algorithm.update import LeftOut, UpdateResult
 from rstar_ray.config import AlgorithmConfig, RunConfig
 from rstar_ray.context import RunContext
@@ -71,7 +71,7 @@ async def train_step(
     kept = [resample(group, config.algorithm, seed=config.seed, stage=config.stage, step=step) for group in groups]
     telling = [group for group in kept if not config.algorithm.reject_equal_reward or _tells(group)]
     rows = training_rows(telling, config.algorithm)
-    update = await context.learner.train_rl(rows, learning_rate(step, config)) if rows else None
+    update = await context.learner.train_rl(rows, rl_learning_rate(config, step)) if rows else None
     learned_s = time.monotonic()
     if update is not None and update.applied:
         policy_version += 1
@@ -141,19 +141,13 @@ def rows_left_out(rows: Sequence[TrainingRow], update: UpdateResult | None) -> t
     return (*update.left_out, *others)
 
 
-def learning_rate(step: int, config: RunConfig) -> float:
-    """Of the step's updates."""
-    return rl_schedule(config).at(step - 1)
-
-
 def resample(group: Group, algorithm: AlgorithmConfig, *, seed: int, stage: str, step: int) -> Group:
     """The G siblings to train on; its draw is named by the group, so the order of groups does not matter."""
     if algorithm.resample == "none":
         return group
     rng = named_generator(seed, stage, "resample", step, group[0].summary.group_id)
     summaries = [rollout.summary for rollout in group]
-    rule = resample_rule(algorithm)
-    return [group[i] for i in resample_on_correct(summaries, algorithm.keep, rng, algorithm.resample, rule)]
+    return [group[i] for i in resample_on_correct(summaries, algorithm, rng)]
 
 
 def _tells(group: Group) -> bool:
@@ -191,5 +185,5 @@ async def train_steps(
             problems, config.prompts_per_step, progress.position, seed=config.seed, stage=config.stage
         )
         record = await train_step(drawn, context, config, step=step, policy_version=progress.policy_version)
-        progress = progress.after(record.metrics, position, config.until, warmup_steps=rl_schedule(config).warmup_steps)
+        progress = progress.after(record.metrics, position, config.until, warmup_steps=config.warmup_steps)
         yield record, progress

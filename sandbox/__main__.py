@@ -21,7 +21,6 @@ from sandbox.case_check import check_case, read_cases
 from sandbox.isolation import IsolationLevel
 from sandbox.limits import CEILINGS, MIB, Limits, standard_limits
 from sandbox.pool import SandboxPool
-from sandbox.pool_config import PoolConfig, pool_config
 from sandbox.request import ExecutionRequest
 from sandbox.tool_text import tool_text
 
@@ -57,9 +56,7 @@ def _as_option(field: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m sandbox", description=__doc__)
     level = argparse.ArgumentParser(add_help=False)
-    level.add_argument(
-        "--level", default=pool_config(SandboxConfig()).level, choices=[str(each) for each in IsolationLevel]
-    )
+    level.add_argument("--level", default=SandboxConfig().level, choices=[str(each) for each in IsolationLevel])
     level.add_argument("--allow-landlock", action="store_true", help="accept `landlock` where namespaces are refused")
     common = argparse.ArgumentParser(add_help=False, parents=[level])
     common.add_argument("--workers", type=int, default=0, help="programs at once (default: one per core)")
@@ -108,9 +105,11 @@ def _server_config(options: argparse.Namespace) -> "ServerConfig":
     return ServerConfig(host=options.host, port=options.port, token=token, allow_hosts=hosts, ceilings=most)
 
 
-def _pool_config(options: argparse.Namespace) -> PoolConfig:
-    config = pool_config(SandboxConfig(slots=options.workers))
-    return replace(config, level=options.level, allow_landlock=options.allow_landlock)
+def _pool(options: argparse.Namespace, config: SandboxConfig | None = None) -> SandboxPool:
+    levels = [IsolationLevel(options.level)]
+    if options.allow_landlock and levels[0] is IsolationLevel.NAMESPACES:
+        levels.append(IsolationLevel.LANDLOCK)
+    return SandboxPool(config or SandboxConfig(slots=options.workers), levels=levels)
 
 
 def _limits(base: Limits, prefix: str, cpu_s: float, wall_s: float, memory_mb: int) -> Limits:
@@ -140,7 +139,7 @@ async def _serve(options: argparse.Namespace) -> int:
     from sandbox.http.server import start_server
 
     config = _server_config(options)
-    async with SandboxPool(replace(_pool_config(options), queue_size=options.queue_size)) as pool:
+    async with _pool(options, SandboxConfig(slots=options.workers, max_waiting=options.queue_size)) as pool:
         runner, port = await start_server(pool, config)
         print(f"sandbox: http://{config.host}:{port} level {pool.report.level}", flush=True)
         await _told_to_stop()
@@ -165,7 +164,7 @@ async def _run(options: argparse.Namespace) -> int:
             stdin = options.stdin.read_bytes()
     with _reading(options.file):
         request = ExecutionRequest(code=options.file.read_text("utf-8", "surrogateescape"), stdin=stdin, limits=limits)
-    async with SandboxPool(_pool_config(options)) as pool:
+    async with _pool(options) as pool:
         result = await pool.run(request)
     print(tool_text(result))
     print(
@@ -181,7 +180,7 @@ async def _check(options: argparse.Namespace) -> int:
     with _reading(options.file):
         cases = read_cases(options.file)
     contained = 0
-    async with SandboxPool(_pool_config(options)) as pool:
+    async with _pool(options) as pool:
         for case in cases:
             result, wrong = await check_case(pool, case)
             contained += not wrong

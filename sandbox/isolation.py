@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from rstar_ray.config import SandboxConfig
 from sandbox.jail.build import JailSpec, outermost
 from sandbox.limits import MIB
 
@@ -23,6 +24,13 @@ class IsolationLevel(StrEnum):
     NAMESPACES = "namespaces"  # own namespaces and private root, seccomp, rlimits
     LANDLOCK = "landlock"  # Landlock, seccomp, rlimits, another uid where we are root
     PROCESS = "process"  # rlimits only: for code that is trusted anyway
+
+
+def levels_of(config: SandboxConfig) -> tuple[IsolationLevel, ...]:
+    """Levels that a run accepts, best first."""
+    if config.level == "landlock":
+        return IsolationLevel.NAMESPACES, IsolationLevel.LANDLOCK
+    return (IsolationLevel(config.level),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

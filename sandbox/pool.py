@@ -1,6 +1,6 @@
 """The pool: programs in, results out; everything between is supervised.
 
-    async with SandboxPool(pool_config(SandboxConfig())) as pool:
+    async with SandboxPool(SandboxConfig()) as pool:
         result = await pool.run(ExecutionRequest(code="1 + 1"))
 
 One event loop owns a pool. Every accepted call ends in exactly one result or one `SandboxError`;
@@ -11,11 +11,14 @@ import asyncio
 import contextlib
 import os
 import struct
+import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 
+from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import SandboxError
 from rstar_ray.outcome import Outcome
 from sandbox.call import NOTHING, Call, Waiting, flavor_for, message_for, refusal
@@ -27,12 +30,13 @@ from sandbox.isolation import (
     SLOW_MEND,
     IsolationLevel,
     IsolationReport,
+    levels_of,
     mend,
     read_host,
 )
 from sandbox.jail import wire
 from sandbox.outcomes import TREE_OUT_OF_MEMORY, read_result
-from sandbox.pool_config import PoolConfig, PoolStats
+from sandbox.pool_metrics import PoolStats
 from sandbox.processes import WorkerHandle
 from sandbox.request import ExecutionRequest, ExecutionResult
 from sandbox.self_test import attack
@@ -43,11 +47,21 @@ from sandbox.workspaces import Workspaces
 class SandboxPool:
     """Runs programs in kernel jails on this machine, `slots` at a time."""
 
-    def __init__(self, config: PoolConfig, groups: Groups | None = None) -> None:
+    def __init__(
+        self,
+        config: SandboxConfig,
+        groups: Groups | None = None,
+        *,
+        levels: Sequence[IsolationLevel] = (),
+        python: str = sys.executable,
+    ) -> None:
+        """`levels` are tried in this order, by default those that the settings accept. `python` runs the programs."""
         self.config = config
+        self._levels = tuple(levels) or levels_of(config)
+        self._python = python
         self._groups = groups  # None: those that this process was given to make, if it was
         self._slots = self.config.slots or len(os.sched_getaffinity(0))
-        self._level = IsolationLevel(self.config.level)
+        self._level = self._levels[0]
         self._report: IsolationReport | None = None
         self._workspaces: Workspaces | None = None
         self._worker_groups: WorkerGroups | None = None
@@ -85,11 +99,8 @@ class SandboxPool:
         Raises SandboxError, with the reason and the mend, where the required level does not work.
         """
         homes = self._workspaces = Workspaces(self._groups)
-        wanted = [IsolationLevel(self.config.level)]
-        if wanted[0] is IsolationLevel.NAMESPACES and self.config.allow_landlock:
-            wanted.append(IsolationLevel.LANDLOCK)
         declined: list[str] = []
-        for level in wanted:
+        for level in self._levels:
             groups = self._crews_at(level, homes)
             try:
                 self._report = await self._try_level(groups, homes)
@@ -103,12 +114,12 @@ class SandboxPool:
                 self._stop_everything()
                 continue
             self._supervisor = asyncio.create_task(groups.supervise(), name="sandbox supervisor")
-            for name in self.config.flavors:
+            for name in self.config.warm:
                 groups[name]
             return self._report
-        best = await self._best_below(wanted[-1], homes)
+        best = await self._best_below(self._levels[-1], homes)
         await homes.close()
-        told = f"the sandbox does not start: {'; '.join(declined)}. {mend(wanted[0], read_host())}"
+        told = f"the sandbox does not start: {'; '.join(declined)}. {mend(self._levels[0], read_host())}"
         raise SandboxError(f"{told} The best level that works here is {best}.")
 
     async def _best_below(self, level: IsolationLevel, homes: Workspaces) -> IsolationLevel:
@@ -124,7 +135,7 @@ class SandboxPool:
 
     def _crews_at(self, level: IsolationLevel, homes: Workspaces) -> WorkerGroups:
         self._level = level
-        groups = self._worker_groups = WorkerGroups(self.config, self._slots, level, homes)
+        groups = self._worker_groups = WorkerGroups(self.config, self._slots, level, homes, self._python)
         groups.report_to(self)
         return groups
 
@@ -183,7 +194,7 @@ class SandboxPool:
         """As `run`, without a coroutine: returns a future that may be cancelled. Raises as `run`."""
         if not self._open or self._worker_groups is None:
             raise SandboxClosed("the pool is closed")
-        if full := self._waiting.refusal(request, self.config.queue_size):
+        if full := self._waiting.refusal(request, self.config.max_waiting):
             self._counts["refused"] += 1
             raise SandboxFull(full)
         loop = asyncio.get_running_loop()

@@ -1,10 +1,33 @@
-"""A sandbox pool's figures under their exported names, and in a line what it has lost."""
+"""A sandbox pool's statistics, their exported names, and in a line what it has lost."""
+
+from dataclasses import dataclass, field
 
 from rstar_ray.outcome import Outcome
 from rstar_ray.telemetry.registry import PROCESS_METRICS, Metric
-from sandbox.pool_config import PoolStats
 
 DECLARED = tuple(metric for metric in PROCESS_METRICS if metric.group == "sandbox")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """What a pool has done since it started."""
+
+    level: str
+    slots: int
+    running: int
+    waiting: int  # calls in the queue
+    accepted: int
+    refused: int  # for want of room
+    finished: dict[str, int] = field(default_factory=dict[str, int])  # results by outcome
+    failed: int  # calls that ended in a SandboxError
+    retried: int  # programs given to a second cell
+    cells_replaced: int  # by age, or because a program left something in its folder
+    cells_lost: int  # died or wedged
+    servers_lost: int
+    waiting_s: float  # summed over calls: accepted to started
+    running_s: float  # summed: started to finished
+    timed_out_s: float  # the part of running_s that went to time-outs
+    servers_memory_bytes: int  # peak resident, all warm servers
 
 
 def pool_figures(stats: PoolStats) -> list[tuple[Metric, float, dict[str, str]]]:

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from rstar_ray.config import SandboxConfig
 from rstar_ray.errors import SandboxError
 from sandbox import supervision
 from sandbox.call import Call
@@ -16,7 +17,6 @@ from sandbox.errors import InterpreterFailed, SandboxSlow
 from sandbox.fair_queue import FairQueue
 from sandbox.isolation import MAX_THREADS, IsolationLevel, jail_spec, program_path
 from sandbox.jail import preload, wire
-from sandbox.pool_config import PoolConfig
 from sandbox.processes import ForkServer, WorkerHandle
 from sandbox.supervision import Verdict
 from sandbox.workspaces import Workspaces
@@ -61,11 +61,14 @@ class Dispatch(Protocol):
 class WorkerGroups:
     """Every group of one pool at one level."""
 
-    def __init__(self, config: PoolConfig, slots: int, level: IsolationLevel, homes: Workspaces) -> None:
+    def __init__(
+        self, config: SandboxConfig, slots: int, level: IsolationLevel, homes: Workspaces, python: str
+    ) -> None:
         self.level = level
         self.counts: Counter[str] = Counter()
         self.changed = asyncio.Event()  # a server or a cell became ready, or failed
         self._config = config
+        self._python = python  # the interpreter of the programs
         self._wanted = slots + config.spare_cells
         self._workspaces = homes
         self._groups: dict[str, WorkerGroup] = {}
@@ -81,7 +84,7 @@ class WorkerGroups:
 
     def __getitem__(self, flavor: str) -> WorkerGroup:
         """The group of a flavor, started when first asked for."""
-        if flavor not in self._config.flavors and flavor != preload.VERIFY:
+        if flavor not in self._config.warm and flavor != preload.VERIFY:
             flavor = preload.LEAN
         flavor = self._instead.get(flavor, flavor)
         group = self._groups.get(flavor)
@@ -228,12 +231,10 @@ class WorkerGroups:
                 self._server_lost(group, reason)
 
         try:
-            server = ForkServer(
-                group.name, self._config.python, program_path(), jail_spec(self.level), on_ready, on_end
-            )
+            server = ForkServer(group.name, self._python, program_path(), jail_spec(self.level), on_ready, on_end)
         except OSError as error:  # the supervisor comes again
             group.server, group.interpreter_fails = None, error.filename is not None  # else a shortage of ours
-            problem = f"{self._config.python}: {error.strerror}" if group.interpreter_fails else f"no room: {error}"
+            problem = f"{self._python}: {error.strerror}" if group.interpreter_fails else f"no room: {error}"
             group.reason = f"a server cannot be started ({problem})"
             return
         group.server, group.interpreter_fails = server, False

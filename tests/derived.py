@@ -1,17 +1,15 @@
 """Settings for tests, derived from `RunConfig` as a run's are, with what a test changes."""
 
+import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks.small import SMALL
-from rstar_ray.algorithm.batch_plan import BatchLimits, batch_limits
-from rstar_ray.algorithm.loss_settings import LossSettings, loss_settings
-from rstar_ray.algorithm.lr_schedule import LrSchedule, rl_schedule
-from rstar_ray.algorithm.resample import ResampleRule, resample_rule
 from rstar_ray.config import AlgorithmConfig, LearnerConfig, RunConfig, SandboxConfig, with_values
+from sandbox.cgroups import Groups
+from sandbox.isolation import IsolationLevel
 from sandbox.limits import Limits, standard_limits
-from sandbox.pool_config import PoolConfig, pool_config
+from sandbox.pool import SandboxPool
 from scheduler.planner.capacity import Pools, pools_of
 from scheduler.traces.stage_traces import STAGES
 
@@ -21,49 +19,45 @@ def small_config(**values: Any) -> RunConfig:
     return with_values(SMALL, {name.replace("__", "."): value for name, value in values.items()})
 
 
-def loss(**changes: Any) -> LossSettings:
+def loss(**changes: Any) -> AlgorithmConfig:
     """Of a run without an importance correction."""
-    return replace(loss_settings(with_values(RunConfig(), {"algorithm.correction": "none"})), **changes)
+    return AlgorithmConfig(**{"correction": "none", "reference_model": "reference", **changes})
 
 
-def limits(**changes: Any) -> BatchLimits:
+def limits(**changes: Any) -> LearnerConfig:
     """Of padded rows, as with `attention` sdpa."""
-    return replace(batch_limits(LearnerConfig(attention="sdpa", micro_batch_tokens=2_048)), **changes)
+    return LearnerConfig(**{"attention": "sdpa", "micro_batch_tokens": 2_048, **changes})
 
 
-def schedule(**changes: Any) -> LrSchedule:
-    return replace(rl_schedule(RunConfig(reset_optimizer=True)), **{"final_share": 0.0, "stable_share": 0.6} | changes)
+def learner(**changes: Any) -> RunConfig:
+    """A small run with these settings changed, each named without its branch: the learner's come first."""
+    return _changed(changes, ("learner", "optimizer", "algorithm", "rollout", "engine"))
 
 
-def rule(**changes: Any) -> ResampleRule:
-    return replace(resample_rule(AlgorithmConfig()), **changes)
+def _changed(changes: dict[str, Any], branches: tuple[str, ...], small: RunConfig = SMALL) -> RunConfig:
+    def named(leaf: str) -> str:
+        return next((f"{branch}.{leaf}" for branch in branches if hasattr(getattr(small, branch), leaf)), leaf)
+
+    return with_values(small, {named(leaf): value for leaf, value in changes.items()})
 
 
-def learner(folder: Path | str, **changes: Any) -> Any:
-    """The learner's settings; `attention` decides whether rows are packed, as in a run."""
-    from actors.learner.settings import learner_settings
-
-    found = learner_settings(small_config(), Path(folder))
-    packed = changes.get("attention", found.attention) != "sdpa"
-    batch = replace(changes.pop("batch", found.batch), packed=packed)
-    return replace(found, **{"batch": batch, **changes})
-
-
-def engine(folder: Path | str, **changes: Any) -> Any:
-    from actors.generation.settings import engine_settings
-
-    return replace(engine_settings(small_config(), Path(folder)), **{"measure_cost": False, **changes})
+def engine(**changes: Any) -> RunConfig:
+    """As `learner`, for an engine of any context; the engine's settings come first."""
+    budgets = {"rollout.max_response_tokens": 8, "evaluate.max_response_tokens": 8}
+    return _changed(changes, ("engine", "detector"), with_values(SMALL, budgets))
 
 
 def program(**changes: Any) -> Limits:
     return replace(standard_limits(), **changes)
 
 
-def pool(**changes: Any) -> PoolConfig:
-    return replace(pool_config(SandboxConfig()), **changes)
+def pool(groups: Groups | None = None, *, only: str = "", python: str = sys.executable, **changes: Any) -> SandboxPool:
+    """`only`: the isolation level that it must reach, nothing less."""
+    levels = (IsolationLevel(only),) if only else ()
+    return SandboxPool(SandboxConfig(**changes), groups, levels=levels, python=python)
 
 
 def pools(**changes: Any) -> Pools:
     """GPUs that engines and ranks share, where an engine takes all that is left."""
     found = pools_of(RunConfig(), STAGES["stage1"], engine_gpus=1, learner_gpus=1, colocated=True)
-    return replace(found, **{"memory_share": 0.0, **changes})
+    return replace(found, takes_rest=True, **changes)

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from deploy import docs_pages
-from recipes.watch import WatchOptions
 from rstar_ray.config import RunConfig, leaves
+from rstar_ray.config.options import spelled
 from rstar_ray.run_dir.ledger import LEDGER, append_ledger
 from rstar_ray.run_dir.trajectory_log import readable
 from tests.rstar_ray.fabricate import decode, example_trajectories
@@ -101,11 +101,15 @@ def test_what_is_written_of_trajectories_and_the_ledger_is_what_is_documented(tm
     assert fields(page, "a row per RL step:\n\n| field | |\n") == set(json.loads((tmp_path / LEDGER).read_text()))
 
 
-def test_options_that_the_page_on_watching_names_exist():
-    known = {f"--{name.replace('_', '-')}" for name in [*leaves(RunConfig()), *WatchOptions.__annotations__]}
-    known.add("--logdir")  # of TensorBoard
-    named = set(re.findall(r"`[^`]*?(--[a-z][\w.-]*)", (REPOSITORY / "docs" / "watching.md").read_text()))
-    assert len(named) >= 3 and named <= known
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+def test_settings_that_a_page_names_exist(page: Path):
+    config = leaves(RunConfig())
+    known = {spelled(name) for name in config} | {
+        spelled(name, False) for name, value in config.items() if isinstance(value, bool)
+    }
+    branches = {name.partition(".")[0] for name in config if "." in name}
+    named = re.findall(r"--([a-z]+)\.([a-z0-9-]+)", page.read_text())
+    assert {f"--{branch}.{leaf}" for branch, leaf in named if branch in branches} <= known
 
 
 def said_by_the_program() -> list[str]:

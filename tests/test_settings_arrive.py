@@ -1,11 +1,18 @@
-"""Every setting is read by the program, and has its default in one place."""
+"""Every setting is read by the program, and reaches vLLM, DeepSpeed and programs in the sandbox under their names."""
 
 import ast
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rstar_ray.config import RunConfig, leaves
+from actors.generation.vllm_start import engine_arguments, engine_environment
+from actors.learner.deepspeed_start import deepspeed_config, optimizer_arguments
+from actors.learner.gang import rank_environment
+from benchmarks.small import SMALL
+from rstar_ray.config import RunConfig, SandboxConfig, leaves, with_values
+from sandbox.limits import program_limits
 
 REPOSITORY = Path(__file__).parent.parent
 ROOMS = ("rstar_ray", "sandbox", "scheduler", "actors", "recipes")
@@ -36,43 +43,76 @@ def _read() -> set[str]:
     return found
 
 
-OWN_MEANING = {
-    "sandbox/http/": "a server and a client that other projects may use",
-    "recipes/roc_vs_grpo.py": "an experiment says what differs, as a recipe does",
-    "recipes/plan.py": "the stage that is planned for",
-    "rstar_ray/run_dir/metrics.py": "the only stage that has such rows",
-    "rstar_ray/chat/call_syntax.py": "the name of a way of writing calls",
-    "rstar_ray/tools/host.py": "of a tool's own start",
-    "scheduler/expected_kv/estimate.py": "a share of what is remembered",
-    "scheduler/traces/": "of the steps that schedulers are tried on",
-}
-"""Files in which something of a setting's name means something else."""
+def changed_by(values: dict[str, Any], boundary: Any) -> dict[str, Any]:
+    """What a change of settings changes of what is handed over at a boundary."""
+    before, after = boundary(SMALL), boundary(with_values(SMALL, values))
+    return {name: value for name, value in after.items() if before.get(name) != value}
 
 
-@pytest.mark.long
-def test_no_setting_has_a_second_default_below_the_settings():
-    """A field or parameter of a setting's name takes its value from `RunConfig`, or is told it."""
-    names = {name.rpartition(".")[2] for name in leaves(RunConfig())}
-    found: list[str] = []
-    for room in ROOMS:
-        for path in sorted((REPOSITORY / room).rglob("*.py")):
-            where = str(path.relative_to(REPOSITORY))
-            if "bench" not in path.parts and "config" not in path.parts and not where.startswith(tuple(OWN_MEANING)):
-                found += [f"{where}: {name}" for name in _stated(ast.parse(path.read_text("utf-8"))) if name in names]
-    assert found == []
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what is read of a model's shape; engines on a GPU, whose arguments are the longer list."""
+    shape = {"num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    monkeypatch.setattr("actors.generation.vllm_start._on_cpu", lambda: False)
+    return tmp_path
 
 
-def _stated(tree: ast.Module) -> list[str]:
-    """Fields and parameters with a number or a word of their own; nothing, no and 0 say that there is none."""
-    pairs: list[tuple[str, ast.expr | None]] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            given = [*node.args.posonlyargs, *node.args.args]
-            pairs += [(one.arg, value) for one, value in zip(reversed(given), reversed(node.args.defaults))]  # noqa: B905
-            pairs += [(one.arg, value) for one, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
-        elif isinstance(node, ast.ClassDef):
-            fields_ = [
-                one for one in node.body if isinstance(one, ast.AnnAssign) and "ClassVar" not in ast.unparse(one)
-            ]
-            pairs += [(one.target.id, one.value) for one in fields_ if isinstance(one.target, ast.Name)]
-    return [name for name, value in pairs if isinstance(value, ast.Constant) and value.value]
+@pytest.mark.parametrize(
+    ("values", "arrives"),
+    [
+        ({"engine.dtype": "bfloat16"}, {"dtype": "bfloat16"}),
+        ({"seed": 7}, {"seed": 7}),
+        ({"engine.max_context_tokens": 4_096}, {"max_model_len": 4_096}),
+        ({"engine.block_size": 64}, {"block_size": 64}),
+        ({"engine.kv_tokens": 3_200}, {"num_gpu_blocks_override": 101}),  # vLLM keeps one for itself
+        ({"engine.max_running": 9}, {"max_num_seqs": 9}),
+        ({"engine.gpu_memory_share": 0.3}, {"gpu_memory_utilization": 0.3}),
+        ({"engine.gpus_per_replica": 1.0}, {"enforce_eager": False}),
+        ({"engine.gpus_per_replica": 1.0, "engine.compile": False}, {}),
+        ({"engine.tensor_parallel": 2}, {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}),
+        ({"float32_head": True}, {"hf_overrides": {"head_dtype": "float32"}}),
+    ],
+)
+def test_settings_reach_vllm(values: dict[str, Any], arrives: dict[str, Any], model: Path):
+    assert changed_by(values, lambda config: engine_arguments(config, model, None)) == arrives
+
+
+@pytest.mark.parametrize(
+    ("values", "arrives"),
+    [
+        ({"learner.zero": 2}, {"zero_optimization": {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 10**8}}),
+        ({"optimizer.grad_clip": 0.5}, {"gradient_clipping": 0.5}),
+        ({"learner.zero": 0}, {"gradient_clipping": 0.0}),  # without ZeRO the optimizer clips
+        ({"learner.dtype": "bfloat16"}, {"bf16": {"enabled": True, "check_grad_overflow": True}}),
+        ({"optimizer.beta1": 0.8, "optimizer.beta2": 0.9}, {"betas": (0.8, 0.9)}),
+        ({"optimizer.epsilon": 1e-6}, {"eps": 1e-6}),
+        ({"learner.gpus_per_rank": 1.0}, {"fused": True}),
+        ({"learner.gpus_per_rank": 1.0, "learner.offload": True}, {}),
+    ],
+)
+def test_settings_reach_deepspeed_and_adam(values: dict[str, Any], arrives: dict[str, Any]):
+    def boundary(config: RunConfig) -> dict[str, Any]:
+        learner, adam = config.learner, config.optimizer
+        return deepspeed_config(learner, adam) | optimizer_arguments(learner, adam)
+
+    changed = changed_by(values, boundary)
+    assert arrives.items() <= changed.items() and (arrives or "fused" not in changed)
+
+
+def test_determinism_and_threads_reach_the_processes(model: Path):
+    deterministic = {"deterministic": True}
+    assert changed_by(deterministic, engine_environment) == {"VLLM_BATCH_INVARIANT": "1"}
+    assert changed_by(deterministic, rank_environment).keys() == {
+        "CUBLAS_WORKSPACE_CONFIG",
+        "FLASH_ATTENTION_DETERMINISTIC",
+    }
+    assert changed_by({"learner.num_threads": 3}, rank_environment) == {"OMP_NUM_THREADS": "3"}
+
+
+def test_settings_reach_programs_in_the_sandbox():
+    limits = program_limits(SandboxConfig(time_limit_s=2.0, memory_mb=128, max_output_mb=3, max_output_chars=99))
+    assert (limits.cpu_s, limits.wall_s) == (2.0, 4.0)  # by the clock half as much again, and a second
+    assert (limits.memory_bytes, limits.output_bytes) == (128 * 2**20, 3 * 2**20)
+    assert limits.stdout_chars == limits.stderr_chars == 99
+    assert program_limits(SandboxConfig(wall_limit_s=9.0)).wall_s == 9.0

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from actors.generation.cost_probe import measure_cost
 from actors.generation.load_meter import LoadMeter
 from actors.generation.served_adapter import ServedAdapter
-from actors.generation.settings import EngineSettings
 from actors.generation.vllm_process import VllmProcess
 from actors.generation.vllm_start import eos_token_ids
 from actors.generation.weight_swap import WeightSwap
+from actors.weights.adapter_folder import AdapterSettings
+from rstar_ray.config import RunConfig
 from rstar_ray.errors import EngineError
 from rstar_ray.trajectory import MODELS_OWN, Completion, EngineTimes, Sampling
 from scheduler.cost import EngineCost
@@ -42,17 +43,28 @@ class EngineFacts:
 class Engine:
     """One replica. `start` first, `close` last; all calls from the same event loop."""
 
-    def __init__(self, settings: EngineSettings, *, stop_token_ids: Sequence[int] = ()) -> None:
-        """`stop_token_ids` end a completion; none are given: those that the model's folder names."""
-        self.settings = settings
-        self._stop_ids = list(stop_token_ids) or eos_token_ids(Path(settings.model))
-        self._vllm = VllmProcess(settings)
+    def __init__(
+        self,
+        config: RunConfig,
+        model: Path,
+        *,
+        adapter: AdapterSettings | None = None,
+        measures_cost: bool = False,
+        stop_token_ids: Sequence[int] = (),
+    ) -> None:
+        """Serves the policy in the folder `model`: its weights, or those that `adapter` names beside it.
+
+        `measures_cost`: measure at the start what a step costs, for the balancer. `stop_token_ids` end a completion; by
+        default those that the model's folder names.
+        """
+        self.config = config.engine
+        self._measures_cost = measures_cost
+        self._stop_ids = list(stop_token_ids) or eos_token_ids(model)
+        self._vllm = VllmProcess(config, model, adapter)
         self._meter = LoadMeter()
-        model = Path(settings.weights)
-        self._adapter: ServedAdapter | None = None
-        if settings.adapter is not None:
-            self._adapter = ServedAdapter(settings.adapter, settings.dtype)
-        self.weights = WeightSwap(self._vllm, self._meter, model, settings.control_deadline_s, self._adapter)
+        self._adapter = None if adapter is None else ServedAdapter(adapter, self.config.dtype)
+        weights = model if adapter is None else Path(adapter.base)
+        self.weights = WeightSwap(self._vllm, self._meter, weights, self.config.answer_deadline_s, self._adapter)
         self._facts: EngineFacts | None = None
 
     @property
@@ -80,7 +92,7 @@ class Engine:
             max_model_len=llm.vllm_config.model_config.max_model_len,
         )
         self._meter.kv_capacity_tokens = self._facts.kv_capacity_tokens
-        if self.settings.measure_cost:
+        if self._measures_cost:
             self._facts = replace(self._facts, cost=await self.measure_cost())
         return self._facts
 
@@ -98,13 +110,13 @@ class Engine:
             outputs = self._vllm.alive().generate(
                 prompt, params, f"cost/{next(count)}", lora_request=self._lora_request
             )
-            await self._vllm.ask(_last(outputs), "measure its costs", self.settings.start_deadline_s)
+            await self._vllm.ask(_last(outputs), "measure its costs", self.config.start_deadline_s)
 
         return await measure_cost(
             sample,
             context_tokens=self._facts.max_model_len,
             kv_tokens=self._facts.kv_capacity_tokens,
-            max_running=self.settings.max_num_seqs,
+            max_running=self.config.max_running,
         )
 
     async def close(self) -> None:
@@ -138,7 +150,7 @@ class Engine:
         params = self._sampling_params(max_tokens, seed, sampling)
         outputs = llm.generate(prompt, params, request_id, lora_request=self._lora_request)
         output = await self._vllm.ask(
-            _last(outputs), f"complete {request_id}", self.settings.generate_deadline_s, may_refuse=True
+            _last(outputs), f"complete {request_id}", self.config.completion_deadline_s, may_refuse=True
         )
         return self._completion(output, request_id)
 
@@ -154,7 +166,7 @@ class Engine:
         prompt: Any = {"type": "token", "prompt_token_ids": list(prompt_ids)}
         asked = llm.generate(prompt, params, request_id, lora_request=self._lora_request)
         async with contextlib.aclosing(asked) as outputs:
-            deadline_s = self.settings.generate_deadline_s
+            deadline_s = self.config.completion_deadline_s
             while True:
                 output = await self._vllm.ask(anext(outputs, None), f"go on with {request_id}", deadline_s)
                 if output is None:

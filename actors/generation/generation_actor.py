@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from actors.generation.engine import Engine, EngineFacts
 from actors.generation.journal_writer import JournalWriter
 from actors.generation.replica_metrics import ReplicaMetrics
 from actors.generation.rollout_traces import RolloutTraces
-from actors.generation.settings import EngineSettings
+from actors.generation.served_adapter import adapter_to_serve
 from actors.generation.vllm_calls import VllmCalls
 from actors.generation.worker import GenerationWorker
 from actors.health.heartbeat import Alive, Sign
@@ -28,7 +28,7 @@ from actors.weights.transfer import LoadedWeights
 from rstar_ray.agent.journal import TurnJournal
 from rstar_ray.algorithm.update import SeenTokens
 from rstar_ray.chat.load_chat import load_chat
-from rstar_ray.config import ChatConfig, RewardConfig, SandboxConfig
+from rstar_ray.config import RunConfig
 from rstar_ray.deadline import within
 from rstar_ray.reward.judge import make_judge
 from rstar_ray.run_dir.best_effort import best_effort
@@ -47,72 +47,64 @@ ends. Above 1 KB is every list of trajectories, and hardly any other reply.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
-    """What a generation actor builds its worker from."""
-
-    replica_id: str
-    engine: EngineSettings
-    chat: ChatConfig
-    instruct: bool  # put the tool's schema and the answer format before the problem
-    sandbox: SandboxConfig
-    executors: tuple[str, ...]  # names, by which a restarted actor finds them again
-    reward: RewardConfig
-    own_folder: str  # absolute
-    tools: tuple[ToolSpec, ...]
-    hosts: dict[str, tuple[str, ...]]  # names of their actors, by entry
-    environment: str
-    run: str = ""  # the label of its metrics
-    traces: str = ""  # a folder or a collector's address; none are made without
-    journal: str = ""  # the run's folder of what was sampled; nothing is kept without
-    weights_deadline_s: float = FETCH_DEADLINE_S  # for those of a new version to come from the publisher's node
-
-
 class GenerationActor:
     """The address of one `GenerationWorker`; every rule lives there."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: RunConfig,
+        model: Path,
+        *,
+        trained: bool,
+        executors: Sequence[str],
+        tools: Sequence[ToolSpec],
+        hosts: Mapping[str, Sequence[str]],
+        run: str = "",
+        journal: Path | None = None,
+    ) -> None:
+        """Serves the policy in the folder `model`, or what a learner publishes where it is `trained`.
+
+        Paths in `config` are absolute. `executors` and `hosts` (by tool entry) are names of actors, by which a
+        restarted actor finds them again. `run` is the label of its metrics; `journal` the folder of finished turns.
+        """
         see_own_gpu_first()
-        name = settings.replica_id
-        executors = [Remote[SandboxExecutor].named(one, caller=name) for one in settings.executors]
-        sandbox = SandboxClient(executors, settings.sandbox, caller=settings.replica_id)
-        hosts = {
-            entry: [Remote[ToolHostActor].named(one, caller=name) for one in names]
-            for entry, names in settings.hosts.items()
+        self._name = name
+        sandboxes = [Remote[SandboxExecutor].named(one, caller=name) for one in executors]
+        sandbox = SandboxClient(sandboxes, config.sandbox, caller=name)
+        tool_hosts = {
+            entry: [Remote[ToolHostActor].named(one, caller=name) for one in names] for entry, names in hosts.items()
         }
-        tools = Tools(settings.tools, sandbox, hosts, caller=settings.replica_id, environment=settings.environment)
-        self._name = settings.replica_id
-        self._weights_deadline_s = settings.weights_deadline_s
-        where = settings.traces
+        self._weights_deadline_s = config.learner.step_deadline_s
+        traces = config.telemetry.traces
         self._traces = RolloutTraces(
-            self._name,
-            run=settings.run,
-            open_sink=(lambda: open_sink(where, self._name)) if where else None,
+            name,
+            run=run,
+            open_sink=(lambda: open_sink(traces, name)) if traces else None,
         )
-        self._metrics = ReplicaMetrics(self._name, ray_meter(settings.run), self._traces)
+        self._metrics = ReplicaMetrics(name, ray_meter(run), self._traces)
         self._kv_capacity_tokens = 0
         self._alive = Alive()
-        self._chat = load_chat(
-            Path(settings.engine.model),
-            settings.chat,
-            instruct=settings.instruct,
-            tools=settings.tools,
-            syntax_of=VllmCalls,
+        self._chat = load_chat(model, config.chat, instruct=config.rollout.instruct, tools=tools, syntax_of=VllmCalls)
+        self._engine = Engine(
+            config,
+            model,
+            adapter=adapter_to_serve(config, model, trained=trained),
+            measures_cost=config.balancer.measured,
+            stop_token_ids=self._chat.profile.stop_token_ids,
         )
-        self._engine = Engine(settings.engine, stop_token_ids=self._chat.profile.stop_token_ids)
-        writer = f"{self._name}-{self._alive.life}"
-        journal = TurnJournal(Path(settings.journal), writer) if settings.journal else None
-        self._judge = make_judge(settings.reward, sandbox, own_folder=settings.own_folder)
+        turns = TurnJournal(journal, f"{name}-{self._alive.life}") if journal is not None else None
+        self._judge = make_judge(config.reward, sandbox, own_folder=config.own_folder)
         self._worker = GenerationWorker(
-            settings.replica_id,
+            name,
             engine=self._engine,
-            max_running=settings.engine.max_num_seqs,
+            max_running=config.engine.max_running,
             chat=self._chat,
-            balancer=Remote[BalancerService].named("balancer", caller=self._name),
-            tools=tools,
+            balancer=Remote[BalancerService].named("balancer", caller=name),
+            tools=Tools(tools, sandbox, tool_hosts, caller=name, environment=config.tools.environment),
             judge=self._judge,
             metrics=self._metrics,
-            journal=JournalWriter(journal, where=settings.journal),
+            journal=JournalWriter(turns, where=str(journal or "")),
         )
 
     def __repr__(self) -> str:

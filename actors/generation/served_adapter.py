@@ -10,15 +10,35 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actors.weights.adapter_folder import AdapterSettings, adapter_shapes, is_adapter, target_modules, write_adapter
+from actors.weights.adapter_folder import (
+    AdapterSettings,
+    adapter_shapes,
+    is_adapter,
+    saved_adapter,
+    target_modules,
+    write_adapter,
+)
 from actors.weights.buckets import WeightBucket
 from actors.weights.model_parameters import Shapes
+from rstar_ray.config import RunConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
     from vllm.lora.request import LoRARequest
 
 NAME, ID = "policy", 1
+
+
+def adapter_to_serve(config: RunConfig, model: Path, *, trained: bool) -> AdapterSettings | None:
+    """The adapter that an engine serves with the policy in the folder `model`.
+
+    Where the policy is trained, it is the learner's. Otherwise it is the one that the folder's weights were merged
+    with, unless the engine is in float32: in bfloat16 merging rounds most of an adapter away.
+    """
+    if trained:
+        rank, alpha = config.learner.lora_rank, config.learner.lora_alpha
+        return AdapterSettings(base=str(model), rank=rank, alpha=alpha) if rank else None
+    return saved_adapter(model.absolute()) if config.engine.dtype != "float32" else None
 
 
 class ServedAdapter:

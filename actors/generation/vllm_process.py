@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 
 from actors.generation.engine_folder import EngineFolder
-from actors.generation.settings import EngineSettings
 from actors.generation.vllm_private import core_pids, expect_shutdown, is_refusal, starting_cores
 from actors.generation.vllm_start import ObserveFn, start_vllm
+from actors.weights.adapter_folder import AdapterSettings
+from rstar_ray.config import RunConfig
 from rstar_ray.deadline import within
 from rstar_ray.errors import DeadlineExceeded, EngineError
 from rstar_ray.stall_detector import Detector, Limit
@@ -32,8 +33,10 @@ CLOSE_GRACE_S = 1.5
 class VllmProcess:
     """One `AsyncLLM` and its processes. `start` first, `close` last; all calls from the same event loop."""
 
-    def __init__(self, settings: EngineSettings) -> None:
-        self._settings = settings
+    def __init__(self, config: RunConfig, model: Path, adapter: AdapterSettings | None) -> None:
+        self._config = config
+        self._model = model
+        self._adapter = adapter
         self._llm: AsyncLLM | None = None
         self._death: asyncio.Future[str] | None = None  # why it does not serve any more
         self._watch: asyncio.Task[None] | None = None
@@ -52,11 +55,11 @@ class VllmProcess:
 
         self._folder = self._folder or EngineFolder()
         noting = asyncio.create_task(_note_shared(self._folder, {core.pid for core in starting_cores()}))
-        starting = asyncio.to_thread(start_vllm, self._settings, observed)
+        starting = asyncio.to_thread(start_vllm, self._config, self._model, self._adapter, observed)
         try:
-            self._llm = await self._within(starting, self._settings.start_deadline_s, "start")
+            self._llm = await self._within(starting, self._config.engine.start_deadline_s, "start")
         except (RuntimeError, ValueError, OSError) as failed:
-            raise EngineError(f"the engine for {self._settings.model} did not start: {failed}") from failed
+            raise EngineError(f"the engine for {self._model} did not start: {failed}") from failed
         finally:
             noting.cancel()
         self.processes = _with_workers([psutil.Process(pid) for pid in core_pids(self._llm)])
@@ -89,7 +92,7 @@ class VllmProcess:
         self._watch.cancel()
         expect_shutdown(llm)
         shutting = asyncio.to_thread(_end_processes, llm, self.processes)
-        await self._within(shutting, self._settings.control_deadline_s, "shut down")
+        await self._within(shutting, self._config.engine.answer_deadline_s, "shut down")
 
     def alive(self) -> "AsyncLLM":
         """Raises `EngineError` with the reason where it does not serve."""
@@ -115,7 +118,7 @@ class VllmProcess:
         """
         self._num_asked += 1
         try:
-            return await self._within(self._or_death(awaitable), seconds or self._settings.control_deadline_s, what)
+            return await self._within(self._or_death(awaitable), seconds or self._config.engine.answer_deadline_s, what)
         except (EngineError, DeadlineExceeded):
             raise
         except Exception as failed:
@@ -131,7 +134,7 @@ class VllmProcess:
     async def _watch_for_death(self, llm: "AsyncLLM") -> None:
         """vLLM notices the end of its processes but leaves some calls waiting for ever; a wedge it does not notice."""
         detector = Detector(tick_s=LIVENESS_POLL_S)
-        detector.watch(ENGINE, Limit(silent_s=math.inf, stuck_s=self._settings.step_limit_s))
+        detector.watch(ENGINE, Limit(silent_s=math.inf, stuck_s=self._config.detector.engine_step_s))
         while not llm.errored:
             await asyncio.sleep(LIVENESS_POLL_S)
             detector.heard(ENGINE, work=self._num_asked, progress=self._progress)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from actors.generation.owner import owned_by_this
-from actors.generation.settings import EngineSettings
 from actors.generation.vllm_private import ray_stat_logger
-from actors.weights.adapter_folder import target_modules
+from actors.weights.adapter_folder import AdapterSettings, target_modules
 from actors.weights.transfer import BACKEND
+from rstar_ray.config import EngineConfig, RunConfig
 from rstar_ray.errors import EngineError
 
 if TYPE_CHECKING:
@@ -33,16 +33,16 @@ threads, since those of other threads than the first hand back all the same: a n
 them makes ready, would be all page faults."""
 
 
-def start_vllm(settings: EngineSettings, observe: ObserveFn) -> "AsyncLLM":
+def start_vllm(config: RunConfig, model: Path, adapter: AdapterSettings | None, observe: ObserveFn) -> "AsyncLLM":
     """Blocks for seconds: imports vLLM, starts its processes, loads the model."""
-    os.environ.update(engine_environment(settings) | owned_by_this())
+    os.environ.update(engine_environment(config) | owned_by_this())
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     transfer = WeightTransferConfig(backend=BACKEND)
-    arguments = AsyncEngineArgs(**engine_arguments(settings), weight_transfer_config=transfer)
-    loggers = [_stat_logger(observe), *([ray_stat_logger()] if settings.vllm_metrics else [])]
+    arguments = AsyncEngineArgs(**engine_arguments(config, model, adapter), weight_transfer_config=transfer)
+    loggers = [_stat_logger(observe), *([ray_stat_logger()] if config.engine.vllm_metrics else [])]
     return AsyncLLM.from_engine_args(arguments, stat_loggers=loggers)
 
 
@@ -55,28 +55,28 @@ def eos_token_ids(model: Path) -> list[int]:
     raise EngineError(f"{model} names no eos_token_id in generation_config.json or config.json")
 
 
-def engine_environment(settings: EngineSettings) -> dict[str, str]:
+def engine_environment(config: RunConfig) -> dict[str, str]:
     """Read by vLLM at its import here and in the processes it starts."""
     everywhere = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
     everywhere["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
-    return everywhere | (_cpu_environment(settings) if _on_cpu() else _gpu_environment(settings))
+    return everywhere | (_cpu_environment(config.engine) if _on_cpu() else _gpu_environment(config))
 
 
-def _cpu_environment(settings: EngineSettings) -> dict[str, str]:
+def _cpu_environment(engine: EngineConfig) -> dict[str, str]:
     """Engines share a machine's cores, so none is bound to any; one rank needs no worker process of its own.
 
     Without Dynamo one small function of vLLM's is not compiled at the first step: no C++ compiler is needed, and
     2.8 s of CPU time and 25 MB are saved.
     """
-    one_rank = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if settings.tensor_parallel_size == 1 else {}
-    eager = {"TORCHDYNAMO_DISABLE": "1"} if settings.enforce_eager else {}
-    threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(settings.num_threads)}
+    one_rank = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if engine.tensor_parallel == 1 else {}
+    eager = {"TORCHDYNAMO_DISABLE": "1"} if engine.eager else {}
+    threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(engine.num_threads)}
     return STEADY_HEAP | one_rank | eager | threads
 
 
-def _gpu_environment(settings: EngineSettings) -> dict[str, str]:
+def _gpu_environment(config: RunConfig) -> dict[str, str]:
     """vLLM has kernels for GPUs that sum in an order of their own, whatever is decoded beside a sequence."""
-    return {"VLLM_BATCH_INVARIANT": "1"} if settings.batch_invariant else {}
+    return {"VLLM_BATCH_INVARIANT": "1"} if config.deterministic else {}
 
 
 def _on_cpu() -> bool:
@@ -85,36 +85,36 @@ def _on_cpu() -> bool:
     return torch.version.cuda is None and torch.version.hip is None
 
 
-def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
+def engine_arguments(config: RunConfig, model: Path, adapter: AdapterSettings | None) -> dict[str, Any]:
     """What vLLM's `AsyncEngineArgs` is made of; ours alone decides sampling, and `weight_transfer_config` is added."""
+    engine = config.engine
     return {
-        "model": settings.weights,
+        "model": adapter.base if adapter is not None else str(model),
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # sampling comes from the request alone
-        "dtype": settings.dtype,
-        "seed": settings.seed,
-        "max_model_len": settings.max_model_len,
-        "block_size": settings.block_size,
-        "num_gpu_blocks_override": settings.num_blocks,
-        "max_num_seqs": settings.max_num_seqs,
-        "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "enforce_eager": settings.enforce_eager,
-        "tensor_parallel_size": settings.tensor_parallel_size,
-        "distributed_executor_backend": executor_backend(settings),
+        "dtype": engine.dtype,
+        "seed": config.seed,
+        "max_model_len": engine.max_context_tokens,
+        "block_size": engine.block_size,
+        "num_gpu_blocks_override": engine.num_blocks,
+        "max_num_seqs": engine.max_running,
+        "gpu_memory_utilization": engine.gpu_memory_share,
+        "enforce_eager": engine.eager,
+        "tensor_parallel_size": engine.tensor_parallel,
+        "distributed_executor_backend": executor_backend(engine),
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,  # of vLLM's own loggers; ours is handed in
         "use_tqdm_on_load": False,
         "worker_extension_cls": "actors.weights.vllm_worker.WorkerExtension",
-        **({"hf_overrides": {"head_dtype": "float32"}} if settings.float32_head else {}),
-        **_lora_arguments(settings),
-        **(_cpu_args(settings) if _on_cpu() else {}),
+        **({"hf_overrides": {"head_dtype": "float32"}} if config.float32_head else {}),
+        **_lora_arguments(adapter),
+        **(_cpu_args(engine, model) if _on_cpu() else {}),
     }
 
 
-def _lora_arguments(settings: EngineSettings) -> dict[str, Any]:
+def _lora_arguments(adapter: AdapterSettings | None) -> dict[str, Any]:
     """One adapter, wrapped around those layers alone that the learner adapts."""
-    adapter = settings.adapter
     if adapter is None:
         return {}
     from vllm.config.lora import MaxLoRARanks
@@ -127,33 +127,34 @@ def _lora_arguments(settings: EngineSettings) -> dict[str, Any]:
     }
 
 
-def executor_backend(settings: EngineSettings) -> Literal["uni", "mp"]:
+def executor_backend(engine: EngineConfig) -> Literal["uni", "mp"]:
     """Processes of this machine for a replica of several ranks, none for one of a single rank.
 
     Left to choose inside a placement group, vLLM takes its `ray` executor for several ranks, which wants one bundle for
     each and refuses ours: a replica's GPUs are one bundle.
     """
-    return "uni" if settings.tensor_parallel_size == 1 else "mp"
+    return "uni" if engine.tensor_parallel == 1 else "mp"
 
 
-def _cpu_args(settings: EngineSettings) -> dict[str, Any]:
+def _cpu_args(engine: EngineConfig, model: Path) -> dict[str, Any]:
     """What the CPU backend needs on top.
 
     Chunked prefill is off: vLLM 0.32 rewinds a seeded request's generator after a partial prefill, which torch's CPU
     generators cannot do, and the engine dies of it. Stating the size of the KV cache skips the run that measures it.
     """
-    sized = {} if settings.num_blocks is None else {"kv_cache_memory_bytes": _kv_bytes(settings, settings.num_blocks)}
-    prefill = settings.max_model_len + settings.max_num_seqs  # the longest prompt beside a full batch of decodes
+    num_blocks = engine.num_blocks
+    sized = {} if num_blocks is None else {"kv_cache_memory_bytes": _kv_bytes(model, num_blocks * engine.block_size)}
+    prefill = engine.max_context_tokens + engine.max_running  # the longest prompt beside a full batch of decodes
     return sized | {"enable_chunked_prefill": False, "max_num_batched_tokens": max(prefill, 2048)}
 
 
-def _kv_bytes(settings: EngineSettings, num_blocks: int) -> int:
-    """At least what `num_blocks` take (as in float32); the number of blocks decides what is allocated."""
-    config = json.loads((Path(settings.model) / "config.json").read_text())
+def _kv_bytes(model: Path, num_tokens: int) -> int:
+    """At least what so many tokens take (as in float32); the number of blocks decides what is allocated."""
+    config = json.loads((model / "config.json").read_text())
     heads = config.get("num_key_value_heads") or config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     token_bytes = 2 * 4 * heads * head_dim * config["num_hidden_layers"]
-    return token_bytes * settings.block_size * num_blocks
+    return token_bytes * num_tokens
 
 
 def _stat_logger(observe: ObserveFn) -> Any:

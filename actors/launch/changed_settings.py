@@ -6,7 +6,6 @@ from typing import Any, cast
 
 from rstar_ray.config import leaves, may_change
 from rstar_ray.config.options import spelled
-from rstar_ray.run_dir.durable import read_object
 from rstar_ray.run_dir.folder import RunDir, flatten
 
 ASKED = ("chat.", "rollout.instruct", "tools.", "reward.")
@@ -25,7 +24,7 @@ def asked_otherwise(model: Path, now: Any, *, but: Collection[str] = ()) -> list
     if made is None:
         return []
     run_dir, stage = made
-    then = flatten(cast(dict[str, Any], read_object(run_dir.config_path).get(stage, {})))
+    then = flatten(run_dir.configs().get(stage, {}))
     there = {name: tuple(cast(list[Any], value)) if isinstance(value, list) else value for name, value in then.items()}
     skipped = {*but, *may_change(now)}
     lines: list[str] = []

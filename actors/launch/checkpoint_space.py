@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rstar_ray.config import RunConfig
 from rstar_ray.errors import ConfigError
-from scheduler.planner.capacity import GB, ModelShape, read_model
-from scheduler.planner.checkpoint_cost import CheckpointPlan, plan_checkpoint
+from scheduler.planner.capacity import GB, read_model
+from scheduler.planner.checkpoint_cost import plan_checkpoint
 
 
 def checkpoint_lines(ahead: Sequence[RunConfig], model: Path, run_dir: Path) -> list[str]:
@@ -23,7 +23,7 @@ def checkpoint_lines(ahead: Sequence[RunConfig], model: Path, run_dir: Path) -> 
     lines: list[str] = []
     free_gb = shutil.disk_usage(run_dir).free / GB
     for config in ahead:
-        plan = _plan(config, shape)
+        plan = plan_checkpoint(shape, config.learner, config.checkpoint)
         free_gb += _bytes_of(config.stage, run_dir / "checkpoints") / GB
         if free_gb < plan.on_disk_gb:
             raise ConfigError(
@@ -35,17 +35,6 @@ def checkpoint_lines(ahead: Sequence[RunConfig], model: Path, run_dir: Path) -> 
         lines.append(f"{config.stage}: {plan.told()}; {free_gb:,.0f} GB are free for them")
         free_gb -= plan.left_gb(config.sft.steps if config.stage == "sft" else config.steps)
     return lines
-
-
-def _plan(config: RunConfig, shape: ModelShape) -> CheckpointPlan:
-    return plan_checkpoint(
-        shape,
-        ranks=config.learner.ranks,
-        dtype=config.learner.dtype,
-        every_steps=config.checkpoint.every_steps,
-        keep=config.checkpoint.keep,
-        lora_rank=config.learner.lora_rank,
-    )
 
 
 def _bytes_of(stage: str, folder: Path) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actors.learner.settings import LearnerSettings
+from rstar_ray.config import LearnerConfig
 
 ADAPTER = "default"  # PEFT's name for the only one
 _OWN = ".base_layer"  # PEFT puts the layer that was there under this name, its bias too
@@ -28,12 +28,12 @@ class Adapted:
     scale: float
 
 
-def add_adapters(language_model: Any, settings: LearnerSettings) -> None:
+def add_adapters(language_model: Any, learner: LearnerConfig) -> None:
     """Adapters for every linear layer but the head; everything else is frozen."""
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(
-        r=settings.lora_rank, lora_alpha=settings.lora_alpha, lora_dropout=0.0, bias="none", target_modules="all-linear"
+        r=learner.lora_rank, lora_alpha=learner.lora_alpha, lora_dropout=0.0, bias="none", target_modules="all-linear"
     )
     inject_adapter_in_model(config, language_model, adapter_name=ADAPTER)
 

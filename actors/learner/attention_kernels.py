@@ -11,8 +11,8 @@ from torch.backends import cuda as kernels
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from actors.learner.settings import LearnerSettings
 from rstar_ray.algorithm.state_bytes import SCORE_BYTES, scores_bytes
+from rstar_ray.config import RunConfig
 from rstar_ray.errors import ConfigError
 
 GB = 1e9
@@ -37,24 +37,25 @@ def choose(kernel: str, device: torch.device) -> None:
     kernels.enable_math_sdp(eager or device.type == "cpu")
 
 
-def refuse_unfit(settings: LearnerSettings, model: Any, device: torch.device) -> None:
+def refuse_unfit(config: RunConfig, model: Any, device: torch.device) -> None:
     """Raise `ConfigError` where a GPU has no fused kernel for the model's heads, or no room for its scores."""
-    if device.type == "cpu" or settings.attention == "flash_attention_2":
+    learner = config.learner
+    if device.type == "cpu" or learner.attention == "flash_attention_2":
         return
     heads, head_dim = model.num_attention_heads, head_dim_of(model)
     scores = scores_bytes(
-        heads, micro_batch_tokens=settings.batch.micro_batch_tokens, longest_tokens=settings.longest_tokens
+        heads, micro_batch_tokens=learner.micro_batch_tokens, longest_tokens=config.engine.max_context_tokens
     )
     room = float(torch.cuda.get_device_properties(device).total_memory)
-    if settings.attention_kernel == "eager":
-        refuse_scores(scores, room, told=_told(settings, heads))
+    if learner.attention_kernel == "eager":
+        refuse_scores(scores, room, told=_told(config, heads))
         return
-    said = tried(heads, getattr(model, "num_key_value_heads", heads), head_dim, getattr(torch, settings.dtype), device)
+    said = tried(heads, getattr(model, "num_key_value_heads", heads), head_dim, getattr(torch, learner.dtype), device)
     if said:
         raise ConfigError(
             OPTION,
-            f"no fused attention for {heads} heads of {head_dim} in {settings.dtype} here ({said}), and the "
-            f"mathematical path would hold {_told(settings, heads)} = {scores / GB:.1f} GB of {room / GB:.0f}",
+            f"no fused attention for {heads} heads of {head_dim} in {learner.dtype} here ({said}), and the "
+            f"mathematical path would hold {_told(config, heads)} = {scores / GB:.1f} GB of {room / GB:.0f}",
             "take vLLM's own image, give --learner.attention flash_attention_2 where it is installed, or eager with "
             "shorter rows and smaller --learner.micro-batch-tokens",
         )
@@ -89,6 +90,7 @@ def head_dim_of(model: Any) -> int:
     return getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
 
 
-def _told(settings: LearnerSettings, heads: int) -> str:
-    longest = settings.longest_tokens
-    return f"{heads} heads x {max(settings.batch.micro_batch_tokens, longest)} x {longest} tokens x {SCORE_BYTES} bytes"
+def _told(config: RunConfig, heads: int) -> str:
+    longest = config.engine.max_context_tokens
+    widest = max(config.learner.micro_batch_tokens, longest)
+    return f"{heads} heads x {widest} x {longest} tokens x {SCORE_BYTES} bytes"

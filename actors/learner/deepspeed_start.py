@@ -16,48 +16,48 @@ from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPriva
 
 from actors.learner.optimizer import RefusingAdamW
 from actors.learner.policy import Policy
-from actors.learner.settings import LearnerSettings
 from rstar_ray.algorithm.state_bytes import GRADIENTS, REDUCE_BUCKET
+from rstar_ray.config import LearnerConfig, OptimizerConfig
 from rstar_ray.errors import LearnerError
 
 DEEPSPEED_NAMES = {"float32": "fp32", "bfloat16": "bf16"}
 
 
-def learner_device(settings: LearnerSettings) -> torch.device:
+def learner_device(learner: LearnerConfig) -> torch.device:
     """The GPU that this process sees, or the CPU; DeepSpeed is told too."""
-    if settings.device == "cuda":
+    if learner.device == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     return torch.device("cpu")
 
 
-def open_store(settings: LearnerSettings, host: str) -> TCPStore:
+def open_store(learner: LearnerConfig, host: str) -> TCPStore:
     """Where the other ranks are waited for: a port that is never let go in between, so nobody else can take it."""
-    deadline = timedelta(seconds=settings.start_deadline_s)
-    return TCPStore(host, 0, settings.world_size, is_master=True, timeout=deadline, wait_for_workers=False)
+    deadline = timedelta(seconds=learner.start_deadline_s)
+    return TCPStore(host, 0, learner.ranks, is_master=True, timeout=deadline, wait_for_workers=False)
 
 
-def join_ranks(settings: LearnerSettings, rank: int, device: torch.device, store: Any) -> None:
+def join_ranks(learner: LearnerConfig, rank: int, device: torch.device, store: Any) -> None:
     """Enter the process group; `store` is that of the rank that the others meet at, or its address and port."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(settings.world_size), LOCAL_RANK="0")  # DeepSpeed asks for them
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(learner.ranks), LOCAL_RANK="0")  # DeepSpeed asks for them
     if dist.is_initialized():
-        if dist.get_world_size() != settings.world_size:
+        if dist.get_world_size() != learner.ranks:
             raise LearnerError(f"this process already belongs to a group of {dist.get_world_size()} ranks")
         return
-    if settings.world_size == 1:
+    if learner.ranks == 1:
         store = HashStore()
     elif isinstance(store, tuple):
         host, port = store
-        deadline = timedelta(seconds=settings.start_deadline_s)
-        store = TCPStore(host, port, settings.world_size, is_master=False, timeout=deadline)
-    if settings.world_size > 1:
+        deadline = timedelta(seconds=learner.start_deadline_s)
+        store = TCPStore(host, port, learner.ranks, is_master=False, timeout=deadline)
+    if learner.ranks > 1:
         os.environ.update(MASTER_ADDR=store.host, MASTER_PORT=str(store.port))
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=store,
         rank=rank,
-        world_size=settings.world_size,
-        timeout=timedelta(seconds=settings.step_deadline_s),
+        world_size=learner.ranks,
+        timeout=timedelta(seconds=learner.step_deadline_s),
     )
 
 
@@ -68,20 +68,19 @@ def seed_generators(seed: int) -> None:
     torch.manual_seed(seed % 2**32)
 
 
-def compute_deterministically(settings: LearnerSettings) -> None:
-    """For the whole process, where it is asked for: torch refuses by name what it cannot compute so."""
-    if settings.deterministic:
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
+def compute_deterministically() -> None:
+    """For the whole process: torch raises for each operation that it cannot compute deterministically."""
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
 
 
-def start_deepspeed(policy: Policy, settings: LearnerSettings) -> tuple[Any, RefusingAdamW]:
+def start_deepspeed(policy: Policy, learner: LearnerConfig, adam: OptimizerConfig) -> tuple[Any, RefusingAdamW]:
     """DeepSpeed's engine around the policy, and the optimizer in it."""
     deepspeed = _quiet_deepspeed()
-    optimizer = RefusingAdamW(parameter_groups(policy, settings.weight_decay), **optimizer_arguments(settings))
-    if settings.zero == 0:
-        optimizer.clip_here = settings.grad_clip
-    config = deepspeed_config(settings)
+    optimizer = RefusingAdamW(parameter_groups(policy, adam.weight_decay), **optimizer_arguments(learner, adam))
+    if learner.zero == 0:
+        optimizer.clip_here = adam.grad_clip
+    config = deepspeed_config(learner, adam)
     engine = deepspeed.initialize(model=policy, optimizer=optimizer, config=config, dist_init_required=False)[0]
     return engine, optimizer
 
@@ -108,21 +107,21 @@ def parameter_groups(policy: nn.Module, weight_decay: float) -> list[dict[str, A
     ]
 
 
-def optimizer_arguments(settings: LearnerSettings) -> dict[str, Any]:
+def optimizer_arguments(learner: LearnerConfig, adam: OptimizerConfig) -> dict[str, Any]:
     """What AdamW is made with, besides the parameters and their decay."""
     return {
         "lr": 0.0,  # every update names its own
-        "betas": settings.betas,
-        "eps": settings.epsilon,
-        "fused": settings.device == "cuda" and not settings.offload,
+        "betas": (adam.beta1, adam.beta2),
+        "eps": adam.epsilon,
+        "fused": learner.device == "cuda" and not learner.offload,
     }
 
 
-def deepspeed_config(settings: LearnerSettings) -> dict[str, Any]:
+def deepspeed_config(learner: LearnerConfig, adam: OptimizerConfig) -> dict[str, Any]:
     """What DeepSpeed is started with. Micro batches and their scale are ours: it is told of one micro batch a step."""
-    on_gpu = settings.device == "cuda"
-    zero: dict[str, Any] = {"stage": settings.zero, "overlap_comm": on_gpu, "reduce_bucket_size": REDUCE_BUCKET}
-    if settings.offload:
+    on_gpu = learner.device == "cuda"
+    zero: dict[str, Any] = {"stage": learner.zero, "overlap_comm": on_gpu, "reduce_bucket_size": REDUCE_BUCKET}
+    if learner.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": on_gpu}
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
@@ -130,10 +129,10 @@ def deepspeed_config(settings: LearnerSettings) -> dict[str, Any]:
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "gradient_clipping": 0.0 if settings.zero == 0 else settings.grad_clip,
+        "gradient_clipping": 0.0 if learner.zero == 0 else adam.grad_clip,
         "steps_per_print": None,
     }
-    if settings.dtype == "bfloat16":
+    if learner.dtype == "bfloat16":
         config["bf16"] = {"enabled": True, "check_grad_overflow": True}
         config["data_types"] = {"grad_accum_dtype": DEEPSPEED_NAMES[GRADIENTS]}
         config["communication_data_type"] = DEEPSPEED_NAMES[GRADIENTS]

@@ -19,11 +19,10 @@ from actors.cluster.gpu_lock import ANYTIME, Turn
 from actors.health.watchdog import Follow
 from actors.learner.learner_actor import LearnerActor, rank_name, start_rank
 from actors.learner.rank_client import RankClient, RankDied
-from actors.learner.settings import LearnerSettings
 from actors.learner.shares import rl_shares, rows_refused, sft_shares, usable_rows
 from actors.weights.transfer import EngineSeat, Publication
-from rstar_ray.algorithm.batch_plan import BatchLimits
 from rstar_ray.algorithm.update import SftExample, UpdateResult
+from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import WeightWay
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, DeadlineExceeded, LearnerError, RankLost
@@ -44,12 +43,23 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+def rank_environment(config: RunConfig) -> dict[str, str]:
+    """Of a rank's process, as cuBLAS, flash attention and DeepSpeed read it when they start."""
+    env = {"OMP_NUM_THREADS": str(config.learner.num_threads), "TOKENIZERS_PARALLELISM": "false"}
+    if config.learner.device == "cpu":
+        env["DS_ACCELERATOR"] = "cpu"
+    if config.deterministic:
+        env |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "FLASH_ATTENTION_DETERMINISTIC": "1"}
+    return env
+
+
 class Learner:
     """Drives the ranks; the `Learner` of `rstar_ray.context`."""
 
     def __init__(
         self,
-        settings: LearnerSettings,
+        config: RunConfig,
+        model: Path,
         *,
         rank_options: Sequence[Mapping[str, Any]] = (),
         waiter: str = "driver",
@@ -59,18 +69,21 @@ class Learner:
         turn: Turn = ANYTIME,
         placed: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`rank_options`: Ray's actor options for each rank (placement, CPUs, GPUs); by default one CPU each.
+        """Trains the policy in the folder `model`.
 
-        `watch` probes the ranks, which may be silent for `silent_s`. In its `turn` the learner loads and updates.
-        `placed` returns once there is a place for each of them, before they are started again.
+        `rank_options`: Ray's actor options for each rank (placement, CPUs, GPUs); by default one CPU each. `watch`
+        probes the ranks, which may be silent for `silent_s`. In its `turn` the learner loads and updates. `placed`
+        returns once there is a place for each of them, before they are started again.
         """
         self._turn = turn
         self._placed = placed
         self._meter = meter
-        self.settings = settings
-        self._options = list(rank_options) or [{"num_cpus": 1}] * settings.world_size
-        if len(self._options) != settings.world_size:
-            raise ConfigError("learner.ranks", f"{len(self._options)} placements", f"give {settings.world_size}")
+        self.config = config
+        self._model = model
+        ranks = config.learner.ranks
+        self._options = list(rank_options) or [{"num_cpus": 1}] * ranks
+        if len(self._options) != ranks:
+            raise ConfigError("learner.ranks", f"{len(self._options)} placements", f"give {ranks}")
         self._waiter = waiter
         self._watch = watch
         self._silent_s = silent_s
@@ -86,21 +99,17 @@ class Learner:
         assert self._facts is not None, "the learner has not been started"
         return self._facts
 
-    @property
-    def limits(self) -> BatchLimits:
-        """Micro-batch limits, with attention's cost as the model has it."""
-        return replace(self.settings.batch, attention_tokens=self.facts.attention_tokens)
-
     # ------------------------------------------------------------ start and end
 
     async def start(self) -> None:
         """Create the ranks, let them meet, load the model. Raises `RankLost` where new ranks may do better."""
-        env = self.settings.environment
+        env = rank_environment(self.config)
         self._saved = []
         self._ranks = [
             RankClient(
                 start_rank(
-                    self.settings,
+                    self.config,
+                    self._model,
                     rank,
                     run=self._meter.run,
                     caller=self._waiter,
@@ -110,7 +119,7 @@ class Learner:
             )
             for rank, options in enumerate(self._options)
         ]
-        seconds = self.settings.start_deadline_s
+        seconds = self.config.learner.start_deadline_s
         await self._heard([rank.connect(FIRST_ANSWER_SHARE * seconds) for rank in self._ranks])
         if self._watch is not None:
             for rank in self._ranks:  # their probes have a thread of their own: no longer silent than in a checkpoint
@@ -130,7 +139,7 @@ class Learner:
         self._end_ranks()
         if self._placed is not None:
             await self._placed()
-        gone = _until_unnamed({rank_name(rank) for rank in range(self.settings.world_size)})
+        gone = _until_unnamed({rank_name(rank) for rank in range(self.config.learner.ranks)})
         try:
             await within(gone, CLOSE_DEADLINE_S, waiter=self._waiter, owner="learner", reason="the end of its ranks")
         except DeadlineExceeded as late:
@@ -180,20 +189,18 @@ class Learner:
 
         What is left out of them, and why, is in the result. With none left nothing happens, and the result says so.
         """
-        settings = self.settings
         usable, left_out = usable_rows(rows, self.facts.max_context_tokens)
         for row in left_out:
             log.warning("%s is left out: %s", row.rollout_id, row.reason)
         if not usable:
             reason = f"none of {len(rows)} rows has a token to train on within the context"
             return replace(self._nothing(reason, lr), left_out=left_out)
-        work = rl_shares(
-            usable, settings.loss, self.limits, world_size=settings.world_size, num_updates=settings.updates_per_step
-        )
+        work = rl_shares(usable, self.config, attention_tokens=self.facts.attention_tokens)
         result = await self._train(
             lambda rank, share: rank.train_rl(share, lr), work, f"an update of {len(usable)} rows"
         )
-        return replace(result, left_out=(*left_out, *rows_refused(usable, settings.updates_per_step, result)))
+        refused = rows_refused(usable, self.config.optimizer.updates_per_step, result)
+        return replace(result, left_out=(*left_out, *refused))
 
     def seen_tokens(self) -> list[Any]:
         """Refs of what each rank saw of its rows' tokens in the newest update: `SeenTokens` by rollout id."""
@@ -201,17 +208,17 @@ class Learner:
 
     async def train_sft(self, examples: Sequence[SftExample], lr: float) -> UpdateResult:
         """One optimizer step of cross-entropy."""
-        work = sft_shares(examples, self.limits, world_size=self.settings.world_size)
+        work = sft_shares(examples, self.config.learner, attention_tokens=self.facts.attention_tokens)
         if not work:
             return self._nothing(f"none of {len(examples)} conversations has a token with a loss", lr)
         return await self._train(lambda rank, share: rank.train_sft(share, lr), work, "an SFT update")
 
     async def evaluate_sft(self, examples: Sequence[SftExample]) -> float:
         """Mean cross-entropy per token with a loss; NaN without such a token."""
-        work = sft_shares(examples, self.limits, world_size=self.settings.world_size)
+        work = sft_shares(examples, self.config.learner, attention_tokens=self.facts.attention_tokens)
         if not work:
             return math.nan
-        seconds = self.settings.step_deadline_s
+        seconds = self.config.learner.step_deadline_s
         losses = await self._all(lambda rank, share: rank.evaluate_sft(share), work, seconds, "validation loss")
         return losses[0]
 
@@ -219,7 +226,7 @@ class Learner:
         self, ask: Callable[[LearnerActor, T], UpdateResult], shares: Sequence[T], reason: str
     ) -> UpdateResult:
         async with self._turn():
-            results = await self._all(ask, shares, self.settings.step_deadline_s, reason)
+            results = await self._all(ask, shares, self.config.learner.step_deadline_s, reason)
         self._step = results[0].step
         if results[0].reason:
             log.warning("update not applied: %s", results[0].reason)
@@ -234,12 +241,12 @@ class Learner:
     async def publish(self, policy_version: int, engines: Sequence[EngineSeat] = ()) -> Publication:
         """Send the weights to these engines; without any into rank 0's object store, for whoever fetches them."""
         started = time.perf_counter()
-        way: WeightWay = self.settings.weight_way if engines else "object_store"
+        way: WeightWay = self.config.weight_way if engines else "object_store"
         of_rank = [[seat for seat in engines if seat.sender == rank] for rank in range(len(self._ranks))]
         sent = await self._all(
             lambda rank, seats: rank.publish(policy_version, way, seats),
             of_rank,
-            self.settings.step_deadline_s,
+            self.config.learner.step_deadline_s,
             "the weights",
         )
         seconds = time.perf_counter() - started
@@ -257,7 +264,7 @@ class Learner:
         Raises `LearnerError` where a rank could not write, or this process does not see what it wrote, and `RankLost`
         where the ranks that took the copies are gone. They may train meanwhile, and go on in any case.
         """
-        ranks, seconds = self._running(), self.settings.step_deadline_s
+        ranks, seconds = self._running(), self.config.learner.step_deadline_s
         folders, self._saved = self._saved, []
         waits = [rank.written(deadline_s=seconds, reason="writing a checkpoint") for rank in ranks]
         files: dict[Path, WrittenFile] = {}
@@ -292,7 +299,7 @@ class Learner:
     async def _everywhere(
         self, ask: Callable[[LearnerActor], R], reason: str, deadline_s: float | None = None
     ) -> list[R]:
-        deadline_s = self.settings.step_deadline_s if deadline_s is None else deadline_s
+        deadline_s = self.config.learner.step_deadline_s if deadline_s is None else deadline_s
         return await self._all(lambda rank, _: ask(rank), [None] * len(self._ranks), deadline_s, reason)
 
     async def _all(

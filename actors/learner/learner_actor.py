@@ -10,12 +10,12 @@ from ray.exceptions import GetTimeoutError, ObjectLostError
 from actors.cluster.devices import see_own_gpu_first
 from actors.cluster.ray_metrics import ray_meter
 from actors.health.heartbeat import Alive, Sign
-from actors.learner.settings import LearnerSettings
 from actors.learner.shares import RlShare, RlWork, SftWork
 from actors.remote import Remote, ReplyCache, in_group
 from actors.weights.actor_line import ActorLine
 from actors.weights.transfer import EngineSeat, Publication, put_into_store
 from rstar_ray.algorithm.update import SeenTokens, UpdateResult
+from rstar_ray.config import RunConfig
 from rstar_ray.config.gpus import WeightWay
 from rstar_ray.errors import DeadlineExceeded, LearnerError, RankLost
 from rstar_ray.run_dir.manifest import WrittenFile
@@ -34,11 +34,11 @@ def rank_name(rank: int) -> str:
 class LearnerActor:
     """One rank; every rule lives in actors/learner/rank.py."""
 
-    def __init__(self, settings: LearnerSettings, rank: int, run: str = "") -> None:
+    def __init__(self, config: RunConfig, model: Path, rank: int, run: str = "") -> None:
         see_own_gpu_first()
         from actors.learner.rank import LearnerRank
 
-        self._rank = LearnerRank(settings, rank)
+        self._rank = LearnerRank(config, model, rank)
         self._name = rank_name(rank)
         self._alive = Alive()
         self._replies, self._written = ReplyCache(), ReplyCache()  # of `call`, and of `written` beside it
@@ -103,7 +103,7 @@ class LearnerActor:
         from actors.weights.ipc import CudaExporter, IpcTransfer
 
         weights, engines = self._rank.served_weights(), [ActorLine(seat) for seat in seats]
-        deadline_s = self._rank.settings.engine_deadline_s
+        deadline_s = self._rank.config.engine.answer_deadline_s
         if way == "ipc":
             return IpcTransfer(CudaExporter(), deadline_s).send(weights, version, engines)
         if self._rank.rank != 0:  # the first rank sends for all
@@ -139,11 +139,13 @@ class LearnerActor:
         self._rank.close()
 
 
-def start_rank(settings: LearnerSettings, rank: int, *, run: str, caller: str, **options: Any) -> Remote[LearnerActor]:
+def start_rank(
+    config: RunConfig, model: Path, rank: int, *, run: str, caller: str, **options: Any
+) -> Remote[LearnerActor]:
     """The rank's actor, under its name; `options` are Ray's."""
     actor: Any = ray.remote(concurrency_groups={"probe": 1, "files": 1})(LearnerActor)  # pyright: ignore[reportCallIssue]
     name = rank_name(rank)
-    return Remote(actor.options(name=name, **options).remote(settings, rank, run), name, caller=caller)
+    return Remote(actor.options(name=name, **options).remote(config, model, rank, run), name, caller=caller)
 
 
 def _all_shares(work: RlWork) -> Iterator[RlShare]:

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow
 from rstar_ray.algorithm.loss import LossStats, SampledTokens, likelihood_loss, policy_loss
-from rstar_ray.algorithm.loss_settings import LossSettings
 from rstar_ray.algorithm.update import SeenTokens
+from rstar_ray.config import RunConfig
 
 Forward = Callable[[MicroBatch, float], tuple[Tensor, Tensor]]
 """Log-probability and entropy of each sampled token at a temperature."""
@@ -25,20 +25,20 @@ class PolicyLoss:
     def __init__(
         self,
         forward: Forward,
-        settings: LossSettings,
+        config: RunConfig,
         *,
         old: Sequence[Tensor] | None,
         reference: Callable[[MicroBatch], Tensor] | None,
     ) -> None:
         self._forward = forward
-        self._settings = settings
+        self._algorithm, self._temperature = config.loss, config.rollout.policy_temperature
         self._old = old
         self._reference = reference
         self.drift = 0.0  # largest difference so far between `old` and the update's own
         self.seen: list[tuple[Tensor, Tensor]] = []  # by micro batch: entropies [N], and `old` less the engine's [N]
 
     def __call__(self, index: int, batch: MicroBatch) -> tuple[Tensor, LossStats]:
-        logprobs_N, entropy_N = self._forward(batch, self._settings.temperature)
+        logprobs_N, entropy_N = self._forward(batch, self._temperature)
         own_N = logprobs_N.detach()
         old_N = own_N if self._old is None else self._old[index]
         if self._old is not None and len(old_N):
@@ -54,7 +54,7 @@ class PolicyLoss:
             rows_N=batch.rows_N,
             ref_logprobs_N=None if self._reference is None else self._reference(batch),
         )
-        return policy_loss(tokens, self._settings)
+        return policy_loss(tokens, self._algorithm)
 
 
 def seen_by_row(rows: Sequence[TokenRow], seen: tuple[Tensor, Tensor]) -> Iterator[tuple[str, SeenTokens]]:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from actors.learner.checkpoint import refuse_other_shapes
 from actors.learner.policy import Policy
-from actors.learner.settings import LearnerSettings
 from actors.weights.adapter_folder import adapter_beside, target_modules, write_adapter
 from actors.weights.model_parameters import SavedWeights
+from rstar_ray.config import LearnerConfig
 
 if TYPE_CHECKING:
     from actors.learner.state import LearnerState
@@ -28,29 +28,31 @@ NOT_WEIGHTS = (
 
 
 def export(
-    folder: Path, policy: Policy, state: "LearnerState", settings: LearnerSettings, *, base: str
+    folder: Path, policy: Policy, state: "LearnerState", learner: LearnerConfig, *, source: Path, base: str
 ) -> Callable[[], Sequence[Path]] | None:
     """What writes the folder from copies in host memory, on rank 0; nothing on the others. A collective.
+
+    Tokenizer and generation config are those of the folder `source`.
 
     Under adapters the folder has the merged model in float32, and `adapter` beside it is a PEFT folder whose base model
     is `base`.
     """
     tensors = _on_host(state.whole_model(GATHERED_BYTES))
-    adapter = _on_host(state.adapter(GATHERED_BYTES)) if settings.lora_rank else {}
+    adapter = _on_host(state.adapter(GATHERED_BYTES)) if learner.lora_rank else {}
     if dist.get_rank() != 0:
         return None
 
     def write() -> list[Path]:
-        written = _write(folder, policy, tensors, Path(settings.model))
+        written = _write(folder, policy, tensors, source)
         if adapter:
             _name_dtype(folder / "config.json", next(iter(tensors.values())).dtype)
             written += write_adapter(
                 adapter_beside(folder),
                 adapter,
                 base=base,
-                rank=settings.lora_rank,
-                alpha=settings.lora_alpha,
-                targets=target_modules(Path(settings.model)),
+                rank=learner.lora_rank,
+                alpha=learner.lora_alpha,
+                targets=target_modules(source),
             )
         return written
 

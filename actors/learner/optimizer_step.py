@@ -14,10 +14,10 @@ from torch import Tensor
 
 from actors.learner.losses import LossFn
 from actors.learner.optimizer import RefusingAdamW
-from actors.learner.settings import LearnerSettings
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow
 from rstar_ray.algorithm.loss import LossStats
 from rstar_ray.algorithm.update import UpdateResult
+from rstar_ray.config import RunConfig
 from rstar_ray.run_dir.best_effort import best_effort
 from rstar_ray.telemetry.registry import Reduction, combined, step_metric
 
@@ -41,8 +41,8 @@ class _Counts:
 class OptimizerSteps:
     """Takes optimizer steps and counts them; every rank calls it with as many micro batches."""
 
-    def __init__(self, settings: LearnerSettings, rank: int, engine: Any, optimizer: RefusingAdamW) -> None:
-        self._settings = settings
+    def __init__(self, config: RunConfig, rank: int, engine: Any, optimizer: RefusingAdamW) -> None:
+        self._config = config
         self._rank = rank
         self._engine = engine
         self._optimizer = optimizer
@@ -93,7 +93,7 @@ class OptimizerSteps:
             self._engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
             loss, of_batch = loss_of(index, batch)
             # DeepSpeed averages gradients over ranks; the loss is a share of one global sum.
-            self._engine.backward(loss * self._settings.world_size)
+            self._engine.backward(loss * self._config.learner.ranks)
             losses.append(loss.detach())
             counts.add(batch)
             for name, value in of_batch.items():
@@ -122,7 +122,7 @@ class OptimizerSteps:
 
     def _grad_norm(self) -> float:
         """Of the last step, over all ranks, before clipping; not finite where any gradient was not."""
-        if self._settings.zero == 0:
+        if self._config.learner.zero == 0:
             return self._optimizer.grad_norm
         norm = float(self._engine.get_global_grad_norm() or 0.0)
         return norm if norm >= 0 else math.inf  # DeepSpeed says -1 for a norm that is not finite
@@ -130,12 +130,12 @@ class OptimizerSteps:
     def _bad_update(self, micro_batches: MicroBatches, losses: Sequence[Tensor], loss: float, grad_norm: float) -> str:
         """Count it, save the batch, and return which rows are suspect; the run decides whether to go on."""
         self.bad_updates += 1
-        by_rank: list[Any] = [None] * self._settings.world_size
+        by_rank: list[Any] = [None] * self._config.learner.ranks
         dist.all_gather_object(by_rank, suspects(micro_batches, losses))
         named = "; ".join(f"rank {rank}: {', '.join(names[:4])}" for rank, names in enumerate(by_rank) if names)
         reason = f"loss {loss:g}, gradient norm {grad_norm:g} ({named or 'no row of its own stands out'})"
-        if self._settings.save_bad_updates:
-            path = Path(self._settings.save_bad_updates) / f"update-{self.step + 1:06d}-rank-{self._rank}.npz"
+        if self._config.optimizer.save_bad_updates:
+            path = Path(self._config.optimizer.save_bad_updates) / f"update-{self.step + 1:06d}-rank-{self._rank}.npz"
             with best_effort(path.name):
                 save_rows([row for rows in micro_batches for row in rows], path)
         return reason

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from actors.learner import row_attention
-from actors.learner.settings import LearnerSettings
 from actors.weights.model_parameters import refuse_misfit
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow, collate
 from rstar_ray.algorithm.loss import token_logprobs
+from rstar_ray.config import LearnerConfig
 from rstar_ray.errors import ConfigError
 
 
@@ -94,22 +94,22 @@ def rank_facts(policy: Policy, num_parameters: int) -> RankFacts:
     )
 
 
-def load_language_model(folder: str, settings: LearnerSettings) -> Any:
+def load_language_model(folder: Path, learner: LearnerConfig) -> Any:
     """The causal LM of a Hugging Face folder in the forward pass's type; on the CPU.
 
     Raises `ConfigError` where engines could not serve what the learner would publish of it.
     """
     import transformers
 
-    if not (Path(folder) / "config.json").is_file():
-        raise ConfigError("--model", f"no model in {folder!r}", "name a Hugging Face folder with a config.json")
-    refuse_misfit(Path(folder))
-    if settings.attention == "flash_attention_2" and find_spec("flash_attn") is None:
+    if not (folder / "config.json").is_file():
+        raise ConfigError("--model", f"no model in {str(folder)!r}", "name a Hugging Face folder with a config.json")
+    refuse_misfit(folder)
+    if learner.attention == "flash_attention_2" and find_spec("flash_attn") is None:
         raise ConfigError("--learner.attention", "the package flash_attn is not installed", "install it, or give rows")
     transformers.utils.logging.disable_progress_bar()
-    attention = row_attention.register() if settings.attention == row_attention.NAME else settings.attention
+    attention = row_attention.register() if learner.attention == row_attention.NAME else learner.attention
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, settings.dtype), attn_implementation=attention
+        folder, dtype=getattr(torch, learner.dtype), attn_implementation=attention
     )
     head: Any = model.get_output_embeddings()
     embeddings: Any = model.get_input_embeddings()
@@ -123,16 +123,15 @@ def load_language_model(folder: str, settings: LearnerSettings) -> Any:
     return model
 
 
-def refuse_changed_logits(policy: Policy, engine: Any, device: torch.device, *, attention: str) -> None:
+def refuse_changed_logits(policy: Policy, engine: Any, device: torch.device, learner: LearnerConfig) -> None:
     """Refuse a model that does more to its logits than its output layer (scales or caps them), and one in which a row
     changes what follows it in a packed line."""
     rows = [
         TokenRow(f"probe-{first}", np.arange(first, first + 8, dtype=np.int32), np.ones(8, np.bool_))
         for first in (1, 9)
     ]
-    packed = attention != "sdpa"
-    batch = collate(rows, packed=packed).to(device)
-    alone = [collate([row], packed=packed).to(device) for row in rows]
+    batch = collate(rows, packed=learner.packed).to(device)
+    alone = [collate([row], packed=learner.packed).to(device) for row in rows]
     engine.eval()
     with torch.no_grad():
         both_N, _ = policy(batch, 1.0)
@@ -150,6 +149,6 @@ def refuse_changed_logits(policy: Policy, engine: Any, device: torch.device, *, 
     if not torch.allclose(both_N, alone_N, atol=1e-5 if whole else 0.1):
         raise ConfigError(
             "--learner.attention",
-            f"{attention} packs rows end to end, and {policy.architecture} does not keep them apart",
+            f"{learner.attention} packs rows end to end, and {policy.architecture} does not keep them apart",
             "give sdpa",
         )

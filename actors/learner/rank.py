@@ -19,10 +19,10 @@ from actors.learner.file_writer import FileWriter
 from actors.learner.losses import PolicyLoss, SftLoss, seen_by_row
 from actors.learner.optimizer_step import MicroBatches, OptimizerSteps, as_one
 from actors.learner.policy import Policy, RankFacts, load_language_model, rank_facts, refuse_changed_logits
-from actors.learner.settings import LearnerSettings
 from actors.weights.tensors import ServedWeights
 from rstar_ray.algorithm.batch import MicroBatch, TokenRow, collate
 from rstar_ray.algorithm.update import SeenTokens, UpdateResult
+from rstar_ray.config import RunConfig
 from rstar_ray.run_dir.manifest import WrittenFile
 
 if TYPE_CHECKING:
@@ -36,12 +36,14 @@ class LearnerRank:
     reference: Policy | None  # of a KL term, whole on every rank in the forward pass's type
     state: "LearnerState"
 
-    def __init__(self, settings: LearnerSettings, rank: int = 0) -> None:
-        self.settings = settings
+    def __init__(self, config: RunConfig, model: Path, rank: int = 0) -> None:
+        """Trains the policy in the folder `model`."""
+        self.config = config
+        self._model = model
         self.rank = rank
         self.calls = 0  # of train_rl
         self._seen: list[tuple[Sequence[TokenRow], tuple[Tensor, Tensor]]] = []  # micro batches of the newest
-        self._base = settings.model  # folder of the weights that adapters are trained beside; empty if unknown
+        self._base = str(model)  # folder of the weights that adapters are trained beside; empty if unknown
         self._store: Any = None  # held by the rank that the others meet at
         self._files = FileWriter(by=f"learner/rank-{rank}")
 
@@ -49,7 +51,7 @@ class LearnerRank:
 
     def open_store(self, host: str) -> int:
         """Listen for the other ranks; returns the port."""
-        self._store = deepspeed_start.open_store(self.settings, host)
+        self._store = deepspeed_start.open_store(self.config.learner, host)
         return self._store.port
 
     def start(self, master_address: str = "", master_port: int = 0) -> None:
@@ -57,41 +59,43 @@ class LearnerRank:
 
         Raises `ConfigError` for a model that the learner cannot train or engines could not serve.
         """
-        settings = self.settings
-        torch.set_num_threads(settings.num_threads)
-        self.device = deepspeed_start.learner_device(settings)
+        config, learner = self.config, self.config.learner
+        torch.set_num_threads(learner.num_threads)
+        self.device = deepspeed_start.learner_device(learner)
         meeting = self._store or (master_address, master_port)
-        deepspeed_start.join_ranks(settings, self.rank, self.device, meeting)
-        deepspeed_start.seed_generators(settings.seed + self.rank)
-        deepspeed_start.compute_deterministically(settings)
-        attention_kernels.choose(settings.attention_kernel, self.device)
-        policy = self._load(settings.model, trained=True)
-        attention_kernels.refuse_unfit(settings, policy.language_model.config, self.device)
+        deepspeed_start.join_ranks(learner, self.rank, self.device, meeting)
+        deepspeed_start.seed_generators(config.seed + self.rank)
+        if config.deterministic:
+            deepspeed_start.compute_deterministically()
+        attention_kernels.choose(learner.attention_kernel, self.device)
+        policy = self._load(self._model, trained=True)
+        attention_kernels.refuse_unfit(config, policy.language_model.config, self.device)
         self._start_engine(policy)
         self.reference = None
-        if settings.loss.kl_coefficient:
-            self.reference = self._load(settings.reference_model).to(self.device).requires_grad_(False).eval()
-        refuse_changed_logits(self.policy, self.engine, self.device, attention=settings.attention)
+        if config.algorithm.kl_coefficient:
+            reference = self._load(Path(config.algorithm.reference_model))
+            self.reference = reference.to(self.device).requires_grad_(False).eval()
+        refuse_changed_logits(self.policy, self.engine, self.device, learner)
 
-    def _load(self, folder: str, *, trained: bool = False) -> Policy:
-        language_model = load_language_model(folder, self.settings)
-        if trained and self.settings.lora_rank:
-            add_adapters(language_model, self.settings)
-        settings = self.settings
-        return Policy(language_model, settings.logprob_chunk_tokens, float32_head=settings.float32_head)
+    def _load(self, folder: Path, *, trained: bool = False) -> Policy:
+        learner = self.config.learner
+        language_model = load_language_model(folder, learner)
+        if trained and learner.lora_rank:
+            add_adapters(language_model, learner)
+        return Policy(language_model, learner.logprob_chunk_tokens, float32_head=self.config.float32_head)
 
     def _start_engine(self, policy: Policy) -> None:
-        settings = self.settings
-        if settings.activation_checkpointing:
+        learner = self.config.learner
+        if learner.activation_checkpointing:
             options = {"use_reentrant": False}
             policy.language_model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
         self.policy = policy.to(self.device)
-        self.engine, optimizer = deepspeed_start.start_deepspeed(policy, settings)
+        self.engine, optimizer = deepspeed_start.start_deepspeed(policy, learner, self.config.optimizer)
         from actors.learner.state import LearnerState
 
         self.optimizer = optimizer
-        self.state = LearnerState(self.engine, policy.language_model, optimizer, settings.zero)
-        self._steps = OptimizerSteps(settings, self.rank, self.engine, optimizer)
+        self.state = LearnerState(self.engine, policy.language_model, optimizer, learner.zero)
+        self._steps = OptimizerSteps(self.config, self.rank, self.engine, optimizer)
         self.engine.train()
 
     @property
@@ -131,7 +135,7 @@ class LearnerRank:
         own computes the old log-probs of all of them first.
         """
         self.calls += 1
-        every = self.settings.check_old_logprobs_every
+        every = self.config.learner.check_old_logprobs_every
         checked = len(updates) == 1 and every > 0 and self.calls % every == 0
         prepared = [[self._collate(rows) for rows in update] for update in updates]
         old: Sequence[Sequence[Tensor] | None] = [None] * len(updates)
@@ -141,7 +145,7 @@ class LearnerRank:
         results: list[UpdateResult] = []
         self._seen = []
         for update, batches, of_update in zip(updates, prepared, old, strict=True):
-            loss = PolicyLoss(self.engine, self.settings.loss, old=of_update, reference=self._reference_logprobs())
+            loss = PolicyLoss(self.engine, self.config, old=of_update, reference=self._reference_logprobs())
             results.append(self._steps.take(update, batches, loss, lr))
             self._seen += zip(update, loss.seen, strict=True)
             drift = max(drift, loss.drift)
@@ -173,12 +177,13 @@ class LearnerRank:
         return [self._logprobs(self._collate(rows), self.policy).cpu() for rows in micro_batches]
 
     def _collate(self, rows: Sequence[TokenRow]) -> MicroBatch:
-        return collate(rows, packed=self.settings.packed).to(self.device)
+        return collate(rows, packed=self.config.learner.packed).to(self.device)
 
     def _logprobs(self, batch: MicroBatch, policy: Policy, temperature: float | None = None) -> Tensor:
+        temperature = self.config.rollout.policy_temperature if temperature is None else temperature
         self.engine.eval()
         with torch.no_grad():
-            logprobs_N, _ = policy(batch, self.settings.loss.temperature if temperature is None else temperature)
+            logprobs_N, _ = policy(batch, temperature)
         self.engine.train()
         return logprobs_N
 
@@ -195,9 +200,11 @@ class LearnerRank:
 
     def served_weights(self) -> ServedWeights:
         """What an engine needs to serve the policy."""
-        everywhere = self.settings.weight_way == "ipc"
         return ServedWeights(
-            self.state.served_entries, self.state.served, self.settings.bucket_bytes, everywhere=everywhere
+            self.state.served_entries,
+            self.state.served,
+            self.config.learner.bucket_bytes,
+            everywhere=self.config.weight_way == "ipc",
         )
 
     def export(self, folder: Path) -> None:
@@ -205,7 +212,8 @@ class LearnerRank:
 
         Under adapters `adapter` beside it is a PEFT folder.
         """
-        write = model_files.export(folder, self.policy, self.state, self.settings, base=self._base)
+        learner = self.config.learner
+        write = model_files.export(folder, self.policy, self.state, learner, source=self._model, base=self._base)
         if write is not None:
             self._files.hand(write)
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from rstar_ray.algorithm.batch_plan import BatchLimits, balance, plan_ranks
-from rstar_ray.algorithm.loss_settings import LossSettings, Normalisation
+from rstar_ray.algorithm.batch_plan import balance, plan_ranks
 from rstar_ray.algorithm.normalisation import token_weights
 from rstar_ray.algorithm.update import LeftOut, SftExample, UpdateResult
+from rstar_ray.config import LearnerConfig, RunConfig
 from rstar_ray.rollouts import TrainingRow
 
 
@@ -50,7 +50,8 @@ def dealt(rows: Sequence[TrainingRow], num_updates: int) -> list[Sequence[Traini
     """The rows of each of at most `num_updates` updates: whole prompt groups, with tokens as even as these allow.
 
     Siblings stay together, because advantages are relative to their group: they sum to 0 over a whole group only, and
-    `Normalisation.GROUP` divides by the tokens of a whole group. Within an update the rows keep their order.
+    `--algorithm.normalisation group` divides by the tokens of a whole group. Within an update the rows keep their
+    order.
     """
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
@@ -67,26 +68,27 @@ def rows_refused(rows: Sequence[TrainingRow], num_updates: int, result: UpdateRe
     return tuple(LeftOut(row.rollout_id, result.reason) for number in result.refused for row in updates[number])
 
 
-def rl_shares(
-    rows: Sequence[TrainingRow], loss: LossSettings, limits: BatchLimits, *, world_size: int, num_updates: int
-) -> list[RlWork]:
-    """Each rank's work: prompt groups dealt to at most `num_updates` updates, each normalised by itself."""
-    by_rank: list[RlWork] = [[] for _ in range(world_size)]
-    for part in dealt(rows, num_updates):
+def rl_shares(rows: Sequence[TrainingRow], config: RunConfig, *, attention_tokens: float) -> list[RlWork]:
+    """Each rank's work: prompt groups dealt to at most `--optimizer.updates-per-step` updates, each normalised by
+    itself. At a length of `attention_tokens` attention costs as much as the rest of the model."""
+    by_rank: list[RlWork] = [[] for _ in range(config.learner.ranks)]
+    constant = config.engine.max_context_tokens  # one for all stages
+    for part in dealt(rows, config.optimizer.updates_per_step):
         sampled = [row.num_sampled_tokens for row in part]
         groups = [row.group_id for row in part]
-        weights = token_weights(sampled, groups, loss.normalisation, constant_tokens=loss.constant_tokens)
-        plan = plan_ranks([row.num_tokens for row in part], world_size, limits)
+        weights = token_weights(sampled, groups, config.algorithm.normalisation, constant_tokens=constant)
+        plan = plan_ranks([row.num_tokens for row in part], config.learner, attention_tokens=attention_tokens)
         for work, batches in zip(by_rank, plan, strict=True):
             work.append([[RlShare(part[i], weights[i]) for i in batch] for batch in batches])
     return by_rank
 
 
-def sft_shares(examples: Sequence[SftExample], limits: BatchLimits, *, world_size: int) -> list[SftWork]:
+def sft_shares(examples: Sequence[SftExample], learner: LearnerConfig, *, attention_tokens: float) -> list[SftWork]:
     """Each rank's conversations; every token with a loss weighs the same. Empty where no token has one."""
     trained = [int(example.loss_mask[1:].sum()) for example in examples]
     if not sum(trained):
         return []
-    weights = token_weights(trained, [example.name for example in examples], Normalisation.TOKEN)
-    plan = plan_ranks([len(example.token_ids) for example in examples], world_size, limits)
+    weights = token_weights(trained, [example.name for example in examples], "token")
+    lengths = [len(example.token_ids) for example in examples]
+    plan = plan_ranks(lengths, learner, attention_tokens=attention_tokens)
     return [[[SftShare(examples[i], weights[i]) for i in batch] for batch in batches] for batches in plan]

@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
 
 from actors.cluster.gpu_environment import Accelerator
 from rstar_ray.config import CheckpointConfig, SandboxConfig
-
-Level = Literal["namespaces", "landlock", "process"]
+from rstar_ray.config.machines import Isolation
 
 UNLIMITED = -1
 """Of a limit, as the kernel says it."""
@@ -38,7 +36,7 @@ class Asked:
 
     run_dir: str = ""
     model: str = ""  # a Hugging Face folder
-    level: Level = SandboxConfig().level
+    level: Isolation = SandboxConfig().level
     checkpoints: int = CheckpointConfig().keep + 1  # on the disk at once: those kept, and the one being written
     mark: str = ""  # what the asker wrote into the run directory, for every node to find
     gpus: int = 0  # every node must show as many; 0: as many as it has

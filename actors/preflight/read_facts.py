@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 
 from actors.cluster.gpu_environment import Accelerator, accelerator, gpu_environment
-from actors.preflight.facts import Asked, Folder, Level, NodeFacts, Probe
+from actors.preflight.facts import Asked, Folder, NodeFacts, Probe
 from actors.preflight.pair import probe_pair
 from actors.preflight.required_paths import Needed
 from rstar_ray.config import SandboxConfig
+from rstar_ray.config.machines import Isolation
 from rstar_ray.errors import RStarError
 from rstar_ray.evaluation.own_code_digest import own_code
-from sandbox.pool_config import pool_config
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 ROOMS = ("rstar_ray", "scheduler", "sandbox", "actors", "recipes")
@@ -181,13 +181,11 @@ def _limit(kind: int) -> int:
     return -1 if soft == resource.RLIM_INFINITY else soft
 
 
-def _try_sandbox(level: Level) -> Probe:
+def _try_sandbox(level: Isolation) -> Probe:
     from sandbox.pool import SandboxPool
 
-    config = pool_config(SandboxConfig(level=level, slots=1))
-
     async def attempt() -> str:
-        async with SandboxPool(config) as pool:
+        async with SandboxPool(SandboxConfig(level=level, slots=1)) as pool:
             return f"{pool.report.level}, {pool.report.contained} attacks contained"
 
     try:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from rstar_ray.config import RunConfig, own_rewards, with_values
+from rstar_ray.telemetry.traces import is_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,10 @@ class Needed:
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Ray starts processes in folders of their own."""
+    traces = config.telemetry.traces
     named = {
+        "own_folder": config.own_folder or ".",
+        "telemetry.traces": "" if is_address(traces) else traces,
         "chat.template": config.chat.template,
         "chat.tool_schema": config.chat.tool_schema,
         "algorithm.reference_model": config.algorithm.reference_model,

@@ -17,7 +17,6 @@ from rstar_ray.tools.spec import ToolSpec
 from rstar_ray.trajectory import MODELS_OWN, Problem, RolloutLimits, RolloutRequest, ToolCall, ToolResult
 from sandbox.limits import Limits, program_limits, tool_limits
 from sandbox.pool import SandboxPool
-from sandbox.pool_config import pool_config
 from sandbox.request import ExecutionRequest
 from sandbox.tool_text import tool_text
 
@@ -52,7 +51,7 @@ async def talk_tools(specs: Sequence[ToolSpec], config: ToolsConfig, folder: str
     from actors.tool_host import planned_hosts
 
     sandbox = RunConfig().sandbox
-    async with SandboxPool(pool_config(sandbox)) as pool:
+    async with SandboxPool(sandbox) as pool:
         programs = Programs(pool, program_limits(sandbox))
         if not planned_hosts(config, specs):
             yield TalkTools(specs=specs, open=Tools(specs, programs, {}, caller="talk").open)

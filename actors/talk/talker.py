@@ -5,9 +5,9 @@ import secrets
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Annotated, Any, Protocol, cast
 
 import aiohttp
 from aiohttp.http import HttpProcessingError
@@ -28,6 +28,7 @@ from rstar_ray.chat.streamed import Streamed
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.chat.tool_calls import parse_tool_calls
 from rstar_ray.config import ChatConfig, EvaluationConfig, RunConfig, ToolsConfig, with_values
+from rstar_ray.config.checks import at_least, at_most, check_bounds, within
 from rstar_ray.config.rollout import MAX_TEMPERATURE
 from rstar_ray.config.scales import at_scale, detect_scale, local_resources
 from rstar_ray.errors import ConfigError, RStarError
@@ -47,13 +48,13 @@ EVALUATION = EvaluationConfig()
 class TalkConfig:
     """How one talks."""
 
-    max_tokens: int = 8_192
+    max_tokens: Annotated[int, at_least(1)] = 8_192
     """of one answer, results of tools included; from a server, of what it sends [tokens]"""
-    max_turns: int = EVALUATION.max_turns
+    max_turns: Annotated[int, at_least(1)] = EVALUATION.max_turns
     """completions of one answer [turns]"""
-    temperature: float = EVALUATION.temperature
+    temperature: Annotated[float, at_least(0), at_most(MAX_TEMPERATURE)] = EVALUATION.temperature
     """softmax temperature"""
-    top_p: float = EVALUATION.top_p
+    top_p: Annotated[float, within("(0, 1]")] = EVALUATION.top_p
     """nucleus mass"""
     own_folder: str = ""
     """folder of the modules that hold your own tools; empty is the folder of the command"""
@@ -63,14 +64,7 @@ class TalkConfig:
     def __post_init__(self) -> None:
         if self.tools.environment:
             raise ConfigError("--tools.environment", "in a talk the person answers", "leave it out")
-        for option, value in (("--max-tokens", self.max_tokens), ("--max-turns", self.max_turns)):
-            if value < 1:
-                raise ConfigError(option, f"{value} is too small", "give at least 1")
-        if not 0 <= self.temperature <= MAX_TEMPERATURE:
-            problem = f"must be between 0 and {MAX_TEMPERATURE:g} (got {self.temperature})"
-            raise ConfigError("--temperature", problem, "use 0.6, as evaluations do")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError("--top-p", f"{self.top_p} is no share", "give one in (0, 1]")
+        check_bounds("", self)
 
 
 class Talker(Protocol):
@@ -165,10 +159,10 @@ async def own_talker(model: str, config: TalkConfig) -> AsyncGenerator[OwnTalker
     for line in asked_otherwise(folder, config, but=("tools.environment",)):  # in a talk the person is there for it
         print(line, file=sys.stderr, flush=True)  # what is said to the policy's own words is no part of them
     from actors.generation.engine import Engine
-    from actors.generation.settings import engine_settings
+    from actors.generation.served_adapter import adapter_to_serve
 
-    alone = replace(engine_settings(settings, folder), measure_cost=False)  # no balancer asks
-    engine = Engine(alone, stop_token_ids=chat.profile.stop_token_ids)
+    adapter = adapter_to_serve(settings, folder, trained=False)
+    engine = Engine(settings, folder, adapter=adapter, stop_token_ids=chat.profile.stop_token_ids)
     async with talk_tools(specs, config.tools, config.own_folder) as tools:
         try:
             facts = await engine.start()

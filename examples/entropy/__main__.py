@@ -21,7 +21,7 @@ from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.report.run_record import TrajectoryFile, read_run, trajectory_files
-from rstar_ray.run_dir.durable import read_object, write_json, write_text
+from rstar_ray.run_dir.durable import write_json, write_text
 from rstar_ray.run_dir.folder import RunDir
 
 
@@ -64,7 +64,7 @@ def analyse(path: Path, *, most: int) -> Path:
 
 def _chat_config(run_dir: RunDir, stage: str) -> ChatConfig:
     """How the stage read calls; the folder of its policy has the template."""
-    chat = read_object(run_dir.config_path).get(stage, {}).get("chat", {})
+    chat = run_dir.configs().get(stage, {}).get("chat", {})
     return ChatConfig(parser=chat.get("parser", "auto"), stop=tuple(chat.get("stop", ())))
 
 

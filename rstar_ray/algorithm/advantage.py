@@ -1,13 +1,11 @@
 """Group-relative advantages (arXiv:2508.20722 Eq. 7). Legend: G trajectories of one prompt group."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Deviation = Literal["population", "sample", "none"]
-"""Which standard deviation advantages are divided by: over G, over G - 1, or none (Dr. GRPO, arXiv:2503.20783)."""
+from rstar_ray.config.algorithm import Deviation
 
 ROUNDING = 1e-12
 """Rewards closer than this share of the largest are equal: 0.1 + 0.2 and 0.3."""

@@ -6,37 +6,10 @@ same number of micro batches, so that ranks meet in every collective.
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from rstar_ray.config import LearnerConfig
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """How micro batches are cut: as few as `overhead_tokens` makes worth while, with padding bounded."""
-
-    micro_batch_tokens: int  # padded tokens of a micro batch; one longer row gets a micro batch of its own
-    max_padding: float  # share of a rank's padded tokens that may be padding
-    overhead_tokens: int  # what one more pass costs (launches, ZeRO-3's gathers), in tokens of padding
-    packed: bool  # rows lie end to end: nothing is padded, and the padding limits say nothing
-    attention_tokens: float  # length at which attention costs as much as the rest of the model
-
-    def __post_init__(self) -> None:
-        if self.micro_batch_tokens < 1:
-            raise ValueError(f"micro_batch_tokens must be at least 1, got {self.micro_batch_tokens}")
-
-
-def batch_limits(learner: LearnerConfig) -> BatchLimits:
-    """A learner's limits before its model is known, which says what attention costs."""
-    return BatchLimits(
-        micro_batch_tokens=learner.micro_batch_tokens,
-        max_padding=learner.max_padding,
-        overhead_tokens=learner.pass_tokens,
-        packed=learner.attention != "sdpa",
-        attention_tokens=float("inf"),
-    )
 
 
 def row_work(length: int, attention_tokens: float) -> float:
@@ -44,14 +17,14 @@ def row_work(length: int, attention_tokens: float) -> float:
     return length * (1.0 + length / attention_tokens)
 
 
-def plan_ranks(lengths: Sequence[int], world_size: int, limits: BatchLimits) -> list[list[list[int]]]:
+def plan_ranks(lengths: Sequence[int], learner: LearnerConfig, *, attention_tokens: float) -> list[list[list[int]]]:
     """Row indices by rank and micro batch: balanced by work, reproducible, as many micro batches on every rank.
 
     A rank that would have fewer cuts its largest micro batches in two; with too few rows for that it
-    gets empty ones.
+    gets empty ones. At a length of `attention_tokens` attention costs as much as the rest of the model.
     """
-    shares = balance(lengths, range(len(lengths)), world_size, limits.attention_tokens)
-    by_rank = [cut(lengths, indices, limits) for indices in shares]
+    shares = balance(lengths, range(len(lengths)), learner.ranks, attention_tokens)
+    by_rank = [cut(lengths, indices, learner) for indices in shares]
     most = max(len(batches) for batches in by_rank)
     for batches in by_rank:
         while len(batches) < most:
@@ -76,20 +49,20 @@ def balance(lengths: Sequence[int], indices: Sequence[int], parts: int, attentio
     return found
 
 
-def cut(lengths: Sequence[int], indices: Sequence[int], limits: BatchLimits) -> list[list[int]]:
+def cut(lengths: Sequence[int], indices: Sequence[int], learner: LearnerConfig) -> list[list[int]]:
     """Micro batches of rows next to each other in length, longest first.
 
-    Padding is traded against passes at `overhead_tokens` a pass, or at the largest half, quarter, ...
+    Padding is traded against passes at `pass_tokens` a pass, or at the largest half, quarter, ...
     of it that keeps padding within `max_padding`.
     """
-    if limits.packed:
-        return fill(lengths, indices, limits.micro_batch_tokens)
+    if learner.packed:
+        return fill(lengths, indices, learner.micro_batch_tokens)
     order = sorted(indices, key=lambda i: (-lengths[i], i))
-    overhead = limits.overhead_tokens
+    overhead = learner.pass_tokens
     while True:
-        batches = cheapest_cut([lengths[i] for i in order], limits.micro_batch_tokens, overhead)
+        batches = cheapest_cut([lengths[i] for i in order], learner.micro_batch_tokens, overhead)
         planned = [[order[i] for i in batch] for batch in batches]
-        if overhead == 0 or padding_waste(lengths, [planned]) <= limits.max_padding:
+        if overhead == 0 or padding_waste(lengths, [planned]) <= learner.max_padding:
             return planned
         overhead //= 2
 

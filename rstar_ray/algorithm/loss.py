@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rstar_ray.algorithm.loss_settings import Correction, LossSettings
+from rstar_ray.config import AlgorithmConfig
 
 MOST_LOG_RATIO = 20.0  # exp overflows float32 at 88, and inf times an advantage of 0 is NaN; a ratio of 5e8 says enough
 
@@ -155,18 +155,18 @@ def clipped_surrogate(
     *,
     clip_low: float,
     clip_high: float,
-    dual_clip: float | None = None,
+    dual_clip: float = 0.0,
 ) -> Surrogate:
     """PPO's objective with separate clips, min(ratio A, clip(ratio, 1 - low, 1 + high) A), per token.
 
     arXiv:2508.20722 Eq. 6 (clip-higher from DAPO, arXiv:2503.14476). `dual_clip` bounds the objective
-    from below at `dual_clip * A` where A < 0 (arXiv:1912.09729 Eq. 5; above 1).
+    from below at `dual_clip * A` where A < 0 (arXiv:1912.09729 Eq. 5; above 1, or 0 for none).
     """
     ratio_N = (logprobs_N - old_logprobs_N).clamp(max=MOST_LOG_RATIO).exp()
     plain_N = ratio_N * advantages_N
     clipped_N = ratio_N.clamp(1 - clip_low, 1 + clip_high) * advantages_N
     objective_N = torch.minimum(plain_N, clipped_N)
-    if dual_clip is not None:
+    if dual_clip:
         objective_N = torch.where(advantages_N < 0, torch.maximum(objective_N, dual_clip * advantages_N), objective_N)
     return Surrogate(objective_N, ratio_N, (objective_N != plain_N).detach())
 
@@ -181,7 +181,7 @@ def k3_kl(logprobs_N: Tensor, ref_logprobs_N: Tensor) -> Tensor:
 
 
 def rollout_correction(
-    old_logprobs_N: Tensor, rollout_logprobs_N: Tensor, rows_N: Tensor, settings: LossSettings
+    old_logprobs_N: Tensor, rollout_logprobs_N: Tensor, rows_N: Tensor, algorithm: AlgorithmConfig
 ) -> Tensor:
     """Weight [N] of each token for having been sampled by the engine, not by the learner; no gradient.
 
@@ -189,17 +189,18 @@ def rollout_correction(
     `sequence`: the same with the row's product of w, on each of its tokens.
     `icepop`: w where low <= w <= high, else 0.
     """
+    assert algorithm.correction != "auto", "`RunConfig.loss` has it resolved"
     log_w_N = (old_logprobs_N - rollout_logprobs_N).detach()
-    if settings.correction is Correction.NONE or len(log_w_N) == 0:
+    if algorithm.correction == "none" or len(log_w_N) == 0:
         return torch.ones_like(log_w_N)
-    if settings.correction is Correction.SEQUENCE:
+    if algorithm.correction == "sequence":
         sums_R = torch.zeros(int(rows_N.max()) + 1, dtype=log_w_N.dtype, device=log_w_N.device)
         log_w_N = sums_R.index_add_(0, rows_N, log_w_N)[rows_N]
     w_N = log_w_N.exp()
-    if settings.correction is Correction.ICEPOP:
-        inside_N = (w_N >= settings.correction_low) & (w_N <= settings.correction_high)
+    if algorithm.correction == "icepop":
+        inside_N = (w_N >= algorithm.correction_low) & (w_N <= algorithm.correction_high)
         return torch.where(inside_N, w_N, torch.zeros_like(w_N))
-    return w_N.clamp(max=settings.correction_cap)
+    return w_N.clamp(max=algorithm.correction_cap)
 
 
 # ---------------------------------------------------------------- the whole loss of a micro batch
@@ -226,29 +227,29 @@ Metrics whose reduction there is `mean` are sums over the tokens, to be divided 
 """
 
 
-def policy_loss(tokens: SampledTokens, settings: LossSettings) -> tuple[Tensor, LossStats]:
+def policy_loss(tokens: SampledTokens, algorithm: AlgorithmConfig) -> tuple[Tensor, LossStats]:
     """The loss to minimise and what there is to report of it.
 
     Raises `ValueError` for a KL term without the reference's log-probs.
     """
-    if settings.kl_coefficient and tokens.ref_logprobs_N is None:
-        raise ValueError(f"kl_coefficient is {settings.kl_coefficient}, but there are no ref_logprobs")
+    if algorithm.kl_coefficient and tokens.ref_logprobs_N is None:
+        raise ValueError(f"kl_coefficient is {algorithm.kl_coefficient}, but there are no ref_logprobs")
     surrogate = clipped_surrogate(
         tokens.logprobs_N,
         tokens.old_logprobs_N,
         tokens.advantages_N,
-        clip_low=settings.clip_low,
-        clip_high=settings.clip_high,
-        dual_clip=settings.dual_clip,
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        dual_clip=algorithm.dual_clip,
     )
-    correction_N = rollout_correction(tokens.old_logprobs_N, tokens.rollout_logprobs_N, tokens.rows_N, settings)
+    correction_N = rollout_correction(tokens.old_logprobs_N, tokens.rollout_logprobs_N, tokens.rows_N, algorithm)
     per_token_N = -correction_N * surrogate.objective_N
-    if settings.entropy_coefficient:
-        per_token_N = per_token_N - settings.entropy_coefficient * tokens.entropy_N
+    if algorithm.entropy_coefficient:
+        per_token_N = per_token_N - algorithm.entropy_coefficient * tokens.entropy_N
     reference_N = tokens.ref_logprobs_N
     kl_N = torch.zeros_like(per_token_N) if reference_N is None else k3_kl(tokens.logprobs_N, reference_N)
-    if settings.kl_coefficient:
-        per_token_N = per_token_N + settings.kl_coefficient * kl_N
+    if algorithm.kl_coefficient:
+        per_token_N = per_token_N + algorithm.kl_coefficient * kl_N
     loss = (tokens.weights_N * per_token_N).sum()
     with torch.no_grad():
         gap_N = (tokens.old_logprobs_N - tokens.rollout_logprobs_N).abs()

@@ -7,7 +7,7 @@ gradient does not depend on how the rows were spread over ranks and micro batche
 from collections import Counter
 from collections.abc import Sequence
 
-from rstar_ray.algorithm.loss_settings import Normalisation
+from rstar_ray.config.algorithm import Normalisation
 
 
 def token_weights(
@@ -15,18 +15,21 @@ def token_weights(
 ) -> list[float]:
     """The weight [R] of each sampled token of a row, from all rows' counts of sampled tokens and their prompt groups.
 
-    Rows without a sampled token count for nothing. `constant_tokens` is the length that Dr. GRPO divides by in place
+    Rows without a sampled token count for nothing. token: divided by all sampled tokens of the update (DAPO,
+    arXiv:2503.14476); group: by those of its kept group, then by the groups (arXiv:2508.20722 Eq. 6, averaged over
+    prompts); sequence: by its row's, then by the rows (GRPO, arXiv:2402.03300 Eq. 3); constant: by a constant, then by
+    the rows (Dr. GRPO, arXiv:2503.20783). `constant_tokens` is the length that Dr. GRPO divides by in place
     of each row's own.
 
-    >>> token_weights([1, 3, 2], ["a", "a", "b"], Normalisation.GROUP)
+    >>> token_weights([1, 3, 2], ["a", "a", "b"], "group")
     [0.125, 0.125, 0.25]
     """
     num_rows = max(1, sum(sampled > 0 for sampled in sampled_R))
-    if mode is Normalisation.TOKEN:
+    if mode == "token":
         return [1.0 / max(1, sum(sampled_R))] * len(sampled_R)
-    if mode is Normalisation.SEQUENCE:
+    if mode == "sequence":
         return [1.0 / (max(1, sampled) * num_rows) for sampled in sampled_R]
-    if mode is Normalisation.CONSTANT:
+    if mode == "constant":
         return [1.0 / (constant_tokens * num_rows)] * len(sampled_R)
     tokens: Counter[str] = Counter()
     for sampled, group in zip(sampled_R, groups_R, strict=True):

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Literal
 
 import numpy as np
 
@@ -25,31 +24,6 @@ class Candidate:
     num_failed: int
     num_answers: int | None  # None if the reward reads no marked answer
     num_turns: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResampleRule:
-    """What can be chosen of resampling, the released code's knobs under their names there (microsoft/rStar).
-
-    `resample_rule` makes it.
-    """
-
-    least_failures: int  # kept by the paper's rule
-    min_zero_reward_trace_num: int
-    min_non_zero_reward_trace_num: int
-    roc_error_ratio: bool
-    roc_answer_format: bool
-
-
-def resample_rule(algorithm: AlgorithmConfig) -> ResampleRule:
-    """As a run sets it; the knobs named `roc` hold for the paper's rule too."""
-    return ResampleRule(
-        least_failures=algorithm.least_failures,
-        min_zero_reward_trace_num=algorithm.min_zero_reward_trace_num,
-        min_non_zero_reward_trace_num=algorithm.min_non_zero_reward_trace_num,
-        roc_error_ratio=algorithm.roc_error_ratio,
-        roc_answer_format=algorithm.roc_answer_format,
-    )
 
 
 def error_penalty(num_calls: int, num_failed: int) -> float:
@@ -76,19 +50,17 @@ def format_penalty(num_answers: int | None, num_turns: int) -> float:
     return min(1.0, (num_answers - 1) / max(num_turns, 1))
 
 
-def total_penalty(candidate: Candidate | TrajectorySummary, rule: ResampleRule) -> float:
+def total_penalty(candidate: Candidate | TrajectorySummary, algorithm: AlgorithmConfig) -> float:
     """p_total in [0, 2], of the parts that are switched on."""
-    error = error_penalty(candidate.num_calls, candidate.num_failed) if rule.roc_error_ratio else 0.0
-    form = format_penalty(candidate.num_answers, candidate.num_turns) if rule.roc_answer_format else 0.0
+    error = error_penalty(candidate.num_calls, candidate.num_failed) if algorithm.roc_error_ratio else 0.0
+    form = format_penalty(candidate.num_answers, candidate.num_turns) if algorithm.roc_answer_format else 0.0
     return error + form
 
 
 def resample_on_correct(
     candidates: Sequence[Candidate | TrajectorySummary],
-    keep: int,
+    algorithm: AlgorithmConfig,
     rng: np.random.Generator,
-    mode: Literal["paper", "release", "random"],
-    rule: ResampleRule,
 ) -> list[int]:
     """Indices of the kept candidates, in ascending order and without repetition.
 
@@ -96,7 +68,7 @@ def resample_on_correct(
     candidates, all of them are kept. If one side has too few candidates, the other side fills the remaining places.
 
     paper: failures keep their share of the group, rounded down (floor(n_neg / 2) of N = 2G), but at least
-    `rule.least_failures` of them; they are drawn uniformly. Successes fill the other places. Successes of equal reward
+    `least_failures` of them; they are drawn uniformly. Successes fill the other places. Successes of equal reward
     are drawn without replacement, with probability inversely proportional to p_total.
     release: failures in their order; successes of equal reward sorted by p_total.
     random: uniform over all candidates.
@@ -104,12 +76,9 @@ def resample_on_correct(
     With graded rewards, each reward value keeps its share among the kept successes (`_quotas`): penalties only decide
     between successes of equal reward. Where all rewards differ, the successes are therefore a uniform sample.
 
-    Raises ValueError if `keep` is below 1, `mode` is unknown, or a reward is not finite.
+    Raises ValueError if a reward is not finite.
     """
-    if keep < 1:
-        raise ValueError(f"keep must be at least 1, not {keep}")
-    if mode not in ("paper", "release", "random"):
-        raise ValueError(f"mode must be paper, release or random, not {mode!r}")
+    keep, mode = algorithm.keep, algorithm.resample
     for candidate in candidates:
         if not math.isfinite(candidate.reward):
             raise ValueError(f"reward must be finite, got {candidate.reward}")
@@ -120,15 +89,15 @@ def resample_on_correct(
     positives = [i for i, candidate in enumerate(candidates) if candidate.reward > 0]
     negatives = [i for i, candidate in enumerate(candidates) if candidate.reward <= 0]
     if mode == "release":
-        num_negatives = _num_negatives_released(len(positives), len(negatives), keep, rule)
+        num_negatives = _num_negatives_released(len(positives), len(negatives), algorithm)
         kept = negatives[:num_negatives]
     else:
-        num_negatives = _num_negatives(len(positives), len(negatives), keep, rule.least_failures)
+        num_negatives = _num_negatives(len(positives), len(negatives), keep, algorithm.least_failures)
         kept = _uniform(negatives, num_negatives, rng)
     same_reward = _by_reward(candidates, positives)
     quotas = _quotas([len(indices) for indices in same_reward], keep - num_negatives, rng)
     for indices, quota in zip(same_reward, quotas, strict=True):
-        penalties = [total_penalty(candidates[i], rule) for i in indices]
+        penalties = [total_penalty(candidates[i], algorithm) for i in indices]
         if mode == "release":
             kept += _lowest(indices, penalties, quota)
         else:
@@ -195,10 +164,11 @@ def _lowest(indices: list[int], penalties: list[float], count: int) -> list[int]
     return [i for _, i in ranked[:count]]
 
 
-def _num_negatives_released(num_positives: int, num_negatives: int, keep: int, rule: ResampleRule) -> int:
+def _num_negatives_released(num_positives: int, num_negatives: int, algorithm: AlgorithmConfig) -> int:
     """The released rule: halve each side, keep at least `min_*` of it, and round halves to even as the release does."""
-    least_negative = min(rule.min_zero_reward_trace_num, num_negatives, keep)
-    least_positive = min(rule.min_non_zero_reward_trace_num, num_positives, keep - least_negative)
+    keep = algorithm.keep
+    least_negative = min(algorithm.min_zero_reward_trace_num, num_negatives, keep)
+    least_positive = min(algorithm.min_non_zero_reward_trace_num, num_positives, keep - least_negative)
     share = round(num_negatives * keep / (num_positives + num_negatives))
     wanted = max(share, least_negative, keep - num_positives)
     return min(wanted, keep - least_positive, num_negatives)

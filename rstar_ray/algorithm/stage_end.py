@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-Until = Literal["steps", "settled", "solved"]
-"""A fixed number of steps, or the paper's criterion for the end of stage 1 or of stage 2."""
+from rstar_ray.config.run import Until
 
 WINDOW = 10
 """Steps that `solved` and the report's verdicts average over."""

@@ -1,9 +1,9 @@
 """What a trained parameter takes in the learner: DeepSpeed is told so by the learner, and the planner budgets it."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-Dtype = Literal["float32", "bfloat16"]
+from rstar_ray.config.machines import Dtype
+
 BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
 GRADIENTS: Dtype = "float32"
 """What gradients are added up in over micro batches and ranks, whatever the forward pass computes in."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 from rstar_ray.chat.call_syntax import CallSyntax
 from rstar_ray.chat.instructions import system_text
 from rstar_ray.chat.protocol import python_tool, with_protocol
-from rstar_ray.chat.resolve import ChatChoices, for_tools, resolve
+from rstar_ray.chat.resolve import for_tools, resolve
 from rstar_ray.chat.template import TokenizerChat
 from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError
@@ -60,9 +60,10 @@ def configured_chat(
     """As `load_chat`, of a tokenizer at hand; `generation` is what generation_config.json would hold."""
     tools = [python_tool(config) if tool.runs == "python" else tool for tool in tools]
     config = with_protocol(config)
-    found = resolve(tokenizer, generation, choices(config))
+    if config.template:
+        tokenizer.chat_template = _template(config.template)
+    found = resolve(tokenizer, generation, config)
     profile = for_tools(found, [tool.name for tool in tools])
-    thinking = "" if config.thinking == "auto" else config.thinking
     syntax = None
     if syntax_of is not None and profile.syntax.startswith("vllm:"):
         told = [tool.told() for tool in tools]
@@ -74,19 +75,8 @@ def configured_chat(
         before=config.before,
         shows_tools=instruct or config.protocol != "own",
         tools=tools,
-        thinking=thinking,
+        thinking=config.thinking,
         syntax=syntax,
-    )
-
-
-def choices(config: ChatConfig) -> ChatChoices:
-    """What `resolve` is told of a configuration; reads the template's file."""
-    return ChatChoices(
-        template=_template(config.template) if config.template else "",
-        template_source=config.template or "the tokenizer's own",
-        thinking="" if config.thinking == "auto" else config.thinking,
-        parser="" if config.parser == "auto" else config.parser,
-        stop=config.stop,
     )
 
 

@@ -5,12 +5,13 @@ is a `ConfigError` with the mend, before anything starts.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from rstar_ray.chat.call_syntax import HERMES, SYNTAXES, CallSyntax, WrittenCall
 from rstar_ray.chat.chat_profile import THOUGHTS, ChatProfile, Frame, TemplateFacts, Thought
 from rstar_ray.chat.render import Message, Renderer
+from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError
 
 USER, SAID, RESULT, SECOND = "\u2402user\u2403", "\u2402said\u2403", "\u2402result\u2403", "\u2402second\u2403"
@@ -40,25 +41,11 @@ _CALLS_MAY_WANT: tuple[dict[str, bool], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatChoices:
-    """What a person says instead of the model's folder."""
-
-    template: str = ""  # its text; empty: the tokenizer's own
-    template_source: str = "the tokenizer's own"
-    thinking: str = ""  # "on", "off", or empty: as the template does by itself
-    parser: str = ""  # of calls: a name in `SYNTAXES` or "vllm:<name>"; empty: found
-    stop: Sequence[str] = ()  # tokens that end a turn besides those found
-
-
-def resolve(tokenizer: Any, generation: Mapping[str, Any], choices: ChatChoices) -> ChatProfile:
+def resolve(tokenizer: Any, generation: Mapping[str, Any], config: ChatConfig) -> ChatProfile:
     """The profile of a model; raises `ConfigError` for what does not fit together.
 
-    `generation` is generation_config.json, for its `eos_token_id`. `tokenizer.chat_template` is set where a person
-    gave another.
+    `generation` is generation_config.json, for its `eos_token_id`. The template is `tokenizer.chat_template`.
     """
-    if choices.template:
-        tokenizer.chat_template = choices.template
     named = getattr(tokenizer, "chat_template", None)
     if isinstance(named, dict):  # several, by what they are for: transformers takes these two by itself
         several = cast(dict[str, str], named)
@@ -68,7 +55,7 @@ def resolve(tokenizer: Any, generation: Mapping[str, Any], choices: ChatChoices)
             raise ConfigError("--chat.template", problem, "give one, a file in jinja")
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError("--chat.template", "the tokenizer has no chat template", "give one, a file in jinja")
-    return _Probe(tokenizer, generation, choices).profile()
+    return _Probe(tokenizer, generation, config).profile()
 
 
 VLLM_PARSERS = {
@@ -104,17 +91,17 @@ def for_tools(profile: ChatProfile, names: Sequence[str]) -> ChatProfile:
 
 def thinking_switches(thinking: str) -> dict[str, bool]:
     """What a template is told, under the names in use."""
-    return {} if not thinking else {"enable_thinking": thinking == "on", "thinking": thinking == "on"}
+    return {} if thinking == "auto" else {"enable_thinking": thinking == "on", "thinking": thinking == "on"}
 
 
 class _Probe:
     """One template, asked question by question."""
 
-    def __init__(self, tokenizer: Any, generation: Mapping[str, Any], choices: ChatChoices) -> None:
+    def __init__(self, tokenizer: Any, generation: Mapping[str, Any], config: ChatConfig) -> None:
         self._tokenizer = tokenizer
         self._generation = generation
-        self._choices = choices
-        self._switches = thinking_switches(choices.thinking)
+        self._config = config
+        self._switches = thinking_switches(config.thinking)
         self._added: dict[str, int] = {
             str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items()
         }
@@ -135,7 +122,7 @@ class _Probe:
         stops |= {self._token_id(call_end): call_end.strip()}
         return ChatProfile(
             template=self._facts,
-            template_source=self._choices.template_source,
+            template_source=self._config.template or "the tokenizer's own",
             opening=opening,
             answer_end=answer_end,
             call_end=call_end,
@@ -202,7 +189,7 @@ class _Probe:
             )
 
         differs = shown("on") != shown("off")
-        if self._choices.thinking and not differs:
+        if self._config.thinking != "auto" and not differs:
             raise ConfigError(
                 "--chat.thinking", "the chat template has no switch for it", "leave it out, or give --chat.template"
             )
@@ -256,14 +243,14 @@ class _Probe:
 
     def _find_syntax(self, answer_end: str) -> str:
         """The one that reads back what the template writes, or the one asked for."""
-        asked = self._choices.parser
+        asked = self._config.parser
         if asked.startswith("vllm:"):
             return asked
-        if asked and asked not in SYNTAXES:
+        if asked != "auto" and asked not in SYNTAXES:
             raise ConfigError(
                 "--chat.parser", f"{asked!r} is no parser", f"choose {', '.join(SYNTAXES)} or vllm:<its name there>"
             )
-        if asked:
+        if asked != "auto":
             self._syntax = SYNTAXES[asked]
             return asked
         if not self._facts.writes_calls:
@@ -304,7 +291,7 @@ class _Probe:
         token = self._token_at_start(rest)
         if token:
             return rest[: rest.index(token) + len(token)]
-        for chosen in self._choices.stop:
+        for chosen in self._config.stop:
             return chosen
         raise ConfigError(
             "--chat.stop",
@@ -334,7 +321,7 @@ class _Probe:
         ids = [named] if isinstance(named, int) else list(cast(list[int], named or []))
         own = self._tokenizer.eos_token_id
         ids += [own] if own is not None else []
-        ids += [self._token_id(text) for text in (answer_end, *self._choices.stop)]
+        ids += [self._token_id(text) for text in (answer_end, *self._config.stop)]
         return {token_id: str(self._tokenizer.convert_ids_to_tokens(token_id)) for token_id in ids}
 
     def _tool_frame(self, answer_end: str, stops: Mapping[int, str]) -> tuple[str, Frame, str]:
@@ -362,7 +349,7 @@ class _Probe:
             if end in called:
                 head = called[called.index(end) + len(end) :]
                 return end, Frame(head, tail, trims=trims, quotes=quotes), between
-        if self._choices.stop:  # of the template's own making is no end
+        if self._config.stop:  # of the template's own making is no end
             call_text = called[: _shared(self._render(_user(), _calling()).rpartition(SAID)[2], called)].rstrip()
             return answer_end, Frame(called[len(call_text) :], tail, trims=trims, quotes=quotes), between
         raise ConfigError(

@@ -13,9 +13,10 @@ from rstar_ray.chat.chat_profile import ChatProfile, Frame
 from rstar_ray.chat.encoding import Encoder
 from rstar_ray.chat.instructions import instructions, opened
 from rstar_ray.chat.render import Renderer
-from rstar_ray.chat.resolve import ChatChoices, resolve, thinking_switches
+from rstar_ray.chat.resolve import resolve, thinking_switches
 from rstar_ray.chat.thoughts import spoken, where_calls_stand
 from rstar_ray.chat.tool_calls import parse_tool_calls
+from rstar_ray.config import ChatConfig
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.trajectory import Problem, ToolCall, ToolResult
 
@@ -58,7 +59,7 @@ class TokenizerChat:
         before: str = "",
         tools: Sequence[ToolSpec] = (PYTHON_TOOL,),
         shows_tools: bool = False,
-        thinking: str = "",
+        thinking: str = "auto",
         syntax: CallSyntax | None = None,
     ) -> None:
         self.profile = profile
@@ -190,10 +191,10 @@ class TokenizerChat:
 
 
 def chat_of(
-    tokenizer: Any, *, instruct: bool, generation: Mapping[str, Any] | None = None, choices: ChatChoices | None = None
+    tokenizer: Any, *, instruct: bool, generation: Mapping[str, Any] | None = None, config: ChatConfig | None = None
 ) -> TokenizerChat:
     """The chat of a tokenizer at hand; `instruct` puts the tool's schema and the answer format before the problem."""
-    choices = choices or ChatChoices()
-    profile = resolve(tokenizer, generation or {}, choices)
+    config = config or ChatConfig()
+    profile = resolve(tokenizer, generation or {}, config)
     system = instructions([PYTHON_TOOL]) if instruct else ""
-    return TokenizerChat(tokenizer, profile, system=system, shows_tools=instruct, thinking=choices.thinking)
+    return TokenizerChat(tokenizer, profile, system=system, shows_tools=instruct, thinking=config.thinking)

@@ -1,8 +1,8 @@
 """Every setting of a run, in small frozen records: the only place where one has a default.
 
-What lies below the recipes (an engine's settings, the learner's, the loss's, a program's limits) is derived from
-`RunConfig` by one function beside each record, and has no default of its own. Checks stand in `__post_init__` and raise
-`ConfigError` with the field as the command line spells it. `recipes/` says what differs.
+Engines, learner, loss, sandbox and planner take these records as they are. What follows from several settings is a
+property here. Bounds stand beside their fields (`checks.py`), rules between fields in `__post_init__`; both raise
+`ConfigError` with the option as the command line spells it. `recipes/` says what differs.
 """
 
 from rstar_ray.config.algorithm import AlgorithmConfig, OptimizerConfig, SftConfig

@@ -1,10 +1,10 @@
 """What is computed: GRPO-RoC, its optimizer, and the SFT before it."""
 
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 from typing import Annotated, Literal
 
-from rstar_ray.config.checks import at_least, require, share
+from rstar_ray.config.checks import FINITE, at_least, check_bounds, require, within
 from rstar_ray.config.modes import OF_RL, not_with, only_with, where
 from rstar_ray.config.tree import MayChange
 
@@ -15,6 +15,9 @@ TRUNCATED = where(
     lambda config: config.correction in ("token", "sequence"),
     "give --algorithm.correction token or sequence, or leave it out",
 )
+Normalisation = Literal["token", "group", "sequence", "constant"]
+Correction = Literal["auto", "none", "token", "sequence", "icepop"]
+Deviation = Literal["population", "sample", "none"]
 FRESH_OPTIMIZER = where(
     "reset_optimizer", lambda config: config.fresh_optimizer, "give --reset-optimizer or --model", told=True
 )
@@ -29,12 +32,12 @@ class AlgorithmConfig:
 
     rollouts_per_prompt: Annotated[int, not_with("algorithm.resample", "none")] = 32
     """2G rollouts drawn per prompt; with `--algorithm.resample none` only `keep` are drawn"""
-    keep: int = 16
+    keep: Annotated[int, at_least(2)] = 16  # one reward alone differs from none: every advantage would be 0
     """G trajectories kept per prompt by resampling on correct, and trained on (down_sample_to_n)"""
     resample: Literal["paper", "release", "random", "none"] = "paper"
     """paper: sampled by penalty; release: the released code's top-k rule; random: as many drawn and kept, by lot, to
     compare with; none: plain GRPO"""
-    least_failures: Annotated[int, only_with("algorithm.resample", "paper")] = 0
+    least_failures: Annotated[int, only_with("algorithm.resample", "paper"), at_least(0)] = 0
     """with `--algorithm.resample paper`: smallest number of failures kept of a group that has them; 0 is the paper's
     floor(n_neg / 2), which keeps none of one failure, so that the group has no signal. Stages 2 and 3, and all stages
     at scale tiny, use 2, as the release does"""
@@ -44,86 +47,74 @@ class AlgorithmConfig:
     """count missing and repeated answers in the penalty of correct rollouts (p_format, Eq. 5; the release's name).
     Answers are counted where --reward.place reads them; inactive for code, instructions, calls, custom functions and
     environments, which read no marked answer"""
-    min_zero_reward_trace_num: Annotated[int, AS_RELEASED] = 2
+    min_zero_reward_trace_num: Annotated[int, AS_RELEASED, at_least(0)] = 2
     """failures kept of a group at least, where it has them (resample release, whose name it is)"""
-    min_non_zero_reward_trace_num: Annotated[int, AS_RELEASED] = 2
+    min_non_zero_reward_trace_num: Annotated[int, AS_RELEASED, at_least(0)] = 2
     """correct rollouts kept of a group at least, where it has them (resample release, whose name it is)"""
     reject_equal_reward: bool = True
     """leave out groups whose kept rewards are all equal; their advantages are 0, but with --algorithm.normalisation
     token or constant they would still count in what the others are divided by (the release's name)"""
-    advantage_std: Literal["population", "sample", "none"] = "population"
+    advantage_std: Deviation = "population"
     """what advantages are divided by (Eq. 7, which does not say which): the group's population or sample (n - 1)
     standard deviation; none is Dr. GRPO's choice"""
-    clip_low: float = 0.2
+    clip_low: Annotated[float, within("[0, 1)")] = 0.2
     """lower clip of the ratio, eps_low (Eq. 6)"""
-    clip_high: float = 0.28
+    clip_high: Annotated[float, at_least(0)] = 0.28
     """upper clip of the ratio, eps_high (Eq. 6; clip-higher of DAPO, arXiv:2503.14476)"""
     dual_clip: float = 0.0
     """where the advantage is negative, the objective is at least so many times it (arXiv:1912.09729; clip_ratio_c);
     above 1, or 0 for no dual clip"""
-    normalisation: Literal["token", "group", "sequence", "constant"] = "token"
+    normalisation: Normalisation = "token"
     """what the loss is divided by (loss_agg_mode). token: the update's sampled tokens (DAPO, arXiv:2503.14476), so that
     long groups weigh more; group: each kept group's sampled tokens, then the groups (Eq. 6 as it is written); sequence:
     each row's, then the rows (GRPO); constant: one length for all (Dr. GRPO)"""
-    entropy_coefficient: float = 0.0
+    entropy_coefficient: Annotated[float, FINITE] = 0.0
     """weight of an entropy bonus (entropy_coeff); above 0 rewards entropy, the paper has none"""
-    kl_coefficient: float = 0.0
+    kl_coefficient: Annotated[float, at_least(0)] = 0.0
     """weight of the KL term (beta, kl_loss_coef): Schulman's k3 estimate, to --algorithm.reference-model; the paper has
     none (kl in metrics.jsonl)"""
     reference_model: Annotated[str, not_with("algorithm.kl_coefficient", 0.0)] = ""
     """policy that the KL term is taken to, a Hugging Face folder; needed where --algorithm.kl-coefficient is above 0"""
-    correction: Literal["auto", "none", "token", "sequence", "icepop"] = "auto"
+    correction: Correction = "auto"
     """importance weight for sampling with the engine's probabilities and training on the learner's: their kernels
     differ, so their bfloat16 log-probs differ even for the same weights. token: truncated importance sampling (TIS) per
     token; sequence: TIS with the product over the row; icepop: the token's weight inside a band, 0 outside
     (arXiv:2510.18855); none: no weight; auto: token where --learner.dtype is bfloat16, none in float32"""
-    correction_cap: Annotated[float, TRUNCATED] = 2.0
+    correction_cap: Annotated[float, TRUNCATED, within("(0, inf)")] = 2.0
     """largest weight under token and sequence (TIS, tis_imp_ratio_cap)"""
-    correction_low: Annotated[float, only_with("algorithm.correction", "icepop")] = 0.5
+    correction_low: Annotated[float, only_with("algorithm.correction", "icepop"), at_least(0)] = 0.5
     """lower end of IcePop's band"""
-    correction_high: Annotated[float, only_with("algorithm.correction", "icepop")] = 5.0
+    correction_high: Annotated[float, only_with("algorithm.correction", "icepop"), within("(0, inf)")] = 5.0
     """upper end of IcePop's band"""
 
     def __post_init__(self) -> None:
-        at_least(2, algorithm__keep=self.keep)  # one reward alone differs from none: every advantage would be 0
-        at_least(0, algorithm__least_failures=self.least_failures)
+        check_bounds("algorithm", self)
         require(
             self.resample != "paper" or self.least_failures < self.keep,
             "--algorithm.keep",
             f"{self.keep} kept leave no place for a success beside {self.least_failures} failures",
             f"give {self.least_failures + 1} or more, or --algorithm.least-failures {self.keep - 1} or less",
         )
-        at_least(0, algorithm__min_zero_reward_trace_num=self.min_zero_reward_trace_num)
-        at_least(0, algorithm__min_non_zero_reward_trace_num=self.min_non_zero_reward_trace_num)
         require(
             self.keep <= self.num_rollouts,
             "--algorithm.keep",
             f"{self.keep} is above the {self.rollouts_per_prompt} rollouts of a prompt",
             "lower it or raise --algorithm.rollouts-per-prompt",
         )
-        self._check_loss()
-
-    def _check_loss(self) -> None:
-        low, dual, entropy = self.clip_low, self.dual_clip, self.entropy_coefficient
-        at_least(0, algorithm__clip_low=low, algorithm__clip_high=self.clip_high)
-        require(low < 1, "--algorithm.clip-low", f"{low} would clip no ratio: none is below 0", "give one below 1")
+        dual = self.dual_clip
         require(
             dual == 0 or 1 < dual < inf,
             "--algorithm.dual-clip",
             f"{dual} would clip what the other clips leave alone",
             "give one above 1, or 0 for no dual clip",
         )
-        require(isfinite(entropy), "--algorithm.entropy-coefficient", f"{entropy} is not finite", "give a number")
-        at_least(0, algorithm__kl_coefficient=self.kl_coefficient, algorithm__correction_low=self.correction_low)
         require(
             not self.kl_coefficient or bool(self.reference_model),
             "--algorithm.kl-coefficient",
             "a KL term has nothing to be taken to",
             "name a model folder with --algorithm.reference-model, or give 0",
         )
-        cap, low, high = self.correction_cap, self.correction_low, self.correction_high
-        require(0 < cap < inf, "--algorithm.correction-cap", f"{cap} is no weight", "give a number above 0")
-        require(0 < high < inf, "--algorithm.correction-high", f"{high} is no weight", "give a number above 0")
+        low, high = self.correction_low, self.correction_high
         require(
             low <= high,
             "--algorithm.correction-low",
@@ -141,77 +132,68 @@ class AlgorithmConfig:
 class OptimizerConfig:
     """AdamW with linear warm-up (arXiv:2508.20722 section 5.1)."""
 
-    learning_rate: Annotated[float, OF_RL] = 1e-6
+    learning_rate: Annotated[float, OF_RL, at_least(0)] = 1e-6
     """peak learning rate"""
-    warmup_steps: Annotated[int, OF_RL, FRESH_OPTIMIZER] = 20
+    warmup_steps: Annotated[int, OF_RL, FRESH_OPTIMIZER, at_least(0)] = 20
     """linear warm-up where the optimizer state is fresh (--reset-optimizer, --model) [training steps]; all updates of a
     step (--optimizer.updates-per-step) have its learning rate"""
-    beta1: float = 0.9
+    beta1: Annotated[float, within("[0, 1)")] = 0.9
     """AdamW's decay of the first moment; not published, torch's default here"""
-    beta2: float = 0.999
+    beta2: Annotated[float, within("(0, 1)")] = 0.999
     """AdamW's decay of the second moment; not published, torch's default here"""
-    epsilon: float = 1e-8
+    epsilon: Annotated[float, within("(0, inf)")] = 1e-8
     """AdamW's epsilon; not published, torch's default here"""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, at_least(0)] = 0.0
     """decoupled weight decay, of all but norms and biases; not published, 0 here"""
-    grad_clip: float = 1.0
+    grad_clip: Annotated[float, at_least(0)] = 1.0
     """largest global gradient norm (max_grad_norm); 0 clips nothing; not published, 1 here"""
-    updates_per_step: Annotated[int, OF_RL] = 1
+    updates_per_step: Annotated[int, OF_RL, at_least(1)] = 1
     """optimizer updates per step (mini-batches); each takes whole prompt groups, so a step with fewer groups takes
     fewer updates. 1 is strictly on policy, as in the paper"""
-    max_bad_updates: MayChange[int] = 3
+    max_bad_updates: Annotated[MayChange[int], at_least(1)] = 3
     """updates in a row, in SFT and RL, whose loss or gradient is not finite before the run stops; they are not applied
     and their batch counts as drawn"""
     save_bad_updates: MayChange[str] = ""
     """folder for the rows of updates that were not finite; empty saves none"""
 
     def __post_init__(self) -> None:
-        at_least(0, optimizer__learning_rate=self.learning_rate, optimizer__warmup_steps=self.warmup_steps)
-        require(0 <= self.beta1 < 1, "--optimizer.beta1", f"{self.beta1} is no decay", "give one in [0, 1)")
-        require(0 < self.beta2 < 1, "--optimizer.beta2", f"{self.beta2} is no decay", "give one in (0, 1)")
-        require(0 < self.epsilon < inf, "--optimizer.epsilon", f"{self.epsilon} is no epsilon", "give one above 0")
-        at_least(0, optimizer__weight_decay=self.weight_decay, optimizer__grad_clip=self.grad_clip)
-        at_least(1, optimizer__updates_per_step=self.updates_per_step, optimizer__max_bad_updates=self.max_bad_updates)
+        check_bounds("optimizer", self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SftConfig:
     """The non-reasoning SFT stage (arXiv:2508.20722 section 4.1): format, tool calls, instruction drills."""
 
-    steps: int = 400
+    steps: Annotated[int, at_least(1)] = 400
     """optimizer steps"""
-    batch_size: int = 128
+    batch_size: Annotated[int, at_least(1)] = 128
     """conversations per step"""
-    learning_rate: float = 5e-6
+    learning_rate: Annotated[float, at_least(0)] = 5e-6
     """peak of the schedule"""
     schedule: Literal["cosine", "wsd"] = "cosine"
     """after warm-up: half a cosine down, or constant for --sft.stable-share, then linearly down (arXiv:2404.06395)"""
-    warmup_share: float = 0.04
+    warmup_share: Annotated[float, within("[0, 1)")] = 0.04
     """share of the steps that warm up"""
-    stable_share: Annotated[float, only_with("sft.schedule", "wsd")] = 0.6
+    stable_share: Annotated[float, only_with("sft.schedule", "wsd"), within("[0, 1)")] = 0.6
     """share of the steps after the warm-up that are constant (schedule wsd)"""
-    final_share: float = 0.0
+    final_share: Annotated[float, within("[0, 1]")] = 0.0
     """share of the peak that the schedule ends at"""
     data: str = ""
     """conversations, jsonl or parquet: `messages` with `tools`, ShareGPT or Glaive; empty generates the tiny world's"""
-    max_left_out: Annotated[float, not_with("sft.data", "")] = 0.05
+    max_left_out: Annotated[float, not_with("sft.data", ""), within("[0, 1]")] = 0.05
     """share of the conversations that may not fit and are left out; above it the run does not start"""
-    num_conversations: Annotated[int, only_with("sft.data", "")] = 6_000
+    num_conversations: Annotated[int, only_with("sft.data", ""), at_least(1)] = 6_000
     """conversations generated where no path is given"""
 
     def __post_init__(self) -> None:
-        at_least(1, sft__steps=self.steps, sft__batch_size=self.batch_size)
-        at_least(1, sft__num_conversations=self.num_conversations)
-        at_least(0, sft__learning_rate=self.learning_rate)
-        left = self.max_left_out
-        require(0 <= left <= 1, "--sft.max-left-out", f"{left} is no share", "give one in [0, 1]")
-        share(sft__warmup_share=self.warmup_share, sft__stable_share=self.stable_share)
+        check_bounds("sft", self)
         require(
-            0 <= self.final_share <= 1, "--sft.final-share", f"{self.final_share} is no share", "give one in [0, 1]"
-        )
-        require(
-            round(self.warmup_share * self.steps) < self.steps,
+            self.warmup_steps < self.steps,
             "--sft.warmup-share",
             f"{self.warmup_share} of {self.steps} steps leaves none after the warm-up",
             "lower it or raise --sft.steps",
         )
+
+    @property
+    def warmup_steps(self) -> int:
+        return round(self.warmup_share * self.steps)

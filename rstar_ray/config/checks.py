@@ -1,7 +1,12 @@
-"""What a setting's value must be, said with the option's name and the mend."""
+"""What a setting's value must be, said with the option's name and the fix."""
 
 import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
 
+from rstar_ray.config.options import spelled
 from rstar_ray.errors import ConfigError
 
 
@@ -11,24 +16,44 @@ def require(holds: bool, name: str, problem: str, mend: str) -> None:
         raise ConfigError(name, problem, mend)
 
 
-def at_least(minimum: float, **named: float) -> None:
-    """Raise `ConfigError` where one is below, or not finite; `rollout__max_turns` is --rollout.max-turns."""
-    for name, value in named.items():
-        require(value >= minimum, _option(name), f"{value} is too small", f"give at least {minimum}")
-        require(math.isfinite(value), _option(name), f"{value} is not finite", "give a finite number")
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a number must be, beside its field: `Annotated[int, at_least(1)]`."""
+
+    holds: Callable[[float], bool]
+    rule: str
+    mend: str = "use a value in that range"
 
 
-def at_most(maximum: float, **named: float) -> None:
-    """Raise `ConfigError` where one is above."""
-    for name, value in named.items():
-        require(value <= maximum, _option(name), f"{value} is too much", f"give at most {maximum}")
+def at_least(minimum: float) -> Bound:
+    return Bound(lambda value: value >= minimum, f"must be at least {minimum}", "use a larger value")
 
 
-def share(**named: float) -> None:
-    """Raise `ConfigError` where one is not in [0, 1)."""
-    for name, value in named.items():
-        require(0 <= value < 1, _option(name), f"{value} is no share", "give one in [0, 1)")
+def at_most(maximum: float) -> Bound:
+    return Bound(lambda value: value <= maximum, f"must be at most {maximum}", "use a smaller value")
 
 
-def _option(name: str) -> str:
-    return "--" + name.replace("__", ".").replace("_", "-")
+def within(interval: str) -> Bound:
+    """An interval as mathematics writes it.
+
+    >>> within("[0, 1)").holds(0), within("[0, 1)").holds(1), within("(0, inf)").holds(0)
+    (True, False, False)
+    """
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    above = operator.ge if interval[0] == "[" else operator.gt
+    below = operator.le if interval[-1] == "]" else operator.lt
+    return Bound(lambda value: above(value, low) and below(value, high), f"must be in {interval}")
+
+
+FINITE = Bound(math.isfinite, "must be finite", "use a number")
+
+
+def check_bounds(branch: str, record: Any) -> None:
+    """Raise `ConfigError` for a number outside the bounds of its field; what has bounds must be finite."""
+    for item in fields(record):
+        marks = getattr(item.type, "__metadata__", ())
+        bounds = [mark for mark in marks if isinstance(mark, Bound)]
+        value = getattr(record, item.name)
+        for bound in (*bounds, FINITE) if bounds else ():
+            name = spelled(f"{branch}.{item.name}" if branch else item.name)
+            require(bound.holds(value), name, f"{bound.rule} (got {value})", bound.mend)

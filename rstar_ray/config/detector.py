@@ -1,8 +1,9 @@
 """How long a process may be silent, and a run still, before that is a fault."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from rstar_ray.config.checks import at_least, require
+from rstar_ray.config.checks import at_least, check_bounds, require
 from rstar_ray.config.tree import MayChange
 
 
@@ -10,7 +11,7 @@ from rstar_ray.config.tree import MayChange
 class DetectorConfig:
     """How long a process may be silent, and a run still, before that is a fault."""
 
-    probe_every_s: MayChange[float] = 2.0
+    probe_every_s: Annotated[MayChange[float], at_least(0.1)] = 2.0
     """between two probes of a process [s]"""
     silent_s: MayChange[float] = 60.0
     """longest an actor may leave a probe unanswered before it is killed and fails over, three times that while its
@@ -21,13 +22,12 @@ class DetectorConfig:
     """longest an engine with work may go without a decode step before it is killed: a cold compilation [s]"""
     still_s: MayChange[float] = 3_600.0
     """longest the whole run may go without anything getting on before it ends, naming the oldest wait [s]"""
-    node_away_s: MayChange[float] = 1_200.0
+    node_away_s: Annotated[MayChange[float], at_least(0)] = 1_200.0
     """after a node was lost, longest the run waits for it to return, or for room elsewhere, before it ends; where other
     replicas serve, a replica is waited for without end [s]"""
 
     def __post_init__(self) -> None:
-        at_least(0.1, detector__probe_every_s=self.probe_every_s)
-        at_least(0, detector__node_away_s=self.node_away_s)
+        check_bounds("detector", self)
         for name in ("silent_s", "learner_silent_s", "engine_step_s", "still_s"):
             seconds = getattr(self, name)
             require(

@@ -4,10 +4,14 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rstar_ray.config.checks import at_least, at_most, require, share
+from rstar_ray.config.checks import at_least, at_most, check_bounds, require, within
 from rstar_ray.config.modes import not_with, only_with
 from rstar_ray.config.tree import MayChange
 
+Dtype = Literal["float32", "bfloat16"]
+ZeroStage = Literal[0, 1, 2, 3]
+AttentionKernel = Literal["fused", "aiter", "eager"]
+Isolation = Literal["namespaces", "landlock", "process"]
 MOST_PROGRAM_S = 3_600.0
 MOST_PROGRAM_MB = 2**22
 MOST_OUTPUT_MB = 4_096
@@ -32,45 +36,41 @@ PADDED = only_with("learner.attention", "sdpa")
 class EngineConfig:
     """The generation replicas (vLLM)."""
 
-    replicas: MayChange[int] = 1
+    replicas: Annotated[MayChange[int], at_least(1)] = 1
     """engines; each is one Ray actor"""
-    gpus_per_replica: MayChange[float] = 0.0
+    gpus_per_replica: Annotated[MayChange[float], at_least(0)] = 0.0
     """GPUs a replica reserves in Ray; 0 runs on the CPU, a fraction shares one GPU with a learner rank"""
-    cpus_per_replica: MayChange[float] = 1.0
+    cpus_per_replica: Annotated[MayChange[float], at_least(0)] = 1.0
     """CPU cores a replica reserves in Ray"""
-    tensor_parallel: MayChange[int] = 1
+    tensor_parallel: Annotated[MayChange[int], at_least(1)] = 1
     """GPUs one replica is split over"""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    dtype: Dtype = "bfloat16"
     """precision of the weights in the engine"""
-    max_context_tokens: int = 32_768
+    max_context_tokens: Annotated[int, at_least(1)] = 32_768
     """prompt and response together [tokens]"""
-    kv_tokens: MayChange[int] = 0
+    kv_tokens: Annotated[MayChange[int], at_least(0)] = 0
     """KV cache per replica [tokens]; 0 lets the engine take what memory allows"""
-    max_running: MayChange[int] = 256
+    max_running: Annotated[MayChange[int], at_least(1)] = 256
     """rollouts one engine decodes at once"""
-    gpu_memory_share: MayChange[float] = 0.6
+    gpu_memory_share: Annotated[MayChange[float], within("(0, 0.95]")] = 0.6
     """share of the GPU's memory the engine may take"""
     compile: Annotated[MayChange[bool], ON_GPUS] = True
     """torch.compile and graphs, on GPUs (enforce_eager is its opposite); the CPU never compiles"""
     block_size: MayChange[int] = 32
     """tokens in a block of KV; vLLM's kernels want a multiple of 16, those for CPUs of 32"""
-    num_threads: Annotated[MayChange[int], ON_CPUS] = 1
+    num_threads: Annotated[MayChange[int], ON_CPUS, at_least(1)] = 1
     """CPU threads of an engine's rank; unused on GPUs"""
     vllm_metrics: MayChange[bool] = False
     """export vLLM's own statistics too, as ray_vllm_*; they cost a few percent of a decode step, and 70 MB"""
-    start_deadline_s: MayChange[float] = 900.0
+    start_deadline_s: Annotated[MayChange[float], at_least(1)] = 900.0
     """longest an engine may take to come up [s]"""
-    completion_deadline_s: MayChange[float] = 3_600.0
+    completion_deadline_s: Annotated[MayChange[float], at_least(1)] = 3_600.0
     """longest one completion may take, its time in the engine's queue included [s]"""
-    answer_deadline_s: MayChange[float] = 120.0
+    answer_deadline_s: Annotated[MayChange[float], at_least(1)] = 120.0
     """longest an engine may take for any other answer [s]"""
 
     def __post_init__(self) -> None:
-        at_least(1, engine__replicas=self.replicas, engine__tensor_parallel=self.tensor_parallel)
-        at_least(0, engine__gpus_per_replica=self.gpus_per_replica, engine__kv_tokens=self.kv_tokens)
-        at_least(0, engine__cpus_per_replica=self.cpus_per_replica)
-        at_least(1, engine__max_context_tokens=self.max_context_tokens, engine__max_running=self.max_running)
-        at_least(1, engine__num_threads=self.num_threads)
+        check_bounds("engine", self)
         whole, where = (16, "a GPU") if self.gpus_per_replica else (32, "the CPU")
         require(
             self.block_size >= whole and self.block_size % whole == 0,
@@ -78,17 +78,22 @@ class EngineConfig:
             f"vLLM's kernels on {where} take no blocks of {self.block_size} tokens",
             f"give a multiple of {whole}",
         )
-        at_least(1, engine__start_deadline_s=self.start_deadline_s)
-        at_least(1, engine__completion_deadline_s=self.completion_deadline_s)
-        at_least(1, engine__answer_deadline_s=self.answer_deadline_s)
         require(
             not self.kv_tokens or self.kv_tokens >= self.max_context_tokens,
             "--engine.kv-tokens",
             f"{self.kv_tokens} cannot hold one rollout of {self.max_context_tokens} tokens",
             "give at least --engine.max-context-tokens, or 0 for what memory allows",
         )
-        share = self.gpu_memory_share
-        require(0 < share <= 0.95, "--engine.gpu-memory-share", f"{share} is no share", "give one in (0, 0.95]")
+
+    @property
+    def eager(self) -> bool:
+        """Without torch.compile and graphs; the CPU never compiles."""
+        return self.gpus_per_replica == 0 or not self.compile
+
+    @property
+    def num_blocks(self) -> int | None:
+        """Of the KV cache, one more than the tokens need, which vLLM keeps for itself; None: what memory allows."""
+        return -(-self.kv_tokens // self.block_size) + 1 if self.kv_tokens else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,29 +113,17 @@ class BalancerConfig:
         ]
     ] = "expected_kv"
     """placement rule"""
-    risk: Annotated[MayChange[float], LEARNED] = 0.0
+    risk: Annotated[MayChange[float], LEARNED, within("[0, 0.9999]")] = 0.0
     """share of rollouts that an engine may have to preempt (rule expected_kv); 0 derives it from the two costs below"""
-    preemption_steps: Annotated[MayChange[float], LEARNED, DERIVED_RISK] = 0.0
+    preemption_steps: Annotated[MayChange[float], LEARNED, DERIVED_RISK, at_least(0)] = 0.0
     """decode steps of a full batch in which a preempted rollout's context is computed again; 0 has each engine
     measure it when it starts"""
-    idle_share: Annotated[MayChange[float], LEARNED, DERIVED_RISK] = 0.0
+    idle_share: Annotated[MayChange[float], LEARNED, DERIVED_RISK, within("[0, 1]")] = 0.0
     """share of its part of a decode step that an empty seat does not save: 1 where a step takes as long without it;
     0 has each engine measure it when it starts"""
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.risk <= 0.9999,
-            "--balancer.risk",
-            f"{self.risk} is no share of rollouts that an engine may preempt",
-            "give one up to 0.9999, or 0 to derive it from what a preemption costs",
-        )
-        at_least(0, balancer__preemption_steps=self.preemption_steps)
-        require(
-            0 <= self.idle_share <= 1,
-            "--balancer.idle-share",
-            f"{self.idle_share} is no share",
-            "give one up to 1, or 0 to have it measured",
-        )
+        check_bounds("balancer", self)
 
     @property
     def measured(self) -> bool:
@@ -147,69 +140,62 @@ MAX_LORA_RANK = 512
 class LearnerConfig:
     """The DeepSpeed learner."""
 
-    ranks: MayChange[int] = 1
+    ranks: Annotated[MayChange[int], at_least(1)] = 1
     """data-parallel ranks; each is one Ray actor"""
-    gpus_per_rank: MayChange[float] = 0.0
+    gpus_per_rank: Annotated[MayChange[float], at_least(0)] = 0.0
     """GPUs a rank reserves in Ray; 0 runs on the CPU"""
     own_gpus: MayChange[bool] = False
     """ranks on GPUs of their own (separated pools) instead of sharing the replicas'"""
-    cpus_per_rank: MayChange[float] = 1.0
+    cpus_per_rank: Annotated[MayChange[float], at_least(0)] = 1.0
     """CPU cores a rank reserves in Ray"""
-    zero: MayChange[Literal[0, 1, 2, 3]] = 3
+    zero: MayChange[ZeroStage] = 3
     """what DeepSpeed's ZeRO spreads over ranks: 1 the optimizer's state, 2 gradients too, 3 weights too, 0 nothing"""
     offload: MayChange[bool] = False
     """keep the optimizer's state and the float32 weights in host memory (ZeRO offload): room for memory, time for it"""
-    lora_rank: int = 0
+    lora_rank: Annotated[int, at_least(0)] = 0
     """train LoRA adapters of this rank (arXiv:2106.09685), through PEFT, in place of the weights: little state to hold,
     and engines receive the adapters alone; wants some ten times the learning rate; 0 trains the weights"""
-    lora_alpha: Annotated[int, not_with("learner.lora_rank", 0)] = 32
+    lora_alpha: Annotated[int, not_with("learner.lora_rank", 0), at_least(1)] = 32
     """LoRA's strength: an adapter counts alpha / rank times"""
     attention: Literal["rows", "sdpa", "flash_attention_2"] = "rows"
     """rows and flash_attention_2 pack the rows of a micro batch end to end; sdpa pads them"""
-    attention_kernel: Annotated[
-        MayChange[Literal["fused", "aiter", "eager"]], not_with("learner.attention", "flash_attention_2")
-    ] = "fused"
+    attention_kernel: Annotated[MayChange[AttentionKernel], not_with("learner.attention", "flash_attention_2")] = (
+        "fused"
+    )
     """what PyTorch computes attention by (rows and sdpa): fused, flash and memory-efficient kernels, refused on a GPU
     that has none of them; aiter, ROCm's CK kernels in place of AOTriton's; eager, the mathematical path, which holds
     a score for every head and pair of tokens"""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    dtype: Dtype = "bfloat16"
     """precision of the forward pass; master weights are float32"""
-    micro_batch_tokens: MayChange[int] = 32_768
+    micro_batch_tokens: Annotated[MayChange[int], at_least(1)] = 32_768
     """padded tokens of one forward and backward pass [tokens]"""
-    max_padding: Annotated[MayChange[float], PADDED] = 0.05
+    max_padding: Annotated[MayChange[float], PADDED, within("[0, 1)")] = 0.05
     """share of padded tokens that may be padding, where rows are padded at all (attention sdpa)"""
-    pass_tokens: Annotated[MayChange[int], PADDED] = 1_024
+    pass_tokens: Annotated[MayChange[int], PADDED, at_least(0)] = 1_024
     """what one more pass costs (launches, ZeRO's gathers), in tokens of padding that are worth saving it (attention
     sdpa)"""
-    logprob_chunk_tokens: MayChange[int] = 4_096
+    logprob_chunk_tokens: Annotated[MayChange[int], at_least(1)] = 4_096
     """tokens whose logits exist at one time [tokens]"""
     activation_checkpointing: MayChange[bool] = True
     """recompute activations in the backward pass to save memory"""
-    num_threads: MayChange[int] = 1
+    num_threads: Annotated[MayChange[int], at_least(1)] = 1
     """CPU threads of a rank"""
-    bucket_mb: MayChange[int] = 256
+    bucket_mb: Annotated[MayChange[int], at_least(1)] = 256
     """weights go to the engines in buckets of so much, or of one parameter where that is larger [MiB]"""
     weights_by: MayChange[Literal["auto", "object_store", "ipc", "nccl"]] = "auto"
     """how new weights reach the engines. ipc: every rank hands them to the engine on its GPU; nccl: a broadcast to
     engines on GPUs of their own (RCCL on ROCm); object_store: through Ray's, on CPUs, for LoRA adapters, and for an
     engine that missed a version. auto takes the first of these that the placement allows"""
-    check_old_logprobs_every: Annotated[MayChange[int], only_with("optimizer.updates_per_step", 1)] = 0
+    check_old_logprobs_every: Annotated[MayChange[int], only_with("optimizer.updates_per_step", 1), at_least(0)] = 0
     """steps between those in which the old log-probs are computed by a pass of their own and compared with the
     update's (old_logprobs_drift in metrics.jsonl); 0 never"""
-    start_deadline_s: MayChange[float] = 900.0
+    start_deadline_s: Annotated[MayChange[float], at_least(1)] = 900.0
     """longest the ranks may take to meet and to load the model; half of it until each has answered [s]"""
-    step_deadline_s: MayChange[float] = 1_800.0
+    step_deadline_s: Annotated[MayChange[float], at_least(1)] = 1_800.0
     """longest an update, a publish or a checkpoint may take [s]"""
 
     def __post_init__(self) -> None:
-        at_least(1, learner__ranks=self.ranks, learner__micro_batch_tokens=self.micro_batch_tokens)
-        at_least(0, learner__gpus_per_rank=self.gpus_per_rank, learner__cpus_per_rank=self.cpus_per_rank)
-        at_least(1, learner__num_threads=self.num_threads, learner__step_deadline_s=self.step_deadline_s)
-        at_least(1, learner__start_deadline_s=self.start_deadline_s, learner__bucket_mb=self.bucket_mb)
-        at_least(1, learner__logprob_chunk_tokens=self.logprob_chunk_tokens)
-        at_least(0, learner__pass_tokens=self.pass_tokens)
-        at_least(0, learner__check_old_logprobs_every=self.check_old_logprobs_every, learner__lora_rank=self.lora_rank)
-        at_least(1, learner__lora_alpha=self.lora_alpha)
+        check_bounds("learner", self)
         require(
             self.lora_rank <= MAX_LORA_RANK,
             "--learner.lora-rank",
@@ -222,7 +208,6 @@ class LearnerConfig:
             f"adapters are published through the object store (got {self.weights_by})",
             "use auto, or --learner.lora-rank 0",
         )
-        share(learner__max_padding=self.max_padding)
         require(
             self.gpus_per_rank > 0 or self.attention != "flash_attention_2",
             "--learner.attention",
@@ -248,48 +233,58 @@ class LearnerConfig:
             "give --learner.zero 1, 2 or 3",
         )
 
+    @property
+    def bucket_bytes(self) -> int:
+        return self.bucket_mb * 2**20
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """ "cuda" is ROCm's name too."""
+        return "cuda" if self.gpus_per_rank else "cpu"
+
+    @property
+    def packed(self) -> bool:
+        """Whether the rows of a micro batch lie end to end, without padding."""
+        return self.attention != "sdpa"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxConfig:
     """The sandbox executors that run the model's programs."""
 
-    executors: MayChange[int] = 1
+    executors: Annotated[MayChange[int], at_least(1)] = 1
     """sandbox actors, spread over the nodes"""
-    slots: MayChange[int] = 0
+    slots: Annotated[MayChange[int], at_least(0)] = 0
     """programs one executor runs at once; 0: one per core"""
-    level: MayChange[Literal["namespaces", "landlock", "process"]] = "namespaces"
+    level: MayChange[Isolation] = "namespaces"
     """isolation required; landlock accepts it where namespaces are refused, process is for trusted programs alone"""
-    time_limit_s: float = 4.0
+    time_limit_s: Annotated[float, at_most(MOST_PROGRAM_S), at_least(0.05)] = 4.0
     """one program's CPU time, all threads [s]"""
-    wall_limit_s: float = 0.0
+    wall_limit_s: Annotated[float, at_least(0), at_most(MOST_PROGRAM_S)] = 0.0
     """one program's time by the clock; 0: half as much again as its CPU time, and a second [s]"""
-    memory_mb: int = 384
+    memory_mb: Annotated[int, at_least(64), at_most(MOST_PROGRAM_MB)] = 384
     """one program's memory on top of the warm interpreter, with what it still imports [MiB]"""
-    max_output_mb: int = 4
+    max_output_mb: Annotated[int, at_least(1), at_most(MOST_OUTPUT_MB)] = 4
     """more than this on one stream ends the program [MiB]"""
-    max_output_chars: int = 1_000
+    max_output_chars: Annotated[int, at_least(16), at_most(MOST_OUTPUT_CHARS)] = 1_000
     """kept of each of stdout and stderr [characters]"""
-    deadline_s: MayChange[float] = 120.0
+    deadline_s: Annotated[MayChange[float], at_least(0.05)] = 120.0
     """longest a call may wait for its result, queueing included [s]"""
-    max_waiting: MayChange[int] = 65_536
+    max_waiting: Annotated[MayChange[int], at_least(1)] = 65_536
     """calls waiting at one executor at most"""
-    attempts: MayChange[int] = 2
+    attempts: Annotated[MayChange[int], at_least(1)] = 2
     """cells that a call may lose before it fails"""
-    spare_cells: MayChange[int] = 1
+    spare_cells: Annotated[MayChange[int], at_least(0)] = 1
     """idle cells per kind of warm server, beyond one per slot"""
-    calls_per_cell: MayChange[int] = 2_000
+    calls_per_cell: Annotated[MayChange[int], at_least(1)] = 2_000
     """calls after which a cell is replaced"""
-    cells_per_server: MayChange[int] = 1_000
+    cells_per_server: Annotated[MayChange[int], at_least(1)] = 1_000
     """cells after which a warm server is replaced"""
     warm: MayChange[tuple[Literal["lean", "numpy", "sympy", "scipy"], ...]] = ("lean", "numpy", "sympy", "scipy")
     """kinds of warm server that are up from the start; lean is always one"""
 
     def __post_init__(self) -> None:
-        at_least(1, sandbox__executors=self.executors, sandbox__max_output_mb=self.max_output_mb)
-        at_least(0, sandbox__slots=self.slots, sandbox__spare_cells=self.spare_cells)
-        at_least(1, sandbox__max_waiting=self.max_waiting, sandbox__attempts=self.attempts)
-        at_least(1, sandbox__calls_per_cell=self.calls_per_cell, sandbox__cells_per_server=self.cells_per_server)
-        at_least(0, sandbox__wall_limit_s=self.wall_limit_s)
+        check_bounds("sandbox", self)
         require("lean" in self.warm, "--sandbox.warm", f"{' '.join(self.warm) or 'none'} lacks lean", "add lean")
         require(
             self.wall_limit_s == 0 or self.wall_limit_s >= self.time_limit_s,
@@ -297,13 +292,6 @@ class SandboxConfig:
             f"{self.wall_limit_s} would end programs that have CPU time left, {self.time_limit_s} s",
             "raise it, or give 0",
         )
-        at_least(64, sandbox__memory_mb=self.memory_mb)
-        at_least(16, sandbox__max_output_chars=self.max_output_chars)
-        at_most(MOST_PROGRAM_MB, sandbox__memory_mb=self.memory_mb)
-        at_most(MOST_OUTPUT_MB, sandbox__max_output_mb=self.max_output_mb)
-        at_most(MOST_OUTPUT_CHARS, sandbox__max_output_chars=self.max_output_chars)
-        at_most(MOST_PROGRAM_S, sandbox__time_limit_s=self.time_limit_s, sandbox__wall_limit_s=self.wall_limit_s)
-        at_least(0.05, sandbox__time_limit_s=self.time_limit_s, sandbox__deadline_s=self.deadline_s)
         require(
             self.deadline_s >= self.wall_s * CALL_ROOM,
             "--sandbox.deadline-s",

@@ -5,6 +5,7 @@
 
 import difflib
 import json
+import re
 import shlex
 import sys
 import tomllib
@@ -132,7 +133,11 @@ def _refuse(event: Any, kind: type) -> NoReturn:
             missing = event.missing_arguments[0].arg.display_name()
             raise ConfigError(missing if missing.startswith("--") else missing.upper(), "is required", "see --help")
         case _:
-            raise ConfigError(option, str(getattr(event, "message", event)), "see --help for its type")
+            said = str(getattr(event, "message", event))
+            if number := re.search(r"(literal for int|string to float).*: ('.*')", said):
+                wanted = "an integer" if "int" in number[1] else "a number"
+                raise ConfigError(option, f"{number[2]} is not {wanted}", f"use {wanted}; see --help")
+            raise ConfigError(option, said, "see --help for its type")
 
 
 def _names(kind: type) -> Iterator[str]:

@@ -4,12 +4,13 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from rstar_ray.config.checks import at_least, require
+from rstar_ray.config.checks import at_least, check_bounds, require
 from rstar_ray.config.modes import where
 from rstar_ray.config.tree import MayChange
 
 REWARDS = ("math", "exact", "choice", "code", "instructions", "calls")
 """Rules that judge an answer; any other is a person's own `module:function`."""
+Place = Literal["answer", "boxed", "anywhere"]
 READ_AT_PLACE = ("math", "exact", "choice")
 """Of these, the rules that read the final answer at `--reward.place`."""
 READ_LOOSELY = ("instructions",)
@@ -54,21 +55,20 @@ class RewardConfig:
     own. A problem that names a rule itself is judged by that"""
     functions: tuple[str, ...] = ()
     """functions of your own, module:function, that a problem may name as its reward beside the rules above"""
-    place: Literal["answer", "boxed", "anywhere"] = "answer"
+    place: Place = "answer"
     """where the final answer stands. answer: the last boxed in the last <answer>; boxed: the last boxed behind the
     thought; anywhere: that, the last <answer>, or what is declared as the answer"""
     partial: bool = False
     """code, instructions: the share of what passed in place of all or nothing"""
-    deadline_s: Annotated[MayChange[float], OWN_REWARD] = 10.0
+    deadline_s: Annotated[MayChange[float], OWN_REWARD, at_least(0.01)] = 10.0
     """longest a function of your own may take for one completion; after that its process is killed [s]"""
-    processes: Annotated[MayChange[int], OWN_REWARD] = 2
+    processes: Annotated[MayChange[int], OWN_REWARD, at_least(1)] = 2
     """processes per generation worker that run a function of your own"""
-    concurrency: Annotated[MayChange[int], OWN_REWARD] = 64
+    concurrency: Annotated[MayChange[int], OWN_REWARD, at_least(1)] = 64
     """rollouts that each of these processes judges at once where the function is async; others are judged in turn"""
 
     def __post_init__(self) -> None:
-        at_least(0.01, reward__deadline_s=self.deadline_s)
-        at_least(1, reward__processes=self.processes, reward__concurrency=self.concurrency)
+        check_bounds("reward", self)
         for name in self.functions:
             named = _ENTRY.fullmatch(name) is not None and self.functions.count(name) == 1
             require(named, "--reward.functions", f"{name!r} is not module:function, or stands there twice",
@@ -90,16 +90,15 @@ class ToolsConfig:
     environment: str = ""
     """module:object that answers every turn without a call, such as a dialogue partner or a game; empty: that turn is
     the last"""
-    max_calls_per_turn: int = 16
+    max_calls_per_turn: Annotated[int, at_least(1)] = 16
     """calls of one turn that are run; those beyond are told so and count as failed"""
-    max_environment_turns: Annotated[int, OWN_ENVIRONMENT] = 30
+    max_environment_turns: Annotated[int, OWN_ENVIRONMENT, at_least(1)] = 30
     """replies of the environment in one rollout; --rollout.max-turns counts only turns that call a tool then"""
-    hosts: Annotated[MayChange[int], OWN_TOOL] = 1
+    hosts: Annotated[MayChange[int], OWN_TOOL, at_least(1)] = 1
     """actors for each tool of your own"""
 
     def __post_init__(self) -> None:
-        at_least(1, tools__max_calls_per_turn=self.max_calls_per_turn, tools__hosts=self.hosts)
-        at_least(1, tools__max_environment_turns=self.max_environment_turns)
+        check_bounds("tools", self)
         for entry in self.use:
             named = entry == "python" or _ENTRY.fullmatch(entry) is not None
             require(named, "--tools.use", f"{entry!r} is no tool", "give python, or module:object")

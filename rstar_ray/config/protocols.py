@@ -2,13 +2,10 @@
 
 from typing import Any
 
-PAPER: dict[str, Any] = {
-    "evaluate.samples": 16,
-    "evaluate.temperature": 0.6,
-    "evaluate.top_p": 1.0,  # not published
-    "evaluate.max_response_tokens": 30_720,
-    "evaluate.max_turns": 30,
-}
+from rstar_ray.config.rollout import EvaluationConfig
+
+_SETTINGS = ("samples", "temperature", "top_p", "max_response_tokens", "max_turns")
+PAPER: dict[str, Any] = {f"evaluate.{name}": getattr(EvaluationConfig(), name) for name in _SETTINGS}
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "own": {},
     "paper": PAPER,

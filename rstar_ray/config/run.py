@@ -1,14 +1,14 @@
 """One stage of a run: every setting there is, with its only default."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from rstar_ray.config.algorithm import AlgorithmConfig, OptimizerConfig, SftConfig
+from rstar_ray.config.algorithm import AlgorithmConfig, Correction, OptimizerConfig, SftConfig
 from rstar_ray.config.chat import ChatConfig
-from rstar_ray.config.checks import at_least, at_most, require
+from rstar_ray.config.checks import at_least, at_most, check_bounds, require
 from rstar_ray.config.detector import DetectorConfig
-from rstar_ray.config.gpus import check_gpus
+from rstar_ray.config.gpus import WeightWay, check_gpus, weight_way
 from rstar_ray.config.machines import BalancerConfig, EngineConfig, LearnerConfig, SandboxConfig
 from rstar_ray.config.modes import OF_RL, OF_SFT, OF_TRAINING, only_with, where
 from rstar_ray.config.own_code import RewardConfig, ToolsConfig, has_own
@@ -22,7 +22,9 @@ BFLOAT16 = where(
     lambda config: "bfloat16" in (config.engine.dtype, config.learner.dtype),
     "give --engine.dtype bfloat16 or --learner.dtype bfloat16, or leave it out",
 )
-CorrectionMode = Literal["none", "token", "sequence", "icepop"]
+Scale = Literal["tiny", "gpu", "gpu-8", "mi300x-64"]
+Until = Literal["steps", "settled", "solved"]
+WhenShort = Literal["refuse", "smaller"]
 MOST_SEED = 2**32 - 1
 """What numpy, and so vLLM, seeds its generators with."""
 
@@ -31,19 +33,17 @@ MOST_SEED = 2**32 - 1
 class CheckpointConfig:
     """When progress is saved and looked at."""
 
-    every_steps: MayChange[int] = 10
+    every_steps: Annotated[MayChange[int], at_least(1)] = 10
     """steps between checkpoints; the end of a stage always makes one"""
-    keep: MayChange[int] = 2
+    keep: Annotated[MayChange[int], at_least(1)] = 2
     """checkpoints kept per stage"""
-    grace_s: MayChange[float] = 120.0
+    grace_s: Annotated[MayChange[float], at_least(0)] = 120.0
     """after Ctrl-C or SIGTERM, longest until the step under way has ended in a checkpoint; a second ends at once [s]"""
-    trajectories_every_steps: Annotated[MayChange[int], OF_RL] = 10
+    trajectories_every_steps: Annotated[MayChange[int], OF_RL, at_least(0)] = 10
     """steps between those whose trajectories are all kept as readable jsonl, from the first on; 0 keeps none"""
 
     def __post_init__(self) -> None:
-        at_least(1, checkpoint__every_steps=self.every_steps, checkpoint__keep=self.keep)
-        at_least(0, checkpoint__grace_s=self.grace_s)
-        at_least(0, checkpoint__trajectories_every_steps=self.trajectories_every_steps)
+        check_bounds("checkpoint", self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +52,14 @@ class RunConfig:
 
     stage: SameAnswers[str] = "stage1"
     """name of the stage in the run directory"""
-    scale: SameAnswers[Literal["auto", "tiny", "gpu", "gpu-8", "mi300x-64"]] = "auto"
+    scale: SameAnswers[Literal["auto", Scale]] = "auto"
     """model, placement and budgets together; auto picks by what the Ray cluster offers and says what it picked"""
     run_dir: MayChange[str] = ""
     """where the run's results go; empty is runs/<scale> below the folder of the command"""
-    when_short: MayChange[Literal["refuse", "smaller"]] = "refuse"
+    when_short: MayChange[WhenShort] = "refuse"
     """where the cluster is smaller than the plan, as when a node is missing: refuse with the arithmetic, or run with as
     many replicas and ranks as fit"""
-    seed: int = 0
+    seed: Annotated[int, at_least(0), at_most(MOST_SEED)] = 0
     """fixes data order, sampling and resampling"""
     deterministic: bool = False
     """on GPUs, compute what does not depend on what else is computed beside it (docs/determinism.md): slower"""
@@ -68,15 +68,15 @@ class RunConfig:
     (arXiv:2506.13585): rounding logits to bfloat16 moves the probabilities of engine and learner apart"""
     model: SameAnswers[str] = ""
     """policy to start from, a Hugging Face folder or a hub's id; empty takes the stage before in the run directory"""
-    steps: Annotated[SameAnswers[int], OF_RL] = 300
+    steps: Annotated[SameAnswers[int], OF_RL, at_least(0)] = 300
     """training steps, at most"""
-    until: Annotated[SameAnswers[Literal["steps", "settled", "solved"]], OF_RL] = "steps"
+    until: Annotated[SameAnswers[Until], OF_RL] = "steps"
     """when the stage ends: after --steps; settled: once truncation stays near 10 % and the reward neither rises nor
     falls, at the earliest 60 steps after the warm-up (the paper's end of stage 1); solved: once over 70 % of the
     problems are all right (its end of stage 2)"""
-    max_empty_steps: Annotated[MayChange[int], OF_RL] = 10
+    max_empty_steps: Annotated[MayChange[int], OF_RL, at_least(1)] = 10
     """steps in a row without a group whose rewards differ, after which the run ends with the reason"""
-    prompts_per_step: Annotated[SameAnswers[int], OF_RL] = 512
+    prompts_per_step: Annotated[SameAnswers[int], OF_RL, at_least(1)] = 512
     """prompt groups of one step"""
     drop_solved: Annotated[SameAnswers[bool], OF_RL] = False
     """first roll out every problem 8 times with the latest policy and drop those solved 8/8 (stage 3)"""
@@ -103,9 +103,7 @@ class RunConfig:
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
 
     def __post_init__(self) -> None:
-        at_least(0, steps=self.steps, seed=self.seed)
-        at_most(MOST_SEED, seed=self.seed)
-        at_least(1, prompts_per_step=self.prompts_per_step, max_empty_steps=self.max_empty_steps)
+        check_bounds("", self)
         check_gpus(self.engine, self.learner)
         context = self.engine.max_context_tokens
         for option, budget in (
@@ -120,16 +118,32 @@ class RunConfig:
             )
 
     @property
-    def correction(self) -> CorrectionMode:
+    def correction(self) -> Correction:
         """`--algorithm.correction` with `auto` resolved."""
         if self.algorithm.correction == "auto":
             return "token" if self.learner.dtype == "bfloat16" else "none"
         return self.algorithm.correction
 
     @property
+    def loss(self) -> AlgorithmConfig:
+        """The algorithm as the loss reads it: with `correction` resolved."""
+        return replace(self.algorithm, correction=self.correction)
+
+    @property
     def fresh_optimizer(self) -> bool:
         """Whether the stage starts with zero moments: reset, or a policy from elsewhere, which brings no moments."""
         return self.reset_optimizer or bool(self.model)
+
+    @property
+    def weight_way(self) -> WeightWay:
+        """`--learner.weights-by` with `auto` resolved."""
+        return weight_way(self.engine, self.learner)
+
+    @property
+    def warmup_steps(self) -> int:
+        """Of an RL stage: only where the optimizer state is fresh, since Adam's first steps are full-size whatever the
+        gradient."""
+        return self.optimizer.warmup_steps if self.fresh_optimizer else 0
 
     def check_paths(self) -> None:
         """Refuse folders and files that are named but not there."""

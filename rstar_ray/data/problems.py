@@ -79,7 +79,7 @@ def _problem_of(row: Any, *, where: str, integer_answers: bool) -> Problem:
 def _text(row: Mapping[str, Any], name: str, where: str) -> str:
     if row.get(name) is None:
         mend = f"add {name} as a string, or convert the file with recipes/prepare.py"
-        raise ConfigError(where, f"has no {name}", mend)
+        raise ConfigError(where, f"has no {name} (columns: {', '.join(row)})", mend)
     value = plain_text(row[name])
     if value is None:
         raise ConfigError(where, f"{name} {row[name]!r} is not a string", "write it in quotes")

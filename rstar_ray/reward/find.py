@@ -1,10 +1,8 @@
 """Where in a completion the answer stands. Only the policy's own final turn is read, never tool output."""
 
 import re
-from typing import Literal
 
-Place = Literal["answer", "boxed", "anywhere"]
-r"""answer: the last `\boxed{}` in the last `<answer>`; boxed: the last `\boxed{}`; anywhere: that, or declared"""
+from rstar_ray.config.own_code import Place
 
 _OPENS, _CLOSES = "<answer>", "</answer>"
 _THOUGHT_ENDS = re.compile(r"</(?:think|reason|reasoning|thought)>")

@@ -21,6 +21,7 @@ from typing import IO, Any, TypeVar
 
 from rstar_ray.deadline import within
 from rstar_ray.errors import ConfigError, RStarError
+from rstar_ray.run_dir.code_version import code_version
 from rstar_ray.run_dir.durable import append_row, read_object, sync_folder, sync_tree, unwritable, write_json
 from rstar_ray.run_dir.lock import lock
 from rstar_ray.run_dir.manifest import SET_ASIDE, WrittenFile, checkpoint_name, damage, unreadable, write_manifest
@@ -109,6 +110,10 @@ class RunDir:
     def config_path(self) -> Path:
         return self.path / "config.json"
 
+    def configs(self) -> dict[str, dict[str, Any]]:
+        """The settings of each stage as JSON values; empty where no stage has begun."""
+        return read_object(self.config_path) if self.config_path.exists() else {}
+
     @property
     def evaluations_path(self) -> Path:
         return self.path / "evaluations.jsonl"
@@ -160,7 +165,7 @@ class RunDir:
                 "host": socket.gethostname(),
                 "platform": platform(),
                 "cpus": len(os.sched_getaffinity(0)),
-                "versions": {"python": python_version(), **_installed_versions()},
+                "versions": {"rstar_ray": code_version(), "python": python_version(), **_installed_versions()},
                 **facts,
             },
         )
@@ -324,7 +329,7 @@ class RunDir:
             yield
 
     def _claim(self, stage: str, config: dict[str, Any], may_differ: Collection[str], shared: Collection[str]) -> None:
-        stages: dict[str, dict[str, Any]] = read_object(self.config_path) if self.config_path.exists() else {}
+        stages = self.configs()
         for other, there in stages.items():
             self._refuse_other_tree(other, there, config)
         differ = [
@@ -355,9 +360,18 @@ class RunDir:
             said = [f"{word} since: {_listed(names)}" for word, names in (("gone", gone), ("new", new)) if names]
             raise ConfigError(
                 "--run-dir",
-                f"{stage} in {self.path} was written with other settings ({'; '.join(said)})",
-                "name a new directory, or go on with the version of rstar_ray that wrote it",
+                f"{stage} in {self.path} was written by {self.writer(stage)}; this is rstar_ray {code_version()}, "
+                f"which has other settings ({'; '.join(said)})",
+                "name a new directory, or resume with the version that wrote it",
             )
+
+    def writer(self, stage: str) -> str:
+        """The version of rstar_ray that last ran a stage here, as far as its launches say."""
+        launches = GrowingRows(self.launches_path)
+        launches.read()
+        named = [row.get("versions", {}).get("rstar_ray") for row in launches.rows if row.get("stage") == stage]
+        found = next((name for name in reversed(named) if name), "")
+        return f"rstar_ray {found}" if found else "an earlier rstar_ray, which did not record its version"
 
     def _remove(self, folder: Path) -> None:
         """Renamed first: a crash half-way leaves a folder that no reader takes for a checkpoint."""

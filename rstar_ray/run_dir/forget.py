@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rstar_ray.agent.journal import choice_folder, evaluation_folder
 from rstar_ray.errors import ConfigError
-from rstar_ray.run_dir.durable import cut_rows, read_object, read_rows, write_json
+from rstar_ray.run_dir.durable import cut_rows, read_rows, write_json
 from rstar_ray.run_dir.folder import SET_ASIDE, RunDir
 from rstar_ray.stages import STAGES
 
@@ -24,7 +24,7 @@ def forget(path: Path, stage: str, *, sure: bool) -> None:
     """
     run_dir = RunDir(path)
     with run_dir.held():
-        settings = read_object(run_dir.config_path)
+        settings = run_dir.configs()
         if stage not in settings:
             raise ConfigError(
                 "--stage", f"{run_dir.path} has no {stage}", f"give one of {', '.join(settings) or 'none'}"

@@ -12,7 +12,7 @@ from typing import Any, cast
 from rstar_ray.outcome import Outcome
 from sandbox.jail.cut import STDOUT_HEAD_SHARE, cut_text
 from sandbox.limits import MIB, Limits
-from sandbox.pool_config import PoolStats
+from sandbox.pool_metrics import PoolStats
 from sandbox.request import ExecutionRequest, ExecutionResult
 
 MAX_BATCH = 50_000

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rstar_ray.algorithm.state_bytes import SCORE_BYTES, RankBytes, rank_bytes, scores_bytes, state_bytes
-from rstar_ray.config import RunConfig
+from rstar_ray.config import EngineConfig, LearnerConfig, RunConfig
 from rstar_ray.config.gpus import WeightWay
 from rstar_ray.experts import experts_in
 from scheduler.cost import EngineCost
@@ -97,19 +97,35 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """Who gets which GPUs, and how much of the model and of a batch one of them holds; `pools_of` has a run's."""
+    """Which GPUs engines and learner ranks get, and the settings of both."""
 
     engine_gpus: int
     learner_gpus: int
     colocated: bool  # an engine and a learner rank share every GPU
-    tensor_parallel: int
-    micro_batch_tokens: int
-    offload: bool  # the optimizer's state in host memory
-    lora_rank: int  # of adapters that are trained in place of the weights; 0: the weights
-    zero: int
-    score_tokens: int  # of the longest row, where attention holds its scores; 0: its kernels are fused
-    memory_share: float  # of a GPU, that its engine takes for weights and KV; 0: all that is left
-    max_running: int  # rollouts that one engine decodes at once
+    engine: EngineConfig
+    learner: LearnerConfig
+    longest_tokens: int  # of a row
+    takes_rest: bool = False  # an engine takes all memory that is left, whatever `gpu_memory_share` says
+
+    @property
+    def tensor_parallel(self) -> int:
+        return self.engine.tensor_parallel
+
+    @property
+    def memory_share(self) -> float:
+        """Of a GPU, that its engine takes for weights and KV; 0: all that is left."""
+        return 0.0 if self.takes_rest else self.engine.gpu_memory_share
+
+    @property
+    def score_tokens(self) -> int:
+        """Of the longest row, where attention holds its scores; 0 for fused kernels, which hold none."""
+        return self.longest_tokens if self.learner.attention_kernel == "eager" else 0
+
+    def with_engine(self, **values: Any) -> "Pools":
+        return replace(self, engine=replace(self.engine, **values))
+
+    def with_learner(self, **values: Any) -> "Pools":
+        return replace(self, learner=replace(self.learner, **values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,13 +215,12 @@ def activations_gb(model: ModelShape, micro_batch_tokens: int) -> float:
 
 def scores_gb(model: ModelShape, pools: Pools) -> float:
     """Of one attention layer on the mathematical path; nothing of fused kernels."""
-    return (
-        scores_bytes(model.heads, micro_batch_tokens=pools.micro_batch_tokens, longest_tokens=pools.score_tokens) / GB
-    )
+    tokens = pools.learner.micro_batch_tokens
+    return scores_bytes(model.heads, micro_batch_tokens=tokens, longest_tokens=pools.score_tokens) / GB
 
 
 def learner_activations_gb(model: ModelShape, pools: Pools) -> float:
-    return activations_gb(model, pools.micro_batch_tokens) + scores_gb(model, pools)
+    return activations_gb(model, pools.learner.micro_batch_tokens) + scores_gb(model, pools)
 
 
 def engine_cost(model: ModelShape, gpu: Gpu, tensor_parallel: int) -> EngineCost:
@@ -236,7 +251,7 @@ def publish_seconds(
 
 def way_of(pools: Pools) -> WeightWay:
     """How weights get from these ranks to these engines where nothing else is asked for."""
-    if pools.lora_rank:
+    if pools.learner.lora_rank:
         return "object_store"
     if not pools.colocated:
         return "nccl"
@@ -245,25 +260,14 @@ def way_of(pools: Pools) -> WeightWay:
 
 def pools_of(config: RunConfig, stage: StageShape, *, engine_gpus: int, learner_gpus: int, colocated: bool) -> Pools:
     """What a run sets, on so many GPUs."""
-    learner, engine = config.learner, config.engine
     return Pools(
         engine_gpus=engine_gpus,
         learner_gpus=learner_gpus,
         colocated=colocated,
-        tensor_parallel=engine.tensor_parallel,
-        micro_batch_tokens=learner.micro_batch_tokens,
-        offload=learner.offload,
-        lora_rank=learner.lora_rank,
-        zero=learner.zero,
-        score_tokens=score_tokens(learner.attention_kernel, stage),
-        memory_share=engine.gpu_memory_share,
-        max_running=engine.max_running,
+        engine=config.engine,
+        learner=config.learner,
+        longest_tokens=longest_tokens(stage),
     )
-
-
-def score_tokens(attention_kernel: str, stage: StageShape) -> int:
-    """Of the longest row whose scores attention holds; 0 for fused kernels, which hold none."""
-    return longest_tokens(stage) if attention_kernel == "eager" else 0
 
 
 def plan_pools(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageShape, rollouts: int) -> PoolPlan:
@@ -275,7 +279,7 @@ def plan_pools(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageShape, 
     mean_response = sum(rollout.response_tokens for rollout in sample) / len(sample)
     cost = engine_cost(model, gpu, pools.tensor_parallel)
     share = rollouts / len(sample)  # the sample stands for all of them
-    shape = EngineShape(kv_tokens=max(kv_tokens, longest_tokens(stage)), max_running=pools.max_running)
+    shape = EngineShape(kv_tokens=max(kv_tokens, longest_tokens(stage)), max_running=pools.engine.max_running)
     bound = lower_bound(sample, replicas=1, cost=cost, shape=shape)
     work_s, area_s = bound.work_s * share / replicas, bound.kv_area_s * share / replicas
     steps_s = cost.fixed_s * max(rollout.generated_tokens for rollout in sample)
@@ -285,7 +289,7 @@ def plan_pools(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageShape, 
     flops_per_parameter = 2 * (PASSES + ANCHOR_PASSES)
     flops = pools.learner_gpus * gpu.tflops * 1e12 * gpu.train_share
     learn_s = flops_per_parameter * model.parameters * tokens / flops
-    publish_s = sum(publish_seconds(model, gpu, way_of(pools), lora_rank=pools.lora_rank).values())
+    publish_s = sum(publish_seconds(model, gpu, way_of(pools), lora_rank=pools.learner.lora_rank).values())
     return PoolPlan(
         name="colocated" if pools.colocated else "separated",
         engine_gpus=pools.engine_gpus,
@@ -324,15 +328,17 @@ def longest_tokens(stage: StageShape) -> int:
 
 def _held(model: ModelShape, pools: Pools) -> RankBytes:
     """By a learner rank of what is trained."""
-    trained = adapter_parameters(model, pools.lora_rank) if pools.lora_rank else model.parameters
-    return rank_bytes(trained, dtype=RUN.learner.dtype, zero=pools.zero, ranks=pools.learner_gpus)
+    trained = adapter_parameters(model, pools.learner.lora_rank) if pools.learner.lora_rank else model.parameters
+    return rank_bytes(trained, dtype=RUN.learner.dtype, zero=pools.learner.zero, ranks=pools.learner_gpus)
 
 
 def trained_gb(model: ModelShape, pools: Pools) -> float:
     """A learner rank's share of weights, gradients and the optimizer's state; frozen weights are held alone."""
     held = _held(model, pools)
-    frozen = model.parameters * STATE.weight / (pools.learner_gpus if pools.zero == 3 else 1) if pools.lora_rank else 0
-    return (held.state - (held.offloaded if pools.offload else 0.0) + frozen) / GB
+    frozen = 0.0
+    if pools.learner.lora_rank:
+        frozen = model.parameters * STATE.weight / (pools.learner_gpus if pools.learner.zero == 3 else 1)
+    return (held.state - (held.offloaded if pools.learner.offload else 0.0) + frozen) / GB
 
 
 def buckets_gb(model: ModelShape, pools: Pools) -> float:
@@ -357,7 +363,7 @@ def engine_memory(model: ModelShape, gpu: Gpu, pools: Pools) -> Memory:
     trained = trained_gb(model, pools) if pools.colocated else 0.0
     activations = learner_activations_gb(model, pools) if pools.colocated else 0.0
     buckets = buckets_gb(model, pools) if pools.colocated else 0.0
-    adapters = adapters_gb(model, pools.lora_rank) if pools.lora_rank else 0.0
+    adapters = adapters_gb(model, pools.learner.lora_rank) if pools.learner.lora_rank else 0.0
     weights = (model.weights_gb + adapters) / pools.tensor_parallel
     runtime = gpu.memory_gb * gpu.runtime_share
     left = gpu.memory_gb - weights - trained - buckets - activations - runtime
@@ -398,7 +404,7 @@ def lacks(model: ModelShape, gpu: Gpu, stage: StageShape, pools: Pools) -> list[
             f"learner rank {gpu.memory_gb - learner_gb - runtime:.1f} GB are left"
         )
     if (scores := scores_gb(model, pools)) and problems:
-        tokens = max(pools.micro_batch_tokens, pools.score_tokens)
+        tokens = max(pools.learner.micro_batch_tokens, pools.score_tokens)
         sides = f"{model.heads} heads x {tokens} x {pools.score_tokens} tokens x {SCORE_BYTES} bytes"
         problems[-1] += f", with {scores:.1f} GB of attention's scores ({sides})"
     return problems
@@ -426,22 +432,22 @@ def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
     for parallel in (2 * pools.tensor_parallel, 4 * pools.tensor_parallel, 8 * pools.tensor_parallel):
         if parallel <= 8 and pools.engine_gpus % parallel == 0:  # the engines of one machine
             words = f"--engine.tensor-parallel {parallel} instead of {pools.tensor_parallel}"
-            yield "parallel", words, gpu, replace(pools, tensor_parallel=parallel)
-    tokens = pools.micro_batch_tokens // 2
+            yield "parallel", words, gpu, pools.with_engine(tensor_parallel=parallel)
+    tokens = pools.learner.micro_batch_tokens // 2
     while tokens >= LEAST_MICRO_BATCH_TOKENS:
-        words = f"--learner.micro-batch-tokens {tokens} instead of {pools.micro_batch_tokens}"
-        yield "micro", words, gpu, replace(pools, micro_batch_tokens=tokens)
+        words = f"--learner.micro-batch-tokens {tokens} instead of {pools.learner.micro_batch_tokens}"
+        yield "micro", words, gpu, pools.with_learner(micro_batch_tokens=tokens)
         tokens //= 2
     for share in MEMORY_SHARES if pools.memory_share else ():
         words = f"--engine.gpu-memory-share {share:g} instead of {pools.memory_share:g}"
-        yield "share", words, gpu, replace(pools, memory_share=share)
-    if not pools.offload:
-        yield "offload", "--learner.offload (optimizer state in host memory)", gpu, replace(pools, offload=True)
+        yield "share", words, gpu, pools.with_engine(gpu_memory_share=share)
+    if not pools.learner.offload:
+        yield "offload", "--learner.offload (optimizer state in host memory)", gpu, pools.with_learner(offload=True)
     if pools.score_tokens:
-        yield "kernel", "--learner.attention-kernel fused", gpu, replace(pools, score_tokens=0)
-    if not pools.lora_rank:
+        yield "kernel", "--learner.attention-kernel fused", gpu, pools.with_learner(attention_kernel="fused")
+    if not pools.learner.lora_rank:
         words = f"--learner.lora-rank {LORA_RANK} (adapters in place of the weights)"
-        yield "lora", words, gpu, replace(pools, lora_rank=LORA_RANK)
+        yield "lora", words, gpu, pools.with_learner(lora_rank=LORA_RANK)
     if pools.colocated:
         for engines in range(pools.tensor_parallel, gpus, pools.tensor_parallel):
             split = apart(pools, engines, gpus - engines)
@@ -456,7 +462,7 @@ def _changes(gpu: Gpu, pools: Pools) -> Iterator[tuple[str, str, Gpu, Pools]]:
 
 def apart(pools: Pools, engine_gpus: int, learner_gpus: int) -> Pools:
     """Engines and ranks on GPUs of their own, of which an engine takes all that there is."""
-    return replace(pools, colocated=False, engine_gpus=engine_gpus, learner_gpus=learner_gpus, memory_share=0.0)
+    return replace(pools, colocated=False, engine_gpus=engine_gpus, learner_gpus=learner_gpus, takes_rest=True)
 
 
 def best_separated(model: ModelShape, gpu: Gpu, pools: Pools, *, stage: StageShape, rollouts: int) -> PoolPlan | None:

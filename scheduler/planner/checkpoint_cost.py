@@ -5,7 +5,8 @@ A rank's copy into host memory and the gathering of the model by rank 0 keep the
 
 from dataclasses import dataclass
 
-from rstar_ray.algorithm.state_bytes import BYTES, Dtype, state_bytes
+from rstar_ray.algorithm.state_bytes import BYTES, state_bytes
+from rstar_ray.config import CheckpointConfig, LearnerConfig
 from scheduler.planner.capacity import GB, Gpu, ModelShape, adapter_parameters
 
 FLOAT32 = BYTES["float32"]
@@ -62,12 +63,9 @@ class CheckpointPlan:
 
 def plan_checkpoint(
     model: ModelShape,
+    learner: LearnerConfig,
+    checkpoint: CheckpointConfig,
     *,
-    ranks: int,
-    dtype: Dtype,
-    every_steps: int,
-    keep: int,
-    lora_rank: int,
     storage: Storage = Storage(),
     gather_gb_s: float = Gpu().gather_gb_s,
 ) -> CheckpointPlan:
@@ -75,6 +73,7 @@ def plan_checkpoint(
 
     With LoRA the exported model is merged in float32, and the adapters lie beside it.
     """
+    ranks, dtype, lora_rank = learner.ranks, learner.dtype, learner.lora_rank
     trained = adapter_parameters(model, lora_rank) if lora_rank else model.parameters
     frozen = model.parameters if lora_rank else 0.0
     rank_gb = (trained * (FLOAT32 + state_bytes(dtype, zero=1).moments) + frozen * FLOAT32) / ranks / GB
@@ -87,8 +86,8 @@ def plan_checkpoint(
         model_gb=model_gb,
         blocking_s=rank_gb / storage.copy_gb_s + model_gb / gather_gb_s,
         writing_s=max((rank_gb + model_gb) / storage.rank_gb_s, total_gb / storage.all_gb_s),
-        every_steps=every_steps,
-        keep=keep,
+        every_steps=checkpoint.every_steps,
+        keep=checkpoint.keep,
     )
 
 

@@ -1,5 +1,6 @@
 """Small random policies and rows for the learner's tests."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,8 @@ import numpy as np
 
 from rstar_ray.algorithm.batch import TokenRow
 from rstar_ray.algorithm.batch_plan import plan_ranks
-from rstar_ray.algorithm.loss_settings import Normalisation
 from rstar_ray.algorithm.normalisation import token_weights
+from rstar_ray.config.algorithm import Normalisation
 from tests import derived
 
 VOCABULARY = 200
@@ -63,11 +64,13 @@ def draw_rows(count: int, seed: int = 0, low: int = 8, high: int = 60) -> list[T
 
 
 def micro_batches(rows: Sequence[TokenRow], tokens: int = 512) -> list[list[TokenRow]]:
-    plan = plan_ranks([len(row.token_ids) for row in rows], 1, derived.limits(micro_batch_tokens=tokens))[0]
+    plan = plan_ranks(
+        [len(row.token_ids) for row in rows], derived.limits(micro_batch_tokens=tokens), attention_tokens=math.inf
+    )[0]
     return [[rows[i] for i in batch] for batch in plan]
 
 
-def weighted(rows: Sequence[TokenRow], mode: Normalisation = Normalisation.TOKEN) -> list[TokenRow]:
+def weighted(rows: Sequence[TokenRow], mode: Normalisation = "token") -> list[TokenRow]:
     """The rows of one update; each is a group of its own."""
     weights = token_weights([row.num_sampled_tokens for row in rows], [row.name for row in rows], mode)
     return [replace(row, token_weight=weight) for row, weight in zip(rows, weights, strict=True)]

@@ -9,8 +9,7 @@ from actors.generation.spans import Activity, Span
 from rstar_ray.outcome import Outcome
 from rstar_ray.rollouts import DroppedRollout
 from rstar_ray.telemetry.registry import PROCESS_METRICS
-from sandbox.pool_config import PoolStats
-from sandbox.pool_metrics import lost_since
+from sandbox.pool_metrics import PoolStats, lost_since
 from scheduler.records import ReplicaLoad, RolloutLoad
 from tests.fakes import KeptMetrics, registration
 from tests.rstar_ray.fabricate import example_trajectories

@@ -37,10 +37,10 @@ def environment() -> Iterator[None]:
 def start(folder: Path) -> Iterator[Start]:
     ranks: list[Any] = []
 
-    def started(**changes: Any) -> Any:
+    def started(model: Path = folder, **changes: Any) -> Any:
         from actors.learner.rank import LearnerRank
 
-        rank = LearnerRank(derived.learner(folder, lora_rank=RANK, lora_alpha=ALPHA, **changes))
+        rank = LearnerRank(derived.learner(lora_rank=RANK, lora_alpha=ALPHA, **changes), model)
         rank.start()
         ranks.append(rank)
         return rank
@@ -210,7 +210,7 @@ def test_biases_of_adapted_layers_leave_and_come_back_under_their_own_names(star
             if name.endswith(".bias"):
                 parameter.normal_()
     model.save_pretrained(other)
-    rank = start(model=str(biased), zero=zero)
+    rank = start(model=biased, zero=zero)
     rank.set_policy(other)
     assert update(rank).applied
     served, base = published(rank), saved(other)

@@ -1,7 +1,6 @@
 """What attention is computed by: chosen for a process, and refused with the arithmetic where it would not fit."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,7 +37,7 @@ def gpu_of_192_gb(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def settings(**changes: Any) -> Any:
-    return derived.learner(Path("model"), **{"longest_tokens": 16_384, "dtype": "bfloat16", **changes})
+    return derived.learner(**{"max_context_tokens": 16_384, "dtype": "bfloat16", **changes})
 
 
 def test_the_mathematical_path_computes_the_same_and_is_taken_where_it_was_asked_for():
@@ -75,7 +74,7 @@ def test_a_gpu_without_a_fused_kernel_is_refused_with_what_the_mathematical_path
     gpu_of_192_gb: pytest.MonkeyPatch,
 ):
     gpu_of_192_gb.setattr(attention_kernels, "tried", lambda *_: "No available kernel")
-    one = settings(batch=derived.limits(micro_batch_tokens=32_768))
+    one = settings(micro_batch_tokens=32_768)
     with pytest.raises(
         ConfigError,
         match=r"no fused attention for 40 heads of 128 in bfloat16 here \(No available kernel\), and the mathematical "
@@ -88,10 +87,10 @@ def test_a_gpu_without_a_fused_kernel_is_refused_with_what_the_mathematical_path
 
 
 def test_eager_is_refused_where_its_scores_alone_are_more_than_the_gpu(gpu_of_192_gb: pytest.MonkeyPatch):
-    long = settings(attention_kernel="eager", batch=derived.limits(micro_batch_tokens=32_768))
+    long = settings(attention_kernel="eager", micro_batch_tokens=32_768)
     with pytest.raises(
         ConfigError, match=r"eager holds 40 heads x .* = 257\.7 GB of scores, and the GPU has 192. Hint: give"
     ):
         refuse_unfit(long, MODEL, GPU)
-    short = settings(attention_kernel="eager", longest_tokens=2_048, batch=derived.limits(micro_batch_tokens=2_048))
+    short = settings(attention_kernel="eager", max_context_tokens=2_048, micro_batch_tokens=2_048)
     refuse_unfit(short, MODEL, GPU)

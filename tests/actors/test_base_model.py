@@ -63,8 +63,8 @@ async def test_rollouts_of_a_base_model_end_with_their_turns(tmp_path: Path):
     assert json.loads((tmp_path / "generation_config.json").read_text()) == {"eos_token_id": [256]}
     stops = dict(chat.profile.stop_tokens)
     assert set(stops.values()) == {"<|endoftext|>", "<|im_end|>"}
-    settings = derived.engine(tmp_path, max_model_len=2048, kv_tokens=64_000)
-    engine = Engine(settings, stop_token_ids=chat.profile.stop_token_ids)
+    settings = derived.engine(max_context_tokens=2048, kv_tokens=64_000)
+    engine = Engine(settings, tmp_path, stop_token_ids=chat.profile.stop_token_ids)
     await engine.start()
     try:
         prompt = chat.prompt_ids(request(0).problem)

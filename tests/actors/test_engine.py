@@ -105,7 +105,7 @@ def temporary() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 async def engine(folder: Path, temporary: Path) -> AsyncIterator[Engine]:
-    running = Engine(derived.engine(folder, max_model_len=1024, kv_tokens=32_000))
+    running = Engine(derived.engine(max_context_tokens=1024, kv_tokens=32_000), folder)
     assert (await running.start()).cost is None
     yield running
     await running.close()
@@ -225,7 +225,7 @@ async def test_a_cancelled_request_leaves_the_engine(engine: Engine):
 
 
 async def test_a_scarce_kv_cache_preempts_and_a_killed_process_is_an_engine_error(folder: Path):
-    scarce = Engine(derived.engine(folder, max_model_len=512, kv_tokens=640, max_num_seqs=16))
+    scarce = Engine(derived.engine(max_context_tokens=512, kv_tokens=640, max_running=16), folder)
     facts = await scarce.start()
     (core,) = scarce._vllm.processes
     assert facts.kv_capacity_tokens == 640
@@ -277,7 +277,7 @@ async def test_a_tied_head_saved_beside_its_embeddings_is_published_to_like_any_
     saved = load_file(tmp_path / "model.safetensors")
     saved["lm_head.weight"] = saved["model.embed_tokens.weight"].clone()
     save_file(saved, tmp_path / "model.safetensors", {"format": "pt"})
-    twice = Engine(derived.engine(tmp_path, max_model_len=256, kv_tokens=4_096))
+    twice = Engine(derived.engine(max_context_tokens=256, kv_tokens=4_096), tmp_path)
     await twice.start()
     try:
         model = policy(seed=1)

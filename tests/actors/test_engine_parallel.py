@@ -20,7 +20,7 @@ class Replica:
     """One engine, once."""
 
     async def sample(self, model: Path) -> list[int]:
-        engine = Engine(derived.engine(model, kv_tokens=4_096, tensor_parallel_size=2))
+        engine = Engine(derived.engine(kv_tokens=4_096, tensor_parallel=2), model)
         await engine.start()
         try:
             done = await engine.generate([5, 6, 7], request_id="r", max_tokens=8, seed=0, sampling=MODELS_OWN)

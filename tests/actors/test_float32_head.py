@@ -42,9 +42,9 @@ def learner_logprobs(folder: Path, ids: list[int], num_prompt: int, *, float32_h
 @pytest.mark.real
 async def test_engine_and_learner_agree_on_unrounded_logits(tmp_path: Path):
     folder = without_mixing(tmp_path)
-    settings = derived.engine(folder, dtype="bfloat16", float32_head=True, max_model_len=512, kv_tokens=16_000)
+    settings = derived.engine(dtype="bfloat16", float32_head=True, max_context_tokens=512, kv_tokens=16_000)
     prompts = np.random.default_rng(0).integers(2, VOCABULARY, (4, 20)).tolist()
-    engine = Engine(settings)
+    engine = Engine(settings, folder)
     await engine.start()
     try:
         sampled = await asyncio.gather(

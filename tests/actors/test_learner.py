@@ -49,9 +49,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def learning(folder: Path, **changes: Any) -> AsyncIterator[Learner]:
-    plain: dict[str, Any] = {"zero": 0, "grad_clip": 0.0, "batch": derived.limits(micro_batch_tokens=256)}
-    options = [{"num_cpus": 0.1}] * changes.get("world_size", 1)
-    learner = Learner(derived.learner(folder, **plain | changes), rank_options=options)
+    plain: dict[str, Any] = {"zero": 0, "grad_clip": 0.0, "micro_batch_tokens": 256, "attention": "sdpa"}
+    options = [{"num_cpus": 0.1}] * changes.get("ranks", 1)
+    learner = Learner(derived.learner(**plain | changes), folder, rank_options=options)
     try:
         await learner.start()
         yield learner
@@ -145,7 +145,7 @@ async def test_two_ranks_under_zero_3_do_what_one_rank_does_and_go_on_from_its_c
         next_alone = await one.train_rl(rows, 1e-3)
         sft_alone = await one.evaluate_sft(examples)
         weights_alone = published(await one.publish(2), cluster)
-    async with learning(folder, world_size=2, zero=3) as two:
+    async with learning(folder, ranks=2, zero=3) as two:
         together = await two.train_rl(rows, 1e-3)
         await two.save_checkpoint(tmp_path / "two")
         files = await two.written()
@@ -194,14 +194,14 @@ async def test_a_checkpoint_of_two_ranks_is_gone_on_from_by_any_number_and_one_w
     cluster: Any, folder: Path, tmp_path: Path
 ):
     rows = training_rows(ROWS, cluster)
-    async with learning(folder, world_size=2, zero=3) as two:
+    async with learning(folder, ranks=2, zero=3) as two:
         assert (await two.train_rl(rows, 1e-3)).applied
         await two.save_checkpoint(tmp_path)
         after = await two.train_rl(rows, 1e-3)  # while it is written
         await two.written()
         weights = published(await two.publish(1), cluster)
     for ranks, zero in ((1, 2), (3, 1)):
-        async with learning(folder, world_size=ranks, zero=zero) as moved:
+        async with learning(folder, ranks=ranks, zero=zero) as moved:
             await moved.load_checkpoint(tmp_path)
             again = await moved.train_rl(rows, 1e-3)
             assert (again.step, again.metrics["loss"]) == (2, pytest.approx(after.metrics["loss"], abs=1e-6))
@@ -216,7 +216,7 @@ async def test_a_checkpoint_of_two_ranks_is_gone_on_from_by_any_number_and_one_w
 
 async def test_a_rank_that_cannot_write_is_named_and_the_ranks_go_on(cluster: Any, folder: Path, tmp_path: Path):
     rows = training_rows(ROWS, cluster)
-    async with learning(folder, world_size=2, zero=1) as learner:
+    async with learning(folder, ranks=2, zero=1) as learner:
         (tmp_path / "state-00001.safetensors").mkdir()  # where rank 1 wants to write a file
         await learner.save_checkpoint(tmp_path)
         with pytest.raises(LearnerError, match=r"learner/rank-1 failed in writing a checkpoint: .*irectory"):
@@ -226,7 +226,7 @@ async def test_a_rank_that_cannot_write_is_named_and_the_ranks_go_on(cluster: An
 
 async def test_a_rank_that_dies_ends_the_gang_at_once_and_is_named(cluster: Any, folder: Path):
     rows = training_rows(ROWS, cluster)
-    async with learning(folder, world_size=2, zero=1) as learner:
+    async with learning(folder, ranks=2, zero=1) as learner:
         assert (await learner.train_rl(rows, 1e-3)).applied
         doomed = cluster.get_actor("learner/rank-1")
         cluster.kill(doomed)
@@ -244,7 +244,7 @@ async def test_a_rank_that_dies_or_stops_is_noticed_while_nobody_asks_it_and_new
         DetectorConfig(probe_every_s=0.5, silent_s=8, learner_silent_s=8, engine_step_s=8, still_s=300),
     )
     watch.start()
-    async with learning(folder, world_size=2, zero=1) as learner:
+    async with learning(folder, ranks=2, zero=1) as learner:
         learner._watch, learner._silent_s = watch, 8.0
         await learner.restart()
         assert (await learner.train_rl(rows, 1e-3)).applied
@@ -299,9 +299,9 @@ async def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_the_dead
         async def call(self, number: int, method: str, arguments: Sequence[Any]) -> None:
             await asyncio.sleep(60)
 
-    learner = Learner(derived.learner(folder, step_deadline_s=0.3))
+    learner = Learner(derived.learner(step_deadline_s=1), folder)
     learner._ranks = [RankClient(Remote(Silent.remote(), "learner/rank-0"))]
-    with pytest.raises(RankLost, match=r"driver waited 0\.3 s for learner/rank-0 \(the weights\)"):
+    with pytest.raises(RankLost, match=r"driver waited 1 s for learner/rank-0 \(the weights\)"):
         await learner.publish(1)
 
 

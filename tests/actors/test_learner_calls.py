@@ -114,7 +114,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 async def learner_of(*ranks: Rank, folder: Path = Path("model")) -> Learner:
-    learner = Learner(derived.learner(folder, step_deadline_s=5.0, world_size=len(ranks)))
+    learner = Learner(derived.learner(step_deadline_s=5.0, ranks=len(ranks)), folder)
     learner._ranks = [RankClient(Remote(rank, f"learner/rank-{number}")) for number, rank in enumerate(ranks)]
     await asyncio.gather(*(rank.connect(5) for rank in learner._ranks))
     return learner
@@ -193,10 +193,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def learner(*ranks: New, seconds: float = 5.0) -> Learner:
         made = iter(ranks)
-        monkeypatch.setattr(gang, "start_rank", lambda _, rank, **__: Remote(next(made), gang.rank_name(rank)))
+        monkeypatch.setattr(gang, "start_rank", lambda _, __, rank, **___: Remote(next(made), gang.rank_name(rank)))
         monkeypatch.setattr(gang.ray.util, "list_named_actors", lambda: [])
-        settings = derived.learner(Path("model"), start_deadline_s=seconds, world_size=2)
-        return Learner(settings, watch=EndsTheSilent(), silent_s=7.0)
+        config = derived.learner(start_deadline_s=seconds, ranks=2)
+        return Learner(config, Path("model"), watch=EndsTheSilent(), silent_s=7.0)
 
     return learner
 
@@ -220,9 +220,9 @@ async def test_a_rank_that_is_stopped_before_its_first_answer_in_a_restart_is_a_
     rank: int, started: Any, killed: list[Any]
 ):
     stopped = [New(stops_at="probe" if number == rank else "") for number in range(2)]
-    learner = started(New(), New(), *stopped, New(), New(), seconds=0.6)
+    learner = started(New(), New(), *stopped, New(), New(), seconds=1)
     (line,) = await lost_once(learner)
-    assert line.startswith(f"driver waited 0.3 s for learner/rank-{rank} (its first answer) and gave up; the learner")
+    assert line.startswith(f"driver waited 0.5 s for learner/rank-{rank} (its first answer) and gave up; the learner")
     assert set(stopped) <= set(killed) and learner._watch.up == ["learner/rank-0", "learner/rank-1"] * 2
 
 

@@ -65,10 +65,8 @@ def of_rank(rank: int, folder: str) -> None:
         for dtype, zero, bucket in KINDS[shape]:
             deepspeed_start.REDUCE_BUCKET = bucket
             before = tensors()
-            settings = derived.learner(
-                Path(folder) / shape, dtype=dtype, zero=zero, world_size=RANKS, activation_checkpointing=False
-            )
-            one = LearnerRank(settings, rank)
+            config = derived.learner(dtype=dtype, zero=zero, ranks=RANKS, activation_checkpointing=False)
+            one = LearnerRank(config, Path(folder) / shape, rank)
             if rank == 0 and not port.exists():
                 new = port.with_suffix(".new")
                 new.write_text(str(one.open_store("127.0.0.1")))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from actors.weights.buckets import checksum
+from actors.weights.tensors import ServedWeights
 from rstar_ray.algorithm.batch import TokenRow
-from rstar_ray.algorithm.loss_settings import Correction, Normalisation
 from rstar_ray.errors import ConfigError
 from tests import derived
 from tests.actors.policies import draw_rows, micro_batches, num_sampled, save_policy, weighted
@@ -45,10 +45,10 @@ def start(folder: Path) -> Iterator[Start]:
     """Starts a rank with changed settings, and ends it with the test."""
     ranks: list[Any] = []
 
-    def started(**changes: Any) -> Any:
+    def started(model: Path = folder, **changes: Any) -> Any:
         from actors.learner.rank import LearnerRank
 
-        rank = LearnerRank(derived.learner(folder, **{"grad_clip": 0.0, "zero": 0, **changes}))
+        rank = LearnerRank(derived.learner(**{"grad_clip": 0.0, "zero": 0, **changes}), model)
         rank.start()
         ranks.append(rank)
         return rank
@@ -113,33 +113,32 @@ def test_the_gradient_is_that_of_plain_torch_in_float64(start: Start, folder: Pa
         {"attention": "sdpa"},
         {"activation_checkpointing": True},
         {"logprob_chunk_tokens": 7},
-        {"loss": derived.loss(normalisation=Normalisation.SEQUENCE)},
-        {"loss": derived.loss(normalisation=Normalisation.GROUP), "tokens": 150},
+        {"normalisation": "sequence"},
+        {"normalisation": "group", "tokens": 150},
     ],
 )
 def test_the_gradient_does_not_depend_on_micro_batches_packing_checkpointing_or_chunks(
     start: Start, changes: dict[str, Any]
 ):
     tokens = changes.pop("tokens", 600)
-    loss = changes.get("loss", derived.loss())
-    whole, other = start(loss=loss), start(**changes)
-    rows = weighted(ROWS, loss.normalisation)
+    mode = changes.get("normalisation", "token")
+    whole, other = start(normalisation=mode), start(**changes)
+    rows = weighted(ROWS, mode)
     whole.train_rl([micro_batches(rows, 10_000)], 1e-3)
     other.train_rl([micro_batches(rows, tokens)], 1e-3)
     assert largest_difference(gradients(whole), gradients(other)) < 1e-6
 
 
 @pytest.mark.parametrize("zero", ZERO)
-def test_deepspeed_reads_what_it_is_told_as_it_is_meant(folder: Path, zero: int):
+def test_deepspeed_reads_what_it_is_told_as_it_is_meant(zero: int):
     """By its own parser: a name that it does not know it passes over."""
     from actors.learner.deepspeed_start import _quiet_deepspeed, deepspeed_config
 
     _quiet_deepspeed()
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    told = deepspeed_config(
-        derived.learner(folder, zero=zero, offload=zero > 0, grad_clip=0.7, dtype="bfloat16" if zero else "float32")
-    )
+    config = derived.learner(zero=zero, offload=zero > 0, grad_clip=0.7, dtype="bfloat16" if zero else "float32")
+    told = deepspeed_config(config.learner, config.optimizer)
     read: Any = DeepSpeedConfig(told)
     offload = read.zero_config.offload_optimizer
     assert (read.zero_optimization_stage, offload and offload.device) == (zero, "cpu" if zero else None)
@@ -175,8 +174,8 @@ def test_a_model_that_would_carry_one_row_into_the_next_is_refused_where_rows_ar
     )  # fmt: skip
     transformers.Lfm2ForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"--learner\.attention: rows packs rows .* Lfm2.*. Hint: give sdpa"):
-        start(model=str(tmp_path), attention="rows")
-    start(model=str(tmp_path), attention="sdpa")
+        start(model=tmp_path, attention="rows")
+    start(model=tmp_path, attention="sdpa")
 
 
 def test_log_probs_are_those_of_transformers(start: Start, folder: Path):
@@ -220,7 +219,7 @@ def test_of_several_updates_one_that_is_not_finite_is_told_apart_from_those_that
 
 
 def test_the_gap_between_engine_and_learner_is_reported(start: Start):
-    rank = start(loss=derived.loss(correction=Correction.TOKEN, correction_cap=1.0))
+    rank = start(correction="token", correction_cap=1.0)
     truth = [logprobs.numpy() for logprobs in rank.logprobs([[row] for row in ROWS])]
     gap = 0.25
     rows = []
@@ -255,7 +254,7 @@ def test_what_was_seen_of_every_token_is_kept_by_row_until_the_next_update(start
 
 
 def test_a_kl_term_to_the_policy_itself_changes_nothing_at_first(start: Start, folder: Path):
-    rank = start(loss=derived.loss(kl_coefficient=0.1), reference_model=str(folder))
+    rank = start(kl_coefficient=0.1, reference_model=folder)
     first = update(rank)
     assert first.metrics["kl"] == pytest.approx(0.0, abs=1e-9)
     assert (update(rank).kl or 0) > 0
@@ -299,7 +298,7 @@ def test_the_sft_loss_is_cross_entropy_and_its_update_lowers_it(start: Start):
 
 def test_the_temperature_of_rollouts_does_not_touch_sft(start: Start):
     rows = weighted([TokenRow(row.name, row.token_ids, row.loss_mask) for row in ROWS])
-    plain, tempered = start(), start(loss=derived.loss(temperature=0.5))
+    plain, tempered = start(), start(temperature=0.5)
     assert tempered.evaluate_sft(micro_batches(rows)) == plain.evaluate_sft(micro_batches(rows))
     for rank in (plain, tempered):
         assert rank.train_sft(micro_batches(rows), 1e-3).applied
@@ -367,7 +366,7 @@ def test_micro_batches_without_a_token_to_train_on_take_part_and_add_nothing(sta
 
 def test_a_folder_without_a_model_is_refused(start: Start, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"--model"):
-        start(model=str(tmp_path))
+        start(model=tmp_path)
 
 
 def test_a_head_of_its_own_under_a_config_that_ties_it_is_refused(start: Start, tmp_path: Path):
@@ -378,12 +377,12 @@ def test_a_head_of_its_own_under_a_config_that_ties_it_is_refused(start: Start, 
     saved = load_file(folder / "model.safetensors")
     head = saved["model.embed_tokens.weight"].copy()
     save_file(saved | {"lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
-    rank = start(model=str(folder))
+    rank = start(model=folder)
     assert "lm_head.weight" not in rank.state.shapes
     rank.set_policy(folder)
     save_file(saved | {"lm_head.weight": 2 * head}, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match=r"--model: .*ties the output head.*tie_word_embeddings to false"):
-        start(model=str(folder))
+        start(model=folder)
 
 
 # ---------------------------------------------------------------- out and in
@@ -422,7 +421,7 @@ def test_a_checkpoint_can_be_taken_before_the_first_update(start: Start, tmp_pat
 
 
 def test_a_checkpoint_of_another_architecture_is_refused_with_both_names(start: Start, tmp_path: Path):
-    other = start(model=str(save_policy(tmp_path / "other", num_hidden_layers=2)))
+    other = start(model=save_policy(tmp_path / "other", num_hidden_layers=2))
     other.save_checkpoint(tmp_path / "saved", {})
     other.written()
     rank = start()
@@ -463,7 +462,7 @@ def test_the_exported_folder_is_one_that_transformers_loads_with_equal_weights(
 @pytest.mark.parametrize("zero", ZERO)
 def test_weights_taken_over_and_a_fresh_optimizer_make_a_fresh_learner(start: Start, zero: int, tmp_path: Path):
     other = save_policy(tmp_path / "other", seed=5)
-    rank, fresh = start(zero=zero), start(zero=zero, model=str(other))
+    rank, fresh = start(zero=zero), start(zero=zero, model=other)
     update(rank)
     rank.set_policy(other)
     rank.reset_optimizer()
@@ -475,8 +474,10 @@ def test_weights_taken_over_and_a_fresh_optimizer_make_a_fresh_learner(start: St
 
 @pytest.mark.parametrize(("zero", "bucket_bytes"), [(0, 2**28), (1, 300_000), (3, 1), (3, 300_000)])
 def test_what_is_published_is_every_weight_once_in_buckets(start: Start, zero: int, bucket_bytes: int):
-    rank = start(zero=zero, bucket_bytes=bucket_bytes)
-    buckets = list(rank.served_weights().on_host())
+    rank = start(zero=zero)
+    buckets = list(
+        ServedWeights(rank.state.served_entries, rank.state.served, bucket_bytes, everywhere=False).on_host()
+    )
     assert all(bucket.num_bytes <= bucket_bytes or len(bucket.entries) == 1 for bucket in buckets)
     published = {parameter.name: parameter.array for parameter in unpack(buckets)}
     assert published.keys() == rank.state.shapes.keys()

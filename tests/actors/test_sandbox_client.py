@@ -16,7 +16,6 @@ from rstar_ray.errors import JudgeError, SandboxError
 from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import ToolCall
 from sandbox.request import ExecutionRequest, ExecutionResult
-from tests import derived
 
 CONFIG = SandboxConfig(time_limit_s=0.1, deadline_s=5.0)
 
@@ -171,7 +170,7 @@ async def test_an_executor_whose_pool_did_not_come_up_is_started_again_when_it_i
                 raise SandboxError("the machine is too busy")
             return self
 
-    executor, pool = sandbox_executor.SandboxExecutor("sandbox/0", derived.pool()), Pool()
+    executor, pool = sandbox_executor.SandboxExecutor("sandbox/0", SandboxConfig()), Pool()
     executor._pool = pool  # type: ignore[assignment]
     with pytest.raises(SandboxError, match="too busy"):
         await executor.start()
@@ -237,7 +236,7 @@ async def test_every_call_of_an_executor_gets_one_answer_whatever_goes_wrong_ins
                 raise KeyError("a bug")
             return ExecutionResult(outcome=Outcome.OK, stdout=request.code)
 
-    executor = sandbox_executor.SandboxExecutor("sandbox/0", derived.pool())
+    executor = sandbox_executor.SandboxExecutor("sandbox/0", SandboxConfig())
     executor._pool = Pool()  # type: ignore[assignment]
     batch = [(0, ExecutionRequest(code="bug")), (1, ExecutionRequest(code="1"))]
     answers = [answer async for part in executor.run(batch, "g") for answer in part]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from actors.generation.engine import Engine
-from actors.generation.settings import engine_settings
+from actors.generation.served_adapter import adapter_to_serve
 from actors.weights.adapter_folder import (
     AdapterSettings,
     adapter_beside,
@@ -52,7 +52,7 @@ def adapted(folder: Path) -> AdapterSettings:
 
 @pytest.fixture(scope="module")
 async def engine(folder: Path) -> AsyncIterator[Engine]:
-    running = Engine(derived.engine(folder, max_model_len=1024, kv_tokens=32_000, adapter=adapted(folder)))
+    running = Engine(derived.engine(max_context_tokens=1024, kv_tokens=32_000), folder, adapter=adapted(folder))
     await running.start()
     yield running
     await running.close()
@@ -164,17 +164,19 @@ async def test_a_bfloat16_engine_serves_an_exported_model_by_its_adapter(folder:
     of_trained = merged(policy(seed=0), folder, adapter(folder, seed=40))
     save(of_trained, exported)
     half = derived.small_config(engine__dtype="bfloat16")
-    settings = engine_settings(half, exported)
-    assert settings.adapter is not None and settings.weights == str(base) and settings.model == str(exported)
-    assert engine_settings(derived.small_config(), exported).weights == str(exported)
-    engine = Engine(replace(settings, measure_cost=False, max_model_len=256, kv_tokens=8_192))
+    adapter_of_export = adapter_to_serve(half, exported, trained=False)
+    assert adapter_of_export is not None and adapter_of_export.base == str(base)
+    assert adapter_to_serve(derived.small_config(), exported, trained=False) is None
+    engine = Engine(
+        derived.engine(dtype="bfloat16", max_context_tokens=256, kv_tokens=8_192), exported, adapter=adapter_of_export
+    )
     try:
         await engine.start()
         assert await mean_off_by(engine, of_trained) < 0.05 < await mean_off_by(engine, policy(seed=0))
     finally:
         await engine.close()
     shutil.rmtree(base)
-    assert engine_settings(half, exported).weights == str(exported)
+    assert adapter_to_serve(half, exported, trained=False) is None
 
 
 async def mean_off_by(engine: Engine, model: torch.nn.Module) -> float:
@@ -196,8 +198,10 @@ async def test_an_engine_serves_what_a_bfloat16_learner_trained(tmp_path: Path, 
     folder = tmp_path / "policy"
     save(policy(seed=0).to(torch.bfloat16), folder)
     base: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-    learner = LearnerRank(derived.learner(folder, dtype="bfloat16", lora_rank=RANK, lora_alpha=ALPHA))
-    engine = Engine(derived.engine(folder, dtype=dtype, max_model_len=256, kv_tokens=8_192, adapter=adapted(folder)))
+    learner = LearnerRank(derived.learner(dtype="bfloat16", lora_rank=RANK, lora_alpha=ALPHA), folder)
+    engine = Engine(
+        derived.engine(dtype=dtype, max_context_tokens=256, kv_tokens=8_192), folder, adapter=adapted(folder)
+    )
     learner.start()
     try:
         rows = [replace(row, token_ids=row.token_ids % VOCABULARY) for row in draw_rows(8)]

@@ -65,7 +65,7 @@ def model_of(kind: str, seed: int, **changes: Any) -> Any:
 )
 async def test_each_version_is_served_as_loaded(kind: str, changes: dict[str, Any], ranks: int, tmp_path: Path):
     model_of(kind, 0, **changes).save_pretrained(tmp_path)
-    engine = Engine(derived.engine(tmp_path, max_model_len=256, kv_tokens=4_096, tensor_parallel_size=ranks))
+    engine = Engine(derived.engine(max_context_tokens=256, kv_tokens=4_096, tensor_parallel=ranks), tmp_path)
     await engine.start()
     try:
         for version in (1, 2):

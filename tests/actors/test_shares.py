@@ -3,18 +3,22 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from actors.learner.shares import RlWork, rl_shares, rows_refused, sft_shares, usable_rows
-from rstar_ray.algorithm.loss_settings import Normalisation
 from rstar_ray.algorithm.update import LeftOut, SftExample
+from rstar_ray.config.algorithm import Normalisation
 from rstar_ray.rollouts import TrainingRow, TrajectoryRef
 from tests import derived
 from tests.fakes import update_result
 
-LIMITS = derived.limits(micro_batch_tokens=40, packed=True)
+
+def rl_work(rows: list[TrainingRow], **changes: Any) -> list[RlWork]:
+    config = derived.learner(**{"micro_batch_tokens": 40, "ranks": 2, **changes})
+    return rl_shares(rows, config, attention_tokens=math.inf)
 
 
 def training_row(name: str, *, group: str = "g", tokens: int = 10, sampled: int = 4) -> TrainingRow:
@@ -37,9 +41,9 @@ def drawn_rows(count: int = 12) -> list[TrainingRow]:
 
 
 def weights(work: list[RlWork], update: int = 0) -> dict[str, float]:
-    shares = [share for rank in work for batch in rank[update] for share in batch]
-    assert len({share.row.rollout_id for share in shares}) == len(shares)
-    return {share.row.rollout_id: share.token_weight for share in shares}
+    found = [share for rank in work for batch in rank[update] for share in batch]
+    assert len({share.row.rollout_id for share in found}) == len(found)
+    return {share.row.rollout_id: share.token_weight for share in found}
 
 
 def test_rows_above_the_context_or_without_a_sampled_token_are_left_out_with_the_reason():
@@ -57,22 +61,20 @@ def test_rows_above_the_context_or_without_a_sampled_token_are_left_out_with_the
     )
 
 
-@pytest.mark.parametrize("mode", list(Normalisation))
+@pytest.mark.parametrize("mode", get_args(Normalisation))
 def test_weights_are_the_updates_whatever_the_ranks_and_micro_batches(mode: Normalisation):
-    loss = derived.loss(normalisation=mode, constant_tokens=9)
     rows = drawn_rows()
-    want = weights(rl_shares(rows, loss, LIMITS, world_size=1, num_updates=1))
+    want = weights(rl_work(rows, normalisation=mode, ranks=1))
     for world_size in (2, 5):
         for tokens in (1, 10_000):
-            limits = derived.limits(micro_batch_tokens=tokens, packed=True)
-            work = rl_shares(rows, loss, limits, world_size=world_size, num_updates=1)
+            work = rl_work(rows, normalisation=mode, ranks=world_size, micro_batch_tokens=tokens)
             assert len(work) == world_size
             assert weights(work) == want
 
 
 def test_by_group_each_group_weighs_the_same_and_its_tokens_alike():
     rows = drawn_rows()
-    work = rl_shares(rows, derived.loss(normalisation=Normalisation.GROUP), LIMITS, world_size=2, num_updates=1)
+    work = rl_work(rows, normalisation="group")
     found, totals = weights(work), Counter[str]()
     for row in rows:
         totals[row.group_id] += row.num_sampled_tokens
@@ -92,7 +94,7 @@ def grouped_rows(*tokens: int, siblings: int = 4) -> list[TrainingRow]:
 @pytest.mark.parametrize("num_updates", [2, 3, 4, 16])
 def test_each_update_takes_whole_prompt_groups_and_is_normalised_by_itself(num_updates: int):
     rows = grouped_rows(9, 30, 12, 25, 14, 20, 11)
-    work = rl_shares(rows, derived.loss(), LIMITS, world_size=2, num_updates=num_updates)
+    work = rl_work(rows, updates_per_step=num_updates)
     assert {len(rank) for rank in work} == {min(num_updates, 7)}
     of_group: dict[str, set[int]] = {}
     for update in range(len(work[0])):
@@ -107,14 +109,14 @@ def test_each_update_takes_whole_prompt_groups_and_is_normalised_by_itself(num_u
 def test_updates_of_a_step_get_as_many_tokens_as_whole_groups_allow():
     tokens = (40, 8, 9, 33, 10, 12, 30, 8)
     rows = grouped_rows(*tokens)
-    work = rl_shares(rows, derived.loss(), LIMITS, world_size=1, num_updates=2)
+    work = rl_work(rows, ranks=1, updates_per_step=2)
     loads = [sum(share.row.num_tokens for batch in update for share in batch) for update in work[0]]
     assert sum(loads) == 4 * sum(tokens) and max(loads) - min(loads) <= 4 * min(tokens)
 
 
 def test_the_rows_of_an_update_that_was_not_applied_are_those_of_its_groups():
     rows = grouped_rows(10, 10, 10, siblings=2)
-    work = rl_shares(rows, derived.loss(), LIMITS, world_size=2, num_updates=2)
+    work = rl_work(rows, updates_per_step=2)
     applied = update_result(1, tokens=9, lr=1e-3)
     refused = rows_refused(rows, 2, replace(applied, reason="not finite", refused=(1,)))
     assert {row.rollout_id for row in refused} == weights(work, 1).keys()
@@ -126,8 +128,9 @@ def test_conversations_share_one_weight_by_their_tokens_with_a_loss():
     def example(mask: list[int]) -> SftExample:
         return SftExample(np.zeros(len(mask), np.int32), np.array(mask, np.bool_))
 
-    work = sft_shares([example([1, 0, 1, 1]), example([0, 1]), example([1, 0])], LIMITS, world_size=2)
+    two = derived.limits(micro_batch_tokens=40, attention="rows", ranks=2)
+    work = sft_shares([example([1, 0, 1, 1]), example([0, 1]), example([1, 0])], two, attention_tokens=math.inf)
     shares = [share for rank in work for batch in rank for share in batch]
     assert len(shares) == 3 and math.isclose(sum({share.token_weight for share in shares}), 1 / 3)
-    assert sft_shares([example([1, 0])], LIMITS, world_size=2) == []
-    assert sft_shares([], LIMITS, world_size=2) == []
+    assert sft_shares([example([1, 0])], two, attention_tokens=math.inf) == []
+    assert sft_shares([], two, attention_tokens=math.inf) == []

@@ -32,8 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 async def engines(folder: Path) -> AsyncIterator[list[Engine]]:
-    settings = derived.engine(folder, max_model_len=256, kv_tokens=8_192, control_deadline_s=DEADLINE_S)
-    running = [Engine(settings) for _ in range(2)]
+    settings = derived.engine(max_context_tokens=256, kv_tokens=8_192, answer_deadline_s=DEADLINE_S)
+    running = [Engine(settings, folder) for _ in range(2)]
     for engine in running:
         await engine.start()
     yield running
@@ -45,7 +45,7 @@ async def engines(folder: Path) -> AsyncIterator[list[Engine]]:
 def rank(folder: Path) -> Iterator[Any]:
     from actors.learner.rank import LearnerRank
 
-    one = LearnerRank(derived.learner(folder, bucket_bytes=100_000, weight_way="nccl"))
+    one = LearnerRank(derived.learner(bucket_mb=1), folder)
     one.start()
     yield one
     one.close()

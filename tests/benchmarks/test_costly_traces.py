@@ -27,7 +27,7 @@ def test_the_twin_runs_the_same_trace_with_the_same_caches():
         ({"costly": True, "calibrate": True}, "--calibrate: --costly measures something else. Hint: give one of them"),
         ({"out": "cost.json"}, "--out: nothing is fitted. Hint: give --calibrate too"),
         ({"size": CostlySize(tokens=1)}, "--size: it is of the costly comparison. Hint: give --costly too"),
-        ({"repeats": 0}, "--repeats: 0 is too small"),
+        ({"repeats": 0}, "--repeats: must be at least 1"),
     ],
 )
 def test_what_no_measurement_would_read_is_refused(settings: dict[str, Any], line: str):

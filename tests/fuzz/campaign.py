@@ -61,9 +61,9 @@ async def campaign(options: argparse.Namespace) -> dict[str, object]:
     outcomes: Counter[str] = Counter()
     findings: list[dict[str, object]] = []
     rounds = 0
-    config = derived.pool(level=options.level, slots=AT_ONCE + 1, spare_cells=0, flavors=("lean",))
+    sandbox = derived.pool(only=options.level, slots=AT_ONCE + 1, spare_cells=0, warm=("lean",))
     with Canaries(options.folder) as canaries:
-        async with SandboxPool(config) as pool:
+        async with sandbox as pool:
             oracle = Oracle(pool, canaries, options.folder)
             await oracle.begin()
             sampler = asyncio.create_task(_sample_disk(oracle, options.folder))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rstar_ray.outcome import Outcome
 from sandbox.pool import SandboxPool
-from sandbox.pool_config import PoolStats
+from sandbox.pool_metrics import PoolStats
 from sandbox.request import ExecutionRequest, ExecutionResult
 from tests import derived
 from tests.fuzz.programs import MARK, MIB

@@ -49,10 +49,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def engine(folder: Path) -> AsyncIterator[Engine]:
     """First on the device: vLLM looks at what is free when it starts."""
     settings = derived.engine(
-        folder, dtype="bfloat16", max_model_len=1_024, kv_tokens=65_536, max_num_seqs=64, enforce_eager=False,
-        gpu_memory_utilization=SHARE,
+        dtype="bfloat16", max_context_tokens=1_024, kv_tokens=65_536, max_running=64, gpus_per_replica=1,
+        gpu_memory_share=SHARE,
     )  # fmt: skip
-    running = Engine(settings)
+    running = Engine(settings, folder)
     await running.start()
     yield running
     await running.close()
@@ -63,7 +63,7 @@ def rank(folder: Path, engine: Engine) -> Iterator[Any]:
     """On the engine's device, after it."""
     from actors.learner.rank import LearnerRank
 
-    one = LearnerRank(derived.learner(folder, device="cuda", dtype="bfloat16", zero=3, activation_checkpointing=True))
+    one = LearnerRank(derived.learner(gpus_per_rank=1, dtype="bfloat16", zero=3, activation_checkpointing=True), folder)
     one.start()
     yield one
     one.release()

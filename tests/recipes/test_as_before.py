@@ -47,11 +47,11 @@ def test_a_long_text_is_named_by_where_it_stands(tmp_path: Path):
 async def test_in_a_talk_it_is_told_beside_the_answer_before_the_engine_comes_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    def settings(*_: object) -> None:
+    def settings(*_: object, **__: object) -> None:
         raise Enough("that will do")
 
     model = trained(tmp_path / "run", *TINY, "--chat.before", "Calc:")
-    monkeypatch.setattr("actors.generation.settings.engine_settings", settings)
+    monkeypatch.setattr("actors.generation.served_adapter.adapter_to_serve", settings)
     with pytest.raises(Enough):
         async with own_talker(str(model), TalkConfig()):
             pass

@@ -33,6 +33,7 @@ from rstar_ray.config.recipe import Recipe
 from rstar_ray.config.scales import SCALES, at_scale, detect_scale
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.rollouts import FinishedRollout, TrajectoryRef
+from rstar_ray.run_dir.code_version import code_version
 from rstar_ray.run_dir.folder import RunDir
 from rstar_ray.train_loop import resample
 from tests.rstar_ray.chat.families import FAMILIES, generation_of, tokenizer_of
@@ -404,12 +405,13 @@ def test_a_run_directory_from_before_a_change_of_the_settings_is_refused_with_wh
     (config,) = parse([STAGE_1], [*TINY, "--run-dir", str(tmp_path)])
     before = asdict(config)
     before["learner"]["zero_stage"] = before["learner"].pop("zero")
-    with RunDir.open(tmp_path, "stage1", before):
-        pass
+    with RunDir.open(tmp_path, "stage1", before) as run_dir:
+        run_dir.log_launch(stage="stage1")
     with pytest.raises(ConfigError) as refused:
         run([config])
     line = str(refused.value)
     assert line.startswith("--run-dir: stage1 in") and "\n" not in line
+    assert f"written by rstar_ray {code_version()}; this is rstar_ray {code_version()}" in line
     assert "(gone since: learner.zero_stage; new since: learner.zero)" in line and "new directory" in line
 
 
@@ -480,12 +482,12 @@ def test_keeping_only_failures_is_refused():
         (prepare, ["x.jsonl", "--integer-answer"], "--integer-answer: no such option. Hint: perhaps --integer-answers"),
         (prepare, ["x.jsonl", "--max-chars", "many"], "--max-chars: "),
         (chat, ["--modle", "x"], "--modle: no such option. Hint: perhaps --model"),
-        (chat, ["--model", "x", "--max-tokens", "0"], "--max-tokens: 0 is too small. Hint: give at least 1"),
+        (chat, ["--model", "x", "--max-tokens", "0"], "--max-tokens: must be at least 1 (got 0). Hint: use a larger"),
         (serve, ["--port", "x"], "--port: "),
         (chat, ["--server", "x", "--token", "t"], "--token: no such option"),
         (serve, ["--model", "x", "--token", "t"], "--token: no such option"),
         (watch, ["runs/x", "--token", "t"], "--token: no such option"),
-        (chat, ["--model", "x", "--temperature", "nan"], "--temperature: must be between 0 and 2 (got nan)"),
+        (chat, ["--model", "x", "--temperature", "nan"], "--temperature: must be at least 0 (got nan)"),
         (chat, ["--model", "absent/x", "--tools.use", "absent:x"], "--tools.use absent:x: ModuleNotFoundError"),
         (
             serve,
@@ -497,6 +499,8 @@ def test_keeping_only_failures_is_refused():
             ["--model", "x", "--allow-host", "a:80"],
             "--allow-host: 'a:80' is no host name. Hint: give a name alone",
         ),
+        (watch, ["runs/x", "--port", "three"], "--port: 'three' is not an integer. Hint: use an integer"),
+        (chat, ["--model", "x", "--temperature", "x"], "--temperature: 'x' is not a number. Hint: use a number"),
         (watch, ["runs/x", "--prot", "1"], "--prot: no such option. Hint: perhaps --port"),
         (show_chat, [], "MODEL: is required"),
         (show_chat, ["no-such-folder"], "MODEL: there is no folder 'no-such-folder'. Hint: give"),

@@ -1,5 +1,7 @@
 """Plans: every row once, padding small, ranks balanced. Micro batches: the tokens where they belong."""
 
+import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,19 +11,25 @@ from hypothesis import strategies as st
 
 from rstar_ray.algorithm.batch import TokenRow, collate, rl_row
 from rstar_ray.algorithm.batch_plan import (
-    BatchLimits,
     cheapest_cut,
     cut,
     padding_waste,
     plan_ranks,
     row_work,
 )
+from rstar_ray.config import LearnerConfig
 from rstar_ray.outcome import Outcome
 from rstar_ray.trajectory import Problem
 from tests import derived
 from tests.rstar_ray.fabricate import trajectory
 
 LIMITS = derived.limits(micro_batch_tokens=2_048)
+
+
+def plan_of(
+    lengths: list[int], ranks: int, learner: LearnerConfig, attention_tokens: float = math.inf
+) -> list[list[list[int]]]:
+    return plan_ranks(lengths, replace(learner, ranks=ranks), attention_tokens=attention_tokens)
 
 
 @settings(deadline=None)
@@ -33,7 +41,7 @@ LIMITS = derived.limits(micro_batch_tokens=2_048)
 def test_every_row_is_planned_once_and_all_ranks_get_as_many_micro_batches(
     lengths: list[int], world_size: int, tokens: int
 ):
-    plan = plan_ranks(lengths, world_size, derived.limits(micro_batch_tokens=tokens))
+    plan = plan_of(lengths, world_size, derived.limits(micro_batch_tokens=tokens))
     assert sorted(i for batches in plan for batch in batches for i in batch) == list(range(len(lengths)))
     assert len({len(batches) for batches in plan}) == 1
     for batches in plan:
@@ -61,7 +69,7 @@ def test_the_cut_is_the_cheapest_there_is():
 
 @given(st.lists(st.integers(1, 90), max_size=40), st.integers(20, 200))
 def test_packed_micro_batches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int):
-    limits = derived.limits(micro_batch_tokens=budget, packed=True)
+    limits = derived.limits(micro_batch_tokens=budget, attention="rows")
     batches = cut(lengths, range(len(lengths)), limits)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     assert all(len(batch) == 1 or sum(lengths[i] for i in batch) <= budget for batch in batches)
@@ -83,26 +91,26 @@ def long_lengths(count: int) -> list[int]:
         (tiny_lengths(128), 1, LIMITS),
         (tiny_lengths(128), 2, LIMITS),
         (tiny_lengths(64), 2, LIMITS),
-        (long_lengths(8_192), 64, derived.limits(micro_batch_tokens=32_768, attention_tokens=64_000)),
-        (long_lengths(512), 8, derived.limits(micro_batch_tokens=32_768, attention_tokens=64_000)),
+        (long_lengths(8_192), 64, derived.limits(micro_batch_tokens=32_768)),
+        (long_lengths(512), 8, derived.limits(micro_batch_tokens=32_768)),
     ],
 )
-def test_padding_is_at_most_five_per_cent(lengths: list[int], world_size: int, limits: BatchLimits):
-    assert padding_waste(lengths, plan_ranks(lengths, world_size, limits)) <= 0.05
+def test_padding_is_at_most_five_per_cent(lengths: list[int], world_size: int, limits: LearnerConfig):
+    assert padding_waste(lengths, plan_of(lengths, world_size, limits)) <= 0.05
 
 
 def test_ranks_are_balanced_by_work_attention_included():
     lengths = long_lengths(8_192)
-    plan = plan_ranks(lengths, 64, derived.limits(micro_batch_tokens=32_768, attention_tokens=8_000))
+    plan = plan_of(lengths, 64, derived.limits(micro_batch_tokens=32_768), attention_tokens=8_000)
     work = [sum(row_work(lengths[i], 8_000) for batch in batches for i in batch) for batches in plan]
     assert max(work) / min(work) < 1.01
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_rows_without_a_token_are_planned_too(packed: bool):
-    plan = plan_ranks([0, 0, 0, 0], 2, derived.limits(packed=packed))
+    plan = plan_of([0, 0, 0, 0], 2, derived.limits(attention="rows" if packed else "sdpa"))
     assert sorted(i for batches in plan for batch in batches for i in batch) == [0, 1, 2, 3]
-    assert plan_ranks([], 2, derived.limits(packed=packed)) == [[], []]
+    assert plan_of([], 2, derived.limits(attention="rows" if packed else "sdpa")) == [[], []]
 
 
 # ---------------------------------------------------------------- plans, number by number

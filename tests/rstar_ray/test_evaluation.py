@@ -204,7 +204,7 @@ def test_a_problem_may_carry_metadata_and_the_reward_function_that_judges_it(tmp
         (GOOD | {"id": "b", "reward": "mine.close"}, "row 2: reward 'mine.close' is unknown"),
         ({"id": "b", "problem": "?"}, "row 2: has no answer"),
         ({"id": "b", "answer": "1"}, "row 2: has no problem"),
-        ({"problem": "?", "answer": "1"}, "row 2: has no id"),
+        ({"question_text": "?", "gold": "1"}, r"row 2: has no id \(columns: question_text, gold\)"),
         (GOOD | {"id": "b", "answer": None}, "row 2: has no answer"),
         (GOOD | {"id": "b", "answer": "  "}, "row 2: answer is empty"),
         (GOOD | {"id": "b", "problem": ""}, "row 2: problem is empty"),

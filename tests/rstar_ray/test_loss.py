@@ -18,12 +18,12 @@ from rstar_ray.algorithm.loss import (
     rollout_correction,
     token_logprobs,
 )
-from rstar_ray.algorithm.loss_settings import Correction, LossSettings, Normalisation, loss_settings
 from rstar_ray.algorithm.normalisation import token_weights
-from rstar_ray.config import RunConfig, with_values
+from rstar_ray.config import AlgorithmConfig, RunConfig, with_values
 from rstar_ray.telemetry.registry import Reduction, combined, step_metric
 from tests import derived
 
+CONSTANT_TOKENS = 9
 LENGTHS = [5, 1, 7, 0, 3]
 GROUPS = ["a", "a", "b", "c", "d"]
 ROWS = [row for row, length in enumerate(LENGTHS) for _ in range(length)]
@@ -87,22 +87,24 @@ def test_a_float32_head_rounds_no_logit_of_bfloat16_inputs(chunk_tokens: int):
 # ---------------------------------------------------------------- the surrogate and its normalisation
 
 
-def reference_loss(*, logprobs, old, advantages, settings: LossSettings, rollout=None, ref=None, entropy=None) -> float:
+def reference_loss(
+    *, logprobs, old, advantages, settings: AlgorithmConfig, rollout=None, ref=None, entropy=None
+) -> float:
     """arXiv:2508.20722 Eq. 6 and its variants, one token at a time, in Python floats."""
     rows: dict[int, list[float]] = {}
     for i, row in enumerate(ROWS):
         ratio = math.exp(logprobs[i] - old[i])
         clipped = min(max(ratio, 1 - settings.clip_low), 1 + settings.clip_high)
         objective = min(ratio * advantages[i], clipped * advantages[i])
-        if settings.dual_clip is not None and advantages[i] < 0:
+        if settings.dual_clip and advantages[i] < 0:
             objective = max(objective, settings.dual_clip * advantages[i])
         weight = 1.0
-        if settings.correction is not Correction.NONE:
+        if settings.correction != "none":
             weight = math.exp(old[i] - rollout[i])
-            if settings.correction is Correction.SEQUENCE:
+            if settings.correction == "sequence":
                 weight = math.exp(sum(old[j] - rollout[j] for j, other in enumerate(ROWS) if other == row))
             inside = settings.correction_low <= weight <= settings.correction_high
-            if settings.correction is Correction.ICEPOP:
+            if settings.correction == "icepop":
                 weight = weight if inside else 0.0
             else:
                 weight = min(weight, settings.correction_cap)
@@ -111,21 +113,21 @@ def reference_loss(*, logprobs, old, advantages, settings: LossSettings, rollout
             log_ratio = ref[i] - logprobs[i]
             loss += settings.kl_coefficient * (math.exp(log_ratio) - log_ratio - 1)
         rows.setdefault(row, []).append(loss)
-    if settings.normalisation is Normalisation.TOKEN:
+    if settings.normalisation == "token":
         return sum(sum(row) for row in rows.values()) / len(ROWS)
-    if settings.normalisation is Normalisation.SEQUENCE:
+    if settings.normalisation == "sequence":
         return sum(sum(row) / len(row) for row in rows.values()) / len(rows)
-    if settings.normalisation is Normalisation.GROUP:
+    if settings.normalisation == "group":
         groups: dict[str, list[float]] = {}
         for row, losses in rows.items():
             groups.setdefault(GROUPS[row], []).extend(losses)
         return sum(sum(losses) / len(losses) for losses in groups.values()) / len(groups)
-    return sum(sum(row) / settings.constant_tokens for row in rows.values()) / len(rows)
+    return sum(sum(row) / CONSTANT_TOKENS for row in rows.values()) / len(rows)
 
 
-def sampled_tokens(tensors: dict[str, Tensor], settings: LossSettings) -> SampledTokens:
+def sampled_tokens(tensors: dict[str, Tensor], settings: AlgorithmConfig) -> SampledTokens:
     """Each row a group of its own but the first two, which share one."""
-    weights = token_weights(LENGTHS, GROUPS, settings.normalisation, constant_tokens=settings.constant_tokens)
+    weights = token_weights(LENGTHS, GROUPS, settings.normalisation, constant_tokens=CONSTANT_TOKENS)
     rows = torch.tensor(ROWS)
     return SampledTokens(
         logprobs_N=tensors["logprobs"],
@@ -141,15 +143,15 @@ def sampled_tokens(tensors: dict[str, Tensor], settings: LossSettings) -> Sample
 
 VARIANTS = [
     derived.loss(),
-    derived.loss(normalisation=Normalisation.GROUP),
-    derived.loss(normalisation=Normalisation.SEQUENCE),
-    derived.loss(normalisation=Normalisation.CONSTANT, constant_tokens=9),
+    derived.loss(normalisation="group"),
+    derived.loss(normalisation="sequence"),
+    derived.loss(normalisation="constant"),
     derived.loss(dual_clip=1.5, clip_low=0.1, clip_high=0.4),
     derived.loss(entropy_coefficient=0.3),
     derived.loss(kl_coefficient=0.2),
-    derived.loss(correction=Correction.TOKEN, correction_cap=1.3),
-    derived.loss(correction=Correction.SEQUENCE, correction_cap=1.5, normalisation=Normalisation.SEQUENCE),
-    derived.loss(correction=Correction.ICEPOP, correction_low=0.7, correction_high=1.4),
+    derived.loss(correction="token", correction_cap=1.3),
+    derived.loss(correction="sequence", correction_cap=1.5, normalisation="sequence"),
+    derived.loss(correction="icepop", correction_low=0.7, correction_high=1.4),
 ]
 
 
@@ -169,7 +171,7 @@ def drawn(seed: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("settings", VARIANTS)
 @pytest.mark.parametrize("seed", range(5))
-def test_the_policy_loss_is_the_reference_written_out_token_by_token(settings: LossSettings, seed: int):
+def test_the_policy_loss_is_the_reference_written_out_token_by_token(settings: AlgorithmConfig, seed: int):
     tensors = drawn(100 * seed)
     got, _ = policy_loss(sampled_tokens(tensors, settings), settings)
     want = reference_loss(**{name: tensor.tolist() for name, tensor in tensors.items()}, settings=settings)
@@ -177,7 +179,7 @@ def test_the_policy_loss_is_the_reference_written_out_token_by_token(settings: L
 
 
 @pytest.mark.parametrize("settings", VARIANTS)
-def test_the_gradient_is_the_finite_difference_of_the_reference(settings: LossSettings):
+def test_the_gradient_is_the_finite_difference_of_the_reference(settings: AlgorithmConfig):
     tensors = drawn(7)
     logprobs = tensors["logprobs"].clone().requires_grad_()
     policy_loss(sampled_tokens({**tensors, "logprobs": logprobs}, settings), settings)[0].backward()
@@ -210,8 +212,8 @@ def test_k3_is_never_negative_zero_only_where_the_policies_agree_and_unbiased():
     torch.testing.assert_close((policy.exp() * k3_kl(policy, reference)).sum(), true)
 
 
-@pytest.mark.parametrize("mode", [Correction.TOKEN, Correction.SEQUENCE, Correction.ICEPOP])
-def test_where_engine_and_learner_agree_the_correction_is_one(mode: Correction):
+@pytest.mark.parametrize("mode", ["token", "sequence", "icepop"])
+def test_where_engine_and_learner_agree_the_correction_is_one(mode: str):
     logprobs = draw(1, len(ROWS))
     weights = rollout_correction(logprobs, logprobs, torch.tensor(ROWS), derived.loss(correction=mode))
     assert (weights == 1).all()
@@ -220,12 +222,12 @@ def test_where_engine_and_learner_agree_the_correction_is_one(mode: Correction):
 def test_the_correction_carries_no_gradient():
     old = draw(1, len(ROWS)).requires_grad_()
     rollout, rows = draw(2, len(ROWS)), torch.tensor(ROWS)
-    weights = rollout_correction(old, rollout, rows, derived.loss(correction=Correction.TOKEN))
+    weights = rollout_correction(old, rollout, rows, derived.loss(correction="token"))
     assert not weights.requires_grad
 
 
 def test_the_statistics_are_what_their_names_say():
-    settings = derived.loss(correction=Correction.TOKEN, correction_cap=1.2)
+    settings = derived.loss(correction="token", correction_cap=1.2)
     tokens = sampled_tokens(drawn(3), settings)
     stats = policy_loss(tokens, settings)[1]
     ratio = (tokens.logprobs_N - tokens.old_logprobs_N).exp()
@@ -251,7 +253,7 @@ def test_the_statistics_are_what_their_names_say():
 
 
 def test_statistics_of_micro_batches_add_up_to_those_of_the_whole():
-    settings = derived.loss(correction=Correction.TOKEN)
+    settings = derived.loss(correction="token")
     whole = sampled_tokens(drawn(3), settings)
     _, of_whole = policy_loss(whole, settings)
     parts: list[dict[str, float]] = []
@@ -274,34 +276,6 @@ def test_cross_entropy_is_torchs_own():
     loss, stats = likelihood_loss(logprobs, torch.full((9,), 0.5), torch.full((9,), 1 / 9).double())
     assert float(loss) == pytest.approx(float(torch.nn.functional.cross_entropy(logits, targets)), abs=1e-7)
     assert {name: float(value) for name, value in stats.items()} == {"entropy": 4.5}
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"dual_clip": 1.0},
-        {"dual_clip": math.nan},
-        {"temperature": 0.0},
-        {"temperature": math.nan},
-        {"clip_low": -1.0},
-        {"clip_low": 1.0},
-        {"clip_high": -0.5},
-        {"clip_high": math.inf},
-        {"constant_tokens": 0},
-        {"entropy_coefficient": math.nan},
-        {"kl_coefficient": -1.0},
-        {"correction_cap": 0.0},
-        {"correction_high": math.inf},
-        {"correction_low": 6.0},
-        {"correction_low": -0.1},
-        {"normalisation": "bogus"},
-        {"correction": "bogus"},
-    ],
-)
-def test_settings_without_a_meaning_are_refused(wrong: dict[str, Any]):
-    (name,) = wrong
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        derived.loss(**wrong)
 
 
 def one_token(logprob: Tensor, *, old: float, advantage: float, ref: float | None) -> SampledTokens:
@@ -370,12 +344,12 @@ def test_the_dual_clip_leaves_good_tokens_alone_and_reports_what_it_bound():
 def test_a_bfloat16_learner_truncates_importance_weights_by_default_and_a_float32_learner_does_not(
     updates_per_step: int,
 ):
-    def correction(**values: Any) -> Correction:
+    def correction(**values: Any) -> str:
         values["optimizer__updates_per_step"] = updates_per_step
         settings = {name.replace("__", "."): value for name, value in values.items()}
-        return loss_settings(with_values(RunConfig(), settings)).correction
+        return with_values(RunConfig(), settings).loss.correction
 
-    assert correction() is Correction.TOKEN
-    assert correction(learner__dtype="float32") is Correction.NONE
-    assert correction(algorithm__correction="none") is Correction.NONE
-    assert correction(learner__dtype="float32", algorithm__correction="icepop") is Correction.ICEPOP
+    assert correction() == "token"
+    assert correction(learner__dtype="float32") == "none"
+    assert correction(algorithm__correction="none") == "none"
+    assert correction(learner__dtype="float32", algorithm__correction="icepop") == "icepop"

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from rstar_ray.algorithm.loss import SampledTokens, policy_loss, rollout_correction
-from rstar_ray.algorithm.loss_settings import Correction, LossSettings, Normalisation
 from rstar_ray.algorithm.normalisation import token_weights
+from rstar_ray.config import AlgorithmConfig
 from tests import derived
 
 pytestmark = pytest.mark.slow  # importing TRL takes long
 
-ROWS, TOKENS = 6, 11
-NAMES = {Normalisation.TOKEN: "dapo", Normalisation.SEQUENCE: "grpo", Normalisation.CONSTANT: "dr_grpo"}
+ROWS, TOKENS, CONSTANT_TOKENS = 6, 11, 17
+NAMES = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def trainer() -> Any:
     return GRPOTrainer
 
 
-def trl_loss(trainer: Any, settings: LossSettings, tensors: dict[str, Any]) -> Any:
+def trl_loss(trainer: Any, settings: AlgorithmConfig, tensors: dict[str, Any]) -> Any:
     """`GRPOTrainer._compute_loss` with a model that answers with given log-probs."""
     stand_in = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (tensors["logprobs"], tensors["entropy"], None),
@@ -42,11 +42,11 @@ def trl_loss(trainer: Any, settings: LossSettings, tensors: dict[str, Any]) -> A
         beta=settings.kl_coefficient,
         epsilon_low=settings.clip_low,
         epsilon_high=settings.clip_high,
-        args=SimpleNamespace(use_bias_correction_kl=False, delta=settings.dual_clip, steps_per_generation=1),
-        use_vllm=settings.correction is not Correction.NONE,
+        args=SimpleNamespace(use_bias_correction_kl=False, delta=settings.dual_clip or None, steps_per_generation=1),
+        use_vllm=settings.correction != "none",
         vllm_importance_sampling_correction=True,
         current_gradient_accumulation_steps=1,
-        max_completion_length=settings.constant_tokens,
+        max_completion_length=CONSTANT_TOKENS,
         _entropy_bonus_enabled=False,
         model=SimpleNamespace(training=True),
         accelerator=SimpleNamespace(num_processes=1, sync_gradients=True, gather=lambda x: x, reduce=lambda x, **_: x),
@@ -66,11 +66,11 @@ def trl_loss(trainer: Any, settings: LossSettings, tensors: dict[str, Any]) -> A
     return trainer._compute_loss(stand_in, None, inputs)
 
 
-def our_loss(settings: LossSettings, tensors: dict[str, Any]) -> Any:
+def our_loss(settings: AlgorithmConfig, tensors: dict[str, Any]) -> Any:
     mask = tensors["mask"]
     rows = torch.arange(ROWS)[:, None].expand(ROWS, TOKENS)[mask]
     lengths, groups = mask.sum(-1).tolist(), [str(row) for row in range(ROWS)]
-    weights = token_weights(lengths, groups, settings.normalisation, constant_tokens=settings.constant_tokens)
+    weights = token_weights(lengths, groups, settings.normalisation, constant_tokens=CONSTANT_TOKENS)
     tokens = SampledTokens(
         logprobs_N=tensors["logprobs"][mask],
         entropy_N=tensors["entropy"][mask],
@@ -91,14 +91,14 @@ def our_loss(settings: LossSettings, tensors: dict[str, Any]) -> Any:
         derived.loss(clip_low=0.1, clip_high=0.1),
         derived.loss(dual_clip=1.6),
         derived.loss(kl_coefficient=0.1),
-        derived.loss(normalisation=Normalisation.SEQUENCE),
-        derived.loss(normalisation=Normalisation.SEQUENCE, kl_coefficient=0.1),
-        derived.loss(normalisation=Normalisation.CONSTANT, constant_tokens=17),
-        derived.loss(correction=Correction.TOKEN, correction_cap=1.2),
+        derived.loss(normalisation="sequence"),
+        derived.loss(normalisation="sequence", kl_coefficient=0.1),
+        derived.loss(normalisation="constant"),
+        derived.loss(correction="token", correction_cap=1.2),
     ],
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_loss_and_gradient_are_those_of_trl(trainer: Any, settings: LossSettings, seed: int):
+def test_loss_and_gradient_are_those_of_trl(trainer: Any, settings: AlgorithmConfig, seed: int):
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -125,5 +125,5 @@ def test_loss_and_gradient_are_those_of_trl(trainer: Any, settings: LossSettings
 
 def test_the_correction_is_a_truncated_ratio_as_trls():
     old, rollout = torch.tensor([-1.0, -1.0]), torch.tensor([-3.0, -0.5])
-    weights = rollout_correction(old, rollout, torch.tensor([0, 0]), derived.loss(correction=Correction.TOKEN))
+    weights = rollout_correction(old, rollout, torch.tensor([0, 0]), derived.loss(correction="token"))
     assert weights.tolist() == pytest.approx([2.0, 0.60653], abs=1e-5)

@@ -117,7 +117,7 @@ def test_settings_of_another_version_are_refused(run: tuple[Path, Telling]):
     config = json.loads(path.read_text())
     config["stage1"]["learner"]["zero_stage"] = 3
     path.write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"settings are of another version .*zero_stage"):
+    with pytest.raises(ConfigError, match=r"written by an earlier rstar_ray.*; this is rstar_ray .*zero_stage"):
         recorded_step(run[0], "stage1", 2)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rstar_ray.agent.rollout import RolloutState, run_rollout, score
 from rstar_ray.algorithm.resample import total_penalty
-from rstar_ray.config import RewardConfig
+from rstar_ray.config import AlgorithmConfig, RewardConfig
 from rstar_ray.errors import EngineError, SandboxError
 from rstar_ray.outcome import Outcome
 from rstar_ray.reward.code_problems import ProgramRun
@@ -23,7 +23,6 @@ from rstar_ray.trajectory import (
     ToolResult,
     Transcript,
 )
-from tests import derived
 from tests.fakes import (
     LIMITS,
     AddingSandbox,
@@ -81,7 +80,7 @@ async def test_answers_are_counted_where_the_reward_reads_them(
     )
     summary = (await score(state, judge)).summary
     assert summary.num_answers == num_answers
-    flawless = total_penalty(summary, derived.rule()) == 0
+    flawless = total_penalty(summary, AlgorithmConfig()) == 0
     assert flawless == (num_answers in (1, None))
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from rstar_ray.algorithm.update import SftExample
-from rstar_ray.chat.resolve import ChatChoices
 from rstar_ray.chat.template import TokenizerChat, chat_of
-from rstar_ray.config import SftConfig
+from rstar_ray.config import ChatConfig, SftConfig
 from rstar_ray.data.conversation import Conversation, conversation
 from rstar_ray.data.sft import encode
 from rstar_ray.data.sft_plan import ChatSource, plan_sft, refuse_many_epochs
@@ -46,8 +45,8 @@ def chat() -> TokenizerChat:
 
 def family_chat(name: str, **choices: Any) -> TokenizerChat:
     family = FAMILIES[name]
-    asked = ChatChoices(**choices)
-    return chat_of(tokenizer_of(family), instruct=False, generation=generation_of(family), choices=asked)
+    asked = ChatConfig(**choices)
+    return chat_of(tokenizer_of(family), instruct=False, generation=generation_of(family), config=asked)
 
 
 def rows_of(chat: TokenizerChat, messages: list[dict[str, Any]], **more: Any) -> list[SftExample]:

@@ -4,13 +4,12 @@ import asyncio
 import sys
 
 from sandbox.http.server import ServerConfig, start_server
-from sandbox.pool import SandboxPool
 from tests import derived
 
 
 async def serve(slots: int, token: str) -> None:
     """Print the port, and answer until killed."""
-    async with SandboxPool(derived.pool(slots=slots, flavors=("lean",))) as pool:
+    async with derived.pool(slots=slots, warm=("lean",)) as pool:
         _, port = await start_server(pool, ServerConfig(port=0, token=token))
         print(port, flush=True)
         await asyncio.Event().wait()

@@ -541,7 +541,7 @@ async def main(level: str) -> dict[str, str]:
     """Run every attack, one after another, and an honest program after each."""
     found: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as place:
-        async with SandboxPool(derived.pool(level=level, slots=1, flavors=("lean",))) as pool:
+        async with derived.pool(only=level, slots=1, warm=("lean",)) as pool:
             for name, made in ATTACKS.items():
                 started = time.monotonic()
                 wrong = await made(pool, Path(place))

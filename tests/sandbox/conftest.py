@@ -14,5 +14,5 @@ SECRET = "hunter2"
 @pytest_asyncio.fixture(loop_scope="session", scope="session")
 async def pool() -> AsyncIterator[SandboxPool]:
     os.environ["SANDBOX_TEST_SECRET"] = SECRET
-    async with SandboxPool(derived.pool()) as shared:
+    async with derived.pool() as shared:
         yield shared

@@ -16,7 +16,6 @@ from pathlib import Path
 from rstar_ray.errors import SandboxError
 from sandbox.isolation import read_host
 from sandbox.jail import kernel
-from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
 from tests import derived
 
@@ -101,7 +100,7 @@ def without_user_namespaces() -> None:
 async def report(level: str) -> dict[str, object]:
     """What a pool reaches here."""
     try:
-        async with SandboxPool(derived.pool(level=level, slots=1, flavors=("lean",))) as pool:
+        async with derived.pool(only=level, slots=1, warm=("lean",)) as pool:
             ran = await pool.run(ExecutionRequest(code="print(6 * 7)"))
             found = pool.report
             return {"level": found.level, "contained": found.contained, "facts": found.facts, "ran": ran.stdout}

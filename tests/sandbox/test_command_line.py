@@ -8,7 +8,6 @@ import pytest
 from rstar_ray.outcome import Outcome
 from sandbox.__main__ import main
 from sandbox.jail import preload
-from sandbox.pool import SandboxPool
 from sandbox.request import ExecutionRequest
 from tests import derived
 
@@ -38,8 +37,8 @@ def test_check_counts_what_was_contained(tmp_path: Path, capsys: pytest.CaptureF
         ("run here.json --cpu-s 0", "error: --cpu-s: 0.0 is outside 0.01 to 3600.0. Hint: give one between the two"),
         ("run here.json --memory-mb 0", "error: --memory-mb: 0 is outside 1048576 to "),
         ("run here.json --stdin gone.txt", "error: --stdin: gone.txt: FileNotFoundError: "),
-        ("run here.json --workers -1", "error: --workers: -1 is too small. Hint: give at least 0"),
-        ("serve --queue-size 0", "error: --queue-size: 0 is too small. Hint: use 1 or more"),
+        ("run here.json --workers -1", "error: --workers: must be at least 0 (got -1). Hint: use a larger value"),
+        ("serve --queue-size 0", "error: --queue-size: must be at least 1 (got 0). Hint: use a larger value"),
         (
             "serve --max-memory-mb 100",
             "error: --max-memory-mb: a call that names none gets more. Hint: give at least 384",
@@ -68,7 +67,6 @@ def test_what_cannot_be_read_or_is_out_of_bounds_or_means_nothing_is_one_line(
 
 @pytest.mark.asyncio(loop_scope="session")
 async def test_without_its_server_a_program_runs_on_the_lean_one():
-    config = derived.pool(slots=1, flavors=(preload.LEAN,))
-    async with SandboxPool(config) as pool:
+    async with derived.pool(slots=1, warm=(preload.LEAN,)) as pool:
         result = await pool.run(ExecutionRequest(code="import numpy\nprint(numpy.arange(3).sum())"))
     assert (result.outcome, result.stdout) == (Outcome.OK, "3\n")

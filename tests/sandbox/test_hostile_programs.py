@@ -35,7 +35,7 @@ async def test_every_case_is_contained_at_both_levels(monkeypatch: pytest.Monkey
 
 async def uncontained(level: str) -> dict[str, list[str]]:
     cases = [replace(case, request=replace(case.request, limits=BRIEF)) for case in read_cases(CASES)]
-    async with SandboxPool(derived.pool(level=level, slots=12, flavors=("lean", "numpy"))) as pool:
+    async with derived.pool(only=level, slots=12, warm=("lean", "numpy")) as pool:
         checked = await asyncio.gather(*[check_case(pool, case, case.name, patience=20.0) for case in cases])
         suspects = [case for case, (_, trouble) in zip(cases, checked, strict=True) if trouble]
         wrong: dict[str, list[str]] = {}
@@ -84,7 +84,7 @@ print("found", sorted(set(left)))
 
 async def test_a_programs_memory_holds_nothing_of_the_programs_before_it():
     mark = "LEFT-BEHIND"
-    async with SandboxPool(derived.pool(slots=1, spare_cells=0, flavors=("lean",))) as pool:
+    async with derived.pool(slots=1, spare_cells=0, warm=("lean",)) as pool:
         for _ in range(3):
             await pool.run(ExecutionRequest(code=f"# {mark}-code\nprint('{mark}-print' * 9000)"))
             await pool.run(ExecutionRequest(code=f"x = '{mark}-value'\nx", stdin=f"{mark}-stdin"))
@@ -141,7 +141,7 @@ for _ in range(4000):
 
 @pytest.mark.parametrize("level", ["namespaces", "landlock"])
 async def test_folders_too_deep_to_empty_at_once_are_empty_for_the_next_program(level: str):
-    async with SandboxPool(derived.pool(level=level, slots=1, flavors=("lean",))) as pool:
+    async with derived.pool(only=level, slots=1, warm=("lean",)) as pool:
         result = await pool.run(
             ExecutionRequest(code=f"{DEEP}print('done')", limits=derived.program(wall_s=20.0, cpu_s=20.0))
         )
@@ -151,7 +151,7 @@ async def test_folders_too_deep_to_empty_at_once_are_empty_for_the_next_program(
 
 
 async def test_at_landlock_what_lies_deep_counts():
-    async with SandboxPool(derived.pool(level="landlock", slots=1, flavors=("lean",))) as pool:
+    async with derived.pool(only="landlock", slots=1, warm=("lean",)) as pool:
         result = await pool.run(
             ExecutionRequest(code=f"{DEEP}time.sleep(60)", limits=derived.program(wall_s=20.0, cpu_s=20.0))
         )
@@ -283,7 +283,7 @@ while time.monotonic() < end:
     except BlockingIOError: pass
 time.sleep(60)
 """
-    async with SandboxPool(derived.pool(slots=1, flavors=("lean",))) as pool:
+    async with derived.pool(slots=1, warm=("lean",)) as pool:
         for _ in range(3):
             result = await pool.run(ExecutionRequest(code=code, limits=derived.program(wall_s=0.3)))
             assert result.outcome is Outcome.TIMEOUT, result

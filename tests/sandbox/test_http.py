@@ -225,7 +225,7 @@ async def test_a_name_that_points_here_reads_nothing(http: aiohttp.ClientSession
 
 
 async def test_level_process_needs_a_token_on_the_loopback_too(http: aiohttp.ClientSession):
-    async with SandboxPool(derived.pool(level="process", slots=1, flavors=("lean",))) as trusting:
+    async with derived.pool(only="process", slots=1, warm=("lean",)) as trusting:
         with pytest.raises(ConfigError, match="SANDBOX_TOKEN"):
             await start_server(trusting, ServerConfig(port=0))
         runner, port = await start_server(trusting, ServerConfig(port=0, token="let-me-in"))

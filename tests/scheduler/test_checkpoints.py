@@ -9,12 +9,13 @@ import pytest
 
 from actors.launch import checkpoint_space as shown
 from recipes.stage1 import STAGE_1
+from rstar_ray.config import CheckpointConfig, LearnerConfig
 from rstar_ray.config.scales import at_scale
 from rstar_ray.errors import ConfigError
 from scheduler.planner.capacity import QWEN3_14B
 from scheduler.planner.checkpoint_cost import plan_checkpoint
 
-PLAN = plan_checkpoint(QWEN3_14B, ranks=64, dtype="bfloat16", every_steps=10, keep=2, lora_rank=0)
+PLAN = plan_checkpoint(QWEN3_14B, LearnerConfig(ranks=64, dtype="bfloat16", lora_rank=0), CheckpointConfig())
 
 
 def disk_has(free: float, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,12 @@ def colocated(*, gpus: int = 64, memory_gb: float = 192.0, tensor_parallel: int 
 
 
 def shared(gpus: int, tensor_parallel: int = 1) -> Pools:
-    return derived.pools(
-        engine_gpus=gpus, learner_gpus=gpus, tensor_parallel=tensor_parallel, micro_batch_tokens=20_480
-    )
+    pools = derived.pools(engine_gpus=gpus, learner_gpus=gpus).with_learner(micro_batch_tokens=20_480)
+    return pools.with_engine(tensor_parallel=tensor_parallel)
+
+
+def with_share(pools: Pools, share: float) -> Pools:
+    return replace(pools, takes_rest=False).with_engine(gpu_memory_share=share)
 
 
 def test_64_large_gpus_hold_engine_and_learner_and_two_thirds_of_a_million_kv_tokens():
@@ -44,19 +47,19 @@ def test_64_large_gpus_hold_engine_and_learner_and_two_thirds_of_a_million_kv_to
 
 def test_an_engine_has_no_more_kv_than_its_share_of_the_gpu_leaves_beside_its_weights():
     pools, gpu, stage = shared(64), Gpu(memory_gb=192.0), STAGES["stage1"]
-    whole, half = (engine_memory(QWEN3_14B, gpu, replace(pools, memory_share=share)) for share in (0.0, 0.5))
+    whole, half = (engine_memory(QWEN3_14B, gpu, one) for one in (pools, with_share(pools, 0.5)))
     assert half.kv == pytest.approx(0.5 * 192 - 29.6) and half.kv < whole.kv
-    assert engine_memory(QWEN3_14B, gpu, replace(pools, memory_share=0.95)).kv == whole.kv
-    (problem,) = lacks(QWEN3_14B, gpu, stage, replace(pools, memory_share=0.95))
+    assert engine_memory(QWEN3_14B, gpu, with_share(pools, 0.95)).kv == whole.kv
+    (problem,) = lacks(QWEN3_14B, gpu, stage, with_share(pools, 0.95))
     assert problem.startswith("an engine's share of 0.95 is 182.4 GB, and beside a learner rank ")
-    offered = remedies(QWEN3_14B, gpu, stage, replace(pools, memory_share=0.95))
+    offered = remedies(QWEN3_14B, gpu, stage, with_share(pools, 0.95))
     assert "--engine.gpu-memory-share 0.2 instead of 0.95" in offered
-    assert lacks(QWEN3_14B, gpu, stage, replace(pools, memory_share=0.1))[0].startswith("-10.4 GB are left for KV")
+    assert lacks(QWEN3_14B, gpu, stage, with_share(pools, 0.1))[0].startswith("-10.4 GB are left for KV")
     asked = PlanConfig(gpu_memory_share=0.5, micro_batch_tokens=20_480)
     model, placement, separated = plan(asked)
     assert placement.memory == half and separated is not None and not separated.problems
     assert "  engine's share      0.50 " in report(asked, model, placement, separated)
-    with pytest.raises(ValueError, match=r"--gpu-memory-share is 1\.5, no share"):
+    with pytest.raises(ConfigError, match=r"--gpu-memory-share: must be in \(0, 0\.95\] \(got 1\.5\)"):
         PlanConfig(gpu_memory_share=1.5)
 
 

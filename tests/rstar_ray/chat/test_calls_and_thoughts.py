@@ -8,10 +8,11 @@ import pytest
 
 from rstar_ray.chat.call_syntax import SYNTAXES
 from rstar_ray.chat.chat_profile import THOUGHTS
-from rstar_ray.chat.resolve import ChatChoices, resolve
+from rstar_ray.chat.resolve import resolve
 from rstar_ray.chat.template import chat_of
 from rstar_ray.chat.thoughts import spoken, where_calls_stand
 from rstar_ray.chat.tool_calls import parse_tool_calls
+from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
 from rstar_ray.trajectory import ToolCall
@@ -141,21 +142,21 @@ QWEN = FAMILIES["qwen3"]
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
 OPENS = "{% if add_generation_prompt %}assistant:{% endif %}"
 REFUSED = [
-    ("", ChatChoices(), "--chat.template"),
-    ("{{ missing() }}", ChatChoices(), "--chat.template"),
-    ("{# #}words", ChatChoices(), "--chat.template"),
-    (PLAIN, ChatChoices(), "--chat.template"),
-    (PLAIN + OPENS, ChatChoices(thinking="on"), "--chat.thinking"),
-    (PLAIN.replace("<|im_end|>", ";") + OPENS, ChatChoices(), "--chat.stop"),
-    ("{% for m in messages if m.role != 'assistant' %}{{ m.content }}{% endfor %}" + OPENS, ChatChoices(),
+    ("", ChatConfig(), "--chat.template"),
+    ("{{ missing() }}", ChatConfig(), "--chat.template"),
+    ("{# #}words", ChatConfig(), "--chat.template"),
+    (PLAIN, ChatConfig(), "--chat.template"),
+    (PLAIN + OPENS, ChatConfig(thinking="on"), "--chat.thinking"),
+    (PLAIN.replace("<|im_end|>", ";") + OPENS, ChatConfig(), "--chat.stop"),
+    ("{% for m in messages if m.role != 'assistant' %}{{ m.content }}{% endfor %}" + OPENS, ChatConfig(),
      "--chat.template"),
-    (PLAIN + OPENS, ChatChoices(parser="best"), "--chat.parser"),
-    (PLAIN + OPENS, ChatChoices(stop=["a b"]), "--chat.stop"),
+    (PLAIN + OPENS, ChatConfig(parser="best"), "--chat.parser"),
+    (PLAIN + OPENS, ChatConfig(stop=("a b",)), "--chat.stop"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("template", "choices", "option"), REFUSED)
-def test_a_template_that_does_not_fit_is_refused_by_its_option(template: str, choices: ChatChoices, option: str):
+def test_a_template_that_does_not_fit_is_refused_by_its_option(template: str, choices: ChatConfig, option: str):
     tokenizer = copy.copy(tokenizer_of(Family(template or "\n", "<|im_end|>", QWEN.special)))
     tokenizer.chat_template = tokenizer.chat_template.strip() or None
     with pytest.raises(ConfigError) as refused:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from rstar_ray.chat.resolve import ChatChoices, resolve
+from rstar_ray.chat.resolve import resolve
 from rstar_ray.chat.template import TokenizerChat
+from rstar_ray.config import ChatConfig
 from rstar_ray.errors import ConfigError
 from rstar_ray.outcome import Outcome
 from rstar_ray.tools.spec import PYTHON_TOOL, ToolSpec
@@ -19,9 +20,9 @@ TOOL = "python_code_with_standard_io"
 PYTHON_AS = replace(PYTHON_TOOL, name=TOOL)
 
 
-def chat_of_family(name: str, *, choices: ChatChoices | None = None, shows_tool: bool = True) -> TokenizerChat:
+def chat_of_family(name: str, *, choices: ChatConfig | None = None, shows_tool: bool = True) -> TokenizerChat:
     family = FAMILIES[name]
-    tokenizer, choices = tokenizer_of(family), choices or ChatChoices()
+    tokenizer, choices = tokenizer_of(family), choices or ChatConfig()
     profile = resolve(tokenizer, generation_of(family), choices)
     return TokenizerChat(
         tokenizer, profile, shows_tools=shows_tool, tools=[PYTHON_AS], system="Be brief.", thinking=choices.thinking
@@ -104,7 +105,7 @@ PLOTTED = {"title": "12", "width": 3, "grid": True, "points": [1, "a", None], "s
 def test_arguments_that_a_template_writes_as_text_come_back_in_the_types_of_the_tools_schema(name: str):
     family = FAMILIES[name]
     chat = TokenizerChat(
-        tokenizer_of(family), resolve(tokenizer_of(family), generation_of(family), ChatChoices()), tools=[PLOT]
+        tokenizer_of(family), resolve(tokenizer_of(family), generation_of(family), ChatConfig()), tools=[PLOT]
     )
     call = {"type": "function", "function": {"name": "plot", "arguments": PLOTTED}}
     messages = [
@@ -180,11 +181,11 @@ def test_the_reason_of_rstar2_holds_its_calls_but_not_its_answer():
 
 
 def test_thinking_is_switched_where_the_template_has_a_switch():
-    off = chat_of_family("qwen3", choices=ChatChoices(thinking="off"))
+    off = chat_of_family("qwen3", choices=ChatConfig(thinking="off"))
     prompt = off.decode(off.prompt_ids(Problem(id="p", problem="q", answer="")))
     assert prompt.endswith("<think>\n\n</think>\n\n") and off.profile.thinks == "off"
     with pytest.raises(ConfigError, match=r"--chat.thinking: .* no switch .* Hint: leave it out"):
-        chat_of_family("qwen2.5", choices=ChatChoices(thinking="on"))
+        chat_of_family("qwen2.5", choices=ChatConfig(thinking="on"))
 
 
 def test_of_several_templates_the_one_for_tools_is_taken_and_leaves_with_the_policy():
@@ -192,10 +193,10 @@ def test_of_several_templates_the_one_for_tools_is_taken_and_leaves_with_the_pol
     own = tokenizer.chat_template
     for named in ({"default": "no tools", "tool_use": own}, {"rag": "documents", "default": own}):
         tokenizer.chat_template = named
-        resolve(tokenizer, {}, ChatChoices())
+        resolve(tokenizer, {}, ChatConfig())
         assert tokenizer.chat_template == own
     tokenizer.chat_template = {"rag": "documents"}
     with pytest.raises(
         ConfigError, match=r"--chat.template: the tokenizer has the templates rag, and none .*. Hint: give"
     ):
-        resolve(tokenizer, {}, ChatChoices())
+        resolve(tokenizer, {}, ChatConfig())

@@ -1,0 +1,23 @@
+"""Which rstar_ray this is, for what a run writes down."""
+
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@cache
+def code_version() -> str:
+    """The package's version, with the commit where the code is a git checkout: `0.1.0 (03da9a9)`."""
+    try:
+        release = version("rstar-ray")
+    except PackageNotFoundError:
+        release = "of no release"
+    command = ["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return release
+    return f"{release} ({asked.stdout.strip()})"
