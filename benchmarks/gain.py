@@ -7,12 +7,16 @@ seeds, one of the later. The problems are those that the first file's rollouts d
 the file that they are measured by, the earlier policy would look worse there than it is, and any other better.
 """
 
-import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
+import tyro
+
+from rstar_ray.config.options import run_command
 from rstar_ray.errors import ConfigError
 from rstar_ray.evaluation.figures import Interval, bootstrap_interval
 from rstar_ray.run_dir.durable import read_rows
@@ -64,19 +68,24 @@ def gain_on_unsolved(choosing: Rates, before: Rates, after: Rates) -> Gain:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gain", description=__doc__)
-    parser.add_argument("choosing", type=Path, help="of the earlier policy: says which problems")
-    parser.add_argument("before", type=Path, help="of the earlier policy, with another --seed")
-    parser.add_argument("after", type=Path, help="of the later policy")
-    args = parser.parse_args(argv)
-    try:
-        print(
-            json.dumps(asdict(gain_on_unsolved(*(rates_of(path) for path in (args.choosing, args.before, args.after)))))
-        )
-    except ConfigError as refused:
-        parser.exit(2, f"error: {refused}\n")
+@dataclass(frozen=True, kw_only=True)
+class GainOptions:
+    choosing: Annotated[Path, tyro.conf.Positional]
+    """of the earlier policy: says which problems"""
+    before: Annotated[Path, tyro.conf.Positional]
+    """of the earlier policy, with another --seed"""
+    after: Annotated[Path, tyro.conf.Positional]
+    """of the later policy"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(GainOptions, _print_gain, argv, description=__doc__)
+
+
+def _print_gain(options: GainOptions) -> None:
+    choosing, before, after = (rates_of(path) for path in (options.choosing, options.before, options.after))
+    print(json.dumps(asdict(gain_on_unsolved(choosing, before, after))))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

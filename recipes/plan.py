@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from actors.launch.command_line import chosen
+from actors.launch.checks import check_files
+from actors.launch.command_line import chosen, config_in
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from rstar_ray.algorithm.state_bytes import gradient_bytes, state_bytes
@@ -103,6 +104,8 @@ class PlanConfig:
     tflops: float = GPU.tflops
     """Dense bf16 peak of one GPU, from its data sheet."""
     json: bool = False
+    run_config: str = ""
+    """A run's settings as TOML, such as RUN/stage1.toml: check them as its start does, and plan with them."""
 
     def __post_init__(self) -> None:
         if self.dry_run and not self.scale:
@@ -136,6 +139,12 @@ def parsed(argv: Sequence[str]) -> PlanConfig:
     dry_run, scale = "--dry-run" in asked, chosen("--scale", argv, ("", *SCALES), "")
     default = of_scale(scale) if scale and not dry_run else PlanConfig()
     config = options_of(PlanConfig, argv, default=default, description=__doc__)
+    if config.run_config:
+        run = config_in(config.run_config)
+        for _, refused in check_files(run):
+            if refused is not None:
+                raise refused
+        config = options_of(PlanConfig, argv, default=of_run(run))
     known = {f"--{item.name.replace('_', '-')}" for item in dataclasses.fields(PlanConfig)}
     known |= {f"--no-{name[2:]}" for name in known}
     if dry_run:
@@ -150,14 +159,20 @@ def parsed(argv: Sequence[str]) -> PlanConfig:
 
 def of_scale(scale: str) -> PlanConfig:
     """With the GPUs and the settings of a scale."""
+    return of_run(at_scale(STAGE_1.paper, scale, STAGE_1.tiny))
+
+
+def of_run(run: RunConfig) -> PlanConfig:
+    """With the settings of a run, and the GPUs of its scale."""
+    scale = run.scale
     machines = MACHINES[scale]
     if not machines.gpus:
         raise ValueError(f"--scale {scale} has no GPUs to plan for; with --dry-run it shows who sits where")
-    run = at_scale(STAGE_1.paper, scale, STAGE_1.tiny)
     settings = leaves(run)
-    of_the_scale: dict[str, Any] = {name: settings[setting] for name, setting in SETTINGS.items()}
-    of_the_scale |= {"scale": scale, "gpus": machines.nodes * machines.gpus, "gpu_memory_gb": machines.gpu_memory_gb}
-    return PlanConfig(**of_the_scale)
+    of_the_run: dict[str, Any] = {name: settings[setting] for name, setting in SETTINGS.items()}
+    of_the_run |= {"scale": scale, "gpus": machines.nodes * machines.gpus, "gpu_memory_gb": machines.gpu_memory_gb}
+    of_the_run |= {"model": run.model, "stage": run.stage if run.stage in STAGES else PlanConfig.stage}
+    return PlanConfig(**of_the_run)
 
 
 def show_dry_run(config: PlanConfig) -> int:

@@ -11,7 +11,7 @@ python recipes/prepare.py problems.jsonl --out kept.jsonl --pass-rates runs/mine
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from rstar_ray.config.options import options_of
+from rstar_ray.config.options import run_command
 from rstar_ray.data.columns import Columns, RawProblem, find_columns, raw_problem
 from rstar_ray.data.overlap import NGRAM_WORDS
 from rstar_ray.data.preparation import PassRates, Prepared, Rules, prepare
@@ -107,23 +107,22 @@ class PrepareConfig:
             raise ConfigError("--against-words", "no evaluation set is named", "give --against too")
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 refused; nothing is half written."""
-    try:
-        config = options_of(PrepareConfig, argv, description=__doc__)
-        config.check_values()
-        began_s = time.monotonic()
-        prepared = prepare_sources(config)
-        print(table(prepared), flush=True)
-        if not prepared.problems:
-            raise ConfigError("sources", "no problem is left", "see the counts; loosen what dropped them")
-        if config.out is not None and not config.check:
-            write(prepared, config)
-            seconds = time.monotonic() - began_s
-            print(f"{len(prepared.problems)} problems in {config.out}, {seconds:.1f} s", flush=True)
-    except ConfigError as refused:
-        print(f"error: {refused}", file=sys.stderr, flush=True)
-        sys.exit(2)
+    return run_command(PrepareConfig, _prepare, argv, description=__doc__)
+
+
+def _prepare(config: PrepareConfig) -> None:
+    config.check_values()
+    began_s = time.monotonic()
+    prepared = prepare_sources(config)
+    print(table(prepared), flush=True)
+    if not prepared.problems:
+        raise ConfigError("sources", "no problem is left", "see the counts; loosen what dropped them")
+    if config.out is not None and not config.check:
+        write(prepared, config)
+        seconds = time.monotonic() - began_s
+        print(f"{len(prepared.problems)} problems in {config.out}, {seconds:.1f} s", flush=True)
 
 
 def prepare_sources(config: PrepareConfig) -> Prepared:
@@ -274,4 +273,4 @@ def write(prepared: Prepared, config: PrepareConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -120,7 +120,7 @@ def rehearse(argv: Sequence[str]) -> int:
         raise ConfigError("--run-dir", f"{path} holds a run already", "give a new one: a rehearsal starts from nothing")
     if config.model:
         start = Start(asked=[config], weights=False)
-        check(start, Phase.FILES)  # before weights of the model's size are written
+        check(start, Phase.MACHINE, Phase.FILES)  # before weights of the model's size are written
         config = with_values(config, {"model": str(random_model(start.configs[0], path))})
     kill = Kill(path)
     killing = threading.Thread(target=kill.watch, daemon=True)

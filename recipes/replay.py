@@ -8,35 +8,46 @@ checkpoint lies before each that is a multiple of --checkpoint.every-steps and i
 that can be repeated are listed. Exit status: 0 repeated, 1 something differs, 2 refused.
 """
 
-import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from actors.launch.exit_status import status_of
 from actors.launch.ray_connection import connect
 from actors.launch.start_model import start_model
+from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError
 from rstar_ray.replay_update import Compared, RecordedStep, recorded_step, repeat_update, repeatable, rows_of
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
+    run: Annotated[Path, tyro.conf.Positional]
+    """run directory"""
+    step: int = 0
+    """of the stage, from 1; without it those that can be repeated are listed"""
+    stage: str = ""
+    """without it the newest that has this step recorded"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="run directory")
-    parser.add_argument(
-        "--step", type=int, help="of the stage, from 1; without it those that can be repeated are listed"
-    )
-    parser.add_argument("--stage", help="without it the newest that has this step recorded")
-    asked = parser.parse_args(argv)
-    return status_of(lambda: replay(asked.run.expanduser().absolute(), asked.stage, asked.step))
+    def act() -> int:
+        asked = options_of(ReplayOptions, argv, description=__doc__)
+        return replay(asked.run.expanduser().absolute(), asked.stage, asked.step)
+
+    return status_of(act)
 
 
-def replay(run: Path, stage: str | None, step: int | None) -> int:
+def replay(run: Path, stage: str, step: int) -> int:
     """Repeat a step, or list those that can be; the exit status."""
     steps = repeatable(run)
-    if step is None:
-        return _list(run, [named for named in steps if stage in (None, named[0])], stage or "a stage")
+    if not step:
+        return _list(run, [named for named in steps if stage in ("", named[0])], stage or "a stage")
     stage = stage or next((name for name, recorded in reversed(steps) if recorded == step), "stage1")
     recorded = recorded_step(run, stage, step)
     rows = rows_of(recorded)

@@ -305,6 +305,7 @@ def _nodes(start: Start) -> None:
 class Phase(Enum):
     """What a check needs."""
 
+    MACHINE = auto()  # the machine that starts the run
     FILES = auto()  # what the options name
     RUN_DIR = auto()  # the run directory, which this process holds
     CLUSTER = auto()  # a Ray
@@ -318,7 +319,7 @@ class Check:
 
 
 CHECKS = (
-    Check("GPUs", Phase.FILES, _gpu),
+    Check("GPUs", Phase.MACHINE, _gpu),
     Check("paths", Phase.FILES, _paths),
     Check("telemetry", Phase.FILES, _telemetry),
     Check("evaluation files", Phase.FILES, _evaluation_files),
@@ -337,10 +338,10 @@ CHECKS = (
 )
 
 
-def check(start: Start, phase: Phase) -> None:
-    """Raise `ConfigError` for the first check of this phase that refuses."""
+def check(start: Start, *phases: Phase) -> None:
+    """Raise `ConfigError` for the first check of these phases that refuses."""
     for each in CHECKS:
-        if each.phase is phase:
+        if each.phase in phases:
             each.run(start)
 
 

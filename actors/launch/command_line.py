@@ -65,6 +65,12 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str]) -> list[RunConfig]:
     return configs
 
 
+def config_in(file: str) -> RunConfig:
+    """The settings of a run in a TOML file; what it leaves out is the scale's, or the general default."""
+    words = with_config_file(["--config", file])
+    return _parse_one(at_scale(RunConfig(), _scale(words), {}), words)
+
+
 def _shown(defaults: Sequence[RunConfig]) -> RunConfig:
     """The first RL stage's defaults, and beside them those of SFT's own settings where it comes first."""
     return replace(defaults[min(1, len(defaults) - 1)], sft=defaults[0].sft)

@@ -28,8 +28,7 @@ def launch_evaluation(recipe: Recipe, argv: Sequence[str] | None = None) -> None
 
     def act() -> None:
         start = Start(asked=parse([recipe], sys.argv[1:] if argv is None else argv))
-        check(start, Phase.FILES)
-        check(start, Phase.RUN_DIR)
+        check(start, Phase.MACHINE, Phase.FILES, Phase.RUN_DIR)
         (config,) = start.configs
         brought = brought_along(config, start.tools)
         files = result_files(config, start.sets, start.run_dir, brought, step=0, model=start.model)

@@ -62,7 +62,7 @@ def run(configs: Sequence[RunConfig], *, steps_given: bool = True) -> None:
     `steps_given`: the user chose how long SFT is.
     """
     start = Start(asked=configs, steps_given=steps_given)
-    check(start, Phase.FILES)
+    check(start, Phase.MACHINE, Phase.FILES)
     with start.run_dir.held():
         _claim(start)
         log.info(f"run directory: {start.path}")

@@ -5,50 +5,52 @@ python -m actors.preflight --run-dir /shared/runs/first --model /shared/Qwen3-14
 Exit status: 0 nothing is wrong, 1 something is, 2 refused.
 """
 
-import argparse
 import os
 import platform
 import secrets
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from actors.launch.run_paths import run_path
 from actors.preflight.cluster_checks import check_cluster
 from actors.preflight.facts import Asked, Finding, NodeFacts, Verdict
 from actors.preflight.node_checks import check_node
 from actors.preflight.read_facts import read_facts
 from actors.preflight.table import table
+from rstar_ray.config import RunConfig
+from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError
 
 
-def parse(arguments: Sequence[str] | None = None) -> Asked:
-    parser = argparse.ArgumentParser(
-        prog="python -m actors.preflight", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def parse(argv: Sequence[str] | None = None) -> Asked:
+    default = Asked(run_dir=os.environ.get("RSTAR_RAY_RUNS", ""), mark=f".preflight-{secrets.token_hex(8)}")
+    return options_of(Asked, argv, default=default, description=__doc__)
+
+
+def of_run(asked: Asked, config: RunConfig) -> Asked:
+    """With the folders, the isolation and the number of checkpoints of a run."""
+    return replace(
+        asked,
+        run_dir=str(run_path(config)),
+        model=config.model if Path(config.model).is_absolute() else asked.model,
+        level=config.sandbox.level,
+        checkpoints=config.checkpoint.keep + 1,
     )
-    parser.add_argument("--run-dir", default=os.environ.get("RSTAR_RAY_RUNS", ""), help="must be seen by every node")
-    parser.add_argument("--model", default="", help="a Hugging Face folder that every node must read")
-    parser.add_argument("--level", default=Asked().level, choices=["namespaces", "landlock", "process"])
-    parser.add_argument(
-        "--checkpoints", type=int, default=Asked().checkpoints, help="at once: --checkpoint.keep and one more"
-    )
-    parser.add_argument("--gpus", type=int, default=0, help="every node must show as many (default: what it has)")
-    parser.add_argument("--no-probes", action="store_true", help="read only: no pair of processes, no sandbox")
-    options = parser.parse_args(arguments)
-    for name, least in (("checkpoints", 1), ("gpus", 0)):
-        if (count := getattr(options, name)) < least:
-            raise ConfigError(f"--{name}", f"{count} is too small", f"give at least {least}")
-    for name in ("run_dir", "model"):
-        if (path := getattr(options, name)) and not Path(path).is_absolute():
-            raise ConfigError("--" + name.replace("_", "-"), f"{path!r} is relative", "give an absolute path")
-    return Asked(
-        run_dir=options.run_dir,
-        model=options.model,
-        level=options.level,
-        checkpoints=options.checkpoints,
-        gpus=options.gpus,
-        probe=not options.no_probes,
-        mark=f".preflight-{secrets.token_hex(8)}",
-    )
+
+
+def settings_findings(config: RunConfig, node: str) -> list[Finding]:
+    """What the start-up checks of a run say of its settings."""
+    from actors.launch.checks import check_files
+
+    found: list[Finding] = []
+    for check, refused in check_files(config):
+        if refused is not None:
+            said = f"{refused.field}: {refused.problem}"
+            return [Finding(check=check, node=node, verdict=Verdict.WRONG, said=said, mend=refused.hint)]
+        found.append(Finding(check=check, node=node, verdict=Verdict.OK, said="as a run would have it"))
+    return found
 
 
 def findings(nodes: Sequence[NodeFacts], asked: Asked) -> list[Finding]:
@@ -76,9 +78,17 @@ def look(asked: Asked) -> list[Finding]:
             mark.unlink(missing_ok=True)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     try:
-        found = look(parse())
+        asked, config = parse(argv), None
+        if asked.run_config:
+            from actors.launch.command_line import config_in
+
+            config = config_in(asked.run_config)
+            asked = of_run(asked, config)
+        found = look(asked)
+        if config is not None:
+            found += settings_findings(config, found[0].node)
     except ConfigError as refused:
         print(f"error: {refused}", file=sys.stderr)
         return 2

@@ -3,9 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from actors.cluster.gpu_environment import Accelerator
 from rstar_ray.config import CheckpointConfig, SandboxConfig
+from rstar_ray.config.checks import at_least, check_bounds, require
 from rstar_ray.config.machines import Isolation
 
 UNLIMITED = -1
@@ -30,17 +35,30 @@ class Finding:
     mend: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What to look for; empty means that nobody asked."""
+    """What to look for."""
 
     run_dir: str = ""
-    model: str = ""  # a Hugging Face folder
+    """must be seen by every node"""
+    model: str = ""
+    """a Hugging Face folder that every node must read"""
     level: Isolation = SandboxConfig().level
-    checkpoints: int = CheckpointConfig().keep + 1  # on the disk at once: those kept, and the one being written
-    mark: str = ""  # what the asker wrote into the run directory, for every node to find
-    gpus: int = 0  # every node must show as many; 0: as many as it has
-    probe: bool = True  # pairs of processes, and a sandbox
+    """isolation that sandboxes must reach"""
+    checkpoints: Annotated[int, at_least(1)] = CheckpointConfig().keep + 1
+    """on the disk at once: --checkpoint.keep, and the one being written"""
+    gpus: Annotated[int, at_least(0)] = 0
+    """every node must show as many; 0: as many as it has"""
+    probes: bool = True
+    """try a pair of processes and a sandbox; without, only read"""
+    run_config: str = ""
+    """a run's settings as TOML, such as RUN/stage1.toml: check these too, and what they name"""
+    mark: Annotated[str, tyro.conf.Suppress] = ""  # written into the run directory, for every node to find
+
+    def __post_init__(self) -> None:
+        check_bounds("", self)
+        for option, path in (("--run-dir", self.run_dir), ("--model", self.model)):
+            require(not path or Path(path).is_absolute(), option, f"{path!r} is relative", "give an absolute path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

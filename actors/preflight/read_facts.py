@@ -33,7 +33,7 @@ def read_facts(asked: Asked, node: str) -> NodeFacts:
     """Seconds without probes, half a minute with them."""
     kind = accelerator()
     build, visible = _torch()
-    all_reduce, ipc = probe_pair("cpu" if kind == "cpu" else "cuda") if asked.probe else (None, None)
+    all_reduce, ipc = probe_pair("cpu" if kind == "cpu" else "cuda") if asked.probes else (None, None)
     return NodeFacts(
         node=node,
         accelerator=kind,
@@ -48,10 +48,10 @@ def read_facts(asked: Asked, node: str) -> NodeFacts:
         memory_bytes=psutil.virtual_memory().total,
         descriptors=_limit(resource.RLIMIT_NOFILE),
         locked_memory=_limit(resource.RLIMIT_MEMLOCK),
-        sandbox=_try_sandbox(asked.level) if asked.probe else None,
+        sandbox=_try_sandbox(asked.level) if asked.probes else None,
         all_reduce=all_reduce,
         ipc=ipc,
-        attention=_try_attention() if asked.probe and kind != "cpu" else None,
+        attention=_try_attention() if asked.probes and kind != "cpu" else None,
         run_dir=look_at_run_dir(Path(asked.run_dir), asked.mark) if asked.run_dir else None,
         model=look_at_model(Path(asked.model)) if asked.model else None,
     )

@@ -5,12 +5,13 @@ every trajectory, counted by where they stand (arXiv:2508.20722 section 5.4), wi
 and .json. The policies' weights are read from RUN/checkpoints.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from examples.entropy.measure import Entropies
 from examples.entropy.read_run import sampled_turns, whole
@@ -19,26 +20,33 @@ from examples.entropy.zones import count_zones, marked, zones
 from rstar_ray.chat.call_syntax import SYNTAXES
 from rstar_ray.chat.load_chat import load_chat
 from rstar_ray.config import ChatConfig
+from rstar_ray.config.checks import at_least, check_bounds
+from rstar_ray.config.options import run_command
 from rstar_ray.errors import ConfigError, RStarError
 from rstar_ray.report.run_record import TrajectoryFile, read_run, trajectory_files
 from rstar_ray.run_dir.durable import write_json, write_text
 from rstar_ray.run_dir.folder import RunDir
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.entropy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("run", type=Path, help="a run directory")
-    parser.add_argument(
-        "--trajectories", type=int, default=64, help="of each stage's end, at most (default: %(default)s)"
-    )
-    options = parser.parse_args(arguments)
+@dataclass(frozen=True, kw_only=True)
+class AnalysisOptions:
+    run: Annotated[Path, tyro.conf.Positional]
+    """a run directory"""
+    trajectories: Annotated[int, at_least(1)] = 64
+    """of each stage's end, at most"""
+
+    def __post_init__(self) -> None:
+        check_bounds("", self)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(AnalysisOptions, _analyse, argv, description=__doc__)
+
+
+def _analyse(options: AnalysisOptions) -> int:
     try:
-        if options.trajectories < 1:
-            raise ConfigError("--trajectories", f"{options.trajectories} is too small", "give at least 1")
         print(analyse(options.run, most=options.trajectories))
-    except (ConfigError, RStarError) as refused:
+    except RStarError as refused:
         print(f"error: {refused}", file=sys.stderr)
         return 2
     return 0

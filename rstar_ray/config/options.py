@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast, get_type_hints
@@ -102,11 +102,24 @@ def options_of(
     from tyro import _errors as errors  # private: written for tyro 1.0.17, which the project pins
 
     args = with_config_file(sys.argv[1:] if argv is None else argv)
+    if description is not None:
+        description += "\n\n--config FILE: options from a TOML file of the same tree; the command line wins over it."
     # Help texts are read from the sources, which takes four times as long as the rest.
     config = () if HELP & set(args) else (tyro.conf.HelptextFromCommentsOff,)
     among: dict[str, Any] = {} if default is None else {"default": default}
     with errors.on_parse_error(lambda event: _refuse(event, kind)):
         return tyro.cli(kind, args=args, prog=program, description=description, config=config, **among)
+
+
+def run_command(
+    kind: type[Options], act: Callable[[Options], int | None], argv: Sequence[str] | None, *, description: str | None
+) -> int:
+    """The `main` of a small command; exit status: its own or 0, 2 where it is refused in one line."""
+    try:
+        return act(options_of(kind, argv, description=description)) or 0
+    except ConfigError as refused:
+        print(f"error: {refused}", file=sys.stderr, flush=True)
+        return 2
 
 
 def _refuse(event: Any, kind: type) -> NoReturn:

@@ -1,23 +1,30 @@
 """`python -m rstar_ray.report RUN_DIR` writes the report of a run into its folder."""
 
-import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from rstar_ray.errors import ConfigError
+import tyro
+
+from rstar_ray.config.options import run_command
 from rstar_ray.report.write import write_report
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m rstar_ray.report", description=__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="the run to report on")
-    try:
-        report = write_report(parser.parse_args(arguments).run)
-    except ConfigError as refused:
-        print(refused, file=sys.stderr)
-        return 2
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    run: Annotated[Path, tyro.conf.Positional]
+    """the run to report on"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(ReportOptions, _report, argv, description=__doc__)
+
+
+def _report(options: ReportOptions) -> None:
+    report = write_report(options.run)
     print(f"{report.headline}\n{report.markdown_path}\n{report.html_path}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -241,7 +241,7 @@ def test_a_count_that_would_make_every_check_good_is_refused(option: list[str]):
 
 def test_this_machine_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(read, "_torch", lambda: ("cpu", 0))  # whose import takes seconds
-    facts = read_facts(Asked(probe=False, run_dir=str(tmp_path)), "here")
+    facts = read_facts(Asked(probes=False, run_dir=str(tmp_path)), "here")
     assert facts.memory_bytes > 0 and facts.shm_bytes > 0 and facts.versions["ray"]
     assert facts.run_dir is not None and not facts.run_dir.problem
     assert not [name for name in facts.environment if "TOKEN" in name]

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from actors.launch.command_line import parse
+from actors.launch.command_line import config_in, parse
 from actors.launch.run import run
+from actors.preflight.__main__ import settings_findings
+from actors.preflight.facts import Verdict
+from recipes import plan
 from recipes.sft import SFT
 from recipes.stage1 import STAGE_1
 from recipes.stage3 import STAGE_3
@@ -72,3 +75,22 @@ def test_a_run_writes_its_settings_beside_config_json(tmp_path: Path, monkeypatc
     (again,) = parse([SFT], ["--config", str(tmp_path / "run" / "sft.toml")])
     same: Any = asdict(again)
     assert same == asdict(configs[0])
+
+
+def test_a_plan_takes_the_settings_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plan, "check_files", lambda run: ())  # the run lacks problems and a model
+    file = written(tmp_path / "run.toml", 'scale = "gpu-8"\n[learner]\nlora_rank = 8\n')
+    assert (planned := plan.parsed(["--run-config", file, "--gpus", "16"])).lora_rank == 8
+    assert (planned.gpus, planned.gpu_memory_share) == (16, 0.45)
+
+
+def test_what_the_start_of_a_run_refuses_plan_and_preflight_refuse(tmp_path: Path):
+    text = 'scale = "tiny"\n[data]\ntrain = "/nowhere.jsonl"\n'
+    file = written(tmp_path / "run.toml", text)
+    with pytest.raises(ConfigError, match=r"--data\.train: /nowhere\.jsonl does not exist"):
+        plan.parsed(["--run-config", file])
+    found = settings_findings(config_in(file), "here")
+    assert [finding.verdict for finding in found] == [Verdict.WRONG]
+    assert found[0].said == "--data.train: /nowhere.jsonl does not exist"
+    good = settings_findings(config_in(written(tmp_path / "good.toml", 'scale = "tiny"\nstage = "sft"\n')), "here")
+    assert {finding.verdict for finding in good} == {Verdict.OK} and len(good) > 5

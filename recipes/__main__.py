@@ -1,0 +1,52 @@
+"""`rstar COMMAND [OPTIONS]`: every command by one name. `rstar COMMAND --help` shows its options."""
+
+import runpy
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "sft": ("recipes.sft", (), "supervised fine-tuning before RL"),
+    "stage 1": ("recipes.stage1", (), "RL: all problems, short responses"),
+    "stage 2": ("recipes.stage2", (), "RL: all problems, longer responses"),
+    "stage 3": ("recipes.stage3", (), "RL: the problems that are not solved yet"),
+    "train": ("recipes.train", (), "SFT and the three stages in turn"),
+    "evaluate": ("recipes.evaluate", (), "avg@k and pass@k of a policy"),
+    "prepare": ("recipes.prepare", (), "published problem sets as training problems"),
+    "plan": ("recipes.plan", (), "what fits on which GPUs, and how long a step takes"),
+    "preflight": ("actors.preflight", (), "what would stop a run on these machines"),
+    "rehearse": ("recipes.rehearse", (), "three steps on random weights, compared with the plan"),
+    "watch": ("recipes.watch", (), "the report page of a run under way"),
+    "report": ("rstar_ray.report", (), "report.html and report.md of a run"),
+    "replay": ("recipes.replay", (), "a recorded step's update again, compared"),
+    "verify": ("rstar_ray.run_dir", ("verify",), "whether a run directory is whole"),
+    "forget": ("rstar_ray.run_dir", ("forget",), "delete what one stage left"),
+    "chat": ("recipes.chat", (), "talk with a policy"),
+    "serve": ("recipes.serve", (), "a policy behind OpenAI's chat completions"),
+}
+"""By name: the module that runs as `__main__`, its first arguments, and what it does."""
+
+
+def usage() -> str:
+    lines = [f"  {name:<10} {does}" for name, (_, _, does) in COMMANDS.items()]
+    files = "`--config FILE` reads options from a TOML file; the command line wins over it."
+    return "\n".join([__doc__ or "", "", *lines, "", files])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: the command's own; 2 where there is no such command."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if words else 2
+    name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), "")
+    if not name:
+        print(f"error: {words[0]}: no such command. Hint: rstar --help lists all", file=sys.stderr)
+        return 2
+    module, first, _ = COMMANDS[name]
+    sys.argv = [f"rstar {name}", *first, *words[len(name.split()) :]]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
