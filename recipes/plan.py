@@ -149,11 +149,11 @@ def parsed(argv: Sequence[str]) -> PlanConfig:
     known |= {f"--no-{name[2:]}" for name in known}
     if dry_run:
         idle = known - OF_THE_DRY_RUN - {"--scale", "--dry-run"}
-        why, mend = f"the dry run places what scale {scale} has", "leave it out"
+        why, hint = f"the dry run places what scale {scale} has", "leave it out"
     else:
-        idle, why, mend = OF_THE_DRY_RUN, "it is for the dry run", "give --dry-run too"
+        idle, why, hint = OF_THE_DRY_RUN, "it is for the dry run", "give --dry-run too"
     for option in sorted(asked & idle):
-        raise ConfigError(option, why, mend)
+        raise ConfigError(option, why, hint)
     return config
 
 

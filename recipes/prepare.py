@@ -94,8 +94,8 @@ class PrepareConfig:
         if self.against_words < 1:
             raise ConfigError("--against-words", f"{self.against_words} words", "give at least 1")
         if self.solved_at_most < self.solved_at_least:
-            mend = "raise it or lower --solved-at-least"
-            raise ConfigError("--solved-at-most", f"{self.solved_at_most} leaves nothing to keep", mend)
+            hint = "raise it or lower --solved-at-least"
+            raise ConfigError("--solved-at-most", f"{self.solved_at_most} leaves nothing to keep", hint)
         self._check_beside()
 
     def _check_beside(self) -> None:
@@ -182,8 +182,8 @@ def _problems(
             if form and show:
                 print(f"{name}: {form.__doc__}", flush=True)
         if apart and (form is None or form not in ANSWERED_APART):
-            mend = "leave it out, or prepare the set that it belongs to alone"
-            raise ConfigError("--answers", f"the rows of {name} have their answers in them", mend)
+            hint = "leave it out, or prepare the set that it belongs to alone"
+            raise ConfigError("--answers", f"the rows of {name} have their answers in them", hint)
         if form is not None:
             if published_form(row) is not form:
                 raise ConfigError(where, "has other columns than the first row", "prepare sets of two forms apart")
@@ -204,8 +204,8 @@ def _hub_rows(source: str) -> Iterator[tuple[int, Any]]:
     """Streamed from the hub, so that only what is read is downloaded."""
     name, _, split = source.partition(":")
     if name.count("/") not in (1, 2):
-        mend = f"name an existing file or folder ({', '.join(FORMATS)}), or a dataset as owner/name[/part][:split]"
-        raise ConfigError(source, "there is no such file", mend)
+        hint = f"name an existing file or folder ({', '.join(FORMATS)}), or a dataset as owner/name[/part][:split]"
+        raise ConfigError(source, "there is no such file", hint)
     import datasets
 
     datasets.disable_progress_bars()
@@ -216,8 +216,8 @@ def _hub_rows(source: str) -> Iterator[tuple[int, Any]]:
         yield from enumerate(rows, start=1)
     except Exception as error:  # the hub's client raises two dozen kinds, from no network to no such split
         reason = " ".join(str(error).split())[:160]
-        mend = "where there is no network, bring its parquet files and name them"
-        raise ConfigError(source, f"the hub gives no such dataset ({type(error).__name__}: {reason})", mend) from error
+        hint = "where there is no network, bring its parquet files and name them"
+        raise ConfigError(source, f"the hub gives no such dataset ({type(error).__name__}: {reason})", hint) from error
 
 
 def read_answers(path: Path) -> dict[str, Any]:

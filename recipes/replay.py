@@ -59,8 +59,8 @@ def _list(run: Path, steps: Sequence[tuple[str, int]], of: str) -> int:
     for stage, step in steps:
         print(f"{stage} step {step}")
     if not steps:
-        mend = "--checkpoint.trajectories-every-steps and --checkpoint.keep decide what is kept"
-        raise ConfigError("RUN", f"{run} has no step of {of} with its trajectories and the checkpoint before it", mend)
+        hint = "--checkpoint.trajectories-every-steps and --checkpoint.keep decide what is kept"
+        raise ConfigError("RUN", f"{run} has no step of {of} with its trajectories and the checkpoint before it", hint)
     return 0
 
 

@@ -54,8 +54,8 @@ def parse(recipes: Sequence[Recipe], argv: Sequence[str]) -> list[RunConfig]:
     for default in defaults:
         parsed = _parse_one(default, words)
         if parsed.stage != default.stage:
-            mend = f"run recipes/{parsed.stage}.py" if parsed.stage in (*STAGES, "evaluate") else "leave it out"
-            raise ConfigError("--stage", f"this recipe runs {default.stage}", mend)
+            hint = f"run recipes/{parsed.stage}.py" if parsed.stage in (*STAGES, "evaluate") else "leave it out"
+            raise ConfigError("--stage", f"this recipe runs {default.stage}", hint)
         values: dict[str, Any] = {"scale": scale, **({"model": ""} if configs else {})}
         configs.append(with_values(parsed, values))
     if len(recipes) == 1:
@@ -152,8 +152,4 @@ def _cluster_resources() -> dict[str, float]:
 
 
 def _parse_one(default: RunConfig, argv: Sequence[str]) -> RunConfig:
-    return options_of(RunConfig, argv, default=default, program=_program(), description=sys.modules["__main__"].__doc__)
-
-
-def _program() -> str:
-    return os.path.basename(sys.argv[0] or "recipe")  # noqa: PTH119
+    return options_of(RunConfig, argv, default=default, description=sys.modules["__main__"].__doc__)

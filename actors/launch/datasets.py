@@ -93,8 +93,8 @@ def that_fit(config: RunConfig, problems: list[Problem], chat: ChatFormat) -> li
         return problems
     if len(found.num_tokens) > MOST_TOO_LONG * len(problems):
         name = Path(config.data.train).name
-        mend = "raise it, or take them out of the file"
-        raise ConfigError("--engine.max-context-tokens", f"{found} in {name or 'the tiny world'}", mend)
+        hint = "raise it, or take them out of the file"
+        raise ConfigError("--engine.max-context-tokens", f"{found} in {name or 'the tiny world'}", hint)
     log.info(f"{config.stage}: {found}; they are left out")
     return [problem for problem in problems if problem.id not in found.num_tokens]
 
@@ -157,7 +157,7 @@ def split(examples: Sequence[SftExample], seed: int) -> tuple[list[SftExample], 
     return shuffled[len(validation) :], validation
 
 
-def require_tiny(config: RunConfig, field: str, mend: str) -> None:
+def require_tiny(config: RunConfig, field: str, hint: str) -> None:
     """Raise `ConfigError` for a field left empty at a scale that has nothing of its own to put there."""
     if config.scale != "tiny":
-        raise ConfigError(field, f"it is empty, and scale {config.scale} has none of its own", mend)
+        raise ConfigError(field, f"it is empty, and scale {config.scale} has none of its own", hint)

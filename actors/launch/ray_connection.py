@@ -69,10 +69,10 @@ def _another_token(address: str) -> ConfigError:
         return ConfigError(
             MODE_VARIABLE, f"it is disabled, and the cluster at {address} asks for its token", "unset it"
         )
-    mend = f"bring here what the cluster's head has in ~/.ray/auth_token, mode 600, or name the file by {PATH_VARIABLE}"
+    hint = f"bring here what the cluster's head has in ~/.ray/auth_token, mode 600, or name the file by {PATH_VARIABLE}"
     ours, field = os.environ.get(PATH_VARIABLE) or default_token_path(), "token"
     if TOKEN_VARIABLE in os.environ:
-        ours, field, mend = "it", TOKEN_VARIABLE, f"unset it, and {mend}"
+        ours, field, hint = "it", TOKEN_VARIABLE, f"unset it, and {hint}"
     elif PATH_VARIABLE in os.environ:
         field = PATH_VARIABLE
-    return ConfigError(field, f"{ours} is not the token of the cluster at {address}", mend)
+    return ConfigError(field, f"{ours} is not the token of the cluster at {address}", hint)

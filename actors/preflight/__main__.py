@@ -1,4 +1,4 @@
-"""What is wrong with this machine, or inside a Ray job with every node of the cluster, and how to mend it.
+"""What is wrong with this machine, or inside a Ray job with every node of the cluster, and how to fix it.
 
 python -m actors.preflight --run-dir /shared/runs/first --model /shared/Qwen3-14B-Base
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from actors.launch.run_paths import run_path
 from actors.preflight.cluster_checks import check_cluster
-from actors.preflight.facts import Asked, Finding, NodeFacts, Verdict
+from actors.preflight.facts import Finding, NodeFacts, PreflightOptions, Verdict
 from actors.preflight.node_checks import check_node
 from actors.preflight.read_facts import read_facts
 from actors.preflight.table import table
@@ -24,17 +24,17 @@ from rstar_ray.config.options import options_of
 from rstar_ray.errors import ConfigError
 
 
-def parse(argv: Sequence[str] | None = None) -> Asked:
-    default = Asked(run_dir=os.environ.get("RSTAR_RAY_RUNS", ""), mark=f".preflight-{secrets.token_hex(8)}")
-    return options_of(Asked, argv, default=default, description=__doc__)
+def parse(argv: Sequence[str] | None = None) -> PreflightOptions:
+    default = PreflightOptions(run_dir=os.environ.get("RSTAR_RAY_RUNS", ""), mark=f".preflight-{secrets.token_hex(8)}")
+    return options_of(PreflightOptions, argv, default=default, description=__doc__)
 
 
-def of_run(asked: Asked, config: RunConfig) -> Asked:
+def of_run(options: PreflightOptions, config: RunConfig) -> PreflightOptions:
     """With the folders, the isolation and the number of checkpoints of a run."""
     return replace(
-        asked,
+        options,
         run_dir=str(run_path(config)),
-        model=config.model if Path(config.model).is_absolute() else asked.model,
+        model=config.model if Path(config.model).is_absolute() else options.model,
         level=config.sandbox.level,
         checkpoints=config.checkpoint.keep + 1,
     )
@@ -47,46 +47,46 @@ def settings_findings(config: RunConfig, node: str) -> list[Finding]:
     found: list[Finding] = []
     for check, refused in check_files(config):
         if refused is not None:
-            said = f"{refused.field}: {refused.problem}"
-            return [Finding(check=check, node=node, verdict=Verdict.WRONG, said=said, mend=refused.hint)]
-        found.append(Finding(check=check, node=node, verdict=Verdict.OK, said="as a run would have it"))
+            message = f"{refused.field}: {refused.problem}"
+            return [Finding(check=check, node=node, verdict=Verdict.WRONG, message=message, hint=refused.hint)]
+        found.append(Finding(check=check, node=node, verdict=Verdict.OK, message="as a run would have it"))
     return found
 
 
-def findings(nodes: Sequence[NodeFacts], asked: Asked) -> list[Finding]:
+def findings(nodes: Sequence[NodeFacts], options: PreflightOptions) -> list[Finding]:
     """Each node by itself; with several, also against each other."""
-    of_nodes = [finding for facts in nodes for finding in check_node(facts, asked)]
-    return [*of_nodes, *check_cluster(nodes, asked)]
+    of_nodes = [finding for facts in nodes for finding in check_node(facts, options)]
+    return [*of_nodes, *check_cluster(nodes, options)]
 
 
-def look(asked: Asked) -> list[Finding]:
+def look(options: PreflightOptions) -> list[Finding]:
     """With the mark in the run directory as long as it takes."""
-    mark = Path(asked.run_dir) / asked.mark
+    mark = Path(options.run_dir) / options.mark
     try:
-        if asked.run_dir:
+        if options.run_dir:
             mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.write_text(asked.mark)
+            mark.write_text(options.mark)
         if os.environ.get("RAY_ADDRESS"):
             from actors.preflight.nodes import every_node
 
-            return findings(every_node(asked), asked)
-        return findings([read_facts(asked, platform.node())], asked)
+            return findings(every_node(options), options)
+        return findings([read_facts(options, platform.node())], options)
     except OSError as error:
-        raise ConfigError("--run-dir", f"{asked.run_dir}: {error.strerror}", "give a folder to write to") from error
+        raise ConfigError("--run-dir", f"{options.run_dir}: {error.strerror}", "give a folder to write to") from error
     finally:
-        if asked.run_dir:
+        if options.run_dir:
             mark.unlink(missing_ok=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        asked, config = parse(argv), None
-        if asked.run_config:
+        options, config = parse(argv), None
+        if options.run_config:
             from actors.launch.command_line import config_in
 
-            config = config_in(asked.run_config)
-            asked = of_run(asked, config)
-        found = look(asked)
+            config = config_in(options.run_config)
+            options = of_run(options, config)
+        found = look(options)
         if config is not None:
             found += settings_findings(config, found[0].node)
     except ConfigError as refused:

@@ -3,16 +3,16 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from actors.preflight.facts import Asked, Finding, Folder, NodeFacts, Verdict
+from actors.preflight.facts import Finding, Folder, NodeFacts, PreflightOptions, Verdict
 
 CLOCK_S = 2.0
 """Logs of two nodes are read side by side, and deadlines are told by time of day."""
 MUST_AGREE = ("python", "ray", "torch", "vllm", "deepspeed", "transformers", "rstar_ray")
 
 
-def check_cluster(nodes: Sequence[NodeFacts], asked: Asked) -> list[Finding]:
+def check_cluster(nodes: Sequence[NodeFacts], options: PreflightOptions) -> list[Finding]:
     """Every check of every node against the others."""
-    return [*versions(nodes), *clocks(nodes), *run_dirs(nodes, asked), *models(nodes, asked)]
+    return [*versions(nodes), *clocks(nodes), *run_dirs(nodes, options), *models(nodes, options)]
 
 
 def versions(nodes: Sequence[NodeFacts]) -> list[Finding]:
@@ -25,9 +25,9 @@ def versions(nodes: Sequence[NodeFacts]) -> list[Finding]:
         other = [
             f"{name} {here[name] or 'none'} instead of {common[name]}" for name in here if here[name] != common[name]
         ]
-        mend = "the same image, or the same repository and lock, on every node" if other else ""
-        said = ", ".join(other) or "as on the other nodes"
-        found.append(_found("versions", facts, not other, said, mend))
+        hint = "the same image, or the same repository and lock, on every node" if other else ""
+        message = ", ".join(other) or "as on the other nodes"
+        found.append(_found("versions", facts, not other, message, hint))
     return found
 
 
@@ -44,15 +44,15 @@ def clocks(nodes: Sequence[NodeFacts]) -> list[Finding]:
     ]
 
 
-def run_dirs(nodes: Sequence[NodeFacts], asked: Asked) -> list[Finding]:
+def run_dirs(nodes: Sequence[NodeFacts], options: PreflightOptions) -> list[Finding]:
     """Checkpoints are written by the ranks of all nodes into one folder."""
-    mend = "a folder on storage that all nodes mount, under the same path"
-    return _folders("run directory", nodes, asked.run_dir, lambda facts: facts.run_dir, mend, asked.mark)
+    hint = "a folder on storage that all nodes mount, under the same path"
+    return _folders("run directory", nodes, options.run_dir, lambda facts: facts.run_dir, hint, options.mark)
 
 
-def models(nodes: Sequence[NodeFacts], asked: Asked) -> list[Finding]:
-    mend = "the same model folder on every node, under the same path"
-    return _folders("model", nodes, asked.model, lambda facts: facts.model, mend, "")
+def models(nodes: Sequence[NodeFacts], options: PreflightOptions) -> list[Finding]:
+    hint = "the same model folder on every node, under the same path"
+    return _folders("model", nodes, options.model, lambda facts: facts.model, hint, "")
 
 
 def _folders(
@@ -60,7 +60,7 @@ def _folders(
     nodes: Sequence[NodeFacts],
     path: str,
     seen: Callable[[NodeFacts], Folder | None],
-    mend: str,
+    hint: str,
     mark: str,
 ) -> list[Finding]:
     contents = Counter(folder.content for facts in nodes if (folder := seen(facts)) is not None)
@@ -68,15 +68,15 @@ def _folders(
     for facts in nodes:
         folder = seen(facts)
         if not path or folder is None:
-            said = f"not named; --{check.replace('directory', 'dir').replace(' ', '-')}"
-            found.append(Finding(check=check, node=facts.node, verdict=Verdict.NOT_HERE, said=said))
+            message = f"not named; --{check.replace('directory', 'dir').replace(' ', '-')}"
+            found.append(Finding(check=check, node=facts.node, verdict=Verdict.NOT_HERE, message=message))
         elif folder.problem:
-            found.append(_found(check, facts, False, folder.problem, mend))
+            found.append(_found(check, facts, False, folder.problem, hint))
         elif folder.mark != mark:
-            said = f"{path} here is not the folder that the first node wrote to"
-            found.append(_found(check, facts, False, said, mend))
+            message = f"{path} here is not the folder that the first node wrote to"
+            found.append(_found(check, facts, False, message, hint))
         elif folder.content != contents.most_common(1)[0][0]:
-            found.append(_found(check, facts, False, f"{path} here differs from the other nodes'", mend))
+            found.append(_found(check, facts, False, f"{path} here differs from the other nodes'", hint))
         else:
             found.append(_found(check, facts, True, path))
     return found
@@ -86,6 +86,6 @@ def _most(nodes: Sequence[NodeFacts], name: str) -> str:
     return Counter(facts.versions.get(name, "") for facts in nodes).most_common(1)[0][0]
 
 
-def _found(check: str, facts: NodeFacts, right: bool, said: str, mend: str = "") -> Finding:
+def _found(check: str, facts: NodeFacts, right: bool, message: str, hint: str = "") -> Finding:
     verdict = Verdict.OK if right else Verdict.WRONG
-    return Finding(check=check, node=facts.node, verdict=verdict, said=said, mend="" if right else mend)
+    return Finding(check=check, node=facts.node, verdict=verdict, message=message, hint="" if right else hint)

@@ -31,12 +31,12 @@ class Finding:
     check: str
     node: str
     verdict: Verdict
-    said: str
-    mend: str = ""
+    message: str
+    hint: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PreflightOptions:
     """What to look for."""
 
     run_dir: str = ""
@@ -66,7 +66,7 @@ class Probe:
     """Something that was tried."""
 
     worked: bool
-    said: str
+    message: str
     leaked_bytes: int = 0  # each round
 
 

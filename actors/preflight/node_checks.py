@@ -1,9 +1,9 @@
-"""What is wrong with one node: each check a judgement of what was read, with the mend."""
+"""What is wrong with one node: each check a judgement of what was read, with the hint."""
 
 from collections.abc import Callable
 
 from actors.cluster.gpu_environment import DEPLOY, gpu_environment, read_env_file
-from actors.preflight.facts import UNLIMITED, Asked, Finding, NodeFacts, Probe, Verdict
+from actors.preflight.facts import UNLIMITED, Finding, NodeFacts, PreflightOptions, Probe, Verdict
 
 LEAST_ROCM = (7, 2, 2)
 """Graph capture with RCCL works from here on."""
@@ -15,19 +15,19 @@ TRAINED_OVER_WEIGHTS = 7.0
 """A checkpoint's bytes over the model's: float32 weights and two moments, 12 bytes a parameter, and the model's 2."""
 GB = 1e9
 
-Check = Callable[[NodeFacts, Asked], Finding]
+Check = Callable[[NodeFacts, PreflightOptions], Finding]
 
 
-def check_node(facts: NodeFacts, asked: Asked) -> list[Finding]:
-    """Every check, in the order in which a person would mend."""
-    return [check(facts, asked) for check in CHECKS]
+def check_node(facts: NodeFacts, options: PreflightOptions) -> list[Finding]:
+    """Every check, in the order in which a person would fix them."""
+    return [check(facts, options) for check in CHECKS]
 
 
-def driver(facts: NodeFacts, asked: Asked) -> Finding:
+def driver(facts: NodeFacts, options: PreflightOptions) -> Finding:
     if facts.accelerator == "cpu":
-        if asked.gpus:
-            mend = "start the container with its GPUs: deploy/docker/rocm.Dockerfile has the line"
-            return _found("driver", facts, Verdict.WRONG, f"no device file of a GPU, {asked.gpus} wanted", mend)
+        if options.gpus:
+            hint = "start the container with its GPUs: deploy/docker/rocm.Dockerfile has the line"
+            return _found("driver", facts, Verdict.WRONG, f"no device file of a GPU, {options.gpus} wanted", hint)
         return _not_here("driver", facts, "no GPU")
     module = "amdgpu" if facts.accelerator == "rocm" else "nvidia"
     if not facts.driver:
@@ -37,54 +37,54 @@ def driver(facts: NodeFacts, asked: Asked) -> Finding:
     return _found("driver", facts, Verdict.OK, f"{module} {facts.driver}")
 
 
-def runtime(facts: NodeFacts, asked: Asked) -> Finding:
+def runtime(facts: NodeFacts, options: PreflightOptions) -> Finding:
     """ROCm's own version, or what torch brings of CUDA."""
     if facts.accelerator == "cpu":
         return _not_here("runtime", facts, "no GPU")
     if facts.accelerator == "cuda":
         return _found("runtime", facts, Verdict.OK, f"torch for {facts.torch_build}")
     if not facts.rocm:
-        mend = "use the image of deploy/docker/rocm.Dockerfile"
-        return _found("runtime", facts, Verdict.WRONG, "no /opt/rocm/.info/version", mend)
+        hint = "use the image of deploy/docker/rocm.Dockerfile"
+        return _found("runtime", facts, Verdict.WRONG, "no /opt/rocm/.info/version", hint)
     if _numbers(facts.rocm) < LEAST_ROCM:
         wanted = ".".join(map(str, LEAST_ROCM))
         return _found("runtime", facts, Verdict.WRONG, f"ROCm {facts.rocm}", f"ROCm {wanted} or newer: graphs need it")
     return _found("runtime", facts, Verdict.OK, f"ROCm {facts.rocm}")
 
 
-def packages(facts: NodeFacts, asked: Asked) -> Finding:
+def packages(facts: NodeFacts, options: PreflightOptions) -> Finding:
     lacking = [name for name in ("ray", "torch", "vllm", "deepspeed") if not facts.versions.get(name)]
     if lacking:
         target = facts.accelerator
-        mend = f"make setup TARGET={target}"
-        return _found("packages", facts, Verdict.WRONG, f"{', '.join(lacking)} not installed", mend)
+        hint = f"make setup TARGET={target}"
+        return _found("packages", facts, Verdict.WRONG, f"{', '.join(lacking)} not installed", hint)
     built = {"cpu": "cpu", "cuda": "cuda", "rocm": "hip"}[facts.accelerator]
     if facts.accelerator != "cpu" and not facts.torch_build.startswith(built):
-        mend = "make clean, then make setup TARGET=" + facts.accelerator + "; never install torch over vLLM's image"
-        return _found("packages", facts, Verdict.WRONG, f"torch is built for {facts.torch_build}", mend)
+        hint = "make clean, then make setup TARGET=" + facts.accelerator + "; never install torch over vLLM's image"
+        return _found("packages", facts, Verdict.WRONG, f"torch is built for {facts.torch_build}", hint)
     told = ", ".join(f"{name} {facts.versions[name]}" for name in ("ray", "torch", "vllm", "deepspeed"))
     return _found("packages", facts, Verdict.OK, f"{told} ({facts.torch_build})")
 
 
-def masks(facts: NodeFacts, asked: Asked) -> Finding:
+def masks(facts: NodeFacts, options: PreflightOptions) -> Finding:
     """A mask that hides a GPU, or one by which `import ray` fails."""
     if facts.accelerator == "cpu":
         return _not_here("masks", facts, "no GPU")
     set_here = [f"{kind}_VISIBLE_DEVICES" for kind in ("ROCR", "HIP", "CUDA")]
     there = {name: facts.environment[name] for name in set_here if name in facts.environment}
     told = ", ".join(f"{name}={value}" for name, value in there.items())
-    mend = f"unset {' '.join(there)} before Ray starts (deploy/slurm.sh does)"
+    hint = f"unset {' '.join(there)} before Ray starts (deploy/slurm.sh does)"
     if "ROCR_VISIBLE_DEVICES" in there and "HIP_VISIBLE_DEVICES" not in there:
-        return _found("masks", facts, Verdict.WRONG, f"{told}: with it alone `import ray` fails", mend)
-    wanted = asked.gpus or facts.gpus
+        return _found("masks", facts, Verdict.WRONG, f"{told}: with it alone `import ray` fails", hint)
+    wanted = options.gpus or facts.gpus
     if facts.visible_gpus < wanted:
         why = told or "no mask is set: the group of the device files?"
-        mend = mend if there else "give the user the groups video and render (--group-add)"
-        return _found("masks", facts, Verdict.WRONG, f"{facts.visible_gpus} of {wanted} GPUs to be seen; {why}", mend)
+        hint = hint if there else "give the user the groups video and render (--group-add)"
+        return _found("masks", facts, Verdict.WRONG, f"{facts.visible_gpus} of {wanted} GPUs to be seen; {why}", hint)
     return _found("masks", facts, Verdict.OK, f"{facts.visible_gpus} of {facts.gpus} GPUs to be seen")
 
 
-def environment(facts: NodeFacts, asked: Asked) -> Finding:
+def environment(facts: NodeFacts, options: PreflightOptions) -> Finding:
     """What deploy/rocm.env and deploy/cuda.env say, and what they warn of."""
     if facts.accelerator == "cpu":
         return _not_here("environment", facts, "no GPU")
@@ -97,8 +97,8 @@ def environment(facts: NodeFacts, asked: Asked) -> Finding:
     wanted = gpu_environment(facts.accelerator)
     unset = [variable for variable in wanted if variable not in facts.environment]
     if unset:
-        mend = f"set -a; . {name}; set +a before `ray start`, or --env-file {name}"
-        return _found("environment", facts, Verdict.WRONG, f"not set: {', '.join(unset)}", mend)
+        hint = f"set -a; . {name}; set +a before `ray start`, or --env-file {name}"
+        return _found("environment", facts, Verdict.WRONG, f"not set: {', '.join(unset)}", hint)
     other = [f"{variable}={facts.environment[variable]}" for variable in wanted if _differs(facts, wanted, variable)]
     if other:
         return _found(
@@ -107,74 +107,74 @@ def environment(facts: NodeFacts, asked: Asked) -> Finding:
     return _found("environment", facts, Verdict.OK, f"as in {name}")
 
 
-def shared_memory(facts: NodeFacts, asked: Asked) -> Finding:
+def shared_memory(facts: NodeFacts, options: PreflightOptions) -> Finding:
     wanted = max(LEAST_SHM_BYTES, SHM_SHARE * facts.memory_bytes if facts.accelerator != "cpu" else 0)
     told = f"/dev/shm has {facts.shm_bytes / GB:.1f} GB"
     if facts.shm_bytes < wanted:
-        mend = "--ipc host or --shm-size (Docker); emptyDir with medium Memory at /dev/shm (Kubernetes)"
-        return _found("shared memory", facts, Verdict.WRONG, f"{told}, {wanted / GB:.1f} wanted", mend)
+        hint = "--ipc host or --shm-size (Docker); emptyDir with medium Memory at /dev/shm (Kubernetes)"
+        return _found("shared memory", facts, Verdict.WRONG, f"{told}, {wanted / GB:.1f} wanted", hint)
     return _found("shared memory", facts, Verdict.OK, told)
 
 
-def descriptors(facts: NodeFacts, asked: Asked) -> Finding:
+def descriptors(facts: NodeFacts, options: PreflightOptions) -> Finding:
     if facts.descriptors != UNLIMITED and facts.descriptors < DESCRIPTORS:
         severe = Verdict.WRONG if facts.accelerator != "cpu" else Verdict.WARNING
-        mend = f"ulimit -n {DESCRIPTORS} before `ray start`; --ulimit nofile={DESCRIPTORS} (Docker)"
-        return _found("descriptors", facts, severe, f"{facts.descriptors} at once, {DESCRIPTORS} wanted", mend)
+        hint = f"ulimit -n {DESCRIPTORS} before `ray start`; --ulimit nofile={DESCRIPTORS} (Docker)"
+        return _found("descriptors", facts, severe, f"{facts.descriptors} at once, {DESCRIPTORS} wanted", hint)
     return _found("descriptors", facts, Verdict.OK, _limit(facts.descriptors))
 
 
-def locked_memory(facts: NodeFacts, asked: Asked) -> Finding:
+def locked_memory(facts: NodeFacts, options: PreflightOptions) -> Finding:
     if facts.accelerator == "cpu":
         return _not_here("locked memory", facts, "nothing is pinned without a GPU")
     if facts.locked_memory != UNLIMITED:
-        mend = (
+        hint = (
             "ulimit -l unlimited; --ulimit memlock=-1 (Docker); IPC_LOCK (Kubernetes); PropagateResourceLimits (Slurm)"
         )
-        said = f"{facts.locked_memory} bytes may be pinned; RDMA and pinned copies want no limit"
-        return _found("locked memory", facts, Verdict.WRONG, said, mend)
+        message = f"{facts.locked_memory} bytes may be pinned; RDMA and pinned copies want no limit"
+        return _found("locked memory", facts, Verdict.WRONG, message, hint)
     return _found("locked memory", facts, Verdict.OK, "no limit")
 
 
-def sandbox(facts: NodeFacts, asked: Asked) -> Finding:
-    """Whether programs can be caged as asked."""
+def sandbox(facts: NodeFacts, options: PreflightOptions) -> Finding:
+    """Whether programs can be caged as options."""
     if facts.sandbox is None:
         return _not_here("sandbox", facts, "not tried")
     if facts.sandbox.worked:
-        return _found("sandbox", facts, Verdict.OK, facts.sandbox.said)
-    mend = (
+        return _found("sandbox", facts, Verdict.OK, facts.sandbox.message)
+    hint = (
         "let it make namespaces: --security-opt seccomp=unconfined --security-opt apparmor=unconfined (Docker); "
         "seccompProfile and appArmorProfile Unconfined (Kubernetes); sysctl user.max_user_namespaces above 0 and "
         "kernel.apparmor_restrict_unprivileged_userns=0 (hosts of Slurm); or accept --sandbox.level landlock"
     )
-    return _found("sandbox", facts, Verdict.WRONG, facts.sandbox.said, mend)
+    return _found("sandbox", facts, Verdict.WRONG, facts.sandbox.message, hint)
 
 
-def all_reduce(facts: NodeFacts, asked: Asked) -> Finding:
-    mend = "NCCL_DEBUG=INFO in the environment says what it tried; HSA_NO_SCRATCH_RECLAIM and /dev/shm come first"
-    return _tried("all-reduce", facts, facts.all_reduce, mend)
+def all_reduce(facts: NodeFacts, options: PreflightOptions) -> Finding:
+    hint = "NCCL_DEBUG=INFO in the environment says what it tried; HSA_NO_SCRATCH_RECLAIM and /dev/shm come first"
+    return _tried("all-reduce", facts, facts.all_reduce, hint)
 
 
-def ipc(facts: NodeFacts, asked: Asked) -> Finding:
+def ipc(facts: NodeFacts, options: PreflightOptions) -> Finding:
     """A handle from one process opened in another, and what stays behind."""
     probe = facts.ipc
     if probe is not None and probe.worked and probe.leaked_bytes > 0:
-        said = f"{probe.leaked_bytes / 2**20:.1f} MiB stay behind each round"
-        mend = "HSA_ENABLE_IPC_MODE_LEGACY=1 before Ray starts" if facts.accelerator == "rocm" else "restart the driver"
-        return _found("IPC", facts, Verdict.WRONG, said, mend)
-    mend = "every process must see every GPU (deploy/rocm.env); --ipc host (Docker)"
-    return _tried("IPC", facts, probe, mend)
+        message = f"{probe.leaked_bytes / 2**20:.1f} MiB stay behind each round"
+        hint = "HSA_ENABLE_IPC_MODE_LEGACY=1 before Ray starts" if facts.accelerator == "rocm" else "restart the driver"
+        return _found("IPC", facts, Verdict.WRONG, message, hint)
+    hint = "every process must see every GPU (deploy/rocm.env); --ipc host (Docker)"
+    return _tried("IPC", facts, probe, hint)
 
 
-def attention(facts: NodeFacts, asked: Asked) -> Finding:
+def attention(facts: NodeFacts, options: PreflightOptions) -> Finding:
     """Whether the learner has more than the mathematical path, which holds a score for every pair of tokens."""
     if facts.accelerator == "cpu":
         return _not_here("attention", facts, "no GPU")
-    mend = "take vLLM's own image; 40 heads x 16384 x 16384 scores are 129 GB (--learner.attention-kernel eager)"
-    return _tried("attention", facts, facts.attention, mend)
+    hint = "take vLLM's own image; 40 heads x 16384 x 16384 scores are 129 GB (--learner.attention-kernel eager)"
+    return _tried("attention", facts, facts.attention, hint)
 
 
-def disk(facts: NodeFacts, asked: Asked) -> Finding:
+def disk(facts: NodeFacts, options: PreflightOptions) -> Finding:
     """Room for checkpoints where they are written."""
     folder, model = facts.run_dir, facts.model
     if folder is None or folder.problem:
@@ -182,17 +182,19 @@ def disk(facts: NodeFacts, asked: Asked) -> Finding:
     told = f"{folder.free_bytes / GB:.0f} GB free"
     if model is None or not model.weight_bytes:
         return _found("disk", facts, Verdict.OK, f"{told}; --model says how much a checkpoint takes")
-    wanted = asked.checkpoints * TRAINED_OVER_WEIGHTS * model.weight_bytes
-    said = f"{told}, {asked.checkpoints} checkpoints take {wanted / GB:.0f} GB"
+    wanted = options.checkpoints * TRAINED_OVER_WEIGHTS * model.weight_bytes
+    message = f"{told}, {options.checkpoints} checkpoints take {wanted / GB:.0f} GB"
     if folder.free_bytes < wanted:
-        return _found("disk", facts, Verdict.WRONG, said, "a larger disk, or a lower --checkpoint.keep")
-    return _found("disk", facts, Verdict.OK, said)
+        return _found("disk", facts, Verdict.WRONG, message, "a larger disk, or a lower --checkpoint.keep")
+    return _found("disk", facts, Verdict.OK, message)
 
 
-def _tried(check: str, facts: NodeFacts, probe: Probe | None, mend: str) -> Finding:
+def _tried(check: str, facts: NodeFacts, probe: Probe | None, hint: str) -> Finding:
     if probe is None:
         return _not_here(check, facts, "not tried")
-    return _found(check, facts, Verdict.OK if probe.worked else Verdict.WRONG, probe.said, "" if probe.worked else mend)
+    return _found(
+        check, facts, Verdict.OK if probe.worked else Verdict.WRONG, probe.message, "" if probe.worked else hint
+    )
 
 
 def _differs(facts: NodeFacts, wanted: dict[str, str], variable: str) -> bool:
@@ -209,12 +211,12 @@ def _limit(value: int) -> str:
     return "no limit" if value == UNLIMITED else str(value)
 
 
-def _found(check: str, facts: NodeFacts, verdict: Verdict, said: str, mend: str = "") -> Finding:
-    return Finding(check=check, node=facts.node, verdict=verdict, said=said, mend=mend)
+def _found(check: str, facts: NodeFacts, verdict: Verdict, message: str, hint: str = "") -> Finding:
+    return Finding(check=check, node=facts.node, verdict=verdict, message=message, hint=hint)
 
 
-def _not_here(check: str, facts: NodeFacts, said: str) -> Finding:
-    return _found(check, facts, Verdict.NOT_HERE, said)
+def _not_here(check: str, facts: NodeFacts, message: str) -> Finding:
+    return _found(check, facts, Verdict.NOT_HERE, message)
 
 
 CHECKS: tuple[Check, ...] = (

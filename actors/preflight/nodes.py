@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import GetTimeoutError
 
 from actors.cluster.auth import shut_door
-from actors.preflight.facts import Asked, Folder, NodeFacts
+from actors.preflight.facts import Folder, NodeFacts, PreflightOptions
 from actors.preflight.read_facts import look_at_needed, look_at_run_dir, read_facts
 from actors.preflight.required_paths import Needed
 from rstar_ray.errors import ConfigError, DeadlineExceeded
@@ -28,8 +28,8 @@ class NodeReader:
     def now(self) -> float:
         return time.time()
 
-    def read(self, asked: Asked, node: str) -> NodeFacts:
-        return read_facts(asked, node)
+    def read(self, options: PreflightOptions, node: str) -> NodeFacts:
+        return read_facts(options, node)
 
     def look(self, run_dir: str, mark: str) -> Folder:
         return look_at_run_dir(Path(run_dir), mark)
@@ -38,14 +38,14 @@ class NodeReader:
         return look_at_needed(needed)
 
 
-def every_node(asked: Asked) -> list[NodeFacts]:
+def every_node(options: PreflightOptions) -> list[NodeFacts]:
     """Head first. Raises `DeadlineExceeded` naming the first node that does not answer."""
     shut_door()
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
     with _readers() as readers:
         offsets = {name: _offset(reader, name) for name, reader in readers.items()}
-        reading = {name: reader.read.remote(asked, name) for name, reader in readers.items()}
+        reading = {name: reader.read.remote(options, name) for name, reader in readers.items()}
         facts = {name: _got(ref, name, READ_DEADLINE_S) for name, ref in reading.items()}
     return [replace(facts[name], clock_offset_s=offsets[name]) for name in readers]
 
@@ -54,7 +54,7 @@ def refuse_unseen(run_dir: Path | None, needed: Sequence[Needed] = ()) -> None:
     """Raise `ConfigError` naming the nodes that do not see the run directory, or another one: checkpoints would have
     holes. And where they lack something else that a run needs, or have another in its place.
 
-    A cluster of one node is not asked.
+    A cluster of one node is not options.
     """
     alive = named([node for node in ray.nodes() if node["Alive"]])
     if len(alive) < 2:
@@ -108,8 +108,8 @@ def wrong_with(theirs: Folder, ours: Folder) -> str:
 def refuse_folders(seen: Mapping[str, str], run_dir: Path) -> None:
     """One line for all nodes that do not see it."""
     if wrong := {name: problem for name, problem in seen.items() if problem}:
-        mend = "give a folder on storage that all nodes mount under one path"
-        raise ConfigError("--run-dir", _unseen(wrong, run_dir), mend)
+        hint = "give a folder on storage that all nodes mount under one path"
+        raise ConfigError("--run-dir", _unseen(wrong, run_dir), hint)
 
 
 def refuse_absent(found: Mapping[Needed, Mapping[str, str]]) -> None:
@@ -118,10 +118,10 @@ def refuse_absent(found: Mapping[Needed, Mapping[str, str]]) -> None:
     absent = [one for one, wrong in lacking.items() if wrong]
     if absent:
         first, *others = absent
-        said = [_unseen(lacking[first], first.path)]
-        said += [f"{other.option}: {_unseen(lacking[other], other.path)}" for other in others]
-        mend = "copy it there under the same path, or give one on storage that all nodes mount"
-        raise ConfigError(first.option, "; ".join(said), mend)
+        message = [_unseen(lacking[first], first.path)]
+        message += [f"{other.option}: {_unseen(lacking[other], other.path)}" for other in others]
+        hint = "copy it there under the same path, or give one on storage that all nodes mount"
+        raise ConfigError(first.option, "; ".join(message), hint)
 
 
 def _unseen(wrong: Mapping[str, str], path: Path) -> str:

@@ -28,7 +28,7 @@ LEAK_BYTES = 2**20
 
 
 def probe_pair(device: Device, deadline_s: float = DEADLINE_S) -> tuple[Probe, Probe]:
-    """All-reduce and IPC; where the pair does not end well, both have failed with what it said last."""
+    """All-reduce and IPC; where the pair does not end well, both have failed with its last message."""
     with tempfile.TemporaryDirectory(prefix="preflight-") as folder:
         command = [sys.executable, "-m", "actors.preflight.pair", folder, device]
         pair = [
@@ -45,8 +45,8 @@ def probe_pair(device: Device, deadline_s: float = DEADLINE_S) -> tuple[Probe, P
         try:
             told = [process.communicate(timeout=max(0.1, deadline - time.monotonic())) for process in pair]
         except subprocess.TimeoutExpired:
-            said = f"two processes did not get through it in {deadline_s:g} s"
-            return Probe(worked=False, said=said), Probe(worked=False, said=said)
+            message = f"two processes did not get through it in {deadline_s:g} s"
+            return Probe(worked=False, message=message), Probe(worked=False, message=message)
         finally:
             for process in pair:
                 process.kill()
@@ -58,13 +58,15 @@ def judge_pair(statuses: list[int], outputs: list[str], errors: list[str]) -> tu
     """Rank 0's last line has the figures."""
     if any(statuses):
         last = next(error.strip().splitlines()[-1:] for error, status in zip(errors, statuses, strict=True) if status)
-        said = (last or [f"a process ended with {max(statuses, key=abs)}"])[0][:200]
-        return Probe(worked=False, said=said), Probe(worked=False, said=said)
+        message = (last or [f"a process ended with {max(statuses, key=abs)}"])[0][:200]
+        return Probe(worked=False, message=message), Probe(worked=False, message=message)
     figures = json.loads(outputs[0].strip().splitlines()[-1])
     leaked = figures["leaked_bytes"]
     return (
-        Probe(worked=True, said=f"{figures['reduced_gb_s']:.1f} GB/s between two processes"),
-        Probe(worked=True, said=f"{ROUNDS} rounds, nothing stays behind", leaked_bytes=leaked * (leaked > LEAK_BYTES)),
+        Probe(worked=True, message=f"{figures['reduced_gb_s']:.1f} GB/s between two processes"),
+        Probe(
+            worked=True, message=f"{ROUNDS} rounds, nothing stays behind", leaked_bytes=leaked * (leaked > LEAK_BYTES)
+        ),
     )
 
 

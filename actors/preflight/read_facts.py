@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from actors.cluster.gpu_environment import Accelerator, accelerator, gpu_environment
-from actors.preflight.facts import Asked, Folder, NodeFacts, Probe
+from actors.preflight.facts import Folder, NodeFacts, PreflightOptions, Probe
 from actors.preflight.pair import probe_pair
 from actors.preflight.required_paths import Needed
 from rstar_ray.config import SandboxConfig
@@ -29,11 +29,11 @@ OUR_NAMES = re.compile(
 )
 
 
-def read_facts(asked: Asked, node: str) -> NodeFacts:
+def read_facts(options: PreflightOptions, node: str) -> NodeFacts:
     """Seconds without probes, half a minute with them."""
     kind = accelerator()
     build, visible = _torch()
-    all_reduce, ipc = probe_pair("cpu" if kind == "cpu" else "cuda") if asked.probes else (None, None)
+    all_reduce, ipc = probe_pair("cpu" if kind == "cpu" else "cuda") if options.probes else (None, None)
     return NodeFacts(
         node=node,
         accelerator=kind,
@@ -48,12 +48,12 @@ def read_facts(asked: Asked, node: str) -> NodeFacts:
         memory_bytes=psutil.virtual_memory().total,
         descriptors=_limit(resource.RLIMIT_NOFILE),
         locked_memory=_limit(resource.RLIMIT_MEMLOCK),
-        sandbox=_try_sandbox(asked.level) if asked.probes else None,
+        sandbox=_try_sandbox(options.level) if options.probes else None,
         all_reduce=all_reduce,
         ipc=ipc,
-        attention=_try_attention() if asked.probes and kind != "cpu" else None,
-        run_dir=look_at_run_dir(Path(asked.run_dir), asked.mark) if asked.run_dir else None,
-        model=look_at_model(Path(asked.model)) if asked.model else None,
+        attention=_try_attention() if options.probes and kind != "cpu" else None,
+        run_dir=look_at_run_dir(Path(options.run_dir), options.mark) if options.run_dir else None,
+        model=look_at_model(Path(options.model)) if options.model else None,
     )
 
 
@@ -63,8 +63,8 @@ def _try_attention() -> Probe:
 
     from actors.learner.attention_kernels import tried
 
-    said = tried(40, 8, 128, torch.bfloat16, torch.device("cuda"))
-    return Probe(worked=not said, said=said or "a fused kernel takes 40 heads of 128 in bfloat16")
+    message = tried(40, 8, 128, torch.bfloat16, torch.device("cuda"))
+    return Probe(worked=not message, message=message or "a fused kernel takes 40 heads of 128 in bfloat16")
 
 
 def count_gpus(kind: Accelerator, devices: Path = Path("/dev")) -> int:
@@ -189,9 +189,9 @@ def _try_sandbox(level: Isolation) -> Probe:
             return f"{pool.report.level}, {pool.report.contained} attacks contained"
 
     try:
-        return Probe(worked=True, said=asyncio.run(attempt()))
+        return Probe(worked=True, message=asyncio.run(attempt()))
     except RStarError as error:
-        return Probe(worked=False, said=str(error).partition(". ")[0][:200])
+        return Probe(worked=False, message=str(error).partition(". ")[0][:200])
 
 
 def _first_line(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Findings as one table: a row for each check and each different thing said of it."""
+"""Findings as one table: a row for each check and each different message of it."""
 
 import textwrap
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ WORST_FIRST = (Verdict.WRONG, Verdict.WARNING, Verdict.OK, Verdict.NOT_HERE)
 
 
 def table(findings: Sequence[Finding]) -> str:
-    """Checks in their order, of one check the worst first; the mend below what it mends."""
+    """Checks in their order, of one check the worst first; the hint below its finding."""
     nodes = list(dict.fromkeys(finding.node for finding in findings))
     lines = [f"{'check':<15}{'':<9}{'nodes':<16}what"]
     for check in dict.fromkeys(finding.check for finding in findings):
         of_check = [finding for finding in findings if finding.check == check]
-        kinds = dict.fromkeys((finding.verdict, finding.said, finding.mend) for finding in of_check)
-        for verdict, said, mend in sorted(kinds, key=lambda kind: WORST_FIRST.index(kind[0])):
-            where = [f.node for f in of_check if (f.verdict, f.said, f.mend) == (verdict, said, mend)]
-            lines += _wrapped(f"{check:<15}{verdict:<9}{_named(where, nodes):<16}", said)
-            lines += _wrapped(" " * 40 + "-> ", mend) if mend else []
+        kinds = dict.fromkeys((finding.verdict, finding.message, finding.hint) for finding in of_check)
+        for verdict, message, hint in sorted(kinds, key=lambda kind: WORST_FIRST.index(kind[0])):
+            where = [f.node for f in of_check if (f.verdict, f.message, f.hint) == (verdict, message, hint)]
+            lines += _wrapped(f"{check:<15}{verdict:<9}{_named(where, nodes):<16}", message)
+            lines += _wrapped(" " * 40 + "-> ", hint) if hint else []
     return "\n".join([*lines, "", _summary(findings, len(nodes))])
 
 

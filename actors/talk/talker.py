@@ -248,8 +248,8 @@ class ServerTalker:
             if response.status != 200:
                 said = _line(await response.text(errors="replace"))
                 ours = response.status == 400 and not self.config.chat.system and messages[0]["role"] == "system"
-                mend = "; --chat.system none sends it no instructions" if ours else ""  # some templates take none
-                raise RStarError(f"{self.url} answered {response.status}: {said}{mend}")
+                hint = "; --chat.system none sends it no instructions" if ours else ""  # some templates take none
+                raise RStarError(f"{self.url} answered {response.status}: {said}{hint}")
             async for line in response.content:
                 data = line.decode("utf-8", "replace").removeprefix("data:").strip()
                 if not line.startswith(b"data:") or data == "[DONE]":

@@ -108,7 +108,15 @@ def options_of(
     config = () if HELP & set(args) else (tyro.conf.HelptextFromCommentsOff,)
     among: dict[str, Any] = {} if default is None else {"default": default}
     with errors.on_parse_error(lambda event: _refuse(event, kind)):
-        return tyro.cli(kind, args=args, prog=program, description=description, config=config, **among)
+        return tyro.cli(kind, args=args, prog=program or _program(), description=description, config=config, **among)
+
+
+def _program() -> str:
+    """As the user started it: a page, or `python -m` and a package."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None and spec.name.endswith(".__main__"):
+        return f"python -m {spec.parent}"
+    return Path(sys.argv[0] or "command").name
 
 
 def run_command(

@@ -1,4 +1,4 @@
-"""What is said of nodes that something is wrong with; of fabricated ones, and in the last tests of this machine."""
+"""What is message of nodes that something is wrong with; of fabricated ones, and in the last tests of this machine."""
 
 import sys
 from dataclasses import replace
@@ -12,7 +12,7 @@ from actors.cluster.gpu_environment import gpu_environment
 from actors.preflight import read_facts as read
 from actors.preflight.__main__ import main, parse
 from actors.preflight.cluster_checks import check_cluster
-from actors.preflight.facts import Asked, Finding, Folder, NodeFacts, Probe, Verdict
+from actors.preflight.facts import Finding, Folder, NodeFacts, PreflightOptions, Probe, Verdict
 from actors.preflight.node_checks import check_node
 from actors.preflight.nodes import (
     _readers,
@@ -33,7 +33,7 @@ from actors.preflight.required_paths import needed_paths, with_absolute_paths
 from rstar_ray.config import RunConfig, with_values
 from rstar_ray.errors import ConfigError
 
-GOOD = Probe(worked=True, said="did")
+GOOD = Probe(worked=True, message="did")
 VERSIONS = {"python": "3.12.3", "ray": "2.60.0", "torch": "2.13.0", "vllm": "0.32.0", "deepspeed": "0.19.8"}
 MI300X = NodeFacts(
     node="node-1",
@@ -74,14 +74,14 @@ def changed(**fields: Any) -> NodeFacts:
 
 
 def test_on_a_cpu_only_what_applies_is_judged():
-    found = check_node(LAPTOP, Asked())
+    found = check_node(LAPTOP, PreflightOptions())
     assert worst(found) == {}
     apart = {finding.check for finding in found if finding.verdict is Verdict.NOT_HERE}
     assert {"driver", "runtime", "masks", "environment", "locked memory"} <= apart
 
 
 @pytest.mark.parametrize(
-    ("facts", "check", "said", "mend"),
+    ("facts", "check", "message", "hint"),
     [
         (changed(driver=""), "driver", "amdgpu is not loaded", "modprobe amdgpu"),
         (changed(rocm="7.2.1-70"), "runtime", "ROCm 7.2.1-70", "ROCm 7.2.2 or newer"),
@@ -93,53 +93,58 @@ def test_on_a_cpu_only_what_applies_is_judged():
         (changed(shm_bytes=64 * 10**6), "shared memory", "has 0.1 GB, 450.0 wanted", "--ipc host"),
         (changed(descriptors=1_024), "descriptors", "1024 at once, 65536 wanted", "ulimit -n 65536"),
         (changed(locked_memory=65_536), "locked memory", "65536 bytes may be pinned", "memlock=-1"),
-        (changed(sandbox=Probe(worked=False, said="EPERM")), "sandbox", "EPERM", "seccomp=unconfined"),
-        (changed(all_reduce=Probe(worked=False, said="hung")), "all-reduce", "hung", "NCCL_DEBUG=INFO"),
+        (changed(sandbox=Probe(worked=False, message="EPERM")), "sandbox", "EPERM", "seccomp=unconfined"),
+        (changed(all_reduce=Probe(worked=False, message="hung")), "all-reduce", "hung", "NCCL_DEBUG=INFO"),
         (
-            changed(attention=Probe(worked=False, said="No available kernel")),
+            changed(attention=Probe(worked=False, message="No available kernel")),
             "attention",
             "No available kernel",
             "16384 x 16384 scores are 129 GB",
         ),
-        (changed(ipc=Probe(worked=False, said="bad handle")), "IPC", "bad handle", "every process must see every GPU"),
+        (
+            changed(ipc=Probe(worked=False, message="bad handle")),
+            "IPC",
+            "bad handle",
+            "every process must see every GPU",
+        ),
     ],
 )
-def test_what_is_wrong_with_a_node_is_named_with_its_mend(facts: NodeFacts, check: str, said: str, mend: str):
-    wrong = worst(check_node(facts, Asked(gpus=8)))
+def test_what_is_wrong_with_a_node_is_named_with_its_mend(facts: NodeFacts, check: str, message: str, hint: str):
+    wrong = worst(check_node(facts, PreflightOptions(gpus=8)))
     assert list(wrong) == [check]
     assert wrong[check].verdict is Verdict.WRONG
-    assert said in wrong[check].said and mend in wrong[check].mend
+    assert message in wrong[check].message and hint in wrong[check].hint
 
 
 def test_the_environment_is_compared_with_the_file():
     without = {name: value for name, value in MI300X.environment.items() if name != "HSA_NO_SCRATCH_RECLAIM"}
-    wrong = worst(check_node(changed(environment=without), Asked()))["environment"]
-    assert (wrong.verdict, wrong.said) == (Verdict.WRONG, "not set: HSA_NO_SCRATCH_RECLAIM")
+    wrong = worst(check_node(changed(environment=without), PreflightOptions()))["environment"]
+    assert (wrong.verdict, wrong.message) == (Verdict.WRONG, "not set: HSA_NO_SCRATCH_RECLAIM")
     harmful = {**MI300X.environment, "NCCL_MIN_NCHANNELS": "112"}
-    wrong = worst(check_node(changed(environment=harmful), Asked()))["environment"]
-    assert "NCCL_MIN_NCHANNELS is set" in wrong.said and "rocm-systems #11253" in wrong.said
+    wrong = worst(check_node(changed(environment=harmful), PreflightOptions()))["environment"]
+    assert "NCCL_MIN_NCHANNELS is set" in wrong.message and "rocm-systems #11253" in wrong.message
     other = {**MI300X.environment, "VLLM_ROCM_USE_AITER": "0"}
-    warned = worst(check_node(changed(environment=other), Asked()))["environment"]
-    assert (warned.verdict, "VLLM_ROCM_USE_AITER=0" in warned.said) == (Verdict.WARNING, True)
+    warned = worst(check_node(changed(environment=other), PreflightOptions()))["environment"]
+    assert (warned.verdict, "VLLM_ROCM_USE_AITER=0" in warned.message) == (Verdict.WARNING, True)
 
 
 def test_room_for_checkpoints_is_counted_from_the_models_weights():
     model = Folder(content="x", weight_bytes=29_600_000_000)
     facts = changed(run_dir=Folder(free_bytes=500 * 10**9), model=model)
-    wrong = worst(check_node(facts, Asked(run_dir="/r", model="/m")))
-    assert wrong["disk"].said == "500 GB free, 3 checkpoints take 622 GB"
-    assert worst(check_node(facts, Asked(run_dir="/r", model="/m", checkpoints=2))) == {}
+    wrong = worst(check_node(facts, PreflightOptions(run_dir="/r", model="/m")))
+    assert wrong["disk"].message == "500 GB free, 3 checkpoints take 622 GB"
+    assert worst(check_node(facts, PreflightOptions(run_dir="/r", model="/m", checkpoints=2))) == {}
 
 
 def test_a_run_directory_that_one_node_does_not_see_is_named_with_the_node():
-    asked = Asked(run_dir="/runs", mark="mine")
+    options = PreflightOptions(run_dir="/runs", mark="mine")
     head = changed(run_dir=Folder(mark="mine"))
     blind = changed(node="node-2", run_dir=Folder(problem="/runs does not exist here"))
     own = changed(node="node-3", run_dir=Folder())
-    wrong = [f for f in check_cluster([head, blind, own], asked) if f.verdict is Verdict.WRONG]
+    wrong = [f for f in check_cluster([head, blind, own], options) if f.verdict is Verdict.WRONG]
     assert [(f.check, f.node) for f in wrong] == [("run directory", "node-2"), ("run directory", "node-3")]
-    assert "is not the folder that the first node wrote to" in wrong[1].said
-    assert all("storage that all nodes mount" in f.mend for f in wrong)
+    assert "is not the folder that the first node wrote to" in wrong[1].message
+    assert all("storage that all nodes mount" in f.hint for f in wrong)
 
 
 def test_a_run_directory_is_written_to_and_left_as_it_was(tmp_path: Path):
@@ -241,7 +246,7 @@ def test_a_count_that_would_make_every_check_good_is_refused(option: list[str]):
 
 def test_this_machine_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(read, "_torch", lambda: ("cpu", 0))  # whose import takes seconds
-    facts = read_facts(Asked(probes=False, run_dir=str(tmp_path)), "here")
+    facts = read_facts(PreflightOptions(probes=False, run_dir=str(tmp_path)), "here")
     assert facts.memory_bytes > 0 and facts.shm_bytes > 0 and facts.versions["ray"]
     assert facts.run_dir is not None and not facts.run_dir.problem
     assert not [name for name in facts.environment if "TOKEN" in name]
@@ -250,10 +255,10 @@ def test_this_machine_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.real
 def test_a_cluster_of_this_machine_is_looked_at_by_an_actor_on_each_node(tmp_path: Path):
     (tmp_path / "mark").write_text("mine")
-    asked = Asked(run_dir=str(tmp_path), mark="mark", level="landlock")
+    options = PreflightOptions(run_dir=str(tmp_path), mark="mark", level="landlock")
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
-        (facts,) = every_node(asked)
+        (facts,) = every_node(options)
         with _readers() as readers:
             assert list(_seen_by(readers, tmp_path / "runs" / "new").values()) == [""]
         refuse_unseen(tmp_path)

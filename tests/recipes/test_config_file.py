@@ -91,6 +91,6 @@ def test_what_the_start_of_a_run_refuses_plan_and_preflight_refuse(tmp_path: Pat
         plan.parsed(["--run-config", file])
     found = settings_findings(config_in(file), "here")
     assert [finding.verdict for finding in found] == [Verdict.WRONG]
-    assert found[0].said == "--data.train: /nowhere.jsonl does not exist"
+    assert found[0].message == "--data.train: /nowhere.jsonl does not exist"
     good = settings_findings(config_in(written(tmp_path / "good.toml", 'scale = "tiny"\nstage = "sft"\n')), "here")
     assert {finding.verdict for finding in good} == {Verdict.OK} and len(good) > 5
